@@ -1,0 +1,77 @@
+"""The key ``front``: kvbus before an engine's HTTP API, for those who ask the engine where its events are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from pydantic import BeforeValidator, model_validator
+
+from kvbus.config import parts
+from kvbus.config.endpoints import Address, parse_address
+from kvbus.config.section import Section, key
+from kvbus.config.values import ApiUrl, HttpAddress, Int, Name
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvbus.config.outputs import OutputConfig
+
+PART: Final = "http"
+"""The name under which the part is registered."""
+
+
+def _host(value: object) -> object:
+    if value is not None:
+        if not isinstance(value, str):
+            raise ValueError("must be a host name or address")
+        try:
+            address = parse_address(f"{value}:1")
+        except ValueError as error:
+            raise ValueError("must be a host name or address, IPv6 in brackets, without scheme and port") from error
+        if Address(address[0], 1).is_wildcard:
+            raise ValueError("is no address that others reach; null: the one at which they have asked")
+    return value
+
+
+class Front(Section):
+    """An engine's HTTP API, with kvbus's endpoints where it says where its events are."""
+
+    listen: HttpAddress = key(
+        ...,
+        "Where kvbus listens in the engine's place: the address that routers and clients know.",
+        example="0.0.0.0:8000",
+    )
+    engine: ApiUrl = key(
+        ..., "Base URL of the engine's API, where nobody but kvbus should reach it.", example="http://127.0.0.1:8001"
+    )
+    source: Name | None = key(None, "Name of the engine's source; null: the only one.", example="engine")
+    output: Name | None = key(
+        None, "Name of the output whose endpoints are given; null: the first one.", example="routers"
+    )
+    host: Annotated[str | None, BeforeValidator(_host)] = key(
+        None,
+        "Host of those endpoints where the output listens on every interface; null: the address at which they were "
+        "asked for.",
+        example="10.0.0.3",
+    )
+    max_connections: Int = key(
+        1024,
+        "Clients' connections at once. One more takes the place of one that asks nothing, or is refused.",
+        example=1024,
+        unit="connections",
+        ge=1,
+        le=65_536,
+    )
+
+    def number_of_output(self, outputs: Sequence[OutputConfig]) -> int | None:
+        """Return the position of the output whose endpoints are told; None if there is none of that name."""
+        return next((i for i, each in enumerate(outputs) if self.output in (None, each.name)), None)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _installed(cls, data: Any) -> Any:
+        try:
+            parts.load(parts.FRONTS, PART)
+        except ImportError as error:
+            raise ValueError(f"it is registered, and what it needs is not installed: {error}") from error
+        return data

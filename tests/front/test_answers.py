@@ -1,0 +1,102 @@
+"""Answers of engines, word for word as their releases give them, with kvbus's endpoints: readers find kvbus in them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvbus.discovery.contract import DiscoveryError, Publisher
+from kvbus.discovery.engine_answers import of_sglang as read_of_sglang
+from kvbus.discovery.engine_answers import of_vllm as read_of_vllm
+from kvbus.front.answers import Offer, of_kvbus, of_sglang, of_vllm
+from tests.discovery.test_http import LOCAL, SGLANG_023, VLLM_033, VLLM_LIST
+
+HOST = "10.0.0.9"
+
+
+def offers(
+    *ranks: int, host: str = HOST, at: str = "tcp://*", replay: bool = True, topic: str | None = ""
+) -> dict[int, Offer]:
+    """Rank r at port 6000 + r, its replay at 7000 + r."""
+    return {
+        rank: Offer(f"{at}:{6000 + rank}", f"{at}:{7000 + rank}" if replay else None, topic, host) for rank in ranks
+    }
+
+
+def announced(*ranks: int, replay: bool = True) -> tuple[Publisher, ...]:
+    return tuple(
+        Publisher(rank, f"tcp://{HOST}:{6000 + rank}", f"tcp://{HOST}:{7000 + rank}" if replay else None)
+        for rank in ranks
+    )
+
+
+@pytest.mark.parametrize("replay", [True, False])
+@pytest.mark.parametrize("answer", [VLLM_033, VLLM_LIST, {"sources": VLLM_LIST}])
+def test_a_reader_of_vllms_answer_finds_kvbus(answer: Any, replay: bool) -> None:
+    ranks = (0, 1) if answer is VLLM_033 else (0,)
+    got = of_vllm(answer, offers(0, 1, replay=replay))
+    assert read_of_vllm(got, "nobody") == (announced(*ranks, replay=replay), "")
+    assert type(got) is type(answer)
+
+
+def test_what_vllm_says_beside_stays() -> None:
+    answer = {"0": VLLM_033["0"], "1": {"publisher": "null", "endpoint": "tcp://*:1"}}
+    got = of_vllm(answer, offers(0, topic=None))
+    assert got["1"] == answer["1"]
+    own = {"endpoint": f"tcp://{HOST}:6000", "replay_endpoint": f"tcp://{HOST}:7000"}
+    assert got["0"] == {**VLLM_033["0"], **own}
+    assert answer["0"] is VLLM_033["0"]
+
+
+def test_an_engine_without_the_path_has_kvbuss_own_answer() -> None:
+    assert read_of_vllm(of_kvbus(offers(1, 0)), "nobody") == (announced(0, 1), "")
+
+
+@pytest.mark.parametrize("replay", [True, False])
+def test_a_reader_of_sglangs_answer_finds_kvbus(replay: bool) -> None:
+    """A wildcard stays one there: it is the host of the worker's URL."""
+    got = of_sglang(SGLANG_023, offers(0, 1, replay=replay))
+    assert got["kv_events"]["endpoint_host"] == "*"
+    assert read_of_sglang(got, HOST) == (announced(0, 1, replay=replay), "")
+    assert {**got, "kv_events": None} == {**SGLANG_023, "kv_events": None}
+    assert got["kv_events"]["block_size"] == 64
+
+
+def test_every_place_of_sglangs_answer_names_kvbus() -> None:
+    many = {
+        "kv_events": {**SGLANG_023["kv_events"], "publishers": [{"dp_rank": 1, "endpoint": "tcp://10.0.0.4:5558"}]},  # type: ignore[dict-item]
+        "kv_event_sources": [LOCAL],
+    }
+    got = of_sglang(many, offers(0, 1, 3, at="tcp://10.0.0.9"))
+    assert got["kv_events"]["publishers"] == [
+        {"dp_rank": 1, "endpoint": f"tcp://{HOST}:6001", "replay_endpoint": f"tcp://{HOST}:7001", "topic": ""}
+    ]
+    assert got["kv_event_sources"][0]["endpoint"] == f"tcp://{HOST}:6003"
+    assert read_of_sglang(got, "nobody") == (announced(0, 1), "")
+
+
+@pytest.mark.parametrize("answer", [{"version": "0.5.23"}, {"kv_events": None}, {"kv_event_sources": []}, [], "x"])
+def test_an_answer_that_speaks_of_no_events_stays(answer: Any) -> None:
+    assert of_sglang(answer, offers(0)) is answer
+
+
+@pytest.mark.parametrize(
+    ("read", "answer", "have", "wrong"),
+    [
+        (of_vllm, "x", offers(0), "no list of publishers: 'x'"),
+        (of_vllm, [3], offers(0), "3 is no mapping of keys"),
+        (of_vllm, {"0": 3}, offers(0), "3 is no mapping of keys"),
+        (of_vllm, {"x": {}}, offers(0), "'x' is no rank"),
+        (of_vllm, [{"data_parallel_rank": 4}], offers(0, 1), "as rank 4, and kvbus has of it: 0, 1"),
+        (of_vllm, VLLM_033, offers(0), "as rank 1, and kvbus has of it: 0"),
+        (of_sglang, {"kv_events": 3}, offers(0), "3 is no mapping"),
+        (of_sglang, {"kv_events": {"dp_size": "x"}}, offers(0), "'x' is no rank, size or port"),
+        (of_sglang, SGLANG_023, offers(0), "as rank 1, and kvbus has of it: 0"),
+        (of_sglang, SGLANG_023, {**offers(0), 1: offers(2)[2]}, r"rank r at port \+ r, and here they are at"),
+        (of_sglang, SGLANG_023, {**offers(0), 1: offers(1, topic="b")[1]}, "one for all of them"),
+    ],
+)
+def test_what_cannot_be_said_is_not_said(read: Any, answer: Any, have: Any, wrong: str) -> None:
+    with pytest.raises(DiscoveryError, match=wrong):
+        read(answer, have)

@@ -1,0 +1,111 @@
+"""Where kvbus has an engine's events: what is found out at each question, because sources come and go."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import aiohttp
+import pytest
+
+from kvbus.config import load
+from kvbus.config.front import Front
+from kvbus.front.answers import Offer, UnanswerableError
+from kvbus.front.offers import offers
+from tests.discovery.test_http import SGLANG_023, VLLM_LIST
+from tests.front.pod import running_pod
+
+HOST = "10.0.0.9"
+
+
+class Observed:
+    """A configuration, with all of its sources there, or some."""
+
+    def __init__(self, *slots: int, **overrides: Any) -> None:
+        front = {"listen": "127.0.0.1:0", "engine": "http://127.0.0.1:1", **overrides.pop("front", {})}
+        self.config = load(None, env={}, overrides={"front": front, **overrides})
+        streams = {stream.index: stream for stream in self.config.streams()}
+        self.streams = {slot: streams[slot] for slot in slots or streams}
+        assert self.config.front is not None
+        self.front: Front = self.config.front
+
+    def offers(self) -> Any:
+        return offers(self, self.front, HOST)
+
+
+LIVE = {"name": "x", "endpoint": "tcp://*:5657"}
+SEVERAL: list[dict[str, Any]] = [
+    {"name": "a", "endpoint": "ipc:///a"},
+    {"name": "b", "endpoint": "ipc:///b", "data_parallel_size": 2},
+]
+
+
+def test_each_rank_has_the_endpoints_of_its_slot():
+    outputs = [LIVE, {"name": "y", "endpoint": "tcp://*:7000", "replay_endpoint": "tcp://*:7100"}]
+    observed = Observed(sources=SEVERAL, outputs=outputs, front={"source": "b", "output": "y"})
+    assert observed.offers() == {
+        0: Offer("tcp://*:7001", "tcp://*:7101", None, HOST),
+        1: Offer("tcp://*:7002", "tcp://*:7102", None, HOST),
+    }
+
+
+@pytest.mark.parametrize(
+    ("output", "topics"),
+    [
+        (LIVE, [None, None]),
+        ({**LIVE, "profile": "vllm-router"}, ["", ""]),
+        ({"topic": "kv@{source}/{rank}", "layout": "per_topic", "endpoint": "tcp://*:7000"}, ["kv@b/0", "kv@b/1"]),
+    ],
+)
+def test_the_topic_is_the_one_that_leaves(output: dict[str, Any], topics: list[str | None]):
+    observed = Observed(sources=[SEVERAL[1]], outputs=[output])
+    assert [offer.topic for _, offer in sorted(observed.offers().items())] == topics
+
+
+def test_a_source_that_is_not_there_is_not_offered():
+    observed = Observed(1, sources=SEVERAL, outputs=[LIVE], front={"source": "b"})
+    assert list(observed.offers()) == [0]
+    observed = Observed(0, sources=SEVERAL, outputs=[LIVE], front={"source": "b"})
+    with pytest.raises(UnanswerableError, match="does not know yet where the engine publishes"):
+        observed.offers()
+
+
+def test_two_engines_that_were_found_could_both_be_it():
+    observed = Observed(sources=[SEVERAL[0]], outputs=[LIVE])
+    both = Observed(sources=SEVERAL, outputs=[LIVE], front={"source": "a"})
+    observed.config, observed.streams = both.config, both.streams
+    with pytest.raises(UnanswerableError, match=r"front\.source does not say which"):
+        observed.offers()
+
+
+def test_ranks_that_were_found_cannot_share_a_stream():
+    observed = Observed(sources=[SEVERAL[0]], outputs=[{"layout": "merged"}])
+    both = Observed(sources=SEVERAL, outputs=[{"layout": "merged"}], front={"source": "a"})
+    observed.config, observed.streams = both.config, {1: both.streams[1], 2: both.streams[2]}
+    with pytest.raises(UnanswerableError, match="one stream for all ranks"):
+        observed.offers()
+
+
+@pytest.mark.parametrize(("front", "host"), [({}, "127.0.0.1"), ({"host": "pod.example"}, "pod.example")])
+async def test_who_asks_is_given_an_address_that_he_reaches(
+    front: dict[str, Any], host: str, client: aiohttp.ClientSession
+):
+    async with running_pod(front) as pod:
+        pod.bus.daemon.config = load(
+            None,
+            env={},
+            overrides={
+                "front": pod.bus.daemon.config.front,
+                "sources": [source.model_dump() for source in pod.bus.daemon.config.sources],
+                "outputs": [{"endpoint": "tcp://*:7000", "replay_endpoint": "tcp://0.0.0.0:7001"}],
+            },
+        )
+        pod.api.answers = {"/kv_event_sources": VLLM_LIST, "/server_info": {**SGLANG_023, "big": 2**70}}
+        async with client.get(f"{pod.url}/kv_event_sources?x=1") as answer:
+            (entry,) = await answer.json()
+        assert (entry["endpoint"], entry["replay_endpoint"]) == (f"tcp://{host}:7000", f"tcp://{host}:7001")
+        pod.api.answers["/server_info"]["kv_events"] = {**SGLANG_023["kv_events"], "dp_size": 1}  # type: ignore[dict-item]
+        async with client.get(f"{pod.url}/server_info") as answer:
+            info = await answer.json()
+        assert (info["kv_events"]["endpoint_host"], info["kv_events"]["endpoint_port_base"]) == ("*", 7000)
+        assert (info["kv_events"]["replay_endpoint_port_base"], info["big"], info["version"]) == (7001, 2**70, "0.5.23")
+        assert pod.stats.requests == {"answered": 2}

@@ -1,0 +1,22 @@
+"""The front is taken out of a copy of the tree: the rest is as it was."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from tests.outputs.test_taken_out import Tree
+
+FRONT = ("--set", "front={listen: '127.0.0.1:8000', engine: 'http://127.0.0.1:8001'}")
+
+
+def test_without_the_front_the_rest_is_as_it_was(tmp_path: Path) -> None:
+    tree = Tree(tmp_path)
+    folder = tree.root / "kvbus" / "front"
+    assert (folder / "server.py").exists()
+    shutil.rmtree(folder)
+    assert tree.root / "kvbus" / "daemon" / "front.py" in tree.modules()
+    done = tree.check(*FRONT)
+    assert (done.returncode, done.stdout) == (78, "")
+    assert "it is registered, and what it needs is not installed: No module named 'kvbus.front'" in done.stderr
+    assert done.stderr.count("\n") == 2
