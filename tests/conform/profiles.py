@@ -7,16 +7,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
+
+import zmq
 
 from kvbus.capture.format import Message
 from kvbus.conform.engine.watch import Target, Watch
 from kvbus.conform.report import Report
+from kvbus.conform.vectors import pack, stored
 from kvbus.conform.verdict import Level, Outcome
 from kvbus.core.wire.profiles import PROFILES
+from kvbus.transport.curve import Curve
 from kvbus.transport.engine.publisher import EnginePublisher
-from tests.ports import free_ports
+from tests.conform.results import store
+from tests.ports import free_port, free_ports
 from tests.system.bus import PATIENCE, eventually, running_bus
 from tests.wire.captures import load
 
@@ -25,6 +32,8 @@ SPOKEN: Final = [name for name in PROFILES if name != "dynamo-plane"]
 """Profiles of ZeroMQ outputs; dynamo-plane is of another transport."""
 
 CAPTURE: Final = "vllm033_map_bytes"
+BLOCKS: Final = 5_000
+"""More than a batch of a state holds."""
 
 _HEAD: Final = """# What each profile breaks on purpose
 
@@ -34,6 +43,7 @@ of bytes. A profile deviates where the routers of its family read no other way
 `python -m tests.conform.profiles`, and a test compares it.
 
 `layout: merged` breaks 1.2 and 10.1 by its meaning: several ranks are in one stream. `token_ids: drop` is 14.2.
+`on_subscribe: nothing` breaks 5.1, and 11.3 at the first epoch: behind a reboot nothing says that routers knew another.
 
 | profile | a MUST is broken | a SHOULD is broken |
 |---|---|---|
@@ -72,6 +82,39 @@ async def judged(capture: str, *, seconds: float = 3.0) -> dict[str, Report]:
     return {name: watch.report() for name, watch in watches.items()}
 
 
+async def of_states(directory: Path) -> Report:
+    """What no profile's stream shows: a state of several batches, snapshots, CURVE."""
+    (server, server_secret), (client, client_secret) = zmq.curve_keypair(), zmq.curve_keypair()
+    (directory / "server").write_bytes(server_secret + b"\n")
+    (directory / "server").chmod(0o600)
+    (directory / "clients").write_bytes(client + b" kit\n")
+    snapshot = f"tcp://127.0.0.1:{free_port()}"
+    output = {
+        "snapshot_endpoint": snapshot,
+        "curve_secret_key_file": str(directory / "server"),
+        "curve_client_keys": str(directory / "clients"),
+    }
+    async with (
+        running_bus(output=output) as bus,
+        EnginePublisher(bus.engine, bus.engine_replay, bind=True) as engine,
+    ):
+        for first in range(1, BLOCKS, 500):
+            engine.publish(pack([1.5, [stored(each) for each in range(first, first + 500)], 0]))
+        await eventually(lambda: bus.caught_up(engine.next_seq - 1), "the bus has all blocks")
+        curve = Curve(client, client_secret, server)
+        watch = Watch(Target(bus.out, bus.out_replay, snapshot, curve=curve, seconds=0.5))
+        async with asyncio.timeout(PATIENCE):
+            await watch.run()
+    return watch.report()
+
+
+def filed(vllm: Report, states: Report) -> Report:
+    """The report of the profile that changes nothing, with what the other one alone has seen."""
+    more = {each.clause: each for each in states.verdicts}
+    verdicts = [more[each.clause] if each.outcome is Outcome.NOT_SEEN else each for each in vllm.verdicts]
+    return replace(vllm, verdicts=verdicts)
+
+
 def page(reports: dict[str, Report]) -> str:
     """The page that these reports make."""
 
@@ -86,4 +129,9 @@ def page(reports: dict[str, Report]) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(asyncio.run(judged(CAPTURE))))
+    profiles = asyncio.run(judged(CAPTURE))
+    PAGE.write_text(page(profiles))
+    with TemporaryDirectory() as directory:
+        states = asyncio.run(of_states(Path(directory)))
+    how = f"its outputs, behind an engine that publishes `{CAPTURE}`; a state of 5,000 blocks, snapshots and CURVE"
+    store("engines/kvbus", "kvbus", how, filed(profiles["vllm"], states).without_bytes().to_json())

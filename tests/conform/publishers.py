@@ -1,26 +1,24 @@
 """The publishers of vLLM and SGLang themselves, fed with what their own caches once sent; no module of kvbus is needed.
 
-``python publishers.py vllm|sglang PORT REPLAY_PORT CAPTURE [TIMES]``, under a Python that has the engine's package. It
-publishes half of the capture, or the whole of it so many times; a line of standard input publishes the rest, and the
-end of standard input ends it.
+``python -m tests.conform.publishers DIRECTORY PORT REPLAY_PORT CAPTURE [TIMES]`` has the engine that ``.ci/engines.sh``
+has put there. It publishes half of the capture, or the whole of it so many times; a line of standard input publishes
+the rest, and the end of standard input ends it.
 """
 
 from __future__ import annotations
 
 import base64
-import importlib
 import json
 import sys
-from typing import Any
 
 import msgspec
 
-MODULES = {"vllm": "vllm.distributed.kv_events", "sglang": "sglang.srt.disaggregation.kv_events"}
+from tests.conform.published import load
 
 
 def main() -> None:
-    engine, port, replay_port, capture, *times = sys.argv[1:]
-    module: Any = importlib.import_module(MODULES[engine])
+    directory, port, replay_port, capture, *times = sys.argv[1:]
+    module = load(directory)
     batch = module.KVEventBatch
     decode = msgspec.msgpack.Decoder(batch).decode
     publisher = module.ZmqEventPublisher(

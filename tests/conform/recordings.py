@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import json
 from typing import Final
 
 from kvbus.conform.engine.recording import judge_recording
 from kvbus.conform.report import Report
 from kvbus.conform.verdict import Level, Outcome
+from tests.conform.results import RESULTS, SPEC
 from tests.wire.captures import CAPTURES, load
 
-PAGE: Final = Path(__file__).parents[2] / "docs" / "spec" / "recordings.md"
+PAGE: Final = SPEC / "recordings.md"
+FILED: Final = RESULTS / "captures.json"
 
 _HEAD: Final = """# Recorded streams, judged
 
@@ -27,18 +29,34 @@ def judged(name: str) -> Report:
     return judge_recording(name, load(name))
 
 
-def row(report: Report) -> str:
-    def clauses(level: Level) -> str:
-        found = [each for each in report.verdicts if each.outcome is Outcome.BROKEN and each.level is level]
-        return ", ".join(str(each.clause) for each in found) or "none"
-
-    kept = report.count(Outcome.KEPT)
-    return f"| `{report.subject}` | {kept} | {clauses(Level.MUST)} | {clauses(Level.SHOULD)} |\n"
+def row(name: str, found: dict[str, list[str]]) -> str:
+    must, should = (", ".join(found[level]) or "none" for level in Level)
+    return f"| `{name}` | {len(found['kept'])} | {must} | {should} |\n"
 
 
-def page() -> str:
-    return _HEAD + "".join(row(judged(name)) for name in CAPTURES)
+def summary(report: Report) -> dict[str, list[str]]:
+    """The clauses that are kept, and those of which a MUST or a SHOULD is broken."""
+    broken = {
+        str(level): [str(each.clause) for each in report.verdicts if each.fails(strict=True) and each.level is level]
+        for level in Level
+    }
+    return {"kept": [str(each.clause) for each in report.verdicts if each.outcome is Outcome.KEPT]} | broken
+
+
+def found() -> dict[str, dict[str, list[str]]]:
+    return {name: summary(judged(name)) for name in CAPTURES}
+
+
+def page(captures: dict[str, dict[str, list[str]]]) -> str:
+    return _HEAD + "".join(row(name, each) for name, each in captures.items())
+
+
+def main() -> None:
+    captures = found()
+    PAGE.write_text(page(captures))
+    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(each)}" for name, each in captures.items())
+    FILED.write_text(f"{{\n{lines}\n}}\n")
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page())
+    main()

@@ -12,6 +12,7 @@ from kvbus.conform.engine.judge import EngineJudge
 from kvbus.conform.engine.stream import Message
 from kvbus.conform.vectors import CLEARED, END, Frames, message, pack, raw, removed, stored
 from kvbus.conform.verdict import Level, Outcome, Verdict
+from tests.typed import there
 
 KEPT, BROKEN, NOT_SEEN = Outcome
 
@@ -185,6 +186,36 @@ def test_an_answer(number, kept, broken):
     assert answered(*broken)[number].outcome is BROKEN
 
 
+def test_an_answer_of_end_alone_does_not_say_that_there_is_no_replay():
+    assert answered(END)["4.4"].message == "no answer had a batch"
+    assert "--replay" in judged(message(0, A))["4.4"].message
+
+
+@pytest.mark.parametrize(
+    ("first", "outcome"), [(message(1, CLEARED, A), KEPT), (message(1, A), BROKEN), (message(1), BROKEN)]
+)
+def test_a_subscription_that_begins_with_a_clear_says_that_an_epoch_has_begun(first, outcome):
+    judge = EngineJudge()
+    answer = Answer(0)
+    for frames in (part(0), END):
+        answer.add(frames)
+    judge.begin(answer)
+    found = there(judge.parse(first))
+    judge.welcome(found)
+    judge.take(found)
+    for _ in range(2):  # it may be asked at any time
+        verdict = {str(each.clause): each for each in judge.verdicts()}["11.3"]
+        assert (verdict.outcome, verdict.level) == (outcome, Level.SHOULD)
+
+
+def test_an_engine_that_is_reset_when_somebody_subscribes_has_not_begun_an_epoch():
+    judge = EngineJudge()
+    found = there(judge.parse(message(7, CLEARED)))
+    judge.welcome(found)
+    judge.take(found)
+    assert {str(each.clause): each.outcome for each in judge.verdicts()}["11.3"] is NOT_SEEN
+
+
 def test_a_hole_at_a_slow_requester_is_a_loss():
     found = answered(part(0), part(2), END, slow=True)
     assert (found["4.3"].outcome, found["4.4"].outcome) == (BROKEN, NOT_SEEN)
@@ -195,13 +226,13 @@ def test_an_answer_that_begins_late_without_a_clear_breaks_a_should():
 
 
 def test_an_answer_fills_a_hole_or_shows_that_the_number_was_never_sent():
-    for there, outcome in (([1, 2, 3], KEPT), ([1, 3], BROKEN)):
+    for has, outcome in (([1, 2, 3], KEPT), ([1, 3], BROKEN)):
         judge = EngineJudge()
         judge.take(Message(b"", 0, message(0, A)[2]))
         late = Message(b"", 3, message(3)[2])
         assert judge.gap_before(late) == 1
         answer = Answer(1)
-        for number in there:
+        for number in has:
             answer.add(part(number))
         answer.add(END)
         judge.fill(late, answer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from kvbus.conform.report import Report
 from kvbus.conform.verdict import Outcome
 from tests.conform.profiles import CAPTURE, PAGE, judged, page
 
@@ -14,8 +15,17 @@ SEEN = {"1.1", "3.1", "3.6", "4.1", "4.3", "4.4", "5.1", "5.2", "5.4", "6.4", "6
 @pytest.mark.slow
 async def test_the_page_says_what_each_profile_breaks():
     reports = await judged(CAPTURE)
+    if unseen(reports):  # who has no CPU for ticks in a silence has seen none: there are more of them in a longer watch
+        reports = await judged(CAPTURE, seconds=30)
     assert page(reports) == PAGE.read_text(), "python -m tests.conform.profiles"
-    for name, report in reports.items():
-        found = {str(each.clause): each for each in report.verdicts}
-        unseen = {number for number in SEEN if found[number].outcome is Outcome.NOT_SEEN}
-        assert not unseen, (name, unseen, found)
+    assert not unseen(reports)
+
+
+def unseen(reports: dict[str, Report]) -> list[tuple[str, str]]:
+    """The profiles, and the clauses that have to be seen of them and were not."""
+    return [
+        (name, str(each.clause))
+        for name, report in reports.items()
+        for each in report.verdicts
+        if str(each.clause) in SEEN and each.outcome is Outcome.NOT_SEEN
+    ]

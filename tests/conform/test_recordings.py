@@ -7,12 +7,14 @@ import json
 from click.testing import CliRunner
 
 from kvbus.cli import main
-from tests.conform.recordings import PAGE, page
+from tests.conform.recordings import FILED, PAGE, found, page
 from tests.wire.captures import DATA
 
 
 def test_the_page_says_what_the_judge_finds_in_each_stream():
-    assert PAGE.read_text() == page(), "python -m tests.conform.recordings"
+    captures = found()
+    assert json.loads(FILED.read_text()) == captures, "python -m tests.conform.recordings"
+    assert PAGE.read_text() == page(captures)
 
 
 def test_a_file_is_judged_by_the_command(tmp_path):
@@ -21,10 +23,10 @@ def test_a_file_is_judged_by_the_command(tmp_path):
         main, ["conform", "engine", str(DATA / "vllm0110_positional_bytes.jsonl"), "--json", "--junit", str(junit)]
     )
     assert done.exit_code == 1, done.output
-    found = {each["clause"]: each for each in json.loads(done.stdout)["verdicts"]}
-    assert found["6.2"]["outcome"] == "broken"
-    assert bytes.fromhex(found["6.2"]["evidence"][0]["hex"])[1:13] == b"\xabBlockStored"
-    assert found["4.2"]["outcome"] == "not seen"
+    verdicts = {each["clause"]: each for each in json.loads(done.stdout)["verdicts"]}
+    assert verdicts["6.2"]["outcome"] == "broken"
+    assert bytes.fromhex(verdicts["6.2"]["evidence"][0]["hex"])[1:13] == b"\xabBlockStored"
+    assert verdicts["4.2"]["outcome"] == "not seen"
     assert "<failure" in junit.read_text()
 
 

@@ -68,6 +68,10 @@ class DynamoIndexer:
         self._log.close()
 
     @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
+
+    @property
     def pid(self) -> int:
         return self._process.pid
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import asyncio
 import os
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -183,20 +184,18 @@ def _program(
     binary: str,
     first: Callable[[Sequence[Stream]], dict[str, Any]],
     *arguments: str,
-    env: Mapping[str, str] | None = None,
+    env: Callable[[], Mapping[str, str]] = dict,
 ) -> Callable[[Path, str], Router]:
     def make(directory: Path, name: str) -> Router:
-        return Program([str(Path(os.environ[ROUTERS_ENV]) / binary), *arguments], directory, name, first, env)
+        return Program([str(Path(os.environ[ROUTERS_ENV]) / binary), *arguments], directory, name, first, env())
 
     return make
 
 
-def _vllm_router(*, replays: bool) -> Callable[[Path, str], Router]:
-    def make(directory: Path, name: str) -> Router:
-        program = Path(os.environ[ROUTERS_ENV]) / "vllm-router/bin/vllm-router"
-        return VllmRouter(program, directory, name, replays=replays)
-
-    return make
+def vllm_router(directory: Path, name: str, *, replays: bool, front: int | None = None) -> VllmRouter:
+    """The vLLM router that is installed."""
+    program = Path(os.environ[ROUTERS_ENV]) / "vllm-router/bin/vllm-router"
+    return VllmRouter(program, directory, name, replays=replays, front=front)
 
 
 def named_streams(streams: Sequence[Stream]) -> dict[str, Any]:
@@ -209,21 +208,19 @@ def _kv_router(directory: Path, name: str) -> Router:
     return Program(command, directory, name, named_streams)
 
 
-def _pods(streams: Sequence[Stream]) -> dict[str, Any]:
-    return {"pods": [{"name": f"w{at}", "ip": stream.host} for at, stream in enumerate(streams)]}
-
-
 def _pod_address() -> tuple[str, int, int]:
     """A loopback address that nobody else has, with the ports that are always the same."""
     unique = free_port()
     return f"127.77.{unique >> 8}.{unique & 0xFF}", 5557, 5558
 
 
-AIBRIX_ENV: Final = {
-    "AIBRIX_PREFIX_CACHE_KV_EVENT_SYNC_ENABLED": "true",
-    "AIBRIX_PREFIX_CACHE_USE_REMOTE_TOKENIZER": "true",
-    "AIBRIX_PREFIX_CACHE_BLOCK_SIZE": str(4 * BLOCK_SIZE),  # in bytes
-}
+def _aibrix_env() -> dict[str, str]:
+    return {
+        "AIBRIX_PREFIX_CACHE_KV_EVENT_SYNC_ENABLED": "true",
+        "AIBRIX_PREFIX_CACHE_USE_REMOTE_TOKENIZER": "true",
+        "AIBRIX_PREFIX_CACHE_BLOCK_SIZE": str(4 * BLOCK_SIZE),  # in bytes
+    }
+
 
 VLLM_ROUTER: Final = _installed("vllm-router/bin/vllm-router")
 DYNAMO: Final = _there(PYTHON_ENV, "", "Python with ai-dynamo-runtime")
@@ -242,8 +239,8 @@ KINDS: Final = (
     ),
     Kind("Dynamo 1.6.1, indexer", Indexer, DYNAMO),
     Kind("Dynamo 1.6.1, KvRouter", _kv_router, DYNAMO),
-    Kind("vLLM router 0.1.17", _vllm_router(replays=True), VLLM_ROUTER, {"profile": "vllm-router"}),
-    Kind("vLLM router, no replay", _vllm_router(replays=False), VLLM_ROUTER, {"profile": "vllm-router"}),
+    Kind("vLLM router 0.1.17", partial(vllm_router, replays=True), VLLM_ROUTER, {"profile": "vllm-router"}),
+    Kind("vLLM router, no replay", partial(vllm_router, replays=False), VLLM_ROUTER, {"profile": "vllm-router"}),
     Kind(
         "SMG relay 0.14.1",
         _program("smg/bin/python", named_streams, str(PROGRAMS / "smg.py")),
@@ -252,7 +249,7 @@ KINDS: Final = (
     ),
     Kind(
         "AIBrix 0.7.0",
-        _program("aibrix", _pods, env=AIBRIX_ENV),
+        _program("aibrix", named_streams, env=_aibrix_env),
         _installed("aibrix"),
         {"profile": "aibrix"},
         listens=_pod_address,

@@ -34,11 +34,14 @@ class VllmRouter(Router):
         program: the command.
         directory, name: of its log.
         replays: the worker says where a replay can be asked for.
+        front: the port of what stands before the worker's API; None: nothing does.
     """
 
-    def __init__(self, program: Path, directory: Path, name: str, *, replays: bool) -> None:
+    def __init__(self, program: Path, directory: Path, name: str, *, replays: bool, front: int | None = None) -> None:
         self._worker, self._port, metrics = free_ports(3)
-        command = [str(program), "--worker-urls", f"http://{_HOST}:{self._worker}", "--policy", "kv_aware"]
+        self.worker = f"http://{_HOST}:{self._worker}"
+        asked = self.worker if front is None else f"http://{_HOST}:{front}"
+        command = [str(program), "--worker-urls", asked, "--policy", "kv_aware"]
         command += ["--host", _HOST, "--port", str(self._port), "--prometheus-port", str(metrics)]
         command += ["--worker-startup-check-interval", "1", "--log-level", "debug"]
         self._child = Child(name, command, directory, piped=True)
@@ -95,8 +98,8 @@ class VllmRouter(Router):
     async def _answer(self, request: web.Request) -> web.Response:
         if request.path == "/get_server_info":
             return web.json_response({"model_path": "m", "block_size": BLOCK_SIZE})
-        if request.path == "/kv_event_sources":
-            return web.json_response(self._sources)
+        if request.path == "/kv_event_sources":  # an engine before 0.33 has no such path
+            return web.json_response(self._sources) if self._sources else web.Response(status=404)
         return web.json_response({"id": "x", "object": "text_completion", "model": "m", "choices": []})
 
     async def _request(self, tokens: list[int]) -> None:

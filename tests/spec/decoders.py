@@ -1,18 +1,20 @@
 """The published decoders of vLLM and SGLang at the vectors; no module of kvbus is needed.
 
-``python decoders.py MODULE DIRECTORY``, under a Python that has the module, prints as JSON what its decoder says of each
-vector: nothing where it decodes all payloads, otherwise why it refuses the first that it cannot decode.
+``python -m tests.spec.decoders ENGINE DIRECTORY``, with the directory of an engine that ``.ci/engines.sh`` has made, prints
+as JSON what its decoder says of each vector: nothing where it decodes all payloads, otherwise why it refuses the first
+that it cannot decode.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import msgspec
+
+from tests.conform.published import load
 
 
 def payloads(vector: dict[str, Any]) -> list[bytes]:
@@ -31,8 +33,8 @@ def refusal(decode: Any, vector: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    name, directory = sys.argv[1:]
-    module: Any = importlib.import_module(name)
+    engine, directory = sys.argv[1:]
+    module = load(engine)
     decode = msgspec.msgpack.Decoder(module.KVEventBatch).decode
     said = {path.stem: refusal(decode, json.loads(path.read_text())) for path in Path(directory).glob("*.json")}
     sys.stdout.write(json.dumps(said))

@@ -1,9 +1,9 @@
-"""The vectors at the real Dynamo indexer: what it makes of each is a row of docs/spec/matrix.md."""
+"""The vectors at the real Dynamo indexer: what it makes of each is filed, and a row of docs/spec/matrix.md."""
 
 from __future__ import annotations
 
+import json
 import os
-import re
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,17 +11,15 @@ import pytest
 import zmq
 
 from kvbus.conform.vectors import END, VECTORS, Vector, message, stored
+from tests.conform.matrix import INDEXER
 from tests.interop.dynamo import MASK, PYTHON_ENV, DynamoIndexer
-from tests.spec.vectors import DIRECTORY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 pytestmark = [pytest.mark.dynamo, pytest.mark.slow]
 
-_TEXT: Final = (DIRECTORY.parent / "matrix.md").read_text()
-MATRIX: Final = _TEXT.partition("## The vectors at a real reader")[2].partition("\n## ")[0]
-WRONG: Final = dict(re.findall(r"^\| `([\w-]+)` \| ([^|]+) \|", MATRIX, re.MULTILINE))
+WRONG: Final = json.loads(INDEXER.read_text())
 TIERS: Final = {"GPU": "device", "CPU": "host_pinned", "DISK": "disk"}
 LAST: Final = 999
 """A block that is stored behind each vector: a reader that has it has read all."""

@@ -102,6 +102,7 @@ class AnswerJudge:
     def _numbers(self, answer: Answer, batches: Sequence[Message]) -> None:
         ledger = self._ledger
         if not batches:
+            ledger.not_yet("4.4", "no answer had a batch")
             return
         for one, other in pairwise(batches):
             if other.seq == one.seq + 1:

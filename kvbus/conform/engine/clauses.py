@@ -76,7 +76,7 @@ _ROWS: Final = (
     ("10.1", "one rank in an epoch", "batches with a rank", "no batch had a rank", _MUST),
     ("11.1", "a clear speaks of all media", "clears", "no clear of live blocks was seen, and batches behind", _MUST),
     ("11.2", "a clear at once", "resets and sleeps", "no cache was emptied (--api)", _MUST),
-    ("11.3", "an epoch begins with a clear", "epochs", "the first batch of an epoch was not seen", _SHOULD),
+    ("11.3", "an epoch, or each subscription, begins with a clear", "epochs", "no batch 0 was seen", _SHOULD),
     ("12.1", "at most 65,536 events and 16 MiB", "batches", _BATCH, _MUST),
     ("12.3", "the ranges of group, window and adapter", "values", "none of these had a value", _MUST),
     ("14.1", "CURVE is offered", "connections", "on this machine alone, or in a file", _SHOULD),

@@ -37,6 +37,8 @@ class EngineJudge:
         self._streams: dict[bytes, Stream] = {}
         self._newest: Stream | None = None
         self._heartbeats: dict[int, None] = {}
+        self._welcomes: list[bool] = []
+        """For each subscription, whether the first that came on it began with AllBlocksCleared."""
 
     @property
     def stream(self) -> Stream:
@@ -63,6 +65,10 @@ class EngineJudge:
         """Return the first number that is missing before a message."""
         stream = self._known(message)
         return None if stream is None else stream.gap_before(message)
+
+    def welcome(self, message: Message) -> None:
+        """Note the first message of a subscription, before it is taken."""
+        self._welcomes.append(self.clears_first(message))
 
     def take(self, message: Message, *, connected: bool = False) -> Payload | None:
         """Judge a live batch, once what is missing before it was asked for."""
@@ -122,10 +128,22 @@ class EngineJudge:
 
     def verdicts(self) -> list[Verdict]:
         """Return a verdict for each clause that is watched."""
-        missing = sum(each.missing for each in {id(each): each for each in self._streams.values()}.values())
+        streams = {id(each): each for each in self._streams.values()}.values()
+        self._cleared([each for stream in streams for each in stream.uncleared])
+        missing = sum(each.missing for each in streams)
         if missing:
             self.ledger.unseen("3.1", f"{missing} numbers are missing, and no replay says whether they were sent")
         return self.ledger.verdicts()
+
+    def _cleared(self, uncleared: list[Evidence]) -> None:
+        """Judge 11.3: where each subscription begins with a clear, the numbering need not.
+
+        One that begins so may be an engine that was just reset, unless batch 0 or a late subscriber shows more.
+        """
+        if all(self._welcomes or [False]) and (uncleared or self.ledger.is_kept("5.1")):
+            self.ledger.kept("11.3", len(self._welcomes))
+        elif uncleared:
+            self.ledger.broken("11.3", "batch 0 does not begin with AllBlocksCleared", uncleared[0])
 
     def _known(self, message: Message) -> Stream | None:
         """The stream of a message, if it is one of those before, or goes on with the history."""

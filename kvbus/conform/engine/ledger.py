@@ -19,6 +19,7 @@ class _Entry:
     level: Level = Level.SHOULD
     evidence: tuple[Evidence, ...] = ()
     unseen: str = ""
+    instead: str = ""
 
 
 class Ledger:
@@ -42,6 +43,15 @@ class Ledger:
         """A clause could not be seen for a reason of this run."""
         self._entries[number].unseen = why
 
+    def not_yet(self, number: str, why: str) -> None:
+        """A clause was not seen for a reason of this run. It may still be."""
+        self._entries[number].instead = why
+
+    def is_kept(self, number: str) -> bool:
+        """Whether a clause was seen, and never otherwise."""
+        entry = self._entries[number]
+        return entry.kept > 0 and not entry.broken
+
     def is_broken(self, number: str) -> bool:
         """Whether anything has broken a clause."""
         return self._entries[number].broken > 0
@@ -57,4 +67,4 @@ class Ledger:
             return Verdict(asked.clause, Outcome.BROKEN, entry.message + more, entry.level, entry.evidence)
         if entry.kept and not entry.unseen:
             return Verdict(asked.clause, Outcome.KEPT, f"{entry.kept:,} {asked.noun}", asked.level)
-        return Verdict(asked.clause, Outcome.NOT_SEEN, entry.unseen or asked.unseen, asked.level)
+        return Verdict(asked.clause, Outcome.NOT_SEEN, entry.unseen or entry.instead or asked.unseen, asked.level)

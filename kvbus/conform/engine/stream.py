@@ -11,7 +11,7 @@ from kvbus.conform.engine.blocks import Blocks
 from kvbus.conform.engine.contents import Contents
 from kvbus.conform.engine.events import EventReader, Payload
 from kvbus.conform.engine.ledger import Ledger
-from kvbus.conform.verdict import Evidence, Level
+from kvbus.conform.verdict import Evidence
 
 SEQ_END: Final = 2**63
 SILENCE_S: Final = 2.5
@@ -68,6 +68,8 @@ class Stream:
         self.blocks = Blocks(ledger)
         self.epochs = 0
         """Epochs behind the first."""
+        self.uncleared: list[Evidence] = []
+        """Batches 0 that did not begin with AllBlocksCleared."""
         self.missing = 0
         """Numbers that never came, and of which nobody knows whether they were sent."""
         self._ledger = ledger
@@ -201,8 +203,7 @@ class Stream:
         if payload.clears_first:
             self._ledger.kept("11.3")
         else:
-            shown = Evidence("payload of batch 0", message.payload)
-            self._ledger.broken("11.3", "batch 0 does not begin with AllBlocksCleared", shown, level=Level.SHOULD)
+            self.uncleared.append(Evidence("payload of batch 0", message.payload))
 
     def _check_rank(self, payload: Payload, message: Message) -> None:
         if self._batches == 1:

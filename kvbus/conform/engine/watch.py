@@ -240,6 +240,8 @@ class Watch:
             answer = await self._asking.ask(max(0, gap - 1))
             if answer is not None:
                 self.judge.fill(message, answer)
+        if not self._steady:
+            self.judge.welcome(message)
         self.judge.take(message, connected=self._steady)
         self._steady = True
         if self._others is not None:

@@ -60,6 +60,11 @@ class Adapter(abc.ABC):
             AdapterError: it does not answer, or not with blocks.
         """
 
+    async def ended(self) -> str:
+        """Wait until the router has ended by itself, and say how; for ever where nobody can know."""
+        never: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        return await never
+
     async def stop(self) -> None:  # noqa: B027 - the same
         """End it."""
 
@@ -109,13 +114,17 @@ class Driver(Adapter):
         except TimeoutError as error:
             raise AdapterError(f"the driver does not answer within {_TIMEOUT_S:g} s", crashed=self._answered) from error
         if not line:
-            raise AdapterError(f"the router ended (exit code {await process.wait()})", crashed=self._answered)
+            raise AdapterError(await self.ended(), crashed=self._answered)
         try:
             view = view_of(json.loads(line))
         except (ValueError, AttributeError) as error:
             raise AdapterError(f"the driver's answer: {error}") from error
         self._answered = True
         return view
+
+    async def ended(self) -> str:
+        """Wait for its exit code."""
+        return f"the router ended (exit code {await self._running().wait()})"
 
     async def stop(self) -> None:
         """Close its input, then end it and what it has started."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from kvbus.client import BlockView, Stored
+from kvbus.conform.router.arrays import positional
 from kvbus.conform.router.steps import Again, Batch, BrokenOff, Case, Late, Message, Restart, Step, Trimmed
 from kvbus.conform.router.views import Known, Source, canonical
 from kvbus.conform.vectors import CLEARED, Frames, pack, stored
@@ -82,6 +83,7 @@ class Engine:
         """The blocks of the last call of `mark`."""
         self.payloads: Final[list[bytes]] = []
         """What was sent as it is."""
+        self._positional: Final = case.arrays
         self._ranks: Final = [_Rank(each, each.next_seq, case.framing) for each in publishers]
         self._asked: Final = sum(each.replay_requests for each in publishers)
         for rank in self._ranks:
@@ -125,7 +127,7 @@ class Engine:
             number = next(_NUMBERS)
             marker = MARKERS[number]
             tokens = [_TOKENS + 2 * number, _TOKENS + 2 * number + 1]
-            payload = pack([time.time(), [stored(marker, token_ids=tokens)], at])
+            payload = self._pack([stored(marker, token_ids=tokens)], at)
             self._learn(payload)
             self.markers.add(marker)
             rank.publisher.publish(payload)
@@ -134,7 +136,11 @@ class Engine:
         """Leave nothing to the next case."""
         for at, rank in enumerate(self._ranks):
             rank.publisher.replay_fault = list
-            rank.publisher.publish(pack([time.time(), [CLEARED], at]))
+            rank.publisher.publish(self._pack([CLEARED], at))
+
+    def _pack(self, events: Sequence[Any], rank: int) -> bytes:
+        """Return what is the kit's own in the form that the router gets."""
+        return pack([time.time(), [positional(event) if self._positional else event for event in events], rank])
 
     def _publish(self, rank: _Rank, payload: bytes, *, lost: bool, frames: Frames | None = None) -> None:
         if lost:

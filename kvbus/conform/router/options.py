@@ -59,6 +59,7 @@ OPTIONS: Final = (
         (),
     ),
     Option("topic", "The topic of all batches, such as kv@pod@model.", "TOPIC"),
+    Option("arrays", "Send events as arrays: for a router that reads no maps, and breaks 6.2 so.", default=False),
     Option("settle", "Seconds that the router has to come to what it must hold.", "S", 5.0),
     Option("connect", "Seconds that the router has to subscribe.", "S", 60.0),
 )

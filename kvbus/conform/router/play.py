@@ -27,6 +27,7 @@ class Settings:
 
     Attributes:
         endpoints: live and replay of each rank's publisher, kept over all cases; empty: new ones for each case.
+        places: live and replay endpoint of each publisher otherwise.
         streams: where the router reads; empty: from the publishers themselves.
         topic: of all batches; empty: none.
         settle: seconds that a router has to come to what it must hold.
@@ -34,6 +35,7 @@ class Settings:
     """
 
     endpoints: Sequence[tuple[str, str]] = ()
+    places: Callable[[], tuple[str, str]] = lambda: (_ANYWHERE, _ANYWHERE)
     streams: Sequence[Stream] = ()
     topic: str = ""
     settle: float = 5.0
@@ -123,7 +125,7 @@ class Player:
             yield self._kept
             return
         heartbeat = _HEARTBEAT_MS if case.heartbeats else 0
-        made = [self._publisher(_ANYWHERE, _ANYWHERE, heartbeat) for _ in range(case.ranks)]
+        made = [self._publisher(*settings.places(), heartbeat) for _ in range(case.ranks)]
         try:
             for publisher in made:
                 publisher.start()
@@ -170,13 +172,27 @@ class Player:
         own = [Stream(each.endpoint, each.replay_endpoint or "", topic) for each in publishers]
         if self._adapter.fresh:
             await self._adapter.start(self._settings.streams[: len(own)] or own)
-        if not await self._subscribed(publishers, self._settings.connect):
+        if not await self._connected(publishers):
             endpoints = ", ".join(each.endpoint for each in publishers)
             raise UntriedError(f"nobody subscribes at {endpoints} within {self._settings.connect:g} s", deaf=True)
         if not self._settings.endpoints:
             return
         if not await self._until(self._holds_nothing):
             raise UntriedError("it still holds blocks that were cleared before this case: start it anew")
+
+    async def _connected(self, publishers: Sequence[EnginePublisher]) -> bool:
+        """Wait for the first subscription of a router. One that has ended will not send it."""
+        subscribed = asyncio.ensure_future(self._subscribed(publishers, self._settings.connect))
+        ended = asyncio.ensure_future(self._adapter.ended())
+        try:
+            await asyncio.wait((subscribed, ended), return_when=asyncio.FIRST_COMPLETED)
+            if not subscribed.done():
+                raise AdapterError(f"{ended.result()} before it subscribed")
+            return subscribed.result()
+        finally:
+            for each in (subscribed, ended):
+                each.cancel()
+            await asyncio.gather(subscribed, ended, return_exceptions=True)
 
     async def _subscribed(self, publishers: Sequence[EnginePublisher], seconds: float = 0.0) -> bool:
         try:

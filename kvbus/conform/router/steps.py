@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import msgspec
+
 from kvbus.conform.router.views import Held, canonical
-from kvbus.conform.vectors import Frames
+from kvbus.conform.vectors import Frames, pack
 from kvbus.conform.verdict import Level
 
 
@@ -89,6 +91,8 @@ class Case:
         marker: whether a block that is stored behind all shows that the router has read on; it would give a loss away.
         framing: of replay answers.
         heartbeats: whether the publisher sends PING, and cuts off whoever does not answer.
+        maps: whether it is about events as maps, which stay so for a router that gets arrays otherwise.
+        arrays: events are sent as arrays, but for those that stay maps.
         first: whether it is only right as the first thing that a publisher ever sends.
         timeouts: how many times the time to settle it may take.
     """
@@ -102,6 +106,8 @@ class Case:
     marker: bool = True
     framing: str = "4"
     heartbeats: bool = False
+    maps: bool = False
+    arrays: bool = False
     first: bool = False
     timeouts: float = 1.0
 
@@ -146,3 +152,17 @@ class Churn:
     def _evicted(self, at: int) -> int:
         """Leaves first: the chain three before, from its end."""
         return self._first + 8 * (at // 8 - 3) + 7 - at % 8
+
+
+def changed(step: Step, change: Callable[[Any], Any]) -> Step:
+    """Return a step with each of its events changed."""
+    if isinstance(step, Batch):
+        return step._replace(events=[change(event) for event in step.events])
+    if not isinstance(step, Message):
+        return step
+    try:
+        batch = msgspec.msgpack.decode(step.frames[-1])
+        payload = pack([batch[0], [change(event) for event in batch[1]], *batch[2:]])
+    except (msgspec.DecodeError, TypeError, ValueError):  # no batch, and sent as it is
+        return step
+    return step._replace(frames=[*step.frames[:-1], payload])

@@ -9,6 +9,7 @@ from typing import Any
 
 from kvbus.conform.report import Report
 from kvbus.conform.router import adapters
+from kvbus.conform.router.arrays import as_arrays
 from kvbus.conform.router.judge import chosen, judge
 from kvbus.conform.router.play import Player, Settings
 from kvbus.conform.router.steps import Case
@@ -57,7 +58,10 @@ def trial(way: str, what: str, said: Mapping[str, Any], names: Iterable[str] = (
         settle=said["settle"],
         connect=said["connect"],
     )
-    return Trial(Player(adapter, settings), chosen(names), Report("router", what or "kvbus.client"))
+    cases = chosen(names)
+    if said["arrays"]:
+        cases = [as_arrays(case) for case in cases]
+    return Trial(Player(adapter, settings), cases, Report("router", what or "kvbus.client"))
 
 
 def _adapter(way: str, what: str, said: Mapping[str, Any]) -> adapters.Adapter:

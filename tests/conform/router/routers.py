@@ -1,12 +1,12 @@
 """The routers of ``tests.interop`` as routers that the kit tries.
 
-``python -m tests.conform.router.routers NAME…`` plays all cases to them, and prints a row for each.
+``python -m tests.conform.router.routers NAME…`` plays all cases to them, and files what comes of it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -14,20 +14,27 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from kvbus.conform.report import Report
+from kvbus.conform.router import adapters
 from kvbus.conform.router.adapters import BLOCK_SIZE, Adapter, AdapterError
+from kvbus.conform.router.arrays import as_arrays
 from kvbus.conform.router.cases import CASES
 from kvbus.conform.router.judge import judge
 from kvbus.conform.router.play import Player, Settings
 from kvbus.conform.router.views import MASK, Held, Known, View
+from tests.conform.results import store
 from tests.interop import kinds, vllm_router
 from tests.interop.cache import Block
+from tests.interop.dynamo import DynamoIndexer
 from tests.interop.routers import Stream
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvbus.conform.router import adapters
+    from kvbus.conform.router.steps import Case
     from tests.interop.routers import Kind, Router
+
+
+SETTLE_S: Final = 10.0
 
 
 class OfKind(Adapter):
@@ -74,15 +81,61 @@ class OfKind(Adapter):
             await self._router.stop()
 
 
+class OfIndexer(Adapter):
+    """Dynamo's indexer, a new one for each case, asked as `kvbus conform router --dynamo-indexer` asks it.
+
+    Args:
+        directory: of its logs.
+    """
+
+    fresh = True
+
+    def __init__(self, directory: Path) -> None:
+        self._directory: Final = directory
+        self._cases = 0
+
+    async def start(self, streams: Sequence[adapters.Stream]) -> None:
+        self._cases += 1
+        self._indexer = DynamoIndexer(self._directory / f"{self._cases}.log").__enter__()
+        self._asked = adapters.DynamoIndexer(self._indexer.url)
+        await self._asked.start(streams)
+
+    async def view(self, known: Known) -> View:
+        return await self._asked.view(known)
+
+    async def stop(self) -> None:
+        if self._cases:
+            await self._asked.stop()
+            self._indexer.__exit__(None, None, None)
+
+
 def kind_named(name: str) -> Kind:
     return next(kind for kind in kinds.KINDS if kind.name.startswith(name))
 
 
-async def tried(kind: Kind, directory: Path, settle: float) -> Report:
+def slug(kind: Kind) -> str:
+    """The name of its file of results."""
+    return re.sub(r"[^a-z0-9.-]+", "-", kind.name.lower())
+
+
+def player_of(kind: Kind, directory: Path, settle: float) -> Player:
+    def place() -> tuple[str, str]:
+        host, live, replay = kind.listens()
+        return f"tcp://{host}:{live}", f"tcp://{host}:{replay}"
+
+    adapter = OfIndexer(directory) if kind.make is kinds.Indexer else OfKind(kind, directory)
+    return Player(adapter, Settings(places=place, topic=kind.topic, settle=settle))
+
+
+def cases_for(kind: Kind, cases: Sequence[Case]) -> list[Case]:
+    return [as_arrays(case) for case in cases] if kind.by_position else list(cases)
+
+
+async def tried(kind: Kind, directory: Path) -> Report:
     """Play all cases to a router."""
     report = Report("router", kind.name)
-    player = Player(OfKind(kind, directory), Settings(topic=kind.topic, settle=settle))
-    await judge(player, CASES, report, lambda text: sys.stderr.write(f"{text}\n"))
+    player = player_of(kind, directory, SETTLE_S)
+    await judge(player, cases_for(kind, CASES), report, lambda text: sys.stderr.write(f"{text}\n"))
     return report
 
 
@@ -95,8 +148,9 @@ def main() -> None:
             sys.stderr.write(f"{kind.name}: {lacking}\n")
             continue
         with tempfile.TemporaryDirectory() as directory:
-            report = asyncio.run(tried(kind, Path(directory), 5.0))
-        sys.stdout.write(json.dumps(report.without_bytes().to_json()) + "\n")
+            report = asyncio.run(tried(kind, Path(directory)))
+        how = f"each case {SETTLE_S:g} s to settle" + (", events as arrays" if kind.by_position else "")
+        store(f"routers/{slug(kind)}", kind.name, how, report.without_bytes().to_json())
 
 
 if __name__ == "__main__":

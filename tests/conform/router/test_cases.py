@@ -8,6 +8,7 @@ import pytest
 
 from kvbus.client import BlockView
 from kvbus.conform.engine.clauses import OF_READERS
+from kvbus.conform.router.arrays import as_arrays
 from kvbus.conform.router.cases import CASES, CLAUSES, UNTRIED, wide
 from kvbus.conform.router.judge import chosen
 from kvbus.conform.router.steps import Batch, Case, Restart
@@ -18,7 +19,6 @@ from kvbus.core.types import Reason
 from kvbus.core.wire.codec import decode_batch
 from kvbus.core.wire.schema import AllBlocksCleared
 from tests.spec.test_spec import CLAUSES as TEXT
-from tests.spec.vectors import DIRECTORY
 
 
 def test_each_clause_that_binds_readers_is_tried_or_there_is_a_reason():
@@ -68,16 +68,26 @@ def test_small_hashes_are_made_wide(hash_, wider):
     assert wide(hash_) == wider
 
 
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_arrays_leave_the_same_cache(case: Case):
+    def view(tried: Case) -> set[object]:
+        found = BlockView(copies=True)
+        for step in tried.steps:
+            payload = pack([0.0, list(step.events), step.rank]) if isinstance(step, Batch) else None
+            batch = decode_batch(payload or getattr(step, "frames", [b""])[-1])
+            if not isinstance(batch, Reason):
+                found.apply_batch(batch)
+        return {(block.hash, block.medium, block.group_idx, block.rank) for block in found}
+
+    arrays = as_arrays(case)
+    assert view(arrays) == view(case)
+    maps = {type(event) is dict for step in arrays.steps if isinstance(step, Batch) for event in step.events}
+    assert maps <= {False}
+    assert (arrays.steps == case.steps) is (case.maps or case.name in {"arrays", "longer-array"})
+
+
 def test_cases_are_chosen_by_name_and_by_clause_behind_the_plainest():
     assert chosen([]) == list(CASES)
     assert [case.name for case in chosen(["restart", "3.7"])] == ["stores", "pause", "restart"]
     with pytest.raises(ValueError, match=r"'3\.99'"):
         chosen(["3.99"])
-
-
-def test_the_matrix_names_cases_and_their_clauses():
-    text = (DIRECTORY.parent / "matrix.md").read_text().partition("## The cases at real routers")[2]
-    rows = dict(re.findall(r"^\| `([\w-]+)` \| ([\d., ]+) \|", text, re.MULTILINE))
-    clauses = {case.name: ", ".join(case.clauses) for case in CASES}
-    assert len(rows) > 20
-    assert rows.items() <= clauses.items()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import TYPE_CHECKING, Final
 
 import pytest
 
 from kvbus.conform.report import Report
-from kvbus.conform.router.adapters import Adapter, Client, Stream
+from kvbus.conform.router.adapters import Adapter, Client, Driver, Stream
 from kvbus.conform.router.cases import CASES
 from kvbus.conform.router.judge import chosen, judge
 from kvbus.conform.router.play import Player, Settings
@@ -147,6 +148,13 @@ async def test_a_running_router_that_does_not_forget_is_not_judged_by_what_comes
     assert "start it anew" in said["empty-batch"]
     assert "second rank" in said["two-ranks"]
     assert [str(each.outcome) for each in report.verdicts if each.case == "stores"] == ["kept"]
+
+
+async def test_a_driver_that_ends_at_once_is_not_waited_for():
+    driver = Driver([sys.executable, "-c", "raise SystemExit(3)"])
+    report = await asyncio.wait_for(play(driver, CASES, Settings(connect=10**6)), 60)
+    assert (report.tried, report.exit_code()) == (False, 2)
+    assert "exit code 3) before it subscribed" in report.verdicts[0].message
 
 
 class Deaf(Adapter):

@@ -3,8 +3,8 @@
 //
 //	aibrix < LINES
 //
-// The first line of its input names the pods, {"pods": [{"name": …, "ip": …}]}: ports are always 5557 and 5558. Each line
-// after it asks what the table holds, {"known": [[hash, parent, [token, …]], …]}, parents first. The answer is
+// The first line of its input names the streams, {"streams": [{"name": …, "live": …}]}: each is a pod at the host of its
+// live endpoint, whose ports are always 5557 and 5558. Each line after it asks what the table holds, {"known": [[hash, parent, [token, …]], …]}, parents first. The answer is
 // {"held": [hash, …]}.
 package main
 
@@ -14,6 +14,7 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"log"
+	"net/url"
 	"os"
 
 	"github.com/vllm-project/aibrix/pkg/constants"
@@ -66,10 +67,10 @@ func (i indexer) RemovePrefix(_ context.Context, model string, lora int64, pod s
 	return i.SyncPrefixHashTable.RemovePrefix(model, lora, pod)
 }
 
-// block is one that some engine has or had, as [hash, parent or null, tokens].
+// block is one that some engine has or had, as [hash, parent or null, tokens]. Hashes are 64 bits, signed or not.
 type block struct {
-	hash   int64
-	parent *int64
+	hash   json.Number
+	parent *json.Number
 	tokens []uint32
 }
 
@@ -87,10 +88,10 @@ func main() {
 	lines := bufio.NewScanner(os.Stdin)
 	lines.Buffer(nil, 256<<20)
 	var options struct {
-		Pods []struct {
+		Streams []struct {
 			Name string `json:"name"`
-			IP   string `json:"ip"`
-		} `json:"pods"`
+			Live string `json:"live"`
+		} `json:"streams"`
 	}
 	if !lines.Scan() {
 		log.Fatal("no first line")
@@ -98,11 +99,13 @@ func main() {
 	must(json.Unmarshal(lines.Bytes(), &options))
 	known := pods{}
 	ready := map[string]struct{}{}
-	for _, pod := range options.Pods {
-		key := utils.GeneratePodKey("default", pod.Name)
+	for _, stream := range options.Streams {
+		live, err := url.Parse(stream.Live)
+		must(err)
+		key := utils.GeneratePodKey("default", stream.Name)
 		ready[key] = struct{}{}
 		known[key] = &kvevent.PodInfo{
-			Name: pod.Name, Namespace: "default", PodIP: pod.IP, ModelName: model,
+			Name: stream.Name, Namespace: "default", PodIP: live.Hostname(), ModelName: model,
 			Labels: map[string]string{constants.KVEventsEnabledLabel: "true"},
 		}
 	}
@@ -121,9 +124,9 @@ func main() {
 }
 
 // held says which of the blocks end a prefix that is found whole.
-func held(prefixes *table.SyncPrefixHashTable, ready map[string]struct{}, known []block) []int64 {
-	paths := map[int64][]byte{}
-	found := []int64{}
+func held(prefixes *table.SyncPrefixHashTable, ready map[string]struct{}, known []block) []json.Number {
+	paths := map[json.Number][]byte{}
+	found := []json.Number{}
 	for _, b := range known {
 		var path []byte
 		if b.parent != nil {

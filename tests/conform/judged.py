@@ -1,0 +1,86 @@
+"""vLLM's and SGLang's own publishers, judged, and their decoders at the vectors: ``python -m tests.conform.judged`` files it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+from kvbus.conform.engine.watch import Target, Watch
+from kvbus.conform.report import Report
+from tests.conform.results import RESULTS, SPEC, store
+from tests.ports import free_ports
+from tests.system.bus import PATIENCE, eventually
+from tests.typed import there
+from tests.wire.captures import DATA
+
+ROOT: Final = SPEC.parents[1]
+HOME_ENV: Final = "TEST_ENGINES_HOME"
+CAPTURES: Final = {
+    "vllm-0.11.1": ("vLLM 0.11.1", "vllm0110_positional_bytes"),
+    "vllm-0.33.0": ("vLLM 0.33.0", "vllm033_map_int"),
+    "sglang-0.5.23": ("SGLang 0.5.23", "sglang0523_map"),
+}
+"""By the directory that ``.ci/engines.sh`` makes: the release, and what its caches once sent."""
+DECODERS: Final = RESULTS / "decoders.json"
+
+
+def home_of(engine: str) -> Path | None:
+    """Where an engine's modules are, or in place of the newest that is pinned the newest of all; None without them."""
+    name = engine.partition("-")[0]
+    newest = [f"{name}-newest"] if engine == max(each for each in CAPTURES if each.startswith(name)) else []
+    places = [Path(os.environ.get(HOME_ENV, ""), each) for each in [engine, *newest]]
+    return next((each for each in places if HOME_ENV in os.environ and each.exists()), None)
+
+
+def lacking(engine: str) -> str:
+    """Why an engine cannot be run here."""
+    return f"{HOME_ENV} names no {engine}, as .ci/engines.sh DIR makes it; .ci/run does that"
+
+
+async def judged(engine: str) -> Report:
+    """Watch its publisher, which has sent half of a capture, and sends the rest."""
+    live, replay = free_ports(2)
+    capture = DATA / f"{CAPTURES[engine][1]}.jsonl"
+    arguments = [there(home_of(engine)), live, replay, capture]
+    program = [sys.executable, "-m", "tests.conform.publishers", *map(str, arguments)]
+    running = await asyncio.create_subprocess_exec(
+        *program, cwd=ROOT, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        async with asyncio.timeout(PATIENCE):
+            while (line := await there(running.stdout).readline()) != b"ready\n":
+                assert line, f"{engine} did not start"
+        watch = Watch(Target(f"tcp://127.0.0.1:{live}", f"tcp://127.0.0.1:{replay}", seconds=4.0))
+        watching = asyncio.ensure_future(watch.run())
+        await eventually(lambda: watch.connected, "the kit is connected")
+        there(running.stdin).write(b"\n")
+        await asyncio.wait_for(watching, PATIENCE)
+    finally:
+        there(running.stdin).close()
+        await asyncio.wait_for(running.wait(), PATIENCE)
+    return watch.report()
+
+
+def decoded(engine: str) -> dict[str, str]:
+    """What its decoder says of each vector; nothing where it decodes it."""
+    program = [sys.executable, "-m", "tests.spec.decoders", str(there(home_of(engine))), str(SPEC / "vectors")]
+    done = subprocess.run(program, cwd=ROOT, stdout=subprocess.PIPE, timeout=600, check=True)
+    said: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
+    return said
+
+
+def main() -> None:
+    for engine, (subject, capture) in CAPTURES.items():
+        report = asyncio.run(judged(engine))
+        store(f"engines/{engine}", subject, f"its publisher, fed with `{capture}`", report.without_bytes().to_json())
+    said = {engine: dict(sorted(decoded(engine).items())) for engine in CAPTURES}
+    DECODERS.write_text(json.dumps(said, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

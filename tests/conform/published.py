@@ -1,0 +1,53 @@
+"""The modules of published engines that ``.ci/engines.sh`` has taken out of their wheels; no module of kvbus is needed.
+
+They import others of their engine, which are not there: a stand-in has whatever is imported from it, and nothing that works.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+MODULES = {"vllm": "vllm.distributed.kv_events", "sglang": "sglang.srt.disaggregation.kv_events"}
+
+
+class _StandIn(ModuleType):
+    ExternalBlockHash = bytes | int  # as vllm.v1.core.kv_cache_utils has it: decoders go by it
+
+    @staticmethod
+    def init_logger(name: str) -> Any:
+        import logging  # noqa: PLC0415 - of its own, not of the engine's
+
+        return logging.getLogger(name)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return SimpleNamespace  # a configuration, say, whose values nobody asks for
+
+
+class _StandIns(MetaPathFinder, Loader):
+    """Asked last, for what no wheel's module is there for."""
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if fullname.partition(".")[0] not in {*MODULES, "psutil"}:
+            return None
+        return ModuleSpec(fullname, self, is_package=True)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return _StandIn(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing to run."""
+
+
+def load(directory: str) -> Any:
+    """Import the events' module of an engine, from a directory such as ``vllm-0.33.0``."""
+    sys.path.insert(0, directory)
+    sys.meta_path.append(_StandIns())
+    return importlib.import_module(MODULES[Path(directory).name.partition("-")[0]])

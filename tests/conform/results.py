@@ -1,0 +1,62 @@
+"""What was found at real engines and routers, as files below docs/spec/results: the matrix is made of them.
+
+``python -m tests.conform.results KIND/NAME SUBJECT HOW < REPORT`` files a report that ``kvbus conform … --json`` has printed.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+SPEC: Final = Path(__file__).parents[2] / "docs" / "spec"
+RESULTS: Final = SPEC / "results"
+_KEPT: Final = ("clause", "case", "outcome", "level", "message", "counts")
+
+
+class Result(NamedTuple):
+    """One of these files.
+
+    Attributes:
+        name: of the file.
+        subject: what was judged, with its version.
+        how: with what options.
+        verdicts: as in the report, without their evidence.
+    """
+
+    name: str
+    subject: str
+    how: str
+    verdicts: list[dict[str, Any]]
+
+    def of_clause(self, clause: str) -> dict[str, Any]:
+        """Its verdict about a clause; of an engine there is one."""
+        return next(each for each in self.verdicts if each["clause"] == clause)
+
+    def of_case(self, case: str) -> dict[str, Any] | None:
+        """Its verdict about a case, which is the same for all its clauses."""
+        return next((each for each in self.verdicts if each["case"] == case), None)
+
+
+def store(name: str, subject: str, how: str, report: dict[str, Any]) -> None:
+    """Write a report, a verdict a line."""
+    lines = [json.dumps({key: each[key] for key in _KEPT if each[key]}) for each in report["verdicts"]]
+    head = json.dumps({"subject": subject, "how": how, "seen": report["seen"]})[:-1]
+    body = ",\n".join(lines)
+    (RESULTS / f"{name}.json").write_text(f'{head}, "verdicts": [\n{body}\n]}}\n')
+
+
+def load(kind: str) -> dict[str, Result]:
+    """All of a kind, by their names."""
+    found = {}
+    for path in sorted((RESULTS / kind).glob("*.json")):
+        said = json.loads(path.read_text())
+        verdicts = [{"case": "", "counts": {}} | each for each in said["verdicts"]]
+        found[path.stem] = Result(path.stem, said["subject"], said["how"], verdicts)
+    return found
+
+
+if __name__ == "__main__":
+    kind_and_name, subject, how = sys.argv[1:]
+    store(kind_and_name, subject, how, json.load(sys.stdin))

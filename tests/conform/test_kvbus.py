@@ -1,0 +1,44 @@
+"""kvbus as a publisher of what no profile's stream shows: a state of several batches, snapshots, CURVE."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kvbus.conform.engine.watch import Target, Watch
+from kvbus.conform.vectors import pack, stored
+from kvbus.conform.verdict import Outcome
+from kvbus.transport.engine.publisher import EnginePublisher
+from tests.conform.profiles import of_states
+from tests.system.bus import PATIENCE, eventually, running_bus
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+async def test_states_of_several_batches_and_snapshots_behind_curve(tmp_path: Path) -> None:
+    report = await of_states(tmp_path)
+    found = {str(each.clause): (each.outcome, each.message) for each in report.verdicts}
+    shown = {number: found[number] for number in ("5.1", "5.3", "5.4", "5.5", "11.3", "14.1")}
+    assert {outcome for outcome, _ in shown.values()} == {Outcome.KEPT}, shown
+    assert found["4.4"][0] is Outcome.KEPT
+
+
+@pytest.mark.parametrize("on_subscribe", ["state", "nothing"])
+async def test_who_is_sent_no_state_gets_a_first_epoch_without_a_clear(on_subscribe: str) -> None:
+    """11.3: after a reboot nothing says that an output was there before. Its routers' subscriptions show the epoch."""
+    async with (
+        running_bus(output={"on_subscribe": on_subscribe}) as bus,
+        EnginePublisher(bus.engine, bus.engine_replay, bind=True) as engine,
+    ):
+        watch = Watch(Target(bus.out, bus.out_replay, seconds=0.5))
+        running = asyncio.ensure_future(watch.run())
+        await eventually(lambda: watch.connected, "the kit is connected")
+        engine.publish(pack([1.5, [stored(1)], 0]))
+        async with asyncio.timeout(PATIENCE):
+            await running
+    found = {str(each.clause): each.outcome for each in watch.report().verdicts}
+    wanted = Outcome.KEPT if on_subscribe == "state" else Outcome.BROKEN
+    assert (found["5.1"], found["11.3"]) == (wanted, wanted)
