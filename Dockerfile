@@ -11,16 +11,17 @@ COPY requirements-runtime.lock requirements-build.lock requirements-compiler.loc
 RUN python3 -m venv /opt/build \
  && /opt/build/bin/python -m pip install --no-cache-dir --only-binary :all: --require-hashes -r requirements-build.lock -r requirements-compiler.lock \
  && python3 -m venv --without-pip /opt/kvbus \
- && /opt/build/bin/python -m pip --python /opt/kvbus/bin/python install --no-cache-dir --only-binary :all: --require-hashes -r requirements-runtime.lock
+ && /opt/build/bin/python -m pip --python /opt/kvbus/bin/python install --no-cache-dir --no-compile --only-binary :all: --require-hashes -r requirements-runtime.lock
 COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY kvbus ./kvbus
 # without a limit it compiles for the processor that builds; a Debian's own Python links with options that zig refuses
 ENV HATCH_BUILD_HOOK_ENABLE_CUSTOM=1 \
     CC="/opt/build/bin/python -m ziglang cc -mcpu=baseline" \
     LDSHARED="/opt/build/bin/python -m ziglang cc -mcpu=baseline -shared"
-RUN /opt/build/bin/python -m pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /tmp/wheel . \
- && /opt/build/bin/python -m pip --python /opt/kvbus/bin/python install --no-cache-dir --no-deps --no-index /tmp/wheel/*.whl \
- && /opt/kvbus/bin/python -m compileall -q /opt/kvbus/lib \
+# byte code by hash: it knows no date, so a commit gives the same image each time, and dates of files may change
+RUN PYTHONHASHSEED=0 /opt/build/bin/python -m pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /tmp/wheel . \
+ && /opt/build/bin/python -m pip --python /opt/kvbus/bin/python install --no-cache-dir --no-compile --no-deps --no-index /tmp/wheel/*.whl \
+ && PYTHONHASHSEED=0 /opt/kvbus/bin/python -m compileall -qf --invalidation-mode unchecked-hash /opt/kvbus/lib \
  && mkdir -p /rootfs/etc/kvbus /rootfs/var/lib/kvbus \
  && chown 65532:65532 /rootfs/var/lib/kvbus
 

@@ -73,10 +73,11 @@ fi
 printf '[global]\ncert = /etc/ssl/certs/ca-certificates.crt\n' >"$home/pip.conf"
 trap - ERR
 began=$SECONDS
+# all files have the commit's date: a commit gives the same image each time
 buildah "${storage[@]}" bud --isolation chroot --pull-never --layers --format oci \
     --volume /etc/ssl/certs:/etc/ssl/certs:ro --volume "$home/pip.conf:/etc/pip.conf:ro" \
     --build-arg "PYTHON_IMAGE=$base" --build-arg "REVISION=$(git rev-parse HEAD 2>/dev/null || echo unknown)" \
-    --tag "$image" . >"$home/build.log" 2>&1 || { tail -20 "$home/build.log" >&2 && exit 1; }
+    --timestamp "$(git log -1 --format=%ct 2>/dev/null || echo 0)" --tag "$image" . >"$home/build.log" 2>&1 || { tail -20 "$home/build.log" >&2 && exit 1; }
 
 took=$((SECONDS - began))
 size() { "$home/podman" image inspect --format '{{.Size}}' "$1"; }

@@ -1,0 +1,216 @@
+"""What a release must be before it is made, and that a commit gives the same files: release.py, Makefile."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import tarfile
+import tomllib
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+import release
+from release import ROOT, absent, assemble, chart, notes, pack, project, refusals
+
+VERSION: Final = str(project(ROOT)["version"])
+DATED: Final = (
+    f"## [Unreleased]\n\n## [{VERSION}] - 2026-11-23\n\n### Added\n\n* Everything.\n\n## [0.0.1] - 2026-01-01\n"
+)
+NAMED: Final = (
+    "CHANGELOG.md",
+    "Dockerfile",
+    "pyproject.toml",
+    "deploy",
+    "helm",
+    "docs/KUBERNETES.md",
+    "tests/chart/data",
+)
+"""What a version is written in."""
+
+RELEASE: Final = os.environ.get("TEST_RELEASE")
+
+
+def git(root: Path, *words: str) -> str:
+    who = ("-c", "user.name=A", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false")
+    return subprocess.run(["git", *who, *words], cwd=root, capture_output=True, text=True, check=True).stdout
+
+
+def replace(path: Path, old: str, new: str) -> None:
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+
+
+@pytest.fixture(scope="module")
+def committed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("release")
+    for name in NAMED:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (shutil.copytree if (ROOT / name).is_dir() else shutil.copyfile)(ROOT / name, root / name)
+    (root / "CHANGELOG.md").write_text(DATED)
+    git(root, "init", "--quiet")
+    git(root, "add", "--all", "--force")
+    git(root, "commit", "--quiet", "--message", "first")
+    return root
+
+
+@pytest.fixture
+def tree(committed: Path) -> Path:
+    """A tree that can be released; what a test does to it is gone after it."""
+    git(committed, "reset", "--quiet", "--hard", git(committed, "rev-list", "--max-parents=0", "HEAD").strip())
+    git(committed, "clean", "--quiet", "--force", "-d", "-x")
+    git(committed, "tag", "--delete", *git(committed, "tag").split())
+    return committed
+
+
+def test_a_clean_tree_with_its_section_is_released(tree: Path) -> None:
+    assert list(refusals(tree)) == list(refusals(tree, f"v{VERSION}")) == []
+    git(tree, "tag", f"v{VERSION}")
+    assert list(refusals(tree)) == []
+
+
+def test_what_is_not_in_the_commit_refuses_it(tree: Path) -> None:
+    (tree / "kvbus.py").touch()
+    replace(tree / "Dockerfile", "ENTRYPOINT", "# ENTRYPOINT")
+    (reason,) = refusals(tree)
+    assert "not that of a commit" in reason
+    assert {"Dockerfile", "kvbus.py"} <= set(re.findall(r"[\w.]+", reason))
+
+
+def test_a_version_that_is_not_everywhere_refuses_it(tree: Path) -> None:
+    replace(tree / "pyproject.toml", f'version = "{VERSION}"', 'version = "9.9.9"')
+    replace(tree / "CHANGELOG.md", f"[{VERSION}]", "[9.9.9]")
+    git(tree, "commit", "--quiet", "--all", "--message", "second")
+    (reason,) = refusals(tree, "v9.9.9")
+    assert {"Dockerfile", "helm/kvbus/Chart.yaml", "helm/kvbus-lib/Chart.yaml"} <= set(re.findall(r"[\w./-]+", reason))
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.0.0rc1", "v1.0.0"])
+def test_a_version_that_helm_cannot_read_refuses_it(tree: Path, version: str) -> None:
+    replace(tree / "pyproject.toml", f'version = "{VERSION}"', f'version = "{version}"')
+    git(tree, "commit", "--quiet", "--all", "--message", "second")
+    (reason,) = refusals(tree)
+    assert "must be MAJOR.MINOR.PATCH" in reason
+
+
+@pytest.mark.parametrize(
+    "heading", ["## [Unreleased]", f"## [{VERSION}]", f"## [{VERSION}] - soon", "## [0.0.9] - 2026-11-23"]
+)
+def test_a_changelog_without_the_section_refuses_it(tree: Path, heading: str) -> None:
+    (tree / "CHANGELOG.md").write_text(f"{heading}\n\n* Everything.\n")
+    git(tree, "commit", "--quiet", "--all", "--message", "second")
+    (reason,) = refusals(tree)
+    assert f"CHANGELOG.md has no section `## [{VERSION}] - " in reason
+
+
+def test_an_empty_section_is_none(tmp_path: Path) -> None:
+    (tmp_path / "CHANGELOG.md").write_text("## [1.0.0] - 2026-11-23\n\n## [0.9.0] - 2026-01-01\n\n* Old.\n")
+    assert notes(tmp_path, "1.0.0") == ""
+    assert notes(tmp_path, "0.9.0") == "* Old."
+    assert notes(tmp_path, "0x9.0") == ""
+
+
+def test_another_tag_and_a_tag_that_is_taken_refuse_it(tree: Path) -> None:
+    (reason,) = refusals(tree, "v9.9.9")
+    assert "the tag is v9.9.9" in reason
+    git(tree, "tag", f"v{VERSION}")
+    replace(tree / "CHANGELOG.md", "Everything", "More than everything")
+    git(tree, "commit", "--quiet", "--all", "--message", "second")
+    (reason,) = refusals(tree)
+    assert f"v{VERSION} is another commit already" in reason
+
+
+def test_an_archive_does_not_know_when_or_by_whom_it_was_packed(tmp_path: Path) -> None:
+    packed = []
+    for number, name in enumerate(("one", "two")):
+        layout = tmp_path / name / "layout"
+        (layout / "blobs").mkdir(parents=True, mode=0o700)
+        for file in ("oci-layout", "blobs/b", "blobs/a")[:: 1 - 2 * number]:
+            (layout / file).write_text(file)
+            os.utime(layout / file, (number, number))
+            (layout / file).chmod(0o600 + number * 0o44)
+        pack(layout, tmp_path / f"{name}.tar", 1_000_000_000)
+        packed.append((tmp_path / f"{name}.tar").read_bytes())
+    assert packed[0] == packed[1]
+    with tarfile.open(tmp_path / "one.tar") as archive:
+        assert archive.getnames() == ["blobs", "blobs/a", "blobs/b", "oci-layout"]
+
+
+@pytest.mark.parametrize("name", release.CHARTS)
+def test_a_chart_is_helms_package_with_one_date(tmp_path: Path, name: str) -> None:
+    helm = pytest.importorskip("helm_python", reason="helm-python-sdk is not installed (.ci/tools.lock)")
+    source, packed = ROOT / "helm" / name, []
+    for place, date in (("a", 1_000_000_000), ("b", 1_000_000_000), ("c", 1_000_000_001)):
+        (tmp_path / place).mkdir()
+        chart(source, tmp_path / place, date)
+        packed.append((tmp_path / place / f"{name}-{VERSION}.tgz").read_bytes())
+    assert packed[0] == packed[1] != packed[2]
+    by_helm = Path(helm.package(str(source), destination=str(tmp_path)))
+    with tarfile.open(by_helm) as theirs, tarfile.open(tmp_path / "a" / by_helm.name) as ours:
+        assert ours.getnames() == theirs.getnames()
+        for each in theirs:
+            assert ours.extractfile(each.name).read() == theirs.extractfile(each).read()  # type: ignore[union-attr]
+            assert ours.getmember(each.name).mtime == 1_000_000_000
+    if name == "kvbus":
+        with (
+            helm.Chart.load(str(tmp_path / "a" / by_helm.name)) as archived,
+            helm.Chart.load(str(source)) as chart_there,
+        ):
+            assert archived.render({}, name="demo", namespace="ns") == chart_there.render(
+                {}, name="demo", namespace="ns"
+            )
+
+
+def test_a_wheel_of_another_version_is_not_put_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1000000000")
+    shutil.copyfile(ROOT / "pyproject.toml", tmp_path / "pyproject.toml")
+    (tmp_path / "dist").mkdir()
+    (tmp_path / "dist" / "kvbus-9.9.9-py3-none-any.whl").touch()
+    with pytest.raises(SystemExit, match=f"is not of version {VERSION}"):
+        assemble(tmp_path, tmp_path / "build" / "release")
+
+
+def test_a_whole_release_has_a_wheel_of_each_python_and_architecture(tmp_path: Path) -> None:
+    wanted = list(absent(tmp_path, ROOT))
+    for name in wanted:
+        (tmp_path / name.replace("*", "x")).touch()
+    assert list(absent(tmp_path, ROOT)) == []
+    wheels = {(match[1], match[2]) for name in wanted if (match := re.search(r"-cp(\d+)-.*\*_(\w+)\.whl$", name))}
+    assert {python for python, _ in wheels} == set(re.findall(r"cp(\d+)-", cibuildwheel()["build"]))
+    assert {machine for _, machine in wheels} == {"x86_64", "aarch64"}
+    assert len(wheels) == 8
+    (tmp_path / f"kvbus-{VERSION}-image-arm64.tar").unlink()
+    assert list(absent(tmp_path, ROOT)) == [f"kvbus-{VERSION}-image-arm64.tar"]
+
+
+def cibuildwheel() -> Any:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["cibuildwheel"]
+
+
+def test_wheels_that_are_built_in_a_container_have_the_same_date() -> None:
+    dated = re.findall(r"^DATED := (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[0]
+    assert cibuildwheel()["linux"]["environment-pass"] == re.findall(r"\b([A-Z_]+)=", dated)
+
+
+@pytest.mark.skipif(not RELEASE, reason="TEST_RELEASE names no release: make release-rehearsal")
+def test_the_files_of_a_release() -> None:
+    where = Path(str(RELEASE))
+    sums = dict(line.split()[::-1] for line in (where / "SHA256SUMS").read_text().splitlines())
+    assert sums.keys() == {path.name for path in where.iterdir()} - {"SHA256SUMS"}
+    for name, digest in sums.items():
+        with (where / name).open("rb") as file:
+            assert hashlib.file_digest(file, "sha256").hexdigest() == digest
+    said = json.loads((where / f"kvbus-{VERSION}.cdx.json").read_text())
+    assert said["metadata"]["component"]["name"] == "kvbus"
+    assert said["metadata"]["component"]["version"] == VERSION
+    assert "serialNumber" not in said, "it would be another one each time"
+    lock = (ROOT / "requirements-runtime.lock").read_text()
+    pinned = dict(re.findall(r"^([\w.-]+)==([^ ;\\]+) ?\\?$", lock, re.MULTILINE))
+    found = {re.sub(r"[-_.]+", "-", each["name"]).lower(): each["version"] for each in said["components"]}
+    assert len(pinned) > 10
+    assert pinned.items() <= found.items()
