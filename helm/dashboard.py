@@ -269,10 +269,11 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
         graph(
             "Replay asked of the engine",
             "cps",
-            "Requests (probes of an idle engine too), answers given up, and attempts that failed in kvbus itself.",
+            "Requests (probes of an idle engine too), answers given up, those that waited, attempts that failed here.",
             (rate("kvbus_source_replays_total", SOURCE, PER_SOURCE), f"{OF_SOURCE} asked"),
             (rate("kvbus_source_replay_timeouts_total", SOURCE, PER_SOURCE), f"{OF_SOURCE} given up"),
             (rate("kvbus_source_requests_failed_total", SOURCE, PER_SOURCE), f"{OF_SOURCE} not sent"),
+            (rate("kvbus_source_requests_waited_total", SOURCE, PER_SOURCE), f"{OF_SOURCE} waited"),
         ),
         graph(
             "Partial",
@@ -417,6 +418,7 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
                 f"kvbus_output_journal_bytes{{{OUTPUT}}} / kvbus_output_journal_bytes_limit{{{OUTPUT}}}",
                 f"{OF_OUTPUT} bytes",
             ),
+            (rate("kvbus_output_states_outgrown_total", OUTPUT, PER_OUTPUT), f"{OF_OUTPUT} states outgrown"),
         ),
     ],
     "Replay": [
@@ -508,6 +510,30 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
             "Sources that joined, left or moved to another address, and attempts to ask that failed, since the start.",
             (f"kvbus_discovery_changes_total{{{TARGET}}}", "{{instance}} {{discovery}} {{change}}"),
             (f"kvbus_discovery_failures_total{{{TARGET}}}", "{{instance}} {{discovery}} failed"),
+            (f"kvbus_discovery_records_total{{{TARGET}}}", "{{instance}} {{discovery}} records {{reason}}"),
+        ),
+        graph(
+            "Logs read for routers",
+            "s",
+            "Time since the newest moment up to which everything was read that the log had then; about 1 s is level.",
+            (f"kvbus_discovery_lag_seconds{{{TARGET}}}", "{{instance}} {{discovery}}"),
+        ),
+        graph(
+            "In front of the engine's API",
+            "cps",
+            "Requests by outcome, and connections that kvbus closed (too many, or one that says nothing).",
+            (rate("kvbus_front_requests_total", TARGET, "instance, outcome"), "{{instance}} {{outcome}}"),
+            (
+                rate("kvbus_front_connections_closed_total", TARGET, "instance, reason"),
+                "{{instance}} closed {{reason}}",
+            ),
+        ),
+        graph(
+            "Connections to the front",
+            "short",
+            "Those that are open, and the most of them.",
+            (f"kvbus_front_connections{{{TARGET}}}", "{{instance}} open"),
+            (f"kvbus_front_connections_limit{{{TARGET}}}", "{{instance}} limit"),
         ),
         graph(
             "Views",

@@ -54,7 +54,14 @@ RENDERED: Final = {
                 }
             },
         },
-        "kvbus alone, in front of engines elsewhere that bind: their pods, with the ports kv-events and kv-replay.",
+        (
+            "kvbus alone, in front of engines elsewhere that bind: their pods, with the ports kv-events and "
+            "kv-replay.\n"
+            "# Its rights are bound to its account in the namespace `default`. Into another one:\n"
+            "#\n"
+            "#   sed 's|namespace: default|namespace: NAMESPACE|' aggregator.yaml | kubectl apply -n NAMESPACE -f -\n"
+            "#"
+        ),
     ),
 }
 VERSION: Final = str(tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"])
@@ -71,6 +78,7 @@ _VERSIONED: Final = {
     ROOT / "Dockerfile": (r"^ARG VERSION=",),
     ROOT / "docs" / "KUBERNETES.md": (_OF_AN_IMAGE, r"newTag: "),
     MANIFESTS / "example" / "kustomization.yaml": (r"newTag: ",),
+    MANIFESTS / "post-renderer" / "plugin.yaml": (r"^version: ",),
     ROOT / "tests" / "chart" / "data" / "other" / "Chart.yaml": (r"^    version: ",),
 }
 """Files that name the version, and what stands before it there."""
@@ -232,8 +240,12 @@ def described(values: str) -> Iterator[tuple[str, str, str]]:
 def manifests() -> dict[Path, str]:
     """Path to text, of every file in deploy/kubernetes that is rendered from the chart."""
     files = {MANIFESTS / name: _rendered(*how) for name, how in RENDERED.items()}
-    files[MANIFESTS / "component" / "sidecar.yaml"] = _patch()
-    files |= {MANIFESTS / "inject" / name: text for name, text in _written_out().items()}
+    component = _sibling("component")
+    for name, text in component.components(_worker, dump).items():
+        files[MANIFESTS / "component" / name] = _NOTICE + text
+    values = MANIFESTS / "platforms" / "llm-d" / "modelservice-values.yaml"
+    files[values] = _NOTICE + component.modelservice(_worker, dump)
+    files[MANIFESTS / "inject" / "kserve.yaml"] = _kserve()
     files[MANIFESTS / "inject" / "policy.yaml"] = _NOTICE + _sibling("policy").policy(_worker)
     return files
 
@@ -275,54 +287,16 @@ def render(values: dict[str, Any], release: str = "demo", namespace: str = "defa
 
 
 _OF_THE_RELEASE: Final = "app.kubernetes.io/"
-_MODEL: Final = "metadata.annotations['kvbus/model']"
-"""Where a pod that is not the chart's says what it serves: a model's name may have a slash, which no label may."""
-
-
-def _patch() -> str:
-    """The sidecar as a strategic merge patch, with all of its configuration in its environment.
-
-    It is llm-d's preset, the only one whose router needs something of the stream that the others ignore: the topic. The
-    ports are those of the other presets, so that it is found where every document says.
-    """
-    values = {"router": "llm-d", "ports": {"events": 5657, "replay": 5658}, "configFrom": "environment"}
-    text = render({"kvbus": values})["kvbus/templates/workload.yaml"]
-    template = YAML(typ="safe", pure=True).load(text)["spec"]["template"]
-    pod, labels = template["spec"], template["metadata"]["labels"]
-    for variable in (variable for sidecar in pod["initContainers"] for variable in sidecar["env"]):
-        if variable["name"] == "KVBUS_MODEL":  # the one here is the chart's own
-            del variable["value"]
-            variable["valueFrom"] = {"fieldRef": {"fieldPath": _MODEL}}
-    spec = {
-        "initContainers": pod["initContainers"],
-        "volumes": [volume for volume in pod["volumes"] if volume["name"].startswith("kvbus-")],
-    }
-    patch = {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": {"name": "any"},
-        "spec": {
-            "template": {
-                "metadata": {"labels": {name: labels[name] for name in labels if not name.startswith(_OF_THE_RELEASE)}},
-                "spec": spec,
-            }
-        },
-    }
-    return _NOTICE + dump(patch)
 
 
 _KSERVE: Final = """\
 # An LLMInferenceServiceConfig of KServe: an LLMInferenceService says `baseRefs: [{name: kvbus}]`. It has
 # llm-d's preset, on the ports where its router looks. KServe fills in the model's name.
 """
-_LWS: Final = """\
-# A LeaderWorkerSet whose pods each hold all ranks that they publish: kvbus in the leader, where the events are.
-# For groups whose workers publish, too, put the same into workerTemplate.
-"""
 
 
-def _written_out() -> dict[str, str]:
-    """The sidecar in objects of others, whose lists no patch can add to without their schema."""
+def _kserve() -> str:
+    """The sidecar as a config that services of KServe take by name."""
     values = {"router": "llm-d", "configFrom": "environment"}
     template = YAML(typ="safe", pure=True).load(_worker(values))["spec"]["template"]
     pod = template["spec"]
@@ -350,30 +324,7 @@ def _written_out() -> dict[str, str]:
             },
         },
     }
-    leader = {
-        "metadata": {"labels": {"app": "engine", **labels}},
-        "spec": {
-            "initContainers": [sidecar],
-            "containers": [{key: engine[key] for key in ("name", "image", "command", "args", "ports")}],
-            "volumes": volumes,
-        },
-    }
-    worker = {
-        "spec": {"containers": [{key: engine[key] for key in ("name", "image")} | {"command": ["sleep", "infinity"]}]}
-    }
-    lws = {
-        "apiVersion": "leaderworkerset.x-k8s.io/v1",
-        "kind": "LeaderWorkerSet",
-        "metadata": {"name": "engine"},
-        "spec": {
-            "replicas": 1,
-            "leaderWorkerTemplate": {"size": 2, "leaderTemplate": leader, "workerTemplate": worker},
-        },
-    }
-    return {
-        "kserve.yaml": _KSERVE + _NOTICE + dump(kserve),
-        "leaderworkerset.yaml": _LWS + _NOTICE + dump(lws),
-    }
+    return _KSERVE + _NOTICE + dump(kserve)
 
 
 def dump(document: Any) -> str:

@@ -121,8 +121,10 @@ def _chart(path: Path) -> Any:
     return helm.Chart.load(str(path))
 
 
-def render(values: Values | None = None, *, chart: Path = CHART, release: str = RELEASE) -> Release:
-    texts: dict[str, str] = _chart(chart).render(values or {}, name=release, namespace=NAMESPACE)
+def render(
+    values: Values | None = None, *, chart: Path = CHART, release: str = RELEASE, namespace: str = NAMESPACE
+) -> Release:
+    texts: dict[str, str] = _chart(chart).render(values or {}, name=release, namespace=namespace)
     notes, objects = "", []
     for name, text in texts.items():
         if name.endswith("NOTES.txt"):

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import json
-import os
-import re
 import subprocess
 from pathlib import Path
 from typing import Any, Final
@@ -14,11 +11,10 @@ import pytest
 from ruamel.yaml import YAML
 
 from kvbus.config import load
-from tests.chart.charts import ROOT, containers, environment, render, script
+from tests.chart.charts import ROOT, container, containers, environment, render, script
+from tests.chart.definitions import PLATFORMS, mistakes, needs_platforms
 
 HERE: Final = ROOT / "deploy" / "kubernetes" / "inject"
-PLATFORMS: Final = os.environ.get("TEST_PLATFORMS_HOME")
-needs_platforms = pytest.mark.skipif(PLATFORMS is None, reason="TEST_PLATFORMS_HOME is not set (make platforms)")
 needs_policy = pytest.mark.skipif(
     not Path(PLATFORMS or "", "policy").is_file(),
     reason="the API server's CEL is not built (make platforms)",
@@ -75,16 +71,16 @@ def pod(**annotations: str) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
-@needs_policy
-@pytest.mark.parametrize("router", ROUTERS)
-@pytest.mark.parametrize("ranks", [1, 4])
-def test_the_policy_puts_in_what_the_chart_would(router: str, ranks: int) -> None:
+def of_the_chart(router: str, ranks: int) -> Any:
+    """The pod with the chart's own sidecar for this router."""
     values = {"router": router, "model": "qwen", "configFrom": "environment", "dataParallelSize": ranks}
-    values |= {"engineEvents": {"replayPort": 15657}}
-    chart = render({"kvbus": values})
-    made = applied(pod(router=router, model="qwen", ranks=str(ranks)))
+    return render({"kvbus": values | {"engineEvents": {"replayPort": 15657}}}).pod
+
+
+def injected_as(chart: Any, made: Any, router: str) -> None:
+    """The pod has the sidecar, the labels and the volume that the chart's has."""
     (ours,) = made["spec"]["initContainers"]
-    theirs = dict(chart.kvbus)
+    theirs = container(chart, "kvbus")
     given = [load(None, env=without_place(each), overrides={}) for each in (environment(ours), environment(theirs))]
     assert given[0].model_copy(update={"worker": given[1].worker}) == given[1]
     for key in theirs.keys() - {"env", "ports"}:
@@ -93,6 +89,14 @@ def test_the_policy_puts_in_what_the_chart_would(router: str, ranks: int) -> Non
     assert {each["containerPort"] for each in ours["ports"]} <= wanted, "of several ranks the first one's"
     assert labels(router).items() <= made["metadata"]["labels"].items()
     assert [each["name"] for each in made["spec"]["volumes"]] == ["kvbus-state"]
+
+
+@needs_policy
+@pytest.mark.parametrize("router", ROUTERS)
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_the_policy_puts_in_what_the_chart_would(router: str, ranks: int) -> None:
+    made = applied(pod(router=router, model="qwen", ranks=str(ranks)))
+    injected_as(of_the_chart(router, ranks), made, router)
     assert made["spec"]["containers"] == pod()["spec"]["containers"]
     assert applied(made) == made, "once"
 
@@ -128,66 +132,23 @@ def test_a_router_that_nobody_knows_is_refused() -> None:
 # -- objects of others
 
 
-def strict(node: Any) -> Any:
-    """A structural schema as JSON Schema that takes no field it does not name, as a strict API server."""
-    if isinstance(node, list):
-        return [strict(each) for each in node]
-    if not isinstance(node, dict):
-        return node
-    if node.get("x-kubernetes-int-or-string"):
-        return {"type": ["integer", "string"]}
-    out = {
-        key: {name: strict(each) for name, each in value.items()} if key == "properties" else strict(value)
-        for key, value in node.items()
-        if key != "format"
-    }
-    if "properties" in out and not out.get("x-kubernetes-preserve-unknown-fields"):
-        out.setdefault("additionalProperties", False)
-    return out
-
-
-@functools.cache
-def definition(kind: str, version: str) -> Any:
-    """The strict schema of a kind; the files are large, and each is read once."""
-    (path,) = Path(PLATFORMS or "", "crds").glob(f"*_{kind.lower()}s.yaml")
-    crd = YAML(typ="safe").load(path.read_text())["spec"]
-    (schema,) = (
-        one["schema"]["openAPIV3Schema"] for one in crd["versions"] if f"{crd['group']}/{one['name']}" == version
-    )
-    known = strict(schema)
-    known["properties"]["metadata"] = {"type": "object"}
-    return known
-
-
-def mistakes(each: Any) -> list[str]:
-    """What the object's own definition has against it."""
-    jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
-    known = definition(each["kind"], each["apiVersion"])
-    return [error.message for error in jsonschema.Draft202012Validator(known).iter_errors(each)]
-
-
 @needs_platforms
-@pytest.mark.parametrize("name", ["kserve.yaml", "leaderworkerset.yaml"])
-def test_their_own_definitions_take_the_objects(name: str) -> None:
-    (each,) = documents(name)
+def test_its_own_definition_takes_the_config() -> None:
+    (each,) = documents("kserve.yaml")
     assert mistakes(each) == []
     each["spec"]["templat"] = {}
     (mistake,) = mistakes(each)
     assert "templat" in mistake, "an unknown field would be seen"
 
 
-@pytest.mark.parametrize("name", ["kserve.yaml", "leaderworkerset.yaml"])
-def test_the_sidecar_in_them_runs_and_the_engine_publishes_to_it(name: str) -> None:
-    (each,) = documents(name)
-    spec = each["spec"]
-    template = spec["template"] if name == "kserve.yaml" else spec["leaderWorkerTemplate"]["leaderTemplate"]["spec"]
+def test_the_sidecar_in_it_runs_and_the_engine_publishes_to_it() -> None:
+    (each,) = documents("kserve.yaml")
+    template = each["spec"]["template"]
     (sidecar,) = template["initContainers"]
     env = environment(sidecar)
-    assert env["KVBUS_MODEL"] == ("{{ .Spec.Model.Name }}" if name == "kserve.yaml" else "Qwen/Qwen3-32B")
-    config = load(None, env=without_place(env) | {"KVBUS_MODEL": "qwen"}, overrides={})
+    assert env["KVBUS_MODEL"] == "{{ .Spec.Model.Name }}"
+    (source,) = load(None, env=without_place(env) | {"KVBUS_MODEL": "qwen"}, overrides={}).sources
     engine = template["containers"][0]
     events = json.loads(engine["args"][engine["args"].index("--kv-events-config") + 1])
-    (source,) = config.sources
-    assert events["endpoint"] == source.endpoint
-    assert re.sub(r"\*", "127.0.0.1", events["replay_endpoint"]) == source.replay_endpoint
+    assert (events["endpoint"], events["replay_endpoint"]) == (source.endpoint, source.replay_endpoint)
     assert {each["name"] for each in template["volumes"]} == {mount["name"] for mount in sidecar["volumeMounts"]}

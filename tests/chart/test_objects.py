@@ -95,6 +95,16 @@ def test_two_aggregators_never_number_one_stream_at_the_same_time() -> None:
     assert render({**AGGREGATOR, "mode": "daemonset"}).workload["spec"]["updateStrategy"] == {"type": "RollingUpdate"}
 
 
+@pytest.mark.parametrize("replicas", [2, None])
+def test_of_several_aggregators_one_is_there_while_another_is_replaced(replicas: int | None) -> None:
+    """Each numbers streams of its own, so they need not all be gone; one more of them would be in nobody's list."""
+    several = {**AGGREGATOR, "replicas": replicas, "service": {"headless": True}}
+    assert render(several).workload["spec"]["strategy"] == {
+        "type": "RollingUpdate",
+        "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1},
+    }
+
+
 def test_the_service_account_has_no_token_and_a_name_of_its_own_or_none() -> None:
     release = render()
     assert release.one("ServiceAccount")["automountServiceAccountToken"] is False
@@ -334,7 +344,7 @@ def test_the_tests_reach_the_release_where_routers_do() -> None:
 def test_who_discovers_in_kubernetes_may_watch_that_and_nothing_else() -> None:
     release = render(CASES["discovery"])
     roles = {each["metadata"].get("namespace"): each["rules"] for each in release.all("Role")}
-    verbs = ["get", "list", "watch"]
+    verbs = ["list", "watch"]
     assert roles == {
         None: [{"apiGroups": [""], "resources": ["pods"], "verbs": verbs}],
         "elsewhere": [{"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": verbs}],

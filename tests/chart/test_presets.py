@@ -10,7 +10,7 @@ import pytest
 
 from kvbus.config import Config, render_topic
 from kvbus.config.notes import notes
-from tests.chart.charts import OF_THE_POD, Values, render
+from tests.chart.charts import OF_THE_POD, Values, helm, render
 from tests.chart.test_render import told
 
 
@@ -85,6 +85,23 @@ def test_routers_at_the_engines_own_port(tmp_path: Path) -> None:
     assert open_ports == [[{"protocol": "TCP", "port": 8000}]], "and no rule without a port, which would open all"
     asked = told(render({"kvbus": {"interpose": True, "ports": {"replay": 15757}}}), tmp_path)
     assert asked.outputs[0].replay_endpoint == "tcp://127.0.0.1:15757"
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_kvbus_before_the_engines_api(engine: str, tmp_path: Path) -> None:
+    """Everybody finds kvbus where the engine was, which is on loopback now."""
+    kvbus = {"router": "vllm-router", "front": 8001, "config": {"on_partial": "reset"}}
+    release = render({"engine": {"type": engine}, "kvbus": kvbus})
+    config = told(release, tmp_path)
+    assert config.front is not None
+    assert (config.front.listen, config.front.engine) == ("0.0.0.0:8000", "http://127.0.0.1:8001")
+    assert config.sources[0].api == "http://127.0.0.1:8001"
+    assert {"--host=127.0.0.1", "--port=8001"} <= set(release.engine["args"])
+    assert [port["containerPort"] for port in release.engine["ports"]] == [8000]
+    with pytest.raises(helm.HelmError, match=r"kvbus\.servingPort and kvbus\.front both need port 8000"):
+        render({"kvbus": {"front": 8000}})
+    with pytest.raises(helm.HelmError, match=r"no effect with kvbus\.config\.front"):
+        render({"kvbus": {"front": 8001, "config": {"front": config.front.model_dump()}}})
 
 
 @pytest.mark.parametrize("configured", ["configMap", "environment"])

@@ -23,9 +23,9 @@ def test_a_number_is_the_charts(values: Values, replicas: int) -> None:
 @pytest.mark.parametrize("values", [WORKER, AGGREGATOR], ids=["worker", "deployment"])
 def test_null_leaves_the_number_out(values: Values) -> None:
     """A key with null in it would be taken for 1 by the cluster; only one that is not there leaves the number alone."""
-    left_out, given = (render({**values, "replicas": replicas}).workload["spec"] for replicas in (None, 1))
+    left_out, given = (render({**values, "replicas": replicas}).workload["spec"] for replicas in (None, 2))
     assert "replicas" not in left_out
-    assert {**left_out, "replicas": 1} == given, "nothing else differs"
+    assert {**left_out, "replicas": 2} == given, "nothing else differs"
 
 
 def test_a_daemonset_has_no_number_either_way() -> None:

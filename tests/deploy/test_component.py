@@ -23,7 +23,7 @@ from tests.ports import free_ports
 from tests.system.bus import eventually
 
 KUBERNETES: Final = Path(__file__).parents[2] / "deploy" / "kubernetes"
-PORTS: Final = {"engine": "15557", "engine_replay": "15657", "events": "5657", "replay": "5658", "http": "9477"}
+PORTS: Final = {"engine": "15557", "engine_replay": "15657", "events": "5557", "replay": "5558", "http": "9477"}
 POD_IP: Final = "10.1.2.3"
 BATCHES: Final = 60
 END: Final = b"\xff" * 8
@@ -40,7 +40,7 @@ def pod_annotations() -> dict[str, str]:
 
 def told(said: dict[str, str], ports: dict[str, int], directory: Path) -> dict[str, str]:
     """The sidecar's variables as the kubelet fills them in, on ports and in a directory of this machine."""
-    (sidecar,) = read("component/sidecar.yaml")["spec"]["template"]["spec"]["initContainers"]
+    (sidecar,) = read("component/llm-d/sidecar.yaml")["template"]["spec"]["initContainers"]
     assert sidecar["args"] == ["run"]
     fields = {"status.podIP": POD_IP} | {f"metadata.annotations['{key}']": value for key, value in said.items()}
     known: dict[str, str] = {}

@@ -278,7 +278,10 @@ class Scene:
         return "\n".join(bus.command.said for bus in self.buses.values() if bus.command is not None)
 
     def _discover(self, bus: Kvbus) -> None:
-        """One entry that cannot be asked, and one that finds an engine that is configured already."""
+        """A front before an engine that is away. One entry that cannot be asked, and one that finds an engine that is configured already."""
+        here, away = free_ports(2)
+        engine = {"listen": f"127.0.0.1:{here}", "engine": f"http://127.0.0.1:{away}", "source": "steady"}
+        bus.config["front"] = engine
         found = bus.directory / "engines.json"
         found.write_text(json.dumps([{**bus.config["sources"][0], "name": "again"}]))
         for name, path in (("unasked", bus.directory / "nowhere"), ("doubled", found)):

@@ -12,8 +12,11 @@ from tests.monitoring.prometheus import alerts
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 
-STARVED = {"KvbusLoopLag": 0.1, "KvbusDown": SCRAPE}
-"""Alerts that a machine without CPU to spare is enough for, and after how many seconds without any."""
+STARVED = {"KvbusLoopLag": 0.02, "KvbusDown": SCRAPE}
+"""Alerts that a machine without CPU to spare is enough for, and how long this process waited for its CPU there.
+
+KvbusLoopLag takes a tenth of a second: whoever shares this machine may wait several times as long as this process.
+"""
 
 
 def test_there_is_a_fault_for_every_alert() -> None:

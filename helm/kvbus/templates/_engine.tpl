@@ -90,7 +90,10 @@
 {{- $args := list -}}
 {{- if eq $engine.type "vllm" -}}
 {{- $command = list "vllm" "serve" -}}
-{{- $args = list .Values.model (printf "--served-model-name=%s" $name) (printf "--port=%d" (int .Values.kvbus.servingPort)) "--enable-prefix-caching" -}}
+{{- $args = list .Values.model (printf "--served-model-name=%s" $name) (printf "--port=%s" (include "kvbus.enginePort" .)) "--enable-prefix-caching" -}}
+{{- if .Values.kvbus.front -}}
+{{- $args = append $args "--host=127.0.0.1" -}}
+{{- end -}}
 {{- if gt (int $engine.tensorParallelSize) 1 -}}
 {{- $args = append $args (printf "--tensor-parallel-size=%d" (int $engine.tensorParallelSize)) -}}
 {{- end -}}
@@ -100,7 +103,7 @@
 {{- $args = concat $args (list "--kv-events-config" (include "kvbus.kvEventsConfig" (list . "vllm"))) -}}
 {{- else if eq $engine.type "sglang" -}}
 {{- $command = list "python3" "-m" "sglang.launch_server" -}}
-{{- $args = list (printf "--model-path=%s" .Values.model) (printf "--served-model-name=%s" $name) "--host=0.0.0.0" (printf "--port=%d" (int .Values.kvbus.servingPort)) -}}
+{{- $args = list (printf "--model-path=%s" .Values.model) (printf "--served-model-name=%s" $name) (printf "--host=%s" (ternary "127.0.0.1" "0.0.0.0" (not (empty .Values.kvbus.front)))) (printf "--port=%s" (include "kvbus.enginePort" .)) -}}
 {{- if gt (int $engine.tensorParallelSize) 1 -}}
 {{- $args = append $args (printf "--tp-size=%d" (int $engine.tensorParallelSize)) -}}
 {{- end -}}

@@ -39,6 +39,9 @@
 {{- if hasKey $v.config "interpose" -}}
 {{- fail "kvbus.config.interpose: set kvbus.interpose, from which source and output follow" -}}
 {{- end -}}
+{{- if and $v.front (hasKey $v.config "front") -}}
+{{- fail "kvbus.front has no effect with kvbus.config.front: set engine there" -}}
+{{- end -}}
 {{- if $v.interpose -}}
 {{- if $v.config.outputs -}}
 {{- fail "kvbus.interpose has no effect with kvbus.config.outputs: set interpose in the output" -}}

@@ -52,6 +52,9 @@ aibrix:   {profile: aibrix, events: 5557, layout: merged}
 {{- if ne $v.http.open "status" -}}
 {{- $_ := set $config "http_open" $v.http.open -}}
 {{- end -}}
+{{- if $v.front -}}
+{{- $_ := set $config "front" (dict "listen" (printf "0.0.0.0:%d" (int $v.servingPort)) "engine" (printf "http://127.0.0.1:%d" (int $v.front))) -}}
+{{- end -}}
 {{- $_ := set $config "state_dir" (ternary "/var/lib/kvbus" nil $v.state.enabled) -}}
 {{- if $v.state.keySecret -}}
 {{- $_ := set $config "state_key_file" "/etc/kvbus-state/state.key" -}}
@@ -65,7 +68,7 @@ aibrix:   {profile: aibrix, events: 5557, layout: merged}
   "bind" true
   "data_parallel_size" (int $v.dataParallelSize) -}}
 {{- if eq (default "keep" $config.on_partial) "reset" -}}
-{{- $_ := set $source "api" (printf "http://127.0.0.1:%d" (int $v.servingPort)) -}}
+{{- $_ := set $source "api" (printf "http://127.0.0.1:%d" (include "kvbus.enginePort" . | int)) -}}
 {{- end -}}
 {{- $_ := set $config "sources" (list $source) -}}
 {{- end -}}
@@ -109,6 +112,11 @@ aibrix:   {profile: aibrix, events: 5557, layout: merged}
 {{- $_ := set $config "worker" (printf "$(POD_IP):%d" (int $v.servingPort)) -}}
 {{- end -}}
 {{- toJson $config -}}
+{{- end -}}
+
+{{- /* Where the engine in this pod serves: behind kvbus, or itself. */ -}}
+{{- define "kvbus.enginePort" -}}
+{{- int (.Values.kvbus.front | default .Values.kvbus.servingPort) -}}
 {{- end -}}
 
 {{- /* "true" or nothing: some of these sources are found. */ -}}

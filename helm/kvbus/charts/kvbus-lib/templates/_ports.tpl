@@ -44,6 +44,9 @@ whether others are to reach it (an engine's own ports are not).
 {{- end -}}
 {{- end -}}
 {{- $taken := dict (toString $v.servingPort) "kvbus.servingPort" -}}
+{{- if $v.front -}}
+{{- $claims = append $claims (dict "name" "" "port" (int $v.front) "key" "kvbus.front" "open" false) -}}
+{{- end -}}
 {{- range $claims -}}
 {{- if gt (int .port) 65535 -}}
 {{- fail (printf "%s: rank r is at port + r, and %d is no port" .key (int .port)) -}}

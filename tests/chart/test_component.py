@@ -1,0 +1,341 @@
+"""The kustomize components: each has the chart's sidecar, and kustomize puts it into every kind of workload."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from ruamel.yaml import YAML
+
+from kvbus.config import load
+from kvbus.errors import ConfigError
+from tests.chart.charts import ROOT, environment, render, script
+from tests.chart.definitions import PLATFORMS, mistakes, needs_platforms
+
+KUBERNETES: Final = ROOT / "deploy" / "kubernetes"
+POST_RENDERER: Final = KUBERNETES / "post-renderer" / "kvbus.sh"
+PRESETS: Final = script("component").PRESETS
+EXAMPLES: Final = sorted(
+    path.parent for path in KUBERNETES.rglob("*/kustomization.yaml") if "component" not in path.parts
+)
+DEFINED: Final = {"lws", "aibrix"}
+"""Examples whose kinds' definitions come with a Go module; OME's and the Dynamo operator's do not."""
+
+
+def kustomize() -> str | None:
+    """The command that builds a folder."""
+    own = Path(PLATFORMS or "", "kustomize")
+    if own.is_file():
+        return f"{own} build"
+    return next(
+        (f"{name} {verb}" for name, verb in (("kubectl", "kustomize"), ("kustomize", "build")) if shutil.which(name)),
+        None,
+    )
+
+
+KUSTOMIZE: Final = kustomize()
+needs_kustomize = pytest.mark.skipif(KUSTOMIZE is None, reason="neither kubectl nor kustomize is here (make platforms)")
+
+
+def documents(text: str) -> list[Any]:
+    return [each for each in YAML(typ="safe", pure=True).load_all(text) if each]
+
+
+def read(path: Path) -> Any:
+    (found,) = documents(path.read_text())
+    return found
+
+
+def variables(of: Any) -> dict[str, str]:
+    return {name: value for name, value in environment(of).items() if name.startswith("KVBUS_")}
+
+
+# -- the sidecar
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_components_sidecar_is_the_charts(name: str) -> None:
+    chart = render({"kvbus": {**PRESETS[name], "model": "qwen", "configFrom": "environment"}})
+    template = read(KUBERNETES / "component" / name / "sidecar.yaml")["template"]
+    (ours,), theirs = template["spec"]["initContainers"], chart.kvbus
+    env = {**environment(ours), "KVBUS_MODEL": "qwen"}
+    assert {**environment(theirs), "KVBUS_MODEL": "qwen"} == env
+    assert {key: value for key, value in ours.items() if key != "env"} == {
+        key: value for key, value in theirs.items() if key != "env"
+    }
+    given = chart.pod["metadata"]["labels"]
+    assert template["metadata"]["labels"].items() <= given.items()
+    of_the_author = {"model.aibrix.ai/name", "model.aibrix.ai/port"}
+    left = {each for each in given.keys() - template["metadata"]["labels"].keys() if "app.kubernetes.io" not in each}
+    assert left <= of_the_author
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_without_the_models_annotation_only_what_needs_it_is_refused(name: str) -> None:
+    """The kubelet fills in an empty text where the pod has no annotation."""
+    (sidecar,) = read(KUBERNETES / "component" / name / "sidecar.yaml")["template"]["spec"]["initContainers"]
+    env = variables(sidecar) | {"KVBUS_MODEL": ""}
+    if name == "llm-d":
+        with pytest.raises(ConfigError, match=r"uses \{model\}"):
+            load(None, env=env, overrides={})
+    else:
+        assert load(None, env=env, overrides={}).model == ""
+
+
+# -- where it goes
+
+
+def at(node: Any, path: list[str], *, create: bool) -> Iterator[tuple[Any, Any]]:
+    """Each holder and key of a replacement's path, as kustomize walks it."""
+    step, rest = path[0], path[1:]
+    wanted = re.fullmatch(r"\[(\w+)=(.+)\]", step)
+    if step == "*":
+        keys: list[Any] = list(range(len(node)))
+    elif wanted:
+        key, value = wanted.groups()
+        keys = [index for index, each in enumerate(node) if each.get(key) == value]
+        if not keys and create:
+            node.append({key: value})
+            keys = [len(node) - 1]
+    else:
+        keys = [step.strip("[]")]
+    for key in keys:
+        if not rest:
+            yield node, key
+        else:
+            if isinstance(key, str) and key not in node and create:
+                node[key] = [] if rest[0].startswith("[") and "=" in rest[0] else {}
+            yield from at(node[key], rest, create=create)
+
+
+def steps(path: str) -> list[str]:
+    return re.findall(r"\[[^\]]+\]|[^.]+", path)
+
+
+def put_in(component: Path, into: list[Any]) -> list[Any]:
+    """The objects with the component's replacements, without kustomize."""
+    made, source = copy.deepcopy(into), read(component / "sidecar.yaml")
+    for each in read(component / "kustomization.yaml")["replacements"]:
+        ((holder, key),) = at(source, steps(each["source"]["fieldPath"]), create=False)
+        for target in each["targets"]:
+            select, create = target["select"], target.get("options", {}).get("create", False)
+            label, _, value = select["labelSelector"].partition("=")
+            for one in made:
+                if one["kind"] != select["kind"] or one["metadata"].get("labels", {}).get(label) != value:
+                    continue
+                if not one["apiVersion"].startswith(select.get("group", "")):
+                    continue
+                for path in target["fieldPaths"]:
+                    for place, name in at(one, steps(path), create=create):
+                        place[name] = copy.deepcopy(holder[key])
+    return made
+
+
+def expected(example: Path) -> list[Any]:
+    about = read(example / "kustomization.yaml")
+    objects = [each for name in about["resources"] for each in documents((example / name).read_text())]
+    for component in about.get("components", []):
+        objects = put_in((example / component).resolve(), objects)
+    text = json.dumps(objects)
+    for image in about.get("images", []):
+        text = re.sub(rf'"{image["name"]}:([^"]+)"', rf'"{image["newName"]}:\1"', text)
+    return list(json.loads(text))
+
+
+def pods(node: Any) -> Iterator[Any]:
+    """Every spec of a pod in an object that has kvbus."""
+    if isinstance(node, dict):
+        if any(each.get("name") == "kvbus" for each in node.get("initContainers", [])):
+            yield node
+        for each in node.values():
+            yield from pods(each)
+    elif isinstance(node, list):
+        for each in node:
+            yield from pods(each)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+def test_an_examples_engine_publishes_to_its_sidecar(example: Path) -> None:
+    found = [pod for each in expected(example) for pod in pods(each)]
+    assert found
+    for pod in found:
+        (sidecar,) = (each for each in pod["initContainers"] if each["name"] == "kvbus")
+        assert sidecar["restartPolicy"] == "Always"
+        assert sidecar["image"].startswith("registry.example.com/kvbus:")
+        (source,) = load(None, env=variables(sidecar) | {"KVBUS_MODEL": "qwen"}, overrides={}).sources
+        (flag,) = (json.loads(text) for text in texts(pod) if '"publisher"' in text)
+        assert (flag["endpoint"], flag["replay_endpoint"]) == (source.endpoint, source.replay_endpoint)
+        assert {"kvbus-state"} <= {each["name"] for each in pod["volumes"]}
+
+
+def texts(node: Any) -> Iterator[str]:
+    if isinstance(node, str):
+        yield node
+    elif isinstance(node, (dict, list)):
+        for each in node.values() if isinstance(node, dict) else node:
+            yield from texts(each)
+
+
+def built(folder: Path) -> list[Any]:
+    assert KUSTOMIZE is not None
+    done = subprocess.run(
+        [*shlex.split(KUSTOMIZE), str(folder)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return documents(done.stdout)
+
+
+def by_name(objects: list[Any]) -> list[Any]:
+    return sorted(objects, key=lambda each: str(each["metadata"]["name"]))
+
+
+@needs_kustomize
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+def test_kustomize_builds_what_the_replacements_say(example: Path) -> None:
+    assert by_name(built(example)) == by_name(expected(example))
+
+
+@needs_platforms
+@pytest.mark.parametrize("example", [each for each in EXAMPLES if each.name in DEFINED], ids=lambda path: path.name)
+def test_each_projects_own_definition_takes_what_is_built(example: Path) -> None:
+    for each in built(example):
+        assert mistakes(each) == []
+
+
+@needs_platforms
+def test_kserves_own_definition_takes_the_service() -> None:
+    assert mistakes(read(KUBERNETES / "platforms" / "kserve" / "service.yaml")) == []
+
+
+WORKLOADS: Final = """
+apiVersion: apps/v1
+kind: StatefulSet
+metadata: {name: labelled, labels: {kvbus: enabled}}
+spec:
+  template:
+    metadata: {labels: {kvbus/sidecar: "false", app: engine}}
+    spec:
+      initContainers: [{name: kvbus, image: dropped:1, command: [old]}, {name: fetch, image: fetch:1}]
+      containers: [{name: engine, image: engine:1}]
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: another}
+spec: {template: {spec: {containers: [{name: other, image: other:1}]}}}
+---
+apiVersion: leaderworkerset.x-k8s.io/v1
+kind: LeaderWorkerSet
+metadata: {name: flat, labels: {kvbus: workers}}
+spec: {leaderWorkerTemplate: {size: 1, workerTemplate: {spec: {containers: [{name: engine, image: engine:1}]}}}}
+---
+apiVersion: serving.kserve.io/v1beta1
+kind: InferenceService
+metadata: {name: of-kserve, labels: {kvbus: enabled}}
+spec: {predictor: {containers: [{name: kserve-container, image: engine:1}]}}
+"""
+
+
+def folder(place: Path, workloads: str) -> Path:
+    """What an operator has: workloads and a kustomization with llm-d's component."""
+    shutil.copytree(KUBERNETES / "component" / "llm-d", place / "component")
+    (place / "workloads.yaml").write_text(workloads)
+    about = {"resources": ["workloads.yaml"], "components": ["component"]}
+    (place / "kustomization.yaml").write_text(json.dumps(about))
+    return place
+
+
+def test_only_what_is_labelled_gets_it_and_what_was_there_stays(tmp_path: Path) -> None:
+    labelled, another, flat, of_kserve = expected(folder(tmp_path, WORKLOADS))
+    template = labelled["spec"]["template"]
+    assert [each["name"] for each in template["spec"]["initContainers"]] == ["kvbus", "fetch"]
+    assert "command" not in template["spec"]["initContainers"][0], "the whole container is the component's"
+    assert template["metadata"]["labels"] == {
+        "kvbus/sidecar": "true",
+        "llm-d.ai/inference-serving": "true",
+        "app": "engine",
+    }
+    assert [another, of_kserve] == [
+        each for each in documents(WORKLOADS) if each["metadata"]["name"] in {"another", "of-kserve"}
+    ]
+    (pod,) = pods(flat)
+    assert pod == flat["spec"]["leaderWorkerTemplate"]["workerTemplate"]["spec"]
+
+
+@needs_kustomize
+def test_kustomize_leaves_the_same(tmp_path: Path) -> None:
+    assert by_name(built(folder(tmp_path, WORKLOADS))) == by_name(expected(tmp_path))
+
+
+@needs_kustomize
+def test_one_build_may_have_the_component_twice(tmp_path: Path) -> None:
+    """Two models in folders of their own, with a component each, and a kustomization over both."""
+    for name in ("one", "two"):
+        folder(tmp_path / name, WORKLOADS.split("---")[0].replace("name: labelled", f"name: {name}"))
+    (tmp_path / "kustomization.yaml").write_text(json.dumps({"resources": ["one", "two"], "namespace": "models"}))
+    made = built(tmp_path)
+    assert [(each["kind"], each["metadata"]["name"], each["metadata"]["namespace"]) for each in made] == [
+        ("StatefulSet", "one", "models"),
+        ("StatefulSet", "two", "models"),
+    ]
+    assert len([pod for each in made for pod in pods(each)]) == 2
+
+
+# -- charts of others
+
+DROPPED: Final = """
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: vllm-qwen-deployment-vllm, labels: {model: qwen}}
+spec:
+  template:
+    spec:
+      initContainers: [{name: kvbus, image: kvbus:1, env: [{name: RELEASE_NAME, value: vllm}]}]
+      containers: [{name: vllm, image: vllm:1}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: vllm-router, labels: {model: qwen}}
+"""
+
+
+def post_rendered(manifests: str, **said: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "KUSTOMIZE": KUSTOMIZE or "", **said}
+    return subprocess.run(
+        [str(POST_RENDERER)], input=manifests, env=env, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+@needs_kustomize
+def test_a_chart_that_drops_what_makes_a_sidecar_gets_one_behind_helm() -> None:
+    done = post_rendered(DROPPED, KVBUS_SELECT="model", KVBUS_ROUTER="dynamo", KVBUS_IMAGE="registry.example.com/kvbus")
+    assert done.returncode == 0, done.stderr
+    service, deployment = documents(done.stdout)
+    assert service == documents(DROPPED)[1], "only workloads are touched"
+    (sidecar,) = deployment["spec"]["template"]["spec"]["initContainers"]
+    wanted = read(KUBERNETES / "component" / "dynamo" / "sidecar.yaml")["template"]["spec"]["initContainers"][0]
+    assert sidecar == {**wanted, "image": f"registry.example.com/{wanted['image']}"}
+
+
+@needs_kustomize
+@pytest.mark.parametrize(
+    ("said", "why"), [({}, "no workload of the chart"), ({"KVBUS_ROUTER": "llmd"}, "there are aibrix dynamo")]
+)
+def test_a_release_without_kvbus_is_not_installed_in_silence(said: dict[str, str], why: str) -> None:
+    done = post_rendered(DROPPED, **said)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert why in done.stderr
+
+
+def test_values_for_llm_ds_chart_have_the_components_sidecar() -> None:
+    values = read(KUBERNETES / "platforms" / "llm-d" / "modelservice-values.yaml")
+    pod = read(KUBERNETES / "component" / "llm-d" / "sidecar.yaml")["template"]["spec"]
+    assert values == {"decode": pod, "prefill": pod}

@@ -1,0 +1,19 @@
+"""Service accounts with the rights that the chart gives them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.chart.charts import render
+from tests.cluster.api import Api, placed
+
+RIGHTS = ("ServiceAccount", "Role", "RoleBinding", "ClusterRoleBinding")
+
+
+def account_of(api: Api, namespace: str, values: dict[str, Any]) -> str:
+    """Apply what of a release has to do with rights; the name of its account."""
+    release = render(values, namespace=namespace)
+    for kind in RIGHTS:
+        for each in release.all(kind):
+            api.apply(placed(each, namespace))
+    return str(release.pod["spec"]["serviceAccountName"])

@@ -1,0 +1,73 @@
+"""One control plane for the whole session, where its programs are."""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from tests.budget import ends_servers
+from tests.cluster.api import RESTRICTED, Api, Object
+from tests.cluster.control_plane import HOME_ENV, MISSING, PATIENCE, ApiServer, ControlPlane
+
+
+@pytest.fixture(scope="session")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """A running etcd, or a skip that says what is missing."""
+    home = Path(os.environ.get(HOME_ENV, "/nonexistent"))
+    if not all((home / "bin" / program).is_file() for program in ("etcd", "kube-apiserver")):
+        pytest.skip(MISSING)
+    made = ControlPlane(tmp_path_factory.mktemp("kubernetes"), home)
+    try:
+        yield made
+    finally:
+        with ends_servers():
+            made.close()
+
+
+@pytest.fixture(scope="session")
+def server(plane: ControlPlane) -> ApiServer:
+    """An API server that nobody stops."""
+    return plane.api_server()
+
+
+@pytest.fixture
+def api(server: ApiServer) -> Iterator[Api]:
+    """Its administrator. A test that got a warning fails."""
+    server.api.warnings.clear()
+    yield server.api
+    assert server.api.warnings == []
+
+
+@pytest.fixture(scope="session")
+def elsewhere(server: ApiServer) -> str:
+    """A namespace that a preset names."""
+    return server.api.namespace(RESTRICTED, "elsewhere")
+
+
+@pytest.fixture(scope="session")
+def serve(plane: ControlPlane, server: ApiServer) -> Callable[[str], None]:
+    """Have the kinds of another project served, by what their files are called."""
+
+    @functools.cache
+    def served_now(pattern: str) -> None:
+        found = sorted(plane.crds.glob(f"{pattern}*.yaml"))
+        assert found, pattern
+        for path in found:
+            made = server.api.create(YAML(typ="safe").load(path.read_text()))
+            until = time.monotonic() + PATIENCE
+            while not served(server.api.read(made)):
+                assert time.monotonic() < until, f"{path.name} is not served"
+                time.sleep(0.05)
+
+    return served_now
+
+
+def served(crd: Object) -> bool:
+    conditions = {each["type"]: each["status"] for each in crd.get("status", {}).get("conditions") or ()}
+    return conditions.get("Established") == "True"

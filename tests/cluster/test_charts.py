@@ -1,0 +1,122 @@
+"""Every preset of the chart on a real API server: taken without a warning, upgraded, rolled back, and gone without a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.chart.charts import CASES, CHART, RELEASE, Release, helm, render
+from tests.cluster.api import RESTRICTED, Api, Object, RefusedError, placed
+from tests.cluster.control_plane import HELM, ApiServer
+
+
+@pytest.fixture(scope="module")
+def of_the_cluster(server: ApiServer, serve: Callable[[str], None], elsewhere: str) -> None:
+    """What presets take for granted."""
+    serve("monitoring.coreos.com")
+    ready: list[Object] = [
+        {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": "serving"}, "value": 1000},
+        {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": "nvidia"}, "handler": "nvidia"},
+    ]
+    for each in ready:
+        server.api.create(each)
+
+
+@pytest.fixture
+def place(api: Api, of_the_cluster: None) -> str:
+    """A namespace with the restricted Pod Security Standard."""
+    return api.namespace(RESTRICTED)
+
+
+@pytest.fixture
+def installer(api: Api, place: str, tmp_path: Path) -> Iterator[Any]:
+    """Helm as a user of its own, who finds no other cluster."""
+    (tmp_path / "kubeconfig").write_text("apiVersion: v1\nkind: Config\n")
+    with helm.Config(
+        kubeconfig_path=tmp_path / "kubeconfig",
+        kube_apiserver=api.url,
+        kube_token=HELM,
+        kube_ca_file=api.ca_file,
+        namespace=place,
+        qps=1000.0,
+        burst_limit=1000,
+    ) as made:
+        yield made
+
+
+def pod_of(release: Release, namespace: str) -> Object:
+    """The pod that a controller would make of the workload's template."""
+    metadata = {**release.pod["metadata"], "name": "one", "namespace": namespace}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": release.pod["spec"]}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_object_is_taken_without_a_warning(case: str, api: Api, place: str) -> None:
+    """Unknown fields are errors, and so is a pod that is not restricted."""
+    release = render(CASES[case], namespace=place)
+    for each in release.objects:
+        api.apply(placed(each, place), dry_run=True)
+    if (account := release.pod["spec"].get("serviceAccountName", "default")) != "default":
+        api.create(placed({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": account}}, place))
+    api.create(pod_of(release, place), dry_run=True)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_release_comes_changes_goes_back_and_leaves_nothing(
+    case: str, api: Api, server: ApiServer, place: str, installer: Any
+) -> None:
+    values = CASES[case]
+    release = render(values, namespace=place)
+    before, asked = api.inventory(place), len(server.asked("helm"))
+    installer.install(str(CHART), RELEASE, values)
+    wanted = [placed(each, place) for each in release.objects if "helm.sh/hook" not in hooks(each)]
+    first = {api.path(each): spec(api.read(each)) for each in wanted}
+    pod = api.create(pod_of(release, place))
+    workload = placed(release.workload, place)
+    note = {"podAnnotations": {**values.get("podAnnotations", {}), "example.com/changed": "yes"}}
+    installer.upgrade(str(CHART), RELEASE, {**values, **note})
+    annotations = api.read(workload)["spec"]["template"]["metadata"]["annotations"]
+    assert annotations["example.com/changed"] == "yes"
+    installer.rollback(RELEASE)
+    assert {api.path(each): spec(api.read(each)) for each in wanted} == first
+    api.delete(pod)
+    installer.uninstall(RELEASE)
+    assert api.inventory(place) == before
+    requests = server.asked("helm")[asked:]
+    assert requests
+    said = {
+        name
+        for each in requests
+        for name in each.get("annotations", {})
+        if "audit-violations" in name or "deprecated" in name
+    }
+    assert said == set()
+
+
+def hooks(each: Object) -> Object:
+    return dict(each["metadata"].get("annotations") or {})
+
+
+def spec(each: Object) -> Object:
+    """What somebody wanted of it."""
+    return {key: value for key, value in each.items() if key not in {"metadata", "status"}}
+
+
+def test_a_pod_that_is_not_restricted_would_be_refused(api: Api, place: str) -> None:
+    """And a field that nobody knows."""
+    release = render(namespace=place)
+    api.apply(placed(release.one("ServiceAccount"), place))
+    pod = pod_of(release, place)
+    with pytest.raises(RefusedError, match=r'violates PodSecurity \\"restricted:latest\\": host namespaces'):
+        api.create({**pod, "spec": {**pod["spec"], "hostNetwork": True}}, dry_run=True)
+    with pytest.raises(RefusedError, match=r'unknown field \\"spec.hostNetwrk\\"'):
+        api.create({**pod, "spec": {**pod["spec"], "hostNetwrk": True}}, dry_run=True)
+    workload = placed(release.workload, place)
+    workload["spec"]["template"]["spec"]["hostNetwork"] = True
+    api.apply(workload, dry_run=True)
+    (warning,) = api.warnings
+    assert "would violate PodSecurity" in warning
+    api.warnings.clear()

@@ -1,0 +1,383 @@
+"""Engines found by a real watch: they come and go, the API server goes and comes back, a watch expires, a token rotates.
+
+No kubelet runs here. A test creates the objects and says where the engines are, as a kubelet and the controller of
+EndpointSlices would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import time
+import urllib.request
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvbus.discovery.kubernetes import api as kubernetes
+from tests.cluster.accounts import account_of
+from tests.cluster.api import Api, Object, RefusedError
+from tests.cluster.control_plane import ApiServer, ControlPlane
+from tests.discovery.fleet import Bus, Worker, running
+from tests.doubles.topic_router import TopicRouter
+from tests.ports import free_ports
+from tests.system.bus import PATIENCE, eventually
+from tests.system.processes import Process, killed_at_the_end
+
+
+class Place:
+    """A namespace in which engines are pods, or endpoints of a Service."""
+
+    def __init__(self, api: Api, kind: str) -> None:
+        self.api = api
+        self.kind = kind
+        self.namespace = api.namespace()
+        self.selector = "app=engine" if kind == "pods" else "kubernetes.io/service-name=engines"
+        discover = {"kubernetes": {"selector": self.selector, "resource": kind}}
+        values = {"mode": "deployment", "kvbus": {"config": {"sources": [{"name": "workers", "discover": discover}]}}}
+        self.account = account_of(api, self.namespace, values)
+        self.user = f"system:serviceaccount:{self.namespace}:{self.account}"
+
+    def settings(self, server: ApiServer, token_file: Path) -> dict[str, Any]:
+        return {
+            "kubernetes": {
+                "selector": self.selector,
+                "resource": self.kind,
+                "namespace": self.namespace,
+                "server": server.api.url,
+                "ca_file": str(server.api.ca_file),
+                "token_file": str(token_file),
+            }
+        }
+
+    def put_token(self, file: Path) -> None:
+        file.write_text(self.api.token_of(self.namespace, self.account))
+
+    def join(self, worker: Worker) -> None:
+        if self.kind == "pods":
+            of = self._pod(worker)
+            self.api.create(of)
+            self.api.set_status(of, {"phase": "Running", "podIP": worker.host, "podIPs": [{"ip": worker.host}]})
+        else:
+            self.api.create(self._slice(worker))
+
+    def leave(self, worker: Worker) -> None:
+        """As a pod does that has time to end; it is there until :meth:`gone`."""
+        if self.kind == "pods":
+            self.api.delete(self._pod(worker), grace=30)
+        else:
+            self.api.apply(self._slice(worker, terminating=True))
+
+    def gone(self, worker: Worker) -> None:
+        self.api.delete(self._pod(worker) if self.kind == "pods" else self._slice(worker))
+
+    def _pod(self, worker: Worker) -> Object:
+        names = zip(("kv-events", "kv-replay"), worker.ports, strict=True)
+        ports = [{"name": name, "containerPort": port} for name, port in names]
+        return {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": worker.name, "namespace": self.namespace, "labels": {"app": "engine"}},
+            "spec": {"nodeName": "node-a", "containers": [{"name": "engine", "image": "engine:1", "ports": ports}]},
+        }
+
+    def _slice(self, worker: Worker, *, terminating: bool = False) -> Object:
+        """One for each engine, as those of a Service whose pods name their ports and give them different numbers."""
+        names = zip(("kv-events", "kv-replay"), worker.ports, strict=True)
+        conditions = {"ready": not terminating, "serving": not terminating, "terminating": terminating}
+        target = {"kind": "Pod", "name": worker.name, "namespace": self.namespace}
+        labels = {"kubernetes.io/service-name": "engines"}
+        return {
+            "apiVersion": "discovery.k8s.io/v1",
+            "kind": "EndpointSlice",
+            "metadata": {"name": f"engines-{worker.name}", "namespace": self.namespace, "labels": labels},
+            "addressType": "IPv4",
+            "ports": [{"name": name, "port": port, "protocol": "TCP"} for name, port in names],
+            "endpoints": [{"addresses": [worker.host], "conditions": conditions, "targetRef": target}],
+        }
+
+
+def own_address() -> str:
+    """An address of this machine that is not loopback: no endpoint may be."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+        except OSError:
+            pytest.skip("this machine has no address but loopback, and an EndpointSlice takes no such address")
+        return str(probe.getsockname()[0])
+
+
+class Found(Process):
+    """kvbus as a process that discovers, with a topic for each worker."""
+
+    def __init__(self, directory: Path, discover: dict[str, Any]) -> None:
+        super().__init__(directory, keeps_state=False)
+        output = {"endpoint": self.out, "layout": "per_topic", "topic": "{source}", "heartbeat": 0.2}
+        config = {
+            "sources": [{"name": "workers", "discover": discover}],
+            "outputs": [output],
+            "http": self.http,
+            "state_dir": None,
+            "probe_interval": 0.2,
+            "discovery_grace": 0.2,
+        }
+        self.config.write_text(json.dumps(config))
+
+    def metric(self, name: str) -> float:
+        with urllib.request.urlopen(f"http://{self.http}/metrics", timeout=60) as answer:
+            lines = answer.read().decode().splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name}{{"))
+
+    def counts(self, name: str) -> dict[str, Any]:
+        (source,) = (each for each in self.sources() if each["name"] == name)
+        return dict(source["counts"])
+
+
+class Fleet:
+    """Ten engines under traffic, some of them found, and a router that has to be exact about those."""
+
+    def __init__(self, place: Place, bus: Found) -> None:
+        self.place = place
+        self.bus = bus
+        shared = free_ports(2)  # pods have the same ports at different addresses
+        self.workers = [
+            Worker(f"pod-{n}", n, f"127.0.0.{n + 10}", shared)
+            if place.kind == "pods"
+            else Worker(f"pod-{n}", n, own_address())
+            for n in range(10)
+        ]
+        self.here: list[Worker] = []
+        self.router = TopicRouter(bus.out)
+        self._seqs: dict[bytes, int] = {}
+        self._clears: dict[bytes, int] = {}
+        """Those of the states with which views begin."""
+
+    async def to(self, *numbers: int) -> None:
+        """From now on these are there; the others leave, and nobody waits for their end."""
+        wanted = [self.workers[n] for n in numbers]
+        before, self.here = self.here, wanted
+        for worker in wanted:
+            if worker not in before:
+                await asyncio.to_thread(self.place.join, worker)
+        leaving = [worker for worker in before if worker not in wanted]
+        for worker in leaving:
+            await asyncio.to_thread(self.place.leave, worker)
+        for worker in leaving[::2]:
+            await asyncio.to_thread(self.place.gone, worker)
+
+    async def exact(self) -> None:
+        """The router has what these hold, each under its name, and no numbering went back or had a hole."""
+        for worker in self.here:
+            await eventually(lambda worker=worker: worker.stored, f"traffic of {worker.name}")
+            await worker.rest()
+        truth = {worker.name.encode(): worker.stored for worker in self.here}
+        await eventually(lambda: self.router.held == truth, f"the router exact about {sorted(truth)}")
+        assert self.router.violations == []
+        assert [view.violations for view in self.router.views.values() if view.violations] == []
+        for worker in self.here:
+            topic = worker.name.encode()
+            assert self.router.next[topic] >= self._seqs.get(topic, 0)
+            self._seqs[topic] = self.router.next[topic]
+            self._clears.setdefault(topic, self.router.views[topic].clears)
+            worker.go_on()
+
+    async def untouched(self, *numbers: int) -> None:
+        """Nobody has connected to these a second time, and nothing of theirs was cleared or missed."""
+        for worker in (self.workers[n] for n in numbers):
+            assert worker.publisher.subscriptions == 1, worker.name
+            topic = worker.name.encode()
+            assert self.router.views[topic].clears == self._clears[topic]
+            counts = await asyncio.to_thread(self.bus.counts, worker.name)
+            assert (counts["gaps"], counts["restarts"], counts["missing"]) == (0, 0, 0)
+
+
+@contextlib.asynccontextmanager
+async def fleet_of(place: Place, bus: Found) -> AsyncIterator[Fleet]:
+    fleet = Fleet(place, bus)
+    try:
+        for worker in fleet.workers:
+            await worker.start()
+        with killed_at_the_end(bus):
+            yield fleet
+    finally:
+        fleet.router.close()
+        for worker in fleet.workers:
+            await worker.stop()
+
+
+@pytest.fixture
+def token_file(tmp_path: Path) -> Path:
+    return tmp_path / "token"
+
+
+@pytest.mark.parametrize("kind", ["pods", "endpointslices"])
+async def test_three_engines_ten_and_two(
+    kind: str, api: Api, server: ApiServer, tmp_path: Path, token_file: Path
+) -> None:
+    place = Place(api, kind)
+    place.put_token(token_file)
+    async with fleet_of(place, Found(tmp_path, place.settings(server, token_file))) as fleet:
+        await fleet.to(1, 4, 7)
+        await fleet.exact()
+        await fleet.to(*range(10))
+        await fleet.exact()
+        await fleet.untouched(1, 4, 7)
+        await fleet.to(4, 9)
+        await fleet.exact()
+        await fleet.untouched(4, 9)
+        await fleet.to(0, 4, 9)
+        await fleet.exact()
+        await fleet.untouched(4, 9)
+        assert await asyncio.to_thread(fleet.bus.metric, "kvbus_discovery_failures_total") == 0
+    asked = server.asked(place.user)
+    assert [each["verb"] for each in asked if each["verb"] == "list"] == ["list"], "one list, and the rest is watched"
+    assert {each["responseStatus"]["code"] for each in asked} == {200}
+
+
+async def test_an_api_server_that_dies_costs_no_engine(
+    api: Api, plane: ControlPlane, tmp_path: Path, token_file: Path
+) -> None:
+    """What has changed meanwhile is known when it is back, though every older version is forgotten."""
+    place = Place(api, "pods")
+    place.put_token(token_file)
+    mortal = plane.api_server()
+    bus = Found(tmp_path, place.settings(mortal, token_file))
+    failing: Callable[[], bool] = lambda: bus.metric("kvbus_discovery_failing") == 1  # noqa: E731
+    async with fleet_of(place, bus) as fleet:
+        await fleet.to(1, 2, 3)
+        await fleet.exact()
+        for stays, then in (((1, 2, 3), (2, 3, 5, 8)), ((2, 3, 5, 8), (3, 8))):
+            mortal.kill()
+            await eventually(failing, "a discovery that fails")
+            await fleet.exact()
+            await fleet.untouched(*stays)
+            await fleet.to(*then)
+            await asyncio.to_thread(plane.compact)
+            await asyncio.to_thread(mortal.start)
+            await fleet.exact()
+            await fleet.untouched(*set(stays) & set(then))
+            assert not failing()
+
+
+@pytest.fixture
+def short_watches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Watches of a second instead of a minute."""
+    monkeypatch.setattr(kubernetes, "WATCH", 1)
+    monkeypatch.setattr(kubernetes, "PAUSE", 0.05)
+
+
+@pytest.mark.usefixtures("short_watches")
+async def test_a_watch_that_has_expired_begins_with_a_list(
+    api: Api, plane: ControlPlane, tmp_path: Path, token_file: Path
+) -> None:
+    """etcd has forgotten the version from which it would go on: 410 Gone, in the watch itself."""
+    place = Place(api, "pods")
+    place.put_token(token_file)
+    at_etcd = plane.api_server(watch_cache="false")
+    one, two = Worker("pod-1", 1), Worker("pod-2", 2)
+    for worker in (one, two):
+        await worker.start()
+    await asyncio.to_thread(place.join, one)
+
+    def lists() -> int:
+        return [each["verb"] for each in at_etcd.asked(place.user)].count("list")
+
+    async with running(Bus(place.settings(at_etcd, token_file))) as bus:
+        await bus.sources("pod-1")
+        source = bus.source("pod-1")
+        assert lists() == 1
+        other = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "other", "namespace": place.namespace}}
+        until = time.monotonic() + PATIENCE
+        while lists() == 1:
+            assert time.monotonic() < until, "the list is not read again"
+            await asyncio.to_thread(api.apply, {**other, "data": {"now": str(time.monotonic())}})
+            await asyncio.to_thread(plane.compact)
+        await asyncio.to_thread(place.join, two)
+        await bus.sources("pod-1", "pod-2")
+        await bus.exact(one, two)
+        assert bus.source("pod-1") is source
+        assert (one.publisher.subscriptions, bus.clears("pod-1"), bus.stats.failures) == (1, 0, 0)
+    for worker in (one, two):
+        await worker.stop()
+
+
+@pytest.mark.usefixtures("short_watches")
+async def test_a_token_that_is_replaced_in_time_costs_nothing_and_one_that_is_not_costs_no_engine(
+    api: Api, server: ApiServer, tmp_path: Path, token_file: Path
+) -> None:
+    place = Place(api, "pods")
+
+    def secret(name: str) -> Object:
+        """What a token is bound to: with it the token ends."""
+        return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name, "namespace": place.namespace}}
+
+    def issue(name: str) -> str:
+        token = api.token_of(place.namespace, place.account, api.create(secret(name)))
+        new = token_file.with_suffix(".new")
+        new.write_text(token)
+        new.rename(token_file)
+        return token
+
+    def refused(token: str) -> bool:
+        try:
+            api.as_user(token).get(f"/api/v1/namespaces/{place.namespace}/pods")
+        except RefusedError as error:
+            return error.status == 401
+        return False
+
+    def credentials() -> int:
+        extra = (each["user"]["extra"] for each in server.asked(place.user) if each["verb"] == "watch")
+        return len({each["authentication.kubernetes.io/credential-id"][0] for each in extra})
+
+    first = issue("first")
+    workers = [Worker(f"pod-{n}", n) for n in (1, 2, 3)]
+    one, two, three = workers
+    for worker in workers:
+        await worker.start()
+    await asyncio.to_thread(place.join, one)
+    async with running(Bus(place.settings(server, token_file))) as bus:
+        await bus.sources("pod-1")
+        second = issue("second")
+        await eventually(lambda: credentials() == 2, "a watch with the second token")
+        await asyncio.to_thread(api.delete, secret("first"))
+        await eventually(lambda: refused(first), "the end of the first token")
+        await asyncio.to_thread(place.join, two)
+        await bus.sources("pod-1", "pod-2")
+        assert bus.stats.failures == 0
+        await asyncio.to_thread(api.delete, secret("second"))
+        await eventually(lambda: "401" in bus.stats.failing, "a watch that is refused")
+        assert refused(second)
+        await asyncio.to_thread(place.join, three)
+        await bus.exact(one, two)
+        issue("third")
+        await bus.sources("pod-1", "pod-2", "pod-3")
+        await bus.exact(*workers)
+        assert one.publisher.subscriptions == two.publisher.subscriptions == 1
+        assert bus.clears("pod-1") == bus.clears("pod-2") == 0
+    for worker in workers:
+        await worker.stop()
+
+
+async def test_who_may_not_watch_is_told_so_by_name_until_it_may(api: Api, server: ApiServer, token_file: Path) -> None:
+    place = Place(api, "pods")
+    role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding"}
+    (binding,) = api.get(f"/apis/{role['apiVersion']}/namespaces/{place.namespace}/rolebindings")["items"]
+    api.delete({**role, "metadata": binding["metadata"]})
+    place.put_token(token_file)
+    one = Worker("pod-1", 1)
+    await one.start()
+    await asyncio.to_thread(place.join, one)
+    async with running(Bus(place.settings(server, token_file))) as bus:
+        await eventually(lambda: bus.stats.failing, "a refusal")
+        assert f'403 pods is forbidden: User "{place.user}" cannot list resource "pods"' in bus.stats.failing
+        await asyncio.to_thread(account_of, api, place.namespace, {})
+        for key in ("uid", "resourceVersion", "managedFields", "creationTimestamp"):
+            binding["metadata"].pop(key)
+        await asyncio.to_thread(api.create, {**role, **binding})
+        await bus.sources("pod-1")
+        await bus.exact(one)
+    await one.stop()

@@ -1,0 +1,99 @@
+"""The admission policy in an API server: what it makes of pods as they are created, and that they stay restricted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.chart.test_inject import ROUTERS, documents, injected_as, of_the_chart, pod
+from tests.cluster.api import RESTRICTED, Api, Object, RefusedError, placed
+from tests.cluster.control_plane import PATIENCE, ApiServer
+
+
+@pytest.fixture(scope="module")
+def place(server: ApiServer) -> Iterator[str]:
+    """A namespace, with the policy in force."""
+    api = server.api
+    namespace = api.namespace()
+    account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}}
+    api.apply(
+        placed({**account, "automountServiceAccountToken": False}, namespace)
+    )  # else each container has one more mount
+    policy = documents("policy.yaml")
+    for each in policy:
+        api.apply(each)
+    until = time.monotonic() + PATIENCE
+    while "initContainers" not in create(api, pod(), namespace)["spec"]:
+        assert time.monotonic() < until, "the policy is not in force"
+        time.sleep(0.05)
+    yield namespace
+    for each in policy:
+        api.delete(each)
+
+
+def create(api: Api, of: Object, namespace: str) -> Object:
+    """What the server would make of it."""
+    return api.create(moved(of, namespace), dry_run=True)
+
+
+def moved(of: Object, namespace: str) -> Object:
+    return {**of, "metadata": {**of["metadata"], "namespace": namespace}}
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_the_server_puts_in_what_the_chart_would(router: str, ranks: int, api: Api, place: str) -> None:
+    theirs = of_the_chart(router, ranks)
+    spec = {key: value for key, value in theirs["spec"].items() if key != "serviceAccountName"}
+    chart = create(api, {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "theirs"}, "spec": spec}, place)
+    made = create(api, pod(router=router, model="qwen", ranks=str(ranks)), place)
+    injected_as(chart, made, router)
+
+
+def test_a_pod_without_the_label_is_left_alone(api: Api, place: str) -> None:
+    plain = pod()
+    plain["metadata"]["labels"] = {"kvbus/inject": "false"}
+    assert "initContainers" not in create(api, plain, place)["spec"]
+
+
+def test_a_pod_that_has_it_is_left_as_it_is(api: Api, place: str) -> None:
+    stored = api.create(moved(pod(), place))
+    (kvbus,) = stored["spec"]["initContainers"]
+    again = pod()
+    again["spec"] = {key: stored["spec"][key] for key in ("containers", "initContainers", "volumes")}
+    again["metadata"]["name"] = "again"
+    (same,) = create(api, again, place)["spec"]["initContainers"]
+    assert same == kvbus
+    api.delete(stored)
+
+
+def test_a_router_that_nobody_knows_is_refused(api: Api, place: str) -> None:
+    with pytest.raises(RefusedError, match="no such key: llmd"):
+        create(api, pod(router="llmd"), place)
+
+
+def test_what_it_puts_in_is_restricted(api: Api, place: str) -> None:
+    """An engine that is stays so; the engine of the other tests is not."""
+    namespace = api.namespace(RESTRICTED)
+    with pytest.raises(RefusedError, match=r'violates PodSecurity.*container \\"engine\\" must set') as refused:
+        create(api, pod(), namespace)
+    assert '\\"kvbus\\"' not in str(refused.value)
+    good = pod()
+    good["spec"]["containers"][0]["securityContext"] = {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "runAsNonRoot": True,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    assert [each["name"] for each in create(api, good, namespace)["spec"]["initContainers"]] == ["kvbus"]
+
+
+@pytest.mark.parametrize("switched", [{}, {"automountServiceAccountToken": False}], ids=["by default", "off"])
+def test_it_has_the_pods_own_token_unless_that_is_switched_off(switched: Object, api: Api, place: str) -> None:
+    plain = pod()
+    plain["spec"].update(switched)
+    (kvbus,) = create(api, plain, api.namespace())["spec"]["initContainers"]
+    mounts = {each["mountPath"] for each in kvbus["volumeMounts"]}
+    assert ("/var/run/secrets/kubernetes.io/serviceaccount" in mounts) == (not switched)

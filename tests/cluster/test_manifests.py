@@ -1,0 +1,103 @@
+"""The manifests in deploy/kubernetes, with the kinds of other projects from their own definitions."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from ruamel.yaml import YAML
+
+from tests.chart.charts import ROOT
+from tests.cluster.api import RESTRICTED, Api, Object, RefusedError, placed
+
+KUBERNETES: Final = ROOT / "deploy" / "kubernetes"
+OTHERS: Final = {
+    "autoscaling/keda.yaml": "keda.sh",
+    "inject/kserve.yaml": "serving.kserve.io",
+    "platforms/kserve/service.yaml": "serving.kserve.io",
+}
+"""Whose kind it is."""
+
+BUILT: Final = {
+    "example": None,
+    "platforms/lws": "leaderworkerset.x-k8s.io",
+    "platforms/aibrix": "orchestration.aibrix.ai",
+}
+"""Folders with a component in them, and whose kind it is put into."""
+
+MANIFESTS: Final = sorted(
+    str(path.relative_to(KUBERNETES))
+    for path in KUBERNETES.rglob("*.yaml")
+    if path.parent.name in {"kubernetes", "autoscaling", "inject", "kserve"}
+)
+
+
+def documents(text: str) -> list[Any]:
+    return [each for each in YAML(typ="safe", pure=True).load_all(text) if each is not None]
+
+
+def pods(node: Any) -> list[Any]:
+    """The spec of every pod, wherever it is."""
+    if isinstance(node, list):
+        return [spec for each in node for spec in pods(each)]
+    if not isinstance(node, dict):
+        return []
+    return [node] if "containers" in node else [spec for each in node.values() for spec in pods(each)]
+
+
+def accepted(api: Api, objects: list[Object], *, restricted: bool = True) -> None:
+    """The server stores them and says nothing, and it takes the pods in them.
+
+    Args:
+        api: the server.
+        objects: what to take.
+        restricted: every container is. Without it kvbus is.
+    """
+    namespace = api.namespace(RESTRICTED if restricted else None)
+    for each in objects:
+        api.apply(placed(each, namespace), dry_run=True)
+        api.apply(placed(each, namespace))
+    for each in pods(objects):
+        engines = [{"image": "platform:1", **container} for container in each["containers"]]
+        spec = {**each, "containers": engines}
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "one", "namespace": namespace}, "spec": spec}
+        api.delete(api.create(pod))
+        if not restricted:
+            with pytest.raises(RefusedError, match=rf'violates PodSecurity.*\\"{engines[0]["name"]}\\"') as refused:
+                api.create({**pod, "metadata": {"name": "one", "namespace": api.namespace(RESTRICTED)}})
+            assert '\\"kvbus\\"' not in str(refused.value)
+    for each in objects:
+        api.delete(placed(each, namespace))
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_a_manifest_is_taken_without_a_warning(name: str, api: Api, serve: Callable[[str], None]) -> None:
+    if name in OTHERS:
+        serve(OTHERS[name])
+    accepted(api, documents((KUBERNETES / name).read_text()), restricted=OTHERS.get(name) != "serving.kserve.io")
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_a_component_in_a_workload_is_taken_without_a_warning(
+    name: str, api: Api, serve: Callable[[str], None]
+) -> None:
+    """The engine in it is an example, and not restricted."""
+    if shutil.which("kubectl") is None:
+        pytest.skip("kubectl is not installed: the kustomize component is not built")
+    if (group := BUILT[name]) is not None:
+        serve(group)
+    command = ["kubectl", "kustomize", str(KUBERNETES / name)]
+    made = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    accepted(api, documents(made), restricted=False)
+
+
+def test_a_field_that_another_projects_kind_does_not_have_is_refused(api: Api, serve: Callable[[str], None]) -> None:
+    serve(OTHERS["autoscaling/keda.yaml"])
+    (each,) = documents(Path(KUBERNETES, "autoscaling/keda.yaml").read_text())
+    each["spec"]["maxReplicaCont"] = 8
+    with pytest.raises(RefusedError, match="maxReplicaCont"):
+        api.apply(placed(each, api.namespace()), dry_run=True)

@@ -1,0 +1,75 @@
+"""The pages of platforms: what they show is what is in deploy/, and what they tell to type works as far as it can here."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+ROOT: Final = Path(__file__).parents[2]
+PAGES: Final = sorted((ROOT / "docs" / "platforms").glob("*.md"))
+ENGINE: Final = ("tcp://127.0.0.1:15557", "tcp://127.0.0.1:15657")
+"""Where every sidecar hears its engine, and asks it."""
+_FENCE: Final = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def fences(page: Path, language: str) -> list[str]:
+    return [text for kind, text in _FENCE.findall(page.read_text()) if kind == language]
+
+
+def test_each_platform_has_a_page_in_the_navigation() -> None:
+    named = re.findall(r'"platforms/([\w-]+)\.md"', (ROOT / "docs" / "site" / "zensical.toml").read_text())
+    assert sorted(named) == [page.stem for page in PAGES]
+    assert {path.name for path in (ROOT / "deploy" / "kubernetes" / "platforms").iterdir()} <= set(named)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_says_steps_what_is_seen_what_cannot_be_and_what_was_watched(page: Path) -> None:
+    text = page.read_text()
+    assert "## What you see\n" in text
+    assert "## What is not possible\n" in text
+    assert "## What was watched\n" in text
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_what_a_page_shows_is_what_is_there(page: Path) -> None:
+    for text in fences(page, "yaml"):
+        name, _, shown = text.partition("\n")
+        if name.startswith("# deploy/"):
+            assert shown == (ROOT / name.removeprefix("# ")).read_text(), name
+    for path in re.findall(r"\bdeploy/kubernetes/[\w./-]*\w", page.read_text()):
+        assert (ROOT / path).exists(), path
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_engine_of_a_page_publishes_to_kvbus(page: Path) -> None:
+    for text in re.findall(r"\{[^{}]*\"publisher\"[^{}]*\}", page.read_text()):
+        flag: dict[str, Any] = json.loads(text)
+        assert (flag["endpoint"], flag["replay_endpoint"]) == ENGINE
+
+
+def typed(page: Path) -> list[str]:
+    return [line for text in fences(page, "sh") for line in text.splitlines()]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_what_is_typed_has_what_it_reads(page: Path) -> None:
+    """A `sed` is run; a folder has a kustomization; a file of values is shown, or one that a command before wrote."""
+    known = {text.partition("\n")[0].removeprefix("# ") for text in fences(page, "yaml")}
+    for line in typed(page):
+        if line.startswith("sed "):
+            command, _, written = line.partition(" > ")
+            done = subprocess.run(
+                ["sh", "-ec", command.partition(" | kubectl")[0]], cwd=ROOT, capture_output=True, text=True, check=True
+            )
+            assert "image: registry.example.com/kvbus:" in done.stdout
+            assert "image: kvbus:" not in done.stdout
+            known.add(written)
+        for folder in re.findall(r"apply -k (\S+)", line):
+            assert (ROOT / folder / "kustomization.yaml").is_file()
+        for file in re.findall(r" -f (\S+\.yaml)", line):
+            assert file in known or (ROOT / file).is_file(), file
