@@ -59,6 +59,7 @@ class Dialect:
         removed_units: the same for BlockRemoved.
         parents: False where the parent is always null (llm-d-inference-sim).
         sizes: False where block_size is always 0 (llm-d-inference-sim).
+        adapters: False where lora_name is always null.
         salt_element: an 8th element ``{"cache_salt": …}`` on the stores of a tenant (SGLang 0.5.18, 0.5.19).
         clears_first: an epoch begins with AllBlocksCleared (SGLang).
         single_events: a batch has one event (TensorRT-LLM through Dynamo).
@@ -80,6 +81,7 @@ class Dialect:
     removed_units: Units = "page"
     parents: bool = True
     sizes: bool = True
+    adapters: bool = True
     salt_element: bool = False
     clears_first: bool = False
     single_events: bool = False
@@ -168,6 +170,17 @@ DIALECTS: Final[Mapping[str, Dialect]] = MappingProxyType(
             _sglang("sglang-0.5.18", _MEDIUM, units="run", removed_units="run", salt_element=True),
             _sglang_map("sglang-0.5.20", framing="3"),
             _sglang_map("sglang-0.5.23", "lora_name", framing="4"),
+            # as proposed: vLLM's required fields always, and the salt in extra_keys too
+            _sglang(
+                "sglang-39991",
+                (*_V18, "cache_salt", "session_id"),
+                maps=True,
+                omitted=frozenset({"extra_keys", "cache_salt", "session_id"}),
+                framing="4",
+                units="run",
+                removed_units="run",
+                adapters=False,
+            ),
             Dialect(
                 name="trtllm",
                 stored=_BASE,
@@ -176,6 +189,18 @@ DIALECTS: Final[Mapping[str, Dialect]] = MappingProxyType(
                 hashes="signed",
                 removed_units="run",
                 single_events=True,
+            ),
+            # its own publisher, TensorRT-LLM#17023: of vLLM 0.26's fields those that it fills in
+            Dialect(
+                name="trtllm-native",
+                stored=_V14,
+                removed=("block_hashes", "medium"),
+                maps=True,
+                framing="4",
+                hashes="signed",
+                removed_units="run",
+                adapters=False,
+                media=MappingProxyType({GPU: "GPU"}),
             ),
             Dialect(
                 name="llm-d-sim",
@@ -329,14 +354,21 @@ class BatchEncoder:
             "block_size": size if dialect.sizes else 0,
             "lora_id": None if "cache_salt" in dialect.stored or dialect.salt_element else adapter,
             "medium": dialect.media.get(tier),
-            "lora_name": None if "cache_salt" in dialect.stored else tenant or None,
-            "extra_keys": [[tenant] if tenant else None for _ in hashes] if dialect.parents else None,
+            "lora_name": tenant if tenant and dialect.adapters and "cache_salt" not in dialect.stored else None,
+            "extra_keys": self._extra_keys(tenant, parent, len(hashes)),
             "group_idx": group_idx,
             "kv_cache_spec_kind": self._kinds[group_idx],
             "cache_salt": tenant or None,
         }
         extra = ({"cache_salt": tenant},) if dialect.salt_element and tenant else ()
         return self._tagged("BlockStored", dialect.stored, values, *extra)
+
+    def _extra_keys(self, tenant: str, parent: Any, blocks: int) -> list[Any] | None:
+        if not self.dialect.parents:
+            return None
+        if "cache_salt" not in self.dialect.stored:
+            return [[tenant] if tenant else None] * blocks
+        return [[tenant], *[None] * (blocks - 1)] if tenant and parent is None else None
 
     def _removed(self, hashes: list[Any], tier: str, group_idx: int) -> Any:
         values = {"block_hashes": hashes, "medium": self.dialect.media.get(tier), "group_idx": group_idx}

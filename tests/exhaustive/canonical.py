@@ -21,7 +21,8 @@ from kvbus.core.normalizing.rules import Rules
 from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source_spec import SourceSpec
-from kvbus.core.stats import OutputStats, SourceStats
+from kvbus.core.source_stats import SourceStats
+from kvbus.core.stats import OutputStats
 from kvbus.core.wire.frames import FrameLimits
 from kvbus.core.wire.profiles import Profile, Wire
 

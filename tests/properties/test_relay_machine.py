@@ -40,7 +40,7 @@ SETUPS = st.builds(
     ),
     buffer_steps=st.sampled_from([3, 10, 1000]),
     bytes_hashes=st.booleans(),
-    duplicates=st.sampled_from(["count", "auto", "ignore"]),
+    duplicates=st.sampled_from(["count", "detect", "ignore"]),
     orphans=st.sampled_from(["pass", "pass", "drop"]),
     on_lost=st.sampled_from(["clear", "clear", "keep"]),
     timeout=st.sampled_from([5.0, 1e9]),

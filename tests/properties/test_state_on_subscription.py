@@ -19,7 +19,7 @@ from kvbus.core.commands import AnswerReplay, Publish, SendState
 from kvbus.core.events import BatchReceived, ReplayAsked, SourceUp, Subscribed, Tick
 from kvbus.core.normalizing.rules import Rules
 from kvbus.core.outputs.spec import OutputSpec
-from kvbus.core.outputs.state_transfer import TransferReader
+from kvbus.core.outputs.state_transfer import Reading
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source_spec import SourceSpec
@@ -42,7 +42,7 @@ class Connection:
     def __init__(self, name: int) -> None:
         self.name = name
         self.waiting = True
-        self.reader: TransferReader | None = None
+        self.reader: Reading | None = None
         self.live: deque[tuple[int, bytes]] = deque()
 
     def next(self) -> tuple[int, bytes] | None:

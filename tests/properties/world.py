@@ -46,7 +46,7 @@ from kvbus.core.events import (
 from kvbus.core.normalizing.rules import Rules
 from kvbus.core.outputs.replay_answer import StatePart
 from kvbus.core.outputs.spec import OutputSpec
-from kvbus.core.outputs.state_transfer import TransferReader
+from kvbus.core.outputs.state_transfer import Reading
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.settings import Settings, State
 from kvbus.core.source_spec import SourceSpec
@@ -299,7 +299,7 @@ class Subscriber:
     def __init__(self, router: Router) -> None:
         self.router = router
         self.connected = False
-        self.state: TransferReader | None = None
+        self.state: Reading | None = None
         """What is still to come of the state."""
         self.clears = True
         """Whether the state has to begin with AllBlocksCleared."""

@@ -29,6 +29,8 @@ PAIRS = [
     ("sglang0523_map", "sglang-0.5.23", None, {"reset_every": 90}),
     ("sglang0523_hicache", "sglang-0.5.23", None, {"tiers": {"CPU": 300}}),
     ("sglang0523_salt_session", "sglang-0.5.23", None, {"tenants": 2}),
+    ("syn_sglang_39991", "sglang-39991", None, {"tenants": 2}),
+    ("syn_trtllm_native", "trtllm-native", None, {}),
 ]
 
 
@@ -182,6 +184,8 @@ def test_every_dialect_has_the_framing_of_its_release():
         "vllm-0.30",
         "vllm-0.33",
         "sglang-0.5.23",
+        "sglang-39991",
+        "trtllm-native",
         "dynamo-mocker",
     }
     assert framings["llm-d-sim"] == "sim"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from operator import attrgetter
 from typing import Any, Final
 
 from msgspec import Raw, UnsetType, structs
@@ -15,14 +14,12 @@ from kvbus.core.blocks.live_order import in_order, live_runs
 from kvbus.core.types import Hash
 from kvbus.core.wire.codec import AnyEvent
 from kvbus.core.wire.encoding import encode_value, with_extras
-from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored
+from kvbus.core.wire.parts import extras_of
+from kvbus.core.wire.schema import PER_BLOCK_EXTRAS, BlockRemoved, BlockStored
 
 MOST_BLOCKS: Final = 4095
 """Most blocks of a batch that kvbus puts together. With AllBlocksCleared before them they are at most 4,096 events; the
 vLLM router 0.1.17 refuses more."""
-
-
-_hashes: Final = attrgetter("block_hashes")
 
 
 def announce(index: Index) -> Iterator[AnyEvent]:
@@ -127,13 +124,15 @@ def stores_of(index: Index, chunk: Chunk, a: int, b: int) -> Iterable[AnyEvent]:
     """Stores that announce blocks ``[a, b)`` of a chunk whose blocks leave as they came."""
     tokens, keys, lookahead = _part(chunk, a, b)
     parent = out_parent(index, group_of(chunk), chunk.parent_of(a))
-    return [_as_event(chunk, chunk.hashes[a:b], parent, tokens, chunk.block_size, keys, lookahead)]
+    extras = extras_of(chunk.extras, len(chunk.hashes), a, b) if chunk.extras else None
+    return [_as_event(chunk, chunk.hashes[a:b], parent, tokens, chunk.block_size, keys, lookahead, extras)]
 
 
 def single(chunk: Chunk, at: int) -> Chunk:
     """Block ``at`` of a chunk as a chunk of its own, as the engine stored it."""
     tokens, keys, lookahead = _part(chunk, at, at + 1)
-    rest = None if chunk.rest is None else Rest(chunk.extras)
+    own = extras_of(chunk.extras or {}, len(chunk.hashes), at, at + 1)
+    rest = None if chunk.rest is None else Rest({name: bytes(value) for name, value in own.items()} or None)
     meta = structs.replace(chunk.meta, lookahead=lookahead)
     return Chunk(chunk.hashes[at : at + 1], chunk.parent_of(at), bytes(tokens), meta, keys, rest)
 
@@ -158,7 +157,8 @@ def _chain_store(index: Index, chain: Sequence[Chunk]) -> AnyEvent:
     first = chain[0]
     hashes = [chunk.hashes[0] for chunk in chain]
     parent = out_parent(index, group_of(first), first.parent)
-    return _as_event(first, hashes, parent, tokens_of(chain), first.block_size, keys_of(chain), first.meta.lookahead)
+    keys, lookahead = keys_of(chain), first.meta.lookahead
+    return _as_event(first, hashes, parent, tokens_of(chain), first.block_size, keys, lookahead, None)
 
 
 def _entries(raw: bytes | None, a: int, b: int) -> bytes | None:
@@ -179,7 +179,8 @@ def _sub_block_store(chunk: Chunk, a: int, b: int, tokens: list[Any]) -> AnyEven
     derived, per_block = chunk.reblocked()
     base = chunk.block_size // per_block
     parent = derived[a - 1] if a else chunk.out_parent
-    return _as_event(chunk, derived[a:b], parent, encode_value(tokens[a * base : b * base]), base, None, None)
+    extras = {name: Raw(value) for name, value in (chunk.extras or {}).items() if name not in PER_BLOCK_EXTRAS}
+    return _as_event(chunk, derived[a:b], parent, encode_value(tokens[a * base : b * base]), base, None, None, extras)
 
 
 def _consecutive(positions: list[int]) -> Iterator[tuple[int, int]]:
@@ -195,17 +196,12 @@ def _consecutive(positions: list[int]) -> Iterator[tuple[int, int]]:
 
 def blocks_in(events: Sequence[AnyEvent]) -> int:
     """How many blocks the events name."""
-    try:
-        return sum(map(len, map(_hashes, events)))
-    except AttributeError:  # a clear, or a plain map
-        pass
     count = 0
     for event in events:
-        kind = type(event)
-        if kind is BlockStored or kind is BlockRemoved:
-            count += len(event.block_hashes)  # type: ignore[union-attr]
-        elif kind is not AllBlocksCleared:
-            count += len(event["block_hashes"] if kind is dict else event.block_hashes)  # type: ignore[union-attr,index]
+        if type(event) is BlockStored or type(event) is BlockRemoved:
+            count += len(event.block_hashes)
+        elif type(event) is dict:
+            count += len(event["block_hashes"])
     return count
 
 
@@ -233,11 +229,10 @@ def _as_event(
     block_size: int,
     keys: bytes | None,
     lookahead: bytes | None,
+    extras: dict[str, Raw] | None,
 ) -> AnyEvent:
     event = _as_store(chunk, hashes, parent, tokens, block_size, keys, lookahead)
-    if chunk.extras:
-        return with_extras(event, {name: Raw(value) for name, value in chunk.extras.items()})
-    return event
+    return with_extras(event, extras) if extras else event
 
 
 def _as_store(

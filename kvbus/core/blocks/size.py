@@ -29,6 +29,7 @@ _chunks: Final = itemgetter(1)
 _hashes: Final = attrgetter("hashes")
 _tokens: Final = attrgetter("tokens")
 _keys: Final = attrgetter("extra_keys")
+_rest: Final = attrgetter("rest")
 
 
 def chunk_bytes(chunk: Chunk) -> int:
@@ -43,24 +44,38 @@ def chunk_bytes(chunk: Chunk) -> int:
     return count
 
 
+def _bytes_of(chunks: list[Chunk]) -> int:
+    """The same of many."""
+    if any(map(_rest, chunks)):
+        return sum(map(chunk_bytes, chunks))
+    return (
+        ITEM_BYTES * (len(chunks) + sum(map(len, map(_hashes, chunks))))
+        + sum(map(len, map(_tokens, chunks)))
+        + sum(map(len, filter(None, map(_keys, chunks))))
+    )
+
+
 class Size:
     """The blocks and bytes of one index."""
 
-    __slots__ = ("at_most", "blocks", "firsts_gone", "left")
+    __slots__ = ("_gone", "at_most", "blocks", "firsts_gone", "left")
 
     def __init__(self) -> None:
         self.blocks = 0
         self.at_most = 0
         """The bytes, with those of chunks that are still to be looked at."""
         self.firsts_gone: list[tuple[Table, Chunk]] = []
-        """Chunks to be looked at, with their tables: the first block has gone, and usually all others before it."""
+        """Chunks to be looked at, with their tables: the first block has gone, and perhaps all others before it."""
+        self._gone: list[Chunk] = []
+        """Chunks of which every block has gone, to be counted together."""
         self.left: dict[int, int] = {}
         """Of each chunk (by identity) whose first block is not live and another one is: how many are."""
 
     @property
     def bytes(self) -> int:
         """About what all chunks with a live block hold."""
-        self.settle()
+        if self._gone or self.firsts_gone:
+            self.settle()
         return self.at_most
 
     def count(self, table: Table, chunk: Chunk) -> None:
@@ -85,8 +100,25 @@ class Size:
         self.blocks -= _live(table, chunk)
         self._give_up(chunk)
 
+    def run_gone(self, table: Table, chunk: Chunk, start: int, end: int) -> None:
+        """The blocks from one place of a chunk to another one before or behind it have just left, in this order.
+
+        What has gone as a whole is not looked for in the table: in a large one that is a cache miss for each block.
+        """
+        if start and end:
+            return
+        if start + end + 1 == len(chunk.hashes):
+            self._gone.append(chunk)
+            if len(self._gone) > MANY:
+                self._count_gone()
+        else:
+            self.firsts_gone.append((table, chunk))
+            if len(self.firsts_gone) > MANY:
+                self.settle()
+
     def settle(self) -> None:
         """Look at the chunks whose first blocks have gone, if there are any."""
+        self._count_gone()
         pending = self.firsts_gone
         if not pending:
             return
@@ -94,16 +126,16 @@ class Size:
         chunks = list(map(_chunks, pending))
         blocks = pending[0][0].blocks.keys()
         one_table = len(set(map(id, map(itemgetter(0), pending)))) == 1
-        plain = one_table and not any(map(attrgetter("rest"), chunks))
-        if plain and blocks.isdisjoint(chain.from_iterable(map(_hashes, chunks))):
-            self.at_most -= (
-                ITEM_BYTES * (len(chunks) + sum(map(len, map(_hashes, chunks))))
-                + sum(map(len, map(_tokens, chunks)))
-                + sum(map(len, filter(None, map(_keys, chunks))))
-            )
+        if one_table and blocks.isdisjoint(chain.from_iterable(map(_hashes, chunks))):
+            self.at_most -= _bytes_of(chunks)
             return
         for table, chunk in pending:
             self._without_first(table, chunk)
+
+    def _count_gone(self) -> None:
+        if self._gone:
+            self.at_most -= _bytes_of(self._gone)
+            self._gone = []
 
     def one_less(self, chunk: Chunk) -> bool:
         """Whether the chunk is one that is watched."""

@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from typing import Any, Final, Literal, cast
 
 from msgspec import UNSET, Raw, UnsetType
+from msgspec.structs import astuple as fields_of
 
 from kvbus.core.blocks.announce import store_of
 from kvbus.core.blocks.chunk import Chunk, Meta, Rest
 from kvbus.core.blocks.index import MAX_RUN, MAX_SHARED, Index, carried_bytes, weight_of
 from kvbus.core.normalizing.block_size import BlockSizeDetector
-from kvbus.core.normalizing.shape import NO_MATCHERS, Shape, Sizes, own_copy
+from kvbus.core.normalizing.shape import KEYS, SPELLED, Shape, Sizes, own_copy
 from kvbus.core.normalizing.validate import (
     MAX_SIZE,
     check_removed,
@@ -25,11 +26,11 @@ from kvbus.core.normalizing.validate import (
     lookahead_ok,
     texts_ok,
 )
-from kvbus.core.stats import SourceStats
+from kvbus.core.source_stats import SourceStats
 from kvbus.core.types import PREFIX_KINDS, UNKNOWN_MEDIUM, Filtered, Hash, Reason, medium_key
-from kvbus.core.wire.codec import Batch, Extras, lacks_field
-from kvbus.core.wire.parts import parts
-from kvbus.core.wire.schema import AllBlocksCleared, BlockInactive, BlockRemoved, BlockStored, Event
+from kvbus.core.wire.codec import lacks_field
+from kvbus.core.wire.parts import extras_of, parts
+from kvbus.core.wire.schema import AllBlocksCleared, Batch, BlockInactive, BlockRemoved, BlockStored, Event, Extras
 from kvbus.core.wire.tokens import body_at
 
 
@@ -197,12 +198,15 @@ class Admission:
         extras = None
         if batch.extras is not None:
             extras = next((batch.extras.get(at) for at, each in enumerate(batch.events) if each is event), None)
+        first, count = 0, len(event.block_hashes)
         for part in split_long(event):
-            chunk = None
+            chunk, end = None, first + len(part.block_hashes)
+            own = extras and extras_of(extras, count, first, end)
             if tokens:
-                chunk = chunk_of(self._index, part, extras)
+                chunk = chunk_of(self._index, part, own)
                 self._observe(shape, part.block_size, len(part.block_hashes))
-            steps.append(Checked(part, shape, chunk, extras))
+            steps.append(Checked(part, shape, chunk, own))
+            first = end
 
     def _observe(self, shape: Shape, size: int, blocks: int) -> None:
         """Learn block sizes from a store."""
@@ -234,7 +238,7 @@ class Admission:
             self.usual_keys[count] = Raw(keys), keys
         return keys
 
-    def good_meta(self, event: BlockStored[Any], shape: Shape, carried: list[Any], count: int) -> Meta | None:
+    def good_meta(self, event: BlockStored[Any], shape: Shape, carried: tuple[Any, ...], count: int) -> Meta | None:
         """The meta of a store with fields that are only carried; None if they are not what they should be, or long."""
         if not texts_ok(carried[:4]):
             return None
@@ -248,29 +252,16 @@ class Admission:
             shape.last_carried, shape.last_meta = own_copy(carried), meta
         return meta
 
-    def plain_shape(self, event: BlockStored[Any], count: int) -> Shape | None:
-        """The shape of a store of so many blocks, with what matches its tokens; None if it is not plainly in order."""
+    def plain_shape(self, event: BlockStored[Any]) -> Shape | None:
+        """The shape of a store; None if it is the first of its group or on its medium, or lacks a field."""
         group = None if isinstance(event.group_idx, UnsetType) else event.group_idx
         if lacks_field(event) or group not in self.known or medium_key(event.medium) not in self.media:
             return None
-        shape = self._shape_of(event)
-        if shape.left_out is None:
-            shape.expect(count)
-            if count not in shape.matchers:
-                return None
-        return shape
+        return self._shape_of(event)
 
     def _shape_of(self, event: BlockStored[Any]) -> Shape:
         """The shape of an event."""
-        spelling = (
-            event.block_size,
-            event.medium,
-            event.lora_id,
-            event.lora_name,
-            event.group_idx,
-            event.kv_cache_spec_kind,
-            event.kv_cache_spec_sliding_window,
-        )
+        spelling = fields_of(event)[SPELLED:KEYS]
         return self.shapes.get(spelling) or self._new_shape(event, spelling)
 
     def _new_shape(self, event: BlockStored[Any], spelling: tuple[Any, ...]) -> Shape:
@@ -292,9 +283,9 @@ class Admission:
         shape.known = known
         shape.complete = (event.medium, event.lora_id, event.lora_name) == (spelled, lora_id, lora_name)
         if medium in self._without_media:
-            shape.left_out, shape.matchers = Filtered.MEDIUM, NO_MATCHERS
+            shape.left_out = Filtered.MEDIUM
         elif self._prefix_only and isinstance(kind, str) and kind not in PREFIX_KINDS:
-            shape.left_out, shape.matchers = Filtered.GROUP, NO_MATCHERS
+            shape.left_out = Filtered.GROUP
             if known:
                 self.no_prefix.add(group)
         elif known and medium is not None and 0 < size <= MAX_SIZE:

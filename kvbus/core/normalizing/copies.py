@@ -6,8 +6,12 @@ that removes each copy does that.
 
 Until then a removal takes the whole block away. That is exact for an engine of the second kind. For one of the first
 kind blocks may be missing, and none is there that the engine does not have. They are remembered as *unsure* ones, with
-the copies that would be left. When it shows that the engine removes each copy, they are live again, and nothing is
-missing any more. What one removal says of a medium is true of this medium: each has a pool of its own.
+the copies that would be left. When it shows that the engine removes each copy, they are live again, and all blocks are
+announced anew: nothing is missing any more, not even at a router that lost what is behind a removed block. What one
+removal says of a medium is true of this medium: each has a pool of its own.
+
+Nothing in a stream shows an engine of the second kind: one of the first kind may send the same. So ``count`` stays what
+it is, whatever comes. Blocks that were removed once and never again are counted, and a remark says what they may be.
 """
 
 from __future__ import annotations
@@ -19,10 +23,10 @@ from kvbus.core.blocks.announce import single
 from kvbus.core.blocks.chunk import Chunk
 from kvbus.core.blocks.index import Index, Table, TableKey
 from kvbus.core.blocks.size import chunk_bytes
-from kvbus.core.stats import SourceStats
+from kvbus.core.source_stats import SourceStats
 from kvbus.core.types import MEDIA, Filtered, Hash
 
-Duplicates = Literal["auto", "count", "ignore", "last"]
+Duplicates = Literal["count", "detect", "ignore", "last"]
 
 MAX_UNSURE: int = 65_536
 """Unsure blocks that are remembered. The oldest of a table are given up first: they stay missing until stored again."""
@@ -30,22 +34,25 @@ MAX_UNSURE: int = 65_536
 MAX_BYTES: int = 2**26
 """About what they may hold."""
 
+MAX_ONCE: int = 256
+"""Where copies count: blocks removed once that are watched for a second removal."""
+
 
 class Copies:
     """Decides what a removal of a block with copies takes away.
 
     Args:
-        rule: the operator's word; ``auto`` leaves it to the stream.
+        rule: the operator's word; ``detect`` leaves it to the stream.
         stats: where such removals are counted.
         each: media of which it is known that each copy is removed.
     """
 
     def __init__(self, rule: Duplicates, stats: SourceStats, each: set[str]) -> None:
-        self._auto = rule == "auto"
+        self._detects = rule == "detect"
         self._always = rule == "count"
         self._stats = stats
         self.each = each
-        self.counted = self._auto or self._always
+        self.counted = self._detects or self._always
         """A store of a live block is one more copy."""
         self.unsure = Index()
         """Blocks that have gone by one removal. The copies of a table are those beyond the first that may be left."""
@@ -55,6 +62,10 @@ class Copies:
         """Media of which the batch under way has shown that each copy is removed."""
         self.changed = False
         """Something was proven, or is unsure now."""
+        self.once: dict[tuple[TableKey, Hash], Table] = {}
+        """Where copies count by the operator's word: blocks that had copies, were removed, and not stored since."""
+        self.never_twice = 0
+        """Those of them that were not removed again for a long time, while nothing was: dead, if ``last`` is right."""
 
     def one_by_one(self, medium: str) -> bool:
         """Whether a removal takes one copy away."""
@@ -66,13 +77,27 @@ class Copies:
         if self._always or key[1] in self.each:
             if further > 1:
                 table.copies[block] = further - 1
+            if key[1] not in self.each:
+                self._watch(key, table, block)
             self._stats.filtered[Filtered.COPY] += 1
             return True
-        if self._auto:
+        if self._detects:
             self._stats.filtered[Filtered.COPY_UNSURE] += 1
             self._remember(key, block, table.blocks[block], further)
             self.changed = True
         return False
+
+    def _watch(self, key: TableKey, table: Table, block: Hash) -> None:
+        """A block that stays live was removed once. The oldest such block shows what a removal means, or nothing."""
+        if len(self.once) >= MAX_ONCE:
+            oldest = next(iter(self.once))
+            if oldest[1] not in self.once.pop(oldest).blocks:
+                self.each.add(oldest[0][1])
+                self.once.clear()
+                self.never_twice = 0
+                return
+            self.never_twice += 1
+        self.once[key, block] = table
 
     def _remember(self, key: TableKey, block: Hash, chunk: Chunk, copies: int) -> None:
         unsure = self.unsure.table(*key)
@@ -136,7 +161,7 @@ class Copies:
 
     def known(self) -> None:
         """It is known that the engine removes each copy, whatever the medium."""
-        if self._auto:
+        if self._detects:
             self.each.update(MEDIA)
             self.proven.update(MEDIA)
             self.changed = True
@@ -151,6 +176,7 @@ class Copies:
 
     def forget(self) -> None:
         """A store was not taken in, or did not come: a removal proves nothing about blocks from before."""
+        self.once.clear()
         if self.blocks:
             self._stats.filtered[Filtered.COPY_FORGOTTEN] += self.blocks
             self.unsure.clear()
@@ -159,6 +185,7 @@ class Copies:
 
     def keep(self, media: set[str]) -> None:
         """Forget what is on any other medium."""
+        self.once.clear()
         self.unsure.keep(media)
         self.count()
 

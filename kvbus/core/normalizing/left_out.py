@@ -15,7 +15,7 @@ from kvbus.core.blocks.index import Index, Table, TableKey
 from kvbus.core.blocks.size import ITEM_BYTES, chunk_bytes
 from kvbus.core.normalizing.block_size import Treatment
 from kvbus.core.normalizing.copies import Copies
-from kvbus.core.stats import SourceStats
+from kvbus.core.source_stats import SourceStats
 from kvbus.core.types import Filtered, Hash
 
 TreatmentOf = Callable[[int | None, Chunk], Treatment]

@@ -29,9 +29,10 @@ from kvbus.core.normalizing.removals import Removals
 from kvbus.core.normalizing.rules import Rules
 from kvbus.core.normalizing.shape import Sizes
 from kvbus.core.normalizing.stores import Stores
-from kvbus.core.stats import SourceStats
-from kvbus.core.wire.codec import ARRAYS, AnyEvent, Batch
-from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored, Event
+from kvbus.core.source_stats import SourceStats
+from kvbus.core.types import Filtered, Hash
+from kvbus.core.wire.codec import ARRAYS, AnyEvent
+from kvbus.core.wire.schema import AllBlocksCleared, Batch, BlockRemoved, BlockStored, Event
 from kvbus.core.wire.tokens import are_pairs
 
 
@@ -191,28 +192,38 @@ class Normalizer:
         leaving.touched = admission.touched = self.emptied = False
         if leaving.cleared:
             leaving.cleared = []
-        if batch.rejects:
-            admission.count_rejects(batch.rejects)
+        rejects, form, uniform = batch.rejects, batch.form, batch.uniform
+        if rejects:
+            admission.count_rejects(rejects)
             self._copies.forget()
-        if batch.uniform:
-            self.form = batch.form
-        rest = self._plain.apply(batch, out)
+        if uniform:
+            self.form = form
+        rest = self._plain.apply(events, out, as_bytes=bool(form & 1), uniform=uniform)
         if rest:
             self._apply_rest(rest, batch)
         if self._removals.busy:
             if self._copies.changed:
-                self._settle_copies(missed=bool(batch.rejects))
+                self._settle_copies(missed=bool(rejects))
             self._removals.finish()
         self.as_it_came = batch.canonical and not (leaving.touched or admission.touched) and out == events
         return out
 
     def _settle_copies(self, *, missed: bool) -> None:
-        """The engine removes each copy: blocks that are gone after one removal, and had copies, are live again."""
+        """The engine removes each copy: blocks that are gone after one removal, and had copies, are live again.
+
+        All blocks are announced anew: a router may have lost what is behind a block whose removal it was sent.
+        """
         self._copies.changed = False
         if missed:
             self._copies.forget()
-        steps: list[Step] = []
         again = list(self._copies.settle())
+        if not again:
+            return
+        self._removals.leave()
+        self._leave_clear()
+        events = self._leaving.events
+        kept = len(events)
+        steps: list[Step] = []
         for key, block, chunk, copies in again:
             table = self.index.table(*key)
             if block in table.blocks:
@@ -227,6 +238,8 @@ class Normalizer:
             if copies > 1 and block not in table.copies and block in table.blocks:
                 table.copies[block] = copies - 1
         self._stores.make_room()
+        del events[kept:]
+        events.extend(announce(self.index))
 
     def _apply_rest(self, events: list[Event], batch: Batch) -> None:
         """Apply the remaining events of a batch: all are checked before any is applied."""
@@ -326,6 +339,11 @@ class Normalizer:
         return self._copies.blocks
 
     @property
+    def never_twice(self) -> int:
+        """Live blocks that had copies and were removed once, where copies count and no block was removed twice."""
+        return self._copies.never_twice
+
+    @property
     def counts_copies(self) -> bool:
         """Whether a live block goes with as many removals as it had stores, on any medium."""
         return any(map(self._copies.one_by_one, self.media))
@@ -336,6 +354,18 @@ class Normalizer:
         leaving.events, leaving.cleared = [], []
         self._copies.known()
         self._settle_copies(missed=False)
+        return leaving.events
+
+    def outlived(self, blocks: Iterable[tuple[int | None, str, Hash]]) -> list[AnyEvent]:
+        """Blocks, by group, medium and hash, are taken for gone with all of their copies; what leaves for that."""
+        leaving, tables = self._leaving, self.index.tables
+        leaving.events, leaving.cleared = [], []
+        for group, medium, block in blocks:
+            table = tables.get((group, medium))
+            if not self._copies.say((group, medium), table, block, 0) and table is not None and block in table.blocks:
+                self._removals.remove_one((group, medium), block)
+                self.stats.filtered[Filtered.OUTLIVED] += 1
+        self._removals.finish()
         return leaving.events
 
     def missed(self) -> None:
@@ -355,10 +385,14 @@ class Normalizer:
 
     def _rebuild(self) -> None:
         """Block sizes turned out different from what was assumed: announce everything again in the right ones."""
+        self._leave_clear()
+        self._stores.rebuild()
+
+    def _leave_clear(self) -> None:
+        """Routers forget all blocks, which are about to be announced anew."""
         self.stats.rebuilds += 1
         leaving = self._leaving
         if self.names_cleared:
-            known = removals_of(self.index)  # now: the blocks are about to get other names
+            known = removals_of(self.index)  # now: the blocks are about to change
             leaving.cleared.append(lambda: known)
         leaving.events.append(AllBlocksCleared())
-        self._stores.rebuild()

@@ -22,11 +22,11 @@ from kvbus.core.blocks.size import ITEM_BYTES
 from kvbus.core.normalizing.admission import Admission
 from kvbus.core.normalizing.leaving import Leaving
 from kvbus.core.normalizing.removals import Removals
-from kvbus.core.normalizing.shape import NOTHING_CARRIED, Shape
+from kvbus.core.normalizing.shape import KEYS, NOTHING_CARRIED, SPELLED
 from kvbus.core.normalizing.stores import Stores
-from kvbus.core.stats import SourceStats
+from kvbus.core.source_stats import SourceStats
 from kvbus.core.types import Hash
-from kvbus.core.wire.codec import AnyEvent, Batch
+from kvbus.core.wire.codec import AnyEvent
 from kvbus.core.wire.schema import BlockInactive, BlockRemoved, BlockStored, Event
 
 _NO_BLOCKS: Final[MutableMapping[Hash, Chunk]] = {}
@@ -60,56 +60,52 @@ class PlainEvents:
         self._leaving = leaving
         self._stats = stats
 
-    def apply(self, batch: Batch, out: list[AnyEvent]) -> list[Event]:
+    def apply(self, events: list[Event], out: list[AnyEvent], *, as_bytes: bool, uniform: bool) -> list[Event]:
         """Apply the events up to the first one that is not plainly in order; that one and those behind it.
 
         Of these the whole has to be known before any is applied: what they teach, or where a parent comes.
+
+        Args:
+            events: of one batch, in order.
+            out: takes those that leave.
+            as_bytes: hashes are byte strings, where they are ``uniform``.
+            uniform: they are of one kind, and no event had to be looked at alone.
         """
         admission, index, removals, stores = self._admission, self._index, self._removals, self._stores
-        as_bytes, uniform = batch.form & 1, batch.uniform
-        shapes: dict[tuple[Any, ...], Shape] | None = admission.shapes
-        if not uniform or (admission.bytes + 1 < admission.ints if as_bytes else admission.ints + 1 < admission.bytes):
-            shapes = None  # where the kind of hash is in doubt, no store is plainly in order
+        # where the kind of hash is in doubt, no store is plainly in order
+        doubtful = not uniform
+        if as_bytes:
+            doubtful |= admission.bytes + 1 < admission.ints
+        else:
+            doubtful |= admission.ints + 1 < admission.bytes
+        shapes = admission.shapes
         size = index.size
         room, room_bytes = stores.most_blocks - size.blocks, stores.most_bytes - size.at_most
         added = added_bytes = stored = removed = 0
-        events = iter(batch.events)
         rest: list[Event] = []
-        for event in events:
+        for at, event in enumerate(events):
             if type(event) is BlockStored:
-                (
-                    hashes,
-                    parent,
-                    raw_tokens,
-                    block_size,
-                    lora_id,
-                    medium,
-                    lora_name,
-                    group,
-                    kind,
-                    window,
-                    raw_keys,
-                    *carried,
-                ) = fields_of(event)
-                if shapes is None:
-                    rest = [event, *events]
+                if doubtful:
+                    rest = events[at:]
                     break
+                fields: tuple[Any, ...] = fields_of(event)
+                hashes: tuple[Hash, ...] = fields[0]
+                parent: Any = fields[1]
+                raw_keys: Any = fields[KEYS]
                 count = len(hashes)
-                try:
-                    shape = shapes[block_size, medium, lora_id, lora_name, group, kind, window]
-                    match = shape.matchers[count]
-                except KeyError:
-                    known = admission.plain_shape(event, count)
-                    if known is None:
-                        rest = [event, *events]
+                shape = shapes.get(fields[SPELLED:KEYS])
+                if shape is None:
+                    shape = admission.plain_shape(event)
+                    if shape is None:
+                        rest = events[at:]
                         break
-                    shape, match = known, known.matchers[count]
-                tokens = bytes(raw_tokens)
-                if match(tokens) is None or not shape.sizes.quiet:
-                    if shape.left_out is not None and tokens:
-                        admission.count_left_out(shape.left_out)
-                        continue
-                    rest = [event, *events]
+                tokens = bytes(fields[2])
+                if shape.left_out is not None and tokens:
+                    admission.count_left_out(shape.left_out)
+                    continue
+                match = shape.matchers.get(count) or shape.expect(count)
+                if match is None or match(tokens) is None or not shape.sizes.quiet:
+                    rest = events[at:]
                     break
                 held = len(tokens) + ITEM_BYTES * (1 + count)
                 keys = None
@@ -118,17 +114,18 @@ class PlainEvents:
                     if usual is not None and usual[0] == raw_keys:
                         keys = usual[1]
                     elif (keys := admission.good_keys(bytes(raw_keys), count)) is None:
-                        rest = [event, *events]
+                        rest = events[at:]
                         break
                     held += len(keys)
                 meta = shape.meta
+                carried = fields[KEYS + 1 :]
                 if carried != NOTHING_CARRIED:
                     if carried == shape.last_carried:
                         meta = shape.last_meta
                     else:
                         own = admission.good_meta(event, shape, carried, count)
                         if own is None:
-                            rest = [event, *events]
+                            rest = events[at:]
                             break
                         meta = own
                 table = shape.table
@@ -146,7 +143,7 @@ class PlainEvents:
                         self._leaving.touched = True
                         event.parent_block_hash = None
                     elif parent in hashes or index.find(shape.group, parent) is None:
-                        rest = [event, *events]
+                        rest = events[at:]
                         break
                 chunk = Chunk(hashes, parent, tokens, meta, keys)
                 fits = table is not None and added + count <= room and added_bytes + held <= room_bytes
@@ -158,7 +155,7 @@ class PlainEvents:
                 else:
                     named = dict.fromkeys(hashes, chunk)
                     if len(named) != count:
-                        rest = [event, *events]
+                        rest = events[at:]
                         break
                     fresh = fits and blocks.keys().isdisjoint(named)
                     if fresh:
@@ -183,7 +180,7 @@ class PlainEvents:
                 if type(event) is BlockInactive:  # type: ignore[comparison-overlap]
                     admission.count_inactive()
                     continue
-                rest = [event, *events]
+                rest = events[at:]
                 break
             elif uniform and event.medium in admission.spoken and event.block_hashes:
                 removed += 1

@@ -10,16 +10,16 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Any, Final
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
+from msgspec.structs import astuple as fields_of
 
 from kvbus.core.blocks.chunk import Chunk
 from kvbus.core.blocks.index import MAX_RUN, Index, Table, TableKey
-from kvbus.core.blocks.size import MANY
 from kvbus.core.normalizing.leaving import Leaving
 from kvbus.core.normalizing.left_out import LeftOut
 from kvbus.core.normalizing.removal_order import leaf_first
 from kvbus.core.normalizing.validate import counts_left
-from kvbus.core.stats import SourceStats
+from kvbus.core.source_stats import SourceStats
 from kvbus.core.types import Filtered, Hash, medium_key
 from kvbus.core.wire.schema import BlockRemoved
 
@@ -70,20 +70,20 @@ class Removals:
 
     def remove(self, event: BlockRemoved[Any]) -> None:
         """Apply one event."""
-        group_idx, medium = event.group_idx, event.medium
-        group = None if isinstance(group_idx, UnsetType) else group_idx
-        name = medium_key(medium)
-        key: TableKey = (group, name)  # type: ignore[assignment]
+        fields: tuple[Any, ...] = fields_of(event)
+        hashes: tuple[Hash, ...] = fields[0]
+        medium: Any = fields[1]
+        group_idx: Any = fields[2]
+        group: Any = None if group_idx is UNSET else group_idx
+        key: Any = (group, medium_key(medium))  # one object for each time it is looked up
         table = self._index.tables.get(key)
-        hashes = event.block_hashes
         self.waiting = self.busy = True
         if table is None and group is not None and not self._left_out:
             self._as_they_came = False
             self._unknown[group] = self._unknown.get(group, 0) + len(hashes)
             return
-        carried: tuple[Any, ...] = (event.locality, event.ownership, event.remaining_copy_counts)
-        plain = carried == _NONE
-        if not plain and carried[2] is not UNSET:
+        plain = fields[3:] == _NONE
+        if not plain and fields[5] is not UNSET:
             self._remove_counted(event, key)
             return
         if table is None or key in self._left_out.coarse:
@@ -94,20 +94,20 @@ class Removals:
         gone = self._gone.get(key)
         if gone is None:
             gone = self._gone[key] = {}
-        pop, copies = table.blocks.pop, table.copies
+        blocks, copies = table.blocks, table.copies
         size = self._index.size
         watched = size.left
         before: Chunk | None = None
         """Whose block went last."""
-        at = -1
-        """Its place there."""
+        start = at = -1
+        """The places there of the first and of the last one that went, with all between."""
         names: tuple[Hash, ...] = ()
         went = 0
         for block in hashes:
             if copies and block in copies and self._left_out.copies.keeps(key, table, block):
                 plain = False
                 continue
-            chunk = pop(block, None)
+            chunk = blocks.pop(block, None)
             if chunk is None:
                 self.remove_one(key, block)
                 plain = False
@@ -118,18 +118,15 @@ class Removals:
             if chunk is before and at and names[at - 1] == block:
                 at -= 1  # the usual order, a chain from its end
             elif chunk is before and at + 1 < len(names) and names[at + 1] == block:
-                if not at:
-                    size.firsts_gone.append((table, chunk))
                 at += 1  # from its root
                 plain = False
             else:
                 if before is not None:
-                    if not at:
-                        size.firsts_gone.append((table, before))
+                    size.run_gone(table, before, start, at)
                     if (names[at - 1] if at else before.parent) in gone:
                         plain = False
                 before, names = chunk, chunk.hashes
-                at = names.index(block)
+                start = at = 0 if len(names) == 1 else names.index(block)
                 meta = chunk.meta
                 if meta.medium != medium or meta.group_idx != group_idx:
                     plain = False
@@ -142,13 +139,10 @@ class Removals:
                     continue
             gone[block] = chunk
         if before is not None:
-            if not at:
-                size.firsts_gone.append((table, before))
+            size.run_gone(table, before, start, at)
             if (names[at - 1] if at else before.parent) in gone:
                 plain = False
         size.blocks -= went
-        if len(size.firsts_gone) > MANY:
-            size.settle()
         if plain:
             self._events.append(event)
         else:

@@ -7,7 +7,6 @@ anew whenever what it followed from has changed.
 
 from __future__ import annotations
 
-import re
 from typing import Any, Final
 
 from msgspec import UNSET, Raw
@@ -20,7 +19,12 @@ from kvbus.core.wire.codec import complete
 from kvbus.core.wire.schema import BlockStored
 from kvbus.core.wire.tokens import Matcher, matcher
 
-NOTHING_CARRIED: Final = [UNSET] * 5
+SPELLED: Final = 3
+KEYS: Final = 10
+"""Among the fields of a store, where those begin that it shares with others of one shape, and the place of
+``extra_keys`` behind them. What is only carried follows."""
+
+NOTHING_CARRIED: Final[tuple[Any, ...]] = (UNSET,) * 5
 """No locality, ownership, session, salt and lookahead."""
 
 
@@ -34,16 +38,6 @@ class Sizes:
         self.quiet = False
         """One more store of the group's own size has nothing to teach, see :attr:`BlockSizeDetector.settled`."""
 
-
-class _NoMatchers(dict[int, Matcher]):
-    """For stores of any number of blocks, what matches no tokens."""
-
-    def __missing__(self, blocks: int) -> Matcher:
-        return _never
-
-
-_never: Final = re.compile(rb"(?!)").fullmatch
-NO_MATCHERS: Final = _NoMatchers()
 
 UNKNOWN_SIZES: Final = Sizes(BlockSizeDetector())
 """Those of a group that has not stored any block with tokens."""
@@ -93,7 +87,7 @@ class Shape:
         self.matchers: dict[int, Matcher] = {}
         """By number of blocks: what matches the tokens of stores that are plainly in order, and have nothing to teach
         once :attr:`Sizes.quiet` says so."""
-        self.last_carried: list[Any] = NOTHING_CARRIED
+        self.last_carried: tuple[Any, ...] = NOTHING_CARRIED
         self.last_meta = meta
         """That of :attr:`last_carried`."""
 
@@ -105,13 +99,17 @@ class Shape:
         if not self.native:
             self.table = None
 
-    def expect(self, blocks: int) -> None:
-        """Stores of so many blocks will come again. Only where a size is proven those of several teach nothing."""
+    def expect(self, blocks: int) -> Matcher | None:
+        """Stores of so many blocks will come again: what matches their tokens; None if they are not plainly in order.
+
+        Only where a size is proven those of several blocks teach nothing.
+        """
         size = self.meta.block_size
-        if self.good and self.native and 0 < blocks <= MAX_RUN and (blocks == 1 or self.sizes.detector.proven == size):
-            found = matcher(blocks * size)
-            if found is not None:
-                self.matchers[blocks] = found
+        known = self.good and self.native and (blocks == 1 or self.sizes.detector.proven == size)
+        found = matcher(blocks * size) if known and 0 < blocks <= MAX_RUN else None
+        if found is not None:
+            self.matchers[blocks] = found
+        return found
 
     def as_sent(self, event: BlockStored[Any]) -> None:
         """Fill in what was not sent, and write the medium as kvbus does."""
@@ -119,6 +117,6 @@ class Shape:
         event.medium = self.spelled
 
 
-def own_copy(carried: list[Any]) -> list[Any]:
+def own_copy(carried: tuple[Any, ...]) -> tuple[Any, ...]:
     """Raw fields that do not hold on to the payload they came in."""
-    return [each if each is UNSET else Raw(bytes(each)) for each in carried]
+    return tuple([each if each is UNSET else Raw(bytes(each)) for each in carried])

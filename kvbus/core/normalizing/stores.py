@@ -24,12 +24,11 @@ from kvbus.core.normalizing.removal_order import leaf_first
 from kvbus.core.normalizing.removals import Removals
 from kvbus.core.normalizing.rules import Rules
 from kvbus.core.normalizing.shape import Shape, Sizes
-from kvbus.core.stats import SourceStats
+from kvbus.core.source_stats import SourceStats
 from kvbus.core.types import Filtered, Hash, Reason
-from kvbus.core.wire.codec import Extras
-from kvbus.core.wire.encoding import with_extras
-from kvbus.core.wire.parts import parts
-from kvbus.core.wire.schema import BlockStored
+from kvbus.core.wire.encoding import decode_value, encode_value, with_extras
+from kvbus.core.wire.parts import extras_of, parts
+from kvbus.core.wire.schema import BlockStored, Extras
 from kvbus.core.wire.tokens import divide, joined
 
 
@@ -140,8 +139,11 @@ class Stores:
         if not runs:
             self._stats.filtered[Filtered.TOKENLESS] += 1
             self._left_out.copies.forget()
+        hashes, extras = event.block_hashes, step.extras
         for run in runs:
-            self.place(run, shape, chunk_of(self._index, run, step.extras), step.extras)
+            first = hashes.index(run.block_hashes[0])
+            own = extras and extras_of(extras, len(hashes), first, first + len(run.block_hashes))
+            self.place(run, shape, chunk_of(self._index, run, own), own)
 
     def place(self, event: BlockStored[Any], shape: Shape, chunk: Chunk, extras: Extras | None) -> None:
         """Apply one store, whatever has become of its parent. All fields that kvbus sends are there."""
@@ -229,11 +231,13 @@ class Stores:
     def _offloaded(self, event: BlockStored[Any], shape: Shape) -> list[BlockStored[Any]]:
         """Give a store without tokens (an offloaded block of vLLM's) those that its hashes have on another medium.
 
+        With them come adapter, salt and session, without which they would be another prompt's blocks.
         Nothing if not all of them are known, with one block size. Blocks that do not follow each other leave as several
         stores, parents first.
         """
         found: list[bytes] = []
         parents: list[Hash | None] = []
+        chunks: dict[Hash, Chunk] = {}
         first: Chunk | None = None
         last: Chunk | None = None
         divided: list[bytes] = []
@@ -247,6 +251,7 @@ class Stores:
             at = chunk.hashes.index(block)
             found.append(divided[at])
             parents.append(chunk.parent_of(at))
+            chunks[block] = chunk
         if first is None:
             return []
         self._leaving.touched = True
@@ -254,16 +259,17 @@ class Stores:
             event.parent_block_hash = parents[0]
         event.block_size = first.block_size
         event.token_ids = Raw(joined(found, first.block_size))
-        if event.lora_id is None and event.lora_name is None:
-            event.lora_id, event.lora_name = first.meta.lora_id, first.meta.lora_name
-        return _chains(event, parents)
+        runs = _chains(event, parents)
+        for run in runs:
+            _complete(run, chunks)
+        return runs
 
     # -- copies ----------------------------------------------------------------------------------------------------
 
     def _store_copies(self, key: TableKey, table: Table, chunk: Chunk) -> None:
         """Apply a store of which some blocks are live: those are copies, the others leave as one store per run."""
         blocks, copies, stats = table.blocks, table.copies, self._stats
-        counted = self._left_out.copies.counted
+        counted, once = self._left_out.copies.counted, self._left_out.copies.once
         first_new = None
         live = 0
         mine: list[bytes] | None = None
@@ -281,6 +287,8 @@ class Stores:
             if counted:
                 copies[block] = count = copies.get(block, 0) + 1
                 stats.most_copies = max(stats.most_copies, count)
+                if once:
+                    once.pop((key, block), None)
             if held.tokens != chunk.tokens:
                 if mine is None:
                     mine = divide(chunk.tokens, chunk.block_size)
@@ -352,6 +360,36 @@ class Stores:
 
     def _treatment(self, group: int | None, chunk: Chunk) -> Treatment:
         return self._sizes[group].detector.treatment(chunk.block_size, len(chunk.hashes))
+
+
+def _complete(run: BlockStored[Any], chunks: dict[Hash, Chunk]) -> None:
+    """Give a store of blocks that follow each other what they have on another medium, and it does not say itself."""
+    meta = chunks[run.block_hashes[0]].meta
+    if run.lora_id is None and run.lora_name is None:
+        run.lora_id, run.lora_name = meta.lora_id, meta.lora_name
+    sent: Any = run  # a field of raw msgpack may be UNSET
+    if sent.cache_salt is UNSET and meta.cache_salt is not None:
+        run.cache_salt = Raw(meta.cache_salt)
+    if sent.session_id is UNSET and meta.session_id is not None:
+        run.session_id = Raw(meta.session_id)
+    if sent.extra_keys is UNSET:
+        run.extra_keys = _entries(run.block_hashes, chunks, lookahead=False)
+    if sent.lookahead_token_ids is UNSET:
+        run.lookahead_token_ids = _entries(run.block_hashes, chunks, lookahead=True)
+
+
+def _entries(hashes: Sequence[Hash], chunks: dict[Hash, Chunk], *, lookahead: bool) -> Any:
+    """The entries that blocks have in the lists of their chunks; nothing if there is none."""
+    found: list[Any] = []
+    last: Chunk | None = None
+    entries: list[Any] | None = None
+    for block in hashes:
+        chunk = chunks[block]
+        if chunk is not last:
+            raw = chunk.meta.lookahead if lookahead else chunk.extra_keys
+            last, entries = chunk, None if raw is None else decode_value(raw)
+        found.append(entries[chunk.hashes.index(block)] if entries else None)
+    return encode_value(found) if any(found) else UNSET
 
 
 def _chains(event: BlockStored[Any], parents: Sequence[Hash | None]) -> list[BlockStored[Any]]:

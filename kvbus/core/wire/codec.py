@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import UNSET, Raw
+from msgspec.structs import astuple as fields_of
 
 from kvbus.core.types import MAX_HASH_BYTES, Hash, Reason
 from kvbus.core.wire import rfc1527
@@ -23,11 +24,13 @@ from kvbus.core.wire.schema import (
     NO_TOKENS,
     AllBlocksCleared,
     ArrayBatch,
+    Batch,
     BlockInactive,
     BlockRemoved,
     BlockStored,
     ClearedArray,
     Event,
+    Extras,
     MapBatch,
     RawBatch,
     RawMapBatch,
@@ -73,35 +76,6 @@ _REMOVED_FIELDS: Final = frozenset(BlockRemoved.__struct_fields__)
 AnyEvent = Event | dict[str, Any]
 """An event ready to be encoded; a plain map where it carries fields no struct knows."""
 
-Extras = dict[str, Raw]
-"""Fields no struct knows, as raw msgpack, to be sent on where the output's encoding has a place for them (maps)."""
-
-
-class Batch(msgspec.Struct):
-    """One decoded batch.
-
-    Attributes:
-        ts: its time.
-        events: as they came.
-        rank: None where the engine sends none (vLLM 0.9.0).
-        canonical: it is exactly ``[ts, events, rank]`` with map events of known fields.
-        form: in what form it came: pass it on with the next batch of a stream.
-        uniform: its hashes are of one kind, and no event had to be looked at alone.
-        extras: by an event's position, fields this version does not know.
-        unknown: what those and events of an unknown kind are called, bounded and harmless to show.
-        rejects: one reason for each event that was left out.
-    """
-
-    ts: float
-    events: list[Event]
-    rank: int | None = None
-    canonical: bool = False
-    form: int = 0
-    uniform: bool = False
-    extras: dict[int, Extras] | None = None
-    unknown: set[str] | None = None
-    rejects: list[Reason] = []
-
 
 def decode_batch(payload: bytes | memoryview, max_events: int = MAX_EVENTS) -> Batch | Reason:
     """Decode one payload as :func:`decode` does, with every field that kvbus sends, for whoever reads events.
@@ -137,6 +111,12 @@ def decode(payload: bytes | memoryview, max_events: int = MAX_EVENTS, form: int 
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         return _decode_other(payload, max_events, form)
     return _uniform(found, payload, max_events, form)
+
+
+def begins_with_clear(payload: bytes, max_events: int = MAX_EVENTS) -> bool:
+    """Whether the first event of a payload is AllBlocksCleared: what came before is over, as where a state begins."""
+    batch = decode(payload, max_events)
+    return not isinstance(batch, Reason) and bool(batch.events) and isinstance(batch.events[0], AllBlocksCleared)
 
 
 def _decode_other(payload: bytes | memoryview, max_events: int, form: int) -> Batch | Reason:
@@ -364,25 +344,15 @@ def _typed(tag: str, fields: Extras) -> Event | Reason:
 
 
 def _from_array(event: StoredArray[Any] | RemovedArray[Any] | ClearedArray) -> Event:
-    if isinstance(event, StoredArray):
+    if type(event) is StoredArray:
+        hashes, parent, tokens, size, lora_id, medium, seventh, keys, group, kind, window = fields_of(event)
+        name = seventh if type(seventh) is str else None
         stored: BlockStored[Any] = BlockStored(
-            event.block_hashes,
-            event.parent_block_hash,
-            event.token_ids,
-            event.block_size,
-            event.lora_id,
-            event.medium,
-            None,
-            event.group_idx,
-            event.kv_cache_spec_kind,
-            event.kv_cache_spec_sliding_window,
-            event.extra_keys,
+            hashes, parent, tokens, size, lora_id, medium, name, group, kind, window, keys
         )
-        if isinstance(event.lora_name, str):
-            stored.lora_name = event.lora_name
-        elif event.lora_name is not None and "cache_salt" in event.lora_name:
-            stored.cache_salt = Raw(_encode(event.lora_name["cache_salt"]))
+        if type(seventh) is dict and "cache_salt" in seventh:
+            stored.cache_salt = Raw(_encode(seventh["cache_salt"]))
         return stored
-    if isinstance(event, RemovedArray):
+    if type(event) is RemovedArray:
         return BlockRemoved(event.block_hashes, event.medium, event.group_idx)
     return AllBlocksCleared()

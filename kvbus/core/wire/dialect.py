@@ -22,7 +22,6 @@ _ARRAYS: Final = {
     (3, 12): "vllm-0.22..0.23",
 }
 _VLLM_KEYS: Final = frozenset({"group_idx", "extra_keys", "locality", "ownership", "kv_cache_spec_kind"})
-_SGLANG_KEYS: Final = frozenset({"cache_salt"})
 _decode_raw: Final = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 
 
@@ -59,12 +58,14 @@ def sniff(payload: bytes) -> str | None:
         return None
     # the key set is looked for in the first event's bytes: a name that appears as a value there does no harm
     text = bytes(payload[at : at + 4096])
+    if b"\xaaevent_type" in text[:64]:
+        return "rfc1527 (mooncake)"
     if b"\xabBlockStored" not in text[:40]:
         return None
+    if b"cache_salt" in text:
+        return "sglang (sglang#39991)" if b"extra_keys" in text else "sglang-0.5.20..0.5.23"
     if any(key.encode() in text for key in _VLLM_KEYS):
         return "vllm-0.30..0.33" if b"ownership" in text else "vllm-0.24..0.33"
-    if any(key.encode() in text for key in _SGLANG_KEYS):
-        return "sglang-0.5.20..0.5.23"
     return "vllm-0.24.. | sglang-0.5.20.. | dynamo | trt-llm"
 
 

@@ -8,8 +8,8 @@ from typing import Any, Final
 import msgspec
 from msgspec import UNSET, Raw, structs
 
-from kvbus.core.wire.codec import AnyEvent, Extras
-from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored
+from kvbus.core.wire.codec import AnyEvent
+from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored, Extras
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode_any: Final = msgspec.msgpack.Decoder().decode

@@ -110,15 +110,20 @@ REBUILDS: Final = b"kvbus:rebuilds:"
 where a router at the same address has just got the state. Eight random bytes follow."""
 
 
+STATE_REQUEST: Final = b"snapshot"
+"""In place of a start: the live state (vllm#50134). It has as many bytes as a seq, and no stream has one so high."""
+
+
 class ReplayRequest(msgspec.Struct):
     """A router's request as a ROUTER received it. ``envelope`` is what every reply starts with.
 
-    One that is not ``well_formed`` is answered with END alone.
+    One that is not ``well_formed`` is answered with END alone, and one for the ``state`` with that.
     """
 
     envelope: list[bytes]
     start: int
     well_formed: bool = True
+    state: bool = False
 
 
 def parse_replay_request(frames: Sequence[bytes]) -> ReplayRequest | None:
@@ -133,7 +138,7 @@ def parse_replay_request(frames: Sequence[bytes]) -> ReplayRequest | None:
     start = frames[-1]
     if len(start) != SEQ_BYTES or len(frames) > 3:
         return ReplayRequest(envelope, 2**64 - 1, well_formed=False)
-    return ReplayRequest(envelope, int.from_bytes(start, "big"))
+    return ReplayRequest(envelope, int.from_bytes(start, "big"), state=start == STATE_REQUEST)
 
 
 def replay_data(framing: Framing, envelope: list[bytes], topic: bytes, seq: bytes, payload: bytes) -> list[bytes]:

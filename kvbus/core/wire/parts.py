@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
-from msgspec import UNSET, structs
+import msgspec
+from msgspec import UNSET, Raw, structs
 
 from kvbus.core.types import Hash
 from kvbus.core.wire.codec import AnyEvent
 from kvbus.core.wire.encoding import decode_value, encode_value
-from kvbus.core.wire.schema import PER_BLOCK, AllBlocksCleared, BlockStored
+from kvbus.core.wire.schema import PER_BLOCK, PER_BLOCK_EXTRAS, AllBlocksCleared, BlockStored
 from kvbus.core.wire.tokens import are_pairs
 
 NOTHING: Final = encode_value([])
@@ -20,6 +21,9 @@ CONTENT: Final = frozenset({"token_ids", "extra_keys", "session_id", "cache_salt
 """The fields of a store that hold tokens, name images and adapters of a prompt, or say whose it is."""
 
 _ROUTING: Final = {"type", *BlockStored.__struct_fields__} - CONTENT
+
+
+_decode_entries: Final = msgspec.msgpack.Decoder(list[Raw]).decode
 
 
 def is_store(event: AnyEvent) -> bool:
@@ -75,8 +79,29 @@ def parts(event: AnyEvent, runs: Sequence[tuple[int, int]]) -> list[AnyEvent]:
         for name, entries in lists.items():
             if entries is not None:
                 changes[name] = encode_value(entries[first:end])
+        if isinstance(event, dict):
+            own = {name: event[name] for name in PER_BLOCK_EXTRAS if name in event}
+            changes |= extras_of(own, len(hashes), first, end)
         found.append(changed(event, changes))
     return found
+
+
+def extras_of(extras: Mapping[str, Raw | bytes], count: int, first: int, end: int) -> dict[str, Raw]:
+    """Fields no struct knows, of blocks ``[first, end)`` of so many; nobody has looked at what they hold."""
+    found = {name: Raw(value) for name, value in extras.items()}
+    if end - first < count:
+        for name in PER_BLOCK_EXTRAS:
+            entries = _entries(found[name]) if name in found else None
+            if entries is not None and len(entries) == count:
+                found[name] = encode_value(entries[first:end])
+    return found
+
+
+def _entries(raw: Raw) -> list[Raw] | None:
+    try:
+        return _decode_entries(raw)
+    except msgspec.DecodeError:
+        return None
 
 
 def without_content(event: AnyEvent) -> AnyEvent:

@@ -35,6 +35,7 @@ _ENVELOPE: Final = frozenset(
     {
         *("event_id", "timestamp", "event_type", "type", "model_name", "tenant_id", "backend_id", "base_block_idx"),
         *("object_key", "group_id", "cache_prefix", "head_or_tp_rank", "layer_id", "block_hashes", "parent_block_hash"),
+        "connector_block_hash",
         *("dp_rank", "tp_rank", "pcp_rank", "dcp_rank", "pp_rank"),
     }
 )

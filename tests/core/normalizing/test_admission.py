@@ -4,10 +4,11 @@ import pytest
 
 from kvbus.core.blocks.index import MAX_RUN, MAX_SHARED, Index
 from kvbus.core.normalizing.admission import Admission, Checked
-from kvbus.core.stats import SourceStats
+from kvbus.core.source_stats import SourceStats
 from kvbus.core.types import Filtered, Reason
-from kvbus.core.wire.codec import Batch, decode
-from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved
+from kvbus.core.wire.codec import decode
+from kvbus.core.wire.encoding import decode_value
+from kvbus.core.wire.schema import AllBlocksCleared, Batch, BlockRemoved
 from tests.core.dsl import Bench
 from tests.doubles.payloads import cleared, payload, plain, plain_all, removed, store, tokens_of
 
@@ -122,14 +123,15 @@ def test_whether_all_groups_are_without_prefixes_is_known_from_their_stores():
 def test_a_long_store_is_split_into_several_that_follow_one_another(keys):
     hashes = list(range(1, 2 * MAX_RUN + 2))
     named = {"each": [["k", block] for block in hashes], "none": [], None: None}[keys]
-    steps = taken(admitting(), store(hashes, 9000, extra_keys=named, novelty=1))
+    steps = taken(admitting(), store(hashes, 9000, extra_keys=named, novelty=1, mm_keys=hashes))
     events = [plain(step.event) for step in steps]
     assert [event["block_hashes"] for event in events] == [hashes[:MAX_RUN], hashes[MAX_RUN:-1], hashes[-1:]]
     assert [event["parent_block_hash"] for event in events] == [9000, MAX_RUN, 2 * MAX_RUN]
     assert [token for event in events for token in event["token_ids"]] == [
         token for block in hashes for token in tokens_of(block)
     ]
-    assert [list(step.extras) for step in steps] == [["novelty"]] * 3
+    assert [list(step.extras) for step in steps] == [["novelty", "mm_keys"]] * 3
+    assert [decode_value(step.extras["mm_keys"]) for step in steps] == [event["block_hashes"] for event in events]
     if keys == "each":
         assert [key for event in events for key in event["extra_keys"]] == named
     else:

@@ -1,11 +1,12 @@
-"""Blocks with copies under ``duplicates: auto``: what one removal takes away, what proves more, and what proves nothing."""
+"""Blocks with copies under ``duplicates: detect``: what one removal takes away, what proves more, and what proves nothing."""
 
 import pytest
 from msgspec import msgpack
 
 from kvbus.core.normalizing import copies
 from kvbus.core.types import Filtered, Reason
-from kvbus.core.wire.codec import Batch, decode
+from kvbus.core.wire.codec import decode
+from kvbus.core.wire.schema import Batch
 from tests.core.dsl import Bench
 from tests.doubles.payloads import cleared, pack, plain_all, removed, store, tokens_of
 
@@ -17,7 +18,7 @@ def unsure(bench):
 @pytest.fixture
 def bench():
     """Block 1 was stored three times and removed once, block 2 behind it as often."""
-    bench = Bench(duplicates="auto")
+    bench = Bench(duplicates="detect")
     for _ in range(3):
         bench.feed(store([1, 2]))
     assert bench.feed(removed([2, 1])) == plain_all([removed([2, 1])])
@@ -32,8 +33,10 @@ def test_one_removal_takes_the_block_away_and_is_counted(bench):
 
 
 def test_a_second_removal_proves_that_each_copy_is_removed(bench):
-    """All that had copies is live again, parents first, and copies count from then on."""
-    assert bench.feed(removed([2])) == plain_all([store([1]), store([2], 1)])
+    """All that had copies is live again, and copies count from then on. Everything is announced, parents first."""
+    bench.feed(store([9]))
+    assert bench.feed(removed([2])) == plain_all([cleared(), store([9]), store([1]), store([2], 1)])
+    assert bench.stats.rebuilds == 1
     assert bench.normalizer.dump()["each"] == ["GPU"]
     assert unsure(bench) == set()
     assert bench.feed(removed([1])) == []
@@ -44,7 +47,7 @@ def test_a_second_removal_proves_that_each_copy_is_removed(bench):
 
 def test_a_block_that_is_stored_again_meanwhile_gets_its_copies_back(bench):
     bench.feed(store([1]))
-    assert bench.feed(removed([2])) == plain_all([store([2], 1)])
+    assert bench.feed(removed([2])) == plain_all([cleared(), store([1]), store([2], 1)])
     assert [bench.feed(removed([1])) for _ in range(3)] == [[], [], plain_all([removed([1])])]
 
 
@@ -53,20 +56,21 @@ def test_what_it_came_with_comes_back(bench):
     for _ in range(2):
         bench.feed(store([5, 6], 9, **more))
     bench.feed(removed([6]))
-    assert bench.feed(removed([6, 2, 2])) == plain_all([store([1])])
+    (*_, again, last) = bench.feed(removed([6, 2, 2]))
+    assert [again, last] == plain_all([store([5], 9, **more | {"extra_keys": [["a"]]}), store([1])])
     bench.feed(store([5, 6], 9, **more), store([5, 6], 9, **more), removed([6]), removed([6]))
     bench.feed(removed([6]))
     assert bench.live == {1, 5}
 
 
 def test_a_restored_block_is_what_was_stored():
-    bench = Bench(duplicates="auto")
+    bench = Bench(duplicates="detect")
     more = {"extra_keys": [["a"], ["b"]], "lora_name": "x", "session_id": "s"}
     for _ in range(3):
-        bench.feed(store([5, 6], 9, **more, future=7))
+        bench.feed(store([5, 6], 9, **more, future=7, mm_keys=[["c"], ["d"]]))
     bench.feed(removed([6]))
-    (again,) = bench.feed(removed([6]))
-    (expected,) = plain_all([store([6], 5, **more | {"extra_keys": [["b"]]}, future=7)])
+    (_, _, again) = bench.feed(removed([6]))
+    (expected,) = plain_all([store([6], 5, **more | {"extra_keys": [["b"]]}, future=7, mm_keys=[["d"]])])
     assert again == expected
 
 
@@ -92,7 +96,7 @@ def test_a_store_that_is_not_taken_in_may_have_been_the_one_in_between(bench, ev
     ],
 )
 def test_nor_one_that_the_rules_keep_out(rules, event):
-    bench = Bench(duplicates="auto", **rules)
+    bench = Bench(duplicates="detect", **rules)
     bench.feed(store([1]), store([1]), removed([1]))
     assert unsure(bench) == {1}
     bench.feed(event, removed([1]))
@@ -122,7 +126,7 @@ def test_a_clear_is_of_what_is_unsure_too(bench):
 
 def test_a_clear_of_the_device_leaves_what_is_unsure_elsewhere():
     """However many clears come, and whether anything is live there or not."""
-    bench = Bench(duplicates="auto")
+    bench = Bench(duplicates="detect")
     bench.feed(store([1], medium="CPU"), store([1], medium="CPU"), removed([1], medium="CPU"), cleared())
     bench.feed(cleared())
     bench.feed(cleared())
@@ -130,7 +134,7 @@ def test_a_clear_of_the_device_leaves_what_is_unsure_elsewhere():
 
 
 def test_a_group_that_turns_out_to_carry_no_prefixes_proves_nothing():
-    bench = Bench(duplicates="auto")
+    bench = Bench(duplicates="detect")
     bench.feed(store([1], group=1), store([1], group=1), removed([1], group=1))
     bench.feed(store([1], group=1, kv_cache_spec_kind="mamba"), removed([1], group=1))
     assert bench.normalizer.dump()["each"] == []
@@ -138,7 +142,7 @@ def test_a_group_that_turns_out_to_carry_no_prefixes_proves_nothing():
 
 def test_positional_events_are_of_releases_that_remove_each_copy():
     """vLLM up to 0.23, SGLang up to 0.5.19. What a former epoch was is not asked."""
-    bench = Bench(duplicates="auto")
+    bench = Bench(duplicates="detect")
     stored = ["BlockStored", [1], None, tokens_of(1), 16, None, "GPU"]
     array = pack([1.0, [stored, stored, ["BlockRemoved", [1], "GPU"]], 0])
     bench.feed(raw=array)
@@ -154,14 +158,14 @@ def test_positional_events_are_of_releases_that_remove_each_copy():
 class TestWhatIsSaid:
     def test_by_the_engine_about_each_block(self):
         """vllm#48933, whatever is counted."""
-        bench = Bench(duplicates="auto")
+        bench = Bench(duplicates="detect")
         for _ in range(3):
             bench.feed(store([1, 2]))
         assert bench.feed(removed([1, 2], remaining_copy_counts=[1, 0])) == plain_all([removed([2])])
         assert bench.feed(removed([1])) == plain_all([removed([1])])
 
     def test_about_a_block_that_is_unsure(self, bench):
-        assert bench.feed(removed([1, 2], remaining_copy_counts=[1, 0])) == plain_all([store([1])])
+        assert bench.feed(removed([1, 2], remaining_copy_counts=[1, 0])) == plain_all([cleared(), store([1])])
         assert bench.feed(removed([1], remaining_copy_counts=[0])) == plain_all([removed([1])])
 
     def test_about_a_block_that_is_live_and_unsure(self, bench):
@@ -170,7 +174,7 @@ class TestWhatIsSaid:
         assert [bench.feed(removed([1])) for _ in range(2)] == [[], plain_all([removed([1])])]
 
     def test_about_a_block_that_is_not_known(self):
-        bench = Bench(duplicates="auto")
+        bench = Bench(duplicates="detect")
         assert bench.feed(removed([1, 2], remaining_copy_counts=[1, 0])) == []
         assert bench.filtered == {Filtered.UNKNOWN_BLOCK: 2}
 
@@ -198,7 +202,7 @@ class TestWhatIsSaid:
 
 def test_the_oldest_is_given_up_where_there_are_too_many(monkeypatch):
     monkeypatch.setattr(copies, "MAX_UNSURE", 2)
-    bench = Bench(duplicates="auto")
+    bench = Bench(duplicates="detect")
     for block in (1, 2, 3):
         bench.feed(store([block]), store([block]), removed([block]))
     assert unsure(bench) == {2, 3}
@@ -207,14 +211,14 @@ def test_the_oldest_is_given_up_where_there_are_too_many(monkeypatch):
 
 def test_they_are_bounded_in_bytes_too(monkeypatch):
     monkeypatch.setattr(copies, "MAX_BYTES", 900)
-    bench = Bench(duplicates="auto")
+    bench = Bench(duplicates="detect")
     for block in (1, 2, 3):
         bench.feed(store([block]), store([block]), removed([block]))
     assert unsure(bench) == {2, 3}
 
 
 def test_they_give_way_to_live_blocks():
-    bench = Bench(duplicates="auto", max_blocks=3)
+    bench = Bench(duplicates="detect", max_blocks=3)
     for block in (1, 2):
         bench.feed(store([block]), store([block]), removed([block]))
     assert bench.normalizer.entries == 2
@@ -225,7 +229,7 @@ def test_they_give_way_to_live_blocks():
 
 
 def test_a_reblocked_block_comes_back():
-    bench = Bench(duplicates="auto", block_size=8)
+    bench = Bench(duplicates="detect", block_size=8)
     before = bench.feed(store([1, 2]))
     bench.feed(store([1, 2]), store([1, 2]))
     bench.feed(removed([2]), removed([1]))
@@ -235,7 +239,7 @@ def test_a_reblocked_block_comes_back():
 
 
 def test_coarse_blocks_are_removed_as_copies_are():
-    bench = Bench(duplicates="auto")
+    bench = Bench(duplicates="detect")
     bench.feed(
         store([1, 2, 3]),
         store([8], tokens=tokens_of(1, 64), block_size=64),
@@ -268,3 +272,39 @@ def test_positions_of_the_field_are_those_of_the_encoder():
     assert batch.uniform
     assert not batch.rejects
     assert Reason.WRONG_TYPE not in batch.rejects
+
+
+class TestRemovedOnceWhereCopiesCount:
+    """What a build that removes the last copy alone looks like, and one that removes each, too. Nothing is decided."""
+
+    @pytest.fixture
+    def bench(self, monkeypatch):
+        monkeypatch.setattr(copies, "MAX_ONCE", 2)
+        bench = Bench()
+        for block in range(1, 6):
+            bench.feed(store([block]), store([block]))
+        bench.feed(removed([1]), removed([2]), removed([3]))
+        assert bench.normalizer.never_twice == 1
+        return bench
+
+    def test_those_that_are_never_removed_again_are_counted(self, bench):
+        bench.feed(removed([4]), removed([5]))
+        assert bench.normalizer.never_twice == 3
+        assert bench.live == {1, 2, 3, 4, 5}
+
+    def test_one_that_is_removed_again_ends_it(self, bench):
+        bench.feed(removed([2]), removed([4]))
+        assert bench.normalizer.never_twice == 0
+        bench.feed(removed([5]))
+        assert bench.normalizer.never_twice == 0
+        assert bench.live == {1, 3, 4, 5}
+
+    def test_of_one_that_is_stored_again_nothing_is_known(self, bench):
+        bench.feed(store([2]), store([3]), removed([4]), removed([5]))
+        assert bench.normalizer.never_twice == 1
+
+    @pytest.mark.parametrize("event", [{"type": "?"}, cleared()])
+    def test_nor_behind_a_clear_or_what_cannot_be_read(self, bench, event):
+        bench.feed(event)
+        bench.feed(*[store([block]) for block in (6, 6, 7, 7)], removed([6]), removed([7]))
+        assert bench.normalizer.never_twice == 1

@@ -10,9 +10,10 @@ import pytest
 from kvbus.core.normalizing.block_size import YOUNG
 from kvbus.core.normalizing.normalizer import Normalizer
 from kvbus.core.normalizing.rules import Rules
-from kvbus.core.stats import SourceStats
+from kvbus.core.source_stats import SourceStats
 from kvbus.core.wire import codec
 from kvbus.core.wire.codec import AnyEvent
+from kvbus.core.wire.schema import Batch
 
 SIZE = 4
 
@@ -55,7 +56,7 @@ class Source:
 
     def take(self, payload: bytes) -> list[AnyEvent]:
         decoded = codec.decode(payload, form=self.normalizer.form)
-        assert isinstance(decoded, codec.Batch)
+        assert isinstance(decoded, Batch)
         return self.normalizer.apply(decoded)
 
     def as_it_came(self, *events: dict[str, Any], **envelope: Any) -> bool:
@@ -63,7 +64,7 @@ class Source:
         left = self.take(payload)
         if self.normalizer.as_it_came:
             whole = codec.decode_batch(payload)
-            assert isinstance(whole, codec.Batch)
+            assert isinstance(whole, Batch)
             assert msgspec.msgpack.encode(left) == msgspec.msgpack.encode(whole.events)
         return self.normalizer.as_it_came
 
@@ -139,7 +140,7 @@ def test_what_is_changed_or_left_out_does_not(source: Source, events: list[dict[
 
 def test_by_position_it_does_not(source: Source) -> None:
     decoded = codec.decode(msgspec.msgpack.encode([1.0, [["BlockStored", [50], 40, [1, 2, 3, 4], 4]], 0]))
-    assert isinstance(decoded, codec.Batch)
+    assert isinstance(decoded, Batch)
     assert len(source.normalizer.apply(decoded)) == 1
     assert not source.normalizer.as_it_came
 

@@ -8,7 +8,7 @@ from kvbus.core.blocks.size import ITEM_BYTES, chunk_bytes
 from kvbus.core.normalizing.block_size import Treatment
 from kvbus.core.normalizing.copies import Copies
 from kvbus.core.normalizing.left_out import LeftOut
-from kvbus.core.stats import SourceStats
+from kvbus.core.source_stats import SourceStats
 
 GPU, CPU = (0, "GPU"), (0, "CPU")
 

@@ -91,7 +91,7 @@ class TestReasons:
         of_limits = {Reason.INDEX_FULL, Reason.TOO_MANY_GROUPS}
         assert {reason for reason, _, _ in REASONS} == set(Reason) - of_messages - of_batches - of_limits
         others = {Filtered.ORPHAN_PASSED, Filtered.ORPHAN_DROPPED, Filtered.OTHER_RANK, Filtered.OLD_EPOCH}
-        others |= {Filtered.MEDIUM, Filtered.INACTIVE, Filtered.COPY_UNSURE, Filtered.COPY_FORGOTTEN}
+        others |= {Filtered.MEDIUM, Filtered.INACTIVE, Filtered.COPY_UNSURE, Filtered.COPY_FORGOTTEN, Filtered.OUTLIVED}
         assert {reason for reason, _, _ in FILTERS} == set(Filtered) - others
 
     def test_what_the_engine_sent_is_counted(self):
@@ -184,6 +184,38 @@ class TestCopies:
         assert bench.rejected == {}
         bench.feed(removed([1]))
         assert bench.live == {1, 2}
+
+
+class TestWhatIsFoundOutOrOutlived:
+    def test_what_had_copies_is_live_again_and_all_is_announced_anew(self):
+        bench = Bench(duplicates="detect")
+        bench.normalizer.names_cleared = True
+        for _ in range(3):
+            bench.feed(store([1, 2]))
+        bench.feed(store([3]), removed([2]))
+        assert bench.normalizer.unsure == 1
+        out = bench.feed(removed([2]))
+        assert [event["type"] for event in out] == ["AllBlocksCleared", *["BlockStored"] * (len(out) - 1)]
+        (named,) = bench.normalizer.cleared
+        assert {block for event in named() for block in event.block_hashes} == {1, 3}
+        assert bench.live == {1, 2, 3}
+        assert bench.normalizer.counts_copies
+
+    def test_or_by_what_its_version_says(self):
+        bench = Bench(duplicates="detect")
+        assert bench.normalizer.removes_each_copy() == []
+        bench.normalizer.reset()
+        bench.feed(store([1]), store([1]), removed([1]))
+        assert plain_all(bench.normalizer.removes_each_copy()) == plain_all([cleared(), store([1])])
+        assert bench.normalizer.never_twice == 0
+
+    def test_blocks_that_are_taken_for_gone_go_with_their_copies(self):
+        bench = Bench()
+        bench.feed(store([1, 2]), store([1, 2]), store([3], medium="CPU"))
+        gone = bench.normalizer.outlived([(None, "GPU", 1), (None, "GPU", 2), (None, "CPU", 4), (7, "CPU", 3)])
+        assert plain_all(gone) == plain_all([removed([2, 1])])
+        assert bench.filtered[Filtered.OUTLIVED] == 2
+        assert bench.normalizer.index.media() == {"GPU": 0, "CPU": 1}
 
 
 class TestOrderWithinABatch:
@@ -710,21 +742,22 @@ class TestFields:
         bench = Bench()
         keys = [["a"], None, [b"b", ["c", 3]], ["d"]]
         ahead = [[5], [6], [7], []]
+        images = [[], [{"hash": "a"}], [], [{"hash": "b"}]]
         bench.feed(store([2], 1))
-        assert bench.feed(store([1, 2, 3, 4], extra_keys=keys, lookahead_token_ids=ahead)) == plain_all(
+        assert bench.feed(store([1, 2, 3, 4], extra_keys=keys, lookahead_token_ids=ahead, mm_keys=images)) == plain_all(
             [
-                store([1], extra_keys=[["a"]], lookahead_token_ids=[[5]]),
-                store([3, 4], 2, extra_keys=keys[2:], lookahead_token_ids=ahead[2:]),
+                store([1], extra_keys=[["a"]], lookahead_token_ids=[[5]], mm_keys=[[]]),
+                store([3, 4], 2, extra_keys=keys[2:], lookahead_token_ids=ahead[2:], mm_keys=images[2:]),
             ]
         )
-        bench.feed(removed([4]))
-        (_, _, third) = plain_all(bench.normalizer.announce())
-        assert third == plain_all([store([3], 2, extra_keys=keys[2:3], lookahead_token_ids=[[7]])])[0]
+        bench.feed(removed([3]))
+        (_, _, fourth) = plain_all(bench.normalizer.announce())
+        assert fourth == plain_all([store([4], 3, extra_keys=[["d"]], lookahead_token_ids=[[]], mm_keys=images[3:])])[0]
 
     def test_sub_blocks_have_none_of_them(self):
         bench = Bench(block_size=8)
-        (event,) = bench.feed(store([1, 2], extra_keys=[None, None], lookahead_token_ids=[[5], [6]]))
-        assert "lookahead_token_ids" not in event
+        (event,) = bench.feed(store([1, 2], extra_keys=[None, None], lookahead_token_ids=[[5], [6]], mm_keys=[[], []]))
+        assert not {"lookahead_token_ids", "mm_keys"} & event.keys()
 
     def test_extra_keys_of_null_stay_null(self):
         bench = Bench()

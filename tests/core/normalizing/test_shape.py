@@ -73,6 +73,6 @@ def test_what_was_not_sent_is_filled_in():
 def test_fields_that_are_kept_hold_no_payload():
     payload = msgspec.msgpack.encode(["x" * 1000, "session"])
     _, session = msgspec.msgpack.decode(payload, type=list[Raw])
-    kept = own_copy([UNSET, session])
-    assert kept == [UNSET, session]
+    kept = own_copy((UNSET, session))
+    assert kept == (UNSET, session)
     assert kept[1] is not session

@@ -68,6 +68,34 @@ class TestOffloads:
         out = bench.feed(store([2, 3], tokens=[], block_size=0, medium="CPU"))
         assert out == plain_all([store([2, 3], 1, medium="CPU", lora_name="a")])
 
+    def test_salt_session_and_keys_are_those_of_the_blocks(self):
+        """Without them the block of one tenant would leave as that of everybody."""
+        bench = Bench()
+        salted = {"cache_salt": "s", "session_id": "t", "extra_keys": [["s"], None], "lookahead_token_ids": [[5], [6]]}
+        bench.feed(store([1, 2], **salted), store([7, 8]))
+        images = [[{"hash": "a"}], [], [{"hash": "b"}]]
+        out = bench.feed(store([1, 7, 2], tokens=[], block_size=0, medium="CPU", mm_keys=images))
+        first = {
+            "mm_keys": images[:1],
+            "cache_salt": "s",
+            "session_id": "t",
+            "extra_keys": [["s"]],
+            "lookahead_token_ids": [[5]],
+        }
+        second = {"mm_keys": images[2:], "cache_salt": "s", "session_id": "t", "lookahead_token_ids": [[6]]}
+        by_hash = sorted(out, key=lambda event: event["block_hashes"])
+        cpu = {"medium": "CPU"}
+        assert by_hash == plain_all(
+            [store([1], **cpu, **first), store([2], 1, **cpu, **second), store([7], mm_keys=[[]], **cpu)]
+        )
+
+    def test_what_it_says_itself_is_kept(self):
+        bench = Bench()
+        bench.feed(store([1], cache_salt="s", extra_keys=[["s"]]))
+        own = {"cache_salt": "o", "extra_keys": [["o"]]}
+        (event,) = bench.feed(store([1], tokens=[], block_size=0, medium="CPU", **own))
+        assert (event["cache_salt"], event["extra_keys"]) == ("o", [["o"]])
+
     def test_its_own_parent_and_adapter_are_kept(self):
         bench = Bench()
         bench.feed(store([1, 2]))

@@ -9,8 +9,8 @@ from msgspec import Raw
 
 from kvbus.core.types import Reason
 from kvbus.core.wire import codec
-from kvbus.core.wire.codec import MAX_EVENTS, Batch, decode, decode_batch, event_offset
-from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored
+from kvbus.core.wire.codec import MAX_EVENTS, decode, decode_batch, event_offset
+from kvbus.core.wire.schema import AllBlocksCleared, Batch, BlockRemoved, BlockStored
 from tests.doubles.payloads import cleared, pack, payload, plain_all, removed, store, unpack
 from tests.hostile.bad import DEEP as LEVELS
 from tests.typed import well_formed
@@ -337,3 +337,17 @@ def test_what_tensorrt_llm_publishes_itself():
     batch = decoded(event, removed([-1], group=0), cleared(), rank=3)
     assert (batch.uniform, batch.canonical, batch.rank) == (True, True, 3)
     assert plain_all(batch.events) == plain_all([event, removed([-1], group=0), cleared()])
+
+
+@pytest.mark.parametrize(
+    ("raw", "begins"),
+    [
+        (payload(cleared(), GOOD), True),
+        (payload(GOOD, cleared()), False),
+        (payload(), False),
+        (b"nonsense", False),
+        (payload(*[cleared()] * 3), False),
+    ],
+)
+def test_what_a_state_begins_with(raw, begins):
+    assert codec.begins_with_clear(raw, 2) is begins

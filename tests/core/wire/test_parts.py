@@ -3,7 +3,7 @@
 import pytest
 from msgspec import UNSET
 
-from kvbus.core.wire.codec import Batch, decode
+from kvbus.core.wire.codec import decode
 from kvbus.core.wire.encoding import encode_value, with_extras
 from kvbus.core.wire.parts import (
     block_by_block,
@@ -15,7 +15,7 @@ from kvbus.core.wire.parts import (
     value,
     without_content,
 )
-from kvbus.core.wire.schema import AllBlocksCleared
+from kvbus.core.wire.schema import AllBlocksCleared, Batch
 from tests.doubles.payloads import payload, plain_all, removed, store, tokens_of
 from tests.typed import well_formed
 
@@ -59,6 +59,26 @@ def test_what_has_no_blocks_to_divide_stays(event):
     given = struct(event)
     assert block_by_block(given) == [given]
     assert block_by_block(AllBlocksCleared()) == [AllBlocksCleared()]
+
+
+def mm_key(offset):
+    return {"type": "mm_key", "hash": "ab", "start_offset": offset}
+
+
+def test_a_list_with_an_entry_for_each_block_is_divided_though_no_struct_knows_it():
+    """TensorRT-LLM's ``mm_keys``: for each block the images that lie in it."""
+    images = [[mm_key(0)], [], [mm_key(7), mm_key(9)]]
+    event = with_extras(as_sent(store([1, 2, 3])), {"mm_keys": encode_value(images), "future": encode_value([1, 2, 3])})
+    found = plain_all(parts(event, [(0, 2), (2, 3)]))
+    assert [each["mm_keys"] for each in found] == [images[:2], images[2:]]
+    assert [each["future"] for each in found] == [[1, 2, 3]] * 2
+    assert plain_all(parts(event, [(0, 3)])) == plain_all([event])
+
+
+@pytest.mark.parametrize("other", [None, 7, "ab", [], [[]], [[]] * 3, {"a": [1]}])
+def test_what_is_no_such_list_stays_whole(other):
+    event = with_extras(as_sent(store([1, 2])), {"mm_keys": encode_value(other)})
+    assert [each.get("mm_keys") for each in plain_all(block_by_block(event))] == [other] * 2
 
 
 def test_some_blocks_of_a_store_and_of_a_removal():

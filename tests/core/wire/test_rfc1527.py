@@ -3,7 +3,8 @@
 import pytest
 
 from kvbus.core.types import Filtered, Reason
-from kvbus.core.wire.codec import Batch, decode
+from kvbus.core.wire.codec import decode
+from kvbus.core.wire.schema import Batch
 from tests.core.dsl import Bench
 from tests.doubles.payloads import cleared, pack, plain_all, removed, store, tokens_of
 
@@ -44,6 +45,20 @@ def test_what_a_pool_says(legacy):
     assert (found.rejects, found.unknown, found.extras) == ([], set(), None)
     stored = store([1], tokens=[], block_size=0, medium="cpu")
     assert plain_all(found.events) == plain_all([stored, removed([1], medium="cpu"), cleared()])
+
+
+def test_what_its_keys_say_of_a_block_is_no_unknown_field():
+    """Mooncake#2876: ranks, group and namespace, and the whole hash of which ``seq_hashes`` has the last 64 bits."""
+    more = {
+        "connector_block_hash": "ab" * 32,
+        "group_id": 0,
+        "cache_prefix": "kv",
+        "head_or_tp_rank": 0,
+        "layer_id": None,
+    }
+    found = decode(batch(event("stored", **more), event("removed", **more)))
+    assert isinstance(found, Batch)
+    assert (found.rejects, found.unknown, found.extras) == ([], set(), None)
 
 
 def test_blocks_of_which_nobody_knows_the_tokens_are_counted():

@@ -1,6 +1,8 @@
 """Token arrays: counted, compared and divided as bytes, as if they had been decoded."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvbus.core.types import Reason
 from kvbus.core.wire import tokens as module
@@ -150,6 +152,27 @@ class TestMatched:
             for other in ([7] * (count + 1), [7] * count + [-1], [1.0] * (count or 1), [*[7] * (count - 1), None]):
                 assert match(pack(other)) is None
         assert [*kept] == [0, 20]
+
+
+PIECES = [
+    b"\x00",
+    b"\x7f",
+    b"\xcc",
+    b"\xcd",
+    b"\xce",
+    b"\x92",
+    b"\x93",
+    b"\xff",
+    pack(300),
+    pack(70_000),
+    pack([1, 300]),
+]
+
+
+@given(st.one_of(st.binary(max_size=20), st.lists(st.sampled_from(PIECES), max_size=12).map(b"".join)))
+def test_a_walk_over_the_bytes_says_what_the_pattern_says(body):
+    tokens = array_head(1) + body
+    assert module.walked(tokens, 1) is (module.matched(tokens, 1) is not None)
 
 
 @pytest.mark.parametrize("count", [0, 1, 15, 16, 2**16])

@@ -1,0 +1,308 @@
+"""Relays behind relays, all of them pure: whatever was lost or stayed without an answer, each holds the engine's blocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from kvbus.core.commands import AnswerReplay, CancelReplay, Publish, RequestReplay
+from kvbus.core.events import BatchReceived, ReplayAsked, ReplayReceived, SourceDown, SourceUp, Started, Tick
+from kvbus.core.normalizing.rules import Rules
+from kvbus.core.outputs.spec import OutputSpec
+from kvbus.core.relay import Relay
+from kvbus.core.sequencing.settings import Settings
+from kvbus.core.source_spec import SourceSpec
+from kvbus.core.wire.frames import END_SEQ
+from kvbus.core.wire.profiles import PROFILES
+from tests.doubles.accounting import all_accounted_for
+from tests.doubles.answers import reading
+from tests.doubles.payloads import batch, cleared, removed, store
+
+Step = tuple[Any, ...]
+
+
+class Bus:
+    """One relay of the chain, and its connection to whoever is before it."""
+
+    def __init__(self, profile: str, journal: int, heartbeat: float) -> None:
+        self._profile, self._journal, self._heartbeat = profile, journal, heartbeat
+        self.connected = True
+        self.lose = 0
+        """How many of the next live batches it does not get."""
+        self.silent = False
+        """Its requests stay without an answer."""
+        self.breaks_after = -1
+        """Its next answer breaks off behind so many messages; -1: it does not."""
+        self.request = -1
+        self.begin(0)
+
+    def begin(self, first_seq: int) -> None:
+        """It knows nothing, and numbers from here on."""
+        source = SourceSpec("engine", 0, Settings(probe_interval=2.5), Rules(clears="all"))
+        output = OutputSpec(
+            "out",
+            PROFILES[self._profile],
+            [None],
+            heartbeat=self._heartbeat,
+            journal_batches=self._journal,
+            first_seqs=[first_seq],
+        )
+        self.relay = Relay([source], [output])
+        self.request = -1
+
+    @property
+    def blocks(self) -> set[Any]:
+        index = self.relay.sources[0].normalizer.index
+        return {block for table in index.tables.values() for block in table.blocks}
+
+
+class Chain:
+    """An engine that keeps every batch for replay, and buses behind one another."""
+
+    def __init__(self, *profiles: str, journal: int = 10_000, heartbeat: float = 1.0) -> None:
+        self.now = 100.0
+        self.sent: list[list[bytes]] = []
+        self.truth: set[int] = set()
+        self.buses = [Bus(profile, journal, heartbeat) for profile in profiles]
+        for at in range(len(profiles)):
+            self.tell(at, Started(1e9))
+            self.tell(at, SourceUp(0))
+
+    # -- what happens ------------------------------------------------------------------------------------------------
+
+    def step(self, what: str, at: int, number: int) -> None:
+        self.now += 0.001  # no two epochs begin with the same bytes
+        bus = self.buses[at % len(self.buses)]
+        at %= len(self.buses)
+        if what == "store" and number not in self.truth:
+            self.publish(store([number]))
+            self.truth.add(number)
+        elif what == "remove" and number in self.truth:
+            self.publish(removed([number]))
+            self.truth.discard(number)
+        elif what == "clear":
+            self.publish(cleared())
+            self.truth.clear()
+        elif what == "engine restarts":
+            self.sent, self.truth = [], set()
+            self.drop(0, back=True)
+        elif what == "lose":
+            bus.lose = number
+        elif what == "silent":
+            bus.silent = not bus.silent
+        elif what == "break":
+            bus.breaks_after = number
+        elif what == "away":
+            self.drop(at, back=not bus.connected)
+        elif what == "restart":
+            (stream,) = bus.relay.outputs[0].streams
+            bus.begin(stream.next_seq + number if number % 2 else 0)
+            self.tell(at, Started(1e9 + self.now))
+            self.drop(at, back=True)
+            if at + 1 < len(self.buses):
+                self.drop(at + 1, back=True)
+        elif what == "wait":
+            self.seconds_pass(number)
+
+    def settle(self) -> None:
+        """Faults are over, and the engine goes on."""
+        for at, bus in enumerate(self.buses):
+            bus.lose, bus.silent, bus.breaks_after = 0, False, -1
+            if not bus.connected:
+                self.drop(at, back=True)
+        self.step("store", 0, 99)
+        self.seconds_pass(150)
+
+    def seconds_pass(self, count: int) -> None:
+        for _ in range(count):
+            self.now += 1.0
+            for at in range(len(self.buses)):
+                self.tell(at, Tick(1e9 + self.now))
+
+    # -- the network -------------------------------------------------------------------------------------------------
+
+    def publish(self, *events: Any) -> None:
+        self.sent.append(batch(len(self.sent), *events, ts=self.now))
+        self.arrive(0, self.sent[-1])
+
+    def arrive(self, at: int, frames: list[bytes]) -> None:
+        """A live batch comes to a bus, if it does."""
+        if at == len(self.buses) or not self.buses[at].connected:
+            return
+        if self.buses[at].lose:
+            self.buses[at].lose -= 1
+            return
+        self.tell(at, BatchReceived(0, frames))
+
+    def drop(self, at: int, *, back: bool) -> None:
+        """The connection to whoever is before it breaks, and comes back or not."""
+        bus = self.buses[at]
+        if bus.connected:
+            bus.connected = False
+            self.tell(at, SourceDown(0))
+        if back:
+            bus.connected = True
+            self.tell(at, SourceUp(0))
+
+    def tell(self, at: int, event: Any) -> None:
+        bus = self.buses[at]
+        asked = None
+        for command in bus.relay.handle(event, self.now):
+            if isinstance(command, Publish):
+                self.arrive(at + 1, [command.topic, command.seq.to_bytes(8, "big"), command.payload])
+            elif isinstance(command, RequestReplay):
+                bus.request, asked = command.request, command
+            elif isinstance(command, CancelReplay) and command.request == bus.request:
+                bus.request = -1
+        all_accounted_for(bus.relay.sources[0])
+        if asked is not None and bus.connected and not bus.silent:
+            self.answer(at, asked)
+
+    def answer(self, at: int, asked: RequestReplay) -> None:
+        """What whoever is before a bus answers, until it breaks off, or the bus wants no more."""
+        bus = self.buses[at]
+        room, bus.breaks_after = bus.breaks_after, -1
+        messages = self.of_engine(asked.start) if at == 0 else self.of_bus(at - 1, asked.start)
+        for count, message in enumerate(messages):
+            if bus.request != asked.request or count == room:
+                return
+            self.tell(at, ReplayReceived(0, asked.request, message))
+
+    def of_engine(self, start: int) -> list[list[bytes]]:
+        return [[b"", *frames] for frames in self.sent[start:]] + [[b"", b"", END_SEQ, b""]]
+
+    def of_bus(self, at: int, start: int) -> Any:
+        frames = [b"id", b"", start.to_bytes(8, "big")]
+
+        def handle(event: Any) -> list[Any]:
+            commands = self.buses[at].relay.handle(event, self.now)
+            for command in commands:
+                if isinstance(command, Publish):  # an empty batch that makes room for a state
+                    self.arrive(at + 1, [command.topic, command.seq.to_bytes(8, "big"), command.payload])
+            return commands
+
+        (begun,) = [each for each in handle(ReplayAsked(0, 0, frames)) if isinstance(each, AnswerReplay)]
+        answer = reading(handle, begun)
+        while (message := answer.next_message()) is not None:
+            yield message[1:]
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(
+            [
+                *["store"] * 4,
+                *["silent"] * 2,
+                *["wait"] * 2,
+                "remove",
+                "clear",
+                "engine restarts",
+                "lose",
+                "break",
+                "away",
+                "restart",
+            ]
+        ),
+        st.integers(0, 2),
+        st.integers(0, 12),
+    ),
+    max_size=40,
+)
+
+
+@given(steps=STEPS, journal=st.sampled_from([1, 5, 12, 1000]), profile=st.sampled_from(["vllm", "dynamo", "llm-d"]))
+@example(
+    steps=[
+        *[("store", 0, n) for n in range(9)],
+        ("silent", 1, 0),
+        ("restart", 1, 0),
+        *[("store", 0, n) for n in range(9, 12)],
+        ("wait", 0, 12),
+    ],
+    journal=12,
+    profile="vllm",
+)
+@example(
+    # the bus in the middle sends the same history once more, from 0: what the last one holds was of the epoch before
+    steps=[
+        ("silent", 2, 0),
+        ("clear", 0, 0),
+        ("restart", 1, 7),
+        ("store", 0, 1),
+        ("clear", 0, 0),
+        ("restart", 1, 0),
+        ("clear", 0, 0),
+        ("store", 0, 11),
+        ("store", 0, 4),
+    ],
+    journal=12,
+    profile="dynamo",
+)
+@settings(max_examples=60, deadline=None)
+def test_each_bus_of_a_chain_holds_the_engines_blocks(steps: list[Step], journal: int, profile: str) -> None:
+    chain = Chain(profile, profile, "vllm", journal=journal)
+    for step in steps:
+        chain.step(*step)
+    chain.settle()
+    for bus in chain.buses:
+        assert bus.blocks == chain.truth
+        assert not bus.relay.sources[0].partial
+
+
+def test_heartbeats_are_no_other_epoch() -> None:
+    """Asked after a loss, a reconnection and when idle; a run of them came back with one time for all."""
+    chain = Chain("vllm", "vllm")
+    chain.step("store", 0, 1)
+    chain.seconds_pass(20)
+    chain.step("lose", 1, 2)
+    chain.seconds_pass(5)
+    chain.drop(1, back=True)
+    chain.step("lose", 1, 6)  # long enough for a question of an idle stream
+    chain.seconds_pass(20)
+    (source,) = chain.buses[1].relay.sources
+    assert source.stats.restarts == 0
+    assert source.stats.recovered >= 2
+    assert source.stats.lost == 0
+    assert len(source.normalizer.index) == 1
+
+
+@pytest.mark.parametrize("journal", [1, 2, 5, 8])
+def test_a_state_in_the_answer_to_a_probe_is_no_other_epoch(journal: int) -> None:
+    """Its journal does not reach back as far as a probe does; then not even over what the last bus has missed."""
+    chain = Chain("vllm", "vllm", journal=journal, heartbeat=1000.0)
+    for n in range(20):
+        chain.step("store", 0, n)
+    chain.seconds_pass(60)
+    (source,) = chain.buses[1].relay.sources
+    assert source.stats.replays > 4
+    assert (source.stats.restarts, source.sequencer.epoch) == (0, 0)
+    chain.step("lose", 1, 10)
+    for n in range(20, 30):
+        chain.step("store", 0, n)
+    chain.seconds_pass(90)  # an idle stream is asked after 80 s at the latest, and once more 4 s after a state
+    assert chain.buses[1].blocks == chain.truth == set(range(30))
+    assert source.stats.restarts == 0
+
+
+@pytest.mark.parametrize("again", ["live", "away"])
+def test_a_state_in_place_of_missed_batches_is_no_restart(again: str) -> None:
+    """What follows shows a gap, or the connection comes back: the journal does not reach back to either."""
+    chain = Chain("vllm", "vllm", journal=5)
+    for n in range(20):
+        chain.step("store", 0, n)
+    if again == "live":
+        chain.step("lose", 1, 10)
+    else:
+        chain.drop(1, back=False)
+    for n in range(20, 30):
+        chain.step("store", 0, n)
+    if again == "away":
+        chain.drop(1, back=True)
+    chain.step("store", 0, 30)
+    chain.seconds_pass(5)
+    (source,) = chain.buses[1].relay.sources
+    assert chain.buses[1].blocks == chain.truth == set(range(31))
+    assert source.stats.restarts == 0

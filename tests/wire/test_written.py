@@ -1,0 +1,179 @@
+"""Captures that are made from what is written: they are what is written, and can be made again."""
+
+from typing import Any, Literal
+
+import msgspec
+import pytest
+
+from kvbus.core.commands import Publish
+from kvbus.core.events import BatchReceived, Tick
+from kvbus.core.types import Filtered
+from tests.core.dsl import Script
+from tests.doubles.router import events_of as maps_of
+from tests.wire.captures import DATA, load, truth
+from tests.wire.recording.written import WRITTEN, written
+
+Hashes = list[int]
+
+
+class TrtllmStored(msgspec.Struct, tag_field="type", tag="BlockStored", forbid_unknown_fields=True):
+    """TensorRT-LLM#17023: what has a default there is left out, and nothing with a default is ever set."""
+
+    block_hashes: Hashes
+    parent_block_hash: int | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None
+    medium: Literal["GPU"]
+    lora_name: None
+
+
+class TrtllmRemoved(msgspec.Struct, tag_field="type", tag="BlockRemoved", forbid_unknown_fields=True):
+    """TensorRT-LLM#17023."""
+
+    block_hashes: Hashes
+    medium: Literal["GPU"]
+
+
+class VllmStored(msgspec.Struct, tag_field="type", tag="BlockStored", forbid_unknown_fields=True):
+    """vLLM 0.33's, of which LMCache fills in the required ones."""
+
+    block_hashes: Hashes
+    parent_block_hash: int | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None
+    medium: Literal["GPU", "CPU"]
+    lora_name: str | None
+    extra_keys: list[list[Any] | None] | None = None
+    group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+
+
+class VllmRemoved(msgspec.Struct, tag_field="type", tag="BlockRemoved", forbid_unknown_fields=True):
+    """vLLM 0.33's: of blocks on the device alone."""
+
+    block_hashes: Hashes
+    medium: Literal["GPU"]
+    group_idx: int
+
+
+class SglangStored(msgspec.Struct, tag_field="type", tag="BlockStored", forbid_unknown_fields=True):
+    """sglang#39991: medium and lora_name have no default."""
+
+    block_hashes: Hashes
+    parent_block_hash: int | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None
+    medium: str | None
+    lora_name: str | None
+    extra_keys: list[list[str] | None] | None = None
+    cache_salt: str | None = None
+    session_id: str | None = None
+
+
+class SglangRemoved(msgspec.Struct, tag_field="type", tag="BlockRemoved", forbid_unknown_fields=True):
+    """sglang#39991."""
+
+    block_hashes: Hashes
+    medium: str | None
+
+
+class Cleared(msgspec.Struct, tag_field="type", tag="AllBlocksCleared", forbid_unknown_fields=True):
+    """Everybody's."""
+
+
+class Rfc1527Event(msgspec.Struct, forbid_unknown_fields=True):
+    """Mooncake#2214, with the fields for older readers: all keys are there, and null where nobody knows."""
+
+    event_id: int
+    timestamp: int
+    event_type: Literal["stored", "removed"]
+    type: Literal["BlockStored", "BlockRemoved"]
+    model_name: str | None
+    block_size: int | None
+    additional_salt: str | None
+    lora_name: None
+    tenant_id: str
+    backend_id: str
+    medium: Literal["gpu", "cpu"]
+    dp_rank: int
+    seq_hashes: Hashes
+    base_block_idx: int | None
+    block_hashes: Hashes
+    parent_block_hash: int | None
+    parent_hash: int | None = None
+    token_ids: list[int] | None = None
+
+
+FORMS: dict[str, Any] = {
+    "syn_lmcache_cpu": tuple[float, list[VllmStored | VllmRemoved], int],
+    "syn_mooncake_rfc1527": tuple[int, list[Rfc1527Event], None],
+    "syn_sglang_39991": tuple[float, list[SglangStored | SglangRemoved | Cleared], int],
+    "syn_trtllm_native": tuple[float, list[TrtllmStored | TrtllmRemoved], int],
+}
+
+
+def events_of(name: str) -> list[Any]:
+    decode = msgspec.msgpack.Decoder(FORMS[name]).decode
+    return [event for message in load(name) for event in decode(message.payload)[1]]
+
+
+def test_each_has_the_form_that_is_written() -> None:
+    assert set(FORMS) == set(WRITTEN)
+    assert all(events_of(name) for name in FORMS)
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_it_is_made_again_as_it_is(name: str) -> None:
+    kept = tuple((DATA / f"{name}.{suffix}").read_text() for suffix in ("jsonl", "truth.json"))
+    assert written(name) == kept
+
+
+def test_a_salt_is_in_the_keys_of_a_prompts_first_block_alone() -> None:
+    stores = [event for event in events_of("syn_sglang_39991") if isinstance(event, SglangStored)]
+    first = [event for event in stores if event.cache_salt and event.parent_block_hash is None]
+    assert first
+    for event in stores:
+        keys = [[event.cache_salt], *[None] * (len(event.block_hashes) - 1)] if event in first else None
+        assert event.extra_keys == keys
+
+
+def test_hashes_of_tensorrt_llm_are_signed() -> None:
+    hashes = [block for event in events_of("syn_trtllm_native") for block in event.block_hashes]
+    assert min(hashes) < 0 < max(hashes) < 2**63
+
+
+def test_a_pool_says_hashes_alone() -> None:
+    pool = [event for event in events_of("syn_mooncake_rfc1527") if event.medium == "cpu"]
+    assert {len(event.seq_hashes) for event in pool} == {1}
+    assert {(event.block_size, event.token_ids, event.parent_hash) for event in pool} == {(None, None, None)}
+
+
+def test_a_pools_block_leaves_with_the_salt_of_the_engines() -> None:
+    script = Script()
+    salts: dict[Any, set[tuple[str, str | None]]] = {}
+    for message in load("syn_mooncake_rfc1527"):
+        for command in script.handle(BatchReceived(0, [b"", message.seq.to_bytes(8, "big"), message.payload])):
+            for event in maps_of(command.payload) if isinstance(command, Publish) else ():
+                for block in event["block_hashes"] if event["type"] == "BlockStored" else ():
+                    salts.setdefault(block, set()).add((event["medium"], event.get("cache_salt")))
+    told = list(salts.values())
+    assert {("GPU", "adapter-1"), ("CPU", "adapter-1")} in told
+    assert all(len({salt for _, salt in found}) == 1 for found in told)
+
+
+def test_what_lmcache_never_removes_goes_when_it_is_not_heard_of_any_more() -> None:
+    script = Script(expiring_media=frozenset({"CPU"}), expire_after=60.0)
+    for message in load("syn_lmcache_cpu"):
+        script.handle(BatchReceived(0, [b"", message.seq.to_bytes(8, "big"), message.payload]))
+    held = truth("syn_lmcache_cpu")
+    assert set(script.router.blocks) == held
+    on_cpu = {key for key in held if key[1] == "CPU"}
+    assert len(on_cpu) > 100
+    script.now += 61
+    script.handle(Tick(0.0))
+    assert set(script.router.blocks) == held - on_cpu
+    assert script.stats.filtered[Filtered.OUTLIVED] == len(on_cpu)
+    assert script.router.violations == []
