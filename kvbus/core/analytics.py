@@ -18,7 +18,8 @@ from typing import Any, Final
 import msgspec
 
 from kvbus.core.blocks.index import Index
-from kvbus.core.stats import Histogram, SourceStats
+from kvbus.core.source_stats import SourceStats
+from kvbus.core.stats import Histogram
 from kvbus.core.types import Hash
 from kvbus.core.wire.codec import AnyEvent
 from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved

@@ -14,7 +14,7 @@ from kvbus.core.outgoing import Outgoing
 from kvbus.core.outputs import replay_answer
 from kvbus.core.outputs.output import Output
 from kvbus.core.outputs.snapshot import SnapshotAnswer, SnapshotPart, parse_snapshot_request, reply
-from kvbus.core.outputs.state_transfer import StateTransfer
+from kvbus.core.outputs.state_transfer import JournalTransfer, StateTransfer
 from kvbus.core.source import Source
 from kvbus.core.wire.frames import parse_replay_request
 
@@ -59,11 +59,13 @@ class Answering:
     def pulled(self, event: AnswerPulled, now: float) -> None:
         """A router can take more of its answer."""
         number, at, answer = event.output, event.stream, event.answer
-        part: replay_answer.JournalPart | replay_answer.StatePart | replay_answer.EndPart | SnapshotPart
+        part: replay_answer.Part | SnapshotPart
+        stream = self._outputs[number].streams[at]
         if isinstance(answer, SnapshotAnswer):
-            part = reply(answer, lambda: self._newest_snapshot(number, at))
+            part = reply(answer, stream.next_seq - 1, lambda: self._newest_snapshot(number, at))
+        elif answer.state:
+            part = replay_answer.whole(answer, stream, self._newest_snapshot(number, at))
         else:
-            stream = self._outputs[number].streams[at]
             part = replay_answer.next_part(answer, stream, lambda start: self._snapshot_from(number, at, start, now))
             if isinstance(part, replay_answer.StatePart):
                 # up to the snapshot's seq the requester's set is not that of the journal at the same seq
@@ -90,6 +92,10 @@ class Answering:
         if at >= len(streams) or not self._outputs[number].serves(streams[at]):
             return  # its source is about to be added, or is gone
         stream = streams[at]
+        if stream.numbered:
+            if stream.next_seq and stream.whole:  # else there is no state yet, and they ask again
+                self._out.commands.append(SendState(number, at, event.routers, JournalTransfer(stream)))
+            return
         if not stream.next_seq:
             # a batch 0 that begins with AllBlocksCleared is how readers recognize SGLang
             self._publish_empty(number, at, now)

@@ -16,7 +16,7 @@ from kvbus.core.examples import keep_batch
 from kvbus.core.outgoing import Outgoing
 from kvbus.core.source import Source
 from kvbus.core.types import Reason
-from kvbus.core.wire import codec
+from kvbus.core.wire.codec import MAX_UNKNOWN, decode
 
 
 class Applier:
@@ -33,7 +33,7 @@ class Applier:
         self._out = out
         self._max_events = max_events
         self._by_type: dict[type, Callable[[Any, float], None]] = {
-            wal.Delivered: self.delivered,
+            wal.Delivered: self._delivered,
             wal.EpochBegun: self._epoch_begun,
             wal.BatchesLost: self._batches_lost,
             wal.Expired: self._expired,
@@ -47,41 +47,46 @@ class Applier:
             wal.PublisherKnown: self._publisher_known,
             wal.CopiesRemoved: self._copies_removed,
             wal.CacheEmptied: self._cache_emptied,
+            wal.BlocksOutlived: self._blocks_outlived,
         }
 
     def apply(self, record: wal.Record, now: float) -> None:
         """Do what a record says."""
         self._by_type[type(record)](record, now)
 
-    def delivered(self, record: wal.Delivered, now: float) -> None:
+    def _delivered(self, record: wal.Delivered, now: float) -> None:
+        self.deliver(record.source, record.seq, record.topic, record.payload, now)
+
+    def deliver(self, slot: int, seq: int, topic: bytes, payload: bytes, now: float) -> None:
         """Decode, normalize and publish one batch."""
-        slot, payload = record.source, record.payload
         source = self._sources[slot]
-        source.topic = record.topic
+        source.topic = topic
         normalizer, stats = source.normalizer, source.stats
-        batch = codec.decode(payload, self._max_events, normalizer.form)
+        batch = decode(payload, self._max_events, normalizer.form)
         if isinstance(batch, Reason):
             stats.rejected[batch] += 1
             normalizer.missed()
-            keep_batch(source, record.seq, payload, batch)
+            keep_batch(source, seq, payload, batch)
             return
         stats.last_batch = source.ts = batch.ts
         rank = batch.rank
         if rank is not None and (rank != source.rank or not source.ranked):
             self._see_rank(slot, source, rank, now)
-        events = normalizer.apply(batch, first_of_epoch=record.seq == 0)
+        events = normalizer.apply(batch, first_of_epoch=seq == 0)
+        if source.lifetimes is not None:
+            source.lifetimes.see(batch.events, now)
         as_it_came = normalizer.as_it_came
         if not as_it_came and len(stats.rejected) + len(stats.filtered) != source.reasons:
-            keep_batch(source, record.seq, payload, batch)
+            keep_batch(source, seq, payload, batch)
         if not as_it_came or source.dialect.name is None:
             source.dialect.see(payload)
             if batch.unknown:
-                room = codec.MAX_UNKNOWN - len(source.unknown)
+                room = MAX_UNKNOWN - len(source.unknown)
                 source.unknown.update(sorted(batch.unknown - source.unknown)[:room])
         if normalizer.emptied and source.sequencer.partial:
             source.lost = 0
             source.sequencer.complete(certain=normalizer.clears.take_for_empty())
-        if source.analytics is not None and record.seq >= 0:
+        if source.analytics is not None and seq >= 0:
             source.analytics.see(events, batch.ts, now)
         if source.expired:
             self._out.keep(slot, source, events)
@@ -146,7 +151,7 @@ class Applier:
         source = self._sources[record.source]
         self._forget(record.source, now)
         for chunk in record.chunks:  # each is a batch, and none the first of the epoch
-            self.delivered(wal.Delivered(record.source, -1, source.topic, 0, chunk), now)
+            self.deliver(record.source, -1, source.topic, chunk, now)
         if source.analytics is not None:
             source.analytics.begin()
 
@@ -172,12 +177,24 @@ class Applier:
     def _cache_emptied(self, record: wal.CacheEmptied, now: float) -> None:
         self._forget(record.source, now, same_epoch=True)
 
+    def _blocks_outlived(self, record: wal.BlocksOutlived, now: float) -> None:
+        source = self._sources[record.source]
+        events = source.normalizer.outlived(record.blocks)
+        if source.analytics is not None:
+            source.analytics.see(events, source.ts, now)
+        if source.expired:
+            self._out.keep(record.source, source, events)
+        else:
+            self._out.publish_all(record.source, source, events, now)
+
     def _forget(self, slot: int, now: float, *, same_epoch: bool = False) -> None:
         """Forget what was known of this source's cache: it cannot be relied on any more."""
         source = self._sources[slot]
         self.clear(slot, source, now)
         source.normalizer.reset(same_epoch=same_epoch)
         self._out.forget(slot)
+        if source.lifetimes is not None:
+            source.lifetimes.forget()
         if source.analytics is not None:
             source.analytics.begin()
         source.ranked = source.ranked and same_epoch

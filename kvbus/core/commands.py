@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from kvbus.core.outputs.replay_answer import EndPart, JournalPart, ReplayAnswer, StatePart
+from kvbus.core.outputs.replay_answer import Part, ReplayAnswer
 from kvbus.core.outputs.snapshot import SnapshotAnswer, SnapshotPart
-from kvbus.core.outputs.state_transfer import StateTransfer
+from kvbus.core.outputs.state_transfer import Transfer
 
 
 class Publish(msgspec.Struct, gc=False):
@@ -67,7 +67,7 @@ class SendPart(msgspec.Struct, frozen=True):
 
     output: int
     stream: int
-    part: JournalPart | StatePart | EndPart | SnapshotPart
+    part: Part | SnapshotPart
 
 
 class SendState(msgspec.Struct, frozen=True):
@@ -76,7 +76,7 @@ class SendState(msgspec.Struct, frozen=True):
     output: int
     stream: int
     routers: tuple[int, ...]
-    transfer: StateTransfer
+    transfer: Transfer
 
 
 Command = (

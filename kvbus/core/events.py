@@ -96,6 +96,31 @@ class BatchReceived(msgspec.Struct, gc=False):
     frames: list[bytes]
 
 
+class RecordReceived(msgspec.Struct, gc=False):
+    """The next record of a source that is read from a log, see :mod:`kvbus.core.numbered`.
+
+    ``seq`` is the number that routers get, wherever they get it. The payload is a batch in the canonical encoding, or
+    empty where nothing has happened, or where a state begins without a block. A state ``begins`` with AllBlocksCleared,
+    has ``more`` behind it and ``ends``.
+    Whoever has all records before one that is ``known`` has what it says.
+    """
+
+    source: int
+    seq: int
+    payload: bytes = b""
+    begins: bool = False
+    more: bool = False
+    ends: bool = False
+    known: bool = False
+
+
+class LogReached(msgspec.Struct, frozen=True):
+    """Whether the log can be read that a source comes from. Its blocks stand meanwhile: nobody knows of a change."""
+
+    source: int
+    reached: bool
+
+
 class ReplayReceived(msgspec.Struct, gc=False):
     """One multipart message of the answer to replay request ``request``."""
 
@@ -120,6 +145,13 @@ class Oversize(msgspec.Struct, frozen=True):
 
 class ReplayAborted(msgspec.Struct, frozen=True):
     """The answer to replay request ``request`` broke off at a frame that is too large to be taken."""
+
+    source: int
+    request: int
+
+
+class RequestWaits(msgspec.Struct, frozen=True):
+    """Request ``request`` has not been sent yet: others go first. :class:`RequestSent` says when it has left."""
 
     source: int
     request: int
@@ -214,11 +246,14 @@ RelayEvent = (
     | HandshakeFailed
     | CacheResetTried
     | BatchReceived
+    | RecordReceived
+    | LogReached
     | Oversize
     | ReplayReceived
     | ReplayAborted
     | SnapshotReceived
     | RequestSent
+    | RequestWaits
     | ReplayAsked
     | SnapshotAsked
     | AnswerPulled

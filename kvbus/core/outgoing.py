@@ -77,7 +77,7 @@ class Outgoing:
 
     def _clear_known(self, number: int, output: Output, slots: int, now: float) -> None:
         for at, stream in output.open_streams.items():
-            if not stream.first_seq:
+            if not stream.first_seq or stream.numbered:
                 continue
             for i, source in self.sources_of(output, at):
                 if not source.gone:
@@ -107,6 +107,8 @@ class Outgoing:
             stream.publisher_id = stream.publisher_id or new.publisher_id
             if not stream.next_seq:  # nobody has been here in this process
                 stream.next_seq = stream.first_seq = new.first_seq
+            if stream.numbered:
+                continue
             if stream.next_seq and not new.hidden and not self.clears_others(output, i):
                 self._publish_clear(number, i, rank, now)
 

@@ -31,14 +31,17 @@ from kvbus.core.events import (
     CopiesRemovedEach,
     EngineEmptied,
     HandshakeFailed,
+    LogReached,
     OutputPlaced,
     OutputTuned,
     Oversize,
+    RecordReceived,
     RelayEvent,
     ReplayAborted,
     ReplayAsked,
     ReplayReceived,
     RequestSent,
+    RequestWaits,
     SnapshotAsked,
     SnapshotReceived,
     SourceDown,
@@ -51,15 +54,17 @@ from kvbus.core.events import (
     Tick,
 )
 from kvbus.core.examples import refuse_message
+from kvbus.core.numbered import Numbered
 from kvbus.core.outgoing import Outgoing
 from kvbus.core.outputs.output import Output
 from kvbus.core.outputs.snapshot import parse_snapshot
 from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.sequencing.actions import Ask, AskSnapshot, Deliver, Lost, NewEpoch, Stop, Synced
+from kvbus.core.sequencing.phases import Phase
 from kvbus.core.source import Source
 from kvbus.core.source_spec import NOBODY, SourceSpec, nobody
 from kvbus.core.types import Reason
-from kvbus.core.wire.codec import AnyEvent, note
+from kvbus.core.wire.codec import AnyEvent, begins_with_clear, note
 from kvbus.core.wire.frames import SEQ_BYTES, FrameLimits, ReplayEnd, parse_live, parse_replay
 from kvbus.core.write_ahead_log import Records
 
@@ -81,7 +86,7 @@ class Relay:
         self._out = Outgoing(self.sources, self.outputs, self._do)
         self._answering = Answering(self._out, self.outputs, self._do)
         self._applier = Applier(self.sources, self._out, self.limits.max_events)
-        self._delivered = self._applier.delivered
+        self._numbered = Numbered(self.sources, self.outputs, self._out, self.limits.max_events)
         self.sources.extend(map(self._source, sources))
         for slot, source in enumerate(self.sources):
             self._out.close(slot, closed=source.gone)
@@ -99,11 +104,14 @@ class Relay:
             OutputPlaced: self._output_placed,
             OutputTuned: self._output_tuned,
             BatchReceived: self._batch,
+            RecordReceived: self._numbered.received,
+            LogReached: self._log_reached,
             Oversize: self._oversize,
             ReplayReceived: self._replayed,
             ReplayAborted: self._replay_aborted,
             SnapshotReceived: self._snapshot_received,
             RequestSent: self._request_sent,
+            RequestWaits: self._request_waits,
             SourceUp: self._up,
             SourceDown: self._down,
             SourceUnreachable: self._unreachable,
@@ -190,6 +198,8 @@ class Relay:
             source.sequencer.recovery_finished()
             if source.sequencer.next or len(source.normalizer.index):
                 source.down_since = now
+            if source.lifetimes is not None:
+                source.lifetimes.begin(now)
 
     # -- sources there are -----------------------------------------------------------------------------------------
 
@@ -217,6 +227,8 @@ class Relay:
         source = self.sources[slot]
         if not source.gone:
             self._applier.clear(slot, source, now)
+        if source.spec.numbered:
+            self._numbered.removed(slot, now)
         self.sources[slot] = self._source(nobody(source.rank))
         self._out.close(slot, closed=True)
 
@@ -229,8 +241,8 @@ class Relay:
     # -- what they say ---------------------------------------------------------------------------------------------
 
     def _batch(self, event: BatchReceived, now: float) -> None:
-        source = self.sources[event.source]
-        frames = event.frames
+        slot, frames = event.source, event.frames
+        source = self.sources[slot]
         stats = source.stats
         stats.batches += 1
         if len(frames) == 3 and len(frames[1]) == SEQ_BYTES and source.publisher_id is None:
@@ -243,10 +255,9 @@ class Relay:
             if fingerprint is not None:
                 stats.bytes += len(payload)
                 source.down_since = None
-                record = wal.Delivered(event.source, seq, topic, fingerprint, payload)
                 if self.records is not None:
-                    self.records.heads.append(record)
-                self._delivered(record, now)
+                    self.records.heads.append(wal.Delivered(slot, seq, topic, fingerprint, payload))
+                self._applier.deliver(slot, seq, topic, payload, now)
                 return
         message = parse_live(frames, self.limits)
         if isinstance(message, Reason):
@@ -258,13 +269,13 @@ class Relay:
         source.topic = message.topic
         if message.publisher_id != source.publisher_id:
             if source.publisher_id is None or message.publisher_id is None:
-                self._do(wal.PublisherKnown(event.source, message.publisher_id), now)
+                self._do(wal.PublisherKnown(slot, message.publisher_id), now)
             else:
                 source.publisher_id = message.publisher_id  # kept with the epoch that begins
                 source.sequencer.publisher_changed(now)
         source.down_since = None
         source.sequencer.live(message.seq, message.payload, now)
-        self._run(event.source, source, now)
+        self._run(slot, source, now)
 
     def _replayed(self, event: ReplayReceived, now: float) -> None:
         source = self.sources[event.source]
@@ -276,7 +287,15 @@ class Relay:
             source.sequencer.replay_ended(event.request, now)
         else:
             source.topic = source.topic if message.topic is None else message.topic
-            source.sequencer.replayed(event.request, message.seq, message.payload, now)
+            sequencer = source.sequencer
+            # history is only read again for a clear that leaves no tier: that another kvbus's leaves none is the
+            # operator's word
+            whole = (
+                sequencer.state_may_begin
+                and (source.normalizer.clears.empty or sequencer.phase is not Phase.BACKFILL)
+                and begins_with_clear(message.payload, self.limits.max_events)
+            )
+            sequencer.replayed(event.request, message.seq, message.payload, now, whole=whole)
         self._run(event.source, source, now)
 
     def _oversize(self, event: Oversize, now: float) -> None:
@@ -295,6 +314,12 @@ class Relay:
         source = self.sources[event.source]
         source.stats.requests_failed += not event.sent
         source.sequencer.sent(event.request, now if event.sent else inf)
+
+    def _request_waits(self, event: RequestWaits, now: float) -> None:
+        del now
+        source = self.sources[event.source]
+        source.stats.requests_waited += 1
+        source.sequencer.sent(event.request, inf)
 
     def _snapshot_received(self, event: SnapshotReceived, now: float) -> None:
         source = self.sources[event.source]
@@ -323,6 +348,12 @@ class Relay:
         source.sequencer.down(now)
         self._run(event.source, source, now)
 
+    def _log_reached(self, event: LogReached, now: float) -> None:
+        del now
+        sequencer = self.sources[event.source].sequencer
+        if event.reached != sequencer.connected:
+            sequencer.stand_at(Phase.SYNC if event.reached else Phase.AWAY, sequencer.epoch, sequencer.next)
+
     def _unreachable(self, event: SourceUnreachable, now: float) -> None:
         del now
         self.sources[event.source].unreachable = event.why
@@ -344,6 +375,8 @@ class Relay:
             source.normalizer.merge_overlays()
             if source.analytics is not None:
                 source.analytics.tick(now)
+            if source.lifetimes is not None and (due := source.lifetimes.due(now)):
+                self._do(wal.BlocksOutlived(slot, due), now)
             source.sequencer.tick(now)
             self._run(slot, source, now)
             gone = source.down_since is not None and now - source.down_since >= source.spec.timeout

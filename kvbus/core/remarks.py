@@ -99,6 +99,12 @@ def remarks(source: Source) -> dict[Remark, str]:
             f"{source.normalizer.unsure:,} blocks were stored several times, removed once, and are taken as gone: "
             "whether the engine removes each copy or only the last one is known when it removes one of them again"
         )
+    elif source.normalizer.never_twice >= MIN_COPIES:
+        found[Remark.COPIES] = (
+            f"{source.normalizer.never_twice:,} blocks were stored several times, removed once, and are taken as live; "
+            "none was removed again: if the engine removes only the last copy (vllm#55092), they stay at routers for "
+            "good; duplicates: last is for such an engine"
+        )
     if source.normalizer.counts_copies and stats.reannounced >= MIN_REANNOUNCED and stats.most_copies >= MIN_COPIES:
         found[Remark.REANNOUNCED] = (
             f"{stats.reannounced:,} stores announced whole prefixes that were live, and one block counts "
@@ -117,9 +123,20 @@ class Said(msgspec.Struct, frozen=True):
     do: str
 
 
+_WAITS: Final = Said(
+    "request_waits",
+    "sources[].replay_endpoint",
+    "a request to the engine waits in kvbus: file descriptors are left for no more than those under way",
+    "nothing: it is sent in its turn, the oldest first; with a higher limit (ulimit -n) more go at a time",
+)
+"""No remark: it passes by itself, and of a thousand sources that are asked at once nearly all wait for a moment."""
+
+
 def reasons(source: Source) -> list[Said]:
     """Everything that is to be said of a source, and what to do about it."""
     said = [Said(str(remark), *_about(remark, text)) for remark, text in remarks(source).items()]
+    if source.sequencer.request_waits:
+        said.append(_WAITS)
     why = missing(source)
     if why is not None and source.sequencer.phase is not Phase.CONFLICT:
         said.append(Said("partial", "sources[].replay_endpoint", f"partial: {why.reason}", f"ends when {why.heals}"))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from kvbus.core.analytics import Analytics
 from kvbus.core.blocks.index import Index
+from kvbus.core.lifetimes import Lifetimes
 from kvbus.core.normalizing.normalizer import Normalizer
 from kvbus.core.sequencing.sequencer import Sequencer
 from kvbus.core.sequencing.settings import State
 from kvbus.core.source_spec import SourceSpec
-from kvbus.core.stats import SourceStats
+from kvbus.core.source_stats import SourceStats
 from kvbus.core.types import Filtered
 from kvbus.core.wire.dialect import Sniffer
 from kvbus.core.wire.profiles import Wire
@@ -27,6 +28,10 @@ class Source:
         self.sequencer = Sequencer(spec.settings, self.stats)
         self.normalizer = Normalizer(spec.rules, self.stats, Index(spec.copied_below))
         self.analytics = Analytics(self.normalizer.index, self.stats, spec.analytics) if spec.analytics else None
+
+        rules = spec.rules
+        expire = Lifetimes(rules.expiring_media, rules.expire_after, self.normalizer.index)
+        self.lifetimes = expire if rules.expiring_media else None
 
         # As the newest batch has it.
         self.rank = spec.rank

@@ -9,60 +9,6 @@ from enum import StrEnum
 import msgspec
 
 
-class SourceStats(msgspec.Struct):
-    """What one source has sent and what became of it.
-
-    ``missing == recovered + lost + pending`` at every moment. ``pending`` is no counter: the sequencer knows which
-    numbers are open.
-    """
-
-    # What has come on the live stream.
-    batches: int = 0
-    bytes: int = 0
-    stored: int = 0
-    removed: int = 0
-    cleared: int = 0
-    last_batch: float = 0.0
-
-    # Sequencing.
-    gaps: int = 0
-    missing: int = 0
-    recovered: int = 0
-    lost: int = 0
-    duplicates: int = 0
-    restarts: int = 0
-    replays: int = 0
-    replay_timeouts: int = 0
-    requests_failed: int = 0
-    """Attempts to send a request that failed in this process."""
-    held_overflow: int = 0
-    stale_replies: int = 0
-    timeouts: int = 0
-
-    # Normalizing.
-    rebuilds: int = 0
-    reannounced: int = 0
-    """Stores of several blocks from the root on that were all live: hits announced again, or real copies."""
-    most_copies: int = 0
-    """The most copies of one block beyond its first, ever."""
-
-    # How batches left, and how many blocks they named: as they came, encoded again, or encoded again because each event
-    # had to be decoded alone.
-    as_they_came: int = 0
-    as_they_came_blocks: int = 0
-    encoded: int = 0
-    encoded_blocks: int = 0
-    by_event: int = 0
-    by_event_blocks: int = 0
-
-    # What was not taken, by reason.
-    rejected: Counter[str] = msgspec.field(default_factory=Counter)
-    filtered: Counter[str] = msgspec.field(default_factory=Counter)
-    refused: Counter[str] = msgspec.field(default_factory=Counter)
-    cache_resets: Counter[str] = msgspec.field(default_factory=Counter)
-    """By outcome: how often the engine was asked to reset its cache."""
-
-
 class NumberingStats(msgspec.Struct):
     """What the relay counts of one output, before any driver gets it."""
 

@@ -47,6 +47,7 @@ class Filtered(StrEnum):
     """What was noticed about valid batches and events, or blocks of them. Bounded, as :class:`Reason`.
 
     They are left out, but for ``ORPHAN_PASSED``, ``OTHER_RANK`` and ``COPY_UNSURE``: these leave, and are counted, too.
+    ``OUTLIVED`` blocks are removed without an event of the engine.
     """
 
     GROUP = "group"
@@ -64,6 +65,7 @@ class Filtered(StrEnum):
     OTHER_RANK = "other_rank"
     OLD_EPOCH = "old_epoch"
     INACTIVE = "inactive"
+    OUTLIVED = "outlived"
 
 
 class Refused(StrEnum):

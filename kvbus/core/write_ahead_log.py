@@ -122,6 +122,13 @@ class CacheEmptied(msgspec.Struct, tag=13, array_like=True, gc=False):
     source: int
 
 
+class BlocksOutlived(msgspec.Struct, tag=14, array_like=True, gc=False):
+    """These blocks, by group, medium and hash, have expired: :mod:`kvbus.core.lifetimes`."""
+
+    source: int
+    blocks: list[tuple[int | None, str, int | bytes]]
+
+
 Record = (
     Delivered
     | EpochBegun
@@ -137,6 +144,7 @@ Record = (
     | PublisherKnown
     | CopiesRemoved
     | CacheEmptied
+    | BlocksOutlived
 )
 
 _encode: Final = msgspec.msgpack.Encoder().encode

@@ -79,6 +79,7 @@ class Pump:
         self._max_frames = max_frames
         self._loop = asyncio.get_running_loop()
         self._fd = socket.FD
+        self._look = [(socket, _POLLIN)]
         self._soon: asyncio.Handle | None = None
         self._behind: deque[tuple[int, Callable[[], None]]] = deque()
         """Calls that wait, each with the most messages that may still be before it."""
@@ -148,7 +149,7 @@ class Pump:
             self._behind.popleft()[1]()
 
     def _pending(self) -> bool:
-        return waiting(self.socket)
+        return bool(zmq.zmq_poll(self._look, 0))
 
     def sent(self) -> None:
         """Check the socket now, after a send on it; :meth:`kick` if a message is waiting."""

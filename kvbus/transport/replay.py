@@ -1,7 +1,8 @@
 """The replay server of one output stream: it answers each requester at its own pace, and all of them fairly.
 
 Answers take turns by bytes (deficit round robin), and newcomers stand back until they have shown that they read
-(:mod:`kvbus.transport.replay_line`). Only requesters that can be written to take part. One that does not read is
+(:mod:`kvbus.transport.replay_line`): few of them have a place at a time, for three turns, and they wait a moment for
+one that reads and is about to go on. Only requesters that can be written to take part. One that does not read is
 parked: it holds no place, delays nobody, and takes part again when it has read. How far it has come is measured in
 bytes that its kernel has acknowledged: a slow link is never given up, and one that acknowledges nothing for
 ``stall_timeout`` is.
@@ -18,8 +19,8 @@ from kvbus.core.wire.frames import REBUILDS
 from kvbus.transport.answer_reader import AnswerReader
 from kvbus.transport.replay_budget import Budget
 from kvbus.transport.replay_endpoint import ReplayEndpoint
-from kvbus.transport.replay_line import Line
-from kvbus.transport.requester import Place, Requester
+from kvbus.transport.replay_line import PAUSE, TURN, Line, WaitingLine
+from kvbus.transport.requester import STAY, Place, Requester
 from kvbus.transport.sockets import PLAIN, PeerPolicy
 from kvbus.transport.zmtp.frames import encode_message
 from kvbus.transport.zmtp.peer import Peer
@@ -27,9 +28,6 @@ from kvbus.transport.zmtp.reasons import Reason
 
 SLICE: Final = 0.001
 """Seconds one turn may take. A state snapshot of a million blocks takes long, and the live stream must go on."""
-
-NEWCOMERS: Final = 2
-"""Shares of newcomers in one turn. Those that read may have room again, and only the loop can see that."""
 
 LOOK: Final = 0.01
 """Seconds between two looks at answers that the kernel has not taken yet."""
@@ -89,8 +87,10 @@ class ReplayServer:
         # Requesters, by their identity, and those of them that have something to be done.
         self._requesters: dict[bytes, Requester] = {}
         self._sending = Line()
-        self._waiting = Line()
+        self._waiting = WaitingLine()
         self._finishing: dict[Requester, None] = {}
+        self._reading: dict[Requester, None] = {}  # while they are parked
+        self._last_read = -PAUSE  # when one of these has last had a turn
 
         # Places in the turns: the output's, and how many of them this server holds. Unfinished answers without one.
         self._budget = budget or Budget(64, stats)
@@ -101,6 +101,7 @@ class ReplayServer:
 
         # Scheduled calls: the next turn, the next look at finishing answers, the next check for stalled requesters.
         self._handle: asyncio.Handle | None = None
+        self._pause: asyncio.Handle | None = None
         self._look: asyncio.Handle | None = None
         self._check = self._loop.call_later(self._between_checks, self._look_for_stalled)
 
@@ -151,6 +152,7 @@ class ReplayServer:
         requester = self._requesters.get(peer.id.to_bytes(8, "big"))
         if requester is None or requester.place is not Place.PARKED:
             return
+        self._reading.pop(requester, None)
         if requester.answer is not None and requester.answer.done:
             self._over(requester)
         else:
@@ -196,20 +198,21 @@ class ReplayServer:
         self._admit()
 
     def _admit(self) -> None:
-        """Give a place to as many waiting requesters as the budget has places for."""
-        while self._waiting and self._budget.take(self._free):
+        """Give a place to as many waiting requesters as there are places for."""
+        while self._waiting.admissible(self._sending, self._budget.limit) and self._budget.take(self._free):
             requester = self._waiting.next()
             self._waiting.charge(1)
             requester.place = Place.SENDING
+            requester.stay = 0
             self._places += 1
             self._count_queued(-1)
             self._sending.add(requester)
-        while found := self._waiting.overtake(self._sending, self._budget.limit // 4):
+        while found := self._waiting.overtake(self._sending, self._budget.limit):
             reader, newcomer = found
             reader.place, newcomer.place = Place.SENDING, Place.WAITING
             self._sending.add(reader)
             self._waiting.add(newcomer, first=True)
-        if not self._waiting:
+        if not self._waiting.admissible(self._sending, self._budget.limit):
             self._budget.leave(self._free)
         if self._sending:
             self._schedule()
@@ -219,8 +222,20 @@ class ReplayServer:
         self._schedule()
 
     def _schedule(self) -> None:
-        if self._handle is None:
+        if self._handle is not None:
+            return
+        rest = self._last_read + PAUSE - self._loop.time()
+        if rest <= 0 or not self._newcomers_wait:
+            if self._pause is not None:
+                self._pause.cancel()
             self._handle = self._loop.call_soon(self._turn)
+        elif self._pause is None:
+            self._pause = self._loop.call_later(rest, self._turn)
+
+    @property
+    def _newcomers_wait(self) -> bool:
+        """Newcomers have had their part, and one that reads will go on."""
+        return bool(self._reading) and not self._sending.reading and not self._sending.behind
 
     def _release(self, place: Place, requester: Requester) -> None:
         """Take a requester out of the turns; its answer is unfinished all the same."""
@@ -230,15 +245,17 @@ class ReplayServer:
         self._budget.release(1)
 
     def _turn(self) -> None:
-        self._handle = None
-        until = self._loop.time() + SLICE
-        newcomers = 0
+        self._handle = self._pause = None
+        now = self._loop.time()
+        until = now + SLICE
         try:
             for _ in range(len(self._sending)):
+                if self._newcomers_wait and now < self._last_read + PAUSE:
+                    break
                 requester = self._sending.next()
-                newcomers += not requester.reads
                 self._serve(requester, until)
-                if newcomers == NEWCOMERS or self._loop.time() >= until:
+                self._last_read = now if requester.reads else self._last_read
+                if self._loop.time() >= until:
                     break
         finally:
             self._admit()
@@ -246,14 +263,23 @@ class ReplayServer:
     def _serve(self, requester: Requester, until: float) -> None:
         """Send one requester its share, and put it where it belongs then."""
         peer = requester.peer
+        if self._waiting and requester.stay and not requester.look():
+            if requester.stay == STAY:
+                self._release(Place.WAITING, requester)  # the next one may be one that reads
+                self._waiting.add_tried(requester)
+                return
+            if peer.unread_bytes:
+                requester.stay += 1
+                self._sending.add(requester)
+                return
         try:
             messages = self._take(requester, until)
+            share = b"".join(messages)
+            self._sending.charge(len(share) + TURN)
             if messages:
                 if self._before_send is not None:
                     self._before_send()  # making an answer may change the state
-                share = messages[0] if len(messages) == 1 else b"".join(messages)
-                self._sending.charge(len(share))
-                peer.write(share)
+                peer.write(share, in_two=not requester.reads)
                 self._stats.replay_batches += len(messages)
         except BaseException:
             # the others go on; this one can ask again on another connection
@@ -264,6 +290,8 @@ class ReplayServer:
         answer = requester.answer
         if not peer.writable:
             self._release(Place.PARKED, requester)
+            if requester.reads:
+                self._reading[requester] = None
         elif answer is not None and answer.done:
             self._release(Place.FINISHING, requester)
             self._finishing[requester] = None
@@ -271,16 +299,13 @@ class ReplayServer:
                 self._look = self._loop.call_soon(self._look_at_finishing)
         elif messages and requester.credit > 0:
             self._sending.add(requester, first=True)  # the time was over before its share was
-        elif self._waiting and not requester.reads:
-            self._release(Place.WAITING, requester)  # the next one may be one that reads
-            self._waiting.add(requester)
         else:
             self._sending.add(requester)
 
     def _take(self, requester: Requester, until: float) -> list[bytes]:
         """Make the messages of one share, or of as much of it as there is time for."""
         if requester.credit <= 0:
-            requester.credit += requester.next_share()
+            requester.begin_share()
         messages: list[bytes] = []
         while requester.credit > 0:
             message = requester.next_message()
@@ -333,6 +358,7 @@ class ReplayServer:
         elif requester.place is Place.WAITING:
             self._waiting.remove(requester)
         self._finishing.pop(requester, None)
+        self._reading.pop(requester, None)
         self._count_queued(-requester.unfinished)
         requester.clear()
         self._admit()
@@ -351,16 +377,16 @@ class ReplayServer:
 
     def _drop_all(self, outcome: str) -> None:
         """Drop all answers and waiting requests, and count them."""
-        for handle in (self._handle, self._look):
+        for handle in (self._handle, self._pause, self._look):
             if handle is not None:
                 handle.cancel()
-        self._handle = self._look = None
+        self._handle = self._pause = self._look = None
         self._stats.replay_requests[outcome] += self.busy
         self._budget.leave(self._free)
         self._budget.release(self._places)
         self._count_queued(-self._queued)
         self._places = 0
-        for queue in (self._sending, self._waiting, self._finishing):
+        for queue in (self._sending, self._waiting, self._finishing, self._reading):
             queue.clear()
         for requester in self._requesters.values():
             requester.clear()

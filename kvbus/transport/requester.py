@@ -14,7 +14,7 @@ from kvbus.transport.zmtp.tcp import Window
 QUANTUM: Final = 64 * 1024
 """Bytes one requester gets before the next one gets its turn."""
 
-FIRST_SHARE: Final = 2 * 1024
+FIRST_SHARE: Final = 3 * 1024
 """Bytes a newcomer gets at a time, until it has shown that it reads."""
 
 READS: Final = 4 * QUANTUM
@@ -22,6 +22,10 @@ READS: Final = 4 * QUANTUM
 
 OPENED: Final = FIRST_SHARE
 """Bytes by which the window of a requester that reads moves on, before it shows that it does."""
+
+STAY: Final = 3
+"""Turns behind which a newcomer gives up its place to others, if it has not shown that it reads. Each of them is a
+share, but not while the one before is not acknowledged."""
 
 MAX_BEHIND: Final = 16
 """Requests of one peer that wait behind its first one. Beyond that kvbus does not read from it until some are over."""
@@ -56,6 +60,7 @@ class Requester:
         credit: bytes left of its share; a large message takes from later shares.
         progress: when its kernel has last acknowledged something, or had nothing to acknowledge.
         reads: it has acknowledged more than a kernel takes whose owner does not read.
+        stay: turns that it has had since it took its place.
     """
 
     def __init__(self, peer: Peer, now: float) -> None:
@@ -68,28 +73,35 @@ class Requester:
         self.credit = 0
         self.progress = now
         self.reads = False
+        self.stay = 0
         self._acknowledged = 0
         self._window: Window | None = None
         """As of its first acknowledgement. Before that a window may grow by itself."""
 
-    def next_share(self) -> int:
-        """Return the bytes of its next share. One that reads gets whole ones, and more may wait for it."""
-        if not self.reads and (self._window_moves() or self.peer.acknowledged_bytes >= READS):
+    def begin_share(self) -> None:
+        """Give it the credit of its next share. A newcomer owes nothing: a share without a message shows nothing."""
+        self.stay += 1
+        self.credit = self.credit + QUANTUM if self.look() else FIRST_SHARE
+
+    def look(self) -> bool:
+        """Return whether it has shown that it reads. Then it gets whole shares, and more may wait for it."""
+        if not self.reads and self._has_read():
             self.reads = True
             self.peer.limit(waiting=QUANTUM, unsent=QUANTUM // 2)
-        return QUANTUM if self.reads else FIRST_SHARE
+        return self.reads
 
-    def _window_moves(self) -> bool:
-        """Return whether its window moves on with what it acknowledges. That shows after two or three shares."""
+    def _has_read(self) -> bool:
+        """Return whether it has acknowledged much, or its window moves on with that, as it does after a few shares."""
         window, first = self.peer.window, self._window
         if window is None:
-            return False
+            return self.peer.acknowledged_bytes >= READS
         if first is None:
             if window.acknowledged >= FIRST_SHARE:
                 self._window = window
-            return False
+            return window.acknowledged >= READS
         opened = window.end - first.end
-        return opened >= OPENED and 2 * opened > window.acknowledged - first.acknowledged
+        moves = opened >= OPENED and 2 * opened > window.acknowledged - first.acknowledged
+        return moves or window.acknowledged >= READS
 
     @property
     def unfinished(self) -> int:

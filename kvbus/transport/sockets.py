@@ -58,9 +58,12 @@ IO_THREADS: Final = 2
 """I/O threads of the daemon's context: one for peers with an address, one for peers whose name needs a look-up."""
 
 OLDEST: Final = (4, 3, 5)
+"""Oldest accepted libzmq: earlier ones have known security holes that a peer can use before it shows a key."""
 
 MAX_PORT: Final = 65535
-"""Oldest accepted libzmq: earlier ones have known security holes that a peer can use before it shows a key."""
+
+_PEER: Final = re.compile(r"tcp://(?=[A-Za-z0-9\[:])[\w.:%;\[\]*-]*:\d+|ipc://.{1,107}|inproc://.+", re.ASCII)
+"""What libzmq connects to, by its own rule."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +202,17 @@ def check_port(endpoint: str) -> None:
     port = endpoint.rpartition(":")[2]
     if endpoint.startswith("tcp://") and port.isdecimal() and int(port) > MAX_PORT:
         raise ValueError(f"{endpoint}: the port must be at most {MAX_PORT}")
+
+
+def check_peer(endpoint: str) -> None:
+    """Refuse an endpoint that libzmq would not connect to, and make no connection: a bus counts one that ends at once.
+
+    Raises:
+        ValueError: it is malformed.
+    """
+    check_port(endpoint)
+    if not _PEER.fullmatch(endpoint):
+        raise ValueError(f"cannot connect to {endpoint}: must be tcp://host:port or ipc://path")
 
 
 def refused(error: zmq.ZMQError, endpoint: str, *, bind: bool) -> Exception:

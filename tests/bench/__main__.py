@@ -13,13 +13,14 @@ from typing import Any, Final
 
 import click
 
-from . import asking, core, delivery, fanout, ingest, late, latency, state, workloads
+from . import asking, core, delivery, fanout, ingest, instructions, late, latency, state, workloads
 from .processes import pin
 from .render import render
 from .report import Section, plain
 
 SECTIONS: Final[dict[str, Callable[..., Section]]] = {
     "core": core.run,
+    "compiled": instructions.run,
     "ingest": ingest.run,
     "latency": latency.run,
     "late": late.run,
@@ -99,6 +100,11 @@ def main(
         return
     pin()
     for name in only or SECTIONS:
+        if name == "compiled" and (lacks := instructions.lacking()):
+            if only:
+                raise click.UsageError(lacks)
+            click.echo(f"compiled is left out: {lacks}\n", err=True)
+            continue
         began = time.monotonic()
         more = {"traces": traces} if name == "workloads" else {}
         section = SECTIONS[name](quick=quick, runs=runs, **more)

@@ -2,7 +2,8 @@
 
 Counted by callgrind (package valgrind) in :meth:`Relay.handle` and all it calls, C included, with a full cache. Unlike a
 clock, the number is the same whatever else runs, within some tenths of a percent: so two versions of the code can be
-compared on a busy machine. ``--out DIR`` keeps callgrind's files, for ``callgrind_annotate`` and KCachegrind.
+compared on a busy machine, and compiled code with its sources (``--pure``; ``--only compiled`` of the benchmarks has the
+table). ``--out DIR`` keeps callgrind's files, for ``callgrind_annotate`` and KCachegrind.
 """
 
 from __future__ import annotations
@@ -14,21 +15,31 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
+from kvbus.compiled import PURE, core
 from kvbus.core.events import BatchReceived
 
 from .core import Driver
 from .counted import LIVE
 from .loads import LOADS, Load, load_named, recorded, tally
-from .processes import ROOT, environment
-from .recorded import FAMILIES
+from .processes import CORES, ROOT, environment
+from .recorded import FAMILIES, plain_cost, shape_of
+from .report import Section, Series, Table, Target
 
-BLOCKS: Final = 20_000
+BLOCKS: Final = 4_000
 """Blocks of a synthetic load that are counted."""
 
-DEFAULT: Final = ("8x8", "64x1", "1x1", *FAMILIES)
+SYNTHETIC: Final = ("8x8", "64x1", "1x1")
+
+DEFAULT: Final = (*SYNTHETIC, *FAMILIES)
+
+LEAST: Final = {"8x8": 1.4, "1x1": 2.0, **dict.fromkeys(FAMILIES, 2.0)}
+"""How many times fewer instructions compiled code is to take."""
 
 _TOTAL: Final = re.compile(r"^totals: (\d+)", re.MULTILINE)
 
@@ -42,11 +53,9 @@ def prepared(name: str) -> tuple[Load, int]:
     return load, load.loop or BLOCKS // (load.blocks or 64)
 
 
-def watched(name: str, analytics: int) -> None:
-    """Under callgrind: fill the cache uncounted, then count one loop."""
-    load, batches = prepared(name)
-    warm = load.warm or batches // 4
-    payloads = load.take(warm + batches)
+def watched(payloads: list[bytes], batches: int, analytics: int) -> None:
+    """Under callgrind: fill the cache uncounted, then count the last batches."""
+    warm = len(payloads) - batches
     driver = Driver(iter(payloads), analytics=analytics)
     driver.feed(warm)
     frames = [[b"", (warm + i).to_bytes(8, "big"), payload] for i, payload in enumerate(payloads[warm:])]
@@ -55,23 +64,88 @@ def watched(name: str, analytics: int) -> None:
     for each in frames:
         handle(BatchReceived(0, each), 1.0)
     subprocess.run(["callgrind_control", "-i", "off", pid], check=True, stdout=subprocess.DEVNULL)
-    driver.check_recorded(len(frames))
+    driver.check_recorded(batches)
 
 
-def instructions(name: str, out: Path, analytics: int = 0) -> float:
-    """Of one block that is stored or removed."""
+def instructions(name: str, out: Path, analytics: int = 0, *, pure: bool = False) -> float:
+    """Of one block that is stored or removed; ``pure`` runs the sources, whatever is compiled."""
     load, batches = prepared(name)
-    file = out / f"callgrind.{name}"
+    payloads = load.take((load.warm or batches // 4) + batches)
+    file, made = out / f"callgrind.{name}", out / f"payloads.{name}"
+    made.write_bytes(msgspec.msgpack.encode(payloads))
     command = [
         *("valgrind", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={file}"),
-        *(sys.executable, "-m", "tests.bench.instructions", "--watched", f"--analytics={analytics}", name),
+        *(sys.executable, "-m", "tests.bench.instructions", f"--analytics={analytics}"),
+        *(f"--watched={made}", f"--batches={batches}"),
     ]
-    subprocess.run(command, cwd=ROOT, env=environment(), check=True, stderr=subprocess.PIPE)
+    env = environment(**{PURE: "1"} if pure else {})
+    subprocess.run(command, cwd=ROOT, env=env, check=True, stderr=subprocess.PIPE)
+    made.unlink()
     found = _TOTAL.search(file.read_text())
     assert found is not None, file
-    warm = load.warm or batches // 4
-    blocks = sum(tally(load.take(warm + batches)[warm:])[:2])
-    return int(found[1]) / blocks
+    return int(found[1]) / sum(tally(payloads[-batches:])[:2])
+
+
+def lacking() -> str:
+    """What :func:`run` needs and is not there; empty if all is."""
+    if shutil.which("callgrind_control") is None:
+        return "callgrind is not installed (package valgrind)"
+    return "" if core() == "compiled" else "the core is not compiled (make compiled)"
+
+
+def run(*, quick: bool, runs: int) -> Section:
+    """Compiled code beside its sources, family by family. One run: a count does not spread."""
+    del runs
+    loads = (*SYNTHETIC, "vllm-map", "sglang-map") if quick else DEFAULT
+    with tempfile.TemporaryDirectory(prefix="kvbus-bench-") as directory:
+        out = Path(directory)
+        (out / "pure").mkdir()
+        with ThreadPoolExecutor(len(CORES)) as pool:  # counts, and no times: they may be taken beside each other
+            compiled = [pool.submit(instructions, load, out) for load in loads]
+            pure = [pool.submit(instructions, load, out / "pure", pure=True) for load in loads]
+            found = {
+                load: (one.result(), other.result()) for load, one, other in zip(loads, pure, compiled, strict=True)
+            }
+    return told(found)
+
+
+def told(found: dict[str, tuple[float, float]]) -> Section:
+    """The section, of each load's instructions a block: pure, compiled."""
+    section = Section("compiled", "The compiled core beside its sources, in counted instructions")
+    table = Table(
+        "Instructions a block stored or removed, with a full cache",
+        ["load", "pure", "compiled", "pure by compiled", "bound", "", "by 8x8", "by 64x1", "by plain stores"],
+    )
+    compiled = [found[load][1] for load in SYNTHETIC]
+    for load, (pure, each) in found.items():
+        least, times = LEAST.get(load), pure / each
+        met = "" if least is None else "met" if times >= least else "**not met**"
+        shape = shape_of(load) if load in FAMILIES else None
+        plain = "" if shape is None else each / plain_cost(shape, *compiled)
+        bound = "" if least is None else f"≥ {least:.1f} x"
+        table.add(
+            load, f"{pure:,.0f}", f"{each:,.0f}", times, bound, met, each / compiled[0], each / compiled[1], plain
+        )
+    section.tables.append(table)
+    section.notes.append(
+        "*By 8x8* and what follows: compiled code alone, by the same of a block of that load, and by what stores of new "
+        "blocks would cost in as many batches, events and blocks, reckoned from 8x8, 64x1 and 1x1."
+    )
+    for load in ("1x1", "8x8"):
+        gain = Series([found[load][0] / found[load][1]], "x")
+        section.targets.append(
+            Target(
+                f"compiled-{load}",
+                f"instructions of the pure core by the compiled core's, {load}",
+                gain,
+                LEAST[load],
+                ">=",
+            )
+        )
+    gains = Series([pure / each for load, (pure, each) in found.items() if load in FAMILIES], "x")
+    what = f"the same, recorded traffic, the middle of {len(gains.values)} families"
+    section.targets.append(Target("compiled-recorded", what, gains, 2.0, ">="))
+    return section
 
 
 def main() -> int:
@@ -82,10 +156,13 @@ def main() -> int:
     )
     parser.add_argument("--out", type=Path, help="keep callgrind's files in this directory")
     parser.add_argument("--analytics", type=int, default=0, metavar="BLOCKS", help="follow so many blocks (default: 0)")
-    parser.add_argument("--watched", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--pure", action="store_true", help="run the sources, whatever is compiled")
+    parser.add_argument("--watched", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--batches", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.watched:
-        watched(arguments.loads[0], arguments.analytics)
+        payloads = msgspec.msgpack.decode(arguments.watched.read_bytes(), type=list[bytes])
+        watched(payloads, arguments.batches, arguments.analytics)
         return 0
     if shutil.which("callgrind_control") is None:
         sys.stderr.write("callgrind is not installed (package valgrind)\n")
@@ -95,7 +172,7 @@ def main() -> int:
         out.mkdir(parents=True, exist_ok=True)
         first = 0.0
         for name in arguments.loads:
-            each = instructions(name, out, arguments.analytics)
+            each = instructions(name, out, arguments.analytics, pure=arguments.pure)
             first = first or each
             sys.stdout.write(
                 f"{name:22} {each:10,.0f} instructions a block, {each / first:6.2f} x {arguments.loads[0]}\n"

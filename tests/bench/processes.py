@@ -99,10 +99,11 @@ def stop(process: subprocess.Popen[Any], patience: float = 10.0) -> None:
             process.wait(patience)
 
 
-def many_descriptors() -> None:
-    """Let this process, and those it starts, open as many files as they may."""
+def many_descriptors() -> int:
+    """Let this process, and those it starts, open as many files as they may; how many that is."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    return most
 
 
 def environment(**more: str) -> dict[str, str]:

@@ -20,13 +20,19 @@ def recorded():
     return measured(*RECORDED)
 
 
+@functools.cache
+def synthetic(load):
+    """One of the others, in a process of its own."""
+    return measured(load)[load]
+
+
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("load", [*SYNTHETIC, *RECORDED])
 def test_the_core_does_no_more_work_than_written_down(load):
     known = bounds()
     if known is None:
         pytest.skip(f"{BOUNDS.name} has no bounds for Python {VERSION}: python -m tests.bench.counted --record")
-    counted = recorded()[load] if load in FAMILIES else measured(load)[load]
+    counted = recorded()[load] if load in FAMILIES else synthetic(load)
     over = {
         name: f"{value} a block, bound {known[load][name]} + {TOLERANCE:.0%}"
         for name, value in counted.items()
@@ -39,7 +45,10 @@ def test_the_core_does_no_more_work_than_written_down(load):
 
 
 def test_counting_repeats_exactly():
-    assert measured("1x1") == measured("1x1")
+    one, two = dict(synthetic("1x1")), measured("1x1")["1x1"]
+    # where memory happens to lie decides of an allocation in some ten thousand
+    assert one.pop("allocations") == pytest.approx(two.pop("allocations"), rel=0.001)
+    assert one == two
     assert measured("vllm-map")["vllm-map"] == pytest.approx(recorded()["vllm-map"], rel=0.01, abs=SLACK)
 
 

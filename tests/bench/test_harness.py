@@ -88,7 +88,7 @@ def test_a_paced_load_gives_a_latency_for_each_batch():
 
 
 def test_clients_are_answered_while_a_load_runs():
-    setup = Setup("kvbus", "filled:5", 505, rate=500, prefill=5)
+    setup = Setup("kvbus", "filled:5", 905, rate=300, prefill=5)  # three seconds: a question is one of some pieces
     with running(setup) as processes:
         kinds: tuple[asker.Kind, ...] = ("probe", "questions", "crowd")
         clients = [processes.asker(asker.Spec(processes.http, kind, setup.load, clients=5)) for kind in kinds]

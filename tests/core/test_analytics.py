@@ -16,7 +16,7 @@ from kvbus.core.normalizing.rules import Rules
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source_spec import SourceSpec
-from kvbus.core.stats import SourceStats
+from kvbus.core.source_stats import SourceStats
 from kvbus.core.wire.schema import BlockRemoved, BlockStored
 from kvbus.telemetry.readings import read_sources
 from tests.doubles.payloads import batch, cleared, payload, removed, store
@@ -230,10 +230,10 @@ def test_a_source_that_expired_shares_nothing():
     for slot in (0, 1):
         relay.handle(SourceUp(slot), 0.0)
         relay.handle(BatchReceived(slot, batch(0, store([1, 2]))), 0.0)
-    assert [read.analytics.shared for read in read_sources(relay).values() if read.analytics] == [1.0, 1.0]
+    assert [read.analytics.shared for _, read in read_sources(relay) if read.analytics] == [1.0, 1.0]
     relay.handle(SourceDown(1), 0.0)
     relay.handle(Tick(0.0), 6.0)
-    assert [read.analytics.shared for read in read_sources(relay).values() if read.analytics] == [0.0, 0.0]
+    assert [read.analytics.shared for _, read in read_sources(relay) if read.analytics] == [0.0, 0.0]
 
 
 def test_blocks_that_come_and_go_within_one_batch_are_bounded_too():

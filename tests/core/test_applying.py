@@ -37,8 +37,11 @@ ONE, OTHER = b"1" * 16, b"2" * 16
 """Ids of two epochs of the publisher."""
 
 
+RULES = Rules(duplicates="detect", expiring_media=frozenset({"CPU"}), expire_after=3.0)
+
+
 def make_relay() -> Relay:
-    source = SourceSpec("engine", 0, Settings(replay=True, snapshot=True), Rules(duplicates="auto"), timeout=5.0)
+    source = SourceSpec("engine", 0, Settings(replay=True, snapshot=True), RULES, timeout=5.0)
     return Relay([source], [OutputSpec("out", PROFILES["vllm"], [None], heartbeat=1.0, first_seqs=[40])])
 
 
@@ -113,10 +116,14 @@ def test_each_record_does_the_same_again() -> None:
     kept.take(CopiesRemovedEach(0))
     assert 7 in kept.relay.sources[0].normalizer.index.tables[None, "GPU"].blocks
     kept.is_the_same_again()
+    kept.live(8, store([8], tokens=[8], block_size=1, medium="CPU"), publisher=ONE)
+    kept.take(Tick(7.0), after=3.0)
+    assert not kept.relay.sources[0].normalizer.index.media().get("CPU")
+    kept.is_the_same_again()
     kept.take(EngineEmptied(0))
     assert not len(kept.relay.sources[0].normalizer.index)
     kept.is_the_same_again()
-    kept.live(8, store(many, tokens=many, block_size=1), publisher=ONE)
+    kept.live(9, store(many, tokens=many, block_size=1), publisher=ONE)
     kept.take(Subscribed(0, 0, (1,)))
     kept.is_the_same_again()
     kept.live(11, store([5]), publisher=ONE)

@@ -27,6 +27,7 @@ def made(kind, frames):
         str: "nothing listens",
         float: 0.0,
         bool: False,
+        bytes: b"".join(frames),
         list[bytes]: frames,
         tuple[int, ...]: (1,),
         SourceSpec: SourceSpec("other", 0, Settings(), Rules()),

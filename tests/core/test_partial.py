@@ -292,3 +292,20 @@ class TestAClear:
         assert script.source.sequencer.epoch == 1
         assert script.source.sequencer.known_from == 5
         script.is_the_same_after_a_restart(checkpoint=checkpoint)
+
+
+@pytest.mark.parametrize("events", [[cleared(), store([1])], [store([1])]])
+@pytest.mark.parametrize("tiers", [False, True])
+def test_a_state_that_begins_late_holds_what_nobody_answered_for(events: list[Any], *, tiers: bool) -> None:
+    """As a kvbus before this one sends it. A clear that leaves a tier begins no state, and neither does a mere batch."""
+    script = Kept(replay=True)
+    script.hear(up(), live(7, store([7]), *[store([8], medium="CPU")] * tiers), tick(3), tick(3), tick(3))
+    assert script.source.sequencer.unanswered
+    whole = "AllBlocksCleared" in str(events) and not tiers
+    for _ in range(1 + whole):
+        script.hear(replayed(9, *events))
+    script.hear(replay_end())
+    assert script.source.partial is not whole
+    assert script.stats.restarts == 0
+    if whole:
+        assert set(script.router.blocks) == {(None, "GPU", 1)}

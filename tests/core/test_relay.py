@@ -5,11 +5,22 @@ import pytest
 from kvbus.core.blocks.announce import MOST_BLOCKS
 from kvbus.core.blocks.index import MAX_RUN
 from kvbus.core.commands import Publish
-from kvbus.core.events import BatchReceived, ReplayAsked, ReplayReceived, RequestSent, SnapshotAsked, Started, Tick
+from kvbus.core.events import (
+    BatchReceived,
+    ReplayAsked,
+    ReplayReceived,
+    RequestSent,
+    RequestWaits,
+    SnapshotAsked,
+    Started,
+    Subscribed,
+    Tick,
+)
 from kvbus.core.normalizing.rules import Rules
 from kvbus.core.outputs.fitting import MAX_BATCH_EVENTS
 from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.relay import SLICE, Relay
+from kvbus.core.remarks import reasons
 from kvbus.core.sequencing.settings import Settings, State
 from kvbus.core.source_spec import NOBODY, SourceSpec
 from kvbus.core.types import Reason
@@ -639,6 +650,40 @@ class TestSnapshots:
             router.apply(number, chunk)
         assert {block for _, _, block in router.blocks} == {1, 3}
 
+    def test_one_that_was_made_before_is_as_of_the_newest_batch(self):
+        """A router that has subscribed since then has not got the empty batches in between."""
+        relay = self.relay()
+        relay.handle(BatchReceived(0, batch(0, A)), 0.0)
+        assert self.snapshot(relay, b"snapshot")[1] == bytes(8)
+        relay.handle(Subscribed(0, 0, (1,)), 0.0)
+        assert self.snapshot(relay, b"snapshot")[1] == (1).to_bytes(8, "big")
+
+    @pytest.mark.parametrize("envelope", [[], [b""]])
+    def test_by_the_replay_endpoint(self, envelope):
+        """vllm#50134: batches at the seq that the live stream goes on with, then END."""
+        relay = self.relay()
+        for seq, event in enumerate((A, B, removed([2]), C)):
+            relay.handle(BatchReceived(0, batch(seq, event)), 0.0)
+        (command,) = relay.handle(ReplayAsked(0, 0, [b"id", *envelope, b"snapshot"]), 0.0)
+        reader = reading(lambda event: relay.handle(event, 0.0), command)
+        messages = []
+        while (message := reader.next_message()) is not None:
+            messages += [message] if message else []
+        assert messages.pop() == [b"id", *envelope, b"", END_SEQ, b""]
+        router = PlainSetRouter()
+        for *head, number, body in messages:
+            assert head == [b"id", *envelope, b""]
+            assert number == (4).to_bytes(8, "big") + b"p" * 16
+            router.take(0, body)
+        assert {block for _, _, block in router.blocks} == {1, 3}
+        assert router.clears == 1
+        assert router.violations == []
+        relay.handle(BatchReceived(0, batch(4, store([4], 3))), 0.0)
+        (command,) = relay.handle(ReplayAsked(0, 0, [b"id", *envelope, (4).to_bytes(8, "big")]), 0.0)
+        assert there(reading(lambda event: relay.handle(event, 0.0), command).next_message())[-2][:8] == (4).to_bytes(
+            8, "big"
+        )
+
     def test_of_a_stream_that_said_nothing(self):
         assert self.snapshot(self.relay(), b"", b"snapshot") == [b"id", b"", b"\xff" * 8, b"p" * 16]
 
@@ -651,6 +696,15 @@ class TestSnapshots:
         relay = self.relay()
         assert relay.handle(SnapshotAsked(0, 0, [b"snapshot"]), 0.0) == []
         assert relay.outputs[0].stats.malformed == 1
+
+
+class TestLifetimes:
+    def test_a_tick_lets_blocks_go_that_were_not_heard_of(self):
+        script = Script(expiring_media=frozenset({"CPU"}), expire_after=60.0)
+        assert script >> live(0, on_cpu := store([1], medium="CPU")) << publish(0, on_cpu)
+        assert script >> tick(59)
+        assert script >> tick(1) << publish(1, removed([1], medium="CPU"))
+        assert script >> tick(60)
 
 
 class TestBacklog:
@@ -693,3 +747,20 @@ def test_the_time_of_a_request_that_could_not_be_sent_does_not_run():
     script.relay.handle(RequestSent(0, script.requests[0], sent=True), script.now)
     script.after(tick(1.9), replayed(1, store([2])), replay_end())
     assert (script.stats.recovered, script.stats.lost) == (1, 0)
+
+
+def test_a_request_that_waits_for_others_loses_nothing():
+    script = Script(replay=True, settings={"replay_timeout": 2.0, "reorder_batches": 4})
+    script.after(up(), replay_end(), live(0, store([1])))
+    missed = [store([seq + 1]) for seq in range(2, 9)]
+    script.after(live(2, missed[0]))
+    script.relay.handle(RequestWaits(0, script.requests[0]), script.now)
+    assert [said.about for said in reasons(script.source)] == ["request_waits"]
+    script.after(tick(100.0), *(live(seq, missed[seq - 2]) for seq in range(3, 9)), tick(100.0))
+    assert (script.stats.requests_waited, script.stats.replay_timeouts, script.stats.lost) == (1, 0, 0)
+    assert script.stats.held_overflow > 0
+    script.relay.handle(RequestSent(0, script.requests[0], sent=True), script.now)
+    assert reasons(script.source) == []
+    script.after(replayed(1, store([2])), *(replayed(seq, missed[seq - 2]) for seq in range(2, 9)), replay_end())
+    assert (script.stats.lost, script.source.sequencer.pending, script.source.sequencer.next) == (0, 0, 9)
+    assert script.stats.missing == script.stats.recovered

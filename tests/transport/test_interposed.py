@@ -250,7 +250,7 @@ async def test_a_crowd_that_never_ends_its_handshake_keeps_nobody_out(dial):
 
 @both_loops
 async def test_a_slow_handshake_is_taken_and_a_slower_one_ends():
-    async with opened(handshake_timeout=0.5) as port:
+    async with opened(handshake_timeout=2.0) as port:
         async with bare(port.endpoint, b"") as (reader, _):
             await reader.read()
         assert port.refusals == [("handshake_timeout", "")]

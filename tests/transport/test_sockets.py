@@ -17,7 +17,7 @@ from kvbus.core.wire.frames import replay_request
 from kvbus.transport.client.rawsub import RawSubscriber
 from kvbus.transport.client.subscriber import StreamSockets
 from kvbus.transport.ingress import Events, LiveStream, RequestConnection
-from kvbus.transport.sockets import OPTIONS, make_context, make_socket
+from kvbus.transport.sockets import OPTIONS, check_peer, make_context, make_socket
 from tests.ports import free_port
 from tests.transport.live.test_stream import stream_of
 from tests.transport.loops import eventually, turns
@@ -153,3 +153,40 @@ def test_options_are_set_in_one_table():
 async def test_a_bound_address_is_one_that_any_peer_can_connect_to():
     async with RawSubscriber("tcp://127.0.0.1:*", bind=True) as bound:
         assert re.fullmatch(r"tcp://127\.0\.0\.1:\d+", bound.endpoint)
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "tcp://127.0.0.1:9",
+        "tcp://engine-0.engines_x:9",
+        "tcp://[::1]:9",
+        "tcp://[fe80::1%lo]:9",
+        "tcp://0.0.0.0:0;127.0.0.1:9",
+        "tcp://:9",
+        "tcp://127.0.0.1:",
+        "tcp://127.0.0.1:*",
+        "tcp://127.0.0.1",
+        "tcp://a b:9",
+        "tcp://ä:9",
+        "tcp://-a:9",
+        "tcp://",
+        "ipc://@kvbus-none",
+        "ipc://" + "p" * 107,
+        "ipc://" + "p" * 108,
+        "inproc://a",
+        "127.0.0.1:9",
+        "nonsense",
+        "nonsense://a",
+        "",
+    ],
+)
+def test_an_endpoint_is_refused_as_libzmq_refuses_it_and_nothing_is_connected(context, endpoint):
+    with make_socket(context, zmq.DEALER) as socket:
+        try:
+            socket.connect(endpoint)
+        except zmq.ZMQError:
+            with pytest.raises(ValueError, match="cannot connect to"):
+                check_peer(endpoint)
+        else:
+            check_peer(endpoint)

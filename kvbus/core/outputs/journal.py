@@ -30,8 +30,8 @@ class Journal:
         self.max_bytes = max_bytes
         self.bytes = 0
         self._entries: deque[Entry] = deque()
-        self._trimmed = 0
-        """Entries ever dropped from the front: the absolute position of the first one kept."""
+        self.trimmed = 0
+        """Entries ever dropped from the front, for a limit: the absolute position of the first one kept."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -56,12 +56,12 @@ class Journal:
         self.bytes += len(payload)
         while len(entries) > 1 and (len(entries) > self.max_batches or self.bytes > self.max_bytes):
             self.bytes -= len(entries.popleft().payload)
-            self._trimmed += 1
+            self.trimmed += 1
 
     def position(self, seq: int) -> int:
         """Absolute position of the entry that holds ``seq``, or of the oldest one if ``seq`` is gone."""
         at = bisect_right(self._entries, seq, key=lambda entry: entry.seq) - 1
-        return self._trimmed + max(at, 0)
+        return self.trimmed + max(at, 0)
 
     def runs(self, seq: int, end: int) -> list[Run]:
         """Some of the batches from ``seq`` to ``end``, in order from ``seq`` on; none if ``seq`` is not kept."""
@@ -81,5 +81,5 @@ class Journal:
 
     def at(self, position: int) -> Entry | None:
         """The entry at an absolute position; the oldest if that one was trimmed, None past the end."""
-        at = max(position - self._trimmed, 0)
+        at = max(position - self.trimmed, 0)
         return self._entries[at] if at < len(self._entries) else None

@@ -49,6 +49,7 @@ class Output:
             rank=rank,
             publisher_id=publisher_id,
             first_seq=first_seq,
+            numbered=spec.numbered,
         )
         self.streams.append(stream)
         return stream

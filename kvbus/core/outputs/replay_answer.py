@@ -52,6 +52,7 @@ class ReplayAnswer(msgspec.Struct, frozen=True):
         outcome: what to count it as once it is over: ``subscription`` if END alone sent the router to the state of its
             subscription, ``compacted`` if it holds a snapshot, ``late`` if it had to begin later than asked for.
         over: the next message is its last one.
+        state: asked for in place of batches (vllm#50134): all of it at the seq of the batch that comes next.
     """
 
     envelope: list[bytes]
@@ -63,6 +64,7 @@ class ReplayAnswer(msgspec.Struct, frozen=True):
     snapshot: StateSnapshot | None = None
     outcome: str = "complete"
     over: bool = False
+    state: bool = False
 
     def refusal(self) -> list[bytes]:
         """END, and nothing before it: nobody waits for ever."""
@@ -117,6 +119,24 @@ class StatePart(msgspec.Struct, frozen=True):
             yield replay_data(framing, envelope, topic, frame, self.empty if payload is None else payload)
 
 
+class WholePart(msgspec.Struct, frozen=True):
+    """A snapshot, each of its batches at the seq that the live stream goes on with."""
+
+    answer: ReplayAnswer
+    topic: bytes
+    frame: bytes
+    chunks: SnapshotChunks
+
+    def messages(self) -> Iterator[list[bytes]]:
+        """One message for each batch, ``[]`` while the next one is being made."""
+        chunks = self.chunks.reader()
+        while (payload := chunks.next_payload()) is not None:
+            if payload:
+                yield replay_data(self.answer.framing, self.answer.envelope, self.topic, self.frame, payload)
+            else:
+                yield []
+
+
 class EndPart(msgspec.Struct, frozen=True):
     """END."""
 
@@ -125,6 +145,9 @@ class EndPart(msgspec.Struct, frozen=True):
     def messages(self) -> Iterator[list[bytes]]:
         """END alone."""
         yield self.answer.refusal()
+
+
+Part = JournalPart | StatePart | WholePart | EndPart
 
 
 def begin(stream: OutputStream, request: ReplayRequest, *, has_state: bool = False) -> ReplayAnswer:
@@ -136,7 +159,16 @@ def begin(stream: OutputStream, request: ReplayRequest, *, has_state: bool = Fal
         stream.next_seq,
         has_state,
         outcome="complete" if request.well_formed else "malformed",
+        state=request.state,
     )
+
+
+def whole(answer: ReplayAnswer, stream: OutputStream, snapshot: StateSnapshot) -> WholePart:
+    """The state as of the newest batch, which ``snapshot`` has to be; END follows."""
+    end = stream.next_seq
+    went = structs.replace(answer, seq=end, end=end, begun=True, outcome="compacted", state=False)
+    frame = end.to_bytes(SEQ_BYTES, "big") + stream.publisher_id
+    return WholePart(went, stream.topic, frame, snapshot.chunks(snapshot.fewest))
 
 
 def next_part(

@@ -101,13 +101,15 @@ class SnapshotPart(msgspec.Struct, frozen=True):
         yield frames
 
 
-def reply(answer: SnapshotAnswer, snapshot: Callable[[], StateSnapshot]) -> SnapshotPart:
-    """Decide on the reply. ``snapshot`` makes (or shares) a state snapshot; called only if one is needed."""
+def reply(answer: SnapshotAnswer, seq: int, snapshot: Callable[[], StateSnapshot]) -> SnapshotPart:
+    """Decide on the reply. ``snapshot`` makes (or shares) the state as of batch ``seq``; called only if it is needed.
+
+    It may have been made before: the batches since then were empty, and the requester has not got them.
+    """
     over = structs.replace(answer, over=True)
     if not answer.valid or not answer.published:
         return SnapshotPart(over, NOTHING_YET if answer.valid else UNAVAILABLE)
-    made = snapshot()
-    return SnapshotPart(over, made.seq, made.chunks(_ROOM))
+    return SnapshotPart(over, seq, snapshot().chunks(_ROOM))
 
 
 def _i64(value: int) -> bytes:

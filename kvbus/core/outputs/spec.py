@@ -30,7 +30,7 @@ class OutputSpec(msgspec.Struct, frozen=True):
     ``rights`` is what its routers
     may read, and ``hidden`` has the slots of sources of which they see nothing; None: they see every source.
     ``view_of`` is the number of the output that has the endpoints; None: it is this one. One that is ``closed`` is not
-    served.
+    served. The streams of one that is ``numbered`` have the numbers of a log, see :mod:`kvbus.core.numbered`.
     """
 
     name: str
@@ -48,6 +48,7 @@ class OutputSpec(msgspec.Struct, frozen=True):
     hidden: frozenset[int] | None = None
     view_of: int | None = None
     closed: bool = False
+    numbered: bool = False
 
 
 class NewStream(msgspec.Struct, frozen=True):

@@ -8,6 +8,7 @@ gone. The live stream of these routers goes on behind the transfer.
 from __future__ import annotations
 
 from kvbus.core.blocks.compaction import SnapshotChunks, StateSnapshot
+from kvbus.core.outputs.stream import OutputStream
 
 
 class StateTransfer:
@@ -34,6 +35,50 @@ class StateTransfer:
         return TransferReader(self, self._chunks)
 
 
+class JournalTransfer:
+    """The state of a stream with a log's numbers: its journal, which begins with a state, as it is now.
+
+    Everybody else has had these batches under these seqs.
+    """
+
+    def __init__(self, stream: OutputStream) -> None:
+        self.topic = stream.topic
+        self.publisher_id = stream.publisher_id
+        self.end_seq = stream.next_seq
+        first = stream.journal.first_seq
+        self.first_seq = self.end_seq if first is None else first
+        self._batches: list[tuple[int, bytes]] = []
+        seq = self.first_seq
+        while seq < self.end_seq:
+            for begin, payload, count in stream.journal.runs(seq, self.end_seq):
+                self._batches += [(number, payload) for number in range(begin, begin + count)]
+                seq = begin + count
+
+    def reader(self) -> JournalReader:
+        """One router's way through it."""
+        return JournalReader(self, self._batches)
+
+
+class JournalReader:
+    """The batches of a :class:`JournalTransfer`, at one router's pace."""
+
+    def __init__(self, transfer: JournalTransfer, batches: list[tuple[int, bytes]]) -> None:
+        self.transfer = transfer
+        self._batches = batches
+        self._at = 0
+
+    @property
+    def done(self) -> bool:
+        """Every batch was taken."""
+        return self._at == len(self._batches)
+
+    def next_batch(self) -> tuple[int, bytes] | None:
+        """Take the next batch as seq and payload."""
+        batch = self._batches[self._at]
+        self._at += 1
+        return batch
+
+
 class TransferReader:
     """The batches of a transfer, at one router's pace."""
 
@@ -58,3 +103,7 @@ class TransferReader:
         seq = self.seq
         self.seq += 1
         return seq, payload
+
+
+Transfer = StateTransfer | JournalTransfer
+Reading = TransferReader | JournalReader

@@ -20,6 +20,7 @@ class OutputStream:
         rank: int,
         publisher_id: bytes = b"",
         first_seq: int = 0,
+        numbered: bool = False,
     ) -> None:
         self.topic = topic or b""
         self.keeps_topic = topic is None
@@ -38,13 +39,53 @@ class OutputStream:
         self.closed = False
         """Its source is gone; the numbering is kept for the next one in its place."""
         self.idle_since: float | None = None
+        self.numbered = numbered
+        """Its numbers are those of a log (:mod:`kvbus.core.numbered`): none is taken for anything else."""
+        self.outgrown = 0
+        """Times that a log's state, and what came behind it, had no room in the journal."""
+        self._state: Journal | None = None
+        """The beginning of a state that routers have."""
 
     def resume_at(self, seq: int) -> None:
         """Go on at a later seq, with an empty journal."""
         self.next_seq = self.first_seq = seq
         self.changed_seq = seq - 1
-        self.journal = Journal(self.journal.max_batches, self.journal.max_bytes)
+        self.journal = self._new_journal()
         self.incomplete = IncompleteSeqs()
+
+    def take(
+        self, seq: int, payload: bytes, empty: bytes, now: float, *, begins: bool, ends: bool, known: bool
+    ) -> bytes:
+        """Keep what comes next of a log's numbers, the journal from the newest whole state on; return what routers get.
+
+        Those that have everything so far get empty batches in place of a state that says what they have. So does the
+        journal, until that state is whole: of half a state, and empty batches behind it, nobody would become right.
+        """
+        if seq != self.next_seq or (begins and not known):
+            self.resume_at(seq)
+            self._state = None
+        elif not known:
+            self._state = None
+        elif begins:
+            self._state = self._new_journal()
+        whole = self.whole
+        live = empty if known else payload
+        self.append(live, now, empty=live is empty)
+        if self._state is not None:
+            self._state.append(seq, payload)
+            if ends:
+                self.journal, self._state = self._state, None
+        if whole and not self.whole:
+            self.outgrown += 1
+        return live
+
+    @property
+    def whole(self) -> bool:
+        """Of a log's numbers: the journal goes back to a state. Behind one that has outgrown it it does not."""
+        return not self.journal.trimmed
+
+    def _new_journal(self) -> Journal:
+        return Journal(self.journal.max_batches, self.journal.max_bytes)
 
     def append(self, payload: bytes, now: float, *, empty: bool = False) -> int:
         """Number one batch and keep it for replay; its seq."""
@@ -58,7 +99,7 @@ class OutputStream:
 
     def heartbeat_due(self, now: float) -> bool:
         """Whether the stream has been silent for ``heartbeat`` seconds (0: never)."""
-        if not self.heartbeat or self.closed:
+        if not self.heartbeat or self.closed or self.numbered:
             return False
         if self.idle_since is None:
             self.idle_since = now

@@ -20,7 +20,7 @@ class Answers(Machine):
         self._replay_client.sent(request, now)
 
     def replayed(self, request: int, seq: int, payload: bytes, now: float, *, whole: bool = False) -> None:
-        """One batch of a replay answer. ``whole``: a state begins with it, and all before it is over."""
+        """One batch of a replay answer. ``whole``: it begins as a state does, see :attr:`state_may_begin`."""
         asked = self._replay_client.match(request)
         if asked is None:
             return
@@ -31,7 +31,14 @@ class Answers(Machine):
             else:
                 self._take(Input.ANSWERED, now)
             return
+        if asked.is_state:
+            if asked.take(seq):
+                asked.deadline = now + self.settings.replay_timeout
+            return
         if asked.contradicts(seq, payload, tracker):
+            if whole and seq > 0 and not asked.items and self.phase is not Phase.RECHECK:
+                self._state_begins(asked, seq, now)
+                return
             self._new_epoch(now, RestartReason.PAYLOAD, proven=not self.settings.compacted)
             return
         if asked.begins_beyond(seq) and not self._accept_beyond(seq, now):
@@ -69,6 +76,41 @@ class Answers(Machine):
         else:
             tracker.replayed(seq, payload)
         self._check_done(now)
+
+    @property
+    def state_may_begin(self) -> bool:
+        """Whether the next batch of an answer may begin a state, as another kvbus sends it in place of batches."""
+        asked = self._replay_client.open
+        return self.phase is Phase.BACKFILL or (asked is not None and not asked.items)
+
+    def _state_begins(self, asked: OpenRequest, seq: int, now: float) -> None:
+        """An answer begins with a state under a number delivered: the publisher has trimmed what was asked for.
+
+        That proves no other epoch. After an absence, or behind a gap, batches are missing, and the state is read from
+        the beginning. A silent stream may have lost nothing: where its state ends shows that (:meth:`_state_ended`).
+        Batch 0 is left out, because that of a restarted SGLang begins with a clear, too.
+        """
+        if self.phase is Phase.PROBE:
+            asked.is_state = asked.take(seq)
+            asked.deadline = now + self.settings.replay_timeout
+        else:
+            self._new_epoch(now, RestartReason.REBUILT)
+
+    def _state_ended(self, asked: OpenRequest, now: float) -> None:
+        """A silent stream's answer was a state, of which nothing was taken. Its last number is the newest one sent.
+
+        What lies beyond may still wait to be read, as where an answer begins beyond the last batch delivered.
+        """
+        known, following = self._known, self._tracker.next
+        if asked.last + 1 < asked.log_end:
+            self._new_epoch(now)  # batches sent before the question are not in it
+        elif asked.last < following:
+            self._take(Input.ANSWERED, now)
+        elif known.buffer.trimmed_for(following, now) >= 2 * self.settings.replay_timeout:
+            self._new_epoch(now, RestartReason.REBUILT)
+        else:
+            self._probe_factor = 1
+            self._take(Input.ANSWERED, now)
 
     def _accept_beyond(self, seq: int, now: float) -> bool:
         """An answer begins with ``seq``, beyond the last batch delivered. That proves neither epoch.
@@ -113,7 +155,12 @@ class Answers(Machine):
         if self.phase is not Phase.VERIFY:
             self._tracker.drain()  # what the live stream has brought is not the batch that is too large
         same_batch = asked.items == 0 and known.aborted_at == asked.start
-        if same_batch or max(asked.start, asked.last + 1) != self._tracker.next or self._waits_for_snapshot:
+        if (
+            asked.is_state
+            or same_batch
+            or max(asked.start, asked.last + 1) != self._tracker.next
+            or self._waits_for_snapshot
+        ):
             self._finish(asked, now, answered=False)
             return
         known.skip_lost()
@@ -212,8 +259,12 @@ class Answers(Machine):
             self._take(over, now)
             return
         known.backfill.request_finished(answered=answered)
-        if answered and (
-            asked.lacks_last_delivered or (known.buffer.keeps and asked.last_delivered >= 0 and not asked.items)
+        if answered and asked.is_state:
+            self._state_ended(asked, now)
+        elif answered and (
+            asked.lacks_last_delivered
+            or asked.ends_early
+            or (known.buffer.keeps and asked.last_delivered >= 0 and not asked.items)
         ):
             self._new_epoch(now)
         elif self._waits_for_snapshot:

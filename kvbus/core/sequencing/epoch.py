@@ -16,7 +16,7 @@ from kvbus.core.sequencing.publisher_buffer import PublisherBuffer
 from kvbus.core.sequencing.reorder_buffer import ReorderBuffer
 from kvbus.core.sequencing.settings import Settings
 from kvbus.core.sequencing.unverified import UnverifiedBatches
-from kvbus.core.stats import SourceStats
+from kvbus.core.source_stats import SourceStats
 from kvbus.core.types import Reason
 
 FAR: Final = 2**32

@@ -17,7 +17,7 @@ from collections import deque
 from kvbus.core.sequencing.actions import Action, Deliver, Lost, LostReason
 from kvbus.core.sequencing.fingerprints import Fingerprints
 from kvbus.core.sequencing.reorder_buffer import ReorderBuffer
-from kvbus.core.stats import SourceStats
+from kvbus.core.source_stats import SourceStats
 from kvbus.core.types import Filtered
 
 

@@ -15,7 +15,7 @@ from kvbus.core.sequencing.epoch import Epoch
 from kvbus.core.sequencing.phases import ASKS, UNHURRIED, Guard, Input, Phase
 from kvbus.core.sequencing.replay_requests import Purpose, ReplayClient
 from kvbus.core.sequencing.settings import Settings
-from kvbus.core.stats import SourceStats
+from kvbus.core.source_stats import SourceStats
 from kvbus.core.types import Reason
 
 

@@ -18,7 +18,7 @@ class PublisherBuffer:
         self._empty_at = -1
         """Where the live stream was when an answer was empty that should not have been; -1: there was none."""
         self._trimmed_at = -1
-        """The next batch when an answer began beyond the last one delivered; -1: none did."""
+        """The next batch when an answer began beyond the last one delivered, or was a state; -1: none was."""
         self._trimmed_since = 0.0
 
     def answered_with_nothing(self, live_end: int) -> None:
@@ -33,7 +33,7 @@ class PublisherBuffer:
         self._empty_at = -1
 
     def trimmed_for(self, following: int, now: float) -> float:
-        """For how many seconds the answers begin beyond the batch ``following``, which is still the next one."""
+        """For how many seconds the answers lack the batch ``following``, which is still the next one."""
         if self._trimmed_at != following:
             self._trimmed_at, self._trimmed_since = following, now
         return now - self._trimmed_since

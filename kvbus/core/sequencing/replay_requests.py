@@ -17,7 +17,7 @@ import msgspec
 from kvbus.core.sequencing.actions import Action, Ask, AskSnapshot, Stop
 from kvbus.core.sequencing.gap_tracker import GapTracker
 from kvbus.core.sequencing.settings import Settings
-from kvbus.core.stats import SourceStats
+from kvbus.core.source_stats import SourceStats
 
 SNAPSHOT_TIMEOUTS: Final = 5
 """Times :attr:`Settings.replay_timeout` for a snapshot: it is one message, so nothing shows that it is on its way."""
@@ -53,6 +53,9 @@ class OpenRequest(msgspec.Struct):
     log_end: int
     """One past the highest batch known to exist."""
 
+    waits: bool = False
+    """It has been handed out and has not left the process."""
+
     # How long it may take; set when the request is sent (:meth:`ReplayClient.sent`).
     deadline: float = inf
     """When it is given up; each batch that is progress sets it anew."""
@@ -64,6 +67,8 @@ class OpenRequest(msgspec.Struct):
     first: int = -1
     last: int = -1
     saw_last_delivered: bool = False
+    is_state: bool = False
+    """It is a state in place of batches: only where it ends is looked at."""
 
     def take(self, seq: int) -> bool:
         """Count one batch of the answer; whether it is progress."""
@@ -111,6 +116,14 @@ class OpenRequest(msgspec.Struct):
             and not self.saw_last_delivered
             and self.first <= self.last_delivered
         )
+
+    @property
+    def ends_early(self) -> bool:
+        """The answer, over now, lacks batches that were sent before the question: they were another epoch's.
+
+        Both epochs may begin alike: a bus without its numbers sends an engine's history once more.
+        """
+        return self.purpose is Purpose.VERIFY and self.items > 0 and self.last + 1 < self.log_end
 
 
 def start_of(purpose: Purpose, tracker: GapTracker, *, compacted: bool = False) -> tuple[int, int]:
@@ -169,6 +182,7 @@ class ReplayClient:
         asked = self.open
         if asked is not None and asked.id == request:
             settings = self._settings
+            asked.waits = now == inf
             asked.deadline = now + settings.replay_timeout
             if asked.purpose is Purpose.SNAPSHOT or not settings.replay:
                 asked.deadline = now + (settings.snapshot_timeout or SNAPSHOT_TIMEOUTS * settings.replay_timeout)

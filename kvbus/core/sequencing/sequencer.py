@@ -101,6 +101,12 @@ class Sequencer(Answers):
         return self._known.backfill.unanswered
 
     @property
+    def request_waits(self) -> bool:
+        """Whether a request could not leave the process yet."""
+        asked = self._replay_client.open
+        return asked is not None and asked.waits
+
+    @property
     def lost_because(self) -> LostReason:
         """Why what is missing now is lost, if it is given up."""
         return self._known.lost_because
@@ -223,6 +229,14 @@ class Sequencer(Answers):
             self._new_epoch(now)
             for number, batch in ahead:
                 self.live(number, batch, now)
+
+    # -- a log's numbers -------------------------------------------------------------------------------------------
+
+    def stand_at(self, phase: Phase, epoch: int, following: int) -> None:
+        """Its numbers come from a log, which was read up to here: nothing is asked, and nothing waits."""
+        tracker = self._tracker
+        self.phase, self.epoch = phase, epoch
+        tracker.next = tracker.log_end = tracker.live_end = following
 
     # -- time --------------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from kvbus.core.sequencing.reorder_buffer import ReorderBuffer
-from kvbus.core.stats import SourceStats
+from kvbus.core.source_stats import SourceStats
 
 MAX_STALE: Final = 1024
 """Stale batches that are kept; beyond it the lowest ones are dropped."""

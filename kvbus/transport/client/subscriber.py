@@ -14,7 +14,7 @@ from kvbus.core.wire.frames import ASKS_REPLAY, replay_request
 from kvbus.errors import BindError
 from kvbus.transport.ingress import Events, LiveStream, RequestConnection
 from kvbus.transport.pump import MAX_KEPT_FRAMES
-from kvbus.transport.sockets import PeerPolicy, attach_or_refuse, check_port, end, make_socket, refused
+from kvbus.transport.sockets import PeerPolicy, check_peer, check_port, end, refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -114,9 +114,7 @@ class StreamSockets:
         try:
             for asked in (self._replay_endpoint, self._snapshot_endpoint):
                 if asked is not None:
-                    with make_socket(self._context, zmq.DEALER) as trial:  # shows now that an endpoint is malformed
-                        self._policy.put_on(trial, bind=False)
-                        attach_or_refuse(trial, asked, bind=False)
+                    check_peer(asked)
             if self.endpoint is not None:
                 self._open_live(self._context, self.endpoint)
         except BaseException:

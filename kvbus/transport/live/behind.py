@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from kvbus.core.outputs.state_transfer import TransferReader
+from kvbus.core.outputs.state_transfer import Reading
 from kvbus.transport.live.ring import Ring
 from kvbus.transport.live.router import Router, RouterState
 from kvbus.transport.zmtp.frames import encode_message
@@ -89,7 +89,7 @@ class Behind:
         if self._line and self._turn is None:
             self._turn = self._loop.call_soon(self._take_turns)
 
-    def send_piece(self, router: Router, reader: TransferReader) -> None:
+    def send_piece(self, router: Router, reader: Reading) -> None:
         """Send a router the next batch of its state, if it is made."""
         found = reader.next_batch()
         if found is not None:

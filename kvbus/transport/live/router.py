@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from enum import StrEnum
 
-from kvbus.core.outputs.state_transfer import TransferReader
+from kvbus.core.outputs.state_transfer import Reading
 from kvbus.transport.zmtp.peer import Peer
 
 log = logging.getLogger("kvbus.outputs")
@@ -42,7 +42,7 @@ class Router:
         self.state = RouterState.IDLE
 
         # What it gets next: the rest of a state, then batches of the ring from a position on.
-        self.reader: TransferReader | None = None
+        self.reader: Reading | None = None
         self.position = 0
         self.queued = False
         """It is in the line of routers that have something to get."""

@@ -23,7 +23,7 @@ from kvbus.transport.live.ring import Entry, Ring
 from kvbus.transport.live.router import Router, RouterState, say
 from kvbus.transport.live.transfers import Transfers
 from kvbus.transport.live.views import Views
-from kvbus.transport.zmtp.frames import encode_message
+from kvbus.transport.zmtp.frames import MORE, head
 from kvbus.transport.zmtp.peer import Peer
 
 UNDECIDED: Final = 1000
@@ -83,14 +83,15 @@ class LivePublisher:
 
         # Batches of this burst, and those before it that somebody still needs.
         self._topic = topic
+        self._topic_frame = head(len(topic), MORE) + topic
         self._burst: list[Entry] = []
-        self._burst_bytes = 0
+        self._burst_events = self._burst_bytes = 0
+        self._burst_at = 0.0
         self._queue_limit = queue_limit
         self._overflowed = False
         """Batches behind this burst were dropped."""
         self._ring = Ring(max_batches, max_bytes, None if shared is None else shared.share)
         self._waiting = waiting
-        self._announced = False
         self._soon: asyncio.Handle | None = None
 
         # Routers by the id of their peer: all of them, those that have everything, those that do not read.
@@ -116,25 +117,29 @@ class LivePublisher:
         """Queue one batch for the end of this burst; drop and count it if the queue is full."""
         if topic != self._topic:
             self._change_topic(topic)
+        burst = self._burst
         # an empty batch is never dropped: those that stand for a router's state would cost all others theirs
-        if events and len(self._burst) >= self._queue_limit:
+        if events and len(burst) >= self._queue_limit:
             self._losses.queue_full(events)
             self._overflowed = self._sends_state
             return
-        self._burst.append(Entry(encode_message((topic, seq, payload)), events, self._loop.time()))
+        if not burst:
+            self._begin_burst()
+        message = b"".join((self._topic_frame, head(len(seq), MORE), seq, head(len(payload)), payload))
+        burst.append(Entry(message, events, self._burst_at))
+        self._burst_events += events
         self._burst_bytes += len(payload)
         self._stats.queue_depth += 1
-        if self._announced:
-            return
-        self._announced = True
+
+    def _begin_burst(self) -> None:
+        self._burst_at = self._loop.time()
         if self._waiting is not None:
             self._waiting.append(self.flush)
-        else:
+        elif self._soon is None:
             self._soon = self._loop.call_soon(self.flush)
 
     def flush(self) -> None:
         """Send the batches of this burst."""
-        self._announced = False
         if self._soon is not None:
             self._soon.cancel()
             self._soon = None
@@ -144,44 +149,49 @@ class LivePublisher:
         if self._before_send is not None:
             self._before_send()
         self._burst = []
-        self._count(burst)
+        count, events, stats = len(burst), self._burst_events, self._stats
+        stats.queue_depth -= count
+        stats.batches += count
+        stats.events += events
+        stats.bytes += self._burst_bytes
+        self._burst_events = self._burst_bytes = 0
+        for router in self._stalled.values():
+            self._losses.slow_router(router, count, events)
         if self._current:
-            data = b"".join([entry.message for entry in burst])
-            end = self._ring.end
-            lagging = []
-            for router in self._current.values():
-                if not router.peer.writable:  # another stream has filled it
-                    lagging.append((router, end))
-                    continue
-                router.peer.write(data)
-                if not router.peer.writable:
-                    lagging.append((router, end + len(burst)))
-            for router, position in lagging:
-                self._behind.add(router, position)
-        self._keep(burst)
+            self._send(burst)
+        if self._behind.routers or self._undecided:
+            self._keep(burst)
+        else:
+            self._ring.skip(count)
         if self._overflowed:
             self._overflowed = False
             for router in [*self._current.values(), *self._behind.routers.values()]:
                 if not router.asks:
                     self.restart(router)
 
-    def _count(self, burst: list[Entry]) -> None:
-        stats, count = self._stats, len(burst)
-        events = sum(entry.events for entry in burst)
-        stats.queue_depth -= count
-        stats.batches += count
-        stats.events += events
-        stats.bytes += self._burst_bytes
-        self._burst_bytes = 0
-        for router in self._stalled.values():
-            self._losses.slow_router(router, count, events)
+    def _send(self, burst: list[Entry]) -> None:
+        """Write to the routers that have everything so far."""
+        data = burst[0].message if len(burst) == 1 else b"".join([entry.message for entry in burst])
+        before = self._ring.end
+        lagging = []
+        for router in self._current.values():
+            peer = router.peer
+            if not peer.writable:  # another stream has filled it
+                lagging.append((router, before))
+                continue
+            peer.write(data)
+            if not peer.writable:
+                lagging.append((router, before + len(burst)))
+        for router, position in lagging:
+            self._behind.add(router, position)
 
     def _keep(self, burst: list[Entry]) -> None:
-        ring = self._ring
+        """Keep the burst for routers that may get it later."""
         for missed in self._undecided.values():
             missed.extend(burst)
             if len(missed) > UNDECIDED:
                 missed.clear()  # it finds the gap, and asks
+        ring = self._ring
         if not self._behind.routers:
             ring.skip(len(burst))
             return
@@ -311,6 +321,7 @@ class LivePublisher:
         """The stream's topic follows its source's: other subscriptions match from now on."""
         self.flush()
         self._topic = topic
+        self._topic_frame = head(len(topic), MORE) + topic
         for router in self._routers.values():
             matches = router.matches(topic)
             if matches and router.state is RouterState.IDLE:

@@ -18,8 +18,7 @@ _SHORT_HEAD: Final = 2
 _LONG_HEAD: Final = 9
 _LONGEST_SHORT: Final = 255
 
-_LAST: Final = [bytes([0, size]) for size in range(_LONGEST_SHORT + 1)]
-_MORE: Final = [bytes([MORE, size]) for size in range(_LONGEST_SHORT + 1)]
+_SHORT: Final = {flags: [bytes([flags, size]) for size in range(_LONGEST_SHORT + 1)] for flags in (0, MORE, COMMAND)}
 
 
 class Frame(NamedTuple):
@@ -30,26 +29,23 @@ class Frame(NamedTuple):
     body: bytes
 
 
+def head(size: int, flags: int = 0) -> bytes:
+    """Encode what stands before a frame's body, by its size and flags (0, MORE or COMMAND)."""
+    return _SHORT[flags][size] if size <= _LONGEST_SHORT else bytes([LONG | flags]) + size.to_bytes(8, "big")
+
+
 def encode_message(frames: Sequence[bytes]) -> bytes:
     """Encode a whole message. Every frame is copied once; the result may go to any number of peers."""
     parts: list[bytes] = []
-    last = len(frames) - 1
-    for index, frame in enumerate(frames):
-        size = len(frame)
-        if size <= _LONGEST_SHORT:
-            parts.append(_LAST[size] if index == last else _MORE[size])
-        else:
-            parts.append(bytes([LONG if index == last else LONG | MORE]) + size.to_bytes(8, "big"))
-        parts.append(frame)
+    for frame in frames[:-1]:
+        parts += (head(len(frame), MORE), frame)
+    parts += (head(len(frames[-1])), frames[-1])
     return b"".join(parts)
 
 
 def encode_command(body: bytes) -> bytes:
     """Encode a command frame."""
-    size = len(body)
-    if size <= _LONGEST_SHORT:
-        return bytes([COMMAND, size]) + body
-    return bytes([COMMAND | LONG]) + size.to_bytes(8, "big") + body
+    return head(len(body), COMMAND) + body
 
 
 class FrameReader:

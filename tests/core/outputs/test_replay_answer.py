@@ -86,6 +86,24 @@ class TestAnswers:
         answer = answer_of(filled(10), there(parse_replay_request([b"id", b"", b"what"])), never)
         assert seqs_of(answer) == ["END"]
 
+    @pytest.mark.parametrize("profile", ["vllm", "sglang"])
+    def test_the_state_when_it_is_asked_for(self, profile):
+        """vllm#50134: each of its batches at the seq that comes next, in the framing of the profile, then END."""
+        made = filled(3, profile=profile)
+        cut, _ = cutter(made, *range(600))
+        begun = answer_module.begin(made, there(parse_replay_request([b"id", b"", b"snapshot"])))
+        part = answer_module.whole(begun, made, cut())
+        messages = [message for message in part.messages() if message]
+        topic = [b"kv"] if profile == "vllm" else []
+        assert {tuple(message[:-1]) for message in messages} == {(b"id", b"", *topic, (3).to_bytes(8, "big"))}
+        events = [event for message in messages for event in unpack(message[-1])[1]]
+        assert events[0] == cleared()
+        assert [block for event in events[1:] for block in event["block_hashes"]] == list(range(600))
+        made.append(b"one that came meanwhile", 0.0)
+        end = answer_module.next_part(part.answer, made, never)
+        assert [message[-2:] for message in end.messages()] == [[END_SEQ, b""]]
+        assert (end.answer.over, end.answer.outcome) == (True, "compacted")
+
     def test_it_ends_at_the_batch_that_was_newest_when_asked(self):
         made = filled(5)
         answer = ask(made, 3)

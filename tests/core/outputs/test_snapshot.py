@@ -36,7 +36,7 @@ class TestRequest:
 
 def answered(request, cut):
     begun = SnapshotAnswer(request.envelope, PUBLISHER, request.valid, published=cut is not None)
-    answer = AnswerReader(AnswerSnapshot(0, 0, begun), lambda event: SendPart(0, 0, reply(event.answer, cut)))  # type: ignore[arg-type]
+    answer = AnswerReader(AnswerSnapshot(0, 0, begun), lambda event: SendPart(0, 0, reply(event.answer, 7, cut)))  # type: ignore[arg-type]
     turns = []
     while (message := answer.next_message()) == []:
         turns.append(message)
@@ -44,7 +44,8 @@ def answered(request, cut):
     return message, len(turns)
 
 
-def cut_of(count, seq=7):
+def cut_of(count, seq=5):
+    """A state that was made two empty batches ago."""
     bench = Bench()
     bench.feed(*[store([block]) for block in range(count)])
     return bench, lambda: StateSnapshot(seq, [Part(bench.normalizer.index.copy(), 0, 1.0)], Wire())

@@ -55,3 +55,51 @@ class TestTopic:
         assert (stream(topic=b"kv").topic, stream(topic=b"kv").keeps_topic) == (b"kv", False)
         assert (stream(topic=None).topic, stream(topic=None).keeps_topic) == (b"", True)
         assert (stream(topic=b"").topic, stream(topic=b"").keeps_topic) == (b"", False)
+
+
+class TestNumbersOfALog:
+    """Its journal goes back to the newest whole state, also for who comes while one is sent that the others have."""
+
+    def taken(self, made, seq, payload, *, begins=False, ends=False, known=False):
+        return made.take(seq, payload, b"-", 0.0, begins=begins, ends=ends, known=known)
+
+    def kept(self, made):
+        return [] if made.journal.first_seq is None else made.journal.runs(made.journal.first_seq, made.next_seq)
+
+    def made(self, max_bytes=10**6):
+        made = OutputStream(b"kv", PROFILES["vllm"], Journal(100, max_bytes), heartbeat=1.0, rank=0, numbered=True)
+        assert self.taken(made, 7, b"ab", begins=True) == b"ab"
+        assert self.taken(made, 8, b"cd", ends=True) == b"cd"
+        return made
+
+    def test_a_state_that_is_known_is_empty_for_those_who_have_it_and_takes_the_journals_place_once_it_is_whole(self):
+        made = self.made()
+        assert self.taken(made, 9, b"ef", begins=True, known=True) == b"-"
+        assert self.kept(made) == [(7, b"ab", 1), (8, b"cd", 1), (9, b"-", 1)]
+        assert self.taken(made, 10, b"gh", ends=True, known=True) == b"-"
+        assert self.kept(made) == [(9, b"ef", 1), (10, b"gh", 1)]
+
+    def test_a_known_state_that_another_record_breaks_off_is_none(self):
+        made = self.made()
+        self.taken(made, 9, b"ef", begins=True, known=True)
+        self.taken(made, 10, b"x")
+        self.taken(made, 11, b"gh", ends=True, known=True)
+        assert self.kept(made)[0] == (7, b"ab", 1)
+
+    def test_a_hole_and_a_new_state_begin_the_journal_anew(self):
+        made = self.made()
+        self.taken(made, 20, b"x")
+        assert self.kept(made) == [(20, b"x", 1)]
+        self.taken(made, 21, b"y", begins=True)
+        assert self.kept(made) == [(21, b"y", 1)]
+
+    def test_what_has_no_room_is_counted_once_and_is_whole_again_with_the_next_state(self):
+        made = self.made(max_bytes=5)
+        for seq in (9, 10):
+            self.taken(made, seq, b"ef")
+        assert (made.whole, made.outgrown) == (False, 1)
+        self.taken(made, 11, b"ab", begins=True, ends=True)
+        assert (made.whole, made.outgrown) == (True, 1)
+
+    def test_nothing_else_takes_a_number(self):
+        assert not self.made().heartbeat_due(10**6)

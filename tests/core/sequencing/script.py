@@ -21,7 +21,7 @@ from kvbus.core.events import (
 from kvbus.core.sequencing.actions import Ask, AskSnapshot, Deliver, Lost, NewEpoch, Synced
 from kvbus.core.sequencing.sequencer import Sequencer
 from kvbus.core.sequencing.settings import Settings, State
-from kvbus.core.stats import SourceStats
+from kvbus.core.source_stats import SourceStats
 from kvbus.core.wire.frames import END_SEQ
 from tests.core.dsl import Conversation, Does, live, replay_end, replayed, up
 from tests.doubles.accounting import all_accounted_for
@@ -53,6 +53,8 @@ def synced() -> Does:
 class SequencerScript(Conversation):
     """A sequencer and its publisher. Keywords are settings. A batch has no events: its payload names epoch and seq."""
 
+    state_payload = b"a state"
+
     def __init__(self, *, replay: bool = True, epoch: int = 0, **settings: Any) -> None:
         super().__init__()
         self.stats = SourceStats()
@@ -62,9 +64,13 @@ class SequencerScript(Conversation):
         self.delivered: list[bytes] = []
         self.sends = True
         """What is asked leaves at once; False: it waits behind a backlog."""
+        self.state_at = -1
+        """The publisher's answer begins with a state under this seq; -1: it has batches."""
 
     def payload(self, seq: int) -> bytes:
         """What the publisher sends under this seq."""
+        if seq == self.state_at:
+            return self.state_payload
         return b"epoch %d, batch %d" % (self.epoch, seq)
 
     def frames(self, seq: int, *_events: Any, **_envelope: Any) -> list[bytes]:
@@ -97,7 +103,8 @@ class SequencerScript(Conversation):
                 if seq == END_SEQ:
                     sequencer.replay_ended(request, now)
                 else:
-                    sequencer.replayed(request, int.from_bytes(seq, "big"), payload, now)
+                    whole = sequencer.state_may_begin and payload == self.state_payload
+                    sequencer.replayed(request, int.from_bytes(seq, "big"), payload, now, whole=whole)
             case SnapshotReceived(request=request, frames=[seq, *_]):
                 if sequencer.snapshot(request, int.from_bytes(seq, "big", signed=True), now):
                     sequencer.snapshot_applied(now)

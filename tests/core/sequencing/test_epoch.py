@@ -7,7 +7,7 @@ import pytest
 from kvbus.core.sequencing.actions import Action, Deliver, Lost, LostReason
 from kvbus.core.sequencing.epoch import FAR, Epoch
 from kvbus.core.sequencing.settings import Settings
-from kvbus.core.stats import SourceStats
+from kvbus.core.source_stats import SourceStats
 
 
 def made(**settings):

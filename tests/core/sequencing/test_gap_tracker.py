@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from kvbus.core.sequencing.actions import Action, Deliver, Lost, LostReason
 from kvbus.core.sequencing.gap_tracker import GapTracker
 from kvbus.core.sequencing.reorder_buffer import ReorderBuffer
-from kvbus.core.stats import SourceStats
+from kvbus.core.source_stats import SourceStats
 
 
 class Tracked:

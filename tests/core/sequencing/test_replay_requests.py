@@ -9,7 +9,7 @@ from kvbus.core.sequencing.gap_tracker import GapTracker
 from kvbus.core.sequencing.reorder_buffer import ReorderBuffer
 from kvbus.core.sequencing.replay_requests import OVERLAP, OpenRequest, Purpose, ReplayClient, start_of
 from kvbus.core.sequencing.settings import Settings
-from kvbus.core.stats import SourceStats
+from kvbus.core.source_stats import SourceStats
 
 
 def body(seq):
@@ -168,3 +168,19 @@ class TestTheAnswer:
     def test_with_nothing_to_know_it_by(self):
         assert self.contradiction(asked(Purpose.VERIFY), (12, body(12))) == 12
         assert self.contradiction(asked(Purpose.PROBE), (12, body(12))) is None
+
+
+@pytest.mark.parametrize(
+    ("purpose", "seqs", "early"),
+    [
+        (Purpose.VERIFY, range(2, 5), True),
+        (Purpose.VERIFY, range(2, 6), False),
+        (Purpose.VERIFY, (), False),
+        (Purpose.PROBE, range(2, 5), False),
+    ],
+)
+def test_an_answer_that_lacks_what_was_sent_before_the_question(purpose, seqs, early):
+    request = OpenRequest(1, purpose, 2, 2, True, 3, 6)
+    for seq in seqs:
+        request.take(seq)
+    assert request.ends_early is early

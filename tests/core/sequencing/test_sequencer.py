@@ -15,8 +15,20 @@ from kvbus.core.sequencing.phases import Phase
 from kvbus.core.sequencing.replay_requests import OVERLAP
 from kvbus.core.sequencing.sequencer import Sequencer
 from kvbus.core.sequencing.settings import ATTEMPTS, State
-from kvbus.core.stats import SourceStats
-from tests.core.dsl import ask, ask_snapshot, cancel, down, live, replay_end, replayed, snapshot, tick, up
+from kvbus.core.source_stats import SourceStats
+from tests.core.dsl import (
+    ask,
+    ask_snapshot,
+    cancel,
+    down,
+    live,
+    replay_aborted,
+    replay_end,
+    replayed,
+    snapshot,
+    tick,
+    up,
+)
 from tests.core.sequencing.script import SequencerScript, deliver, in_sync, lost, new_epoch, synced
 
 
@@ -570,6 +582,59 @@ class TestAfterAPause:
         assert new_epoch() not in script.after(replayed(RING + 5000))
         assert script.stats.restarts == 0
         assert script >> live(RING + 50) << deliver(RING + 50)
+
+    @pytest.mark.parametrize("deaf", [False, True])
+    def test_a_state_in_place_of_batches_waits_for_the_live_stream(self, deaf):
+        """Another kvbus answers so where its journal does not reach back: here to 20, and it has sent up to 59."""
+        script = in_sync(30, probe_interval=1.0)
+        script.state_at = 30 - OVERLAP
+        assert script >> tick(1.5) << ask(30 - OVERLAP)
+        assert not script.after(*map(replayed, range(30 - OVERLAP, 60)))
+        assert script >> replay_end() << cancel()
+        assert script.sequencer.epoch == 0
+        said = [] if deaf else script.after(*map(live, range(30, 60)))
+        while deaf and not script.sequencer.epoch:
+            said += script.after(tick(0.5))
+            said += script.after(*map(replayed, range(30 - OVERLAP, 60)))
+            said += script.after(replay_end())
+            assert script.now < 110
+        assert (new_epoch() in said) is deaf
+        assert delivered(said) == ([] if deaf else [*range(30, 60)])
+        assert script.stats.restarts == 0
+
+    def test_a_state_that_ends_with_what_is_known_changes_nothing(self):
+        script = in_sync(30, probe_interval=1.0)
+        script.state_at = 30 - OVERLAP
+        for after in (1.5, 2.5, 4.5, 8.5):
+            assert script >> tick(after) << ask(30 - OVERLAP)
+            assert not script.after(*map(replayed, range(30 - OVERLAP, 30)))
+            assert script >> replay_end() << cancel()
+        assert script >> live(30) << deliver(30)
+        assert (script.sequencer.epoch, script.stats.restarts) == (0, 0)
+
+    def test_a_state_that_ends_before_it_is_another_epochs(self):
+        script = in_sync(30, probe_interval=1.0)
+        script.state_at = 30 - OVERLAP
+        script.after(tick(1.5), *map(replayed, range(30 - OVERLAP, 29)))
+        assert new_epoch() in script.after(replay_end())
+        assert script.stats.restarts == 1
+
+    @pytest.mark.parametrize("ends", [tick(2.5), replay_aborted()])
+    def test_a_state_that_breaks_off_proves_nothing(self, ends):
+        script = in_sync(30, probe_interval=1.0)
+        script.state_at = 30 - OVERLAP
+        script.after(tick(1.5), *map(replayed, range(30 - OVERLAP, 30)))
+        script.after(ends)
+        assert deliver(30) == script.after(live(30))[:1]
+        assert (script.sequencer.epoch, script.stats.lost) == (0, 0)
+
+    @pytest.mark.parametrize("missed", [live(40), down()])
+    def test_a_state_behind_a_gap_or_an_absence_is_no_restart(self, missed):
+        script = in_sync(30)
+        script.state_at = 30 - OVERLAP
+        script.after(missed, up())
+        assert new_epoch() in script.after(replayed(30 - OVERLAP))
+        assert script.stats.restarts == 0
 
     def test_after_an_absence_nobody_knows_the_epoch_and_what_is_gone_is_counted(self):
         script = in_sync(3)

@@ -1,7 +1,7 @@
 """Live batches without a place: kept within bounds, counted when they are dropped, and judged by what follows."""
 
 from kvbus.core.sequencing.unverified import MAX_STALE, PAUSE, RUN, UnverifiedBatches
-from kvbus.core.stats import SourceStats
+from kvbus.core.source_stats import SourceStats
 
 
 def made(max_bytes=10**6):

@@ -428,6 +428,26 @@ def test_malformed_endpoints_are_named_and_nothing_leaks(loops, endpoints, monke
     loops(main)
 
 
+def test_whoever_is_to_be_asked_sees_no_connection_before(loops, monkeypatch):
+    """A bus would count one that ends at once as a failed handshake."""
+    kinds = []
+
+    class Recorded(zmq.Context):
+        def socket(self, socket_type, *args, **options):
+            kinds.append(socket_type)
+            return super().socket(socket_type, *args, **options)
+
+    async def main():
+        monkeypatch.setattr(zmq, "Context", Recorded)
+        subscriber = Subscriber("ipc://@live", "ipc://@replay", snapshot_endpoint="tcp://127.0.0.1:9")
+        subscriber.open()
+        assert zmq.DEALER not in kinds
+        await subscriber.aclose()
+        assert zmq.SUB in kinds
+
+    loops(main)
+
+
 @pytest.mark.parametrize("bind", [False, True])
 def test_a_port_that_there_is_none_of_is_refused_and_not_another_one_taken(loops, bind):
     async def main():

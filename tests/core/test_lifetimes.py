@@ -1,0 +1,202 @@
+"""Blocks on a medium of which an engine never says that one has gone: they stay for as long as they are heard of."""
+
+import collections
+import sys
+
+import pytest
+
+from kvbus.core import lifetimes
+from kvbus.core.blocks.index import Index
+from kvbus.core.events import BatchReceived, SourceDown, Tick
+from kvbus.core.lifetimes import Lifetimes
+from kvbus.core.types import Filtered
+from tests.core.dsl import Script
+from tests.doubles.payloads import batch, cleared, removed, store
+
+CPU = {"medium": "CPU"}
+
+
+class Engine:
+    """An engine that announces what it stores on the CPU, and a router behind kvbus."""
+
+    def __init__(self, **rules):
+        self.script = Script(expiring_media=frozenset({"CPU"}), expire_after=60.0, timeout=30.0, **rules)
+        self.seq = 0
+
+    def sends(self, *events):
+        self.script.handle(BatchReceived(0, batch(self.seq, *events)))
+        self.seq += 1
+
+    def waits(self, seconds):
+        self.script.now += seconds
+        self.script.handle(Tick(0.0))
+
+    @property
+    def live(self):
+        assert self.script.router.violations == []
+        return {(medium, block) for _, medium, block in self.script.router.blocks}
+
+    @property
+    def outlived(self):
+        return self.script.stats.filtered[Filtered.OUTLIVED]
+
+
+@pytest.fixture
+def engine():
+    engine = Engine()
+    engine.sends(store([1, 2], **CPU), store([1, 2]))
+    return engine
+
+
+def test_a_block_that_is_not_heard_of_any_more_goes_and_is_counted(engine):
+    engine.waits(59)
+    assert ("CPU", 1) in engine.live
+    engine.waits(2)
+    assert engine.live == {("GPU", 1), ("GPU", 2)}
+    assert engine.outlived == 2
+    assert not len(engine.script.source.lifetimes)
+    engine.waits(1000)
+    assert engine.live == {("GPU", 1), ("GPU", 2)}
+
+
+@pytest.mark.parametrize("event", [store([1, 2], **CPU), store([3], 2, **CPU)], ids=["it", "one behind it"])
+def test_hearing_of_it_begins_anew(engine, event):
+    engine.waits(40)
+    engine.sends(event)
+    engine.waits(40)
+    assert {("CPU", 1), ("CPU", 2)} < engine.live
+    engine.waits(40)
+    assert not {medium for medium, _ in engine.live} - {"GPU"}
+
+
+def test_of_a_chain_those_that_were_stored_with_a_child_stay_longer(engine):
+    engine.waits(40)
+    engine.sends(store([3], 1, **CPU))
+    engine.waits(40)
+    assert engine.live == {("GPU", 1), ("GPU", 2), ("CPU", 1), ("CPU", 3)}
+
+
+@pytest.mark.parametrize("duplicates", ["count", "detect", "last", "ignore"])
+def test_copies_go_with_it(duplicates):
+    """They were announced again, and will not be removed either."""
+    engine = Engine(duplicates=duplicates)
+    engine.sends(*[store([1], **CPU)] * 3)
+    engine.waits(61)
+    assert (engine.live, engine.outlived) == (set(), 1)
+    engine.sends(store([1], **CPU))
+    assert engine.live == {("CPU", 1)}
+
+
+def test_one_that_the_engine_does_remove_is_not_remembered(engine):
+    engine.sends(removed([2, 1], **CPU))
+    assert not len(engine.script.source.lifetimes)
+    engine.waits(61)
+    assert engine.outlived == 0
+
+
+def test_a_clear_of_all_ends_it():
+    engine = Engine(clears="all")
+    engine.sends(store([1], **CPU))
+    engine.sends(cleared())
+    assert not len(engine.script.source.lifetimes)
+
+
+def test_an_engine_that_begins_anew_has_no_old_blocks(engine):
+    engine.waits(40)
+    engine.seq = 0
+    engine.sends(store([7], **CPU))
+    assert engine.live == {("CPU", 7)}
+    engine.waits(40)
+    assert ("CPU", 7) in engine.live
+
+
+def test_many_go_slice_by_slice(monkeypatch):
+    monkeypatch.setattr(lifetimes, "SLICE", 2)
+    engine = Engine()
+    engine.sends(store([1, 2, 3], **CPU))
+    engine.waits(61)
+    assert len(engine.live) == 1
+    engine.waits(0.1)
+    assert engine.live == set()
+
+
+def test_while_the_engine_is_away_its_kept_blocks_grow_old_too(engine):
+    engine.script.handle(SourceDown(0))
+    engine.waits(31)
+    assert engine.live == set()
+    engine.waits(31)
+    assert engine.outlived == 2
+    assert engine.script.source.normalizer.index.media() == {"CPU": 0, "GPU": 2}
+
+
+def test_a_loop_of_parents_ends():
+    engine = Engine()
+    engine.sends(store([1], 2, **CPU))
+    engine.sends(store([2], 1, **CPU))
+    engine.waits(30)
+    engine.sends(store([3], 2, **CPU))
+    engine.waits(31)
+    assert engine.live == {("CPU", 1), ("CPU", 2), ("CPU", 3)}
+
+
+def test_after_a_restart_all_that_is_there_counts_from_then_on(engine):
+    again = Lifetimes(frozenset({"CPU"}), 60.0, engine.script.source.normalizer.index)
+    again.begin(100.0)
+    assert (len(again), again.due(159.0)) == (2, [])
+    assert {place[1:] for place in again.due(160.0)} == {("CPU", 1), ("CPU", 2)}
+    assert not Lifetimes(frozenset({"CPU"}), 60.0, Index()).due(1e9)
+
+
+def test_of_what_is_not_taken_in_nothing_is_remembered():
+    engine = Engine(max_blocks=2)
+    engine.sends(store([1, 2, 3], **CPU), store([1], medium="HBM"))
+    engine.sends(store([4], 9, **CPU), store([5], tokens=[1], **CPU), store([6, 7], **CPU))
+    assert len(engine.script.source.lifetimes) == len(engine.live)
+    engine.sends(removed([6, 6, 8], **CPU))
+    assert len(engine.script.source.lifetimes) == len(engine.live)
+    engine.waits(61)
+    assert engine.live == set()
+
+
+def test_each_group_has_blocks_of_its_own():
+    engine = Engine()
+    engine.sends(store([1], group=0, **CPU), store([1], group=1, **CPU))
+    engine.waits(40)
+    engine.sends(store([2], 1, group=1, **CPU))
+    engine.waits(40)
+    assert sorted(engine.script.router.blocks) == [(1, "CPU", 1), (1, "CPU", 2)]
+
+
+def test_a_store_that_is_refused_on_a_medium_without_blocks():
+    engine = Engine(max_blocks=1)
+    engine.sends(store([9]), store([1], **CPU))
+    assert (engine.live, len(engine.script.source.lifetimes)) == ({("GPU", 9)}, 0)
+
+
+def test_before_a_child_only_what_is_there_is_heard_of(engine):
+    engine.sends(removed([1], **CPU))
+    engine.sends(store([3], 2, **CPU))
+    assert len(engine.script.source.lifetimes) == 2
+
+
+def test_a_long_chain_is_walked_once_in_a_step():
+    """A conversation of many blocks grows one at a time: a block costs what it is, not what is before it."""
+    engine = Engine()
+    calls: collections.Counter[str] = collections.Counter()
+
+    def count(frame, event, _):
+        calls[event] += frame.f_code.co_filename == lifetimes.__file__  # none where it is compiled
+
+    sys.setprofile(count)
+    try:
+        engine.sends(store([1], **CPU))
+        for block in range(2, 1001):
+            engine.script.now += 0.001
+            engine.sends(store([block], block - 1, **CPU))
+    finally:
+        sys.setprofile(None)
+    assert calls["call"] < 10 * 1000
+    engine.waits(40)
+    engine.sends(store([1001], 1000, **CPU))
+    engine.waits(40)
+    assert len(engine.live) == 1001
