@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvbus.admin.tls import Tls, TlsFileError, read_tls
+from kvbus.admin.tls import Tls, read_tls
 from kvbus.admin.tokens import Token, read_tokens
 from kvbus.config import Config
 from kvbus.config.problems import example_at
 from kvbus.errors import ConfigError, Problem
 from kvbus.transport.curve import KeyFileError
+from kvbus.transport.tls_files import TlsFileError
 
 
 @dataclass(frozen=True, slots=True)

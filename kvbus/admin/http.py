@@ -7,6 +7,7 @@ import contextlib
 import logging
 import ssl
 import time
+from collections.abc import AsyncIterator, Generator
 from typing import Final, Protocol, cast
 
 from aiohttp import web
@@ -20,18 +21,18 @@ from kvbus.admin.dumps import Dumps
 from kvbus.admin.events import Events
 from kvbus.admin.history import SOURCE_LEVELS, SOURCE_RATES, Course, History
 from kvbus.admin.openapi import document
-from kvbus.admin.pace import Pace
+from kvbus.admin.pace import Pace, client
 from kvbus.admin.page import FILES, about, status_page
 from kvbus.admin.query import Queries
 from kvbus.admin.responses import as_json, problem, refused
 from kvbus.admin.timeline import Timeline
-from kvbus.admin.views import router_entry, source_entry
+from kvbus.admin.views import SourceEntry, router_entry, source_entry
 from kvbus.config import Config, SourceStream, parts
 from kvbus.core.outputs.output import Output
 from kvbus.core.stats import HttpRefusal
 from kvbus.errors import BindError
 from kvbus.telemetry import metrics
-from kvbus.telemetry.metrics import CONTENT_TYPE, Exposition
+from kvbus.telemetry.metrics import AT_ONCE, CONTENT_TYPE, Exposition
 from kvbus.telemetry.readings import read_routers, read_sources
 
 log = logging.getLogger("kvbus.admin.http")
@@ -85,13 +86,13 @@ class AdminServer:
         app.router.add_get("/readyz", paced(self._readyz, probe=True))
         app.router.add_get("/overview", self._status(paced(self._overview)))
         app.router.add_get("/history", self._status(paced(self._source_history)))
-        app.router.add_get("/events", self._status(self._stream), allow_head=False)
-        app.router.add_get("/openapi.json", self._status(_openapi))
-        app.router.add_get("/metrics", self._status(paced(self._metrics)))
-        app.router.add_get("/sources", self._status(paced(self._sources)))
+        app.router.add_get("/events", self._status(self._queued(self._stream)), allow_head=False)
+        app.router.add_get("/openapi.json", self._status(self._queued(_openapi)))
+        app.router.add_get("/metrics", self._status(self._queued(self._metrics)))
+        app.router.add_get("/sources", self._status(self._queued(self._sources)))
         app.router.add_get("/routers", self._status(paced(self._routers)))
-        app.router.add_get("/blocks", self._content(self._dumps.handle))
-        app.router.add_post("/query", self._content(self._queries.handle))
+        app.router.add_get("/blocks", self._content(self._queued(self._dumps.handle)))
+        app.router.add_post("/query", self._content(self._queued(self._queries.handle)))
         return app
 
     async def start(self) -> None:
@@ -131,6 +132,7 @@ class AdminServer:
         """Stop a connection's timeout while its request is being answered."""
         if self.connections is None:  # pragma: no cover - no request arrives before `start` has set it
             return await handler(request)
+        client.set(request.remote or "")
         with self.connections.answering(request.transport):
             return await handler(request)
 
@@ -161,15 +163,29 @@ class AdminServer:
         """Let a handler make its whole answer when it is its turn."""
 
         async def answer(request: web.Request) -> web.StreamResponse:
-            limits = None if probe else self.connections
-            async with contextlib.AsyncExitStack() as stack:
-                with contextlib.nullcontext() if limits is None else limits.waiting(request.transport):
-                    await stack.enter_async_context(self._pace.piece(probe=probe))
-                if request.transport is None:  # given up meanwhile
-                    return web.Response(status=503)
-                return await handler(request)
+            async with self._turn(request, probe=probe) as kept:
+                return await handler(request) if kept else web.Response(status=503)
 
         return answer
+
+    def _queued(self, handler: Handler) -> Handler:
+        """Let a handler that makes its answer in pieces begin when it is its turn."""
+
+        async def answer(request: web.Request) -> web.StreamResponse:
+            async with self._turn(request) as kept:
+                pass
+            return await handler(request) if kept else web.Response(status=503)
+
+        return answer
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, request: web.Request, *, probe: bool = False) -> AsyncIterator[bool]:
+        """The first piece of a request; False if it was given up meanwhile."""
+        limits = None if probe else self.connections
+        async with contextlib.AsyncExitStack() as stack:
+            with contextlib.nullcontext() if limits is None else limits.waiting(request.transport):
+                await stack.enter_async_context(self._pace.piece(probe=probe, first=True))
+            yield request.transport is not None
 
     def _status(self, handler: Handler) -> Handler:
         """Guard a handler whose answer has no content: a configuration may close it."""
@@ -290,7 +306,8 @@ class AdminServer:
         return await self._events.answer(request, output, last_id)
 
     async def _metrics(self, _request: web.Request) -> web.Response:
-        return web.Response(body=self._exposition.render(), headers={"Content-Type": CONTENT_TYPE})
+        text = await self._pace.in_turns(self._exposition.render())
+        return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
 
     async def _livez(self, _request: web.Request) -> web.Response:
         # an answer proves that the event loop runs
@@ -303,20 +320,18 @@ class AdminServer:
         return web.Response(text="ok\n")
 
     async def _sources(self, _request: web.Request) -> web.Response:
-        relay, streams = self._observed.relay, self._observed.streams
-        sources = read_sources(relay)
-        return as_json(
-            [
-                source_entry(
-                    sources[slot],
-                    stream.endpoint,
-                    stream.replay_endpoint,
-                    stream.found or None,
-                    self._observed.dialled_in(slot),
-                )
-                for slot, stream in sorted(streams.items())
-            ]
-        )
+        return as_json(await self._pace.in_turns(self._source_entries()))
+
+    def _source_entries(self) -> Generator[None, None, list[SourceEntry]]:
+        """Make the entries of all sources, a few at a time."""
+        observed, entries = self._observed, list[SourceEntry]()
+        for slot, reading in read_sources(observed.relay):
+            stream = observed.streams[slot]
+            where = stream.endpoint, stream.replay_endpoint, stream.found or None, observed.dialled_in(slot)
+            entries.append(source_entry(reading, *where))
+            if not len(entries) % AT_ONCE:
+                yield
+        return entries
 
     async def _routers(self, _request: web.Request) -> web.Response:
         readings = read_routers(self._observed.relay, self._observed.drivers)

@@ -1,4 +1,4 @@
-"""The share of the event loop's time that answers over HTTP may take, and their turns: the stream goes first.
+"""The share of the event loop's time that answers over HTTP may take, and whose turn it is: the stream goes first.
 
 A hundred clients that never wait would else have all their answers made in one turn of the loop, one turn after the
 other, and batches would wait for that.
@@ -9,32 +9,122 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
-from typing import Final
+from collections import deque
+from collections.abc import AsyncIterator, Generator
+from contextvars import ContextVar
+from typing import Final, TypeVar
+
+SHARE: Final = 1 / 4
+"""Of the loop's time, for all answers."""
+
+MOST: Final = 1 / 2
+"""With those that go before it is free again, to whoever asks little."""
+
+LITTLE: Final = 1 / 8
+"""What an address may take of about :data:`LATELY` and still asks little."""
+
+LATELY: Final = 1.0
+"""Seconds."""
 
 BURST: Final = 0.01
 """Seconds that work may be ahead of its share of the event loop's time."""
 
+REQUEST: Final = 0.0003
+"""Seconds of the loop's time that a request takes beside its pieces of work: it is read, and its answer is written."""
+
+T = TypeVar("T")
+
+client: Final[ContextVar[str]] = ContextVar("client", default="")
+"""The address of whoever asks."""
+
+Asking = tuple[str, bool]
+"""An address, and whether it probes."""
+
 
 class Pace:
-    """All pieces of work together get half of the loop's time, and each is in a turn of its own.
+    """All pieces of work together get a share of the loop's time, and each is in a turn of its own.
 
-    Probes have a queue of their own, so they do not wait behind a crowd that asks for something else.
+    Addresses take turns, a piece each, and the probes of an address are apart from what else it asks. So whoever asks
+    now and then does not wait behind a crowd at another address, nor for the time that a crowd has used up.
     """
 
     def __init__(self) -> None:
-        self._others = asyncio.Lock()
-        self._probes = asyncio.Lock()
+        self._waiting: dict[Asking, deque[asyncio.Future[None]]] = {}
         self._share_used_until = 0.0
+        self._most_used_until = 0.0
+        self._little_used_until: dict[Asking, float] = {}
+        self._next: asyncio.Handle | None = None
+        self._at_work = False
 
     @contextlib.asynccontextmanager
-    async def piece(self, *, probe: bool = False) -> AsyncIterator[None]:
-        """Wait for the turn of a piece of work, which must not wait for anything itself."""
-        async with self._probes if probe else self._others:
-            await asyncio.sleep(max(0.0, self._share_used_until - BURST - time.perf_counter()))
-            begun = time.perf_counter()
-            try:
-                yield
-            finally:
-                now = time.perf_counter()
-                self._share_used_until = max(begun, self._share_used_until) + 2 * (now - begun)
+    async def piece(self, *, probe: bool = False, first: bool = False) -> AsyncIterator[None]:
+        """Wait for the turn of a piece of work, which must not wait for anything itself.
+
+        Args:
+            probe: it answers a probe.
+            first: it is the first one of a request, for which what each request takes is counted.
+        """
+        asking = client.get(), probe
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(asking, deque()).append(turn)
+        self._go_on()
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():  # its turn has come, and it does not need it
+                self._end()
+            raise
+        begun = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._took(asking, begun, time.perf_counter() - begun + (REQUEST if first else 0.0))
+            self._end()
+
+    async def in_turns(self, work: Generator[None, None, T]) -> T:
+        """The result of work whose steps are a piece each."""
+        while True:
+            async with self.piece():
+                try:
+                    next(work)
+                except StopIteration as done:
+                    return done.value  # type: ignore[no-any-return]
+
+    def _took(self, asking: Asking, begun: float, took: float) -> None:
+        self._share_used_until = max(begun, self._share_used_until) + took / SHARE
+        self._most_used_until = max(begun, self._most_used_until) + took / MOST
+        known = {each: until for each, until in self._little_used_until.items() if until > begun}
+        known[asking] = known.get(asking, begun) + took / LITTLE
+        self._little_used_until = known
+
+    def _due(self, asking: Asking) -> float:
+        """When the next piece of an address may have its turn."""
+        share, little = self._share_used_until - BURST, self._little_used_until.get(asking, 0.0) - LATELY
+        return max(min(share, little), self._most_used_until - BURST)
+
+    def _end(self) -> None:
+        self._at_work = False
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """See to it that the next piece has its turn as soon as the share allows."""
+        if self._at_work or not self._waiting:
+            return
+        if self._next is not None:
+            self._next.cancel()
+        wait = max(0.0, min(map(self._due, self._waiting)) - time.perf_counter())
+        self._next = asyncio.get_running_loop().call_later(wait, self._give)
+
+    def _give(self) -> None:
+        """Give its turn to the next piece of the address that has waited longest for one."""
+        self._next = None
+        now = time.perf_counter()
+        while not self._at_work and (asking := next((each for each in self._waiting if self._due(each) <= now), None)):
+            turns = self._waiting.pop(asking)
+            turn = turns.popleft()
+            if turns:
+                self._waiting[asking] = turns
+            if not turn.done():  # its request has not been given up
+                self._at_work = True
+                turn.set_result(None)
+        self._go_on()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from importlib import resources
-from importlib.metadata import version
 from typing import Any, Final
 
 from aiohttp import web
 
-from kvbus.compiled import core
 from kvbus.config import Config
+from kvbus.telemetry.process_rows import build
 
 FILES: Final = {
     "/": ("index.html", "text/html"),
@@ -36,4 +35,5 @@ async def status_page(request: web.Request) -> web.Response:
 
 def about(config: Config) -> dict[str, Any]:
     """Return version, core and the configuration in force. No secret is in it, only the names of files with keys."""
-    return {"version": version("kvbus"), "core": core(), "config": config.to_dict()}
+    version, core = build()
+    return {"version": version, "core": core, "config": config.to_dict()}

@@ -8,8 +8,8 @@ Its work is done in pieces (:mod:`~kvbus.admin.pace`); each limit has an answer 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator, Sequence
-from typing import Final, Protocol, TypeVar
+from collections.abc import Sequence
+from typing import Final, Protocol
 
 import msgspec
 from aiohttp import web
@@ -33,9 +33,6 @@ MAX_WAITING: Final = 16
 
 BUILD_TIMEOUT: Final = 2.0
 """Seconds that a request waits for the tree to be built."""
-
-
-T = TypeVar("T")
 
 
 class Held(msgspec.Struct, gc=False):
@@ -148,7 +145,7 @@ class Queries:
         body, msgpack = await _body(request), request.content_type == MSGPACK
         lists: list[bytes] = []
         if len(body) > PIECE and not msgpack:
-            body, lists = await self._in_turns(in_pieces(body))
+            body, lists = await self._pace.in_turns(in_pieces(body))
         async with self._pace.piece():
             queries, analytics = read(body, lists, msgpack=msgpack)
         if analytics and not self._observed.config.analytics:
@@ -175,15 +172,6 @@ class Queries:
                 raise RefusedError(400, "invalid", f"question {number}: {error}") from error
             results.append(Result(sorted(held, key=_worth, reverse=True)))
         return results
-
-    async def _in_turns(self, work: Generator[None, None, T]) -> T:
-        """The result of work that is done in small pieces."""
-        while True:
-            async with self._pace.piece():
-                try:
-                    next(work)
-                except StopIteration as done:
-                    return done.value  # type: ignore[no-any-return]
 
     async def _held(self, index: PrefixIndex[int], query: Query, unsure: Unsure) -> list[Held]:
         """What each source holds, beside what was known of it in the turn in which its blocks were looked up."""

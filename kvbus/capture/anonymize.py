@@ -49,6 +49,7 @@ _BATCH_ROW: Final = (_N, _Role.EVENTS, _N)
 _BATCH_FIELDS: Final = {b"ts": _N, b"events": _Role.EVENTS, b"data_parallel_rank": _N, b"attn_dp_rank": _N}
 _EVENT_FIELDS: Final = {
     b"type": _W,
+    b"event_type": _W,
     b"block_size": _N,
     b"medium": _M,
     b"group_idx": _N,

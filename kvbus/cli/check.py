@@ -40,6 +40,7 @@ def command(*, as_json: bool, connect: bool, without_keys: bool, **flags: Any) -
     from kvbus.daemon.keys import read_keys, read_state_keys_of, who_reads_what  # noqa: PLC0415
     from kvbus.daemon.outputs import factories  # noqa: PLC0415
     from kvbus.daemon.views import Views  # noqa: PLC0415
+    from kvbus.log.place import check_files  # noqa: PLC0415
 
     factories(config)
     keys = {} if without_keys else read_keys(config)
@@ -47,6 +48,7 @@ def command(*, as_json: bool, connect: bool, without_keys: bool, **flags: Any) -
     if not without_keys:
         read_state_keys_of(config)
         read_credentials(config)
+        check_files(config)
     for note in [*notes(config), *who_reads_what(config, keys)]:
         click.echo(f"note: {note}", err=True)
     for sentence in exposure(config):

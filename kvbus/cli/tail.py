@@ -30,7 +30,7 @@ from kvbus.client.updates import (
     Unreachable,
 )
 from kvbus.core.types import HASH_FORMS, Reason
-from kvbus.core.wire.schema import BlockRemoved, BlockStored
+from kvbus.core.wire.schema import Batch, BlockRemoved, BlockStored
 from kvbus.core.wire.tokens import decode_tokens
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
     from kvbus.client.updates import Update
     from kvbus.core.types import Hash
-    from kvbus.core.wire.codec import Batch
     from kvbus.core.wire.schema import Event
 
 _SHOWN_HASHES: Final = 4

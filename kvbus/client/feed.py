@@ -23,12 +23,11 @@ from kvbus.client.updates import (
 from kvbus.core.blocks.prefix_index import medium_of
 from kvbus.core.normalizing.validate import check_removed, check_stored
 from kvbus.core.types import PREFIX_KINDS, Hash, Reason
-from kvbus.core.wire.schema import AllBlocksCleared, BlockStored
+from kvbus.core.wire.schema import AllBlocksCleared, Batch, BlockStored
 
 if TYPE_CHECKING:
     from kvbus.client.updates import Update
     from kvbus.core.blocks.prefix_index import PrefixIndex
-    from kvbus.core.wire.codec import Batch
     from kvbus.core.wire.schema import BlockRemoved
 
 _NO_GROUP: Final = -1

@@ -21,11 +21,10 @@ from kvbus.core.sequencing.actions import Ask, AskSnapshot, Deliver, LostReason,
 from kvbus.core.sequencing.phases import Phase
 from kvbus.core.sequencing.sequencer import Sequencer
 from kvbus.core.sequencing.settings import Settings
-from kvbus.core.stats import SourceStats
+from kvbus.core.source_stats import SourceStats
 from kvbus.core.types import Reason
-from kvbus.core.wire.codec import decode_batch
+from kvbus.core.wire.codec import begins_with_clear
 from kvbus.core.wire.frames import FrameLimits, ReplayEnd, parse_live, parse_replay
-from kvbus.core.wire.schema import AllBlocksCleared
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Frames
@@ -191,7 +190,7 @@ class Sequence:
             self._sequencer.publisher_changed(now)
         else:
             batch = Payload.of(message.payload, message.topic or b"", replayed=True)
-            whole = self._sequencer.phase is Phase.BACKFILL and _begins_anew(batch)
+            whole = self._sequencer.phase is Phase.BACKFILL and begins_with_clear(batch)
             self._sequencer.replayed(self._request, message.seq, batch, now, whole=whole)
         return self._take()
 
@@ -301,7 +300,4 @@ class Sequence:
 
 def _begins_anew(payload: bytes) -> bool:
     """Whether an answer begins with AllBlocksCleared here: what came before is over, as in a state that kvbus sends."""
-    if not (isinstance(payload, Payload) and payload.replayed):
-        return False
-    batch = decode_batch(payload)
-    return not isinstance(batch, Reason) and bool(batch.events) and isinstance(batch.events[0], AllBlocksCleared)
+    return isinstance(payload, Payload) and payload.replayed and begins_with_clear(payload)

@@ -10,14 +10,13 @@ from msgspec import UNSET, UnsetType
 
 from kvbus.client.updates import Lost, Received, Restarted, Snapshot
 from kvbus.core.types import DEVICE_MEDIUM, Hash, Reason, medium_key, printable
-from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored
-from kvbus.core.wire.tokens import Token, count_tokens, decode_tokens
+from kvbus.core.wire.schema import AllBlocksCleared, Batch, BlockRemoved, BlockStored
+from kvbus.core.wire.tokens import Token, count_tokens, decode_tokens, divide, joined
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from kvbus.client.updates import Update
-    from kvbus.core.wire.codec import Batch
     from kvbus.core.wire.schema import Event
 
 Key = tuple[int | None, int | None, str, Hash]
@@ -25,24 +24,30 @@ Key = tuple[int | None, int | None, str, Hash]
 
 
 class _Tokens:
-    """One event's tokens as raw msgpack. Its blocks share them, and decode them on request."""
+    """One event's tokens as raw msgpack. Its blocks share them; the first one that is asked for divides them."""
 
-    __slots__ = ("_raw", "_size", "_total")
+    __slots__ = ("_parts", "_raw", "_size")
 
-    def __init__(self, raw: bytes, size: int, count: int) -> None:
-        self._raw: Final = raw
+    def __init__(self, raw: bytes, size: int, count: int, blocks: int) -> None:
         self._size: Final = size
-        self._total: Final = size * count
+        # vLLM leaves out the hashes of masked blocks and keeps their tokens: a block's own tokens are unknown then
+        self._raw = raw if count == size * blocks else b""
+        self._parts: list[bytes] | None = [] if count else None
 
     def __bool__(self) -> bool:
-        return self._raw != b"\x90"
+        return self._parts is not None
 
     def of(self, index: int) -> list[Token] | None:
-        tokens = decode_tokens(self._raw)
-        # vLLM leaves out the hashes of masked blocks and keeps their tokens: a block's own tokens are unknown then
-        if isinstance(tokens, Reason) or (tokens and len(tokens) != self._total):
+        if self._parts is None:
+            return []
+        raw = self._raw
+        if raw:
+            self._parts = divide(raw, self._size)
+            self._raw = b""
+        if not self._parts:
             return None
-        return tokens[index * self._size : (index + 1) * self._size]
+        tokens = decode_tokens(joined(self._parts[index : index + 1], self._size))
+        return None if isinstance(tokens, Reason) else tokens
 
 
 class Block:
@@ -243,7 +248,7 @@ class BlockView:
             self.refused[count] += 1
             return
         group, medium = _group(event.group_idx), _medium(event.medium)
-        tokens = _Tokens(raw, event.block_size, len(hashes))
+        tokens = _Tokens(raw, event.block_size, count, len(hashes))
         for index, block in enumerate(hashes):
             key = (rank, group, medium, block)
             known = self._blocks.get(key)

@@ -7,11 +7,14 @@ values and contradictions between keys. It returns a frozen `Config`.
 from kvbus.config.discovering import FoundRank
 from kvbus.config.dynamo import DynamoPlane
 from kvbus.config.endpoints import Address, endpoint_offset, parse_address, parse_endpoint
-from kvbus.config.kafka import KafkaTopic
+from kvbus.config.kafka import KafkaServers, KafkaTopic
 from kvbus.config.limits import Limits
 from kvbus.config.load import load
+from kvbus.config.logs import LogAccess, LogKeys
 from kvbus.config.models import Config, SourceStream, render_topic, topic_for
+from kvbus.config.nats import NatsServers, NatsStream
 from kvbus.config.outputs import OutputConfig, StreamEndpoints
+from kvbus.config.redis import RedisKeys, RedisServer
 from kvbus.config.sources import FoundSource, SourceConfig
 from kvbus.errors import ConfigError, Problem
 
@@ -22,10 +25,17 @@ __all__ = [
     "DynamoPlane",
     "FoundRank",
     "FoundSource",
+    "KafkaServers",
     "KafkaTopic",
     "Limits",
+    "LogAccess",
+    "LogKeys",
+    "NatsServers",
+    "NatsStream",
     "OutputConfig",
     "Problem",
+    "RedisKeys",
+    "RedisServer",
     "SourceConfig",
     "SourceStream",
     "StreamEndpoints",

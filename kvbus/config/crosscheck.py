@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from kvbus.config import claims, dynamo, interposing, kafka, key_rules, topic_rules, topics
+from kvbus.config import claims, dynamo, fronting, interposing, key_rules, log_sources, logs, topic_rules, topics
 from kvbus.config.findings import Findings
 from kvbus.config.paths import Path, show
 from kvbus.core.wire.profiles import PROFILES
@@ -37,6 +37,7 @@ def check(config: Config, origins: Mapping[Path, str], bad: frozenset[Path] = fr
         claims.wildcards,
         claims.ports,
         interposing.interposed,
+        fronting.fronted,
         topic_rules.templates,
         _tokens,
         topic_rules.one_topic_each,
@@ -44,7 +45,9 @@ def check(config: Config, origins: Mapping[Path, str], bad: frozenset[Path] = fr
         _snapshots,
         _apis,
         _slots,
+        _media,
         _discovery,
+        log_sources.check,
         key_rules.curve,
         key_rules.libsodium,
         key_rules.state,
@@ -73,6 +76,16 @@ def _names(found: Findings) -> None:
                 example = f"name: {item.name}-{i}"
                 found.report(key, f"the same name as {show(first[item.name])}", value=item.name, example=example)
             first.setdefault(item.name, key)
+
+
+def _media(found: Findings) -> None:
+    """Refuse a lifetime for blocks that are left out."""
+    if found.sound(("without_media",), ("expiring_media",)):
+        for i, medium in enumerate(found.config.expiring_media):
+            if medium in found.config.without_media:
+                found.report(
+                    ("expiring_media", i), "left out by without_media", value=medium, example="without_media: []"
+                )
 
 
 def _tokens(found: Findings) -> None:
@@ -154,9 +167,10 @@ def _slots(found: Findings) -> None:
 def _carriers(found: Findings) -> None:
     """Refuse what an output's type does not have, or cannot carry."""
     for i in range(len(found.config.outputs)):
-        for name, wrong, value, example in (*dynamo.wrongs(found.config, i), *kafka.wrongs(found.config, i)):
-            if found.sound(("outputs", i, "type"), ("outputs", i, name)):
-                found.report(("outputs", i, name), wrong, value=value, example=example)
+        for name, wrong, value, example in (*dynamo.wrongs(found.config, i), *logs.wrongs(found.config, i)):
+            at: Path = ("outputs", i, *name.split("."))
+            if found.sound(("outputs", i, "type"), at):
+                found.report(at, wrong, value=value, example=example)
 
 
 def _sources(found: Findings) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvbus.config.endpoints import is_loopback, parse_endpoint
+from kvbus.config.endpoints import is_loopback, parse_address, parse_endpoint
+from kvbus.config.logs import LogKeys
 from kvbus.config.models import Config
 
 
 def exposure(config: Config) -> list[str]:
-    """A sentence for HTTP, for each output, and for each source that listens."""
-    return [*_http(config), *_outputs(config), *_sources(config)]
+    """A sentence for HTTP, for each output, for each source that listens, and for the front."""
+    return [*_http(config), *_outputs(config), *_sources(config), *_front(config)]
 
 
 def _http(config: Config) -> Iterator[str]:
@@ -53,11 +54,22 @@ def _outputs(config: Config) -> Iterator[str]:
         reached = [each for each in endpoints if not parse_endpoint(each).is_loopback]
         at = ", ".join(reached or endpoints)
         what = "token ids" if output.token_ids == "keep" else "block hashes"
-        if output.curve_secret_key_file is not None:
+        if output.log is not None:
+            who = f"whoever may read them there, {_at_servers(output.log)}"
+        elif output.curve_secret_key_file is not None:
             who = "those whose key it knows, encrypted"
         else:
             who = "whoever reaches it, in clear" if reached else "programs on this machine"
         yield f"outputs[{i}] {output.name}: {what} for {who} ({at})"
+
+
+def _at_servers(keys: LogKeys) -> str:
+    if keys.tls_ca_file is None:
+        return "in clear, and kvbus says to no server who it is"
+    if keys.username is not None:
+        return f"encrypted, kvbus as {keys.username} by its password"
+    who = "says to no server who it is" if keys.tls_certificate_file is None else "by its certificate"
+    return f"encrypted, kvbus {who}"
 
 
 def _sources(config: Config) -> Iterator[str]:
@@ -69,3 +81,14 @@ def _sources(config: Config) -> Iterator[str]:
         else:
             who = "programs on this machine" if parse_endpoint(source.endpoint).is_loopback else "whoever reaches it"
         yield f"sources[{i}] {source.name}: {who} may publish as this engine ({source.endpoint})"
+
+
+def _front(config: Config) -> Iterator[str]:
+    if config.front is None:
+        return
+    local = is_loopback(parse_address(config.front.listen)[0])
+    who = "programs on this machine" if local else "whoever reaches it"
+    yield (
+        f"front {config.front.listen}: the whole API of {config.front.engine} for {who}, in clear; kvbus asks nobody "
+        "who they are, and to the engine every request comes from kvbus"
+    )

@@ -11,8 +11,9 @@ from typing import Any, Literal
 from pydantic import ModelWrapValidatorHandler, model_validator
 from ruamel.yaml import YAML
 
-from kvbus.config import topics
+from kvbus.config import log_sources, topics
 from kvbus.config.endpoints import parse_address
+from kvbus.config.front import Front
 from kvbus.config.interpose import Interpose
 from kvbus.config.limits import Limits
 from kvbus.config.outputs import OutputConfig
@@ -35,6 +36,7 @@ class SourceStream:
         bind: whether kvbus binds ``endpoint``.
         topic: subscription prefix.
         clears: what the engine's AllBlocksCleared speaks of.
+        duplicates: what its removals of blocks with copies take away.
         index: the stream's slot; ``OutputConfig.stream_endpoints(index)`` are its endpoints on an output.
         found: who found its engine where; empty if the configuration names it.
         interposed: whether routers dial ``endpoint`` too.
@@ -49,6 +51,7 @@ class SourceStream:
     bind: bool
     topic: bytes
     clears: Literal["auto", "device", "all"]
+    duplicates: Literal["count", "detect", "ignore", "last"]
     index: int
     found: str = ""
     interposed: bool = False
@@ -67,13 +70,13 @@ class Config(Section):
     block_size: BlockSize = key(
         "auto", "Block size on every output; auto: learned per source.", example=16, unit="tokens"
     )
-    duplicates: Literal["auto", "count", "ignore", "last"] = key(
-        "count",
+    duplicates: Literal["auto", "count", "detect", "ignore", "last"] = key(
+        "auto",
         "A block stored several times goes with as many removals (count: vLLM up to 0.33), or with one: the engine "
         "removes the last copy alone (last: vllm#55092), or it was the same block announced again (ignore: requests "
-        "with `kv_cache_report_mode=full`). auto: with one, until the stream or `api` shows that the engine removes "
-        "each copy; for a build whose rule nobody knows.",
-        example="count",
+        "with `kv_cache_report_mode=full`). detect: with one, until the stream or the version that `api` tells shows "
+        "that the engine removes each copy. auto: detect where a source has an `api`, else count.",
+        example="auto",
     )
     groups: Literal["prefix", "all"] = key(
         "prefix",
@@ -83,9 +86,16 @@ class Config(Section):
     without_media: Media = key(
         (),
         "Media whose blocks are left out. LMCache announces what it stores on the CPU and never what it evicts "
-        "(LMCache#5076): such blocks would stay for good.",
+        "(LMCache#5076): such blocks would stay for good. `expiring_media` keeps them for a while.",
         example=["CPU"],
     )
+    expiring_media: Media = key(
+        (),
+        "Media on which a block is taken for gone when the engine has not announced it, or one behind it, for "
+        "`expire_after`. For LMCache, in place of `without_media`.",
+        example=["CPU"],
+    )
+    expire_after: Seconds = key(3600.0, "How long a block of `expiring_media` stays.", example=3600, unit="s", gt=0)
     orphans: Literal["pass", "drop"] = key(
         "pass", "Stores whose parent is unknown; counted either way.", example="pass"
     )
@@ -148,6 +158,12 @@ class Config(Section):
     )
     outputs: tuple[OutputConfig, ...] = key(
         (), "The outgoing streams; at least one.", example=[{"endpoint": "tcp://*:5657"}]
+    )
+    front: Front | None = key(
+        None,
+        "Stand before an engine's HTTP API: whoever asks there where its events are gets kvbus's endpoints, and "
+        "everything else is handed on; null: off.",
+        example={"listen": "0.0.0.0:8000", "engine": "http://127.0.0.1:8001"},
     )
     http: HttpAddress | None = key(
         "127.0.0.1:9477",
@@ -250,10 +266,15 @@ class Config(Section):
     def _interposed(cls, data: Any, valid: ModelWrapValidatorHandler[Config]) -> Config:
         config = valid(data)
         if config.interpose is None:
-            return config
+            return config.model_copy(update={"outputs": log_sources.numbered(config)})
         source, output = config.interpose.parts()
         both = {"sources": (*config.sources, source), "outputs": (*config.outputs, output)}
         return config.model_copy(update={"interpose": None, **both})
+
+    @property
+    def log_numbers(self) -> bool:
+        """Whether routers get the numbers of a log."""
+        return any(output.numbers == "log" for output in self.outputs)
 
     @property
     def http_address(self) -> tuple[str, int] | None:
@@ -290,6 +311,7 @@ class Config(Section):
                     bind=source.bind,
                     topic=source.topic.encode(),
                     clears=source.clears,
+                    duplicates=("detect" if source.api else "count") if self.duplicates == "auto" else self.duplicates,
                     index=slot,
                     found=source.where if isinstance(source, FoundSource) else "",
                     interposed=interposed and source.bind,

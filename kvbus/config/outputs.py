@@ -7,10 +7,13 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import model_validator
 
-from kvbus.config import dynamo, kafka
+from kvbus.config import dynamo, logs
 from kvbus.config.dynamo import DynamoPlane
 from kvbus.config.endpoints import endpoint_offset
 from kvbus.config.kafka import KafkaTopic
+from kvbus.config.logs import LogKeys
+from kvbus.config.nats import NatsStream
+from kvbus.config.redis import RedisKeys
 from kvbus.config.section import Section, key
 from kvbus.config.values import Endpoint, Framing, Int, Name, OutputType, ProfileName, Seconds, Template
 from kvbus.core.wire import frames
@@ -57,6 +60,13 @@ class OutputConfig(Section):
         "`ipc://` at `PATH-i`; merged: one endpoint, one seq; per_topic: one endpoint, each source (rank) under a "
         "topic of its own with a seq of its own, for routers that keep one seq for each topic.",
         example="per_source",
+    )
+    numbers: Literal["own", "log"] = key(
+        "own",
+        "own: kvbus numbers what leaves; log: the numbers are those of the log that all sources are read from, so that "
+        "routers may go from one kvbus that reads it to another.",
+        example="log",
+        default_text="`log` where a source is read from a log, else `own`",
     )
     profile: ProfileName = key("vllm", "Whose framing and encoding this output speaks.", example="vllm")
     token_ids: Literal["keep", "drop"] = key(
@@ -141,16 +151,37 @@ class OutputConfig(Section):
         example={"topic": "kvbus"},
     )
 
+    nats: NatsStream | None = key(
+        None,
+        "With `type: nats`: which stream, and as which cluster; null: the defaults. `endpoint` is a server.",
+        example={"stream": "kvbus"},
+    )
+
+    redis: RedisKeys | None = key(
+        None,
+        "With `type: redis`: under which keys, and as which cluster; null: the defaults. `endpoint` is the primary.",
+        example={"prefix": "kvbus"},
+    )
+
     @model_validator(mode="before")
     @classmethod
     def _defaults(cls, data: Any) -> Any:
         if isinstance(data, dict) and data.get("type") == dynamo.TYPE:
             return dynamo.defaults(data)
-        if isinstance(data, dict) and data.get("type") == kafka.TYPE:
-            return kafka.defaults(data)
+        if isinstance(data, dict) and data.get("type") in logs.TYPES:
+            return logs.defaults(data)
         if isinstance(data, dict) and "endpoint" not in data and data.get("layout") != "per_topic":
             data = {"replay_endpoint": "tcp://*:5658", **data}
         return data
+
+    @property
+    def log(self) -> LogKeys | None:
+        """The keys of the log that this output is; None where it is none."""
+        if self.type == "kafka":
+            return self.kafka or KafkaTopic()
+        if self.type == "nats":
+            return self.nats or NatsStream()
+        return (self.redis or RedisKeys()) if self.type == "redis" else None
 
     @property
     def framing(self) -> frames.Framing:
@@ -161,7 +192,7 @@ class OutputConfig(Section):
 
     def stream_endpoints(self, i: int) -> StreamEndpoints:
         """Return the endpoints of the stream in slot ``i``; a merged output has one stream for all slots."""
-        n = i if self.layout == "per_source" and self.type != kafka.TYPE else 0
+        n = i if self.layout == "per_source" and self.type not in logs.TYPES else 0
         replay, snapshot = self.replay_endpoint, self.snapshot_endpoint
         return StreamEndpoints(
             endpoint_offset(self.endpoint, n),

@@ -1,6 +1,7 @@
 """Optional parts. A part is a folder of code, an entry point that registers it, and an extra with its dependencies.
 
-Output drivers register under ``kvbus.outputs``, ways to find engines under ``kvbus.discovery``. A configuration that
+Output drivers register under ``kvbus.outputs``, ways to find engines under ``kvbus.discovery``, what stands before an
+engine's API under ``kvbus.fronts``. A configuration that
 names a part that is not installed gets an error that lists the installed ones.
 """
 
@@ -14,7 +15,8 @@ OUTPUTS: Final = "kvbus.outputs"
 """Entry point group of the drivers for ``outputs[].type``; see :mod:`kvbus.outputs`."""
 DISCOVERY: Final = "kvbus.discovery"
 """Entry point group of the kinds of ``sources[].discover``; see :mod:`kvbus.discovery`."""
-
+FRONTS: Final = "kvbus.fronts"
+"""Entry point group of what stands before an engine's HTTP API; see :mod:`kvbus.front`."""
 REVIEWS: Final = "kvbus.reviews"
 """Entry point group of third parties that know credentials; see :mod:`kvbus.reviews`."""
 

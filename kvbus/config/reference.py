@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Union, get_args, get_orig
 
 from kvbus.config import parts
 from kvbus.config.dynamo import DynamoPlane
+from kvbus.config.front import Front
 from kvbus.config.interpose import Interpose
 from kvbus.config.kafka import KafkaTopic
 from kvbus.config.limits import Limits
 from kvbus.config.models import Config
+from kvbus.config.nats import NatsStream
 from kvbus.config.outputs import OutputConfig
+from kvbus.config.redis import RedisKeys
 from kvbus.config.sources import SourceConfig
 
 if TYPE_CHECKING:
@@ -32,6 +35,9 @@ _SECTIONS: Final[tuple[tuple[str, type[BaseModel]], ...]] = (
     ("outputs[].", OutputConfig),
     ("outputs[].dynamo.", DynamoPlane),
     ("outputs[].kafka.", KafkaTopic),
+    ("outputs[].nats.", NatsStream),
+    ("outputs[].redis.", RedisKeys),
+    ("front.", Front),
     ("limits.", Limits),
 )
 _NAMES: Final = {"str": "text", "int": "integer", "float": "number", "bool": "true or false", "Path": "path"}

@@ -45,7 +45,7 @@ class SourceConfig(Section):
         None,
         "The engine's own HTTP API. `on_partial: reset` asks it: vLLM's `POST /reset_prefix_cache` (there with "
         "`VLLM_SERVER_DEV_MODE=1`) or SGLang's `POST /flush_cache`. Of vLLM kvbus reads `/metrics` every 10 s, and "
-        "clears an engine that sleeps; and `/version` once in each epoch, for `duplicates: auto`.",
+        "clears an engine that sleeps; and `/version` once in each epoch, for what its removals mean (`duplicates`).",
         example="http://127.0.0.1:8000",
     )
     data_parallel_size: Int = key(

@@ -64,7 +64,7 @@ def _media(value: object) -> object:
     for name in names:
         if MEDIA.get(name, Tier.DEVICE) is Tier.DEVICE:
             known = ", ".join(name for name, tier in MEDIA.items() if tier is not Tier.DEVICE)
-            raise ValueError(f"{name!r} is none that can be left out: {known}")
+            raise ValueError(f"{name!r} is none below the device: {known}")
     return names
 
 

@@ -66,11 +66,13 @@ def source_spec(config: Config, stream: SourceStream) -> SourceSpec:
     )
     rules = Rules(
         block_size=None if config.block_size == "auto" else config.block_size,
-        duplicates=config.duplicates,
+        duplicates="ignore" if config.log_numbers else stream.duplicates,
         groups=config.groups,
         orphans=config.orphans,
         without_media=frozenset(config.without_media),
-        clears=stream.clears,
+        expiring_media=frozenset(config.expiring_media),
+        expire_after=config.expire_after,
+        clears="all" if config.log_numbers else stream.clears,
         max_blocks=config.limits.max_blocks,
         max_groups=config.limits.max_groups,
         max_index_bytes=config.limits.max_index_bytes,
@@ -84,6 +86,7 @@ def source_spec(config: Config, stream: SourceStream) -> SourceSpec:
         config.source_timeout,
         stream.topic,
         analytics=analytics.LIMIT if config.analytics else 0,
+        numbered=config.log_numbers,
     )
 
 
@@ -98,6 +101,13 @@ def new_stream(config: Config, view: View, worker: Worker, first_seq: int) -> Ne
 def heartbeat_of(output: OutputConfig) -> float:
     """Return how long a stream may be silent: the snapshot protocol's readers count on an empty batch a second."""
     return min(output.heartbeat or 1.0, 1.0) if output.snapshot_endpoint else output.heartbeat
+
+
+def journal_bounds(config: Config, output: OutputConfig) -> tuple[int, int]:
+    """Return the most batches and bytes of each stream's journal: with a log's numbers it has the whole state."""
+    if output.numbers == "log":
+        return config.limits.max_blocks, config.limits.max_index_bytes
+    return output.journal_batches, output.journal_bytes
 
 
 def output_spec(
@@ -131,8 +141,7 @@ def output_spec(
         [each.topic for each in new],
         merged,
         heartbeat_of(output),
-        output.journal_batches,
-        output.journal_bytes,
+        *journal_bounds(config, output),
         [each.first_seq for each in new],
         [each.publisher_id for each in new] if output.snapshot_endpoint else (),
         reservations.slots(number) if merged else 0,
@@ -141,6 +150,7 @@ def output_spec(
         frozenset(slot for slot, worker in workers.items() if not view.sees(config, worker)) if some else None,
         view.output if number >= len(config.outputs) else None,
         view.closed,
+        output.numbers == "log",
     )
 
 

@@ -145,7 +145,7 @@ def _differences(running: dict[str, Any], wanted: dict[str, Any]) -> list[tuple[
         before = running[name]
         if name in RELOADABLE or before == value:
             continue
-        if isinstance(value, dict):
+        if isinstance(value, dict) and isinstance(before, dict):
             found += [(f"{name}.{key}", each) for key, each in _other(name, value, before)]
         elif name == "outputs" and len(value) == len(before):
             for i, (one, other) in enumerate(zip(before, value, strict=True)):

@@ -13,6 +13,7 @@ from kvbus.daemon.build import (
     add_reservation,
     add_reservations,
     heartbeat_of,
+    journal_bounds,
     new_stream,
     next_seqs,
     output_spec,
@@ -237,7 +238,7 @@ class Changes:
         for number, view in enumerate(daemon.views.all):
             output = daemon.config.outputs[view.output]
             if number < len(daemon.relay.outputs):
-                daemon.feed(OutputTuned(number, heartbeat_of(output), output.journal_batches, output.journal_bytes))
+                daemon.feed(OutputTuned(number, heartbeat_of(output), *journal_bounds(daemon.config, output)))
 
     def _remove(self, slot: int) -> None:
         daemon = self._daemon

@@ -31,6 +31,7 @@ from kvbus.daemon.discovery import Discovery
 from kvbus.daemon.disk import Disk
 from kvbus.daemon.engine_watch import EngineWatch
 from kvbus.daemon.found_file import FoundFile
+from kvbus.daemon.front import make_front
 from kvbus.daemon.keys import in_clear, rank_domain, read_keys, read_state_keys_of, source_domain
 from kvbus.daemon.outputs import Outputs, allow, peer_policy_of
 from kvbus.daemon.placement import PlacementFile, place
@@ -42,8 +43,10 @@ from kvbus.daemon.state_store import StateStore
 from kvbus.daemon.unreachable import Unreachable
 from kvbus.daemon.views import Views
 from kvbus.errors import StateDirError
+from kvbus.log.place import check_files
 from kvbus.outputs.contract import OutputDriver, ViewDriver
 from kvbus.telemetry.discovery import DiscoveryStats
+from kvbus.telemetry.front import FrontStats
 from kvbus.transport.sockets import PeerPolicy, check_library, end, make_context
 from kvbus.transport.zap import ZapHandler
 
@@ -84,8 +87,10 @@ class Daemon:
         self.discovery = Discovery(self, config)
         self.clock = RunningClock(self._loop.time)
         """The clock of the relay's deadlines."""
+        keep_seqs = keep_seqs and not config.log_numbers  # the log has all of it
         state_keys = read_state_keys_of(config)
         credentials = read_credentials(config)
+        check_files(config)
         self.process = ProcessStats()
         self.process.views_limit = config.limits.max_views
         self._disk = disk or Disk()
@@ -127,9 +132,16 @@ class Daemon:
         self.outputs = Outputs(config, self.feed, self.pull, before_send, self.clock.time)
         latency = self.process.relay_latency
         self.source_sockets = SourceSockets(
-            self._context, self.feed, self._feed_live, self.outputs.flush, latency, self.outputs.interposed
+            self._context,
+            self.feed,
+            self._feed_live,
+            self.outputs.flush,
+            latency,
+            self.outputs.interposed,
+            self.discovery.carrier,
         )
         self.admin = AdminServer(self, credentials)
+        self.front = make_front(self)
         self.changes = Changes(self)
         self._cache_resets = CacheResets(self, self.feed)
         self._engine_watch = EngineWatch(self, self.feed)
@@ -161,9 +173,11 @@ class Daemon:
             StateDirError: the daemon cannot write to ``state_dir``.
         """
         for warning in in_clear(self.config):
-            log.warning("%s: see curve_secret_key_file", warning)
+            log.warning(warning)
         try:
             await self.admin.start()
+            if self.front is not None:
+                await self.front.start()
             for number, driver in enumerate(self.outputs.drivers):
                 for slot, stream in self.relay.outputs[number].served_streams.items():
                     driver.open(slot, stream.topic, self.output_policy(number))
@@ -212,6 +226,11 @@ class Daemon:
     def discoveries(self) -> list[DiscoveryStats]:
         """What each entry counts that finds engines."""
         return self.discovery.stats
+
+    @property
+    def front_stats(self) -> FrontStats | None:
+        """What stands before the engine's API counts; None without it."""
+        return None if self.front is None else self.front.stats
 
     @property
     def http_address(self) -> tuple[str, int] | None:
@@ -279,8 +298,9 @@ class Daemon:
 
     def _carry_out(self, command: Command) -> None:
         if isinstance(command, Publish):
-            self.reservations.use(command.output, command.stream, command.seq)
-            self.driver_of(command.output).publish(command)
+            number = command.output
+            self.reservations.use(number, command.stream, command.seq)
+            self.outputs.drivers[self.views.all[number].output].publish(command)
         elif isinstance(command, AnswerReplay | AnswerSnapshot):
             self.driver_of(command.output).answer(command)
         elif isinstance(command, SendState):
@@ -341,6 +361,8 @@ class Daemon:
         self.source_sockets.close_all()
         await self.outputs.drain(until - self._loop.time())
         await self.admin.close()
+        if self.front is not None:
+            await self.front.close()
         self.outputs.close(max(0.0, until - self._loop.time()))
         await self.outputs.drain(CLOSING)
         self.zap.close()

@@ -22,7 +22,7 @@ from kvbus.daemon.found_file import FoundFile
 from kvbus.daemon.keys import read_keys
 from kvbus.daemon.placement import Placement
 from kvbus.daemon.source_sockets import SourceSockets
-from kvbus.discovery.contract import Discoverer, DiscoveryError, Engine, Services
+from kvbus.discovery.contract import Carrier, Discoverer, DiscoveryError, Engine, Services
 from kvbus.errors import KvbusError
 from kvbus.telemetry.discovery import DiscoveryStats
 
@@ -102,7 +102,15 @@ class Discovery:
     @property
     def stats(self) -> list[DiscoveryStats]:
         """What each entry counts."""
+        for entry in self._entries.values():
+            if isinstance(entry.discoverer, Carrier):
+                entry.stats.records, entry.stats.lag = entry.discoverer.counts, entry.discoverer.lag
         return [entry.stats for entry in self._entries.values()]
+
+    def carrier(self, stream: SourceStream) -> Carrier | None:
+        """Return who has found a source's engine, if that brings what it publishes."""
+        entry = self._entries.get(stream.found.partition(":")[0])
+        return entry.discoverer if entry is not None and isinstance(entry.discoverer, Carrier) else None
 
     def begin_with(self, file: FoundFile) -> None:
         """Begin with what an earlier process has found, and keep there what is found from now on."""
@@ -156,7 +164,9 @@ class Discovery:
                 old.source = source
                 self._entries[source.name] = before.pop(source.name)
             else:
-                self._entries[source.name] = Entry(source, old)
+                # who brings what engines publish begins with none: what the one before has brought ends with it
+                carries = old is not None and isinstance(old.discoverer, Carrier)
+                self._entries[source.name] = Entry(source, None if carries else old)
         await _cancel([entry.task for entry in before.values()])
         for entry in self._entries.values():
             if entry.task is None:

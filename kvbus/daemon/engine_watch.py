@@ -93,16 +93,22 @@ class EngineWatch:
                 self._feed(EngineEmptied(slot))
 
     async def _ask_version(self, client: aiohttp.ClientSession, name: str, base: str) -> None:
-        if self._observed.config.duplicates != "auto":
-            return
-        sources = self._observed.relay.sources
-        new = [slot for slot in self._slots(name) if self._versions.get(slot) != (base, sources[slot].sequencer.epoch)]
+        sources, streams = self._observed.relay.sources, self._observed.streams
+        new = [
+            slot
+            for slot in self._slots(name)
+            if streams[slot].duplicates == "detect"
+            and self._versions.get(slot) != (base, sources[slot].sequencer.epoch)
+        ]
         if not new:
             return
         epochs = {slot: sources[slot].sequencer.epoch for slot in new}
-        each = removes_each_copy(await engine_api.version(client, base))
+        said = await engine_api.version(client, base)
+        each = removes_each_copy(said)
         for slot in set(new) & set(self._slots(name)):
             if sources[slot].sequencer.epoch == epochs[slot]:
                 self._versions[slot] = (base, epochs[slot])
+                meant = "removes each copy of a block" if each else "may remove a block once, with its last copy"
+                log.info("source %s: its engine (%s) %s", name, said or "no version", meant, extra={"source": name})
                 if each:
                     self._feed(CopiesRemovedEach(slot))

@@ -95,16 +95,19 @@ def read_state_keys_of(config: Config) -> StateKeys:
 
 
 def in_clear(config: Config) -> list[str]:
-    """Return a warning for each output that other machines can reach without CURVE."""
+    """Return a warning for each output that crosses a network without encryption."""
     found = []
     for output in config.outputs:
-        if output.curve_secret_key_file is not None:
+        if output.curve_secret_key_file is not None or (output.log is not None and output.log.tls_ca_file is not None):
             continue
         endpoints = (output.endpoint, output.replay_endpoint, output.snapshot_endpoint)
         open_ones = [each for each in endpoints if each is not None and not parse_endpoint(each).is_loopback]
         if open_ones:
             what = "token ids" if output.token_ids == "keep" else "block hashes"
-            found.append(f"output {output.name}: {what} leave this machine in clear ({', '.join(open_ones)})")
+            key = "curve_secret_key_file" if output.log is None else f"{output.type}.tls_ca_file"
+            found.append(
+                f"output {output.name}: {what} leave this machine in clear ({', '.join(open_ones)}): see {key}"
+            )
     return found
 
 

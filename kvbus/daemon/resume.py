@@ -101,6 +101,9 @@ def _behind(relay: Relay, reservations: SeqReservations) -> bool:
 
 
 def identity(config: Config, streams: Mapping[int, SourceStream], readers: Sequence[str] = ()) -> list[str]:
-    """Return the names that a state belongs to: the sources with their slots, the outputs, and the views' readers."""
-    sources = [f"{slot} {stream.label}" for slot, stream in sorted(streams.items())]
+    """Return the names that a state belongs to: the sources with their slots, the outputs, and the views' readers.
+
+    What was counted by another rule of ``duplicates`` may be dead: no engine would remove it any more.
+    """
+    sources = [f"{slot} {stream.label} {stream.duplicates}" for slot, stream in sorted(streams.items())]
     return [*sources, *(output.name for output in config.outputs), *readers]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -19,6 +20,7 @@ from kvbus.core.events import (
     ReplayAborted,
     ReplayReceived,
     RequestSent,
+    RequestWaits,
     SnapshotReceived,
     SourceDown,
     SourceUp,
@@ -27,6 +29,7 @@ from kvbus.core.outputs.snapshot import REQUEST as SNAPSHOT_REQUEST
 from kvbus.core.stats import Histogram
 from kvbus.core.types import Refused
 from kvbus.core.wire.frames import ASKS_REPLAY, replay_request
+from kvbus.discovery.contract import Carrier
 from kvbus.errors import BindError
 from kvbus.transport.ingress import Events, LiveStream, RequestConnection
 from kvbus.transport.interposed import AcceptedStream, Interposed
@@ -41,8 +44,25 @@ FIRST_PAUSE: Final = 0.05
 LAST_PAUSE: Final = 1.0
 """Seconds before a request that could not be sent is tried again; they double from one to the other."""
 
+OF_SOURCE: Final = 8
+"""File descriptors of a source: its subscription, and its stream on an output."""
 
-class _Waiting:
+OF_REQUEST: Final = 16
+"""Those of a request: four while it is under way, and as many for each one before it that libzmq has yet to close."""
+
+
+def _most_requests(sources: int) -> int:
+    """How many requests may be under way, by the process's limit: they get a third of what sources leave.
+
+    The rest is for routers, HTTP and files, and for sockets that are closed later than that.
+    """
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        return sys.maxsize
+    return max(1, (limit - OF_SOURCE * sources) // 3 // OF_REQUEST)
+
+
+class _Failed:
     """A request that could not be sent. The relay is told at once, outside the command that asked."""
 
     def __init__(self, failed: Callable[[], None], again: Callable[[], None], pause: float) -> None:
@@ -54,6 +74,29 @@ class _Waiting:
             handle.cancel()
 
 
+class _Carried:
+    """A source without a socket."""
+
+    def __init__(
+        self,
+        carrier: Carrier,
+        stream: SourceStream,
+        feed: Callable[[RelayEvent], None],
+        drained: Callable[[], None],
+    ) -> None:
+        self._carrier = carrier
+        self._slot = stream.index
+        carrier.open(stream.endpoint, stream.index, feed, drained)
+
+    def beside(self, endpoint: str) -> str:
+        """Nothing is asked."""
+        return endpoint
+
+    def close(self) -> None:
+        """Hand on no more."""
+        self._carrier.close(self._slot)
+
+
 class SourceSockets:
     """Open, use and close the sockets, by the source's slot.
 
@@ -63,6 +106,7 @@ class SourceSockets:
         feed_live: called with each live batch, as an event; batches arrive in bursts, and ``drained`` follows each.
         latency: histogram of the seconds from a batch's receipt to its hand-over to the transport.
         interposed: by endpoint, the outputs' ports at which engines dial in.
+        carrier: returns who brings what a source publishes, where that is whoever has found it.
     """
 
     def __init__(
@@ -73,6 +117,7 @@ class SourceSockets:
         drained: Callable[[], None],
         latency: Histogram,
         interposed: Mapping[str, Interposed] = _NONE,
+        carrier: Callable[[SourceStream], Carrier | None] = lambda _: None,
     ) -> None:
         self._context = context
         self._feed = feed
@@ -80,10 +125,14 @@ class SourceSockets:
         self._drained = drained
         self._latency = latency
         self._interposed = interposed
-        self._live: dict[int, LiveStream | AcceptedStream] = {}
+        self._carrier = carrier
+        self._live: dict[int, LiveStream | AcceptedStream | _Carried] = {}
         self._streams: dict[int, SourceStream] = {}
         self._policies: dict[int, PeerPolicy] = {}
-        self._requests: dict[tuple[int, int], RequestConnection | _Waiting] = {}
+        self._requests: dict[tuple[int, int], RequestConnection | _Failed] = {}
+        self._waiting: dict[tuple[int, int], RequestReplay | RequestSnapshot] = {}
+        """Requests for which there is no room yet, oldest first."""
+        self._next: asyncio.Handle | None = None
 
     def open(self, stream: SourceStream, policy: PeerPolicy) -> None:
         """Subscribe to one engine publisher.
@@ -101,6 +150,11 @@ class SourceSockets:
             self._oversize(stream),
             self._drained,
         )
+        carrier = self._carrier(stream)
+        if carrier is not None:
+            self._live[slot] = _Carried(carrier, stream, self._feed_live, self._drained)
+            log.info("source %s: read from %s", stream.label, stream.endpoint, extra=stream.log_fields)
+            return
         port = self._interposed.get(stream.endpoint)
         if port is not None:
             self._live[slot] = AcceptedStream(port, topics=topics, events=events)
@@ -113,13 +167,13 @@ class SourceSockets:
         log.info("source %s: %s %s", stream.label, verb, stream.endpoint, extra=stream.log_fields)
 
     def _receiver(self, slot: int) -> Handler:
-        latency, feed = self._latency, self._feed_live
+        observe, feed = self._latency.observe, self._feed_live
         clock = time.perf_counter
 
         def received(frames: list[bytes]) -> None:
             begin = clock()
             feed(BatchReceived(slot, frames))
-            latency.observe(clock() - begin)
+            observe(clock() - begin)
 
         return received
 
@@ -147,26 +201,54 @@ class SourceSockets:
         return oversize
 
     def ask(self, command: RequestReplay | RequestSnapshot) -> None:
-        """Ask an engine for a replay or a snapshot. A request that cannot be sent now is tried again and again."""
+        """Ask an engine for a replay or a snapshot.
+
+        While as many are under way as there are descriptors for, it waits for its turn, and the relay is told. One that
+        cannot be sent now is tried again and again.
+        """
         if isinstance(command, RequestReplay):
             stream = self._streams[command.source]
             log.debug("source %s: replay asked from %d", stream.label, command.start, extra=stream.log_fields)
-        self._ask(command, FIRST_PAUSE)
+        if self._has_room() and not self._waiting:
+            self._ask(command, FIRST_PAUSE, late=False)
+            return
+        key = command.source, command.request
+        self._waiting[key] = command
+        asyncio.get_running_loop().call_soon(self._say_waiting, key)  # outside the command that asked
+        self._go_on()
 
-    def _ask(self, command: RequestReplay | RequestSnapshot, pause: float) -> None:
+    def _has_room(self) -> bool:
+        return len(self._requests) < _most_requests(len(self._live))
+
+    def _say_waiting(self, key: tuple[int, int]) -> None:
+        if key in self._waiting:
+            self._feed(RequestWaits(*key))
+
+    def _go_on(self) -> None:
+        """See to it that the oldest request that waits is sent, one a turn of the loop."""
+        if self._waiting and self._next is None:
+            self._next = asyncio.get_running_loop().call_soon(self._send_oldest)
+
+    def _send_oldest(self) -> None:
+        self._next = None
+        if self._waiting and self._has_room():
+            self._ask(self._waiting.pop(next(iter(self._waiting))), FIRST_PAUSE, late=True)
+            self._go_on()
+
+    def _ask(self, command: RequestReplay | RequestSnapshot, pause: float, *, late: bool) -> None:
         slot, number = command.source, command.request
         try:
             self._requests[slot, number] = self._connection(command)
         except BindError as error:
             stream = self._streams[slot]
             log.warning("source %s: %s; trying again", stream.label, error, extra=stream.log_fields)
-            self._requests[slot, number] = _Waiting(
+            self._requests[slot, number] = _Failed(
                 lambda: self._feed(RequestSent(slot, number, sent=False)),
-                lambda: self._ask(command, min(2 * pause, LAST_PAUSE)),
+                lambda: self._ask(command, min(2 * pause, LAST_PAUSE), late=True),
                 pause,
             )
             return
-        if pause > FIRST_PAUSE:
+        if late:
             self._feed(RequestSent(slot, number, sent=True))
 
     def _connection(self, command: RequestReplay | RequestSnapshot) -> RequestConnection:
@@ -198,19 +280,27 @@ class SourceSockets:
 
     def cancel(self, command: CancelReplay) -> None:
         """Abort a request."""
-        connection = self._requests.pop((command.source, command.request), None)
+        key = command.source, command.request
+        self._waiting.pop(key, None)
+        connection = self._requests.pop(key, None)
         if connection is not None:
             connection.close()
+            self._go_on()
 
     def close(self, slot: int) -> None:
         """Close one source's sockets."""
+        self._waiting = {key: command for key, command in self._waiting.items() if key[0] != slot}
         for source, request in [key for key in self._requests if key[0] == slot]:
             self._requests.pop((source, request)).close()
         live = self._live.pop(slot, None)
         if live is not None:
             live.close()
+        self._go_on()
 
     def close_all(self) -> None:
         """Close the sockets of all sources."""
+        self._waiting.clear()
+        if self._next is not None:
+            self._next.cancel()
         for slot in {*self._live, *(slot for slot, _ in self._requests)}:
             self.close(slot)

@@ -139,7 +139,10 @@ class StateStore:
             if goes_on:
                 self._files.drop(lambda generation: generation > self._generation)
             else:
-                found = self._committed(0, NO_LOG, 0)
+                if found.log_id == NO_LOG and self._unusable is None:
+                    self._files.drop(lambda _: True)  # of a process that was killed while it began
+                # a kill before this generation is committed leaves what nothing was sent from: no state, and no damage
+                found = self._committed(self._generation + 1, NO_LOG, 0)
                 self._log_id, self._log_end = NO_LOG, 0
             self._relay = relay
             relay.keep_records(keep=True)
@@ -168,7 +171,8 @@ class StateStore:
     def _check_empty(self, found: Committed | None) -> None:
         if found is None and self._generation:
             raise StateError("there is no commit record")
-        if self._files.numbers("dump"):
+        begun = 0 if found is None else found.generation
+        if any(number != begun for number in self._files.numbers("dump")):
             raise StateError("it was given up by a process that was killed then")
 
     def _load(self, relay: Relay, found: Committed, now: float) -> None:

@@ -69,7 +69,8 @@ class Unreachable:
         """Begin to dial for sources that have been away for long enough."""
         now = self._loop.time()
         for slot, stream in self._observed.streams.items():
-            if self._observed.relay.sources[slot].sequencer.phase not in SEPARATED:
+            source = self._observed.relay.sources[slot]
+            if source.spec.numbered or source.sequencer.phase not in SEPARATED:
                 self._away.pop(slot, None)
                 continue
             away = self._away.get(slot)

@@ -11,9 +11,10 @@ import socket
 from collections.abc import Coroutine
 from typing import Any, Final
 
-from kvbus.config import Config, SourceStream, kafka, parse_endpoint, render_topic
+from kvbus.config import Config, SourceStream, parse_endpoint, render_topic
 from kvbus.core.wire.frames import ASKS_REPLAY, END_SEQ, FrameLimits, LiveMessage, parse_live, replay_request
 from kvbus.core.wire.profiles import PROFILES
+from kvbus.doctor.broker import broker
 from kvbus.doctor.findings import Finding, Report, Seen
 from kvbus.doctor.ports import holder
 from kvbus.doctor.probes import NEWEST, local
@@ -69,8 +70,8 @@ class OutputProber:
     async def look(self) -> Report:
         """Look at every stream's endpoints."""
         report = Report()
-        if self._output.type == kafka.TYPE:
-            findings, text = await self._gated(self._broker())
+        if self._output.log is not None:
+            findings, text = await self._gated(broker(self._output, self._at, self._timeout))
             report.add(findings)
             report.seen.append(Seen(self._at, self._output.name, text))
             return report
@@ -93,18 +94,6 @@ class OutputProber:
             texts.append(text)
         report.seen.append(Seen(self._at, self._output.name, "; ".join(filter(None, texts))))
         return report
-
-    async def _broker(self) -> Looked:
-        """Whether anybody listens where the broker should."""
-        address = parse_endpoint(self._output.endpoint)
-        try:
-            async with asyncio.timeout(self._timeout):
-                _, writer = await asyncio.open_connection(address.host, address.port)
-        except OSError as error:
-            wrong = f"no broker at {self._output.endpoint}: {error or 'no answer'}"
-            return [Finding(wrong, f"{self._at}.endpoint", "name a broker of Kafka that runs")], ""
-        writer.close()
-        return [], f"{self._output.endpoint} listens"
 
     async def _gated(self, look: Coroutine[Any, Any, Looked]) -> Looked:
         async with self._gate:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Final, Protocol, TypeVar
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, disable_created_metrics, generate_latest
@@ -14,15 +15,22 @@ from prometheus_client.registry import Collector
 from kvbus.core.relay import Relay
 from kvbus.core.stats import Histogram, OutputStats, ProcessStats
 from kvbus.telemetry.discovery import DiscoveryStats
+from kvbus.telemetry.front import FrontStats
 from kvbus.telemetry.output_rows import OUTPUTS
-from kvbus.telemetry.process_rows import DISCOVERY, PROCESS
-from kvbus.telemetry.readings import Driver, read_outputs, read_sources
+from kvbus.telemetry.process_rows import DISCOVERY, FRONT, PROCESS
+from kvbus.telemetry.readings import Driver, SourceReading, read_outputs, read_sources
 from kvbus.telemetry.row import Row
 from kvbus.telemetry.source_rows import ANALYTICS, SOURCES
 
 T = TypeVar("T")
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
+
+PIECE: Final = 32
+"""Lines that are rendered in one go: 0.3 ms."""
+
+AT_ONCE: Final = 4
+"""Sources of which a metric, or an entry of ``/sources``, is made in one go."""
 
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
@@ -45,23 +53,34 @@ class Observed(Protocol):
     def discoveries(self) -> Sequence[DiscoveryStats]:
         """What each entry counts that finds engines."""
 
+    @property
+    def front_stats(self) -> FrontStats | None:
+        """What stands before the engine's API counts; None without it."""
 
-class RelayCollector(Collector):
-    """Every ``kvbus_`` metric. Label values are bounded by the configuration, the core's enums and drivers' reasons."""
+
+class RelayCollector:
+    """Every ``kvbus_`` metric. Label values are bounded by the configuration, the core's enums and drivers' reasons.
+
+    One of many sources comes in parts, one behind the other.
+    """
 
     def __init__(self, observed: Observed) -> None:
         self._observed = observed
 
-    def collect(self) -> Iterator[Metric]:
-        """Yield every metric."""
+    def collect(self) -> Iterator[Metric | None]:
+        """Yield every metric. First the sources are read, with a None after some of them."""
         observed = self._observed
         relay, process = observed.relay, observed.process
-        sources = [((source.name,), source) for source in read_sources(relay).values()]
+        sources = list[tuple[tuple[str, ...], SourceReading]]()
+        for _, source in read_sources(relay):
+            sources.append(((source.name,), source))
+            if not len(sources) % AT_ONCE:
+                yield None
         readings = read_outputs(relay, observed.drivers, observed.output_stats)
         outputs = [((output.name,), output) for output in readings]
-        yield from (_family(row, ("source",), sources) for row in SOURCES)
+        yield from _of_sources(SOURCES, sources)
         if followed := [(name, source.analytics) for name, source in sources if source.analytics is not None]:
-            yield from (_family(row, ("source",), followed) for row in ANALYTICS)
+            yield from _of_sources(ANALYTICS, followed)
             yield _histogram(
                 "source_block_lifetime_seconds",
                 "From a block stored to evicted.",
@@ -71,11 +90,19 @@ class RelayCollector(Collector):
         yield from (_family(row, ("output",), outputs) for row in OUTPUTS)
         discoveries = [((discovery.name,), discovery) for discovery in observed.discoveries]
         yield from (_family(row, ("discovery",), discoveries) for row in DISCOVERY)
+        if (front := observed.front_stats) is not None:
+            yield from (_family(row, (), [((), front)]) for row in FRONT)
         yield from (_family(row, (), [((), process)]) for row in PROCESS)
         yield _histogram(
             "relay_latency_seconds", "From a batch received to handed to the transport.", ((), process.relay_latency)
         )
         yield _histogram("event_loop_lag_seconds", "How late the event loop was for its timer.", ((), process.loop_lag))
+
+
+def _of_sources(rows: Iterable[Row[T]], observed: Sequence[tuple[tuple[str, ...], T]]) -> Iterator[Metric]:
+    for row in rows:
+        for at in range(0, max(1, len(observed)), AT_ONCE):
+            yield _family(row, ("source",), observed[at : at + AT_ONCE])
 
 
 def _family(row: Row[T], labels: tuple[str, ...], observed: Iterable[tuple[tuple[str, ...], T]]) -> Metric:
@@ -102,15 +129,39 @@ def _histogram(
     return family
 
 
+class _Only(Collector):
+    """One metric, for what renders all of a collector."""
+
+    def __init__(self, metric: Metric) -> None:
+        self._metric = metric
+
+    def collect(self) -> Iterable[Metric]:
+        return (self._metric,)
+
+
 class Exposition:
     """Renders ``/metrics``."""
 
     def __init__(self, observed: Observed) -> None:
+        self._collector = RelayCollector(observed)
         self._registry = CollectorRegistry()
-        self._registry.register(RelayCollector(observed))
         PlatformCollector(registry=self._registry)
         ProcessCollector(registry=self._registry)
 
-    def render(self) -> bytes:
-        """Return all metrics in Prometheus' text format."""
-        return generate_latest(self._registry)
+    def render(self) -> Generator[None, None, bytes]:
+        """Make all metrics in Prometheus' text format, a piece at a time: a whole one would hold up the stream."""
+        texts: list[bytes] = []
+        name, lines = "", 0
+        for metric in chain(self._collector.collect(), self._registry.collect()):
+            if metric is None:
+                yield
+                continue
+            text = generate_latest(_Only(metric))
+            if metric.name == name:  # its next part: what it is has been said, in two lines
+                text = text.split(b"\n", 2)[2]
+            name, lines = metric.name, lines + 1 + len(metric.samples)
+            texts.append(text)
+            if lines >= PIECE:
+                lines = 0
+                yield
+        return b"".join(texts)

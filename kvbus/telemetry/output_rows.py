@@ -91,6 +91,11 @@ OUTPUTS: Final[tuple[Row[OutputReading], ...]] = (
         "Most payload bytes kept for replay, all streams together.",
         lambda o: o.journal_bytes_limit,
     ),
+    one(
+        "output_states_outgrown_total",
+        "Times that a log's state, and what came behind it, had no room: routers that join wait for the next state.",
+        lambda o: o.outgrown,
+    ),
     one("output_views", "Different rights of the owners of keys, which have streams of their own.", lambda o: o.views),
     by(
         "reason",
@@ -113,7 +118,7 @@ OUTPUTS: Final[tuple[Row[OutputReading], ...]] = (
     by(
         "reason",
         "output_handshakes_failed_total",
-        "Connections of routers that were refused or failed, by reason.",
+        "Connections of routers that were refused or failed, or to brokers, by reason.",
         lambda o: known(o.stats.refused, Refused),
     ),
     by(

@@ -1,19 +1,27 @@
-"""The metrics of the process, and of what finds engines for it: one row each."""
+"""The metrics of the process, of what finds engines for it, and of its front: one row each."""
 
 from __future__ import annotations
 
+from functools import cache
 from importlib.metadata import version
 from typing import Final
 
 from kvbus.compiled import core
 from kvbus.core.stats import HttpRefusal, ProcessStats
 from kvbus.telemetry.discovery import DiscoveryStats
+from kvbus.telemetry.front import FrontStats
 from kvbus.telemetry.row import Row, by, counts, one
 
 HTTP_REASONS: Final = ("too_many", "slow", "tls", "revoked")
 QUERY_OUTCOMES: Final = ("answered", "invalid", "too_large", "slow", "busy", "building")
 RELOAD_OUTCOMES: Final = ("applied", "refused")
 DISCOVERY_CHANGES: Final = ("joined", "left", "moved")
+LOG_RECORDS: Final = (*("lost", "expired", "unusable", "late", "old_epoch", "double", "known", "erased", "malformed"),)
+
+FRONT_REASONS: Final = ("too_many", "slow")
+FRONT_OUTCOMES: Final = (
+    *("passed", "answered", "unanswered", "engine_down", "engine_broke_off", "client_gone", "bad_request", "upgrade"),
+)
 
 DISCOVERY: Final[tuple[Row[DiscoveryStats], ...]] = (
     one("discovery_engines", "Engines that a discovery lists.", lambda d: d.engines),
@@ -31,18 +39,53 @@ DISCOVERY: Final[tuple[Row[DiscoveryStats], ...]] = (
     ),
     by(
         "reason",
+        "discovery_records_total",
+        "Records of a log that were not handed on, by reason.",
+        lambda d: counts(d.records, LOG_RECORDS),
+    ),
+    one(
+        "discovery_lag_seconds",
+        "Time since the newest moment up to which a log was read to its end; 0 where there is no log.",
+        lambda d: d.lag,
+    ),
+    by(
+        "reason",
         "discovery_left_out",
         "Engines that a discovery lists and that are no sources, by reason.",
         lambda d: d.left_out.items(),
     ),
 )
 
+FRONT: Final[tuple[Row[FrontStats], ...]] = (
+    one("front_connections", "Connections open to the front of the engine's API.", lambda f: f.http_connections),
+    one("front_connections_limit", "The most of them: front.max_connections.", lambda f: f.limit),
+    by(
+        "reason",
+        "front_connections_closed_total",
+        "Connections to the front that kvbus closed, by reason.",
+        lambda f: counts(f.http_closed, FRONT_REASONS),
+    ),
+    by(
+        "outcome",
+        "front_requests_total",
+        "Requests at the front, by what became of them.",
+        lambda f: counts(f.requests, FRONT_OUTCOMES),
+    ),
+)
+
+
+@cache  # both are looked up in files
+def build() -> tuple[str, str]:
+    """Version of this kvbus, and whether its core is compiled."""
+    return version("kvbus"), core()
+
+
 PROCESS: Final[tuple[Row[ProcessStats], ...]] = (
     Row(
         "build_info",
         "Version of this kvbus, and whether its core is compiled or pure Python.",
         ("version", "core"),
-        lambda _: [((version("kvbus"), core()), 1.0)],
+        lambda _: [(build(), 1.0)],
     ),
     one(
         "state_writing",

@@ -1,13 +1,14 @@
 """What there is to see of a running bus, read once: ``/metrics``, ``/sources``, ``/routers`` and ``/blocks`` show it.
 
-Every reading is a value of one moment: later events do not change it.
+Every reading is a value of one moment: later events do not change it. Those of many sources are made one after the
+other, so that whoever shows them may let the stream go on in between.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import msgspec
 from msgspec import structs
@@ -22,10 +23,9 @@ from kvbus.core.relay import Relay
 from kvbus.core.remarks import Said, reasons
 from kvbus.core.sequencing.settings import State
 from kvbus.core.source import Source
-from kvbus.core.stats import OutputStats, RouterView, SourceStats
+from kvbus.core.source_stats import SourceStats
+from kvbus.core.stats import OutputStats, RouterView
 from kvbus.core.types import HASH_FORMS, Hash
-
-Counts = TypeVar("Counts", SourceStats, OutputStats)
 
 
 class Driver(Protocol):
@@ -109,6 +109,7 @@ class OutputReading(msgspec.Struct, frozen=True):
     journal_bytes: int
     journal_batches_limit: int
     journal_bytes_limit: int
+    outgrown: int
     views: int
     withheld: Counter[str]
     queue_max: int
@@ -116,12 +117,12 @@ class OutputReading(msgspec.Struct, frozen=True):
     stats: OutputStats
 
 
-def read_sources(relay: Relay) -> dict[int, SourceReading]:
-    """Read all sources, by slot."""
-    analytics = read_analytics(relay)
-    return {
-        slot: read_source(source, analytics.get(slot)) for slot, source in enumerate(relay.sources) if not source.gone
-    }
+def read_sources(relay: Relay) -> Iterator[tuple[int, SourceReading]]:
+    """Read all sources, each with its slot, as it is asked for: those that were there at first and still are."""
+    analytics, at_first = read_analytics(relay), relay.sources.copy()
+    for slot, source in enumerate(at_first):
+        if source is relay.sources[slot] and not source.gone:
+            yield slot, read_source(source, analytics.get(slot))
 
 
 def read_analytics(relay: Relay) -> dict[int, AnalyticsReading]:
@@ -167,7 +168,7 @@ def read_source(source: Source, analytics: AnalyticsReading | None = None) -> So
         groups_limit=spec.rules.max_groups,
         blocks=dict.fromkeys(media, 0) if source.expired else dict(media),
         examples=source.examples.copy(),
-        stats=_copied(source.stats),
+        stats=source.stats.copy(),
         analytics=analytics,
     )
 
@@ -202,6 +203,7 @@ def _read_output(outputs: Sequence[Output], driver: Driver, stats: OutputStats) 
         journal_bytes=sum(stream.journal.bytes for stream in streams),
         journal_batches_limit=spec.journal_batches * served,
         journal_bytes_limit=spec.journal_bytes * served,
+        outgrown=sum(stream.outgrown for stream in streams),
         views=len(outputs) - 1,
         withheld=Counter(
             rights=sum(each.stats.not_read for each in outputs),
@@ -222,7 +224,7 @@ def read_routers(relay: Relay, drivers: Sequence[Driver]) -> list[tuple[str, Rou
     ]
 
 
-def _copied(stats: Counts) -> Counts:
+def _copied(stats: OutputStats) -> OutputStats:
     counters = {name: getattr(stats, name) for name in stats.__struct_fields__}
     return structs.replace(
         stats, **{name: value.copy() for name, value in counters.items() if isinstance(value, Counter)}

@@ -44,6 +44,11 @@ SOURCES: Final[tuple[Row[SourceReading], ...]] = (
         lambda s: s.stats.requests_failed,
     ),
     one(
+        "source_requests_waited_total",
+        "Requests to the engine that waited in kvbus for others: file descriptors bound how many are under way.",
+        lambda s: s.stats.requests_waited,
+    ),
+    one(
         "source_stale_replies_total",
         "Replay messages that answer no open request.",
         lambda s: s.stats.stale_replies,
@@ -70,7 +75,7 @@ SOURCES: Final[tuple[Row[SourceReading], ...]] = (
     ),
     one(
         "source_rebuilds_total",
-        "Times the live set was announced again in another block size.",
+        "Times the live set was announced anew: in another block size, or with copies that turned out to be left.",
         lambda s: s.stats.rebuilds,
     ),
     one(

@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from kvbus.admin import dumps as dumps_module
 from kvbus.core.types import Filtered, Reason, Refused
 from kvbus.errors import BindError
+from kvbus.telemetry.metrics import Exposition
 from kvbus.telemetry.output_rows import DROP_REASONS, EVENT_REASONS
 from kvbus.telemetry.readings import LiveBlocks
 from kvbus.transport.engine.publisher import EnginePublisher
@@ -449,6 +450,25 @@ async def test_every_metric_of_the_contract_exists_from_the_start():
     async with web() as client:
         names = {key[0] for key in await client.metrics()}
         assert {f"kvbus_{name}" for name in CONTRACT} <= names
+
+
+async def test_metrics_of_many_sources_are_made_in_small_pieces_and_each_is_described_once():
+    more = [{"name": f"e{n}", "endpoint": f"tcp://127.0.0.1:{port}"} for n, port in enumerate(free_ports(9))]
+    text = b""
+
+    def rendering():
+        nonlocal text
+        text = yield from Exposition(bus.daemon).render()
+
+    async with running_bus(more_sources=more, output={"layout": "merged"}) as bus:
+        steps = sum(1 for _ in rendering())
+    lines = text.decode().splitlines()
+    described = [line for line in lines if line.startswith("# TYPE")]
+    assert len(described) == len(set(described))
+    samples = [line for line in lines if not line.startswith("#")]
+    assert len(samples) == len(set(samples))
+    assert sum(line.startswith("kvbus_events_rejected_total{") for line in samples) == 10 * len(Reason)
+    assert len(samples) / steps < 50
 
 
 async def test_label_children_exist_at_zero_before_anything_happened():

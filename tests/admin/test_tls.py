@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kvbus.admin.tls import TlsFileError, expiry_of, name_of, read_tls
+from kvbus.admin.tls import expiry_of, name_of, read_tls
+from kvbus.transport.tls_files import TlsFileError
 from tests.security.certificates import Authority, Issued
 
 

@@ -15,7 +15,7 @@ from kvbus.core.types import Reason
 from kvbus.core.wire.codec import decode_batch
 from kvbus.core.wire.schema import AllBlocksCleared, BlockInactive, BlockRemoved, BlockStored
 from tests.doubles.payloads import pack, payload, removed, store
-from tests.doubles.renaming import STAYS, run, same_but_for_names
+from tests.doubles.renaming import COUNTS, STAYS, run, same_but_for_names
 from tests.hostile.bad import BATCHES, fields, with_field
 from tests.long import sample
 from tests.wire.captures import CAPTURES, load
@@ -36,7 +36,7 @@ def streamed(payloads):
     return [Message(0.5 * seq, b"kv@pod@model", seq, raw) for seq, raw in enumerate(payloads)]
 
 
-@pytest.mark.parametrize("name", sample(CAPTURES, 3))
+@pytest.mark.parametrize("name", sorted({*sample(CAPTURES, 3), "syn_mooncake_rfc1527"}))
 def test_a_capture_is_the_same_but_for_its_names(name):
     """Live, by the engine's replay where a fifth is lost, and in what routers get as a replay."""
     messages = load(name)
@@ -62,7 +62,7 @@ RENAMED = {
 def test_each_field_that_kvbus_reads_is_renamed_or_kept():
     """A new one has to be decided about: what kvbus decides by is kept."""
     events: list[type[Any]] = [BlockStored, BlockRemoved, AllBlocksCleared, BlockInactive]
-    assert {name for event in events for name in event.__struct_fields__} == RENAMED | STAYS - {"type"} | {
+    assert {name for event in events for name in event.__struct_fields__} == RENAMED | STAYS - {"type"} | {COUNTS} | {
         "kv_cache_spec_kind"
     }
 
@@ -160,6 +160,7 @@ def batches(draw):
 @example([b"\xd9\x05a", b"\xdc\x00", b"\xcd\x01", b"\x93\xcb\x00", b"\xc7\x00"])
 @example([pack([1.0, [store([5], medium="f\u017f"), store([6], 5, medium="QQ")], 0])])
 @example([b"\x93\x01\x91\x93\xa3a\xff\xa3\x01\x02\xc0", b"\xd6\xff" + bytes(4), b"\xd7\xff" + b"\xff" * 8])
+@example([pack([1.0, [store([5]) | {"remaining_copy_counts": counts}], 0]) for counts in (0, [0, "a", [3]])])
 def test_whatever_comes_is_the_same_but_for_its_names(payloads):
     messages = streamed([payload(store([1, 2])), *payloads, payload(store([3], 2))])
     names = anonymized(messages)

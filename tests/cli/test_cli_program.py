@@ -189,6 +189,7 @@ def test_the_declared_subcommands():
         "sim",
         "conform",
         "state",
+        "log",
         "keygen",
         "token",
     ]

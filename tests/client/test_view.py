@@ -11,8 +11,8 @@ from kvbus.client.updates import Lost, Received, Restarted, Snapshot
 from kvbus.client.view import Block, BlockView, Cleared, Key, Removed, Stored
 from kvbus.core.sequencing.actions import LostReason, RestartReason
 from kvbus.core.types import PREFIX_KINDS, medium_key
-from kvbus.core.wire.codec import Batch
-from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored
+from kvbus.core.wire.schema import AllBlocksCleared, Batch, BlockRemoved, BlockStored
+from kvbus.core.wire.tokens import decode_tokens, divide
 from tests.typed import there, well_formed
 
 DATA = Path(__file__).parent.parent / "wire" / "data"
@@ -155,6 +155,28 @@ def test_tokens_of_masked_blocks_are_unknown_not_wrong():
     view = BlockView()
     view.apply(stored([1], [5, 6, 7, 8]))
     assert there(view.get(1)).token_ids is None
+
+
+def test_the_tokens_of_a_long_store_are_read_in_time_that_grows_with_it(monkeypatch):
+    """Counted in bytes. Each block decoded the whole store."""
+    read = 0
+
+    def counted(function):
+        def call(raw, *args):
+            nonlocal read
+            read += len(raw)
+            return function(raw, *args)
+
+        return call
+
+    monkeypatch.setattr("kvbus.client.view.decode_tokens", counted(decode_tokens))
+    monkeypatch.setattr("kvbus.client.view.divide", counted(divide))
+    view = BlockView()
+    event = stored(list(range(1_000)), [(n, n + 1) for n in range(2_000)])
+    view.apply(event)
+    for _ in range(2):
+        assert [block.token_ids for block in view] == [[(n, n + 1), (n + 1, n + 2)] for n in range(0, 2_000, 2)]
+    assert read < 4 * len(event.token_ids)
 
 
 @pytest.mark.parametrize(

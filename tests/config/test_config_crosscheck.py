@@ -73,3 +73,9 @@ def test_an_output_without_tokens_is_refused_where_routers_hash_them(problems, r
     wrong = problems(text_of("[{}]", output))["outputs[0].token_ids"]
     assert f"routers of profile {profile} hash the tokens themselves" in wrong
     assert "for example token_ids: keep" in wrong
+
+
+def test_a_medium_that_is_left_out_has_no_lifetime(problems):
+    found = problems("sources: [{}]\noutputs: [{}]\nwithout_media: [cpu]\nexpiring_media: [DISK, CPU]\n")
+    assert list(found) == ["expiring_media[1]"]
+    assert "left out by without_media" in found["expiring_media[1]"]

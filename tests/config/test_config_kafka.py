@@ -1,4 +1,4 @@
-"""Outputs of `type: kafka`: what follows from the type, and what cannot be with it."""
+"""Outputs that are a log: what follows from the type, and what cannot be with it."""
 
 from __future__ import annotations
 
@@ -14,17 +14,56 @@ def test_what_follows_from_the_type(read):
     assert output.kafka is None
 
 
+def test_what_follows_of_others_is_the_same(read):
+    output = read(f"{HEAD}outputs: [{{type: nats, endpoint: 'tcp://nats-0:4222'}}]").outputs[0]
+    assert (output.bind, output.token_ids, output.heartbeat, output.replay_endpoint) == (False, "drop", 0, None)
+    assert (output.nats, output.log.stream, output.log.more_servers) == (None, "kvbus", ())
+    output = read(f"{HEAD}outputs: [{{type: redis, endpoint: 'tcp://redis-0:6379'}}]").outputs[0]
+    assert (output.bind, output.token_ids, output.heartbeat, output.replay_endpoint) == (False, "drop", 0, None)
+    assert {output.stream_endpoints(slot).endpoint for slot in (0, 60_000)} == {"tcp://redis-0:6379"}
+    assert output.redis is None
+    assert (output.log.prefix, output.log.database, output.log.retention) == ("kvbus", 0, 300.0)
+
+
 def test_everything_that_may_be_said(read):
-    keys = "topic: a.b, cluster: eu, more_servers: ['tcp://kafka-1:9092'], state_every: 60"
+    keys = "topic: a.b, cluster: eu, more_servers: ['tcp://kafka-1:9092'], state_every: 60, "
+    keys += "tls_ca_file: /a, tls_certificate_file: /c, tls_key_file: /k, username: u, password_file: /p"
     text = f"{HEAD}outputs: [{{type: kafka, endpoint: 'tcp://k:9092', token_ids: keep, kafka: {{{keys}}}}}]"
     output = read(text).outputs[0]
     assert output.token_ids == "keep"
-    assert output.kafka.model_dump() == {
+    assert output.kafka.model_dump(mode="json") == {
         "topic": "a.b",
         "cluster": "eu",
-        "more_servers": ("tcp://kafka-1:9092",),
+        "more_servers": ["tcp://kafka-1:9092"],
         "state_every": 60.0,
+        "tls_ca_file": "/a",
+        "tls_certificate_file": "/c",
+        "tls_key_file": "/k",
+        "username": "u",
+        "password_file": "/p",
     }
+
+
+@pytest.mark.parametrize(
+    ("given", "missing"),
+    [
+        ("tls_certificate_file: /c, tls_key_file: /k", "tls_ca_file"),
+        ("username: u, password_file: /p", "tls_ca_file"),
+        ("tls_ca_file: /a, tls_certificate_file: /c", "tls_key_file"),
+        ("tls_ca_file: /a, tls_key_file: /k", "tls_certificate_file"),
+        ("tls_ca_file: /a, username: u", "password_file"),
+        ("tls_ca_file: /a, password_file: /p", "username"),
+    ],
+)
+def test_half_of_what_says_who_kvbus_is_is_refused(problems, given, missing):
+    found = problems(f"{HEAD}outputs: [{{type: kafka, endpoint: 'tcp://k:1', kafka: {{{given}}}}}]")
+    assert list(found) == [f"outputs[0].kafka.{missing}"]
+    assert "needed with" in found[f"outputs[0].kafka.{missing}"]
+
+
+def test_a_password_in_the_configuration_is_no_key(problems):
+    (key,) = problems(f"{HEAD}outputs: [{{type: kafka, endpoint: 'tcp://k:1', kafka: {{password: hunter2}}}}]")
+    assert key == "outputs[0].kafka.password"
 
 
 @pytest.mark.parametrize(
@@ -42,6 +81,13 @@ def test_everything_that_may_be_said(read):
             "no such thing",
         ),
         ("type: kafka, endpoint: 'tcp://k:1', kafka: {topic: 'a b'}", "outputs[0].kafka.topic", "must be letters"),
+        ("type: nats, endpoint: 'ipc://n'", "outputs[0].endpoint", "NATS is reached over TCP alone"),
+        ("type: nats, endpoint: 'tcp://n:1', nats: {stream: a.b}", "outputs[0].nats.stream", "must be letters"),
+        ("type: redis, endpoint: 'ipc://r'", "outputs[0].endpoint", "Redis is reached over TCP alone"),
+        ("type: redis, endpoint: 'tcp://r:1', redis: {prefix: 'a{b}'}", "outputs[0].redis.prefix", "must be letters"),
+        ("type: redis, endpoint: 'tcp://r:1', redis: {retention: 59}", "outputs[0].redis.retention", "at least 60"),
+        ("type: redis, endpoint: 'tcp://r:1', kafka: {topic: a}", "outputs[0].kafka", "the type is redis"),
+        ("type: redis, endpoint: 'tcp://r:1', redis: {username: u}", "outputs[0].redis.tls_ca_file", "needed with"),
         ("endpoint: 'tcp://*:1', kafka: {topic: a}", "outputs[0].kafka", "only type: kafka has these keys"),
     ],
 )

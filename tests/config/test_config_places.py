@@ -16,8 +16,10 @@ def test_defaults_are_the_documented_ones(read):
     assert effective == {
         "model": None,
         "block_size": "auto",
-        "duplicates": "count",
+        "duplicates": "auto",
         "without_media": [],
+        "expiring_media": [],
+        "expire_after": 3600.0,
         "groups": "prefix",
         "orphans": "pass",
         "on_lost": "clear",
@@ -29,6 +31,7 @@ def test_defaults_are_the_documented_ones(read):
         "reorder_batches": 20_000,
         "analytics": False,
         "interpose": None,
+        "front": None,
         "sources": [
             {
                 "name": "engine",
@@ -57,6 +60,7 @@ def test_defaults_are_the_documented_ones(read):
                 "bind": True,
                 "interpose": False,
                 "layout": "per_source",
+                "numbers": "own",
                 "profile": "vllm",
                 "token_ids": "keep",
                 "topic": None,
@@ -73,6 +77,8 @@ def test_defaults_are_the_documented_ones(read):
                 "curve_server_key_file": None,
                 "dynamo": None,
                 "kafka": None,
+                "nats": None,
+                "redis": None,
             }
         ],
         "http": "127.0.0.1:9477",

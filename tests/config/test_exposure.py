@@ -21,7 +21,7 @@ def said(source: dict[str, Any] | None = None, output: dict[str, Any] | None = N
         "sources": [{"endpoint": "ipc:///e", **(source or {})}],
         "outputs": [{"endpoint": "ipc:///o", **(output or {})}],
     }
-    return exposure(load(None, env={}, overrides={**given, **settings}))
+    return exposure(load(None, env={}, overrides={"model": "m", **given, **settings}))
 
 
 @pytest.mark.parametrize(
@@ -54,6 +54,30 @@ def test_http(settings: dict[str, Any], sentences: list[str]) -> None:
 @pytest.mark.parametrize(
     ("output", "sentence"),
     [
+        (
+            {"type": "kafka", "endpoint": "tcp://k:9092"},
+            "block hashes for whoever may read them there, in clear, and kvbus says to no server who it is (tcp://k:9092)",
+        ),
+        (
+            {"type": "kafka", "endpoint": "tcp://k:9092", "kafka": {"tls_ca_file": "/a"}},
+            "block hashes for whoever may read them there, encrypted, kvbus says to no server who it is (tcp://k:9092)",
+        ),
+        (
+            {
+                "type": "kafka",
+                "endpoint": "tcp://k:9092",
+                "kafka": {"tls_ca_file": "/a", "username": "w", "password_file": "/p"},
+            },
+            "block hashes for whoever may read them there, encrypted, kvbus as w by its password (tcp://k:9092)",
+        ),
+        (
+            {
+                "type": "kafka",
+                "endpoint": "tcp://k:9092",
+                "kafka": {"tls_ca_file": "/a", "tls_certificate_file": "/c", "tls_key_file": "/k"},
+            },
+            "block hashes for whoever may read them there, encrypted, kvbus by its certificate (tcp://k:9092)",
+        ),
         ({}, "token ids for programs on this machine (ipc:///o)"),
         (
             {"endpoint": "tcp://*:1", "replay_endpoint": "tcp://127.0.0.1:2"},
@@ -87,3 +111,13 @@ def test_check_says_it() -> None:
     done = CliRunner().invoke(main, ["check", "--source", "ipc:///e", "--output", "tcp://*:5657"])
     assert "open: outputs[0] routers: token ids for whoever reaches it, in clear (tcp://*:5657)\n" in done.stderr
     assert "token ids for" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("listen", "who"), [("0.0.0.0:80", "whoever reaches it"), ("[::1]:80", "programs on this machine")]
+)
+def test_the_front(listen: str, who: str) -> None:
+    front = {"listen": listen, "engine": "http://127.0.0.1:8001"}
+    assert said(front=front, output={"endpoint": "tcp://*:1"})[-1].startswith(
+        f"front {listen}: the whole API of http://127.0.0.1:8001 for {who}, in clear"
+    )

@@ -9,7 +9,7 @@ import pytest
 
 from kvbus.config import Config, load
 from kvbus.core.source_spec import NOBODY
-from kvbus.daemon.build import make_relay, new_stream, next_seqs, reserve_seqs, source_spec
+from kvbus.daemon.build import journal_bounds, make_relay, new_stream, next_seqs, reserve_seqs, source_spec
 from kvbus.daemon.placement import Placement, Worker, place
 from kvbus.daemon.seq_reservation import AHEAD, SeqReservations
 from kvbus.daemon.views import View
@@ -44,6 +44,15 @@ def test_each_slot_has_its_source_and_a_free_slot_nobody() -> None:
 def test_an_output_has_a_stream_for_each_slot_or_one_for_all() -> None:
     relay = relay_of(config({}, {"name": "one", "endpoint": "ipc:///run/one", "layout": "merged"}))
     assert [len(output.streams) for output in relay.outputs] == [4, 1]
+
+
+def test_a_journal_with_a_logs_numbers_may_have_what_the_blocks_of_a_source_may() -> None:
+    made = config({"journal_batches": 3, "journal_bytes": 4})
+    assert journal_bounds(made, made.outputs[0]) == (3, 4)
+    log = {"name": "fleet", "discover": {"kafka": {"endpoint": "tcp://kafka:9092"}}}
+    limits = {"max_blocks": 5, "max_index_bytes": 6}
+    made = config({"layout": "per_topic", "topic": "{source}"}, sources=[log], limits=limits)
+    assert journal_bounds(made, made.outputs[0]) == (5, 6)
 
 
 def test_what_the_configuration_says_of_a_source_reaches_the_relay() -> None:

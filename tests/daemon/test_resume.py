@@ -78,4 +78,13 @@ def test_a_state_of_other_sources_is_refused_and_no_number_goes_back(config: Con
 
 
 def test_a_state_is_known_by_its_sources_and_outputs(config: Config) -> None:
-    assert identity(config, {stream.index: stream for stream in config.streams()}) == ["0 a", "routers"]
+    assert identity(config, {stream.index: stream for stream in config.streams()}) == ["0 a count", "routers"]
+
+
+def test_what_was_counted_by_another_rule_is_learned_anew(config: Config, tmp_path: Path) -> None:
+    """An engine that removes the last copy alone never removes again what one removal has left live."""
+    with process(config, tmp_path):
+        pass
+    with process(config.model_copy(update={"duplicates": "last"}), tmp_path) as (found, _):
+        assert not found.restored
+        assert there(found.store).refused

@@ -51,7 +51,7 @@ class Opened:
         self.bursts += 1
 
     def open(self, policy: PeerPolicy = PLAIN) -> None:
-        stream = SourceStream("engine", 0, 0, self.endpoint, self.replay, self.snapshot, False, b"", "auto", 3)
+        stream = SourceStream("engine", 0, 0, self.endpoint, self.replay, self.snapshot, False, b"", "auto", "count", 3)
         self.sockets.open(stream, policy)
 
     def engine(self) -> EnginePublisher:

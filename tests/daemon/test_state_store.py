@@ -28,6 +28,7 @@ from kvbus.daemon.disk import Disk
 from kvbus.daemon.generations import SPARE
 from kvbus.daemon.state_store import StateStore
 from tests.doubles.answers import reading
+from tests.doubles.disk import Machine, MemoryDisk, PowerCut
 from tests.doubles.router import PlainSetRouter
 from tests.long import sample
 from tests.typed import there
@@ -595,7 +596,7 @@ def test_a_log_whose_dump_is_gone_is_refused(tmp_path: Path) -> None:
 def test_the_files_of_another_version_are_refused_with_a_sentence(tmp_path: Path) -> None:
     """It wrote no commit record, or one of its own."""
     dump, commit = tmp_path / "state-3.dump", tmp_path / "commit"
-    sentence = "state-3.dump is of version 009, and this kvbus reads version 011"
+    sentence = "state-3.dump is of version 009, and this kvbus reads version 012"
     dump.write_bytes(b"kvbus-state-009\n" + bytes(100))
     assert refused(tmp_path) == sentence
     dump.write_bytes(b"kvbus-state-009\n" + bytes(100))
@@ -603,7 +604,7 @@ def test_the_files_of_another_version_are_refused_with_a_sentence(tmp_path: Path
     assert refused(tmp_path) == sentence
     commit.write_bytes(b"kvbus-commit-00\n" + bytes(1000))
     assert refused(tmp_path) == "the commit record is damaged, or of another version"
-    dump.write_bytes(b"kvbus-state-011\n" + bytes(100))
+    dump.write_bytes(b"kvbus-state-012\n" + bytes(100))
     commit.unlink(missing_ok=True)
     assert refused(tmp_path) == "there is no commit record"
 
@@ -660,3 +661,26 @@ def test_a_state_that_routers_may_be_ahead_of_is_cleared_and_announced_when_the_
     assert [command.seq for command in sent] == list(range(5000, 5000 + len(sent)))
     assert {block for _, _, block in router.blocks} == again.blocks == process.blocks
     again.kill()
+
+
+def test_a_process_that_is_killed_while_it_begins_leaves_nothing_to_refuse():
+    """Nothing has left by then. Between the checkpoint's name and its commit it looked like a state that was given up."""
+    operations = 0
+    killed = True
+    while killed:
+        operations += 1
+        machine = Machine(operations)
+        for _ in range(2):
+            store = StateStore(Path("/state"), NAMES, MemoryDisk(machine, operations))
+            killed = False
+            try:
+                store.load(make_relay(), 0.0)
+                store.begin(make_relay())
+            except PowerCut:
+                killed = True
+            assert store.refused == 0
+        again = StateStore(Path("/state"), NAMES, MemoryDisk(machine, None))
+        assert again.load(make_relay(), 0.0) or killed
+        again.begin(make_relay())
+        assert again.refused == 0
+    assert operations > 10

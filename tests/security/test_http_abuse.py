@@ -9,9 +9,11 @@ from itertools import chain, repeat
 from typing import Any
 
 import pytest
+import uvloop
 
 from kvbus.admin import connection_limits, dumps
 from kvbus.admin.pace import Pace
+from kvbus.core.stats import ProcessStats
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import store
@@ -135,32 +137,37 @@ async def test_a_probe_gets_in_while_every_connection_waits_for_its_turn(monkeyp
     """Those that came last are closed for it; the others get their answers."""
 
     class Watched(Pace):
-        asked = 0
+        def __init__(self) -> None:
+            super().__init__()
+            self.asked = 0
+            self.open = asyncio.Event()
 
         @contextlib.asynccontextmanager
-        async def piece(self, *, probe: bool = False) -> AsyncIterator[None]:
-            self.asked += not probe
-            async with super().piece(probe=probe):
+        async def piece(self, *, probe: bool = False, first: bool = False) -> AsyncIterator[None]:
+            if not probe:
+                self.asked += 1
+                await self.open.wait()
+            async with super().piece(probe=probe, first=first):
                 yield
 
     pace = Watched()
     monkeypatch.setattr("kvbus.admin.http.Pace", lambda: pace)
     async with crowd() as them:
-        async with pace.piece():
-            peers = [await them.connect() for _ in range(connection_limits.MAX_CONNECTIONS)]
-            for peer in peers:
-                peer.say("GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-            await eventually(lambda: pace.asked == 1 + len(peers), "all requests there")
-            for n in range(20):
-                assert await them.probe() == 200, n
-            assert them.closed == {"too_many": 1}
-            new = await them.connect()
-            await eventually(lambda: them.open == connection_limits.MAX_CONNECTIONS, "the new one there")
-            another = await them.connect()  # it takes the place of one that waits, and not of one that has just come
-            await eventually(lambda: them.closed["too_many"] == 2, "room made")
-            for peer in (new, another):
-                peer.say("GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-                assert await peer.status() == 200
+        peers = [await them.connect() for _ in range(connection_limits.MAX_CONNECTIONS)]
+        for peer in peers:
+            peer.say("GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        await eventually(lambda: pace.asked == len(peers), "all requests there")
+        for n in range(20):
+            assert await them.probe() == 200, n
+        assert them.closed == {"too_many": 1}
+        new = await them.connect()
+        await eventually(lambda: them.open == connection_limits.MAX_CONNECTIONS, "the new one there")
+        another = await them.connect()  # it takes the place of one that waits, and not of one that has just come
+        await eventually(lambda: them.closed["too_many"] == 2, "room made")
+        for peer in (new, another):
+            peer.say("GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            assert await peer.status() == 200
+        pace.open.set()
         for peer in peers[-2:]:
             assert await peer.gone()
         for peer in peers[:-2]:
@@ -242,3 +249,54 @@ async def test_a_thousand_connections_one_after_the_other_leave_nothing_behind()
 async def test_by_default_it_is_on_loopback():
     async with running_bus() as bus:
         assert there(bus.daemon.http_address)[0] == "127.0.0.1"
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_large_body_comes_a_part_in_a_turn_and_stops_where_nobody_takes_it(new_loop):
+    turn = 0
+    parts: dict[int, list[int]] = {}
+
+    class Taker(asyncio.Protocol):
+        taken = paused = 0
+
+        def connection_made(self, transport):
+            self.transport = transport
+            takers.append(self)
+
+        def data_received(self, data):
+            parts.setdefault(turn, []).append(len(data))
+            self.taken += len(data)
+            if not self.paused and self.taken >= 2 * connection_limits.PART:
+                self.paused = self.taken
+                self.transport.pause_reading()
+
+    takers: list[Taker] = []
+
+    async def talk():
+        nonlocal turn
+        stats = ProcessStats()
+        limits = connection_limits.ConnectionLimits(Taker, stats)
+        server = await asyncio.get_running_loop().create_server(limits, "127.0.0.1", 0)
+        _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        writer.write(b"x" * 1_000_000)
+
+        async def turns(enough):
+            nonlocal turn
+            while not enough():
+                turn += 1
+                await asyncio.sleep(0)
+
+        await asyncio.wait_for(turns(lambda: takers and takers[0].paused), 60)
+        end = turn + 1000
+        await turns(lambda: turn == end)
+        assert takers[0].taken == takers[0].paused
+        takers[0].transport.resume_reading()
+        await asyncio.wait_for(turns(lambda: takers[0].taken == 1_000_000), 60)
+        writer.close()
+        await asyncio.wait_for(turns(lambda: not stats.http_connections), 60)
+        server.close()
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(talk())
+    assert max(map(max, parts.values())) == connection_limits.PART
+    assert max(map(len, parts.values())) == 1

@@ -214,7 +214,9 @@ def test_a_key_is_in_no_representation(tmp_path):
 def test_what_leaves_in_clear_is_known(output, clear):
     config = load(None, env={}, overrides={"sources": [{"endpoint": "ipc:///e"}], "outputs": [output]})
     assert in_clear(config) == (
-        [] if clear is None else [f"output routers: token ids leave this machine in clear {clear}"]
+        []
+        if clear is None
+        else [f"output routers: token ids leave this machine in clear {clear}: see curve_secret_key_file"]
     )
 
 
@@ -273,3 +275,13 @@ def test_an_output_without_tokens_is_said_to_leave_hashes():
     outputs = [{"endpoint": "tcp://*:5657", "token_ids": "drop"}]
     (said,) = in_clear(load(None, env={}, overrides={"sources": [{}], "outputs": outputs}))
     assert "block hashes leave this machine in clear" in said
+
+
+def test_a_broker_without_tls_is_said_to_be_reached_in_clear():
+    def said(**keys):
+        output = {"type": "kafka", "endpoint": "tcp://kafka-0:9092", **keys}
+        return in_clear(load(None, env={}, overrides={"model": "m", "sources": [{}], "outputs": [output]}))
+
+    assert said(kafka={"tls_ca_file": "/a"}) == []
+    (clear,) = said()
+    assert clear.endswith("(tcp://kafka-0:9092): see kafka.tls_ca_file")

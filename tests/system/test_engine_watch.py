@@ -13,7 +13,7 @@ from kvbus.daemon.engine_watch import removes_each_copy
 from kvbus.transport import engine_api
 from tests.doubles.payloads import payload, removed, store
 from tests.ports import free_port
-from tests.system.bus import RouterOnASet, eventually
+from tests.system.bus import RouterOnASet, eventually, running_bus
 from tests.system.test_cache_reset import Engine
 
 
@@ -80,7 +80,7 @@ async def test_an_engine_that_sleeps_is_cleared_before_it_says_so(level: int, ra
 async def test_a_known_version_says_what_a_removal_means():
     engine = Engine()
     engine.offers("GET", "/version", lambda _: web.json_response({"version": "0.33.0"}))
-    async with engine.running(), engine.bus(on_partial="keep", starts_partial=False, duplicates="auto") as bus:
+    async with engine.running(), engine.bus(on_partial="keep", starts_partial=False) as bus:
         source = bus.source
         await eventually(lambda: len(engine.asked) > 0, "asked")
         rank = engine.ranks[0]
@@ -92,6 +92,27 @@ async def test_a_known_version_says_what_a_removal_means():
         assert source.state == "live"
         assert 1 in source.normalizer.index.tables[None, "GPU"].blocks
         assert engine.asked.count("GET /version") == 1
+
+
+@pytest.mark.parametrize("removals", [1, 2])
+async def test_of_any_other_version_no_block_is_dead_and_its_stream_may_show_what_a_removal_means(removals: int):
+    """One removal is the last copy's or one of two: the block goes. Two are each copy's: a third one was stored."""
+    engine = Engine()
+    engine.offers("GET", "/version", lambda _: web.json_response({"version": "0.34.0"}))
+    async with engine.running(), engine.bus(on_partial="keep", starts_partial=False) as bus:
+        source, rank = bus.source, engine.ranks[0]
+        await eventually(lambda: len(engine.asked) > 0, "asked")
+        stores = (store([1], block_size=4, medium="CPU") for _ in range(3))
+        for event in (*stores, *(removed([1], medium="CPU") for _ in range(removals))):
+            rank.publisher.publish(payload(event, ts=1e6))
+        await eventually(lambda: source.sequencer.next == rank.publisher.next_seq, "relayed")
+        assert (1 in source.normalizer.index.tables[None, "CPU"].blocks) == (removals == 2)
+        assert source.normalizer.unsure == (removals == 1)
+
+
+async def test_where_nobody_can_be_asked_copies_count():
+    async with running_bus() as bus:
+        assert bus.source.spec.rules.duplicates == "count"
 
 
 @pytest.mark.parametrize(

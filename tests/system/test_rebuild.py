@@ -19,6 +19,7 @@ import uvloop
 from kvbus.client import BlockView, Lost, Subscriber, Synced
 from kvbus.core.blocks.compaction import StateSnapshot
 from kvbus.transport.engine.publisher import EnginePublisher
+from tests.long import LONG
 from tests.system.actors import Engine, StrictRouter, soon
 from tests.system.bus import PATIENCE, Bus, eventually, running_bus
 from tests.system.processes import Process, killed_at_the_end
@@ -340,7 +341,7 @@ def test_kvbus_is_killed_again_and_again(tmp_path: Path, keeps_state: bool) -> N
             router = StrictRouter(process.out, process.out_replay)
             try:
                 await publisher.wait_for_subscriber(PATIENCE)
-                for kill in range(4):
+                for kill in range(4 if LONG else 2):
                     await engine.publish(40)
                     truth = engine.settle()
                     await soon(router, lambda truth=truth: router.blocks == truth, f"exact after {kill} kills")

@@ -335,7 +335,7 @@ def as_router(lines: Sequence[dict[str, Any]]) -> PlainSetRouter:
 @pytest.mark.slow
 def test_every_capture_played_by_a_process_dumps_as_the_truth(tmp_path: Path) -> None:
     async def main() -> None:
-        captures = sorted({*sample(CAPTURES, 4), *BY_PREFIX})
+        captures = sorted({*sample(CAPTURES, 8), *BY_PREFIX})
         count = len(captures)
         first = ports_in_a_row(4 * count + 1)
         live, replay, out, out_replay = (f"tcp://127.0.0.1:{first + kind * count}" for kind in range(4))
@@ -394,10 +394,11 @@ def test_every_capture_played_by_a_process_dumps_as_the_truth(tmp_path: Path) ->
                         found = as_router([json.loads(line) for line in dump.printed.splitlines()])
                         assert found.blocks
                         assert matches_truth(name, found) is None
+            # what a bus that is busy asks for at its beginning was never missing: not each source has found a hole
+            assert any(source["counts"]["recovered"] for source in place.sources())
             for source in place.sources():
                 counts = source["counts"]
                 assert counts["missing"] == counts["recovered"] + counts["lost"]
-                assert counts["recovered"] or counts["batches"] < 30
                 # only what a life took with it is lost: batches nobody had asked for when the engine restarted
                 assert not counts["lost"] or counts["restarts"]
                 assert counts["rejected"] == {}

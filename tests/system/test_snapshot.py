@@ -10,6 +10,7 @@ import uvloop
 import zmq
 
 from kvbus.capture.play import play
+from kvbus.core.wire.frames import END_SEQ
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.payloads import payload, removed, store, unpack
 from tests.doubles.router import PlainSetRouter
@@ -34,6 +35,19 @@ async def answered(socket: zmq.Socket[bytes]) -> list[bytes]:
         return socket.recv_multipart()
     finally:
         socket.close(0)
+
+
+async def state_by_replay(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> list[tuple[bytes, bytes]]:
+    """The seq frames and batches that vllm#50134's request gets, up to END."""
+    socket = ask(context, zmq.DEALER, endpoint, b"", b"snapshot")
+    found: list[tuple[bytes, bytes]] = []
+    while not found or found[-1][0] != END_SEQ:
+        await eventually(lambda: socket.poll(0), "a part of the state")
+        delimiter, topic, seq, chunk = socket.recv_multipart()
+        assert delimiter == topic == b""
+        found.append((seq, chunk))
+    socket.close(0)
+    return found[:-1]
 
 
 async def with_the_capture(bus: Bus) -> None:
@@ -63,13 +77,20 @@ async def the_protocol(kind: int) -> None:
             seq, again, *chunks = await answered(ask(context, kind, endpoint, b"snapshot"))
             stream = bus.daemon.relay.outputs[0].streams[0]
             assert again == publisher
-            # heartbeats may have been sent since: the snapshot names the batch it includes, not the newest one
+            # batches may have been sent since
             assert 0 < int.from_bytes(seq, "big", signed=True) < stream.next_seq
             router = PlainSetRouter()
             for at, chunk in enumerate(chunks):
                 router.apply(at, chunk)
             assert matches_truth(NAME, router) is None
             assert router.violations == []
+
+            by_replay = PlainSetRouter()
+            for frame, chunk in await state_by_replay(context, bus.out_replay):
+                assert seq < frame[:8] <= stream.next_seq.to_bytes(8, "big")
+                assert frame[8:] == publisher
+                by_replay.take(0, chunk)
+            assert by_replay.blocks == router.blocks
 
             unknown = await answered(ask(context, kind, endpoint, b"snapshot, please"))
             assert int.from_bytes(unknown[0], "big", signed=True) == -2

@@ -9,7 +9,8 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from kvbus.core.stats import OutputStats, SourceStats
+from kvbus.core.source_stats import COUNTERS
+from kvbus.core.stats import OutputStats
 from kvbus.transport.zmtp.reasons import DISCONNECTS, REFUSALS, Reason
 from tests.system.bus import running_bus
 from tests.typed import there
@@ -30,7 +31,8 @@ def documented():
 def families():
     async def scrape():
         found = {"name": "workers", "discover": {"file": {"path": "/nonexistent"}}}
-        everything = running_bus(analytics=True, more_sources=[found], output={"layout": "merged"})
+        front = {"listen": "127.0.0.1:0", "engine": "http://127.0.0.1:1", "source": "engine"}
+        everything = running_bus(analytics=True, more_sources=[found], output={"layout": "merged"}, front=front)
         async with everything as bus, aiohttp.ClientSession() as session:
             host, port = there(bus.daemon.http_address)
             async with session.get(f"http://{host}:{port}/metrics") as answer:
@@ -92,7 +94,7 @@ OPTIONAL = ROOT / "kvbus" / "outputs" / "dynamo"
 
 def counted_by_name(paths):
     """Every reason that the code counts by a name of its own: the counter, and the name."""
-    counters = {name for stats in (SourceStats, OutputStats) for name in stats.__struct_fields__}
+    counters = {*COUNTERS, *OutputStats.__struct_fields__}
     for path in paths:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Attribute):
