@@ -8,19 +8,26 @@ BUILD  := $(VENV)/build
 WHEELS := $(VENV)/wheels
 DOCS   := $(VENV)/docs
 LINKS  := $(VENV)/links
+SBOM   := $(VENV)/sbom
+NEWEST := $(VENV)/newest
 PIP    := -m pip install --quiet --disable-pip-version-check --require-hashes
 DOCKER ?= docker
 IMAGE  ?= kvbus:local
+ARCHITECTURE := $(if $(filter aarch64 arm64,$(shell uname -m)),arm64,amd64)
 VERSION = $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)
 
 COMPILING := HATCH_BUILD_HOOK_ENABLE_CUSTOM=1
+# of a commit the same files each time; outside a clone the date that hatchling takes
+DATED := SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct 2>/dev/null || echo 1580601600) PYTHONHASHSEED=0
+# what of a release another machine may have to build; without docker: PARTS=compiled-wheel
+PARTS ?= wheels image-layout
 
 # tests start hundreds of processes, and each of pytest's workers would rewrite every test module anew
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup tools demo site links test coverage bench bench-worth chaos vopr interop profile profile-process soak explore fuzz cost flood lint format charts platforms dockerfile wheel \
-	compiled pure client-wheel compiled-wheel wheels image version lock clean
+.PHONY: help setup tools demo site links test newest coverage bench bench-worth chaos vopr interop profile profile-process soak explore fuzz cost flood lint format charts platforms cluster dockerfile wheel \
+	compiled pure client-wheel compiled-wheel wheels image image-layout release release-check release-rehearsal assemble version lock clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | awk -F':.*?## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -48,6 +55,13 @@ setup: $(STAMP)
 $(WHEELS)/.installed: .ci/wheels.lock
 	@$(PYTHON) -m venv $(WHEELS)
 	@$(WHEELS)/bin/python $(PIP) --only-binary :all: -r .ci/wheels.lock
+	@touch $@
+
+$(SBOM)/.installed: .ci/sbom.lock requirements-runtime.lock
+	@$(PYTHON) -m venv $(SBOM)
+	@$(SBOM)/bin/python $(PIP) --only-binary :all: -r .ci/sbom.lock
+	@$(PYTHON) -m venv --clear --without-pip $(SBOM)/runtime
+	@PIP_PYTHON=$(SBOM)/runtime/bin/python $(SBOM)/bin/python $(PIP) --only-binary :all: -r requirements-runtime.lock
 	@touch $@
 
 tools: $(TOOLS)
@@ -81,10 +95,18 @@ links: site $(LINKS)/.installed ## every link of the site that leaves it, follow
 	@$(LINKS)/bin/linkchecker --check-extern --no-robots --no-status --ignore-url '^http://127\.0\.0\.1[:/]' build/site/html/index.html
 
 test: $(STAMP) ## the test suite (TEST_LONG=1: tests of chance at length)
-	@$(BIN)/python -m pytest -n 3 --dist loadgroup $(ARGS)
+	@$(BIN)/python -m pytest -n 5 --dist loadgroup $(ARGS)
 
 coverage: $(STAMP) ## each module by its own tests alone (ARGS="core/source")
 	@$(BIN)/python -m tests.own_coverage $(ARGS)
+
+# with whatever others have released since: what the lock files would pin next, Kubernetes' schemas too
+newest: ## the suite with the newest dependencies and chart tools (ARGS="tests/core"); .github/workflows/newest.yml has the rest
+	@$(PYTHON) -m venv --clear $(NEWEST)
+	@$(NEWEST)/bin/python -m pip install --quiet --upgrade pip
+	@$(NEWEST)/bin/python -m pip install --quiet --editable . --group test helm-python-sdk kubernetes-validate
+	@$(NEWEST)/bin/python -m pip freeze --exclude-editable
+	@$(NEWEST)/bin/python -m pytest -n 3 --dist loadgroup $(ARGS)
 
 bench: $(STAMP) ## the benchmarks, an hour on a quiet machine (ARGS="--quick", ARGS="--only core")
 	@$(BIN)/python -m tests.bench $(ARGS)
@@ -146,31 +168,64 @@ charts: $(TOOLS) ## both charts: linted, rendered, checked by Kubernetes' schema
 
 platforms: $(TOOLS) ## what others' pods get, by their own definitions and the API server's own CEL (Go, ten minutes)
 	@.ci/platforms.sh $(VENV)/platforms
-	@TEST_PLATFORMS_HOME=$(CURDIR)/$(VENV)/platforms $(BIN)/python -m pytest tests/chart/test_inject.py $(ARGS)
+	@TEST_PLATFORMS_HOME=$(CURDIR)/$(VENV)/platforms $(BIN)/python -m pytest tests/chart/test_inject.py tests/chart/test_component.py $(ARGS)
+
+cluster: $(TOOLS) ## charts, discovery and rights on a real Kubernetes API server, built once (Go, three quarters of an hour)
+	@.ci/cluster.sh $(VENV)/cluster
+	@TEST_KUBERNETES=$(CURDIR)/$(VENV)/cluster $(BIN)/python -m pytest tests/cluster $(ARGS)
 
 dockerfile: $(TOOLS) ## hadolint
 	@$(BIN)/hadolint Dockerfile
 
 wheel: $(STAMP) $(BUILD)/.installed ## sdist and pure wheel in dist/, and the wheel run once
 	@rm -rf dist
-	@$(BUILD)/bin/python -m hatchling build -d dist
+	@$(DATED) $(BUILD)/bin/python -m hatchling build -d dist
 	@PYTHONPATH=$$(echo dist/*.whl) $(BIN)/python -P -m kvbus --version | grep -Fx "kvbus $(VERSION) (pure core)"
 
 client-wheel: wheel ## the wheel of the client library alone, in dist/; both are installed, alone and together
-	@$(BUILD)/bin/python client_wheel.py dist
+	@$(DATED) $(BUILD)/bin/python client_wheel.py dist
 	@TEST_WHEELS=dist $(BIN)/python -m pytest -q tests/client/test_wheel.py
 
 compiled-wheel: $(STAMP) $(BUILD)/.installed ## the compiled wheel for this Python in dist/compiled, installed and tested (ARGS=tests/core)
 	@rm -rf dist/compiled
-	@$(COMPILING) $(BUILD)/bin/python -m hatchling build -t wheel -d dist/compiled
+	@$(DATED) $(COMPILING) $(BUILD)/bin/python -m hatchling build -t wheel -d dist/compiled
 	@.ci/compiled-wheel.sh $(VENV)/compiled $(ARGS)
 
 wheels: $(WHEELS)/.installed ## compiled wheels for every Python, by cibuildwheel (needs docker; ARGS="--archs aarch64")
-	@$(WHEELS)/bin/python -m cibuildwheel --platform linux --output-dir dist $(ARGS)
+	@$(DATED) $(WHEELS)/bin/python -m cibuildwheel --platform linux --output-dir dist $(ARGS)
 
 image: ## the container image (IMAGE=kvbus:local PLATFORMS=linux/amd64,linux/arm64 ARGS=--push)
-	@$(DOCKER) $(if $(PLATFORMS),buildx build --platform $(PLATFORMS),build) $(IMAGE:%=--tag %) \
+	@$(DATED) $(DOCKER) $(if $(PLATFORMS),buildx build --platform $(PLATFORMS),build) $(IMAGE:%=--tag %) \
 		--build-arg REVISION=$$(git rev-parse HEAD 2>/dev/null || echo unknown) $(ARGS) .
+
+image-layout: ## the image of this machine's architecture as an OCI layout in build/image, for a release (docker buildx)
+	@rm -rf build/image
+	@mkdir -p build/image
+	@$(MAKE) --no-print-directory image PLATFORMS=linux/$(ARCHITECTURE) ARGS="--provenance=false \
+		--output type=oci,tar=false,rewrite-timestamp=true,dest=build/image/$(ARCHITECTURE)"
+
+release-check: $(STAMP) ## refuse what must not be released: changes in the tree, versions that disagree, no changelog section (TAG=v1.2.3)
+	@$(BIN)/python release.py check $(TAG)
+
+release: release-check ## everything of a release in build/release, published by nobody (PARTS=compiled-wheel without docker)
+	@rm -rf build/image
+	@$(MAKE) --no-print-directory wheel client-wheel
+	@$(if $(PARTS),$(MAKE) --no-print-directory $(PARTS))
+	@$(MAKE) --no-print-directory assemble
+
+assemble: $(TOOLS) $(SBOM)/.installed ## of what is built: charts, SBOM, notes and checksums with it (TAG=v1.2.3 ARGS=--complete)
+	@$(DATED) SBOM_HOME=$(SBOM) $(BIN)/python release.py assemble $(TAG) $(ARGS)
+	@cd build/release && sha256sum --check --quiet SHA256SUMS
+
+release-rehearsal: $(BUILD)/.installed ## a release of what is built already; the wheels are built again and are the same
+	@rm -rf build/image build/again
+	@if [ -n "$$TEST_IMAGE_HOME" ]; then mkdir -p build/image && "$$TEST_IMAGE_HOME/podman" save --quiet --format oci-dir \
+		--output build/image/$(ARCHITECTURE) localhost/kvbus:ci; fi
+	@$(MAKE) --no-print-directory assemble TAG= ARGS=--rehearsal
+	@$(DATED) $(BUILD)/bin/python -m hatchling build -d build/again >/dev/null 2>&1
+	@$(DATED) $(BUILD)/bin/python client_wheel.py build/again >/dev/null
+	@for file in build/again/*; do cmp "$$file" build/release/$$(basename $$file) || exit 1; done
+	@TEST_RELEASE=build/release $(BIN)/python -m pytest -q tests/docs/test_release.py -k the_files
 
 version: ## the version, that of pyproject.toml
 	@echo $(VERSION)

@@ -3,6 +3,8 @@
 #
 #   .ci/routers.sh DIR [NAME...]       into DIR; TEST_ROUTERS_HOME=DIR names them to the tests
 #
+# With NEWEST=1 it is the newest release of each, in a directory of its own: what would be pinned next.
+#
 # NAME is llmd (Go), aibrix (Go, gcc, Debian's libzmq, unpacked), vllm-router, smg or dynamo (Python); by default all of
 # them but dynamo, which .ci/run has a step for.
 # Exit code 1: what it takes is there, and a program does not build; 69: one cannot be had here, and is said to be missing.
@@ -14,17 +16,22 @@ shift
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 PATH=$PATH:/usr/local/go/bin # where Go's own installer puts it
 
-go_program() { # $1: name, rest: arguments of go build; go.sum holds what the modules must be
-    local name=$1
-    shift
+go_program() { # $1: name, $2: the router's module, rest: arguments of go build; go.sum holds what the modules must be
+    local name=$1 module=$2
+    shift 2
     (
         cd "tests/interop/$name"
+        if [[ -n ${NEWEST:-} ]]; then
+            rm -rf "$home/source-$name" && cp -R . "$home/source-$name" && cd "$home/source-$name"
+            go get "$module@latest" && go mod tidy || exit $unavailable
+            go list -m "$module"
+        fi
         go version && go mod download || exit $unavailable
         go build -mod=readonly -trimpath "$@" -o "$home/$name" . || exit 1
     )
 }
 
-llmd() { CGO_ENABLED=0 go_program llmd; }
+llmd() { CGO_ENABLED=0 go_program llmd github.com/llm-d/llm-d-kv-cache; }
 
 # its ZMQ client is libzmq by cgo: headers and library are unpacked, not installed
 aibrix() {
@@ -46,14 +53,16 @@ aibrix() {
         "$lib" "$home/libzmq/usr/include" >"$home/libzmq/libzmq.pc"
     # the old kind of rpath: it finds what libzmq itself needs too
     PKG_CONFIG_LIBDIR="$home/libzmq" CGO_LDFLAGS_ALLOW='-Wl,.*' \
-        CGO_LDFLAGS="-Wl,--disable-new-dtags -Wl,-rpath,$lib -Wl,-rpath-link,$lib" go_program aibrix -tags zmq
+        CGO_LDFLAGS="-Wl,--disable-new-dtags -Wl,-rpath,$lib -Wl,-rpath-link,$lib" go_program aibrix github.com/vllm-project/aibrix -tags zmq
 }
 
 python_router() { # $1: name; pinned with hashes
     local venv=$home/$1 lock=.ci/$1.lock
+    local -a wanted=(--require-hashes -r "$lock")
+    if [[ -n ${NEWEST:-} ]]; then mapfile -t wanted < <(sed -n 's/^\([A-Za-z0-9._-]*\)==.*/\1/p' "$lock"); fi
     if [[ ! -f $venv/.installed || $lock -nt $venv/.installed ]]; then
         "${PYTHON:-python3}" -m venv "$venv" &&
-            "$venv/bin/python" -m pip install --quiet --require-hashes --only-binary :all: -r "$lock" &&
+            "$venv/bin/python" -m pip install --quiet --only-binary :all: "${wanted[@]}" &&
             touch "$venv/.installed" || return $unavailable
     fi
 }

@@ -13,8 +13,11 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests import budget
-from tests.log import broker
+from tests.log import broker, nats_server, redis_server
 from tests.sharing import Scheduling
+
+# aiohttp reads the machine's authorities when it is imported, 50 ms in each process; tests trust only their own
+os.environ["SSL_CERT_FILE"] = os.devnull
 
 settings.register_profile(
     "default",
@@ -48,6 +51,32 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[broker.Broker]:
     if not os.environ.get(broker.HOME_ENV):
         pytest.skip(broker.MISSING)
     running = broker.Broker(tmp_path_factory.mktemp("kafka"))
+    try:
+        running.start()
+        yield running
+    finally:
+        running.kill()
+
+
+@pytest.fixture(scope="session")
+def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[nats_server.NatsServer]:
+    """A running nats-server, or a skip that says what is missing."""
+    if nats_server.command() is None:
+        pytest.skip(nats_server.MISSING)
+    running = nats_server.NatsServer(tmp_path_factory.mktemp("nats"))
+    try:
+        running.start()
+        yield running
+    finally:
+        running.kill()
+
+
+@pytest.fixture(scope="session")
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[redis_server.RedisServer]:
+    """A running Redis or Valkey, or a skip that says what is missing."""
+    if redis_server.command() is None:
+        pytest.skip(redis_server.MISSING)
+    running = redis_server.RedisServer(tmp_path_factory.mktemp("redis"))
     try:
         running.start()
         yield running

@@ -18,13 +18,16 @@ TOGETHER: Final = (
     "tests/monitoring/",
     "tests/wire/test_goldens.py",
 )
-"""What the names of tests begin with that share a worker. So do the cases ``kafka`` of all suites: one broker runs."""
+"""What the names of tests begin with that share a worker. So do the cases ``kafka`` of all suites, and the tests of Kafka alone: one broker
+runs. Likewise ``nats`` and ``redis``.
+"""
 
 
 def place(nodeid: str) -> str:
     """What a test shares a worker with; its own name if with nothing."""
-    if "[kafka" in nodeid:
-        return "kafka"
+    for server in ("kafka", "nats", "redis"):
+        if f"[{server}" in nodeid or nodeid.startswith(f"tests/log/test_{server}_"):
+            return server
     return next((each for each in TOGETHER if nodeid.startswith(each)), nodeid)
 
 

@@ -12,6 +12,8 @@ from typing import Any, Final
 import pytest
 from ruamel.yaml import YAML
 
+from release import ARCHITECTURES
+
 ROOT: Final = Path(__file__).parents[2]
 GITHUB: Final = ROOT / ".github"
 WORKFLOWS: Final = sorted((GITHUB / "workflows").glob("*.yml"))
@@ -51,7 +53,7 @@ def targets() -> set[str]:
 
 
 def test_there_are_workflows() -> None:
-    assert [path.name for path in WORKFLOWS] == ["ci.yml", "conform.yml", "release.yml", "site.yml"]
+    assert [path.name for path in WORKFLOWS] == ["ci.yml", "conform.yml", "newest.yml", "release.yml", "site.yml"]
 
 
 @each_workflow
@@ -74,11 +76,13 @@ def test_every_python_of_the_classifiers_is_tested_and_no_other() -> None:
     assert PROJECT["requires-python"] == f">={said[0]}"
 
 
-def test_the_image_is_built_for_both_architectures_before_and_at_a_release() -> None:
-    both = ["linux/amd64", "linux/arm64"]
-    assert jobs(GITHUB / "workflows" / "ci.yml")["image"]["strategy"]["matrix"]["platform"] == both
+def test_the_image_is_built_on_both_architectures_and_pushed_as_it_was_built() -> None:
+    built = jobs(GITHUB / "workflows" / "ci.yml")["image"]["strategy"]["matrix"]["include"]
+    assert [each["architecture"] for each in built] == list(ARCHITECTURES)
+    assert len({each["machine"] for each in built}) == len(built)
     pushed = "\n".join(commands(GITHUB / "workflows" / "release.yml"))
-    assert re.findall(r"make image PLATFORMS=(\S+)", pushed) == [",".join(both)]
+    assert re.findall(r"for architecture in (.+); do", pushed) == [" ".join(ARCHITECTURES)]
+    assert "make image" not in pushed
 
 
 @each_workflow
@@ -104,7 +108,11 @@ def test_rights_are_read_only_except_where_something_is_published(path: Path) ->
         if how == "write"
     }
     publishing = {
-        "release.yml": {("pypi", "id-token"), ("image", "packages")},
+        "release.yml": {
+            *{("registry", right) for right in ("packages", "id-token", "attestations")},
+            *{("forge", right) for right in ("contents", "id-token", "attestations")},
+            ("pypi", "id-token"),
+        },
         "site.yml": {("publish", "id-token"), ("publish", "pages")},
     }
     assert given == publishing.get(path.name, set())
@@ -130,9 +138,32 @@ def test_every_job_ends_and_a_newer_run_does_not_meet_an_older_one(path: Path) -
 
 def test_nothing_is_published_that_was_not_tested() -> None:
     release = jobs(GITHUB / "workflows" / "release.yml")
-    assert release["ci"]["uses"] == "./.github/workflows/ci.yml"
-    assert {name for name, job in release.items() if "permissions" in job} == {"pypi", "image"}
-    assert release["pypi"]["needs"] == release["image"]["needs"] == "ci"
+    assert release["ci"] == {"needs": "check", "uses": "./.github/workflows/ci.yml"}
+    assert release["assemble"]["needs"] == "ci"
+    assert {name for name, job in release.items() if "permissions" in job} == {"pypi", "registry", "forge"}
+    assert release["pypi"]["needs"] == release["registry"]["needs"] == "assemble"
+    assert release["forge"]["needs"] == ["pypi", "registry"]
+
+
+def test_a_release_has_no_secret_and_what_it_publishes_is_signed() -> None:
+    text = (GITHUB / "workflows" / "release.yml").read_text()
+    assert "secrets." not in text
+    release = jobs(GITHUB / "workflows" / "release.yml")
+    for name in ("registry", "forge"):
+        uses = " ".join(step.get("uses", "") for step in release[name]["steps"])
+        assert "sigstore/cosign-installer@" in uses
+        assert "actions/attest-build-provenance@" in uses
+    signed = "\n".join(commands(GITHUB / "workflows" / "release.yml"))
+    assert re.findall(r"cosign (\S+) --yes", signed) == ["sign", "attest", "sign", "sign-blob"]
+
+
+def test_what_is_between_engines_and_routers_is_run_with_the_newest_of_each() -> None:
+    found = jobs(GITHUB / "workflows" / "newest.yml")
+    described = (ROOT / ".ci" / "routers.sh").read_text().split("# NAME is ", 1)[1].split("by default", 1)[0]
+    routers = found["routers"]["strategy"]["matrix"]["router"]
+    assert sorted(routers) == sorted(re.findall(r"\b(llmd|aibrix|vllm-router|smg|dynamo)\b", described))
+    assert any(".ci/engines.sh" in step.get("run", "") for step in found["engines"]["steps"])
+    assert found["engines"]["env"] == {"NEWEST": "1"}
 
 
 @each_workflow

@@ -9,7 +9,7 @@ from kvbus.core.blocks.index import Index
 from kvbus.core.blocks.size import chunk_bytes
 from kvbus.core.normalizing.normalizer import Normalizer
 from kvbus.core.sequencing.sequencer import Sequencer
-from kvbus.core.stats import SourceStats
+from kvbus.core.source_stats import SourceStats
 
 
 class Counted(Protocol):

@@ -68,15 +68,13 @@ class TopicRouter:
 
     def blocks(self, topic: bytes) -> set[int | bytes]:
         """The hashes of the blocks that it believes are with this worker, after whatever has arrived."""
-        self.read()
-        view = self.views.get(topic)
-        return set() if view is None else {block for _, _, block in view.blocks}
+        return self.held.get(topic, set())
 
     @property
     def held(self) -> dict[bytes, set[int | bytes]]:
         """What it believes of every worker that has any block."""
         self.read()
-        return {topic: blocks for topic in self.views if (blocks := self.blocks(topic))}
+        return {topic: {block for _, _, block in view.blocks} for topic, view in self.views.items() if view.blocks}
 
     def read(self) -> None:
         """Take in whatever has arrived."""
