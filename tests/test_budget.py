@@ -13,10 +13,12 @@ from tests.budget import FILE, FLOOR, cpu_seconds, directory_of, ends_servers, o
 pytest_plugins = ["pytester"]
 
 CONFTEST = """
-from tests.budget import Budgets
+from tests import budget
 
 def pytest_configure(config):
-    config.pluginmanager.register(Budgets({{"quick": {budget}}}, 0.01, enforced={enforced}))
+    budget.FLOOR = 0.1
+    budget.slowness = lambda: {slower}
+    config.pluginmanager.register(budget.Budgets({{"quick": {budget}}}, enforced={enforced}))
 """
 BUSY = """
 import time
@@ -71,18 +73,23 @@ def test_every_directory_of_tests_has_a_budget() -> None:
 
 
 @pytest.mark.parametrize("workers", [[], ["-n", "1"]], ids=["alone", "xdist"])
-@pytest.mark.parametrize(("budget", "enforced", "code"), [(5, True, 1), (1000, True, 0), (5, False, 0)])
+@pytest.mark.parametrize(
+    ("budget", "slower", "enforced", "code"),
+    [(0.05, 1, True, 1), (10, 1, True, 0), (0.05, 1, False, 0), (0.05, 100, True, 0)],
+    ids=["too much", "enough", "not enforced", "a slow CPU"],
+)
 def test_a_session_fails_where_a_directory_takes_too_much(
     pytester: pytest.Pytester,
     monkeypatch: pytest.MonkeyPatch,
     workers: list[str],
-    budget: int,
+    budget: float,
+    slower: int,
     enforced: bool,
     code: int,
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
-    pytester.makeconftest(CONFTEST.format(budget=budget, enforced=enforced))
+    pytester.makeconftest(CONFTEST.format(budget=budget, slower=slower, enforced=enforced))
     tests = pytester.mkdir("tests") / "quick"
     tests.mkdir()
     (tests / "test_busy.py").write_text(BUSY)

@@ -6,6 +6,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from kvbus.config import Config, FoundRank, FoundSource, OutputConfig, SourceConfig, load, render_topic
+from kvbus.config.kafka import KafkaTopic
+from kvbus.config.nats import NatsStream
+from kvbus.config.redis import RedisKeys
 from kvbus.core.wire.profiles import PROFILES
 
 TWO = """
@@ -133,3 +136,15 @@ def test_a_source_that_was_found_has_its_ranks_where_they_were_found():
 def test_what_a_removal_means_is_presumed_only_where_nobody_can_be_asked(read, said, asked, unasked):
     text = f"{said}\n{TWO}".replace("{name: a,", "{name: a, api: 'http://127.0.0.1:8000',")
     assert [stream.duplicates for stream in read(text).streams()] == [asked, asked, unasked]
+
+
+@pytest.mark.parametrize(
+    ("type_", "keys"), [("kafka", KafkaTopic), ("nats", NatsStream), ("redis", RedisKeys), ("zmq", None)]
+)
+def test_which_log_an_output_is(type_, keys):
+    assert OutputConfig(type=type_).log == (keys and keys())
+    if keys is not None:
+        said = keys(cluster="east")
+        output = OutputConfig(type=type_, **{type_: said})
+        assert output.log == said
+        assert output.stream_endpoints(3) == output.stream_endpoints(0), "every stream is at the same address"
