@@ -21,6 +21,7 @@ from kvbus.core.relay import Relay
 from kvbus.core.sequencing.settings import State
 from kvbus.core.source import Source
 from kvbus.core.types import CacheReset
+from kvbus.tasks import end_tasks
 from kvbus.transport import engine_api
 
 log = logging.getLogger("kvbus.daemon.cache_reset")
@@ -68,9 +69,7 @@ class CacheResets:
 
     async def close(self) -> None:
         """Stop asking."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(self._tasks)
 
     def _source(self, slot: int) -> Source:
         return self._observed.relay.sources[slot]

@@ -24,6 +24,7 @@ from kvbus.daemon.placement import Placement
 from kvbus.daemon.source_sockets import SourceSockets
 from kvbus.discovery.contract import Carrier, Discoverer, DiscoveryError, Engine, Services
 from kvbus.errors import KvbusError
+from kvbus.tasks import end_tasks
 from kvbus.telemetry.discovery import DiscoveryStats
 
 log = logging.getLogger("kvbus.daemon.discovery")
@@ -129,7 +130,7 @@ class Discovery:
     async def close(self) -> None:
         """Ask no more, and change nothing any more."""
         tasks = [entry.task for entry in self._entries.values()]
-        await _cancel([*tasks, self._applying])
+        await end_tasks([*tasks, self._applying])
 
     def look(self) -> None:
         """Tell discoverers that engines they have found have lost their connections."""
@@ -167,7 +168,7 @@ class Discovery:
                 # who brings what engines publish begins with none: what the one before has brought ends with it
                 carries = old is not None and isinstance(old.discoverer, Carrier)
                 self._entries[source.name] = Entry(source, None if carries else old)
-        await _cancel([entry.task for entry in before.values()])
+        await end_tasks(entry.task for entry in before.values())
         for entry in self._entries.values():
             if entry.task is None:
                 self._follow(entry)
@@ -298,10 +299,3 @@ class Discovery:
 def _same(one: SourceConfig, other: SourceConfig) -> bool:
     """Whether both find the same engines."""
     return one.discover == other.discover and one.data_parallel_size == other.data_parallel_size
-
-
-async def _cancel(tasks: Sequence[asyncio.Task[None] | None]) -> None:
-    for task in tasks:
-        if task is not None:
-            task.cancel()
-    await asyncio.gather(*(task for task in tasks if task is not None), return_exceptions=True)

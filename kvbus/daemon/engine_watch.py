@@ -19,6 +19,7 @@ import aiohttp
 
 from kvbus.core.events import CopiesRemovedEach, EngineEmptied, RelayEvent
 from kvbus.daemon.cache_reset import Observed
+from kvbus.tasks import end_tasks
 from kvbus.transport import engine_api
 
 log = logging.getLogger("kvbus.daemon.engine_watch")
@@ -58,9 +59,7 @@ class EngineWatch:
 
     async def close(self) -> None:
         """Stop asking."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await end_tasks([self._task])
 
     async def _run(self) -> None:
         while True:

@@ -15,6 +15,7 @@ from kvbus.config import SourceStream
 from kvbus.core.events import RelayEvent, SourceUnreachable
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.phases import SEPARATED
+from kvbus.tasks import end_tasks
 from kvbus.transport.curve import Curve
 from kvbus.transport.reach.dialling import dial
 from kvbus.transport.zmtp.roles import Role
@@ -83,10 +84,7 @@ class Unreachable:
 
     async def close(self) -> None:
         """Stop dialling."""
-        dials = list(self._dials.values())
-        for task in dials:
-            task.cancel()
-        await asyncio.gather(*dials, return_exceptions=True)
+        await end_tasks(self._dials.values())
 
     def _begin(self, slot: int, stream: SourceStream) -> None:
         if stream.bind:

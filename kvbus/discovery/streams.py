@@ -25,6 +25,7 @@ from kvbus.discovery.contract import DiscoveryError, Engine, Publisher, fitting_
 from kvbus.log.contract import Log, Pointer, Reader, UnavailableError
 from kvbus.log.follower import LEASE_TTL
 from kvbus.log.relayed import Relayed
+from kvbus.tasks import end_tasks
 
 LOOK: Final = 2.0
 """Seconds between two looks for new streams."""
@@ -164,9 +165,7 @@ class LogStreams:
             self._reach(reached=False)
             raise DiscoveryError(f"{self._where}: {error}") from error
         finally:
-            if looking is not None:
-                looking.cancel()
-                await asyncio.gather(looking, return_exceptions=True)
+            await end_tasks([looking])
             if reader is not None:
                 await reader.close()
             await log.close()

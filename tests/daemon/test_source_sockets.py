@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+import resource
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
 
 import pytest
 import zmq
@@ -17,6 +19,7 @@ from kvbus.core.events import (
     ReplayAborted,
     ReplayReceived,
     RequestSent,
+    RequestWaits,
     SnapshotReceived,
     SourceDown,
     SourceUp,
@@ -40,12 +43,13 @@ SMALL = PeerPolicy(max_frame_bytes=1000)
 class Opened:
     """The sockets of a source in slot 3, and the events that came."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], carrier: Any = None) -> None:
         self.endpoint, self.replay, self.snapshot = (f"tcp://127.0.0.1:{port}" for port in free_ports(3))
         self.events: list[RelayEvent] = []
         self.bursts = 0
         self.latency = Histogram((1.0,))
-        self.sockets = SourceSockets(context, self.events.append, self.events.append, self._drained, self.latency)
+        feed = self.events.append
+        self.sockets = SourceSockets(context, feed, feed, self._drained, self.latency, carrier=lambda _: carrier)
 
     def _drained(self) -> None:
         self.bursts += 1
@@ -53,6 +57,13 @@ class Opened:
     def open(self, policy: PeerPolicy = PLAIN) -> None:
         stream = SourceStream("engine", 0, 0, self.endpoint, self.replay, self.snapshot, False, b"", "auto", "count", 3)
         self.sockets.open(stream, policy)
+
+    async def answered(self, *numbers: int) -> None:
+        await eventually(lambda: {event.request for event in self.replayed} >= {*numbers}, f"answers to {numbers}")
+
+    @property
+    def replayed(self) -> list[ReplayReceived]:
+        return [event for event in self.events if isinstance(event, ReplayReceived)]
 
     def engine(self) -> EnginePublisher:
         return EnginePublisher(self.endpoint, self.replay, bind=True)
@@ -166,6 +177,84 @@ async def test_what_waits_ends_with_its_source(opened: Opened) -> None:
         await engine.wait_for_subscriber(60)
     assert not opened.of(RequestSent)
     assert {event.request for event in opened.events if isinstance(event, ReplayReceived)} == {2}
+
+
+@pytest.fixture
+def room_for_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 64))
+
+
+@pytest.mark.usefixtures("room_for_one_request")
+async def test_requests_for_which_there_is_no_room_are_sent_oldest_first(opened: Opened) -> None:
+    opened.open()
+    for number in (1, 2, 3, 4):
+        opened.sockets.ask(RequestReplay(3, number, 0))
+    assert not opened.events, "not within the call: the relay is busy with what asked"
+    await eventually(lambda: len(opened.of(RequestWaits)) == 3, "they say that they wait")
+    assert opened.of(RequestWaits) == [RequestWaits(3, number) for number in (2, 3, 4)]
+    async with opened.engine():
+        await opened.answered(1)
+        opened.sockets.cancel(CancelReplay(3, 3))
+        for over, following in ((1, 2), (2, 4)):
+            opened.sockets.cancel(CancelReplay(3, over))
+            await opened.answered(following)
+    assert opened.of(RequestSent) == [RequestSent(3, number, sent=True) for number in (2, 4)]
+    assert {event.request for event in opened.replayed} == {1, 2, 4}
+
+
+@pytest.mark.usefixtures("room_for_one_request")
+async def test_requests_that_wait_end_with_their_source(opened: Opened) -> None:
+    opened.open()
+    for number in (1, 2):
+        opened.sockets.ask(RequestReplay(3, number, 0))
+    opened.sockets.close(3)
+    opened.open()
+    opened.sockets.ask(RequestReplay(3, 3, 0))
+    async with opened.engine():
+        await opened.answered(3)
+    opened.sockets.ask(RequestReplay(3, 4, 0))
+    opened.sockets.close_all()
+    assert {event.request for event in opened.replayed} == {3}
+    assert opened.of(RequestWaits) == []
+
+
+async def test_without_a_limit_no_request_waits(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    opened.open()
+    async with opened.engine():
+        for number in range(10):
+            opened.sockets.ask(RequestReplay(3, number, 0))
+        await opened.answered(*range(10))
+    assert opened.of(RequestWaits) == opened.of(RequestSent) == []
+
+
+class CarrierOfOne:
+    """Who has found a source, and brings what it publishes."""
+
+    def __init__(self) -> None:
+        self.feeds: dict[int, tuple[str, Callable[[RelayEvent], None], Callable[[], None]]] = {}
+
+    def open(self, endpoint: str, slot: int, feed: Callable[[RelayEvent], None], drained: Callable[[], None]) -> None:
+        self.feeds[slot] = endpoint, feed, drained
+
+    def close(self, slot: int) -> None:
+        del self.feeds[slot]
+
+
+async def test_what_a_carrier_brings_has_no_socket(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    carrier = CarrierOfOne()
+    opened = Opened(context, carrier)
+    opened.open()
+    endpoint, feed, drained = carrier.feeds[3]
+    assert endpoint == opened.endpoint
+    feed(BatchReceived(3, [b"", bytes(8), b"payload"]))
+    drained()
+    assert (len(opened.events), opened.bursts) == (1, 1)
+    assert opened.sockets.is_open(3)
+    assert opened.sockets.dialled_in(3) is None
+    opened.sockets.close_all()
+    assert carrier.feeds == {}
+    assert not opened.sockets.is_open(3)
 
 
 async def test_a_frame_over_the_limit_is_an_event(opened: Opened) -> None:

@@ -1,0 +1,27 @@
+"""Tasks that are to end, and do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any, Final
+
+AGAIN: Final = 5.0
+"""Seconds that a task may take to clean up before it is cancelled once more."""
+
+
+async def end_tasks(tasks: Iterable[asyncio.Task[Any] | None]) -> None:
+    """Cancel tasks, and wait until each of them has ended, however it does.
+
+    A cancellation can be lost: before Python 3.12 ``asyncio.wait_for`` forgets it where what it waits for comes in the
+    same turn of the loop (python/cpython#86296), and dnspython and nats-py wait so. Such a task goes on as if nobody
+    had said anything, so it is told again.
+    """
+    left = {task for task in tasks if task is not None}
+    while left:
+        for task in left:
+            task.cancel()
+        done, left = await asyncio.wait(left, timeout=AGAIN)
+        for task in done:
+            if not task.cancelled():
+                task.exception()  # nobody else asks, and asyncio would complain of that

@@ -1,0 +1,89 @@
+"""Tasks end: those that clean up, that fail, and that lose their cancellation."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from kvbus import tasks
+from kvbus.tasks import end_tasks
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch):
+    monkeypatch.setattr(tasks, "AGAIN", 0.05)
+
+
+async def test_tasks_that_wait_fail_and_have_ended():
+    async def fails_at_the_end():
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            raise ValueError("at the end")
+
+    each = [asyncio.create_task(asyncio.sleep(3600)), asyncio.create_task(fails_at_the_end()), None]
+    ended = asyncio.create_task(asyncio.sleep(0))
+    await ended
+    await asyncio.sleep(0)
+    await end_tasks([*each, ended])
+    assert all(task is None or task.done() for task in each)
+    await end_tasks([])
+
+
+async def test_who_cleans_up_is_waited_for(monkeypatch):
+    monkeypatch.setattr(tasks, "AGAIN", 60.0)
+    cleaned = []
+
+    async def cleans_up():
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            await asyncio.sleep(0.1)
+            cleaned.append(True)
+
+    task = asyncio.create_task(cleans_up())
+    await asyncio.sleep(0)
+    await end_tasks([task])
+    assert cleaned == [True]
+
+
+async def test_a_cancellation_that_was_lost_is_not_the_last_one():
+    """As `asyncio.wait_for` of Python 3.11 loses it, when what it waits for comes in the turn of the cancellation."""
+    lost = 0
+
+    async def asks_for_ever():
+        nonlocal lost
+        while True:
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                lost += 1
+                if lost == 3:
+                    raise
+
+    task = asyncio.create_task(asks_for_ever())
+    await asyncio.sleep(0)
+    begin = time.monotonic()
+    await asyncio.wait_for(end_tasks([task]), 60)
+    assert lost == 3
+    assert task.cancelled()
+    assert time.monotonic() - begin >= 0.1
+
+
+async def test_the_answer_comes_in_the_turn_of_the_cancellation():
+    """The wait of dnspython and nats-py itself, on whatever Python this is."""
+    answered = asyncio.Event()
+
+    async def asks_for_ever():
+        while True:
+            answer = asyncio.get_running_loop().create_future()
+            asyncio.get_running_loop().call_soon(answer.set_result, None)
+            await asyncio.wait_for(answer, 60)
+            answered.set()
+
+    asking = [asyncio.create_task(asks_for_ever()) for _ in range(50)]
+    await answered.wait()
+    await asyncio.wait_for(end_tasks(asking), 60)
+    assert all(task.done() for task in asking)
