@@ -32,6 +32,9 @@ FLOOR: Final = 3.0
 REFERENCE: Final = 0.004
 """CPU seconds of the fixed piece of work where the budgets were measured, with nothing beside it."""
 
+DEAREST: Final = 20
+"""Tests that are named at the end."""
+
 EVERY: Final = 3.0
 """CPU seconds of tests between two times that the piece of work is done."""
 
@@ -87,6 +90,7 @@ class Budgets:
     def __init__(self, budgets: Mapping[str, float], *, enforced: bool) -> None:
         self.cpu: dict[str, float] = defaultdict(float)
         self.wall: dict[str, float] = defaultdict(float)
+        self.tests: dict[str, float] = defaultdict(float)
         self.slower: list[float] = []
         self.wrong: list[str] = []
         self._budgets = budgets
@@ -111,7 +115,9 @@ class Budgets:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         name = directory_of(report.nodeid)
-        self.cpu[name] += getattr(report, "cpu_seconds", 0.0)  # a crashed worker's report has none
+        taken = getattr(report, "cpu_seconds", 0.0)  # a crashed worker's report has none
+        self.cpu[name] += taken
+        self.tests[report.nodeid] += taken
         self.wall[name] += report.duration
         if (slower := getattr(report, "slowness", None)) is not None:
             self.slower.append(slower)
@@ -137,6 +143,8 @@ class Budgets:
         for name, seconds in sorted(self.cpu.items(), key=lambda pair: -pair[1]):
             budget = self._budgets.get(name, 0.0)
             terminalreporter.line(f"{name:14} {seconds:7.1f} CPU s of {budget:5g}  {self.wall[name]:7.1f} s")
+        for nodeid, seconds in sorted(self.tests.items(), key=lambda pair: -pair[1])[:DEAREST]:
+            terminalreporter.line(f"{seconds:7.1f} CPU s of {nodeid}")
         for line in self.wrong:
             terminalreporter.line(f"OVER BUDGET {line}", red=True)
 
