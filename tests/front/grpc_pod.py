@@ -101,6 +101,15 @@ async def _messages(context: aio.ServicerContext) -> AsyncIterator[bytes]:
         yield each
 
 
+async def serve(api: GrpcApi, port: int) -> aio.Server:
+    """Have the API at a port of loopback."""
+    server = aio.server(options=[("grpc.so_reuseport", 0), *UNLIMITED])
+    server.add_generic_rpc_handlers((api,))
+    server.add_insecure_port(f"127.0.0.1:{port}")
+    await server.start()
+    return server
+
+
 class GrpcPod:
     """The parts, and how the front is called."""
 
@@ -130,11 +139,7 @@ async def running_grpc_pod(front: dict[str, Any] | None = None, **settings: Any)
     (port,) = free_ports(1)
 
     async def start_engine() -> aio.Server:
-        server = aio.server(options=[("grpc.so_reuseport", 0), *UNLIMITED])
-        server.add_generic_rpc_handlers((api,))
-        server.add_insecure_port(f"127.0.0.1:{port}")
-        await server.start()
-        return server
+        return await serve(api, port)
 
     keys = {"listen": "127.0.0.1:0", "engine": f"127.0.0.1:{port}", **(front or {})}
     server = await start_engine()

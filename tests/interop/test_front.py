@@ -6,7 +6,7 @@ The engine's API names the engine's own endpoints, as it does without kvbus.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -18,21 +18,28 @@ from .cache import Cache
 from .kinds import VLLM_ROUTER, vllm_router
 from .routers import Stream
 from .test_interpose import exact
+from .vllm_grpc import VllmRouterByGrpc
+from .vllm_router import VllmRouter
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("key", ["front", "front_grpc"])
 @pytest.mark.parametrize("engine_says", ["replay", "no replay", "nothing"])
-async def test_the_vllm_router_reads_kvbus_because_the_front_says_so(engine_says: str, tmp_path: Path) -> None:
+async def test_the_vllm_router_reads_kvbus_because_the_front_says_so(
+    engine_says: str, key: str, tmp_path: Path
+) -> None:
     """It joins late; batches are lost on their way; the engine restarts. What it serves goes through the front."""
     if lacking := VLLM_ROUTER():
         pytest.skip(lacking)
     port = free_port()
-    router = vllm_router(tmp_path, "router", replays=engine_says == "replay", front=port)
-    front = {"listen": f"127.0.0.1:{port}", "engine": router.worker}
-    async with running_bus(front=front, output={"profile": "vllm-router"}) as bus, contextlib.AsyncExitStack() as stack:
+    kind = VllmRouter if key == "front" else VllmRouterByGrpc
+    router = vllm_router(tmp_path, "router", replays=engine_says == "replay", front=port, kind=kind)
+    front = {"listen": f"127.0.0.1:{port}", "engine": router.worker.removeprefix("grpc://")}
+    profile: dict[str, Any] = {"output": {"profile": "vllm-router"}, key: front}
+    async with running_bus(**profile) as bus, contextlib.AsyncExitStack() as stack:
         cache = Cache(seed=0)
         engine = EnginePublisher(bus.engine, bus.engine_replay, bind=True)
         await stack.enter_async_context(engine)
@@ -52,9 +59,9 @@ async def test_the_vllm_router_reads_kvbus_because_the_front_says_so(engine_says
         for _ in range(60):
             engine.publish(cache.batch())
         await exact(router, cache, "after a restart of the engine")
-        stats = bus.daemon.front_stats
-        assert stats is not None
-        assert stats.requests["answered"] >= 1
-        assert stats.requests["passed"] > 10
-        assert set(+stats.requests) <= {"answered", "passed", "client_gone"}
+        http, grpc = bus.daemon.front_stats, bus.daemon.front_grpc_stats
+        outcomes = http.requests if http is not None else grpc.calls if grpc is not None else {}
+        assert outcomes["answered"] >= 1
+        assert outcomes["passed"] > 10
+        assert {outcome for outcome, times in outcomes.items() if times} <= {"answered", "passed", "client_gone"}
         assert bus.daemon.output_stats[0].routers == 1
