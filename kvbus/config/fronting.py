@@ -1,4 +1,4 @@
-"""What ``front`` and ``front_grpc`` demand: an engine that is not kvbus itself, its source, and endpoints that can be given."""
+"""What ``front`` and ``front_grpc`` demand: an engine other than kvbus, its source, and endpoints to give."""
 
 from __future__ import annotations
 

@@ -8,16 +8,16 @@ from kvbus.config import Config, SourceStream, parts
 from kvbus.config.front import Fronting
 from kvbus.telemetry.front import CallStats, FrontStats
 
-Stats = TypeVar("Stats", covariant=True)
+Stats_co = TypeVar("Stats_co", covariant=True)
 
 
-class Front(Protocol[Stats]):
+class Front(Protocol[Stats_co]):
     """A part, as far as the daemon knows it."""
 
     address: tuple[str, int] | None
 
     @property
-    def stats(self) -> Stats:
+    def stats(self) -> Stats_co:
         """What it counts."""
 
     async def start(self) -> None:

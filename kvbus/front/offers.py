@@ -34,7 +34,7 @@ def offers(observed: Observed, front: Fronting, host: str) -> Offers:
     if not streams:
         raise UnanswerableError("kvbus does not know yet where the engine publishes")
     if len({names[stream.index] for stream in streams}) > 1:
-        raise UnanswerableError("kvbus has several engines, and the front's source does not say which of them this one is")
+        raise UnanswerableError("kvbus has several engines, and the front's source does not say which this one is")
     number = front.number_of_output(config.outputs)
     output = config.outputs[number or 0]
     if output.layout == "merged" and len(streams) > 1:

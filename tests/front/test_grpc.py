@@ -257,8 +257,6 @@ async def test_the_end_ends_what_is_under_way() -> None:
         assert (await refused(call)).code() in (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE)
 
 
-@pytest.mark.parametrize(
-    ("peer", "here"), [("ipv4:127.0.0.1:4711", "127.0.0.1"), ("ipv6:%5B::1%5D:4711", "[::1]")]
-)
+@pytest.mark.parametrize(("peer", "here"), [("ipv4:127.0.0.1:4711", "127.0.0.1"), ("ipv6:%5B::1%5D:4711", "[::1]")])
 def test_the_address_from_which_a_peer_is_reached(peer: str, here: str) -> None:
     assert _here(peer) == here
