@@ -165,8 +165,8 @@ class GrpcFront:
                 await self._end(call, context, begun=False)
             answer = None
         try:
-            told = self._offers(context)
-            said = of_kvbus(told) if answer is None else of_vllm(answer, told)
+            offered = self._offers(context)
+            said = of_kvbus(offered) if answer is None else of_vllm(answer, offered)
         except DiscoveryError as error:
             log.warning("%s: %s", ASKED, error)
             self.stats.calls["unanswered"] += 1
