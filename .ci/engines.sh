@@ -31,6 +31,7 @@ modules = (
     "vllm/distributed/kv_events.py",
     "sglang/srt/disaggregation/kv_events.py",
     "sglang/srt/utils/network.py",
+    "vllm/vllm-rs",
 )
 for wheel in map(Path, sys.argv[2:]):
     name, version, _ = wheel.name.split("-", 2)

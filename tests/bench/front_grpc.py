@@ -7,6 +7,7 @@ alone, beside that of the double and the client together for the same thing with
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import statistics
 import sys
@@ -30,7 +31,7 @@ class Engine(GrpcApi):
     async def tokens(self, _: str, context: aio.ServicerContext) -> None:
         """What is asked for: messages, and seconds between two of them."""
         count, every = (await context.read()).split()
-        for _ in range(int(count)):
+        for _each in range(int(count)):
             await context.write(TOKEN)
             await asyncio.sleep(float(every))
 
@@ -99,11 +100,9 @@ async def measure() -> None:
         print(f"a call: {took:.0f} µs directly, {longer:.0f} µs through kvbus ({longer / took:.1f})")  # noqa: T201
         print(f"  {ours:.0f} µs CPU, {ours / theirs:.2f} of what client and engine spend ({theirs:.0f} µs)")  # noqa: T201
         for count, messages, every in STREAMS:
-            rows = []
-            for _ in range(3):
-                work = lambda channel: streams(channel, count, messages, every)  # noqa: B023, E731
-                rows.append(await costs(work, count * messages))
-            ours, theirs = (statistics.median(column) * 1e6 for column in zip(*rows, strict=True))
+            work = functools.partial(streams, count=count, messages=messages, every=every)
+            spent_on = [await costs(work, count * messages) for _ in range(3)]
+            ours, theirs = (statistics.median(column) * 1e6 for column in zip(*spent_on, strict=True))
             said = f"{count} streams, at most {count / every:.0f} messages a second: {ours:.0f} µs CPU a message"
             print(f"{said}, {ours / theirs:.2f} of what client and engine spend ({theirs:.0f} µs)")  # noqa: T201
 

@@ -119,6 +119,7 @@ class GrpcPod:
         self.port = port
         self.start_engine = start_engine
         self.server: aio.Server
+        self.channel: aio.Channel
         front = bus.daemon.fronts.grpc
         assert front is not None
         assert front.address is not None

@@ -15,7 +15,7 @@ from tests.front.grpc_pod import SOURCES, GrpcPod, message, running_grpc_pod
 from tests.ports import free_ports
 
 HERE = {0: Offer("tcp://*:7000", "tcp://*:7100", "", "h"), 300: Offer("tcp://a:7001", None, None, "h")}
-TAIL = {"f6": b"msgpack", "f7": 1, "f8": 10_000, "f9": 100_000, "f99": b"later", "f100": 7}
+TAIL: dict[str, bytes | int] = {"f6": b"msgpack", "f7": 1, "f8": 10_000, "f9": 100_000, "f99": b"later", "f100": 7}
 
 
 def source(rank: int, endpoint: bytes = b"tcp://*:5557", **more: bytes | int) -> bytes:
@@ -46,7 +46,7 @@ def test_an_engine_that_says_nothing_publishes_nothing() -> None:
 
 
 def test_of_kvbus_alone() -> None:
-    rest = {"f6": b"msgpack", "f7": 1}
+    rest: dict[str, bytes | int] = {"f6": b"msgpack", "f7": 1}
     assert of_kvbus(HERE) == message(
         f1=message(f1=b"zmq", f2=b"tcp://h:7000", f4=b"tcp://h:7100", f5=0, **rest),
         f1_b=message(f1=b"zmq", f2=b"tcp://a:7001", f5=300, **rest),
@@ -95,8 +95,8 @@ async def test_the_engine_is_asked_and_its_answer_changed(pod: GrpcPod) -> None:
 
 
 async def test_an_engine_without_the_method_is_answered_for(pod: GrpcPod) -> None:
-    rest = {"f5": 0, "f6": b"msgpack", "f7": 1}
-    endpoints = {"f2": pod.bus.out.encode(), "f4": pod.bus.out_replay.encode()}
+    rest: dict[str, bytes | int] = {"f5": 0, "f6": b"msgpack", "f7": 1}
+    endpoints: dict[str, bytes | int] = {"f2": pod.bus.out.encode(), "f4": pod.bus.out_replay.encode()}
     assert await pod.unary(SOURCES) == message(f1=message(f1=b"zmq", **endpoints, **rest))
     assert pod.stats.calls == {"answered": 1}
 

@@ -1,4 +1,4 @@
-"""Dynamo's unmodified worker beside an engine asks the gRPC front for the events, and the KvRouter has them of it."""
+"""Dynamo's own worker beside vLLM's own front end asks the gRPC front for events, and its KvRouter has them of it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kvbus.transport.engine.publisher import EnginePublisher
-from tests.front.grpc_pod import serve
 from tests.ports import free_ports
 from tests.system.bus import running_bus
 
+from . import vllm_frontend
 from .cache import BLOCK_SIZE, Cache
 from .dynamo import MASK, PYTHON_ENV
 from .test_dynamo_plane import Frontend
-from .vllm_grpc import HEALTH, VllmApi
+from .vllm_frontend import VllmFrontend
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -58,13 +58,14 @@ async def test_the_router_has_what_the_engine_has(tmp_path: Path) -> None:
     """The worker comes late; batches are lost; the engine restarts."""
     if not os.environ.get(PYTHON_ENV):
         pytest.skip(f"{PYTHON_ENV} names no Python with ai-dynamo-runtime (.ci/run sets it)")
-    engine_port, front_port = free_ports(2)
-    api = VllmApi(tmp_path / "model")
-    server = await serve(api, engine_port)
+    if lacking := vllm_frontend.lacking():
+        pytest.skip(lacking)
+    http_port, engine_port, front_port = free_ports(3)
     front = {"listen": f"127.0.0.1:{front_port}", "engine": f"127.0.0.1:{engine_port}"}
     env = {**PLANES, **HERE}
     async with running_bus(front_grpc=front, output={"profile": "dynamo"}) as bus, contextlib.AsyncExitStack() as stack:
-        api.publishes((bus.engine, bus.engine_replay))
+        publishes = [(bus.engine, bus.engine_replay)]
+        await stack.enter_async_context(VllmFrontend(tmp_path, http_port, engine_port, publishes))
         engine = await stack.enter_async_context(EnginePublisher(bus.engine, bus.engine_replay, bind=True))
         await engine.wait_for_subscriber(60)
         cache = Cache(seed=0)
@@ -98,6 +99,3 @@ async def test_the_router_has_what_the_engine_has(tmp_path: Path) -> None:
             assert stats is not None
             assert stats.calls["answered"] >= 1
             assert set(+stats.calls) <= {"answered", "passed", "client_gone"}
-            asked = [method for method, *_ in api.seen]
-            assert HEALTH in asked
-    await server.stop(None)

@@ -13,10 +13,11 @@ import aiohttp
 from aiohttp import web
 
 from tests.chaos.processes import Child
-from tests.ports import free_ports
+from tests.ports import free_port, free_ports
 
 from .cache import BLOCK_SIZE, Known
 from .routers import PATIENCE, Router, Stream
+from .vllm_frontend import VllmFrontend
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -145,3 +146,23 @@ def _paths(known: Known) -> list[tuple[list[int], list[int]]]:
             at = known[at].parent
         out.append((path, [token for block in path for token in known[block].tokens]))
     return out
+
+
+class VllmRouterByGrpc(VllmRouter):
+    """The same router, and vLLM's own front end as its worker, by its gRPC API."""
+
+    def __init__(self, program: Path, directory: Path, name: str, **more: Any) -> None:
+        super().__init__(program, directory, name, **more)
+        self._directory = directory
+        self._http = free_port()
+
+    def _url(self, port: int) -> str:
+        return f"grpc://{_HOST}:{port}"
+
+    async def _serve(self) -> None:
+        publishes = [(each["endpoint"], each["replay_endpoint"]) for each in self._sources.values()]
+        self._frontend = await VllmFrontend(self._directory, self._http, self._worker, publishes).__aenter__()
+        self.model = self._frontend.model
+
+    async def _end(self) -> None:
+        await self._frontend.__aexit__()
