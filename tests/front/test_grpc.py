@@ -72,6 +72,21 @@ async def test_messages_pass_one_by_one_both_ways(pod: GrpcPod) -> None:
     assert pod.stats.open == 0
 
 
+@pytest.mark.parametrize("messages", [[], [b""], [b"", b"", b""], [b"1", b"1", b"", b"1"]])
+async def test_as_many_messages_arrive_as_were_sent(pod: GrpcPod, messages: list[bytes]) -> None:
+    for way in (lambda: pod.channel.stream_unary(OTHER)(iter(messages)), lambda: pod.both(OTHER)):
+        pod.api.answers[OTHER] = b"got"
+        call = way()
+        if isinstance(call, aio.StreamStreamCall):
+            for each in messages:
+                await call.write(each)
+            await call.done_writing()
+            assert await call.read() == b"got"
+        else:
+            assert await call == b"got"
+    assert [sent for _, sent, _ in pod.api.seen] == [messages] * 2
+
+
 async def test_a_message_beyond_the_limit_ends_its_call() -> None:
     async with running_grpc_pod({"max_message": 4 * 1024 * 1024}) as pod:
         up = await refused(pod.unary("/x/Echo", bytes(4 * 1024 * 1024 + 1)))

@@ -9,20 +9,25 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from grpc import aio
 
 from kvbus.transport.engine.publisher import EnginePublisher
-from tests.ports import free_port
-from tests.system.bus import running_bus
+from tests.front.grpc_pod import CONTROL, SOURCES, message
+from tests.ports import free_port, free_ports
+from tests.system.bus import eventually, running_bus
 
 from . import vllm_frontend
 from .cache import Cache
 from .kinds import VLLM_ROUTER, vllm_router
 from .routers import Stream
 from .test_interpose import exact
+from .vllm_frontend import VllmFrontend
 from .vllm_router import VllmRouter, VllmRouterByGrpc
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+HEALTH = "/grpc.health.v1.Health/Check"
 
 
 @pytest.mark.slow
@@ -73,3 +78,54 @@ async def test_the_vllm_router_reads_kvbus_because_the_front_says_so(
         assert outcomes["passed"] > 10
         assert {outcome for outcome, times in outcomes.items() if times} <= {"answered", "passed", "client_gone"}
         assert bus.daemon.output_stats[0].routers == 1
+
+
+@pytest.mark.slow
+async def test_vllms_own_api_is_the_same_through_the_front(tmp_path: Path) -> None:
+    """Its answers, its refusals, a generation, and what becomes of one whose client goes."""
+    if lacking := vllm_frontend.lacking():
+        pytest.skip(lacking)
+    http, engine, front = free_ports(3)
+    keys = {"listen": f"127.0.0.1:{front}", "engine": f"127.0.0.1:{engine}"}
+    async with contextlib.AsyncExitStack() as stack:
+        bus = await stack.enter_async_context(running_bus(front_grpc=keys))
+        publishes = [(bus.engine, bus.engine_replay)]
+        vllm = await stack.enter_async_context(VllmFrontend(tmp_path, http, engine, publishes))
+        direct, through = [
+            await stack.enter_async_context(aio.insecure_channel(f"127.0.0.1:{port}")) for port in (engine, front)
+        ]
+        await direct.unary_unary(HEALTH)(b"", wait_for_ready=True, timeout=60)
+
+        async def said(channel: aio.Channel, method: str, asked: bytes) -> tuple[object, ...]:
+            messages = []
+            call = channel.unary_stream(method)(asked, timeout=60)
+            with contextlib.suppress(aio.AioRpcError):
+                messages += [each async for each in call]
+            return await call.code(), await call.details(), messages
+
+        prompt = {"f2": vllm.model.encode(), "f4": message(f1=bytes(17)), "f8": message(f1=8), "f9": message(f5=1)}
+        asks = [
+            (HEALTH, b""),
+            (HEALTH, message(f1=b"none.such")),
+            (CONTROL + "GetModelInfo", b""),
+            (CONTROL + "GetServerInfo", b""),
+            (CONTROL + "Sleep", b""),
+            (CONTROL + "NoSuch", b""),
+            ("/vllm.Inference/GenerateStream", message(f1=b"r", **prompt)),
+            ("/vllm.Inference/Generate", message(f1=b"s", **prompt)),
+            ("/vllm.Inference/GenerateStream", b"\xff"),
+        ]
+        for method, asked in asks:
+            assert await said(through, method, asked) == await said(direct, method, asked), method
+        assert len((await said(through, *asks[6]))[2]) == vllm_frontend.TOKENS + 1  # type: ignore[arg-type]
+        (named,) = (await said(direct, SOURCES, b""))[2]  # type: ignore[misc]
+        (changed,) = (await said(through, SOURCES, b""))[2]  # type: ignore[misc]
+        assert bus.engine.encode() in named
+        assert bus.engine.encode() not in changed
+        assert bus.out.encode() in changed
+        vllm.pace = 60.0
+        call = through.unary_stream("/vllm.Inference/GenerateStream")(message(f1=b"gone", **prompt))
+        assert await call.read()
+        call.cancel()
+        await eventually(lambda: vllm.aborted, "vLLM aborts it")
+        assert any(each.startswith("gone") for each in vllm.aborted)

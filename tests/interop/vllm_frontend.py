@@ -38,6 +38,7 @@ MODEL: Final = {
     "tokenizer.json": {"model": {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "a"}},
 }
 _ADD: Final = b"\0"
+_ABORT: Final = b"\1"
 _LENGTH: Final = 1
 
 
@@ -71,6 +72,9 @@ class VllmFrontend:
         self._log = directory / "vllm-rs.log"
         self._ports = (http, grpc, 0, 0)
         self._sources = sources
+        self.pace = 0.0
+        """Seconds between two tokens."""
+        self.aborted: list[str] = []
         self.model = write_model(directory / "vllm-rs-model")
 
     async def __aenter__(self) -> Self:
@@ -104,19 +108,19 @@ class VllmFrontend:
         self._context = zmq.asyncio.Context()
         self._out = self._context.socket(zmq.PUSH)
         self._out.connect(asked)
-        self._cores = []
+        self._tasks: list[asyncio.Future[None]] = []
         for rank in range(len(self._sources) or 1):
             core = self._context.socket(zmq.DEALER)
             core.setsockopt(zmq.IDENTITY, rank.to_bytes(2, "little"))
             core.connect(given)
             await core.send(msgspec.msgpack.encode(self._ready(rank)))
-            self._cores.append(asyncio.ensure_future(self._serve(core, rank)))
+            self._tasks.append(asyncio.ensure_future(self._serve(core)))
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for core in self._cores:
-            core.cancel()
-        await asyncio.gather(*self._cores, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate()
         try:
@@ -154,17 +158,19 @@ class VllmFrontend:
             "effective_attention_block_size": BLOCK_SIZE,
         }
 
-    async def _serve(self, core: zmq.asyncio.Socket, rank: int) -> None:
+    async def _serve(self, core: zmq.asyncio.Socket) -> None:
         while True:
             kind, *frames = await core.recv_multipart()
-            if kind != _ADD:
-                continue
-            request = msgspec.msgpack.decode(frames[0])[0]
-            for at in range(TOKENS):
-                last = _LENGTH if at == TOKENS - 1 else None
-                await self._out.send(
-                    msgspec.msgpack.encode([rank, [[request, [at % 2], None, None, None, last]], None, 1.0])
-                )
+            if kind == _ADD:
+                self._tasks.append(asyncio.ensure_future(self._generate(msgspec.msgpack.decode(frames[0])[0])))
+            elif kind == _ABORT:
+                self.aborted += msgspec.msgpack.decode(frames[0])
+
+    async def _generate(self, request: str) -> None:
+        for at in range(TOKENS):
+            output = [request, [at % 2], None, None, None, _LENGTH if at == TOKENS - 1 else None]
+            await self._out.send(msgspec.msgpack.encode([0, [output], None, 1.0]))
+            await asyncio.sleep(self.pace)
 
 
 def _listening(port: int) -> socket.socket:

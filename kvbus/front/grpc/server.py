@@ -35,6 +35,8 @@ HANDSHAKE: Final = 20_000
 """Milliseconds for a client to say that it speaks HTTP/2."""
 DEAD: Final = 60_000
 """Milliseconds of silence after which a client is asked whether it is there; it has 20 s to answer."""
+ALONE: Final = 0.1
+"""Seconds for a request's end to come behind its first message."""
 GRACE: Final = 1.0
 """Seconds for the calls under way when kvbus ends."""
 
@@ -126,8 +128,7 @@ class GrpcFront:
 
     async def _hand_on(self, method: str, context: Context) -> None:
         """Send the engine's answer as it comes: each message at once, and none faster than the client reads."""
-        call = self._channel.stream_stream(method)(timeout=context.time_remaining(), metadata=_metadata(context))
-        sending = asyncio.ensure_future(_send(context, call))
+        call, sending = await self._begin(method, context)
         begun = False
         try:
             head = await call.initial_metadata()
@@ -138,9 +139,29 @@ class GrpcFront:
         except aio.AioRpcError:
             pass  # its status is handed on below
         finally:
-            sending.cancel()
+            if sending is not None:
+                sending.cancel()
             call.cancel()
         await self._end(call, context, begun=begun)
+
+    async def _begin(self, method: str, context: Context) -> tuple[Any, asyncio.Future[None] | None]:
+        """Call the engine; also what hands on the client's further messages, if it may have some.
+
+        A request of one message, as nearly all are, is written with its end. grpcio forgets with what status the engine
+        has ended a call while it writes to it, and says INTERNAL.
+        """
+        options = {"timeout": context.time_remaining(), "metadata": _metadata(context)}
+        first = await context.read()
+        more = asyncio.ensure_future(_next(context, first))
+        try:
+            await asyncio.wait({more}, timeout=ALONE)
+        except asyncio.CancelledError:
+            more.cancel()
+            raise
+        if first is not aio.EOF and more.done() and more.result() is aio.EOF:
+            return self._channel.unary_stream(method)(first, **options), None
+        call = self._channel.stream_stream(method)(**options)
+        return call, asyncio.ensure_future(_send(context, call, first, more))
 
     async def _end(self, call: Any, context: Context, *, begun: bool) -> None:
         """Hand on how the engine has ended a call."""
@@ -182,14 +203,25 @@ class GrpcFront:
         return offers(self._observed, self._front, self._front.host or _here(context.peer()))
 
 
-async def _send(context: Context, call: Any) -> None:
+async def _next(context: Context, message: Any) -> Any:
+    """What the client sends behind a message; nothing comes behind the end."""
+    return message if message is aio.EOF else await context.read()
+
+
+async def _send(context: Context, call: Any, first: Any, more: asyncio.Future[Any]) -> None:
     """Hand on the client's messages, and that there are no more."""
     try:
-        while (message := await context.read()) is not aio.EOF:
+        if first is not aio.EOF:
+            await call.write(first)
+        message = await more
+        while message is not aio.EOF:
             await call.write(message)
+            message = await context.read()
         await call.done_writing()
     except (aio.AioRpcError, asyncio.InvalidStateError):
         pass  # the engine has ended the call: whoever reads its answer sees that
+    finally:
+        more.cancel()
 
 
 def _metadata(context: Context) -> tuple[tuple[str, str | bytes], ...]:
