@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
+import grpc
 import pytest
 from grpc import aio
 
@@ -72,8 +73,8 @@ async def test_the_vllm_router_reads_kvbus_because_the_front_says_so(
         for _ in range(60):
             engine.publish(cache.batch())
         await exact(router, cache, "after a restart of the engine")
-        http, grpc = bus.daemon.front_stats, bus.daemon.front_grpc_stats
-        outcomes = http.requests if http is not None else grpc.calls if grpc is not None else {}
+        http, calls = bus.daemon.front_stats, bus.daemon.front_grpc_stats
+        outcomes = http.requests if http is not None else calls.calls if calls is not None else {}
         assert outcomes["answered"] >= 1
         assert outcomes["passed"] > 10
         assert {outcome for outcome, times in outcomes.items() if times} <= {"answered", "passed", "client_gone"}
@@ -96,8 +97,8 @@ async def test_vllms_own_api_is_the_same_through_the_front(tmp_path: Path) -> No
         ]
         await direct.unary_unary(HEALTH)(b"", wait_for_ready=True, timeout=60)
 
-        async def said(channel: aio.Channel, method: str, asked: bytes) -> tuple[object, ...]:
-            messages = []
+        async def said(channel: aio.Channel, method: str, asked: bytes) -> tuple[grpc.StatusCode, str, list[bytes]]:
+            messages: list[bytes] = []
             call = channel.unary_stream(method)(asked, timeout=60)
             with contextlib.suppress(aio.AioRpcError):
                 messages += [each async for each in call]
@@ -117,9 +118,9 @@ async def test_vllms_own_api_is_the_same_through_the_front(tmp_path: Path) -> No
         ]
         for method, asked in asks:
             assert await said(through, method, asked) == await said(direct, method, asked), method
-        assert len((await said(through, *asks[6]))[2]) == vllm_frontend.TOKENS + 1  # type: ignore[arg-type]
-        (named,) = (await said(direct, SOURCES, b""))[2]  # type: ignore[misc]
-        (changed,) = (await said(through, SOURCES, b""))[2]  # type: ignore[misc]
+        assert len((await said(through, *asks[6]))[2]) == vllm_frontend.TOKENS + 1
+        (named,) = (await said(direct, SOURCES, b""))[2]
+        (changed,) = (await said(through, SOURCES, b""))[2]
         assert bus.engine.encode() in named
         assert bus.engine.encode() not in changed
         assert bus.out.encode() in changed
