@@ -218,7 +218,7 @@ async def _send(context: Context, call: Any, first: Any, more: asyncio.Future[An
             await call.write(message)
             message = await context.read()
         await call.done_writing()
-    except (aio.AioRpcError, asyncio.InvalidStateError):
+    except (aio.AioRpcError, aio.InternalError, asyncio.InvalidStateError):
         pass  # the engine has ended the call: whoever reads its answer sees that
     finally:
         more.cancel()
