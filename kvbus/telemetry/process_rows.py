@@ -23,7 +23,7 @@ FRONT_OUTCOMES: Final = (
     *("passed", "answered", "unanswered", "engine_down", "engine_broke_off", "client_gone", "bad_request", "upgrade"),
 )
 CALL_OUTCOMES: Final = (
-    *("passed", "answered", "unanswered", "engine_down", "engine_broke_off", "client_gone", "too_many"),
+    *("passed", "answered", "unanswered", "engine_down", "engine_broke_off", "client_gone", "bad_request", "too_many"),
 )
 
 DISCOVERY: Final[tuple[Row[DiscoveryStats], ...]] = (

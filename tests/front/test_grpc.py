@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import gc
 import random
+import shutil
+import subprocess
 import time
 from collections.abc import AsyncIterator
 
@@ -293,6 +295,30 @@ async def test_calls_that_end_at_any_time_leave_nothing(pod: GrpcPod) -> None:
     await eventually(lambda: len(asyncio.all_tasks()) <= tasks, "no task is left")
     gc.collect()
     assert not wrong
+
+
+async def test_metadata_that_cannot_be_handed_on_is_refused(pod: GrpcPod, caplog: pytest.LogCaptureFixture) -> None:
+    """No client of gRPC's own sends it, so curl does."""
+    curl = shutil.which("curl")
+    if curl is None:
+        pytest.skip("there is no curl")
+    flags: list[str | bytes] = [
+        "-s",
+        "--http2-prior-knowledge",
+        "-H",
+        "te: trailers",
+        "-H",
+        "content-type: application/grpc",
+    ]
+    for odd in (b"x-odd: \xff", "x-odd: ä".encode()):
+        process = await asyncio.create_subprocess_exec(
+            *(curl, *flags, b"-H", odd, "--data-binary", "@-", f"http://{pod.address}{OTHER}"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        await process.communicate(b"\0\0\0\0\1q")  # it may not say what it was answered while it was sending
+    await eventually(lambda: pod.stats.calls["bad_request"] == 2, "both are refused")
+    assert (pod.stats.calls, pod.api.seen, caplog.records) == ({"bad_request": 2}, [], [])
 
 
 async def test_its_address_is_its_own(pod: GrpcPod) -> None:

@@ -10,8 +10,8 @@ import asyncio
 import contextlib
 import json
 import os
+import platform
 import socket
-import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
@@ -44,6 +44,8 @@ _LENGTH: Final = 1
 
 def lacking() -> str:
     """Why it cannot be run here; empty if it can."""
+    if platform.machine() != "x86_64":
+        return "vLLM's front end was taken out of a wheel for x86-64"
     return "" if _program().exists() else f"{ENGINES_ENV} names no {RELEASE}/vllm/vllm-rs (.ci/run sets it)"
 
 
@@ -88,11 +90,9 @@ class VllmFrontend:
             "engine_ready_timeout_secs": 60,
             "http_timeout_keep_alive": 5,
         }
-        program = _program()
-        program.chmod(program.stat().st_mode | stat.S_IXUSR)
         with self._log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                program,
+                _program(),
                 "frontend",
                 *flags,
                 "--engine-count",

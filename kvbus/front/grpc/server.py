@@ -25,6 +25,8 @@ from kvbus.front.offers import Observed, offers
 from kvbus.telemetry.front import CallStats
 
 log = logging.getLogger("kvbus.front.grpc.server")
+# what is no text is refused below, and needs no traceback
+logging.getLogger("grpc._cython.cygrpc").addFilter(lambda record: "Invalid encoding" not in str(record.msg))
 
 ASKED: Final = "/vllm.Control/GetKvEventSources"
 METADATA: Final = 65_536
@@ -117,6 +119,9 @@ class GrpcFront:
         if stats.open >= stats.limit:
             stats.calls["too_many"] += 1
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"kvbus hands on {stats.limit} calls at once")
+        if odd := [name for name, value in _metadata(context) if isinstance(value, str) and not _is_ascii(value)]:
+            stats.calls["bad_request"] += 1
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"kvbus hands on metadata in ASCII alone: {odd[0]}")
         stats.open += 1
         try:
             await (self._where(context) if method == ASKED else self._hand_on(method, context))
@@ -227,6 +232,11 @@ async def _send(context: Context, call: Any, first: Any, more: asyncio.Future[An
 def _metadata(context: Context) -> tuple[tuple[str, str | bytes], ...]:
     """A call's metadata without what gRPC itself sends to the engine."""
     return tuple((name, value) for name, value in context.invocation_metadata() or () if name != "user-agent")
+
+
+def _is_ascii(value: str) -> bool:
+    """Whether gRPC lets it out; it lets more in."""
+    return value.isascii() and value.isprintable()
 
 
 def _here(peer: str) -> str:
