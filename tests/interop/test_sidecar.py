@@ -46,7 +46,8 @@ async def sidecar(directory: Path, asks: int) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGTERM)
         try:
             await asyncio.wait_for(process.wait(), 30)
         except TimeoutError:
