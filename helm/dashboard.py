@@ -536,6 +536,19 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
             (f"kvbus_front_connections_limit{{{TARGET}}}", "{{instance}} limit"),
         ),
         graph(
+            "In front of the engine's gRPC API",
+            "cps",
+            "Calls by outcome.",
+            (rate("kvbus_front_grpc_calls_total", TARGET, "instance, outcome"), "{{instance}} {{outcome}}"),
+        ),
+        graph(
+            "Calls at the gRPC front",
+            "short",
+            "Those under way, and the most of them.",
+            (f"kvbus_front_grpc_calls{{{TARGET}}}", "{{instance}} under way"),
+            (f"kvbus_front_grpc_calls_limit{{{TARGET}}}", "{{instance}} limit"),
+        ),
+        graph(
             "Views",
             "short",
             "Different rights of the owners of keys; and stores that views leave out, a second.",

@@ -100,8 +100,9 @@ def _claims(found: Findings) -> Iterable[_Claim]:
                 numbers, both = slots if several else [0], output.interpose and name == "endpoint"
                 yield from _run(found, ("outputs", i, name), numbers, "stream", ours=True, both=both)
     listening: list[tuple[Path, str, str | None]] = [(("http",), "HTTP", config.http)]
-    if config.front is not None:
-        listening.append((("front", "listen"), "the front", config.front.listen))
+    for name, who, front in (("front", "the front", config.front), ("front_grpc", "the gRPC front", config.front_grpc)):
+        if front is not None:
+            listening.append(((name, "listen"), who, front.listen))
     for key, who, text in listening:
         if text is not None and found.sound(key):
             host, port = parse_address(text)

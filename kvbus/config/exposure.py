@@ -10,7 +10,7 @@ from kvbus.config.models import Config
 
 
 def exposure(config: Config) -> list[str]:
-    """A sentence for HTTP, for each output, for each source that listens, and for the front."""
+    """A sentence for HTTP, for each output, for each source that listens, and for each front."""
     return [*_http(config), *_outputs(config), *_sources(config), *_front(config)]
 
 
@@ -84,11 +84,12 @@ def _sources(config: Config) -> Iterator[str]:
 
 
 def _front(config: Config) -> Iterator[str]:
-    if config.front is None:
-        return
-    local = is_loopback(parse_address(config.front.listen)[0])
-    who = "programs on this machine" if local else "whoever reaches it"
-    yield (
-        f"front {config.front.listen}: the whole API of {config.front.engine} for {who}, in clear; kvbus asks nobody "
-        "who they are, and to the engine every request comes from kvbus"
-    )
+    for key, front in (("front", config.front), ("front_grpc", config.front_grpc)):
+        if front is None:
+            continue
+        local = is_loopback(parse_address(front.listen)[0])
+        who = "programs on this machine" if local else "whoever reaches it"
+        yield (
+            f"{key} {front.listen}: the whole API of {front.engine} for {who}, in clear; kvbus asks nobody who they "
+            "are, and to the engine every request comes from kvbus"
+        )

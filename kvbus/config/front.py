@@ -1,10 +1,10 @@
-"""The key ``front``: kvbus before an engine's HTTP API, for those who ask the engine where its events are."""
+"""The keys ``front`` and ``front_grpc``: kvbus before an engine's API, for those who ask it where its events are."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from pydantic import BeforeValidator, model_validator
+from pydantic import AfterValidator, BeforeValidator, model_validator
 
 from kvbus.config import parts
 from kvbus.config.endpoints import Address, parse_address
@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kvbus.config.outputs import OutputConfig
-
-PART: Final = "http"
-"""The name under which the part is registered."""
 
 
 def _host(value: object) -> object:
@@ -33,17 +30,28 @@ def _host(value: object) -> object:
     return value
 
 
-class Front(Section):
-    """An engine's HTTP API, with kvbus's endpoints where it says where its events are."""
+def _grpc(value: str) -> str:
+    host, port = parse_address(value)
+    if port == 0 or Address(host, 1).is_wildcard:
+        raise ValueError("must be host:port, where the engine listens")
+    return value
+
+
+class Fronting(Section):
+    """What is before an engine's API, of whatever kind.
+
+    Attributes:
+        part: the name under which it is registered.
+    """
+
+    part: ClassVar[str]
 
     listen: HttpAddress = key(
         ...,
         "Where kvbus listens in the engine's place: the address that routers and clients know.",
         example="0.0.0.0:8000",
     )
-    engine: ApiUrl = key(
-        ..., "Base URL of the engine's API, where nobody but kvbus should reach it.", example="http://127.0.0.1:8001"
-    )
+    engine: str
     source: Name | None = key(None, "Name of the engine's source; null: the only one.", example="engine")
     output: Name | None = key(
         None, "Name of the output whose endpoints are given; null: the first one.", example="routers"
@@ -54,14 +62,6 @@ class Front(Section):
         "asked for.",
         example="10.0.0.3",
     )
-    max_connections: Int = key(
-        1024,
-        "Clients' connections at once. One more takes the place of one that asks nothing, or is refused.",
-        example=1024,
-        unit="connections",
-        ge=1,
-        le=65_536,
-    )
 
     def number_of_output(self, outputs: Sequence[OutputConfig]) -> int | None:
         """Return the position of the output whose endpoints are told; None if there is none of that name."""
@@ -71,7 +71,65 @@ class Front(Section):
     @classmethod
     def _installed(cls, data: Any) -> Any:
         try:
-            parts.load(parts.FRONTS, PART)
+            parts.load(parts.FRONTS, cls.part)
         except ImportError as error:
             raise ValueError(f"it is registered, and what it needs is not installed: {error}") from error
         return data
+
+
+class Front(Fronting):
+    """An engine's HTTP API, with kvbus's endpoints where it says where its events are."""
+
+    part = "http"
+
+    engine: ApiUrl = key(
+        ..., "Base URL of the engine's API, where nobody but kvbus should reach it.", example="http://127.0.0.1:8001"
+    )
+    max_connections: Int = key(
+        1024,
+        "Clients' connections at once. One more takes the place of one that asks nothing, or is refused.",
+        example=1024,
+        unit="connections",
+        ge=1,
+        le=65_536,
+    )
+
+
+class FrontGrpc(Fronting):
+    """An engine's gRPC API, likewise."""
+
+    part = "grpc"
+
+    listen: HttpAddress = key(
+        ...,
+        "Where kvbus listens in the engine's place: the address that routers and workers ask.",
+        example="0.0.0.0:50051",
+    )
+    engine: Annotated[str, AfterValidator(_grpc)] = key(
+        ..., "Address of the engine's gRPC API, where nobody but kvbus should reach it.", example="127.0.0.1:50052"
+    )
+    host: Annotated[str | None, BeforeValidator(_host)] = key(
+        None,
+        "Host of those endpoints where the output listens on every interface; null: the address from which kvbus "
+        "reaches who asks.",
+        example="10.0.0.3",
+    )
+    max_connections: Int = key(
+        1024,
+        "Clients' connections at once. One more is closed.",
+        example=1024,
+        unit="connections",
+        ge=1,
+        le=65_536,
+    )
+    max_calls: Int = key(
+        1024, "Calls at once. One more is refused (RESOURCE_EXHAUSTED).", example=1024, unit="calls", ge=1, le=65_536
+    )
+    max_message: Int = key(
+        64 * 1024 * 1024,
+        "The largest message of a call, in both directions. A larger one ends its call (RESOURCE_EXHAUSTED).",
+        example=64 * 1024 * 1024,
+        unit="bytes",
+        ge=4 * 1024 * 1024,
+        le=2**31 - 1,
+    )

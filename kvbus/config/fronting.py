@@ -1,4 +1,4 @@
-"""What ``front`` demands: an engine that is not kvbus itself, its source, and endpoints that can be given."""
+"""What ``front`` and ``front_grpc`` demand: an engine other than kvbus, its source, and endpoints to give."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvbus.config.paths import Path, show
 
 if TYPE_CHECKING:
     from kvbus.config.findings import Findings
-    from kvbus.config.front import Front
+    from kvbus.config.front import Fronting
     from kvbus.config.outputs import OutputConfig
 
 _PORTS = {"http": 80, "https": 443}
@@ -18,25 +18,25 @@ _PORTS = {"http": 80, "https": 443}
 
 def fronted(found: Findings) -> None:
     """Refuse a front that asks itself, or has no one engine or nothing to give."""
-    front = found.config.front
-    if front is None or not found.sound(("front",)):
-        return
-    if found.sound(("front", "listen")):
-        _loops(found, front)
-    if found.streams_sound() and found.sound(("front", "source")):
-        _source(found, front)
-        if found.sound(("outputs",), ("front", "output")):
-            _output(found, front)
+    for key, front in (("front", found.config.front), ("front_grpc", found.config.front_grpc)):
+        if front is None or not found.sound((key,)):
+            continue
+        if found.sound((key, "listen")):
+            _loops(found, key, front)
+        if found.streams_sound() and found.sound((key, "source")):
+            _source(found, key, front)
+            if found.sound(("outputs",), (key, "output")):
+                _output(found, key, front)
 
 
-def _loops(found: Findings, front: Front) -> None:
-    asked: list[tuple[Path, str | None]] = [(("front", "engine"), front.engine)]
+def _loops(found: Findings, key: str, front: Fronting) -> None:
+    asked: list[tuple[Path, str | None]] = [((key, "engine"), front.engine)]
     for i, source in enumerate(found.config.sources):
         asked.append((("sources", i, "api"), source.api))
         asked.append((("sources", i, "discover"), (source.discover or {}).get("http", {}).get("url")))
     for at, url in asked:
-        if url is not None and found.sound(at) and _is_here(url, front.listen):
-            found.report(at, "front.listen is there: kvbus would ask itself", value=url)
+        if url is not None and found.sound(at) and _is_here(url if "://" in url else f"http://{url}", front.listen):
+            found.report(at, f"{key}.listen is there: kvbus would ask itself", value=url)
 
 
 def _is_here(url: str, listen: str) -> bool:
@@ -46,24 +46,24 @@ def _is_here(url: str, listen: str) -> bool:
     return here and port == (there.port or _PORTS[there.scheme])
 
 
-def _source(found: Findings, front: Front) -> None:
+def _source(found: Findings, key: str, front: Fronting) -> None:
     sources = found.config.sources
     names = [source.name for source in sources]
     if front.source is None and len(names) > 1:
         wrong = f"there are {len(names)} sources: which of them is the engine behind it?"
-        found.report(("front", "source"), wrong, example=f"source: {names[0]}")
+        found.report((key, "source"), wrong, example=f"source: {names[0]}")
     if front.source is not None and front.source not in names and all(each.discover is None for each in sources):
         wrong = f"no source has this name; there are: {', '.join(names)}"
-        found.report(("front", "source"), wrong, value=front.source, example=f"source: {min(names, default='engine')}")
+        found.report((key, "source"), wrong, value=front.source, example=f"source: {min(names, default='engine')}")
 
 
-def _output(found: Findings, front: Front) -> None:
+def _output(found: Findings, key: str, front: Fronting) -> None:
     outputs = found.config.outputs
     number = front.number_of_output(outputs)
     if number is None:
         if outputs:
             wrong = f"no output has this name; there are: {', '.join(each.name for each in outputs)}"
-            found.report(("front", "output"), wrong, value=front.output, example=f"output: {outputs[0].name}")
+            found.report((key, "output"), wrong, value=front.output, example=f"output: {outputs[0].name}")
         return
     at: Path = ("outputs", number)
     if not found.sound(*((*at, name) for name in ("type", "endpoint", "bind", "layout"))):
@@ -72,7 +72,7 @@ def _output(found: Findings, front: Front) -> None:
         (each.data_parallel_size for each in found.config.sources if front.source in (None, each.name)), default=1
     )
     if wrong := _without_endpoints(outputs[number], ranks):
-        found.report(("front", "output"), f"{show(at)} {wrong}", value=outputs[number].name)
+        found.report((key, "output"), f"{show(at)} {wrong}", value=outputs[number].name)
 
 
 def _without_endpoints(output: OutputConfig, ranks: int) -> str:

@@ -13,7 +13,7 @@ from ruamel.yaml import YAML
 
 from kvbus.config import log_sources, topics
 from kvbus.config.endpoints import parse_address
-from kvbus.config.front import Front
+from kvbus.config.front import Front, FrontGrpc
 from kvbus.config.interpose import Interpose
 from kvbus.config.limits import Limits
 from kvbus.config.outputs import OutputConfig
@@ -164,6 +164,11 @@ class Config(Section):
         "Stand before an engine's HTTP API: whoever asks there where its events are gets kvbus's endpoints, and "
         "everything else is handed on; null: off.",
         example={"listen": "0.0.0.0:8000", "engine": "http://127.0.0.1:8001"},
+    )
+    front_grpc: FrontGrpc | None = key(
+        None,
+        "The same for an engine's gRPC API (`vllm.Control/GetKvEventSources`); extra `kvbus[grpc]`; null: off.",
+        example={"listen": "127.0.0.1:50051", "engine": "127.0.0.1:50052"},
     )
     http: HttpAddress | None = key(
         "127.0.0.1:9477",

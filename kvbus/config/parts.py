@@ -16,7 +16,7 @@ OUTPUTS: Final = "kvbus.outputs"
 DISCOVERY: Final = "kvbus.discovery"
 """Entry point group of the kinds of ``sources[].discover``; see :mod:`kvbus.discovery`."""
 FRONTS: Final = "kvbus.fronts"
-"""Entry point group of what stands before an engine's HTTP API; see :mod:`kvbus.front`."""
+"""Entry point group of what stands before an engine's API; see :mod:`kvbus.front`."""
 REVIEWS: Final = "kvbus.reviews"
 """Entry point group of third parties that know credentials; see :mod:`kvbus.reviews`."""
 

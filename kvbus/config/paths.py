@@ -6,7 +6,7 @@ import re
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final
 
-from kvbus.config.front import Front
+from kvbus.config.front import Front, FrontGrpc
 from kvbus.config.interpose import Interpose
 from kvbus.config.limits import Limits
 from kvbus.config.models import Config
@@ -26,7 +26,12 @@ PLAIN_LISTS: Final = frozenset({"http_allowed_hosts", "without_media", "expiring
 """Lists whose elements are single values."""
 PARTS: Final = frozenset({"discover"})
 """Keys whose value is a mapping that an optional part reads."""
-SECTIONS: Final[dict[str, type[BaseModel]]] = {"front": Front, "interpose": Interpose, "limits": Limits}
+SECTIONS: Final[dict[str, type[BaseModel]]] = {
+    "front": Front,
+    "front_grpc": FrontGrpc,
+    "interpose": Interpose,
+    "limits": Limits,
+}
 
 _PIECE: Final = re.compile(r"\.?([^.\[\]]+)|\[(\d{1,6})\]")
 _MAX_INDEX_DIGITS: Final = 6

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Union, get_args, get_orig
 
 from kvbus.config import parts
 from kvbus.config.dynamo import DynamoPlane
-from kvbus.config.front import Front
+from kvbus.config.front import Front, FrontGrpc
 from kvbus.config.interpose import Interpose
 from kvbus.config.kafka import KafkaTopic
 from kvbus.config.limits import Limits
@@ -38,6 +38,7 @@ _SECTIONS: Final[tuple[tuple[str, type[BaseModel]], ...]] = (
     ("outputs[].nats.", NatsStream),
     ("outputs[].redis.", RedisKeys),
     ("front.", Front),
+    ("front_grpc.", FrontGrpc),
     ("limits.", Limits),
 )
 _NAMES: Final = {"str": "text", "int": "integer", "float": "number", "bool": "true or false", "Path": "path"}

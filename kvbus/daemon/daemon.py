@@ -31,7 +31,7 @@ from kvbus.daemon.discovery import Discovery
 from kvbus.daemon.disk import Disk
 from kvbus.daemon.engine_watch import EngineWatch
 from kvbus.daemon.found_file import FoundFile
-from kvbus.daemon.front import make_front
+from kvbus.daemon.front import Fronts
 from kvbus.daemon.keys import in_clear, rank_domain, read_keys, read_state_keys_of, source_domain
 from kvbus.daemon.outputs import Outputs, allow, peer_policy_of
 from kvbus.daemon.placement import PlacementFile, place
@@ -46,7 +46,7 @@ from kvbus.errors import StateDirError
 from kvbus.log.place import check_files
 from kvbus.outputs.contract import OutputDriver, ViewDriver
 from kvbus.telemetry.discovery import DiscoveryStats
-from kvbus.telemetry.front import FrontStats
+from kvbus.telemetry.front import CallStats, FrontStats
 from kvbus.transport.sockets import PeerPolicy, check_library, end, make_context
 from kvbus.transport.zap import ZapHandler
 
@@ -141,7 +141,7 @@ class Daemon:
             self.discovery.carrier,
         )
         self.admin = AdminServer(self, credentials)
-        self.front = make_front(self)
+        self.fronts = Fronts(self)
         self.changes = Changes(self)
         self._cache_resets = CacheResets(self, self.feed)
         self._engine_watch = EngineWatch(self, self.feed)
@@ -176,8 +176,7 @@ class Daemon:
             log.warning(warning)
         try:
             await self.admin.start()
-            if self.front is not None:
-                await self.front.start()
+            await self.fronts.start()
             for number, driver in enumerate(self.outputs.drivers):
                 for slot, stream in self.relay.outputs[number].served_streams.items():
                     driver.open(slot, stream.topic, self.output_policy(number))
@@ -230,7 +229,12 @@ class Daemon:
     @property
     def front_stats(self) -> FrontStats | None:
         """What stands before the engine's API counts; None without it."""
-        return None if self.front is None else self.front.stats
+        return None if self.fronts.http is None else self.fronts.http.stats
+
+    @property
+    def front_grpc_stats(self) -> CallStats | None:
+        """Likewise for its gRPC API."""
+        return None if self.fronts.grpc is None else self.fronts.grpc.stats
 
     @property
     def http_address(self) -> tuple[str, int] | None:
@@ -361,8 +365,7 @@ class Daemon:
         self.source_sockets.close_all()
         await self.outputs.drain(until - self._loop.time())
         await self.admin.close()
-        if self.front is not None:
-            await self.front.close()
+        await self.fronts.close()
         self.outputs.close(max(0.0, until - self._loop.time()))
         await self.outputs.drain(CLOSING)
         self.zap.close()

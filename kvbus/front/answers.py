@@ -90,19 +90,19 @@ def of_sglang(answer: Any, offers: Offers) -> Any:
 def _described(described: dict[str, Any], offers: Offers) -> dict[str, Any]:
     """SGLang's description: rank r at a port of its own, base + r."""
     ranks = range(number(described.get("dp_size", 1)))
-    first = _offer(0, offers)
+    first = offer_of(0, offers)
     announced = {
         **described,
         # a wildcard means the host of the worker's URL, which is this one
         "endpoint_host": parse_endpoint(first.endpoint).host,
-        "endpoint_port_base": _base([_offer(rank, offers).endpoint for rank in ranks]),
+        "endpoint_port_base": _base([offer_of(rank, offers).endpoint for rank in ranks]),
         "replay_endpoint_port_base": None
         if first.replay_endpoint is None
-        else _base([str(_offer(rank, offers).replay_endpoint) for rank in ranks]),
+        else _base([str(offer_of(rank, offers).replay_endpoint) for rank in ranks]),
     }
     if first.topic is not None:
         announced["topic"] = first.topic
-        if len({_offer(rank, offers).topic for rank in ranks}) > 1:
+        if len({offer_of(rank, offers).topic for rank in ranks}) > 1:
             raise UnanswerableError("each rank has a topic of its own, and SGLang's answer has one for all of them")
     if isinstance(described.get("publishers"), list):
         announced["publishers"] = [_entry(each, offers) for each in described["publishers"]]
@@ -123,7 +123,7 @@ def _entry(entry: Any, offers: Offers, rank: object = None) -> dict[str, Any]:
         return publisher
     if rank is None:
         rank = next((publisher[name] for name in RANK if name in publisher), 0)
-    return _announced(publisher, _offer(number(rank), offers))
+    return _announced(publisher, offer_of(number(rank), offers))
 
 
 def _announced(entry: Mapping[str, Any], offer: Offer) -> dict[str, Any]:
@@ -131,7 +131,12 @@ def _announced(entry: Mapping[str, Any], offer: Offer) -> dict[str, Any]:
     return announced if offer.topic is None else {**announced, "topic": offer.topic}
 
 
-def _offer(rank: int, offers: Offers) -> Offer:
+def offer_of(rank: int, offers: Offers) -> Offer:
+    """Return where kvbus has a rank.
+
+    Raises:
+        UnanswerableError: it has not.
+    """
     try:
         return offers[rank]
     except KeyError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from kvbus.config import Config, SourceStream, render_topic
-from kvbus.config.front import Front
+from kvbus.config.front import Fronting
 from kvbus.core.wire.profiles import PROFILES
 from kvbus.front.answers import Offer, Offers, UnanswerableError
 
@@ -17,7 +17,7 @@ class Observed(Protocol):
     streams: dict[int, SourceStream]
 
 
-def offers(observed: Observed, front: Front, host: str) -> Offers:
+def offers(observed: Observed, front: Fronting, host: str) -> Offers:
     """Return them by rank.
 
     Args:
@@ -34,7 +34,7 @@ def offers(observed: Observed, front: Front, host: str) -> Offers:
     if not streams:
         raise UnanswerableError("kvbus does not know yet where the engine publishes")
     if len({names[stream.index] for stream in streams}) > 1:
-        raise UnanswerableError("kvbus has several engines, and front.source does not say which of them this one is")
+        raise UnanswerableError("kvbus has several engines, and the front's source does not say which this one is")
     number = front.number_of_output(config.outputs)
     output = config.outputs[number or 0]
     if output.layout == "merged" and len(streams) > 1:

@@ -15,9 +15,9 @@ from prometheus_client.registry import Collector
 from kvbus.core.relay import Relay
 from kvbus.core.stats import Histogram, OutputStats, ProcessStats
 from kvbus.telemetry.discovery import DiscoveryStats
-from kvbus.telemetry.front import FrontStats
+from kvbus.telemetry.front import CallStats, FrontStats
 from kvbus.telemetry.output_rows import OUTPUTS
-from kvbus.telemetry.process_rows import DISCOVERY, FRONT, PROCESS
+from kvbus.telemetry.process_rows import DISCOVERY, FRONT, FRONT_GRPC, PROCESS
 from kvbus.telemetry.readings import Driver, SourceReading, read_outputs, read_sources
 from kvbus.telemetry.row import Row
 from kvbus.telemetry.source_rows import ANALYTICS, SOURCES
@@ -57,6 +57,10 @@ class Observed(Protocol):
     def front_stats(self) -> FrontStats | None:
         """What stands before the engine's API counts; None without it."""
 
+    @property
+    def front_grpc_stats(self) -> CallStats | None:
+        """Likewise for its gRPC API."""
+
 
 class RelayCollector:
     """Every ``kvbus_`` metric. Label values are bounded by the configuration, the core's enums and drivers' reasons.
@@ -92,6 +96,8 @@ class RelayCollector:
         yield from (_family(row, ("discovery",), discoveries) for row in DISCOVERY)
         if (front := observed.front_stats) is not None:
             yield from (_family(row, (), [((), front)]) for row in FRONT)
+        if (calls := observed.front_grpc_stats) is not None:
+            yield from (_family(row, (), [((), calls)]) for row in FRONT_GRPC)
         yield from (_family(row, (), [((), process)]) for row in PROCESS)
         yield _histogram(
             "relay_latency_seconds", "From a batch received to handed to the transport.", ((), process.relay_latency)

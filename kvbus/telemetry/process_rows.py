@@ -1,4 +1,4 @@
-"""The metrics of the process, of what finds engines for it, and of its front: one row each."""
+"""The metrics of the process, of what finds engines for it, and of its fronts: one row each."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 from kvbus.compiled import core
 from kvbus.core.stats import HttpRefusal, ProcessStats
 from kvbus.telemetry.discovery import DiscoveryStats
-from kvbus.telemetry.front import FrontStats
+from kvbus.telemetry.front import CallStats, FrontStats
 from kvbus.telemetry.row import Row, by, counts, one
 
 HTTP_REASONS: Final = ("too_many", "slow", "tls", "revoked")
@@ -21,6 +21,9 @@ LOG_RECORDS: Final = (*("lost", "expired", "unusable", "late", "old_epoch", "dou
 FRONT_REASONS: Final = ("too_many", "slow")
 FRONT_OUTCOMES: Final = (
     *("passed", "answered", "unanswered", "engine_down", "engine_broke_off", "client_gone", "bad_request", "upgrade"),
+)
+CALL_OUTCOMES: Final = (
+    *("passed", "answered", "unanswered", "engine_down", "engine_broke_off", "client_gone", "bad_request", "too_many"),
 )
 
 DISCOVERY: Final[tuple[Row[DiscoveryStats], ...]] = (
@@ -70,6 +73,17 @@ FRONT: Final[tuple[Row[FrontStats], ...]] = (
         "front_requests_total",
         "Requests at the front, by what became of them.",
         lambda f: counts(f.requests, FRONT_OUTCOMES),
+    ),
+)
+
+FRONT_GRPC: Final[tuple[Row[CallStats], ...]] = (
+    one("front_grpc_calls", "Calls under way at the front of the engine's gRPC API.", lambda f: f.open),
+    one("front_grpc_calls_limit", "The most of them: front_grpc.max_calls.", lambda f: f.limit),
+    by(
+        "outcome",
+        "front_grpc_calls_total",
+        "Calls at the gRPC front, by what became of them.",
+        lambda f: counts(f.calls, CALL_OUTCOMES),
     ),
 )
 

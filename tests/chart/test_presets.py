@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ruamel.yaml import YAML
 
 from kvbus.config import Config, render_topic
 from kvbus.config.notes import notes
 from tests.chart.charts import OF_THE_POD, Values, helm, render
 from tests.chart.test_render import told
+
+ROOT = Path(__file__).parents[2]
 
 
 def rendered(router: str, tmp_path: Path, **kvbus: Any) -> Config:
@@ -102,6 +106,18 @@ def test_kvbus_before_the_engines_api(engine: str, tmp_path: Path) -> None:
         render({"kvbus": {"front": 8000}})
     with pytest.raises(helm.HelmError, match=r"no effect with kvbus\.config\.front"):
         render({"kvbus": {"front": 8001, "config": {"front": config.front.model_dump()}}})
+
+
+def test_kvbus_before_the_engines_grpc_api_too(tmp_path: Path) -> None:
+    """As docs/KUBERNETES.md has it: both of the engine's APIs are on loopback then."""
+    text = (ROOT / "docs" / "KUBERNETES.md").read_text()
+    (values,) = (each for each in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if "front_grpc" in each)
+    release = render(YAML(typ="safe").load(values))
+    config = told(release, tmp_path)
+    assert config.front_grpc is not None
+    assert (config.front_grpc.listen, config.front_grpc.engine) == ("0.0.0.0:50051", "127.0.0.1:50052")
+    assert {"--host=127.0.0.1", "--port=8001", "--grpc-port=50052"} <= set(release.engine["args"])
+    assert {"name": "VLLM_USE_RUST_FRONTEND", "value": "1"} in release.engine["env"]
 
 
 @pytest.mark.parametrize("configured", ["configMap", "environment"])

@@ -32,6 +32,7 @@ def test_defaults_are_the_documented_ones(read):
         "analytics": False,
         "interpose": None,
         "front": None,
+        "front_grpc": None,
         "sources": [
             {
                 "name": "engine",

@@ -121,3 +121,7 @@ def test_the_front(listen: str, who: str) -> None:
     assert said(front=front, output={"endpoint": "tcp://*:1"})[-1].startswith(
         f"front {listen}: the whole API of http://127.0.0.1:8001 for {who}, in clear"
     )
+    calls = {"listen": listen, "engine": "127.0.0.1:50052"}
+    assert said(front_grpc=calls, output={"endpoint": "tcp://*:1"})[-1].startswith(
+        f"front_grpc {listen}: the whole API of 127.0.0.1:50052 for {who}, in clear"
+    )

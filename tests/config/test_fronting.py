@@ -8,6 +8,7 @@ from kvbus.config import ConfigError, load
 from kvbus.daemon.change import change_to
 from tests.config.test_config_docs import ROOT
 
+GRPC = "front_grpc: {listen: '0.0.0.0:50051', engine: '127.0.0.1:50052'%s}\n"
 FRONT = "front: {listen: '0.0.0.0:8000', engine: 'http://127.0.0.1:8001'%s}\n"
 TWO = "sources: [{name: a}, {name: b, endpoint: 'ipc:///b'}]\n"
 ONE = "sources: [{}]\n"
@@ -19,6 +20,20 @@ def test_the_example():
     assert front is not None
     assert (front.listen, front.engine) == ("0.0.0.0:8000", "http://127.0.0.1:8001")
     assert (front.source, front.output, front.host, front.max_connections) == (None, None, None, 1024)
+
+
+def test_both_of_one_engine(read):
+    config = read(ONE + FRONT % "" + GRPC % ", output: routers" + "outputs: [{}]")
+    assert config.front is not None
+    front = config.front_grpc
+    assert front is not None
+    assert (front.listen, front.engine, front.host, front.output) == (
+        "0.0.0.0:50051",
+        "127.0.0.1:50052",
+        None,
+        "routers",
+    )
+    assert (front.max_connections, front.max_calls, front.max_message) == (1024, 1024, 64 * 1024 * 1024)
 
 
 def test_variables():
@@ -58,6 +73,22 @@ def test_variables():
         ),
         (ONE + FRONT.replace("8000", "9477") % "", "front.listen", "port 9477 (the front) is taken by http (HTTP)"),
         (ONE + FRONT.replace("8000", "5657") % "", "front.listen", "port 5657 (the front) is taken by outputs[0]"),
+        (ONE + GRPC.replace("50052", "0") % "", "front_grpc.engine", "must be host:port, where the engine listens"),
+        (ONE + GRPC.replace("127.0.0.1", "0.0.0.0") % "", "front_grpc.engine", "must be host:port, where"),
+        (ONE + GRPC.replace("127.0.0.1:50052", "x") % "", "front_grpc.engine", "must be host:port"),
+        (ONE + GRPC.replace("50052", "50051") % "", "front_grpc.engine", "kvbus would ask itself"),
+        (ONE + GRPC % ", host: '*'", "front_grpc.host", "is no address that others reach"),
+        (ONE + GRPC % ", max_calls: 0", "front_grpc.max_calls", "at least 1"),
+        (ONE + GRPC % ", max_message: 1", "front_grpc.max_message", "must be at least 4"),
+        (ONE + GRPC % ", source: other", "front_grpc.source", "no source has this name; there are: engine"),
+        (ONE + GRPC % ", output: other", "front_grpc.output", "no output has this name; there are: routers"),
+        (TWO + GRPC % "" + MERGED, "front_grpc.source", "there are 2 sources: which of them is the engine"),
+        (ONE + GRPC % "" + "outputs: [{type: dynamo}]", "front_grpc.output", "outputs[0] is of type dynamo"),
+        (
+            ONE + FRONT % "" + GRPC.replace("50051", "8000") % "",
+            "front_grpc.listen",
+            "port 8000 (the gRPC front) is taken by front.listen (the front)",
+        ),
     ],
 )
 def test_what_cannot_be(problems, text, key, says):

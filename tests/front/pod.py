@@ -80,7 +80,7 @@ class Pod:
         self.api = api
         self.bus = bus
         self.engine = f"http://127.0.0.1:{engine}"
-        front = bus.daemon.front
+        front = bus.daemon.fronts.http
         assert front is not None
         assert front.address is not None
         self.stats = front.stats

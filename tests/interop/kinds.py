@@ -192,10 +192,12 @@ def _program(
     return make
 
 
-def vllm_router(directory: Path, name: str, *, replays: bool, front: int | None = None) -> VllmRouter:
+def vllm_router(
+    directory: Path, name: str, *, replays: bool, front: int | None = None, kind: type[VllmRouter] = VllmRouter
+) -> VllmRouter:
     """The vLLM router that is installed."""
     program = Path(os.environ[ROUTERS_ENV]) / "vllm-router/bin/vllm-router"
-    return VllmRouter(program, directory, name, replays=replays, front=front)
+    return kind(program, directory, name, replays=replays, front=front)
 
 
 def named_streams(streams: Sequence[Stream]) -> dict[str, Any]:

@@ -6,33 +6,54 @@ The engine's API names the engine's own endpoints, as it does without kvbus.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import grpc
 import pytest
+from grpc import aio
 
 from kvbus.transport.engine.publisher import EnginePublisher
-from tests.ports import free_port
-from tests.system.bus import running_bus
+from tests.front.grpc_pod import CONTROL, SOURCES, message
+from tests.ports import free_port, free_ports
+from tests.system.bus import eventually, running_bus
 
+from . import vllm_frontend
 from .cache import Cache
 from .kinds import VLLM_ROUTER, vllm_router
 from .routers import Stream
 from .test_interpose import exact
+from .vllm_frontend import VllmFrontend
+from .vllm_router import VllmRouter, VllmRouterByGrpc
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+HEALTH = "/grpc.health.v1.Health/Check"
+
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine_says", ["replay", "no replay", "nothing"])
-async def test_the_vllm_router_reads_kvbus_because_the_front_says_so(engine_says: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("key", "engine_says"),
+    [
+        ("front", "replay"),
+        ("front", "no replay"),
+        ("front", "nothing"),
+        ("front_grpc", "replay"),
+        ("front_grpc", "no replay"),
+    ],
+)
+async def test_the_vllm_router_reads_kvbus_because_the_front_says_so(
+    key: str, engine_says: str, tmp_path: Path
+) -> None:
     """It joins late; batches are lost on their way; the engine restarts. What it serves goes through the front."""
-    if lacking := VLLM_ROUTER():
+    if lacking := VLLM_ROUTER() or (vllm_frontend.lacking() if key == "front_grpc" else ""):
         pytest.skip(lacking)
     port = free_port()
-    router = vllm_router(tmp_path, "router", replays=engine_says == "replay", front=port)
-    front = {"listen": f"127.0.0.1:{port}", "engine": router.worker}
-    async with running_bus(front=front, output={"profile": "vllm-router"}) as bus, contextlib.AsyncExitStack() as stack:
+    kind = VllmRouter if key == "front" else VllmRouterByGrpc
+    router = vllm_router(tmp_path, "router", replays=engine_says == "replay", front=port, kind=kind)
+    front = {"listen": f"127.0.0.1:{port}", "engine": router.worker.removeprefix("grpc://")}
+    profile: dict[str, Any] = {"output": {"profile": "vllm-router"}, key: front}
+    async with running_bus(**profile) as bus, contextlib.AsyncExitStack() as stack:
         cache = Cache(seed=0)
         engine = EnginePublisher(bus.engine, bus.engine_replay, bind=True)
         await stack.enter_async_context(engine)
@@ -52,9 +73,60 @@ async def test_the_vllm_router_reads_kvbus_because_the_front_says_so(engine_says
         for _ in range(60):
             engine.publish(cache.batch())
         await exact(router, cache, "after a restart of the engine")
-        stats = bus.daemon.front_stats
-        assert stats is not None
-        assert stats.requests["answered"] >= 1
-        assert stats.requests["passed"] > 10
-        assert set(+stats.requests) <= {"answered", "passed", "client_gone"}
+        http, calls = bus.daemon.front_stats, bus.daemon.front_grpc_stats
+        outcomes = http.requests if http is not None else calls.calls if calls is not None else {}
+        assert outcomes["answered"] >= 1
+        assert outcomes["passed"] > 10
+        assert {outcome for outcome, times in outcomes.items() if times} <= {"answered", "passed", "client_gone"}
         assert bus.daemon.output_stats[0].routers == 1
+
+
+@pytest.mark.slow
+async def test_vllms_own_api_is_the_same_through_the_front(tmp_path: Path) -> None:
+    """Its answers, its refusals, a generation, and what becomes of one whose client goes."""
+    if lacking := vllm_frontend.lacking():
+        pytest.skip(lacking)
+    http, engine, front = free_ports(3)
+    keys = {"listen": f"127.0.0.1:{front}", "engine": f"127.0.0.1:{engine}"}
+    async with contextlib.AsyncExitStack() as stack:
+        bus = await stack.enter_async_context(running_bus(front_grpc=keys))
+        publishes = [(bus.engine, bus.engine_replay)]
+        vllm = await stack.enter_async_context(VllmFrontend(tmp_path, http, engine, publishes))
+        direct, through = [
+            await stack.enter_async_context(aio.insecure_channel(f"127.0.0.1:{port}")) for port in (engine, front)
+        ]
+        await direct.unary_unary(HEALTH)(b"", wait_for_ready=True, timeout=60)
+
+        async def said(channel: aio.Channel, method: str, asked: bytes) -> tuple[grpc.StatusCode, str, list[bytes]]:
+            messages: list[bytes] = []
+            call = channel.unary_stream(method)(asked, timeout=60)
+            with contextlib.suppress(aio.AioRpcError):
+                messages += [each async for each in call]
+            return await call.code(), await call.details(), messages
+
+        prompt = {"f2": vllm.model.encode(), "f4": message(f1=bytes(17)), "f8": message(f1=8), "f9": message(f5=1)}
+        asks = [
+            (HEALTH, b""),
+            (HEALTH, message(f1=b"none.such")),
+            (CONTROL + "GetModelInfo", b""),
+            (CONTROL + "GetServerInfo", b""),
+            (CONTROL + "Sleep", b""),
+            (CONTROL + "NoSuch", b""),
+            ("/vllm.Inference/GenerateStream", message(f1=b"r", **prompt)),
+            ("/vllm.Inference/Generate", message(f1=b"s", **prompt)),
+            ("/vllm.Inference/GenerateStream", b"\xff"),
+        ]
+        for method, asked in asks:
+            assert await said(through, method, asked) == await said(direct, method, asked), method
+        assert len((await said(through, *asks[6]))[2]) == vllm_frontend.TOKENS + 1
+        (named,) = (await said(direct, SOURCES, b""))[2]
+        (changed,) = (await said(through, SOURCES, b""))[2]
+        assert bus.engine.encode() in named
+        assert bus.engine.encode() not in changed
+        assert bus.out.encode() in changed
+        vllm.pace = 60.0
+        call = through.unary_stream("/vllm.Inference/GenerateStream")(message(f1=b"gone", **prompt))
+        assert await call.read()
+        call.cancel()
+        await eventually(lambda: vllm.aborted, "vLLM aborts it")
+        assert any(each.startswith("gone") for each in vllm.aborted)

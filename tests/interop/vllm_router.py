@@ -13,10 +13,11 @@ import aiohttp
 from aiohttp import web
 
 from tests.chaos.processes import Child
-from tests.ports import free_ports
+from tests.ports import free_port, free_ports
 
 from .cache import BLOCK_SIZE, Known
 from .routers import PATIENCE, Router, Stream
+from .vllm_frontend import VllmFrontend
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,11 +40,12 @@ class VllmRouter(Router):
 
     def __init__(self, program: Path, directory: Path, name: str, *, replays: bool, front: int | None = None) -> None:
         self._worker, self._port, metrics = free_ports(3)
-        self.worker = f"http://{_HOST}:{self._worker}"
-        asked = self.worker if front is None else f"http://{_HOST}:{front}"
+        self.worker = self._url(self._worker)
+        asked = self.worker if front is None else self._url(front)
         command = [str(program), "--worker-urls", asked, "--policy", "kv_aware"]
         command += ["--host", _HOST, "--port", str(self._port), "--prometheus-port", str(metrics)]
         command += ["--worker-startup-check-interval", "1", "--log-level", "debug"]
+        self.model = "m"
         self._child = Child(name, command, directory, piped=True)
         self._replays = replays
         self._sources: dict[str, dict[str, Any]] = {}
@@ -65,11 +67,7 @@ class VllmRouter(Router):
             }
             for rank, stream in enumerate(streams)
         }
-        app = web.Application()
-        app.router.add_route("*", "/{path:.*}", self._answer)
-        self._runner = web.AppRunner(app)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, _HOST, self._worker).start()
+        await self._serve()
         self._session = aiohttp.ClientSession()
         if len(streams) > 1:  # each rank is a place of its own that requests can be sent to
             self._child.command += ["--intra-node-data-parallel-size", str(len(streams))]
@@ -93,6 +91,19 @@ class VllmRouter(Router):
         await asyncio.gather(self._reading, return_exceptions=True)
         await self._child.close()
         await self._session.close()
+        await self._end()
+
+    def _url(self, port: int) -> str:
+        return f"http://{_HOST}:{port}"
+
+    async def _serve(self) -> None:
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", self._answer)
+        self._runner = web.AppRunner(app)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, _HOST, self._worker).start()
+
+    async def _end(self) -> None:
         await self._runner.cleanup()
 
     async def _answer(self, request: web.Request) -> web.Response:
@@ -103,7 +114,7 @@ class VllmRouter(Router):
         return web.json_response({"id": "x", "object": "text_completion", "model": "m", "choices": []})
 
     async def _request(self, tokens: list[int]) -> None:
-        body = {"model": "m", "prompt": tokens, "max_tokens": 1}
+        body = {"model": self.model, "prompt": tokens, "max_tokens": 1}
         async with self._session.post(f"http://{_HOST}:{self._port}/v1/completions", json=body) as answer:
             assert answer.status == 200, await answer.text()
 
@@ -135,3 +146,23 @@ def _paths(known: Known) -> list[tuple[list[int], list[int]]]:
             at = known[at].parent
         out.append((path, [token for block in path for token in known[block].tokens]))
     return out
+
+
+class VllmRouterByGrpc(VllmRouter):
+    """The same router, and vLLM's own front end as its worker, by its gRPC API."""
+
+    def __init__(self, program: Path, directory: Path, name: str, **more: Any) -> None:
+        super().__init__(program, directory, name, **more)
+        self._directory = directory
+        self._http = free_port()
+
+    def _url(self, port: int) -> str:
+        return f"grpc://{_HOST}:{port}"
+
+    async def _serve(self) -> None:
+        publishes = [(each["endpoint"], each["replay_endpoint"]) for each in self._sources.values()]
+        self._frontend = await VllmFrontend(self._directory, self._http, self._worker, publishes).__aenter__()
+        self.model = self._frontend.model
+
+    async def _end(self) -> None:
+        await self._frontend.__aexit__()

@@ -1,0 +1,155 @@
+"""A pod with an engine's gRPC API, kvbus in front of it, and the engine's events behind that."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+from grpc import aio
+
+from tests.ports import free_ports
+from tests.system.bus import Bus, running_bus
+
+CONTROL = "/vllm.Control/"
+SOURCES = CONTROL + "GetKvEventSources"
+UNLIMITED = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
+
+
+def number(value: int) -> bytes:
+    """A number as protobuf writes it."""
+    out = b""
+    while value > 127:
+        out, value = out + bytes([value % 128 + 128]), value // 128
+    return out + bytes([value])
+
+
+def message(**fields: bytes | int) -> bytes:
+    """A message of fields f1, f2 and so on, in the order given."""
+    out = b""
+    for name, value in fields.items():
+        at = int(name[1:].split("_")[0]) * 8
+        out += number(at) + number(value) if isinstance(value, int) else number(at + 2) + number(len(value)) + value
+    return out
+
+
+class GrpcApi:
+    """What an engine's API does that a front can get wrong. ``answers`` are by method; ``step`` sends one more."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, bytes | grpc.StatusCode] = {}
+        self.seen: list[tuple[str, list[bytes], list[tuple[str, str | bytes]]]] = []
+        self.step = asyncio.Semaphore(0)
+        self.take = asyncio.Event()
+        self.asked = asyncio.Event()
+        self.gone = asyncio.Event()
+        self.remaining: float | None = None
+        self.sent = self.taken = 0
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+        async def each(_: object, context: aio.ServicerContext) -> None:
+            self.remaining = context.time_remaining()
+            try:
+                await getattr(self, details.method.rpartition("/")[2].lower(), self._known)(details.method, context)
+            except asyncio.CancelledError:
+                self.gone.set()
+                raise
+
+        return grpc.stream_stream_rpc_method_handler(each)
+
+    async def _known(self, method: str, context: aio.ServicerContext) -> None:
+        messages = [each async for each in _messages(context)]
+        self.seen.append((method, messages, [tuple(each) for each in context.invocation_metadata() or ()]))
+        answer = self.answers.get(method, grpc.StatusCode.UNIMPLEMENTED)
+        if isinstance(answer, grpc.StatusCode):
+            details = b"\0\xff" * 3
+            await context.abort(answer, f"{answer.name}: ä", (("grpc-status-details-bin", details), ("x-why", "so")))
+        await context.send_initial_metadata((("x-head", "1"), ("x-head", "2"), ("x-raw-bin", b"\0\1\xff")))
+        await context.write(answer)
+        context.set_trailing_metadata((("x-tail", "3"), ("x-tail-bin", b"\xfe")))
+
+    async def echo(self, _: str, context: aio.ServicerContext) -> None:
+        """Answer each message at once."""
+        async for each in _messages(context):
+            await context.write(each)
+
+    async def stream(self, _: str, context: aio.ServicerContext) -> None:
+        """Send as much as is taken, a step at a time."""
+        size = int(await context.read())
+        while True:
+            await self.step.acquire()
+            await context.write(bytes(size))
+            self.sent += 1
+
+    async def upload(self, _: str, context: aio.ServicerContext) -> None:
+        """Take nothing before it is told to."""
+        await self.take.wait()
+        async for each in _messages(context):
+            self.taken += len(each)
+        await context.write(str(self.taken).encode())
+
+    async def think(self, _: str, __: aio.ServicerContext) -> None:
+        """Answer nothing."""
+        self.asked.set()
+        await asyncio.get_running_loop().create_future()
+
+
+async def _messages(context: aio.ServicerContext) -> AsyncIterator[bytes]:
+    while (each := await context.read()) is not aio.EOF:
+        yield each
+
+
+async def serve(api: GrpcApi, port: int) -> aio.Server:
+    """Have the API at a port of loopback."""
+    server = aio.server(options=[("grpc.so_reuseport", 0), *UNLIMITED])
+    server.add_generic_rpc_handlers((api,))
+    server.add_insecure_port(f"127.0.0.1:{port}")
+    await server.start()
+    return server
+
+
+class GrpcPod:
+    """The parts, and how the front is called."""
+
+    def __init__(self, api: GrpcApi, bus: Bus, port: int, start_engine: Callable[[], Any]) -> None:
+        self.api = api
+        self.bus = bus
+        self.port = port
+        self.start_engine = start_engine
+        self.server: aio.Server
+        self.channel: aio.Channel
+        front = bus.daemon.fronts.grpc
+        assert front is not None
+        assert front.address is not None
+        self.stats = front.stats
+        self.address = f"127.0.0.1:{front.address[1]}"
+
+    def unary(self, method: str, asked: bytes = b"", **more: Any) -> Any:
+        return self.channel.unary_unary(method)(asked, **{"timeout": 120, **more})
+
+    def both(self, method: str, **more: Any) -> Any:
+        return self.channel.stream_stream(method)(**{"timeout": 120, **more})
+
+
+@contextlib.asynccontextmanager
+async def running_grpc_pod(front: dict[str, Any] | None = None, **settings: Any) -> AsyncIterator[GrpcPod]:
+    """Run an engine's API, and a bus with a front before it."""
+    api = GrpcApi()
+    (port,) = free_ports(1)
+
+    async def start_engine() -> aio.Server:
+        return await serve(api, port)
+
+    keys = {"listen": "127.0.0.1:0", "engine": f"127.0.0.1:{port}", **(front or {})}
+    server = await start_engine()
+    try:
+        async with running_bus(front_grpc=keys, **settings) as bus:
+            pod = GrpcPod(api, bus, port, start_engine)
+            pod.server = server
+            async with aio.insecure_channel(pod.address, options=UNLIMITED) as pod.channel:
+                yield pod
+            server = pod.server
+    finally:
+        await server.stop(None)

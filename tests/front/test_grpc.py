@@ -1,0 +1,340 @@
+"""What is handed on arrives as it was sent, both ways; what breaks in the middle is seen to break."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import random
+import shutil
+import subprocess
+import time
+from collections.abc import AsyncIterator
+
+import grpc
+import pytest
+import pytest_asyncio
+from grpc import aio
+
+from kvbus.errors import BindError
+from kvbus.front.grpc.server import _here
+from tests.chaos.proxy import Link
+from tests.front.grpc_pod import SOURCES, UNLIMITED, GrpcPod, running_grpc_pod
+from tests.ports import free_ports
+from tests.system.bus import eventually
+
+LARGE = 16 * 1024 * 1024
+OTHER = "/vllm.Inference/Generate"
+REFUSALS = [code for code in grpc.StatusCode if code is not grpc.StatusCode.OK]
+
+
+@pytest_asyncio.fixture
+async def pod() -> AsyncIterator[GrpcPod]:
+    async with running_grpc_pod() as pod:
+        yield pod
+
+
+async def refused(call: aio.Call) -> aio.AioRpcError:
+    with pytest.raises(aio.AioRpcError) as raised:
+        await call
+    return raised.value
+
+
+async def test_a_call_and_its_answer_arrive_as_they_were_sent(pod: GrpcPod) -> None:
+    pod.api.answers[OTHER] = b"\0an answer\xff"
+    metadata = (("x-data-parallel-rank", "3"), ("x-twice", "1"), ("x-twice", "2"), ("x-raw-bin", b"\0\xfe"))
+    call = pod.unary(OTHER, b"\xffa question\0", metadata=(*metadata, ("authorization", "Bearer k")))
+    assert await call == b"\0an answer\xff"
+    assert tuple(await call.initial_metadata()) == (("x-head", "1"), ("x-head", "2"), ("x-raw-bin", b"\0\1\xff"))
+    assert tuple(await call.trailing_metadata()) == (("x-tail", "3"), ("x-tail-bin", b"\xfe"))
+    assert await call.code() is grpc.StatusCode.OK
+    ((method, messages, seen),) = pod.api.seen
+    assert (method, messages) == (OTHER, [b"\xffa question\0"])
+    assert [each for each in seen if each[0] != "user-agent"] == [*metadata, ("authorization", "Bearer k")]
+    assert sum(name == "user-agent" for name, _ in seen) == 1
+    assert pod.stats.calls == {"passed": 1}
+
+
+@pytest.mark.parametrize("code", REFUSALS)
+async def test_a_refusal_arrives_as_it_was_given(pod: GrpcPod, code: grpc.StatusCode) -> None:
+    pod.api.answers[OTHER] = code
+    error = await refused(pod.unary(OTHER))
+    assert (error.code(), error.details()) == (code, f"{code.name}: ä")
+    assert tuple(error.trailing_metadata()) == (("grpc-status-details-bin", b"\0\xff" * 3), ("x-why", "so"))
+    assert pod.stats.calls == {"passed": 1}
+
+
+async def test_messages_pass_one_by_one_both_ways(pod: GrpcPod) -> None:
+    call = pod.both("/x/Echo")
+    for each in (b"", b"1", bytes(LARGE), b"2" * 70_000):
+        await call.write(each)
+        assert await call.read() == each
+    await call.done_writing()
+    assert await call.read() is aio.EOF
+    assert await call.code() is grpc.StatusCode.OK
+    assert pod.stats.calls == {"passed": 1}
+    assert pod.stats.open == 0
+
+
+@pytest.mark.parametrize("messages", [[], [b""], [b"", b"", b""], [b"1", b"1", b"", b"1"]])
+async def test_as_many_messages_arrive_as_were_sent(pod: GrpcPod, messages: list[bytes]) -> None:
+    for way in (lambda: pod.channel.stream_unary(OTHER)(iter(messages)), lambda: pod.both(OTHER)):
+        pod.api.answers[OTHER] = b"got"
+        call = way()
+        if isinstance(call, aio.StreamStreamCall):
+            for each in messages:
+                await call.write(each)
+            await call.done_writing()
+            assert await call.read() == b"got"
+        else:
+            assert await call == b"got"
+    assert [sent for _, sent, _ in pod.api.seen] == [messages] * 2
+
+
+async def test_a_message_beyond_the_limit_ends_its_call() -> None:
+    async with running_grpc_pod({"max_message": 4 * 1024 * 1024}) as pod:
+        up = await refused(pod.unary("/x/Echo", bytes(4 * 1024 * 1024 + 1)))
+        assert up.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        await eventually(lambda: pod.stats.open == 0, "it is over")
+        assert pod.stats.calls == {"client_gone": 1}
+        down = pod.both("/x/Stream")
+        await down.write(str(4 * 1024 * 1024 + 1).encode())
+        pod.api.step.release()
+        with pytest.raises(aio.AioRpcError) as raised:
+            await down.read()
+        assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert await pod.unary("/x/Echo", bytes(4 * 1024 * 1024)) == bytes(4 * 1024 * 1024)
+
+
+async def test_a_client_that_goes_ends_the_engines_work(pod: GrpcPod) -> None:
+    call = pod.unary("/x/Think")
+    await pod.api.asked.wait()
+    assert pod.stats.open == 1
+    call.cancel()
+    await pod.api.gone.wait()
+    await eventually(lambda: pod.stats.open == 0, "the call is over")
+    assert pod.stats.calls == {"client_gone": 1}
+
+
+async def test_an_engine_that_goes_is_seen_to_go_and_to_come_back(pod: GrpcPod) -> None:
+    call = pod.both("/x/Stream")
+    await call.write(b"3")
+    pod.api.step.release()
+    assert await call.read() == bytes(3)
+    await pod.server.stop(None)
+    with pytest.raises(aio.AioRpcError) as raised:
+        await call.read()
+    assert raised.value.code() is not grpc.StatusCode.OK
+    down = await refused(pod.unary(OTHER))
+    assert down.code() is grpc.StatusCode.UNAVAILABLE
+    assert pod.stats.calls["engine_down"] == 1
+    pod.api.answers[OTHER] = b"back"
+    pod.server = await pod.start_engine()
+
+    async def back() -> bytes:
+        while True:
+            try:
+                return await pod.unary(OTHER)
+            except aio.AioRpcError as error:
+                assert error.code() is grpc.StatusCode.UNAVAILABLE  # noqa: PT017
+                await asyncio.sleep(0.05)
+
+    assert await asyncio.wait_for(back(), 60) == b"back"
+
+
+async def test_a_deadline_is_the_engines_too(pod: GrpcPod) -> None:
+    begin = time.monotonic()
+    error = await refused(pod.unary("/x/Think", timeout=1.5))
+    assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert time.monotonic() - begin >= 1.4
+    assert pod.api.remaining is not None
+    assert 0 < pod.api.remaining < 1.6  # as gRPC writes it, rounded up
+    await pod.api.gone.wait()
+
+
+async def test_a_call_without_a_deadline_has_none(pod: GrpcPod) -> None:
+    pod.api.answers[OTHER] = b""
+    assert await pod.unary(OTHER, timeout=None) == b""
+    assert pod.api.remaining is None
+
+
+async def test_nothing_is_taken_faster_than_it_is_read(pod: GrpcPod) -> None:
+    """Down: the engine cannot send while the client does not read. Up: likewise."""
+    down = pod.both("/x/Stream")
+    await down.write(b"100000")
+    for _ in range(2000):
+        pod.api.step.release()
+    await settled(lambda: pod.api.sent)
+    stood = pod.api.sent
+    assert stood < 1000
+    for _ in range(2000):
+        assert len(await down.read()) == 100_000
+    assert pod.api.sent == 2000
+    up, written = pod.both("/x/Upload"), 0
+
+    async def write() -> None:
+        nonlocal written
+        for _ in range(2000):
+            await up.write(bytes(100_000))
+            written += 1
+        await up.done_writing()
+
+    writing = asyncio.ensure_future(write())
+    await settled(lambda: written)
+    assert written < 1000
+    pod.api.take.set()
+    assert await up.read() == b"200000000"
+    await writing
+
+
+async def settled(count) -> None:
+    """Wait until a number has stood still for a second."""
+    last, since = count(), time.monotonic()
+    while time.monotonic() - since < 1.0:
+        await asyncio.sleep(0.05)
+        if count() != last or not last:
+            last, since = count(), time.monotonic()
+
+
+async def test_one_call_too_many_is_refused() -> None:
+    async with running_grpc_pod({"max_calls": 2}) as pod:
+        under_way = [pod.unary("/x/Think") for _ in range(2)]
+        await eventually(lambda: pod.stats.open == 2, "two calls")
+        error = await refused(pod.unary(SOURCES))
+        assert (error.code(), error.details()) == (
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+            "kvbus hands on 2 calls at once",
+        )
+        for each in under_way:
+            each.cancel()
+        await eventually(lambda: pod.stats.open == 0, "both are over")
+        assert await pod.unary("/x/Echo", b"1") == b"1"
+        assert pod.stats.calls == {"too_many": 1, "client_gone": 2, "passed": 1}
+
+
+async def test_one_connection_too_many_is_closed() -> None:
+    async with running_grpc_pod({"max_connections": 2}) as pod:
+        assert await pod.unary("/x/Echo", b"1") == b"1"
+        _, second = await asyncio.open_connection(*pod.address.split(":"))
+        await asyncio.sleep(0.1)
+        reader, third = await asyncio.open_connection(*pod.address.split(":"))
+        assert await asyncio.wait_for(reader.read(), 60) == b""
+        assert await pod.unary("/x/Echo", b"2") == b"2"
+        for each in (second, third):
+            each.close()
+
+
+async def test_an_engine_that_breaks_off_is_seen_to(pod: GrpcPod) -> None:
+    """Its connection ends in the middle of an answer."""
+    (listening,) = free_ports(1)
+    link = Link("engine", listening, pod.port)
+    await link.start()
+    async with running_grpc_pod({"engine": f"127.0.0.1:{listening}"}) as other:
+        call = other.both("/x/Stream")
+        await call.write(b"3")
+        pod.api.step.release()
+        assert await call.read() == bytes(3)
+        assert link.cut(reset=True) == 1
+        with pytest.raises(aio.AioRpcError) as raised:
+            await call.read()
+        assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert other.stats.calls == {"engine_broke_off": 1}
+    await link.close()
+
+
+async def test_a_client_may_ping_as_often_as_an_engine_lets_it(pod: GrpcPod) -> None:
+    often = (("grpc.keepalive_time_ms", 100), ("grpc.http2.max_pings_without_data", 0))
+    async with aio.insecure_channel(pod.address, options=(*often, *UNLIMITED)) as channel:
+        call = channel.stream_stream("/x/Echo")(timeout=120)
+        await call.write(b"1")
+        assert await call.read() == b"1"
+        await asyncio.sleep(3)  # some thirty pings, and two more than allowed would end it
+        await call.write(b"2")
+        assert await call.read() == b"2"
+        call.cancel()
+
+
+async def test_what_is_no_call_harms_nobody(pod: GrpcPod) -> None:
+    for junk in (b"GET / HTTP/1.1\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 64, bytes(70_000)):
+        reader, writer = await asyncio.open_connection(*pod.address.split(":"))
+        writer.write(junk)
+        with contextlib.suppress(OSError):  # it may be closed already
+            await asyncio.wait_for(reader.read(), 60)
+        writer.close()
+    assert await pod.unary("/x/Echo", b"1") == b"1"
+
+
+async def test_calls_that_end_at_any_time_leave_nothing(pod: GrpcPod) -> None:
+    """By their client, by a deadline, by a refusal, or with the engine; each that has arrived is counted once."""
+    rng, wrong = random.Random(0), []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: wrong.append(context))
+    pod.api.answers = {OTHER: b"a", "/x/No": grpc.StatusCode.ABORTED, SOURCES: b""}
+    tasks = len(asyncio.all_tasks())
+
+    async def one() -> None:
+        call = pod.both(rng.choice([OTHER, "/x/No", "/x/Think", "/x/Echo", SOURCES]), timeout=rng.choice([0.05, 0.3]))
+        with contextlib.suppress(aio.AioRpcError, aio.InternalError, asyncio.InvalidStateError, asyncio.CancelledError):
+            for _ in range(rng.randrange(4)):
+                await call.write(b"x")
+            if rng.random() < 0.3:
+                await asyncio.sleep(rng.random() / 50)
+                call.cancel()
+            await call.done_writing()
+            while await call.read() is not aio.EOF:
+                pass
+
+    for turn in range(12):
+        ending = asyncio.ensure_future(pod.server.stop(None)) if turn == 6 else None
+        await asyncio.gather(*(one() for _ in range(40)))
+        if ending is not None:
+            await ending
+            pod.server = await pod.start_engine()
+    await eventually(lambda: pod.stats.open == 0, "all are over")
+    assert set(pod.stats.calls) <= {"passed", "answered", "client_gone", "engine_down", "engine_broke_off"}
+    assert 100 < sum(pod.stats.calls.values()) <= 480
+    await eventually(lambda: len(asyncio.all_tasks()) <= tasks, "no task is left")
+    gc.collect()
+    assert not wrong
+
+
+async def test_metadata_that_cannot_be_handed_on_is_refused(pod: GrpcPod, caplog: pytest.LogCaptureFixture) -> None:
+    """No client of gRPC's own sends it, so curl does."""
+    curl = shutil.which("curl")
+    if curl is None:
+        pytest.skip("there is no curl")
+    flags: list[str | bytes] = [
+        "-s",
+        "--http2-prior-knowledge",
+        "-H",
+        "te: trailers",
+        "-H",
+        "content-type: application/grpc",
+    ]
+    for odd in (b"x-odd: \xff", "x-odd: ä".encode()):
+        process = await asyncio.create_subprocess_exec(
+            *(curl, *flags, b"-H", odd, "--data-binary", "@-", f"http://{pod.address}{OTHER}"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        await process.communicate(b"\0\0\0\0\1q")  # it may not say what it was answered while it was sending
+    await eventually(lambda: pod.stats.calls["bad_request"] == 2, "both are refused")
+    assert (pod.stats.calls, pod.api.seen, caplog.records) == ({"bad_request": 2}, [], [])
+
+
+async def test_its_address_is_its_own(pod: GrpcPod) -> None:
+    with pytest.raises(BindError, match=f"front_grpc {pod.address}"):
+        async with running_grpc_pod({"listen": pod.address}):
+            pass
+
+
+async def test_the_end_ends_what_is_under_way() -> None:
+    async with running_grpc_pod() as pod:
+        call = pod.unary("/x/Think")
+        await pod.api.asked.wait()
+        await pod.bus.daemon.fronts.close()
+        assert (await refused(call)).code() in (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE)
+
+
+@pytest.mark.parametrize(("peer", "here"), [("ipv4:127.0.0.1:4711", "127.0.0.1"), ("ipv6:%5B::1%5D:4711", "[::1]")])
+def test_the_address_from_which_a_peer_is_reached(peer: str, here: str) -> None:
+    assert _here(peer) == here
