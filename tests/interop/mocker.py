@@ -29,7 +29,7 @@ BLOCK: Final = 16
 WORDS: Final = 2000
 MODEL: Final = "m"
 
-_TOKENIZER: Final = {
+_TOKENIZER: Final[dict[str, Any]] = {
     "version": "1.0",
     "added_tokens": [],
     "normalizer": None,
@@ -42,7 +42,7 @@ _TOKENIZER: Final = {
         "vocab": {"<unk>": 0, "<s>": 1, "</s>": 2} | {f"w{number}": number + 3 for number in range(WORDS)},
     },
 }
-_CONFIG: Final = {
+_CONFIG: Final[dict[str, Any]] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
     "vocab_size": WORDS + 3,
@@ -79,7 +79,14 @@ class Program:
 
     def __init__(self, module: str, directory: Path, discovery: Path, host: str, options: Sequence[object]) -> None:
         self.log = directory / f"{module}-{host}.log"
-        self._command = [os.environ[PYTHON_ENV], "-m", module, "--discovery-backend=file", "--event-plane=zmq", *options]
+        self._command = [
+            os.environ[PYTHON_ENV],
+            "-m",
+            module,
+            "--discovery-backend=file",
+            "--event-plane=zmq",
+            *options,
+        ]
         hosts = ("DYN_TCP_RPC_HOST", "DYN_EVENT_PLANE_HOST", "DYN_TCP_RESPONSE_STREAM_HOST")
         self._env = {name: value for name, value in os.environ.items() if not name.startswith("DYN_")}
         self._env |= {"DYN_FILE_KV": str(discovery), "HOME": str(directory), "HF_HUB_OFFLINE": "1"}
@@ -107,7 +114,8 @@ class Mocker(Program):
 
     def __init__(self, directory: Path, discovery: Path, host: str, model: Path) -> None:
         events, replay = free_port(), free_port()
-        self.endpoint, self.replay_endpoint = f"tcp://127.0.0.1:{events}", f"tcp://127.0.0.1:{replay}"
+        self.endpoint = f"tcp://127.0.0.1:{events}"
+        self.replay_endpoint = f"tcp://127.0.0.1:{replay}"
         self.host = host
         self._discovery = discovery
         options = {
@@ -121,7 +129,9 @@ class Mocker(Program):
             "zmq-kv-events-ports": events,
             "zmq-replay-ports": replay,
         }
-        super().__init__("dynamo.mocker", directory, discovery, host, [f"--{key}={value}" for key, value in options.items()])
+        super().__init__(
+            "dynamo.mocker", directory, discovery, host, [f"--{key}={value}" for key, value in options.items()]
+        )
 
     @property
     def workers(self) -> list[int]:
@@ -162,7 +172,7 @@ class Mirror:
     def _run(self) -> None:
         while not self._over.wait(0.05):
             for theirs, ours in self._pairs:
-                there, here = (set(os.listdir(each)) for each in (theirs, ours))
+                there, here = ({path.name for path in each.iterdir()} for each in (theirs, ours))
                 for name in there - here:
                     with contextlib.suppress(FileNotFoundError):  # gone meanwhile
                         (ours / name).hardlink_to(theirs / name)
@@ -228,7 +238,5 @@ class Frontend(Program):
 
 def one_worker(mocker: Mocker, *before: int) -> int:
     """Its id, once it is the only one at its host, and none of those before."""
-    wait_for(
-        lambda: len(mocker.workers) == 1 and mocker.workers[0] not in before, f"one worker; log: {mocker.log}", 60
-    )
+    wait_for(lambda: len(mocker.workers) == 1 and mocker.workers[0] not in before, f"one worker; log: {mocker.log}", 60)
     return mocker.workers[0]

@@ -10,7 +10,8 @@ import contextlib
 import os
 import subprocess
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -67,18 +68,17 @@ class Plane:
     def settle(self, *places: int) -> None:
         """Wait until the router has heard what these workers have last done."""
         for at in places:
-            session, expected = self.held[at][-1], Answer(self.workers[at], PREFIX, PREFIX)
-            said: list[Answer] = []
+            session = self.held[at][-1]
+            wait_for(partial(self._knows, session, at), f"session {session} of worker {at} known; {self.directory}", 60)
 
-            def knows(session: Session = session, at: int = at, expected: Answer = expected) -> bool:
-                said.append(self.frontend.ask(session.prompt(), self.workers[at]))
-                return said[-1] == expected
-
-            wait_for(knows, f"{expected} of worker {at}, and it was {said[-1:]}; logs: {self.directory}", 60)
+    def _knows(self, session: Session, at: int) -> bool:
+        return self.frontend.ask(session.prompt(), self.workers[at]) == Answer(self.workers[at], PREFIX, PREFIX)
 
     def routes_by_the_truth(self) -> None:
         """Ask every session without saying for whom it is."""
-        answers = {(at, each.number): self.frontend.ask(each.prompt()) for at, all_ in self.held.items() for each in all_}
+        answers = {
+            (at, each.number): self.frontend.ask(each.prompt()) for at, all_ in self.held.items() for each in all_
+        }
         assert answers == {(at, number): Answer(self.workers[at], PREFIX, PREFIX) for at, number in answers}
 
     @contextlib.contextmanager
@@ -97,9 +97,11 @@ def installed() -> None:
     python = os.environ.get(PYTHON_ENV)
     if not python:
         pytest.skip(f"{PYTHON_ENV} names no Python with ai-dynamo-runtime (.ci/run sets it)")
-    looked = subprocess.run([python, "-c", "import dynamo.frontend.main, dynamo.mocker.main"], capture_output=True)
-    if looked.returncode:
-        pytest.skip(f"{python} has no dynamo.frontend and dynamo.mocker: .ci/dynamo-frontend.lock (.ci/run installs it)")
+    looked = [python, "-c", "import dynamo.frontend.main, dynamo.mocker.main"]
+    if subprocess.run(looked, check=False, capture_output=True).returncode:
+        pytest.skip(
+            f"{python} has no dynamo.frontend and dynamo.mocker: .ci/dynamo-frontend.lock (.ci/run installs it)"
+        )
 
 
 @pytest.fixture
@@ -122,7 +124,7 @@ def plane(tmp_path: Path) -> Iterator[Plane]:
         for each in mockers:
             directory = tmp_path / f"kvbus-{each.host}"
             directory.mkdir()
-            output = {"type": "dynamo", "profile": "dynamo-plane", "replay_endpoint": None}
+            output: dict[str, Any] = {"type": "dynamo", "profile": "dynamo-plane", "replay_endpoint": None}
             output |= {"endpoint": f"tcp://{each.host}:{free_port()}", "dynamo": {"discovery": f"file://{ours}"}}
             made.buses.append(stack.enter_context(Kvbus(each, directory, output, probe_interval=0.5)))
         made.settle(0, 1)

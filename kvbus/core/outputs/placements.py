@@ -7,8 +7,8 @@ Request: ``["", "snapshot-v1"]`` from a DEALER. Reply, each message behind the e
     ["end", ""]
 
 or ``["error", why]`` alone; what stands in brackets inside is msgpack. The live stream has an empty batch at
-``barrier_seq``, whose topic ends with the barrier's id: what came before it is in the snapshot, what follows is not. The
-topic of every batch ends with the epoch, the id of the stream's numbering.
+``barrier_seq``, whose topic ends with the barrier's id: what came before it is in the snapshot, what follows is not.
+The topic of every batch ends with the epoch, the id of the stream's numbering.
 
 Records name no tier, and readers take them for the device's (sgl-kv-indexer): blocks of other tiers are left out.
 """
@@ -108,20 +108,20 @@ def _is_foreign(block: Hash | None) -> bool:
 
 
 class PlacementAnswer(msgspec.Struct, frozen=True):
-    """The answer to a request for such a snapshot, as :class:`~kvbus.core.outputs.snapshot.SnapshotAnswer` is to vLLM's.
+    """The answer to such a request, as :class:`~kvbus.core.outputs.snapshot.SnapshotAnswer` is to vLLM's.
 
     Attributes:
         envelope: what each message starts with.
         valid: whether the request was one.
         cut: the state, once its barrier is published.
-        told: all of it is sent but the end.
+        sent: all of it but the end is.
         over: the next message is the last one.
     """
 
     envelope: list[bytes]
     valid: bool
     cut: Cut | None = None
-    told: bool = False
+    sent: bool = False
     over: bool = False
 
     @property
@@ -154,8 +154,8 @@ def next_part(answer: PlacementAnswer, cut: Callable[[], Cut]) -> PlacementPart:
     if begun is None or begun.foreign:
         why = b"snapshot-v1 is what is answered here" if begun is None else b"there are hashes of more than 64 bits"
         return _said(structs.replace(answer, over=True), [(b"error", why)])
-    if not answer.told:
-        return _said(structs.replace(answer, told=True), begun.replies())
+    if not answer.sent:
+        return _said(structs.replace(answer, sent=True), begun.replies())
     return _said(structs.replace(answer, over=True), [(b"end", b"")])
 
 

@@ -15,6 +15,7 @@ from kvbus.core.source_spec import SourceSpec
 from kvbus.core.wire.profiles import PROFILES
 from tests.doubles.answers import reading
 from tests.doubles.payloads import batch, cleared, removed, store, unpack
+from tests.typed import there
 
 PUBLISHER = bytes(range(16))
 EPOCH = PUBLISHER.hex()
@@ -35,7 +36,7 @@ def asked(relay, frames=REQUEST):
     """The barriers that leave, and the messages of the answer."""
     (command,) = relay.handle(SnapshotAsked(0, 0, frames), 0.0)
     assert isinstance(command, AnswerSnapshot)
-    barriers = []
+    barriers: list[Publish] = []
 
     def handle(event):
         commands = relay.handle(event, 0.0)
@@ -153,7 +154,7 @@ def test_the_state_on_subscription_and_a_replay_have_the_same_numbers_and_topic(
     assert (command.transfer.topic, command.transfer.publisher_id) == (LIVE, b"")
     (begun,) = relay.handle(ReplayAsked(0, 0, [b"id", b"", bytes(8)]), 0.0)
     answer = reading(lambda event: relay.handle(event, 0.0), begun)
-    assert answer.next_message()[-2] == bytes(8)
+    assert there(answer.next_message())[-2] == bytes(8)
 
 
 def test_the_engines_own_epoch_gives_way():
