@@ -81,6 +81,18 @@ class Plane:
         }
         assert answers == {(at, number): Answer(self.workers[at], PREFIX, PREFIX) for at, number in answers}
 
+    def evict(self, at: int) -> list[Session]:
+        """Have one worker serve more than its cache holds; the sessions that it has no block of any more."""
+        gone = self.held.pop(at)
+        self.place(at, 40)  # 360 blocks and more, of 300
+        self.held[at] = self.held[at][-5:]
+        return gone
+
+    def knows_nothing_of(self, sessions: list[Session], at: int) -> None:
+        """Ask for sessions that are gone, at a worker that has nothing of them."""
+        answers = [self.frontend.ask(each.prompt(), self.workers[at]) for each in sessions]
+        assert answers == [Answer(self.workers[at], 0, 0) for _ in sessions]
+
     @contextlib.contextmanager
     def another_frontend(self) -> Iterator[None]:
         """Go on with a frontend that has heard nothing yet."""
@@ -136,34 +148,28 @@ def test_requests_go_to_who_has_the_prefix_and_a_late_frontend_sends_them_there_
     with plane.another_frontend():
         plane.settle(0, 1)
         plane.routes_by_the_truth()
-        plane.place(0)
+        gone = plane.evict(0)
         plane.settle(0)
         plane.routes_by_the_truth()
+        plane.knows_nothing_of(gone, 0)
 
 
 def test_kvbus_is_killed_and_comes_back(plane: Plane) -> None:
-    """What the engine stored and evicted meanwhile is in the state that follows."""
     plane.buses[1].kill()
-    evicted = plane.held.pop(1)
-    plane.place(1, 40)  # 360 blocks and more
-    plane.held[1] = plane.held[1][-5:]
+    gone = plane.evict(1)
     plane.buses[1].start_again()
     plane.settle(1)
     plane.routes_by_the_truth()
-    assert [plane.frontend.ask(each.prompt(), plane.workers[1]) for each in evicted] == [
-        Answer(plane.workers[1], 0, 0) for _ in evicted
-    ]
+    plane.knows_nothing_of(gone, 1)
 
 
 def test_an_engine_is_killed_and_comes_back_with_an_empty_cache(plane: Plane) -> None:
     before = plane.workers[0]
     plane.mockers[0].kill_and_start_again()
     plane.workers[0] = one_worker(plane.mockers[0], before)
-    lost = plane.held.pop(0)
     wait_for(lambda: plane.frontend.serves(plane.workers), "the new worker is served", 60)
+    gone = plane.held.pop(0)
     plane.place(0, 2)
     plane.settle(0)
     plane.routes_by_the_truth()
-    assert [plane.frontend.ask(each.prompt(), plane.workers[0]) for each in lost] == [
-        Answer(plane.workers[0], 0, 0) for _ in lost
-    ]
+    plane.knows_nothing_of(gone, 0)
