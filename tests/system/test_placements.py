@@ -121,3 +121,19 @@ def test_what_asks_for_anything_else_is_told_so() -> None:
             assert stats.replay_requests["malformed"] == 2
 
     run(ask())
+
+
+def test_a_kvbus_that_asks_for_the_other_form_goes_by_the_replay() -> None:
+    async def chain() -> None:
+        async with served() as (bus, snapshots, engine):
+            engine.publish(payload(store([1, 2])))
+            await relayed(bus, engine)
+            source = {"endpoint": bus.out, "replay_endpoint": bus.out_replay, "snapshot_endpoint": snapshots}
+            async with running_bus(source=source) as second:
+                await eventually(lambda: second.source.state == "live", "the second bus in sync")
+                engine.publish(payload(store([3], 2)))
+                index = second.source.normalizer.index
+                await eventually(lambda: len(index) == 3, "what the first one holds")
+                assert bus.daemon.outputs.stats[0].replay_requests["malformed"] == 1
+
+    run(chain())

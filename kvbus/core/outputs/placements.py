@@ -69,7 +69,7 @@ class Cut:
         self.foreign = False
         """It has hashes that readers of this protocol do not take."""
         self._head = [VERSION, epoch, rank, seq + 1, seq, _barrier_id(epoch, seq)]
-        self._state = state
+        self._stores = state.stores()
         self._count = 0
         self._chunks: list[bytes] = []
 
@@ -77,7 +77,7 @@ class Cut:
         """Take in the state; ``[]`` for each slice."""
         known: set[Hash] = set()  # a block may be there in several groups
         records: list[tuple[Hash | None, tuple[Hash]]] = []
-        for events in self._state.stores():
+        for events in self._stores:
             for event in events:
                 if medium_key(value(event, "medium")) != DEVICE_MEDIUM:
                     continue
@@ -152,7 +152,11 @@ def next_part(answer: PlacementAnswer, cut: Callable[[], Cut]) -> PlacementPart:
         begun = cut()
         return PlacementPart(structs.replace(answer, cut=begun), begun.gather())
     if begun is None or begun.foreign:
-        why = b"snapshot-v1 is what is answered here" if begun is None else b"there are hashes of more than 64 bits"
+        why = (
+            b"snapshot-v1 is what is answered here"
+            if begun is None
+            else b"there are hashes that are no signed 64-bit integers"
+        )
         return _said(structs.replace(answer, over=True), [(b"error", why)])
     if not answer.sent:
         return _said(structs.replace(answer, sent=True), begun.replies())

@@ -122,7 +122,7 @@ def test_a_block_of_two_groups_is_one_record():
 def test_hashes_that_readers_cannot_take_are_refused_in_words(block):
     relay, _ = relay_of(store([block]))
     barriers, messages, _ = asked(relay)
-    assert messages == [[b"id", b"", b"error", b"there are hashes of more than 64 bits"]]
+    assert messages == [[b"id", b"", b"error", b"there are hashes that are no signed 64-bit integers"]]
     assert len(barriers) == 1
 
 
