@@ -55,7 +55,7 @@ def _indexes(relay: Relay, slot: int, source: Source) -> Iterator[tuple[int | No
 
 
 def _stream_head(stream: OutputStream) -> list[Any]:
-    return [stream.next_seq, stream.topic.removesuffix(stream.mark), stream.identity]
+    return [stream.next_seq, stream.name, stream.identity]
 
 
 def _source_head(source: Source) -> dict[str, Any]:
@@ -171,7 +171,7 @@ class Loader:
                 stream.next_seq = stream.first_seq = next_seq
                 if stream.identity and identity:
                     stream.identify(identity)
-                stream.rename(topic if stream.keeps_topic else stream.topic)
+                stream.rename(topic if stream.keeps_topic else stream.name)
 
     def _table(self, slot: int, output: int | None, which: int, key: list[Any]) -> Table:
         if output is None:

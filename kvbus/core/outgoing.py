@@ -193,7 +193,7 @@ class Outgoing:
                 if payload is None:
                     payload = payloads[wire, rank] = encode(wire, events, source.ts, rank)
             seq = stream.append(payload, now)
-            if stream.keeps_topic:
+            if stream.keeps_topic and stream.name != source.topic:
                 stream.rename(source.topic)
             self.commands.append(Publish(number, at, stream.topic, seq, payload, len(events), stream.publisher_id))
 
@@ -302,7 +302,7 @@ class Outgoing:
                     self._publish_on(number, output, i, source, piece, now, None)
                 return
         seq = stream.append(whole, now)
-        if stream.keeps_topic:
+        if stream.keeps_topic and stream.name != source.topic:
             stream.rename(source.topic)
         self.commands.append(Publish(number, at, stream.topic, seq, whole, len(events), stream.publisher_id))
 

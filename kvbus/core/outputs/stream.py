@@ -35,6 +35,8 @@ class OutputStream:
         self.mark = b""
         """What every topic ends with, where the identity stands there (:mod:`kvbus.core.outputs.placements`)."""
         self.identify(publisher_id)
+        self.name = b""
+        """The topic without the mark, as it was given."""
         self.rename(topic or b"")
         self.first_seq = first_seq
         """What the numbering of this process began with."""
@@ -62,6 +64,7 @@ class OutputStream:
 
     def rename(self, topic: bytes) -> None:
         """Go on under this topic."""
+        self.name = topic
         self.topic = marked(topic, self.mark)
 
     def resume_at(self, seq: int) -> None:

@@ -21,6 +21,7 @@ class TestIdentity:
         assert made.topic == b"kv\0sgl-kv-epoch=" + b"70" * 16
         made.identify(b"q" * 16)
         made.rename(made.topic)
+        assert made.name == b"kv\0sgl-kv-epoch=" + b"70" * 16
         assert made.topic == b"kv\0sgl-kv-epoch=" + b"71" * 16
 
     def test_without_one_there_is_nothing_to_say(self):
