@@ -15,6 +15,7 @@ from msgspec import UNSET, UnsetType, structs
 from kvbus.core.blocks.chunk import Chunk, Meta, Rest
 from kvbus.core.blocks.index import Index, Table, TableKey, set_of_chunks
 from kvbus.core.blocks.live_order import live_runs
+from kvbus.core.outputs.stream import OutputStream
 from kvbus.core.relay import Relay
 from kvbus.core.source import Source
 from kvbus.core.write_ahead_log import StateError
@@ -29,10 +30,7 @@ def dump(relay: Relay) -> Iterator[bytes]:
     """The state as blobs. It is frozen when the first one is taken; the others may follow when there is time."""
     head = {
         "sources": [_source_head(source) for source in relay.sources],
-        "outputs": [
-            [output.spec.name, [[stream.next_seq, stream.topic, stream.publisher_id] for stream in output.streams]]
-            for output in relay.outputs
-        ],
+        "outputs": [[output.spec.name, list(map(_stream_head, output.streams))] for output in relay.outputs],
     }
     frozen = [
         ([slot, output, which, key], table)
@@ -54,6 +52,10 @@ def _indexes(relay: Relay, slot: int, source: Source) -> Iterator[tuple[int | No
     for number, output in enumerate(relay.outputs):
         if output.view is not None and slot in output.view.indexes:
             yield number, 0, output.view.index(slot)
+
+
+def _stream_head(stream: OutputStream) -> list[Any]:
+    return [stream.next_seq, stream.name, stream.identity]
 
 
 def _source_head(source: Source) -> dict[str, Any]:
@@ -165,12 +167,11 @@ class Loader:
             source.sequencer.load(entry["sequencer"])
             source.normalizer.load(entry["normalizer"])
         for output, (_, streams) in zip(relay.outputs, head["outputs"], strict=True):
-            for stream, (next_seq, topic, publisher_id) in zip(output.streams, streams, strict=True):
+            for stream, (next_seq, topic, identity) in zip(output.streams, streams, strict=True):
                 stream.next_seq = stream.first_seq = next_seq
-                if stream.keeps_topic:
-                    stream.topic = topic
-                if stream.publisher_id and publisher_id:
-                    stream.publisher_id = publisher_id
+                if stream.identity and identity:
+                    stream.identify(identity)
+                stream.rename(topic if stream.keeps_topic else stream.name)
 
     def _table(self, slot: int, output: int | None, which: int, key: list[Any]) -> Table:
         if output is None:

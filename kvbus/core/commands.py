@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from kvbus.core.outputs.placements import PlacementAnswer, PlacementPart
 from kvbus.core.outputs.replay_answer import Part, ReplayAnswer
 from kvbus.core.outputs.snapshot import SnapshotAnswer, SnapshotPart
 from kvbus.core.outputs.state_transfer import Transfer
@@ -55,11 +56,11 @@ class AnswerReplay(msgspec.Struct, frozen=True):
 
 
 class AnswerSnapshot(msgspec.Struct, frozen=True):
-    """As :class:`AnswerReplay`, for the one message that a request for a snapshot gets."""
+    """As :class:`AnswerReplay`, for what a request for a snapshot gets."""
 
     output: int
     stream: int
-    answer: SnapshotAnswer
+    answer: SnapshotAnswer | PlacementAnswer
 
 
 class SendPart(msgspec.Struct, frozen=True):
@@ -67,7 +68,7 @@ class SendPart(msgspec.Struct, frozen=True):
 
     output: int
     stream: int
-    part: Part | SnapshotPart
+    part: Part | SnapshotPart | PlacementPart
 
 
 class SendState(msgspec.Struct, frozen=True):

@@ -103,8 +103,10 @@ class Outgoing:
             stream.closed = new.hidden
             if output.spec.by_topic and stream.topic != new.topic:
                 stream.resume_at(new.first_seq)  # a topic has a numbering of its own
-            stream.rank, stream.topic, stream.keeps_topic = rank, new.topic or b"", new.topic is None
-            stream.publisher_id = stream.publisher_id or new.publisher_id
+            stream.rank, stream.keeps_topic = rank, new.topic is None
+            if not stream.identity:
+                stream.identify(new.publisher_id)
+            stream.rename(new.topic or b"")
             if not stream.next_seq:  # nobody has been here in this process
                 stream.next_seq = stream.first_seq = new.first_seq
             if stream.numbered:
@@ -191,8 +193,8 @@ class Outgoing:
                 if payload is None:
                     payload = payloads[wire, rank] = encode(wire, events, source.ts, rank)
             seq = stream.append(payload, now)
-            if stream.keeps_topic:
-                stream.topic = source.topic
+            if stream.keeps_topic and stream.name != source.topic:
+                stream.rename(source.topic)
             self.commands.append(Publish(number, at, stream.topic, seq, payload, len(events), stream.publisher_id))
 
     def publish_fitted(
@@ -300,8 +302,8 @@ class Outgoing:
                     self._publish_on(number, output, i, source, piece, now, None)
                 return
         seq = stream.append(whole, now)
-        if stream.keeps_topic:
-            stream.topic = source.topic
+        if stream.keeps_topic and stream.name != source.topic:
+            stream.rename(source.topic)
         self.commands.append(Publish(number, at, stream.topic, seq, whole, len(events), stream.publisher_id))
 
     def merge_overlays(self) -> None:

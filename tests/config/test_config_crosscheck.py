@@ -53,6 +53,20 @@ def test_caches_are_reset_by_an_api_that_is_named(problems):
     assert "sources[1].api" not in found
 
 
+@pytest.mark.parametrize(
+    ("profile", "layout", "refused"),
+    [("sglang", "merged", True), ("sglang", "per_source", False), ("vllm", "merged", False)],
+)
+def test_snapshots_of_several_ranks_are_refused_in_the_form_that_names_one(profile, layout, refused, problems, read):
+    output = f"[{{profile: {profile}, layout: {layout}, snapshot_endpoint: 'tcp://*:5659'}}]"
+    if not refused:
+        assert read(text_of("[{}]", output)).outputs[0].layout == layout
+        return
+    (wrong,) = problems(text_of("[{}]", output)).values()
+    assert "snapshots are of one rank" in wrong
+    assert "for example snapshot_endpoint: null" in wrong
+
+
 def test_an_api_may_be_named_before_it_is_asked(read):
     config = read(text_of("[{api: 'https://engine:8000/v1/'}]", "[{}]"))
     assert (config.on_partial, config.sources[0].api) == ("keep", "https://engine:8000/v1")

@@ -8,6 +8,7 @@ import pytest
 
 from kvbus.core.events import RelayEvent
 from kvbus.core.normalizing.rules import Rules
+from kvbus.core.outputs.placements import PlacementAnswer
 from kvbus.core.outputs.replay_answer import ReplayAnswer
 from kvbus.core.outputs.snapshot import SnapshotAnswer
 from kvbus.core.outputs.spec import NewStream, OutputSpec
@@ -35,7 +36,7 @@ def made(kind, frames):
         OutputSpec: OutputSpec("other", PROFILES["vllm"], [None]),
         Refused: Refused.KEY,
         CacheReset: CacheReset.ACCEPTED,
-        ReplayAnswer | SnapshotAnswer: ReplayAnswer(frames, "4", 0, 1),
+        ReplayAnswer | SnapshotAnswer | PlacementAnswer: ReplayAnswer(frames, "4", 0, 1),
     }
     return kind(**{field.name: values[field.type] for field in msgspec.structs.fields(kind)})
 

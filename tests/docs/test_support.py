@@ -31,6 +31,12 @@ def test_a_router_is_supported_in_the_version_that_the_tests_run(router: str) ->
     assert set(found) == {ROWS[router]}
 
 
+def test_dynamos_frontend_is_of_the_release_that_the_others_are_of() -> None:
+    assert re.findall(r"^ai-dynamo==([\d.]+\d)", (ROOT / ".ci" / "dynamo-frontend.lock").read_text(), re.MULTILINE) == [
+        ROWS["Dynamo"]
+    ]
+
+
 def test_every_python_of_the_classifiers_is_supported_and_no_other() -> None:
     assert ROWS["Python"].split(", ") == re.findall(r"Python :: (3\.\d+)", " ".join(project()["classifiers"]))
 

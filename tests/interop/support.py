@@ -13,7 +13,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 import msgspec
 
@@ -25,6 +25,16 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from kvbus.transport.engine.publisher import EnginePublisher
+
+    class Engine(Protocol):
+        """What kvbus has to know of an engine."""
+
+        @property
+        def endpoint(self) -> str: ...
+
+        @property
+        def replay_endpoint(self) -> str | None: ...
+
 
 DATA: Final = Path(__file__).parent.parent / "wire" / "data"
 PREFIX_KINDS: Final = {None, "full_attention", "mla_attention", "sink_full_attention"}
@@ -186,7 +196,7 @@ class Kvbus:
 
     def __init__(
         self,
-        engine: EnginePublisher,
+        engine: Engine,
         directory: Path,
         output: dict[str, Any] | None = None,
         *,

@@ -135,6 +135,11 @@ class StateSnapshot:
         self.fewest = self._contents.batches(self._most)
         """The seqs that an answer needs, at as many blocks a batch as routers take."""
 
+    def stores(self) -> Iterator[list[AnyEvent]]:
+        """Every block by what stores it, some at a time; an empty list is a pause."""
+        for part in self._contents.parts:
+            yield from slices(part.index, BLOCKS_PER_BATCH)
+
     def chunks(self, room: int) -> SnapshotChunks:
         """Return the whole snapshot in at most ``room`` batches, or in one for each source if there is less room.
 

@@ -21,6 +21,10 @@ Clears = Literal["rank", "pod", "pod or nothing"]
 """What a router of this family forgets at AllBlocksCleared: the blocks of the batch's rank, those of all ranks of the
 pod, or, because some versions ignore it, either those or nothing."""
 
+Snapshots = Literal["batches", "placements"]
+"""What a router of this family asks for: batches (:mod:`kvbus.core.outputs.snapshot`), or SGLang's records of hashes
+(:mod:`kvbus.core.outputs.placements`)."""
+
 Topics = Literal["any", "pod and model", "empty"]
 """The topics that a router of this family takes: any, ``kv@POD@MODEL``, or the empty one alone."""
 
@@ -87,6 +91,7 @@ class Profile(msgspec.Struct, frozen=True):
     one_group: bool = False
     """The router takes one group. The first one that carries prefixes leaves, without a number, and no other."""
     topics: Topics = "any"
+    snapshots: Snapshots = "batches"
     max_events: int = 0
     """Events of the largest batch it takes; 0: any number."""
     max_bytes: int = 0
@@ -136,7 +141,7 @@ PROFILES: Final[dict[str, Profile]] = {
         one_copy=True,
         hashes_tokens=True,
     ),
-    "sglang": Profile(CANONICAL, "3", hashes_tokens=True),
+    "sglang": Profile(CANONICAL, "3", snapshots="placements", hashes_tokens=True),
     "vllm-router": Profile(
         CANONICAL, "4", filled_replay=False, topics="empty", max_events=4096, max_bytes=16 * _MIB, hashes_tokens=True
     ),

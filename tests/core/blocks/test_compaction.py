@@ -46,6 +46,15 @@ def test_nothing_is_told_as_a_clear():
     assert unpack(body) == [1.5, [cleared()], 3]
 
 
+def test_the_stores_alone_are_those_of_its_batches():
+    benches = bench_of(*[store([block]) for block in range(BLOCKS_PER_BATCH + 1)]), bench_of(store([-1], medium="CPU"))
+    slices = list(cut_of(*benches).stores())
+    batches = [unpack(body)[1] for body in told(cut_of(*benches))]
+    found = [plain_all(events) for events in slices if events]
+    assert found == [[each for each in plain_all(events) if each != cleared()] for events in batches]
+    assert list(cut_of(bench_of()).stores()) == []
+
+
 def test_every_source_with_its_rank():
     bodies = told(cut_of(bench_of(store([1])), bench_of(store([2]))))
     assert [unpack(body)[2] for body in bodies] == [0, 1]

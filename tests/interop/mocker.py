@@ -1,0 +1,242 @@
+"""`dynamo.mocker` and `dynamo.frontend` as they are, and a discovery in which kvbus alone speaks of caches.
+
+The mocker has a publisher of its own on Dynamo's event plane, which no option leaves out. Two of one worker are ambiguous, and
+so the two sides have directories of their own: what the mockers say of themselves, their instances and model cards, stands in
+both (:class:`Mirror`), their event sources do not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import subprocess
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from tests.ports import free_port
+
+from .dynamo import PYTHON_ENV
+from .support import stop_process, wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+BLOCK: Final = 16
+WORDS: Final = 2000
+MODEL: Final = "m"
+
+_TOKENIZER: Final[dict[str, Any]] = {
+    "version": "1.0",
+    "added_tokens": [],
+    "normalizer": None,
+    "pre_tokenizer": {"type": "Whitespace"},
+    "post_processor": None,
+    "decoder": None,
+    "model": {
+        "type": "WordLevel",
+        "unk_token": "<unk>",
+        "vocab": {"<unk>": 0, "<s>": 1, "</s>": 2} | {f"w{number}": number + 3 for number in range(WORDS)},
+    },
+}
+_CONFIG: Final[dict[str, Any]] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": WORDS + 3,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "max_position_embeddings": 100_000,
+}
+
+_CHAT: Final = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
+
+
+def write_model(directory: Path) -> Path:
+    """A model of which there is a tokenizer alone: each word is a token."""
+    directory.mkdir()
+    for name, content in (
+        ("tokenizer.json", _TOKENIZER),
+        ("config.json", _CONFIG),
+        ("tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": _CHAT}),
+    ):
+        (directory / name).write_text(json.dumps(content))
+    return directory
+
+
+class Program:
+    """A module of Dynamo's in a process; ended by its pid when the block ends.
+
+    Args:
+        module: its name.
+        directory: for its log, and where it keeps what it caches.
+        discovery: the directory of Dynamo's discovery.
+        host: the address of this machine that it serves on.
+        options: its command line.
+    """
+
+    def __init__(self, module: str, directory: Path, discovery: Path, host: str, options: Sequence[object]) -> None:
+        self.log = directory / f"{module}-{host}.log"
+        self._command = [
+            os.environ[PYTHON_ENV],
+            "-m",
+            module,
+            "--discovery-backend=file",
+            "--event-plane=zmq",
+            *options,
+        ]
+        hosts = ("DYN_TCP_RPC_HOST", "DYN_EVENT_PLANE_HOST", "DYN_TCP_RESPONSE_STREAM_HOST")
+        self._env = {name: value for name, value in os.environ.items() if not name.startswith("DYN_")}
+        self._env |= {"DYN_FILE_KV": str(discovery), "HOME": str(directory), "HF_HUB_OFFLINE": "1"}
+        self._env |= dict.fromkeys(hosts, host)
+
+    def __enter__(self) -> Self:
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                list(map(str, self._command)), env=self._env, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        stop_process(self._process)
+
+    def kill_and_start_again(self) -> None:
+        """SIGKILL, then the same command line."""
+        self._process.kill()
+        self._process.wait(60)
+        self.__enter__()
+
+
+class Mocker(Program):
+    """`dynamo.mocker`: a simulated vLLM with a cache of its own, whose events are on ports like vLLM's."""
+
+    def __init__(self, directory: Path, discovery: Path, host: str, model: Path) -> None:
+        events, replay = free_port(), free_port()
+        self.endpoint = f"tcp://127.0.0.1:{events}"
+        self.replay_endpoint = f"tcp://127.0.0.1:{replay}"
+        self.host = host
+        self._discovery = discovery
+        options = {
+            "model-path": model,
+            "model-name": MODEL,
+            "engine-type": "vllm",
+            "block-size": BLOCK,
+            "num-gpu-blocks-override": 300,
+            "speedup-ratio": 0,
+            "kv-bytes-per-token": 1024,
+            "zmq-kv-events-ports": events,
+            "zmq-replay-ports": replay,
+        }
+        super().__init__(
+            "dynamo.mocker", directory, discovery, host, [f"--{key}={value}" for key, value in options.items()]
+        )
+
+    @property
+    def workers(self) -> list[int]:
+        """The ids under which it has a model card; one that was killed has it for ten seconds more."""
+        return [each for each, host in self._cards() if host == self.host]
+
+    def _cards(self) -> list[tuple[int, str]]:
+        found = []
+        for path in (self._discovery / "v1" / "instances").glob("*%2Fgenerate%2F*"):
+            if (self._discovery / "v1" / "mdc" / path.name).exists():
+                with contextlib.suppress(OSError, ValueError):  # being written, or just gone
+                    about = json.loads(path.read_text())
+                    found.append((about["instance_id"], about["transport"]["tcp"].partition(":")[0]))
+        return found
+
+
+class Mirror:
+    """Keeps instances and model cards of one discovery in another one, as the same files: both hold for as long as one."""
+
+    BUCKETS: Final = ("instances", "mdc")
+
+    def __init__(self, theirs: Path, ours: Path) -> None:
+        self._pairs = [(theirs / "v1" / bucket, ours / "v1" / bucket) for bucket in self.BUCKETS]
+        for pair in self._pairs:
+            for each in pair:
+                each.mkdir(parents=True)
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._over.wait(0.05):
+            for theirs, ours in self._pairs:
+                there, here = ({path.name for path in each.iterdir()} for each in (theirs, ours))
+                for name in there - here:
+                    with contextlib.suppress(FileNotFoundError):  # gone meanwhile
+                        (ours / name).hardlink_to(theirs / name)
+                for name in here - there:
+                    (ours / name).unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What an answer says of the request that it is to.
+
+    Attributes:
+        worker: who served it.
+        held: blocks of the prompt that the engine had in its cache.
+        known: blocks of the prompt that the router believed it had.
+    """
+
+    worker: int
+    held: int
+    known: int
+
+
+class Frontend(Program):
+    """`dynamo.frontend` with its KvRouter, which is asked as its users do."""
+
+    def __init__(self, directory: Path, discovery: Path) -> None:
+        self._port = free_port()
+        options = ["--router-mode=kv", "--http-host=127.0.0.1", f"--http-port={self._port}"]
+        super().__init__("dynamo.frontend", directory, discovery, "127.0.0.1", options)
+
+    def ask(self, words: Sequence[str], worker: int | None = None) -> Answer:
+        """Complete a prompt, at this worker if one is given."""
+        status, answer = self._call(" ".join(words), {} if worker is None else {"backend_instance_id": worker})
+        assert status == 200, answer
+        about = json.loads(answer)
+        usage, said = about["usage"], about["nvext"]
+        blocks = -(-usage["prompt_tokens"] // BLOCK)
+        held, rest = divmod(usage["prompt_tokens_details"]["cached_tokens"], BLOCK)
+        assert not rest
+        return Answer(said["worker_id"]["decode_worker_id"], held, round(said["timing"]["kv_hit_rate"] * blocks))
+
+    def serves(self, workers: Sequence[int]) -> bool:
+        """Whether it sends requests to each of these workers."""
+        with contextlib.suppress(OSError):
+            return all(self._call("w0", {"backend_instance_id": worker})[0] == 200 for worker in workers)
+        return False
+
+    def _call(self, prompt: str, where: dict[str, int]) -> tuple[int, str]:
+        body = {
+            "model": MODEL,
+            "messages": [{"role": "user", "content": prompt}],
+            "max_tokens": 1,
+            "nvext": {"extra_fields": ["worker_id", "timing"], **where},
+        }
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=60)
+        try:
+            connection.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"})
+            response = connection.getresponse()
+            return response.status, response.read().decode()
+        finally:
+            connection.close()
+
+
+def one_worker(mocker: Mocker, *before: int) -> int:
+    """Its id, once it is the only one at its host, and none of those before."""
+    wait_for(lambda: len(mocker.workers) == 1 and mocker.workers[0] not in before, f"one worker; log: {mocker.log}", 60)
+    return mocker.workers[0]
