@@ -217,6 +217,7 @@ class Normalizer:
         if missed:
             self._copies.forget()
         again = list(self._copies.settle())
+        self._stores.make_room()  # unsure blocks have their part of it
         if not again:
             return
         self._removals.leave()
@@ -237,7 +238,6 @@ class Normalizer:
             table = self.index.table(*key)
             if copies > 1 and block not in table.copies and block in table.blocks:
                 table.copies[block] = copies - 1
-        self._stores.make_room()
         del events[kept:]
         events.extend(announce(self.index))
 
