@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from itertools import chain
 from typing import Final, Protocol, TypeVar
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, disable_created_metrics, generate_latest
@@ -31,6 +30,9 @@ PIECE: Final = 32
 
 AT_ONCE: Final = 4
 """Sources of which a metric, or an entry of ``/sources``, is made in one go."""
+
+FREED: Final = 64
+"""Sources whose readings are freed in one go: 0.25 ms."""
 
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
@@ -68,7 +70,7 @@ class RelayCollector:
         self._observed = observed
 
     def collect(self) -> Iterator[Metric | None]:
-        """Yield every metric. First the sources are read, with a None after some of them."""
+        """Yield every metric. The sources are read first and freed last, with a None after some of them."""
         observed = self._observed
         relay, process = observed.relay, observed.process
         sources = list[tuple[tuple[str, ...], SourceReading]]()
@@ -97,6 +99,10 @@ class RelayCollector:
             "relay_latency_seconds", "From a batch received to handed to the transport.", ((), process.relay_latency)
         )
         yield _histogram("event_loop_lag_seconds", "How late the event loop was for its timer.", ((), process.loop_lag))
+        del source, followed
+        while sources:  # to free a thousand of them takes 4 ms
+            del sources[-FREED:]
+            yield None
 
 
 def _of_sources(rows: Iterable[Row[T]], observed: Sequence[tuple[tuple[str, ...], T]]) -> Iterator[Metric]:
@@ -148,11 +154,14 @@ class Exposition:
         PlatformCollector(registry=self._registry)
         ProcessCollector(registry=self._registry)
 
-    def render(self) -> Generator[None, None, bytes]:
-        """Make all metrics in Prometheus' text format, a piece at a time: a whole one would hold up the stream."""
+    def render(self) -> Generator[None, None, list[bytes]]:
+        """Make the bus's metrics in Prometheus' text format, a piece at a time: a whole one would hold up the stream.
+
+        The texts follow one another. Those of a thousand sources are 6 MB, which nobody is to join in one go.
+        """
         texts: list[bytes] = []
         name, lines = "", 0
-        for metric in chain(self._collector.collect(), self._registry.collect()):
+        for metric in self._collector.collect():
             if metric is None:
                 yield
                 continue
@@ -164,4 +173,8 @@ class Exposition:
             if lines >= PIECE:
                 lines = 0
                 yield
-        return b"".join(texts)
+        return texts
+
+    def process(self) -> bytes:
+        """Make those of the process and of its Python: for a thread, since it lists its descriptors, 4 ms of 3,000."""
+        return generate_latest(self._registry)
