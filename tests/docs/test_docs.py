@@ -189,7 +189,10 @@ class TestProtocol:
 class TestArchitecture:
     def test_the_code_map_has_every_module_of_the_core(self):
         (place,) = core.__path__
-        modules = {str(path.relative_to(place)) for path in Path(place).rglob("*.py") if path.name != "__init__.py"}
+        sources = (
+            path for path in Path(place).rglob("*") if path.suffix in {".c", ".py"} and path.name != "__init__.py"
+        )
+        modules = {str(path.relative_to(place)) for path in sources}
         assert set(first_cells(section(ARCHITECTURE, "### `kvbus/core/`: the relay, pure"))) == modules
 
     def test_the_code_map_has_everything_around_it(self):
