@@ -1,4 +1,4 @@
-"""Long answers: handed over in parts, a turn of the loop each, and whole whoever asks how."""
+"""Answers: long ones handed over in parts, a turn of the loop each, and whole; refusals counted."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 from kvbus.admin import http, responses
 from kvbus.admin.pace import Pace
+from kvbus.core.stats import HttpRefusal, ProcessStats
 from kvbus.telemetry.metrics import Exposition
 from tests.admin.test_http import web
 
@@ -57,6 +58,14 @@ async def test_parts_of_texts_are_all_of_them_in_order(monkeypatch):
         assert answer.headers["Content-Length"] == str(len(b"".join(texts)))
         assert isinstance(answer.body, aiohttp.payload.Payload)
         assert await answer.body.as_bytes() == b"".join(texts)
+
+
+def test_a_refusal_is_counted_and_says_why():
+    process = ProcessStats()
+    answer = responses.refused(process, 503, HttpRefusal.BUSY, "try again")
+    assert (answer.status, answer.text) == (503, '{"error": "try again"}')
+    assert process.http_refused == {HttpRefusal.BUSY: 1}
+    assert responses.as_json([1, "é"]).body == '[1,"é"]'.encode()
 
 
 async def test_descriptors_are_counted_in_a_thread(monkeypatch):
