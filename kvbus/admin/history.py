@@ -4,7 +4,7 @@ It is kept whether anybody looks or not, so that a page opened now shows what ha
 output 7 KB, however long the bus runs, and 4 us of each second.
 
 A sample of many sources is made in pieces, beside the stream, and is there when all of it is. So it is of the time that
-its pieces take, some 30 ms of a thousand sources: each rate is over the time between the source's own two readings.
+its pieces take, 10 to 50 ms of a thousand sources: each rate is over the time between the source's own two readings.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PLACES: Final = KEPT + 1
 """Where samples are: one more than are kept is being made."""
 
 AT_ONCE: Final = 32
-"""Sources that are read in one go: 0.2 ms."""
+"""Sources that are read in one go: 0.3 ms."""
 
 SOURCE_RATES: Final = ("batches", "events")
 SOURCE_LEVELS: Final = ("blocks", "queue")
