@@ -45,17 +45,13 @@ class CompiledCore(BuildHookInterface[Any]):
 def _compile(root: Path, modules: list[str], work: Path, built: Path) -> None:
     """Extension modules below ``built``, and the library that they share."""
     from mypyc.build import mypycify  # noqa: PLC0415 - hatchling reads this module before it installs them
-    from setuptools import Distribution, Extension  # noqa: PLC0415
+    from setuptools import Distribution  # noqa: PLC0415
 
     os.chdir(root)
     sources = [module.replace(".", "/") + ".py" for module in modules]
     options = ["--config-file=", f"--cache-dir={work / 'mypy'}", *sources]
     extensions = mypycify(options, opt_level="3", debug_level="0", target_dir=str(work / "c"), group_name="kvbus")
-    by_hand = [
-        Extension(source.removesuffix(".c").replace("/", "."), [source], extra_compile_args=["-O3"])
-        for source in sorted(path.as_posix() for path in Path("kvbus/core").rglob("*.c"))
-    ]
-    command = Distribution({"name": "kvbus", "ext_modules": [*extensions, *by_hand]}).get_command_obj("build_ext")
+    command = Distribution({"name": "kvbus", "ext_modules": extensions}).get_command_obj("build_ext")
     command.build_lib, command.build_temp = str(built), str(work / "o")
     command.ensure_finalized()
     command.run()
@@ -63,7 +59,7 @@ def _compile(root: Path, modules: list[str], work: Path, built: Path) -> None:
 
 def _digests(root: Path) -> dict[str, str]:
     """SHA-256 of every source of the core: constants of modules that stay interpreted are compiled in."""
-    found = sorted(path for path in (root / "kvbus" / "core").rglob("*") if path.suffix in {".c", ".py"})
+    found = sorted((root / "kvbus" / "core").rglob("*.py"))
     return {
         path.relative_to(root / "kvbus").as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in found
     }

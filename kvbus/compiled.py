@@ -62,8 +62,7 @@ def changed(package: Path) -> list[str]:
     if stamp["suffix"] not in EXTENSION_SUFFIXES:
         return []
     sources: dict[str, str] = stamp["sources"]
-    found = (path for path in (package / "core").rglob("*") if path.suffix in {".c", ".py"})
-    there = {path.relative_to(package).as_posix() for path in found}
+    there = {path.relative_to(package).as_posix() for path in (package / "core").rglob("*.py")}
     kept = {name for name in there & sources.keys() if _digest(package / name) == sources[name]}
     return sorted((there | sources.keys()) - kept)
 

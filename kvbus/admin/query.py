@@ -17,7 +17,7 @@ from aiohttp import web
 from kvbus.admin.connection_limits import CONNECTION_TIMEOUT
 from kvbus.admin.content_log import current
 from kvbus.admin.pace import Pace
-from kvbus.admin.query_body import MAX_BODY, MAX_HASHES, MSGPACK, SHORT, Query, RefusedError, in_pieces, names_of, read
+from kvbus.admin.query_body import MAX_BODY, MAX_HASHES, MSGPACK, PIECE, Query, RefusedError, in_pieces, names_of, read
 from kvbus.admin.query_index import QueryIndex
 from kvbus.admin.views import Analytics, analytics_entry
 from kvbus.config import Config
@@ -144,7 +144,7 @@ class Queries:
             raise RefusedError(429, "busy", f"{MAX_WAITING} requests are being answered; ask again")
         body, msgpack = await _body(request), request.content_type == MSGPACK
         lists: list[bytes] = []
-        if len(body) > SHORT and not msgpack:
+        if len(body) > PIECE and not msgpack:
             body, lists = await self._pace.in_turns(in_pieces(body))
         async with self._pace.piece():
             queries, analytics = read(body, lists, msgpack=msgpack)

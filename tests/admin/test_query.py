@@ -22,7 +22,6 @@ from kvbus.core.blocks.prefix_index import PrefixIndex
 from kvbus.core.blocks.prefix_labels import packed
 from kvbus.core.source import Source
 from kvbus.transport.engine.publisher import EnginePublisher
-from tests.digits import packed_digits
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import removed, store
 from tests.system.bus import eventually, running_bus
@@ -257,52 +256,7 @@ def test_a_body_read_in_pieces_asks_what_it_asks_read_whole(odd, size):
             assert questions(short, lists) == questions(body)
 
 
-def told(body):
-    """The questions of a body, or with which words it is refused."""
-    short, lists, _ = taken_out(body)
-    try:
-        return query_body.read(short, lists)
-    except query_body.RefusedError as refused:
-        return refused.status, str(refused)
-
-
-NUMBERS = st.one_of(
-    st.integers(0, 200_000).map(str),
-    st.integers(-1, 2**70).map(str),
-    st.floats(allow_nan=False, allow_infinity=False).map(repr),
-    st.sampled_from(
-        ["01", "-0", "1e2", "1E+1", "1.0", "1.5", "+1", "0x1", "NaN", "true", '"1"', "[1]", "{}", "null", ""]
-    ),
-)
-SPACE = st.sampled_from(["", "", "", " ", "\n", "\t \r", "\0", "\u00a0"])
-
-
-@given(st.lists(st.tuples(SPACE, NUMBERS, SPACE).map("".join), max_size=12).map(",".join), st.integers(1, 30))
-@example("1, 2, 3", 2)
-@example("9" * 5000, 1)
-@example("[" * 2000, 1)
-@example("4294967295,4294967296", 30)
-def test_a_list_is_read_and_refused_with_the_same_words_whatever_packs_it(listed, size):
-    ids = listed.encode()
-    for form in (
-        b'{"tokens":[%b]}',
-        b'{"tokens" : [ %b ] , "salt" : "x"}',
-        b'{"tokens":[7],"tokens":[%b]}',
-        b'{"tokens":[%b],"tokens":[7]}',
-        b'{"queries":[{"tokens":[%b]},{"tokens":[1]}]}',
-        b'{"\\u0074okens":[%b]}',
-        b'{"tokens":[%b',
-    ):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(query_body, "PIECE", size)
-            patch.setattr(query_body, "packed_digits", lambda *_: None)
-            by_msgspec = told(form % ids)
-            patch.setattr(query_body, "packed_digits", packed_digits())
-            assert told(form % ids) == by_msgspec
-
-
-def test_a_long_list_is_read_in_pieces_and_no_more_lists_than_questions(monkeypatch):
-    monkeypatch.setattr(query_body, "PIECE", 32 * 1024)
+def test_a_long_list_is_read_in_pieces_and_no_more_lists_than_questions():
     ids = list(range(100_000, 132_768))
     body = json.dumps({"tokens": ids, "salt": "s"}).encode()
     short, lists, pieces = taken_out(body)
@@ -420,8 +374,7 @@ async def test_however_many_ask_each_turn_of_the_loop_has_one_piece_of_their_wor
         turn += 1
         timer[0] = asyncio.get_running_loop().call_soon(look)
 
-    monkeypatch.setattr(query_body, "PIECE", 32 * 1024)
-    monkeypatch.setattr(query_body, "packed_digits", counted(vars(query_body)["packed_digits"]))
+    monkeypatch.setattr(query_body, "packed", counted(packed))
     monkeypatch.setattr(PrefixIndex, "matches", counted(PrefixIndex.matches))
     body = json.dumps({"tokens": TOKENS + [100_000] * 16_384}).encode()
     assert len(body) > 3 * query_body.PIECE

@@ -49,8 +49,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def stamp(package: Path, suffix: str) -> None:
     sources = {
         path.relative_to(package).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in (package / "core").rglob("*")
-        if path.suffix in {".c", ".py"}
+        for path in (package / "core").rglob("*.py")
     }
     (package / "compiled.json").write_text(json.dumps({"suffix": suffix, "sources": sources}))
 
@@ -88,15 +87,6 @@ def test_a_module_more_and_one_less_are_refused(package):
     (package / "core" / "more.py").touch()
     (package / "core" / "relay.py").unlink()
     assert changed(package) == ["core/more.py", "core/relay.py"]
-
-
-def test_an_edit_of_what_is_in_c_is_one(package):
-    source = package / "core" / "digits.c"
-    source.write_text("/* C */")
-    stamp(package, EXTENSION_SUFFIXES[0])
-    assert changed(package) == []
-    source.write_text("/* another */")
-    assert changed(package) == ["core/digits.c"]
 
 
 def test_modules_for_another_python_are_none_for_this_one(package):
