@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Generator
 from typing import Final, Protocol, cast
 
+import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
@@ -24,9 +25,9 @@ from kvbus.admin.openapi import document
 from kvbus.admin.pace import Pace, client
 from kvbus.admin.page import FILES, about, status_page
 from kvbus.admin.query import Queries
-from kvbus.admin.responses import as_json, problem, refused
+from kvbus.admin.responses import as_json, in_parts, problem, refused
 from kvbus.admin.timeline import Timeline
-from kvbus.admin.views import SourceEntry, router_entry, source_entry
+from kvbus.admin.views import router_entry, source_entry
 from kvbus.config import Config, SourceStream, parts
 from kvbus.core.outputs.output import Output
 from kvbus.core.stats import HttpRefusal
@@ -71,6 +72,7 @@ class AdminServer:
         self._events = Events(self.timeline, self.history, observed.process)
         self._started = time.time()
         self._next_sample = 0.0
+        self._sampling: asyncio.Task[None] | None = None
         self._runner: web.AppRunner | None = None
         self._listener: asyncio.Server | None = None
         self.connections: ConnectionLimits | None = None
@@ -232,6 +234,8 @@ class AdminServer:
     async def close(self) -> None:
         """Stop listening."""
         self._events.close()
+        if self._sampling is not None:
+            self._sampling.cancel()
         if self._listener is not None:
             self._listener.close()
             self._listener = None
@@ -251,11 +255,20 @@ class AdminServer:
             self._next_sample = now + SAMPLE - 0.05  # between two ticks, so that none of a second is left out
             observed = self._observed
             whole = observed.relay, observed.drivers, observed.output_stats
-            self.history.sample(*whole, now, time.time())
+            if self._sampling is not None and self._sampling.done():
+                self._sampling.result()
+                self._sampling = None
+            if self._sampling is None:  # or so many ask that the last one still waits for its turns
+                work = self.history.sample(*whole, time.monotonic, time.time())
+                self._sampling = asyncio.create_task(self._sample(work), name="kvbus-history")
             self.timeline.look_at_routers(*whole)
-            self._events.sampled()
             self._cut_off()
             self._content_log.look(now)
+        self._events.wake()
+
+    async def _sample(self, work: Generator[None, None, None]) -> None:
+        await self._pace.in_turns(work)
+        self._events.sampled()
         self._events.wake()
 
     async def _overview(self, request: web.Request) -> web.Response:
@@ -306,8 +319,9 @@ class AdminServer:
         return await self._events.answer(request, output, last_id)
 
     async def _metrics(self, _request: web.Request) -> web.Response:
-        text = await self._pace.in_turns(self._exposition.render())
-        return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE})
+        texts = await self._pace.in_turns(self._exposition.render())
+        texts.append(await asyncio.to_thread(self._exposition.process))
+        return in_parts(texts, CONTENT_TYPE, self._pace)
 
     async def _livez(self, _request: web.Request) -> web.Response:
         # an answer proves that the event loop runs
@@ -320,18 +334,19 @@ class AdminServer:
         return web.Response(text="ok\n")
 
     async def _sources(self, _request: web.Request) -> web.Response:
-        return as_json(await self._pace.in_turns(self._source_entries()))
+        texts = await self._pace.in_turns(self._source_entries())
+        return in_parts(texts, "application/json", self._pace)
 
-    def _source_entries(self) -> Generator[None, None, list[SourceEntry]]:
-        """Make the entries of all sources, a few at a time."""
-        observed, entries = self._observed, list[SourceEntry]()
+    def _source_entries(self) -> Generator[None, None, list[bytes]]:
+        """Make a JSON list of all sources, a few entries at a time."""
+        observed, texts = self._observed, list[bytes]()
         for slot, reading in read_sources(observed.relay):
             stream = observed.streams[slot]
             where = stream.endpoint, stream.replay_endpoint, stream.found or None, observed.dialled_in(slot)
-            entries.append(source_entry(reading, *where))
-            if not len(entries) % AT_ONCE:
+            texts.append((b"," if texts else b"[") + msgspec.json.encode(source_entry(reading, *where)))
+            if not len(texts) % AT_ONCE:
                 yield
-        return entries
+        return [*texts, b"]"] if texts else [b"[]"]
 
     async def _routers(self, _request: web.Request) -> web.Response:
         readings = read_routers(self._observed.relay, self._observed.drivers)

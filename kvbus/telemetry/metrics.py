@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from itertools import chain
 from typing import Final, Protocol, TypeVar
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, disable_created_metrics, generate_latest
@@ -154,11 +153,14 @@ class Exposition:
         PlatformCollector(registry=self._registry)
         ProcessCollector(registry=self._registry)
 
-    def render(self) -> Generator[None, None, bytes]:
-        """Make all metrics in Prometheus' text format, a piece at a time: a whole one would hold up the stream."""
+    def render(self) -> Generator[None, None, list[bytes]]:
+        """Make the bus's metrics in Prometheus' text format, a piece at a time: a whole one would hold up the stream.
+
+        The texts follow one another. Those of a thousand sources are 6 MB, which nobody is to join in one go.
+        """
         texts: list[bytes] = []
         name, lines = "", 0
-        for metric in chain(self._collector.collect(), self._registry.collect()):
+        for metric in self._collector.collect():
             if metric is None:
                 yield
                 continue
@@ -170,4 +172,8 @@ class Exposition:
             if lines >= PIECE:
                 lines = 0
                 yield
-        return b"".join(texts)
+        return texts
+
+    def process(self) -> bytes:
+        """Make those of the process and of its Python: for a thread, since it lists its descriptors, 4 ms of 3,000."""
+        return generate_latest(self._registry)

@@ -7,24 +7,36 @@ import math
 
 import pytest
 
+from kvbus.admin import history as module
 from kvbus.admin.history import KEPT, Course, History
 from tests.admin.test_http import relayed, web_and_engine
 from tests.doubles.payloads import payload, store
-from tests.system.bus import eventually
+from tests.ports import free_ports
+from tests.system.bus import eventually, running_bus
 
 
 def test_a_rate_is_known_from_the_second_sample_on_and_never_negative() -> None:
     course = Course(("batches",), ("blocks",))
-    course.add(0, 0.0, (100,), {"blocks": 7})
+    course.add(0, 7.0, (100,), {"blocks": 7})
     assert math.isnan(course.latest["batches"])
     assert course.latest["blocks"] == 7
-    course.add(1, 2.0, (150,), {"blocks": 8})
+    course.add(1, 9.0, (150,), {"blocks": 8})
     assert course.latest == {"batches": 25.0, "blocks": 8}
-    course.add(2, 1.0, (3,), {"blocks": 0})  # a source of the same name in its place: its counters begin anew
+    course.add(2, 10.0, (3,), {"blocks": 0})  # a source of the same name in its place: its counters begin anew
     assert course.latest["batches"] == 0.0
     samples = course.samples([0, 1, 2])
     assert samples["batches"][1:] == [25.0, 0.0]
     assert samples["blocks"] == [7.0, 8.0, 0.0]
+
+
+def sampling(history, daemon, now, wall):
+    clock = now if callable(now) else lambda: now
+    return history.sample(daemon.relay, daemon.drivers, daemon.output_stats, clock, wall)
+
+
+def pieces(history, daemon, now, wall):
+    """Take a whole sample; in how many pieces."""
+    return 1 + sum(1 for _ in sampling(history, daemon, now, wall))
 
 
 async def test_the_newest_five_minutes_are_kept_and_no_more() -> None:
@@ -34,7 +46,7 @@ async def test_the_newest_five_minutes_are_kept_and_no_more() -> None:
         await relayed(client, 1)
         daemon, history = client.bus.daemon, History()
         for n in range(KEPT + 10):
-            history.sample(daemon.relay, daemon.drivers, daemon.output_stats, float(n), 1000.0 + n)
+            assert pieces(history, daemon, float(n), 1000.0 + n) == 1
         assert history.times() == [1010.0 + n for n in range(KEPT)]
         source = history.samples(history.sources["engine"])
         assert source["blocks"] == [3.0] * KEPT
@@ -44,14 +56,74 @@ async def test_the_newest_five_minutes_are_kept_and_no_more() -> None:
         assert set(history.outputs) == {"routers"}
         engine.publish(payload(store([4])))
         await relayed(client, 2)
-        history.sample(daemon.relay, daemon.drivers, daemon.output_stats, KEPT + 12.0, 2000.0)
+        pieces(history, daemon, KEPT + 12.0, 2000.0)
         assert history.newest["sources"]["engine"]["batches"] == pytest.approx(1 / 3)
         assert history.newest["all"]["batches"] == pytest.approx(1 / 3)
         assert history.newest["outputs"]["routers"]["batches"] == pytest.approx(1 / 3)
         daemon.relay.sources[0].gone = True
-        history.sample(daemon.relay, daemon.drivers, daemon.output_stats, KEPT + 13.0, 2001.0)
+        pieces(history, daemon, KEPT + 13.0, 2001.0)
         assert history.sources == {}
         daemon.relay.sources[0].gone = False
+
+
+async def test_a_sample_of_many_sources_comes_in_pieces_and_is_seen_when_it_is_whole(monkeypatch) -> None:
+    monkeypatch.setattr(module, "AT_ONCE", 2)
+    more = [{"name": f"e{n}", "endpoint": f"tcp://127.0.0.1:{port}"} for n, port in enumerate(free_ports(5))]
+    async with running_bus(more_sources=more, output={"layout": "merged"}) as bus:
+        daemon, history, moments = bus.daemon, History(), itertools.count()
+        clock = lambda: float(next(moments))  # noqa: E731 - each look at it is a second later
+        first = sampling(history, daemon, clock, 1000.0)
+        next(first)
+        assert (history.times(), history.newest, history.sources) == ([], {}, {})
+        assert list(first) == [None, None]
+        assert list(history.sources) == ["engine", *(f"e{n}" for n in range(5))]
+        before = history.newest
+        for source in daemon.relay.sources:
+            source.stats.batches += 80
+        second = sampling(history, daemon, clock, 1001.0)
+        next(second)
+        course = history.sources["engine"]
+        assert (history.times(), history.newest) == ([1000.0], before)
+        assert (
+            before["sources"]["engine"]["batches"] != before["sources"]["engine"]["batches"]
+        )  # NaN: there was none before
+        assert history.samples(course)["blocks"] == [0.0]
+        daemon.relay.sources[1].gone = True
+        daemon.relay.sources[5].gone = True  # one that has been read, and one that has not
+        assert list(second) == [None, None]
+        daemon.relay.sources[1].gone = daemon.relay.sources[5].gone = False
+        assert list(history.sources) == ["engine", *(f"e{n}" for n in range(4))]
+        # each was read eight looks at the clock behind its last: six sources, all together, one output
+        assert {name: latest["batches"] for name, latest in history.newest["sources"].items()} == dict.fromkeys(
+            history.sources, 10.0
+        )
+        assert history.newest["all"]["batches"] == 50.0
+        assert history.newest["at"] == 1001.0
+
+
+async def test_a_sample_waits_for_its_turns_and_none_is_begun_beside_it(monkeypatch) -> None:
+    async with web_and_engine() as (client, _):
+        admin = client.bus.daemon.admin
+        await eventually(admin.history.times, "a sample")
+        begun: list[float] = []
+        real, held = admin.history.sample, True
+
+        def waiting(*whole):
+            begun.append(whole[-1])
+            while held:
+                yield
+            yield from real(*whole)
+
+        monkeypatch.setattr(admin.history, "sample", waiting)
+        await eventually(lambda: begun, "one that has begun")
+        taken, now = admin.history.times(), 1e9
+        for n in range(3):
+            admin.look(now + 2 * n)
+        assert (admin.history.times(), len(begun)) == (taken, 1)
+        held = False
+        await eventually(lambda: len(admin.history.times()) > len(taken), "it is there")
+        admin.look(now + 10)
+        await eventually(lambda: len(begun) == 2, "the next one")
 
 
 async def test_the_daemon_samples_once_a_second_and_shows_it() -> None:

@@ -458,7 +458,7 @@ async def test_metrics_of_many_sources_are_made_in_small_pieces_and_each_is_desc
 
     def rendering():
         nonlocal text
-        text = yield from Exposition(bus.daemon).render()
+        text = b"".join((yield from Exposition(bus.daemon).render()))
 
     async with running_bus(more_sources=more, output={"layout": "merged"}) as bus:
         steps = sum(1 for _ in rendering())
