@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import socket as sockets
+import termios
 from collections.abc import Callable
 from typing import Final
 
@@ -23,6 +25,9 @@ _EVENTS: Final = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | _FAILE
 
 GRACE: Final = 0.25
 """Seconds to wait for libzmq's event that it connects again. It comes at once, or never."""
+
+STEPS: Final = 5
+"""The wait is in so many steps: where the whole process stands still, libzmq's thread has most of it afterwards."""
 
 REFUSED_GRACE: Final = 2.0
 """The same after a refused handshake: the peer may get our key meanwhile."""
@@ -57,6 +62,7 @@ class ConnectionMonitor:
         self._peers = 0
         self._failed = False
         self.up = False
+        self._fd = -1
         self.peer: tuple[str, int] | None = None
         """Address and port that the newest connection has reached; None where there is none, or it is no TCP."""
         events = _EVENTS if abandoned is None else _EVENTS | _DIALS
@@ -68,7 +74,8 @@ class ConnectionMonitor:
         if event & _DIALS:
             self._stop_waiting()
             if event == zmq.EVENT_CONNECTED:
-                self.peer = _peer_of(message["value"])
+                self._fd = message["value"]
+                self.peer = _peer_of(self._fd)
             return
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._peers += 1
@@ -90,7 +97,13 @@ class ConnectionMonitor:
         """Wait for libzmq's event that it connects again; without one it has abandoned the endpoint."""
         self._stop_waiting()
         if self._abandoned is not None:
-            self._timer = self._loop.call_later(GRACE if stood else REFUSED_GRACE, self._abandoned, stood)
+            self._wait_on((GRACE if stood else REFUSED_GRACE) / STEPS, STEPS, self._abandoned, stood)
+
+    def _wait_on(self, step: float, left: int, abandoned: Callable[[bool], None], stood: bool) -> None:
+        if left:
+            self._timer = self._loop.call_later(step, self._wait_on, step, left - 1, abandoned, stood)
+        else:
+            abandoned(stood)
 
     def _stop_waiting(self) -> None:
         if self._timer is not None:
@@ -101,6 +114,11 @@ class ConnectionMonitor:
         if up != self.up:
             self.up = up
             self._changed(up)
+
+    @property
+    def unread(self) -> bool:
+        """Whether the kernel has bytes of the newest connection that libzmq's thread has not taken."""
+        return self.peer is not None and _unread(self._fd, self.peer)
 
     def close(self) -> None:
         """Stop watching."""
@@ -114,10 +132,24 @@ def _peer_of(fd: int) -> tuple[str, int] | None:
     """Return whom a connection of libzmq's has reached. The connection may be gone already."""
     try:
         with sockets.socket(fileno=os.dup(fd)) as connection:
-            address = connection.getpeername()
+            return _named(connection)
     except OSError:
         return None
+
+
+def _named(connection: sockets.socket) -> tuple[str, int] | None:
+    address = connection.getpeername()
     return (address[0].removeprefix("::ffff:"), address[1]) if isinstance(address, tuple) else None
+
+
+def _unread(fd: int, peer: tuple[str, int]) -> bool:
+    """Return whether something waits on the connection to ``peer``; its descriptor may be another's by now."""
+    try:
+        with sockets.socket(fileno=os.dup(fd)) as connection:
+            count = fcntl.ioctl(connection, termios.FIONREAD, bytes(4))
+            return _named(connection) == peer and any(count)
+    except OSError:
+        return False
 
 
 def _reason(event: int, value: int) -> Refused:

@@ -167,6 +167,10 @@ class _Socket:
         self._after: Callable[[], None] = lambda: None
         loop.sockets[id(self)] = self
 
+    @property
+    def unread(self) -> bool:
+        return bool(self.queue)
+
     def _paused(self, again: Callable[[], None]) -> bool:
         """Whether libzmq's own threads stand still, as they do while the process is stopped; they go on a little later.
 
