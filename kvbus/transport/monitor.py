@@ -26,9 +26,6 @@ _EVENTS: Final = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | _FAILE
 GRACE: Final = 0.25
 """Seconds to wait for libzmq's event that it connects again. It comes at once, or never."""
 
-STEPS: Final = 5
-"""The wait is in so many steps: where the whole process stands still, libzmq's thread has most of it afterwards."""
-
 REFUSED_GRACE: Final = 2.0
 """The same after a refused handshake: the peer may get our key meanwhile."""
 
@@ -97,13 +94,7 @@ class ConnectionMonitor:
         """Wait for libzmq's event that it connects again; without one it has abandoned the endpoint."""
         self._stop_waiting()
         if self._abandoned is not None:
-            self._wait_on((GRACE if stood else REFUSED_GRACE) / STEPS, STEPS, self._abandoned, stood)
-
-    def _wait_on(self, step: float, left: int, abandoned: Callable[[bool], None], stood: bool) -> None:
-        if left:
-            self._timer = self._loop.call_later(step, self._wait_on, step, left - 1, abandoned, stood)
-        else:
-            abandoned(stood)
+            self._timer = self._loop.call_later(GRACE if stood else REFUSED_GRACE, self._abandoned, stood)
 
     def _stop_waiting(self) -> None:
         if self._timer is not None:

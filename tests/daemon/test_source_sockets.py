@@ -20,6 +20,7 @@ from kvbus.core.events import (
     SnapshotReceived,
     SourceDown,
     SourceUp,
+    Unread,
 )
 from kvbus.core.outputs.snapshot import REQUEST
 from kvbus.core.stats import Histogram
@@ -28,6 +29,7 @@ from kvbus.core.wire.frames import END_SEQ
 from kvbus.daemon.source_sockets import SourceSockets
 from kvbus.transport.curve import Curve
 from kvbus.transport.engine.publisher import EnginePublisher
+from kvbus.transport.ingress import LiveStream, RequestConnection
 from kvbus.transport.pump import MAX_KEPT_FRAMES
 from kvbus.transport.sockets import PLAIN, PeerPolicy
 from tests.ports import free_ports
@@ -106,6 +108,48 @@ async def test_the_answer_to_a_replay_carries_its_request(opened: Opened) -> Non
         [END_SEQ, b""],
     ]
     assert not opened.of(RequestSent), "a request that leaves at once is not worth an event"
+
+
+async def test_an_answer_that_waits_to_be_read_is_said_to(opened: Opened) -> None:
+    opened.open()
+    async with opened.engine() as engine:
+        engine.publish(b"a batch", live=False)
+        opened.sockets.ask(RequestReplay(3, 7, 0))
+        asked = opened.sockets._requests[3, 7]
+        assert isinstance(asked, RequestConnection)
+        opened.sockets.look()
+        asked.read(on=False)
+        await eventually(lambda: asked.unread, "an answer that waits")
+        opened.sockets.look()
+        assert opened.of(Unread) == [Unread(3, 7)]
+        asked.read(on=True)
+        await eventually(lambda: len(opened.of(ReplayReceived)) == 2, "all of it")
+        opened.sockets.look()
+    assert opened.of(Unread) == [Unread(3, 7)]
+
+
+async def test_live_batches_that_wait_while_an_answer_begins_are_said_to(opened: Opened) -> None:
+    opened.open()
+    async with opened.engine() as engine:
+        await engine.wait_for_subscriber(60)
+        engine.publish(b"first")
+        await eventually(lambda: opened.of(BatchReceived), "the stream")
+        stream = opened.sockets._live[3]
+        assert isinstance(stream, LiveStream)
+        for request, waits in ((7, True), (8, False)):
+            stream.read(on=not waits)
+            engine.publish(b"next")
+            if waits:
+                await eventually(lambda: stream.unread, "a batch that waits")
+            else:
+                await eventually(lambda: len(opened.of(BatchReceived)) == 3, "what had waited")
+            before = len(opened.events)
+            opened.sockets.ask(RequestReplay(3, request, 0))
+            await eventually(lambda: opened.of(ReplayReceived)[-1:] == [END_OF[request]], "the answer")  # noqa: B023
+            assert (Unread(3) in opened.events[before:]) is waits
+
+
+END_OF = {request: ReplayReceived(3, request, [b"", b"", END_SEQ, b""]) for request in (7, 8)}
 
 
 STATE = [b"part %d" % number for number in range(2 * MAX_KEPT_FRAMES)]

@@ -20,7 +20,7 @@ BUFFER = 50
 PAUSE_S = 4.0
 """Longer than a question may take to be answered, several times the silence after which one is asked."""
 
-ASKED = 5
+ASKED = 4
 """Questions about a silence of 0.2 s, three seconds of them: six times as long as an answer may take in that test."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -99,7 +99,7 @@ async def test_what_tcp_brings_late_after_a_pause_is_not_lost(tmp_path: Path) ->
         link.stall()
         process.pause()
         try:
-            await one.publish(8 * BUFFER, 1.5 * PAUSE_S)
+            await one.publish(8 * BUFFER, 2 * PAUSE_S)
         finally:
             process.resume()
         asked = publisher.replay_requests

@@ -1,6 +1,7 @@
 """A source's sockets against real publishers: the live stream, and one connection per replay request."""
 
 import contextlib
+import socket
 from typing import Any
 
 import pytest
@@ -44,6 +45,35 @@ async def test_a_stream_from_the_first_to_the_last_batch(context, bind):
             engine.publish(b"%d" % n)
         await eventually(lambda: len(got) == 3000, "every batch")
         assert got == [[b"kv", u64(n), b"%d" % n] for n in range(3000)]
+
+
+@both_loops
+async def test_what_libzmq_leaves_in_the_kernel_is_unread(context):
+    where = endpoint()
+    got: list[Any] = []
+    events = Events(got.append, lambda up: None)
+    stream = LiveStream(context, where, bind=False, topics=[b""], events=events, hwm=1)
+    try:
+        async with EnginePublisher(where, None, bind=True) as engine:
+            await engine.wait_for_subscriber(60)
+            await eventually(lambda: stream._monitor.peer, "the connection")
+            assert not stream.unread
+            stream.read(on=False)
+            for _ in range(100):
+                engine.publish(bytes(100_000))
+            await eventually(lambda: stream._monitor.unread, "libzmq to have enough")
+            assert stream.unread
+            stream.read(on=True)
+            await eventually(lambda: len(got) == 100, "every batch")
+            assert not stream.unread
+            with socket.socket() as other:
+                stream._monitor._fd = other.fileno()  # the number is something else's by now
+                assert not stream.unread
+        await eventually(lambda: stream._monitor.peer is None, "the end of the connection")
+        assert not stream.unread
+    finally:
+        stream.close()
+        await turns()
 
 
 @both_loops

@@ -5,11 +5,16 @@ Content decides whether an answer belongs to the epoch known so far. ``replay_re
 
 from __future__ import annotations
 
+from typing import Final
+
 from kvbus.core.sequencing.actions import LostReason, RestartReason
 from kvbus.core.sequencing.machine import Machine
 from kvbus.core.sequencing.phases import Guard, Input, Phase
 from kvbus.core.sequencing.replay_requests import OpenRequest, Purpose
 from kvbus.core.types import Reason
+
+MAX_PATIENT_PROBE: Final = 8
+"""Times :attr:`Settings.probe_interval` after which a publisher is asked again while batches are on their way."""
 
 
 class Answers(Machine):
@@ -120,7 +125,7 @@ class Answers(Machine):
             self._new_epoch(now)  # batches sent before the question are not in it
         elif asked.last < following:
             self._take(Input.ANSWERED, now)
-        elif known.buffer.has_lost(following, now, self.settings.replay_timeout):
+        elif known.buffer.has_lost(following, now):
             self._new_epoch(now, RestartReason.REBUILT)
         else:
             self._probe_factor = 1
@@ -145,8 +150,9 @@ class Answers(Machine):
         if self.phase is Phase.RECHECK:
             # the publisher numbers far beyond the stale batches: they are not the newest ones of another epoch
             known.unverified.epoch_confirmed(now)
-        elif seq <= tracker.next or known.buffer.has_lost(tracker.next, now, self.settings.replay_timeout):
+        elif seq <= tracker.next or known.buffer.has_lost(tracker.next, now):
             return True
+        self._probe_factor = min(self._probe_factor, MAX_PATIENT_PROBE)
         self._take(Input.ANSWERED, now)
         return False
 

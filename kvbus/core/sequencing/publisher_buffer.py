@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import inf
 from typing import Final
 
-LONGEST: Final = 60.0
-"""Seconds of silence that count: twice as many are the longest that TCP waits before it tries again (Linux: 120 s)."""
+LONGEST: Final = 120.0
+"""Seconds that TCP waits at most before it tries again (Linux)."""
 
 
 class PublisherBuffer:
@@ -15,11 +15,24 @@ class PublisherBuffer:
     A publisher answers on one connection and publishes on another. What it has sent on that one comes, in order, for as
     long as it stands, but it may come late: it waits to be read in this process, or TCP holds it back. TCP tries again
     at intervals that double. So what was held up for some time may come as long again after the obstacle has gone.
+
+    Args:
+        timeout: how long an answer may take, in seconds.
     """
 
-    __slots__ = ("_empty_at", "_silent_at", "_silent_since", "_stood_until", "_trimmed_at", "_trimmed_since", "keeps")
+    __slots__ = (
+        "_empty_at",
+        "_silent_at",
+        "_silent_since",
+        "_stood_until",
+        "_timeout",
+        "_trimmed_at",
+        "_trimmed_since",
+        "keeps",
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
         self.keeps: bool | None = None
         """Whether the publisher keeps a buffer: it has answered with batches, or with none while it publishes.
 
@@ -59,15 +72,12 @@ class PublisherBuffer:
 
     def stood_still(self, seconds: float, now: float) -> None:
         """This process has not run for so long, up to ``now``, which leaves it out."""
-        self._stood_until = max(self._stood_until, now + 2 * min(seconds, LONGEST))
+        self._stood_until = max(self._stood_until, now + min(seconds, LONGEST) + self._timeout)
 
-    def has_lost(self, following: int, now: float, timeout: float) -> bool:
-        """Whether the batch ``following``, which an answer lacks that came now, will not come any more.
-
-        ``timeout`` is how long an answer may take, in seconds.
-        """
+    def has_lost(self, following: int, now: float) -> bool:
+        """Whether the batch ``following``, which an answer lacks that came now, will not come any more."""
         if self._trimmed_at != following:
             self._trimmed_at, self._trimmed_since = following, now
         silent = self._trimmed_since - self._silent_since if self._silent_at == following else 0.0
-        patience = 2 * max(timeout, min(silent, LONGEST))
+        patience = max(self._timeout, min(silent, LONGEST)) + self._timeout
         return now >= max(self._trimmed_since + patience, self._stood_until)
