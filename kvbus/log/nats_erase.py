@@ -8,8 +8,9 @@ from collections.abc import Collection
 import msgspec
 
 from kvbus.log.inventory import Erased, Held, Inventory, over
-from kvbus.log.nats import SHIFT, NatsLog, Pulled, records_of
+from kvbus.log.nats import NatsLog
 from kvbus.log.nats_client import Link
+from kvbus.log.nats_reader import SHIFT, Pulled, records_of
 from kvbus.log.place import NatsPlace
 from kvbus.log.record import SCHEMA, Kind, Record, write
 

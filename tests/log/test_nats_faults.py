@@ -1,11 +1,12 @@
 """What NATS can do to streams: full, slow, without its data; each is counted and made good."""
 
 import asyncio
+import contextlib
 import signal
 
 import pytest
 
-from kvbus.log.contract import START, Entry
+from kvbus.log.contract import START, Entry, UnavailableError
 from kvbus.log.nats import NatsLog
 from kvbus.log.nats_client import Link
 from tests.log.cutting import Cutting
@@ -74,7 +75,8 @@ async def test_a_server_that_stands_still_holds_nobody_up(kind):
         await reading.holds(leaf)
 
 
-async def test_a_server_that_begins_again_without_its_data_gets_the_state_in_a_later_epoch(kind):
+@pytest.mark.parametrize("more", [0, 40], ids=["less than was read", "more than was read"])
+async def test_a_server_that_begins_again_without_its_data_gets_the_state_in_a_later_epoch(kind, more):
     async with fleet(kind) as log:
         leaf = log.leaf(queue_batches=20)
         for _ in range(30):
@@ -88,10 +90,39 @@ async def test_a_server_that_begins_again_without_its_data_gets_the_state_in_a_l
         await kind.make()
         leaf.store(5)
         await eventually(lambda: leaf.stats.refused["data_lost"], "the writer to notice")
+        await eventually(lambda: leaf.stats.states_sent["lost"], "the state in the log before anybody reads again")
+        for _ in range(more):
+            leaf.store(1)
+            await leaf.written()
         await reading.holds(leaf)
         assert reading.follower.epoch == 2
         assert reading.follower.counts["lost"] == 0
         await (await log.reading()).holds(leaf)
+
+
+async def test_positions_in_a_stream_that_begins_again_are_as_good_as_those_before(kind):
+    await kind.make()
+    writer = await kind.open().claim(KEY)
+    for n in range(9):
+        last = await writer.append([b"%d" % n])
+    reader = await kind.open().read({KEY: last})
+    assert [entry.data for entry in await taken(reader, 1)] == [b"8"]
+    await writer.close()
+    for name in (kind.stream, f"{kind.stream}-pointers"):
+        await kind.api(f"STREAM.DELETE.{name}")
+    await kind.make()
+    again = await kind.open().claim(KEY)
+    at = await again.append([b"a"])
+    async with asyncio.timeout(50):
+        found: list[Entry] = []
+        while not found:
+            with contextlib.suppress(UnavailableError):
+                found = await reader.take(0.1)
+    assert [(entry.position, entry.data) for entry in found] == [(at, b"a")]
+    assert at < last
+    assert (await reader.ends())[KEY] == await reader.reached(KEY)
+    await again.close()
+    await reader.close()
 
 
 async def test_streams_that_are_missing_are_named(kind):
