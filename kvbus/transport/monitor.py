@@ -109,7 +109,7 @@ class ConnectionMonitor:
     @property
     def unread(self) -> bool:
         """Whether the kernel has bytes of the newest connection that libzmq's thread has not taken."""
-        return self.peer is not None and _unread(self._fd, self.peer)
+        return self.peer is not None and unread(self._fd, self.peer)
 
     def close(self) -> None:
         """Stop watching."""
@@ -133,7 +133,7 @@ def _named(connection: sockets.socket) -> tuple[str, int] | None:
     return (address[0].removeprefix("::ffff:"), address[1]) if isinstance(address, tuple) else None
 
 
-def _unread(fd: int, peer: tuple[str, int]) -> bool:
+def unread(fd: int, peer: tuple[str, int]) -> bool:
     """Return whether something waits on the connection to ``peer``; its descriptor may be another's by now."""
     try:
         with sockets.socket(fileno=os.dup(fd)) as connection:

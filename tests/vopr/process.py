@@ -116,8 +116,10 @@ class SimLoop:
 
     def pause(self, seconds: float) -> None:
         """The process does nothing for so long: SIGSTOP, a frozen cgroup, no CPU."""
+        if self.paused_until <= self.schedule.now:
+            self.paused_for = 0.0
+        self.paused_for += seconds
         self.busy_until = self.paused_until = max(self.busy_until, self.schedule.now) + seconds
-        self.paused_for = seconds
 
     def kill(self) -> None:
         """SIGKILL: nothing of it runs any more, and the kernel closes what it had open."""
