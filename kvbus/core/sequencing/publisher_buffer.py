@@ -79,5 +79,5 @@ class PublisherBuffer:
         if self._trimmed_at != following:
             self._trimmed_at, self._trimmed_since = following, now
         silent = self._trimmed_since - self._silent_since if self._silent_at == following else 0.0
-        patience = max(self._timeout, min(silent, LONGEST)) + self._timeout
-        return now >= max(self._trimmed_since + patience, self._stood_until)
+        timeout = max(self._timeout, min(silent, LONGEST)) + self._timeout
+        return now >= max(self._trimmed_since + timeout, self._stood_until)
