@@ -220,6 +220,10 @@ class Sequence:
         self._sequencer.tick(now)
         return self._take()
 
+    def unread(self, now: float) -> None:
+        """More of the answer to the last `Ask` or `AskSnapshot` waits to be read: nobody is late."""
+        self._sequencer.unread(self._request, now)
+
     def sent(self, request: int, now: float) -> None:
         """A request has left."""
         self._sequencer.sent(request, now)

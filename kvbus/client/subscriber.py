@@ -209,6 +209,8 @@ class Subscriber:
             await self._wait()
             now = self._now()
             self._reachability.look(now)
+            if self._sockets.unread:
+                self._sequence.unread(now)
             self._follow(self._sequence.tick(now))
             for topic, sequence in self._topics.items():
                 self._follow(sequence.tick(now), topic)

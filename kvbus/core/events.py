@@ -151,6 +151,16 @@ class ReplayAborted(msgspec.Struct, frozen=True):
     request: int
 
 
+class Unread(msgspec.Struct, frozen=True):
+    """Something waits to be read: of the answer to request ``request``, or, if that is None, of the live stream.
+
+    Of an answer it is said before each :class:`Tick`, of the live stream before an answer begins.
+    """
+
+    source: int
+    request: int | None = None
+
+
 class RequestWaits(msgspec.Struct, frozen=True):
     """Request ``request`` has not been sent yet: others go first. :class:`RequestSent` says when it has left."""
 
@@ -229,10 +239,12 @@ class EngineEmptied(msgspec.Struct, gc=False):
 class Tick(msgspec.Struct, frozen=True):
     """Time has passed; sent several times a second, and at once while :attr:`Relay.backlog` is set.
 
-    ``wall`` is the time of day in seconds since 1970, for the ``ts`` of batches no engine sent.
+    ``wall`` is the time of day in seconds since 1970, for the ``ts`` of batches no engine sent. ``stood`` is for how
+    many seconds the process has not run since the last one: the time of events leaves them out.
     """
 
     wall: float = 0.0
+    stood: float = 0.0
 
 
 RelayEvent = (
@@ -255,6 +267,7 @@ RelayEvent = (
     | SnapshotReceived
     | RequestSent
     | RequestWaits
+    | Unread
     | ReplayAsked
     | SnapshotAsked
     | AnswerPulled

@@ -52,6 +52,7 @@ from kvbus.core.events import (
     Started,
     Subscribed,
     Tick,
+    Unread,
 )
 from kvbus.core.examples import refuse_message
 from kvbus.core.numbered import Numbered
@@ -112,6 +113,7 @@ class Relay:
             SnapshotReceived: self._snapshot_received,
             RequestSent: self._request_sent,
             RequestWaits: self._request_waits,
+            Unread: self._unread,
             SourceUp: self._up,
             SourceDown: self._down,
             SourceUnreachable: self._unreachable,
@@ -321,6 +323,9 @@ class Relay:
         source.stats.requests_waited += 1
         source.sequencer.sent(event.request, inf)
 
+    def _unread(self, event: Unread, now: float) -> None:
+        self.sources[event.source].sequencer.unread(event.request, now)
+
     def _snapshot_received(self, event: SnapshotReceived, now: float) -> None:
         source = self.sources[event.source]
         snapshot = parse_snapshot(event.frames)
@@ -377,6 +382,8 @@ class Relay:
                 source.analytics.tick(now)
             if source.lifetimes is not None and (due := source.lifetimes.due(now)):
                 self._do(wal.BlocksOutlived(slot, due), now)
+            if event.stood:
+                source.sequencer.stood_still(event.stood, now)
             source.sequencer.tick(now)
             self._run(slot, source, now)
             gone = source.down_since is not None and now - source.down_since >= source.spec.timeout

@@ -20,13 +20,14 @@ class RunningClock:
         read: the underlying clock, in seconds.
     """
 
-    __slots__ = ("_last", "_read", "paused")
+    __slots__ = ("_announced", "_last", "_read", "paused")
 
     def __init__(self, read: Callable[[], float]) -> None:
         self._read = read
         self._last = read()
         self.paused = 0.0
         """Seconds of pauses so far."""
+        self._announced = 0.0
 
     def time(self) -> float:
         """Return the time in seconds; compare it only with earlier readings of this clock."""
@@ -36,3 +37,9 @@ class RunningClock:
         if step > LONGEST_STEP:
             self.paused += step - LONGEST_STEP
         return now - self.paused
+
+    def stood(self) -> float:
+        """Return the seconds of pauses since the last call."""
+        self.time()
+        before, self._announced = self._announced, self.paused
+        return self.paused - before

@@ -323,7 +323,8 @@ class Daemon:
         now = self._loop.time()
         self.process.loop_lag.observe(max(0.0, now - self._next_tick))
         try:
-            self.feed(Tick(time.time()))
+            self.source_sockets.look()
+            self.feed(Tick(time.time(), self.clock.stood()))
             self._unreachable.look()
             self.discovery.look()
             self._look_at_sources(iter(tuple(self.streams)))

@@ -24,6 +24,7 @@ from kvbus.core.events import (
     SnapshotReceived,
     SourceDown,
     SourceUp,
+    Unread,
 )
 from kvbus.core.outputs.snapshot import REQUEST as SNAPSHOT_REQUEST
 from kvbus.core.stats import Histogram
@@ -65,6 +66,8 @@ def _most_requests(sources: int) -> int:
 class _Failed:
     """A request that could not be sent. The relay is told at once, outside the command that asked."""
 
+    unread = False
+
     def __init__(self, failed: Callable[[], None], again: Callable[[], None], pause: float) -> None:
         loop = asyncio.get_running_loop()
         self._handles = (loop.call_soon(failed), loop.call_later(pause, again))
@@ -76,6 +79,8 @@ class _Failed:
 
 class _Carried:
     """A source without a socket."""
+
+    unread = False
 
     def __init__(
         self,
@@ -259,15 +264,31 @@ class SourceSockets:
         else:
             endpoint, request, event = stream.snapshot_endpoint, [SNAPSHOT_REQUEST], SnapshotReceived
         where = cast("str", endpoint)  # the relay asks only where there is one
+        live = self._live.get(slot)
+        begun = False
+
+        def answered(frames: list[bytes]) -> None:
+            nonlocal begun
+            if not begun and live is not None and live.unread:
+                self._feed(Unread(slot))
+            begun = True
+            self._feed(event(slot, command.request, frames))
+
         return RequestConnection(
             self._context,
-            self._live[slot].beside(where) if slot in self._live else where,
+            where if live is None else live.beside(where),
             request,
-            lambda frames: self._feed(event(slot, command.request, frames)),
+            answered,
             on_abort=lambda: self._feed(ReplayAborted(slot, command.request)),
             policy=self._policies[slot],
             max_frames=MAX_KEPT_FRAMES if isinstance(command, RequestReplay) else sys.maxsize,
         )
+
+    def look(self) -> None:
+        """Tell the relay which answers wait to be read, before it judges who is late."""
+        for (slot, number), request in self._requests.items():
+            if request.unread:
+                self._feed(Unread(slot, number))
 
     def is_open(self, slot: int) -> bool:
         """Return whether the source has a subscription; it has none if its endpoint could not be bound."""

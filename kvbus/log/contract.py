@@ -36,7 +36,8 @@ class UnavailableError(Exception):
 class Entry(NamedTuple):
     """One record, with the key of its stream.
 
-    ``position`` ascends along a stream, and says nothing of other streams. Reading goes on at ``position + 1``.
+    ``position`` ascends along a stream, and says nothing of other streams. Reading goes on at ``position + 1``. A log
+    that has lost what it had may begin again at lower ones; a reader then goes on at the first that it has.
     """
 
     key: str

@@ -1,13 +1,14 @@
-"""What a log holds of each stream, and what an erasure has left of it: the same for every log."""
+"""What a log holds of each stream, the end of one, and what an erasure has left: the same for every log."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from kvbus.log.contract import Pointer
-from kvbus.log.record import Kind, Stream, read
+from kvbus.log.contract import Pointer, Writer
+from kvbus.log.record import SCHEMA, Kind, Record, Stream, read, write
 
 
 @dataclass
@@ -85,3 +86,37 @@ def over(value: bytes) -> bool:
     with contextlib.suppress(ValueError):
         return read(value).kind is Kind.GONE
     return False
+
+
+class Ending(Writer, Protocol):
+    """A writer that can take its stream's pointer away."""
+
+    async def withdraw(self) -> None:
+        """Put nothing in place of the pointer: the next writer begins at epoch 1.
+
+        Raises:
+            FencedError: another writer has taken the stream.
+            UnavailableError: the pointer may stand.
+        """
+
+
+class Erasable(Protocol):
+    """A log whose streams can be ended."""
+
+    async def claim(self, key: str) -> Ending:
+        """See :meth:`kvbus.log.contract.Log.claim`."""
+
+
+async def finish(log: Erasable, key: str) -> None:
+    """Fence whoever writes a stream, append its end, which readers are to see, and take its pointer away.
+
+    Raises:
+        FencedError: somebody has claimed the stream meanwhile.
+        UnavailableError: the log did not do it all.
+    """
+    writer = await log.claim(key)
+    try:
+        await writer.append([write(Record(SCHEMA, Kind.GONE, writer.epoch, 0))])
+        await writer.withdraw()
+    finally:
+        await writer.close()

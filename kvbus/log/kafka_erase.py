@@ -13,11 +13,10 @@ from collections.abc import Collection
 from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 
-from kvbus.log.inventory import Erased, Held, Inventory, over
+from kvbus.log.inventory import Erased, Held, Inventory, finish, over
 from kvbus.log.kafka import KafkaLog, client_options
 from kvbus.log.kafka_errors import cause, said
 from kvbus.log.place import Place
-from kvbus.log.record import SCHEMA, Kind, Record, write
 
 
 async def look(place: Place) -> Inventory:
@@ -59,14 +58,8 @@ async def erase(place: Place, before: Inventory, keys: Collection[str], *, state
     """
     log = KafkaLog(place)
     for key in keys:
-        if before.ended(key):
-            continue  # one more end would be one more record to delete
-        writer = await log.claim(key)
-        try:
-            await writer.append([write(Record(SCHEMA, Kind.GONE, writer.epoch, 0))])
-            await writer.withdraw()
-        finally:
-            await writer.close()
+        if not before.ended(key):  # one more end would be one more record to delete
+            await finish(log, key)
     found = await look(place)
     ends: dict[int, int] = {}
     for key in keys:

@@ -7,11 +7,11 @@ from collections.abc import Collection
 
 import msgspec
 
-from kvbus.log.inventory import Erased, Held, Inventory, over
-from kvbus.log.nats import SHIFT, NatsLog, Pulled, records_of
+from kvbus.log.inventory import Erased, Held, Inventory, finish, over
+from kvbus.log.nats import NatsLog
 from kvbus.log.nats_client import Link
+from kvbus.log.nats_reader import SHIFT, Pulled, records_of
 from kvbus.log.place import NatsPlace
-from kvbus.log.record import SCHEMA, Kind, Record, write
 
 
 async def look(place: NatsPlace) -> Inventory:
@@ -66,12 +66,7 @@ async def erase(place: NatsPlace, before: Inventory, keys: Collection[str], *, s
     log, link = NatsLog(place), Link(place)
     try:
         for key in keys:
-            writer = await log.claim(key)
-            try:
-                await writer.append([write(Record(SCHEMA, Kind.GONE, writer.epoch, 0))])
-                await writer.withdraw()
-            finally:
-                await writer.close()
+            await finish(log, key)
             await link.api(f"STREAM.PURGE.{place.keys.stream}", filter=f"{place.keys.stream}.{key}", keep=1)
     finally:
         await link.close()

@@ -141,7 +141,7 @@ class RedisWriter:
         """Put the pointer, and let go of what has been kept long enough before it."""
         await self._changed(POINT, pointer.epoch, pointer.seq, pointer.position, self._retention)
 
-    async def end(self) -> None:
+    async def withdraw(self) -> None:
         """Delete the pointer, and all records but the newest: the next writer begins at epoch 1."""
         await self._changed(END)
 

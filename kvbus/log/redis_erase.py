@@ -8,9 +8,8 @@ from typing import Any
 
 from redis.asyncio import Redis
 
-from kvbus.log.inventory import Erased, Held, Inventory, over
+from kvbus.log.inventory import Erased, Held, Inventory, finish, over
 from kvbus.log.place import RedisPlace
-from kvbus.log.record import SCHEMA, Kind, Record, write
 from kvbus.log.redis import RedisLog
 from kvbus.log.redis_client import names, opened, said, seen
 
@@ -67,10 +66,5 @@ async def erase(place: RedisPlace, before: Inventory, keys: Collection[str], *, 
     del before, states_too
     log = RedisLog(place)
     for key in keys:
-        writer = await log.claim(key)
-        try:
-            await writer.append([write(Record(SCHEMA, Kind.GONE, writer.epoch, 0))])
-            await writer.end()
-        finally:
-            await writer.close()
+        await finish(log, key)
     return []

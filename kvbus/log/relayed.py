@@ -44,9 +44,17 @@ class Relayed:
 
     @property
     def misses_state(self) -> bool:
-        """Records come that say nothing without a state, and there is one in the log that was not read."""
-        began, newest = self._began, self.pointer
-        return self.follower.stranded and newest.seq >= 0 and (newest.epoch, newest.seq) > (began.epoch, began.seq)
+        """There is a state in the log that was not read, and nothing is known without it.
+
+        Records come that say nothing, or a later epoch is where records of an earlier one were read: positions ascend,
+        so the log has lost what it had, and begins again.
+        """
+        began, newest, follower = self._began, self.pointer, self.follower
+        if newest.seq < 0:
+            return False
+        if 0 < follower.epoch < newest.epoch and newest.position < self.position:
+            return True
+        return follower.stranded and (newest.epoch, newest.seq) > (began.epoch, began.seq)
 
     def take(self, data: bytes, position: int, now: float) -> RecordReceived | None:
         """Take the next record; return what the relay has to know of it, if anything."""

@@ -110,6 +110,11 @@ class LiveStream:
         """The endpoint it is bound to, with its real port."""
         return bound_endpoint(self._pump.socket, self._endpoint)
 
+    @property
+    def unread(self) -> bool:
+        """Whether batches wait to be read, with libzmq or in the kernel."""
+        return self._pump.unread or self._monitor.unread
+
     def read(self, *, on: bool) -> None:
         """Read batches, or leave them with libzmq."""
         (self._pump.resume if on else self._pump.pause)()
@@ -191,6 +196,11 @@ class RequestConnection:
                 raise BindError(endpoint, error.strerror or str(error), verb="ask") from error
             opened.pop_all()
         self._pump = Pump(socket, on_message, max_frames=max_frames)
+
+    @property
+    def unread(self) -> bool:
+        """Whether more of the answer waits to be read, with libzmq or in the kernel."""
+        return self._pump.unread or self._monitor.unread
 
     def read(self, *, on: bool) -> None:
         """Read the answer, or leave it with libzmq."""

@@ -146,6 +146,11 @@ class AcceptedStream:
         port.publishers = self
 
     @property
+    def unread(self) -> bool:
+        """Never: what has come is read by this thread, in each turn of the loop."""
+        return False
+
+    @property
     def peers(self) -> list[str]:
         """Addresses of the publishers that are connected."""
         return [peer.address for peer in self._peers.values()]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import socket as sockets
+import termios
 from collections.abc import Callable
 from typing import Final
 
@@ -57,6 +59,7 @@ class ConnectionMonitor:
         self._peers = 0
         self._failed = False
         self.up = False
+        self._fd = -1
         self.peer: tuple[str, int] | None = None
         """Address and port that the newest connection has reached; None where there is none, or it is no TCP."""
         events = _EVENTS if abandoned is None else _EVENTS | _DIALS
@@ -68,7 +71,8 @@ class ConnectionMonitor:
         if event & _DIALS:
             self._stop_waiting()
             if event == zmq.EVENT_CONNECTED:
-                self.peer = _peer_of(message["value"])
+                self._fd = message["value"]
+                self.peer = _peer_of(self._fd)
             return
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._peers += 1
@@ -102,6 +106,11 @@ class ConnectionMonitor:
             self.up = up
             self._changed(up)
 
+    @property
+    def unread(self) -> bool:
+        """Whether the kernel has bytes of the newest connection that libzmq's thread has not taken."""
+        return self.peer is not None and unread(self._fd, self.peer)
+
     def close(self) -> None:
         """Stop watching."""
         if not self._pump.closed:
@@ -114,10 +123,24 @@ def _peer_of(fd: int) -> tuple[str, int] | None:
     """Return whom a connection of libzmq's has reached. The connection may be gone already."""
     try:
         with sockets.socket(fileno=os.dup(fd)) as connection:
-            address = connection.getpeername()
+            return _named(connection)
     except OSError:
         return None
+
+
+def _named(connection: sockets.socket) -> tuple[str, int] | None:
+    address = connection.getpeername()
     return (address[0].removeprefix("::ffff:"), address[1]) if isinstance(address, tuple) else None
+
+
+def unread(fd: int, peer: tuple[str, int]) -> bool:
+    """Return whether something waits on the connection to ``peer``; its descriptor may be another's by now."""
+    try:
+        with sockets.socket(fileno=os.dup(fd)) as connection:
+            count = fcntl.ioctl(connection, termios.FIONREAD, bytes(4))
+            return _named(connection) == peer and any(count)
+    except OSError:
+        return False
 
 
 def _reason(event: int, value: int) -> Refused:

@@ -151,6 +151,11 @@ class Pump:
     def _pending(self) -> bool:
         return bool(zmq.zmq_poll(self._look, 0))
 
+    @property
+    def unread(self) -> bool:
+        """Whether a message waits to be read."""
+        return not self.closed and self._pending()
+
     def sent(self) -> None:
         """Check the socket now, after a send on it; :meth:`kick` if a message is waiting."""
         if not self.closed and self._pending():

@@ -35,6 +35,7 @@ from kvbus.core.events import (
     SourceDown,
     SourceUp,
     Tick,
+    Unread,
 )
 from kvbus.core.normalizing.normalizer import Normalizer
 from kvbus.core.normalizing.rules import Rules
@@ -188,8 +189,14 @@ def snapshot(seq: int, *chunks: bytes, source: int = 0, request: int | None = No
     return Happens(f"snapshot as of {seq}", make)
 
 
-def tick(seconds: float = 0.0, wall: float = 0.0) -> Happens:
-    return Happens(f"{seconds} s later", lambda _: Tick(wall), after=seconds)
+def tick(seconds: float = 0.0, wall: float = 0.0, stood: float = 0.0) -> Happens:
+    return Happens(f"{seconds} s later, {stood} s of which are left out", lambda _: Tick(wall, stood), after=seconds)
+
+
+def unread(source: int = 0, *, answer: bool = False) -> Happens:
+    """Something waits to be read: of the answer to the request asked last, or of the live stream."""
+    what = "the answer" if answer else "the live stream"
+    return Happens(f"{what} waits", lambda script: Unread(source, script.requests[source] if answer else None))
 
 
 def asked(start: int, output: int = 0, stream: int = 0) -> Happens:

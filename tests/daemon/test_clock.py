@@ -37,6 +37,20 @@ def test_of_a_pause_only_one_step_counts():
     assert clock.paused == pytest.approx(3600.0 - LONGEST_STEP)
 
 
+def test_pauses_are_told_once():
+    hands = Hands()
+    clock = RunningClock(hands)
+    hands.now += 3.0
+    hands.now += 2.0
+    assert clock.stood() == pytest.approx(5.0 - LONGEST_STEP)
+    hands.now += 0.1
+    assert clock.stood() == 0.0
+    for step in (1.0, 0.1, 7.0):
+        hands.now += step
+        clock.time()
+    assert clock.stood() == pytest.approx(8.0 - 2 * LONGEST_STEP)
+
+
 def test_it_never_goes_back():
     hands = Hands()
     clock = RunningClock(hands)

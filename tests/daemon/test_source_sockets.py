@@ -23,6 +23,7 @@ from kvbus.core.events import (
     SnapshotReceived,
     SourceDown,
     SourceUp,
+    Unread,
 )
 from kvbus.core.outputs.snapshot import REQUEST
 from kvbus.core.stats import Histogram
@@ -31,6 +32,7 @@ from kvbus.core.wire.frames import END_SEQ
 from kvbus.daemon.source_sockets import SourceSockets
 from kvbus.transport.curve import Curve
 from kvbus.transport.engine.publisher import EnginePublisher
+from kvbus.transport.ingress import LiveStream, RequestConnection
 from kvbus.transport.pump import MAX_KEPT_FRAMES
 from kvbus.transport.sockets import PLAIN, PeerPolicy
 from tests.ports import free_ports
@@ -117,6 +119,55 @@ async def test_the_answer_to_a_replay_carries_its_request(opened: Opened) -> Non
         [END_SEQ, b""],
     ]
     assert not opened.of(RequestSent), "a request that leaves at once is not worth an event"
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[LiveStream | RequestConnection]:
+    """The sockets that are opened."""
+    made: list[LiveStream | RequestConnection] = []
+    for kind in (LiveStream, RequestConnection):
+
+        def make(*args: Any, kind: Any = kind, **keys: Any) -> Any:
+            made.append(kind(*args, **keys))
+            return made[-1]
+
+        monkeypatch.setattr(f"kvbus.daemon.source_sockets.{kind.__name__}", make)
+    return made
+
+
+async def test_an_answer_that_waits_to_be_read_is_said_to(
+    made: list[LiveStream | RequestConnection], opened: Opened
+) -> None:
+    opened.open()
+    async with opened.engine() as engine:
+        engine.publish(b"a batch", live=False)
+        opened.sockets.ask(RequestReplay(3, 7, 0))
+        asked = made[-1]
+        opened.sockets.look()
+        asked.read(on=False)
+        await eventually(lambda: asked.unread, "an answer that waits")
+        opened.sockets.look()
+        assert opened.of(Unread) == [Unread(3, 7)]
+        asked.read(on=True)
+        await eventually(lambda: len(opened.of(ReplayReceived)) == 2, "all of it")
+        opened.sockets.look()
+    assert opened.of(Unread) == [Unread(3, 7)]
+
+
+@pytest.mark.parametrize("waits", [True, False])
+async def test_live_batches_that_wait_while_an_answer_begins_are_said_to(
+    made: list[LiveStream | RequestConnection], opened: Opened, waits: bool
+) -> None:
+    opened.open()
+    (stream,) = made
+    async with opened.engine() as engine:
+        await engine.wait_for_subscriber(60)
+        stream.read(on=not waits)
+        engine.publish(b"a batch")
+        await eventually(lambda: stream.unread if waits else opened.of(BatchReceived), "it to arrive")
+        opened.sockets.ask(RequestReplay(3, 7, 0))
+        await eventually(lambda: len(opened.of(ReplayReceived)) == 2, "the answer")
+    assert opened.of(Unread) == ([Unread(3)] if waits else [])
 
 
 STATE = [b"part %d" % number for number in range(2 * MAX_KEPT_FRAMES)]

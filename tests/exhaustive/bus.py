@@ -22,6 +22,7 @@ from kvbus.core.events import (
     SourceUp,
     Subscribed,
     Tick,
+    Unread,
 )
 from kvbus.core.normalizing.rules import Rules
 from kvbus.core.outputs.replay_answer import ReplayAnswer
@@ -108,6 +109,9 @@ class Bus:
 
     def replay_ended(self, request: int, now: float) -> None:
         self._feed(ReplayReceived(0, request, [b"", b"", END_SEQ, b""]), now)
+
+    def unread(self, now: float) -> None:
+        self._feed(Unread(0), now)
 
     def tick(self, now: float) -> None:
         self._feed(Tick(), now)

@@ -89,6 +89,8 @@ class Model:
         """The engine has not read it."""
         self.answers: list[tuple[int, int]] = []
         """Epoch and number of what is on its way to answer it; END as the number of the last."""
+        self.begun = False
+        """Something of the answer has arrived."""
 
         # kvbus, and what is known of what it has done.
         self.bus = Bus(Hooks(self._published, self._ask, self._cancel, self._delivered, self._new_epoch))
@@ -149,7 +151,7 @@ class Model:
         """the engine reads the request and answers from its buffer"""
         assert self.request is not None
         first = max(self.request[1], self.seq - BUFFER, 0)
-        self.unserved = False
+        self.unserved = self.begun = False
         self.answers = [*((self.epoch, seq) for seq in range(first, self.seq)), (self.epoch, END)]
 
     def answers_one(self) -> None:
@@ -157,6 +159,9 @@ class Model:
         assert self.request is not None
         request = self.request[0]
         epoch, seq = self.answers.pop(0)
+        if self.wire and not self.begun:
+            self.bus.unread(self.now)
+        self.begun = True
         if seq == END:
             self.bus.replay_ended(request, self.now)
         else:
@@ -408,7 +413,7 @@ class Model:
         request = None if self.request is None else self.request[1]
         parts = (
             [self.batches, self.ticks, self.epoch, self.seq, self.connected, self.wire],
-            [request, self.unserved, self.answers, self.last_seq, self.delivered],
+            [request, self.unserved, self.answers, self.begun, self.last_seq, self.delivered],
             bus.relay,
             [*bus.saved, *(part for body, payloads in bus.log for part in (body, *payloads))],
             [checking.connected, checking.next, checking.blocks, checking.wants, checking.stalled],

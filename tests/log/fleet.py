@@ -13,7 +13,7 @@ from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source_spec import SourceSpec
 from kvbus.core.stats import OutputStats
 from kvbus.core.wire.profiles import PROFILES
-from kvbus.log.contract import UnavailableError
+from kvbus.log.contract import Entry, UnavailableError
 from kvbus.log.follower import Follower, Holds
 from kvbus.log.record import Kind
 from kvbus.outputs.contract import Services
@@ -30,6 +30,15 @@ KEY = stream_of("eu", TOPIC, 0).key
 
 def unasked(event: AnswerPulled) -> SendPart:
     raise AssertionError(f"nobody has asked: {event}")
+
+
+async def taken(reader, count):
+    """So many entries of a log; the next ones are not waited for."""
+    found: list[Entry] = []
+    async with asyncio.timeout(50):
+        while len(found) < count:
+            found.extend(await reader.take(0.1))
+    return found
 
 
 class Leaf:

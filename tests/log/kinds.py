@@ -15,8 +15,9 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
 from kvbus.config import KafkaTopic, NatsStream, RedisKeys
 from kvbus.log.contract import Log, UnavailableError
 from kvbus.log.kafka import KafkaLog, partition_of
-from kvbus.log.nats import SHIFT, NatsLog
+from kvbus.log.nats import NatsLog
 from kvbus.log.nats_client import Link
+from kvbus.log.nats_reader import SHIFT
 from kvbus.log.place import POINTERS, NatsPlace, Place, RedisPlace
 from kvbus.log.redis import RedisLog
 from kvbus.log.redis_client import names

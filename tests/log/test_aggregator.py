@@ -14,7 +14,7 @@ from kvbus.discovery.streams import LogStreams
 from kvbus.doctor.discovery import find
 from tests.doubles.topic_router import TopicRouter
 from tests.log.fleet import fleet
-from tests.log.kinds import Directory, Kafka
+from tests.log.kinds import Directory, Kafka, Nats
 from tests.transport.loops import eventually
 
 LEVEL = 2.0
@@ -156,6 +156,25 @@ async def test_a_broker_that_begins_again_costs_nobody_a_block(kind, tmp_path, m
         leaf.store(40, gone=10)
         two.router.go_to(two.other)
         await two.level(leaf)
+
+
+async def test_a_log_that_has_lost_its_records_is_read_where_the_new_ones_are(nats, tmp_path, monkeypatch):
+    kind = Nats(nats)
+    async with fleet(kind) as log, Two(kind, tmp_path, monkeypatch) as two:
+        leaf = log.leaf()
+        for _ in range(30):
+            leaf.store(3)
+            await leaf.written()
+        await two.level(leaf)
+        nats.kill()
+        nats.lose()
+        await asyncio.to_thread(nats.start)
+        await kind.make()
+        leaf.store(4, gone=10)
+        await eventually(lambda: leaf.stats.states_sent["lost"], "the state")
+        await two.level(leaf)
+        assert two.one.state == {"pod.a.engine.3": "live"}
+        assert two.one.next[0] >> EPOCH_BITS == 2
 
 
 async def test_a_leaf_that_begins_again_while_the_broker_is_away_is_read_as_soon_as_that_is_back(

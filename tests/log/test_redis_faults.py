@@ -1,7 +1,6 @@
-"""What a server of Redis can do to streams: full, slow, without its data, behind; each is counted and made good."""
+"""What Redis alone does to streams, see ``test_faults.py``: a replica that was behind, retention, many at once."""
 
 import asyncio
-import signal
 from typing import Any
 
 from redis.asyncio import Redis as Client
@@ -12,8 +11,7 @@ from kvbus.log.place import RedisPlace
 from kvbus.log.record import Stream
 from kvbus.log.redis import KEEP, RedisLog
 from kvbus.log.redis_client import names
-from tests.log.cutting import Cutting
-from tests.log.fleet import KEY, fleet
+from tests.log.fleet import KEY, fleet, taken
 from tests.log.kinds import Redis
 from tests.transport.loops import eventually
 
@@ -21,77 +19,6 @@ from tests.transport.loops import eventually
 async def told(kind, *command):
     async with kind.server.client() as client:
         return await client.execute_command(*command)
-
-
-async def taken(reader, count):
-    found: list[Entry] = []
-    async with asyncio.timeout(50):
-        while len(found) < count:
-            found.extend(await reader.take(0.1))
-    return found
-
-
-async def test_a_full_server_is_named_counted_and_has_everything_once_there_is_room(redis):
-    kind = Redis(redis)
-    async with fleet(kind) as log:
-        leaf = log.leaf(queue_batches=5)
-        leaf.store(10)
-        await leaf.written()
-        reading = await log.reading()
-        await reading.holds(leaf)
-        await told(kind, "CONFIG", "SET", "maxmemory", "1")
-        try:
-
-            def full():
-                leaf.store(3, gone=2)
-                return leaf.stats.refused["memory_full"] and leaf.stats.dropped_batches["log_unavailable"]
-
-            await eventually(full, "the server to refuse")
-            assert leaf.stats.queue_depth <= 5
-        finally:
-            await told(kind, "CONFIG", "SET", "maxmemory", "0")
-        await eventually(lambda: leaf.stats.states_sent["lost"], "a state behind what is missing")
-        await reading.holds(leaf)
-        assert reading.follower.counts["lost"] == 0
-
-
-async def test_a_server_that_stands_still_holds_nobody_up(redis):
-    kind = Redis(redis)
-    async with fleet(kind) as log:
-        leaf = log.leaf(queue_batches=5)
-        leaf.store(10)
-        await leaf.written()
-        reading = await log.reading()
-        redis.signal(signal.SIGSTOP)
-        try:
-            for _ in range(20):
-                leaf.store(3, gone=2)
-                await asyncio.sleep(0)
-            assert leaf.stats.queue_depth <= 5
-            assert leaf.stats.dropped_batches["queue_full"] >= 15
-        finally:
-            redis.signal(signal.SIGCONT)
-        await eventually(lambda: leaf.stats.states_sent["lost"], "a state behind what is missing")
-        await reading.holds(leaf)
-
-
-async def test_a_server_that_begins_again_without_its_data_gets_the_state_in_a_later_epoch(redis):
-    kind = Redis(redis)
-    async with fleet(kind) as log:
-        leaf = log.leaf()
-        leaf.store(10)
-        await leaf.written()
-        reading = await log.reading()
-        await reading.holds(leaf)
-        redis.kill()
-        redis.lose()
-        await asyncio.to_thread(redis.start)
-        leaf.store(5)
-        await eventually(lambda: leaf.stats.refused["data_lost"], "the writer to notice")
-        await reading.holds(leaf)
-        assert reading.follower.epoch == 2
-        assert reading.follower.counts["lost"] == 0
-        await (await log.reading()).holds(leaf)
 
 
 async def test_a_server_that_is_behind_what_it_had_is_noticed_by_the_next_append(redis):
@@ -113,24 +40,6 @@ async def test_a_server_that_is_behind_what_it_had_is_noticed_by_the_next_append
         await reading.holds(leaf)
         assert reading.follower.epoch == 2
         assert reading.follower.counts["lost"] == 0
-
-
-async def test_an_append_of_which_nothing_was_heard_is_in_the_log_once(redis):
-    kind = Redis(redis)
-    async with Cutting(redis.port).running() as between:
-        writer = await RedisLog(kind.place(between.address)).claim(KEY)
-        first = await writer.append([b"a"])
-        between.cut = True
-        second = await writer.append([b"b", b"c"])
-        assert between.cuts == 1
-        between.cut = True
-        third = await writer.append([b"d"])
-        await writer.close()
-    reader = await kind.open().read({KEY: START})
-    entries = await taken(reader, 4)
-    await reader.close()
-    assert [entry.data for entry in entries] == [b"a", b"b", b"c", b"d"]
-    assert [entries[n].position for n in (0, 2, 3)] == [first, second, third]
 
 
 async def test_what_is_before_the_newest_state_goes_in_time_and_nothing_behind_it(redis):

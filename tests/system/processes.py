@@ -19,7 +19,7 @@ from tests.ports import free_port, ports_in_a_row
 class Process:
     """One `kvbus run` after the other, on the ranks of one engine; the names are those of rank 0."""
 
-    def __init__(self, directory: Path, *, keeps_state: bool, ranks: int = 1) -> None:
+    def __init__(self, directory: Path, *, keeps_state: bool, ranks: int = 1, replay_timeout: float = 2.0) -> None:
         self._ports = [ports_in_a_row(ranks) for _ in range(4)]
         self.engine, self.engine_replay, self.out, self.out_replay = self.endpoints(0)
         self.http = f"127.0.0.1:{free_port()}"
@@ -29,6 +29,7 @@ class Process:
             f" data_parallel_size: {ranks}}}]\n"
             f"outputs: [{{endpoint: '{self.out}', replay_endpoint: '{self.out_replay}', heartbeat: 0.2}}]\n"
             f"http: {self.http}\nstate_dir: {directory / 'state' if keeps_state else 'null'}\nprobe_interval: 0.2\n"
+            f"replay_timeout: {replay_timeout}\n"
         )
         self.env = {name: value for name, value in os.environ.items() if not name.startswith("KVBUS_")}
         self.env["XDG_RUNTIME_DIR"] = str(directory)

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from kvbus.transport.engine.publisher import EnginePublisher
+from tests.chaos.proxy import Link
 from tests.system.actors import Engine, StrictRouter, soon
-from tests.system.bus import PATIENCE
+from tests.system.bus import PATIENCE, eventually
 from tests.system.processes import Process, killed_at_the_end
 
 BUFFER = 50
@@ -18,6 +19,9 @@ BUFFER = 50
 
 PAUSE_S = 4.0
 """Longer than a question may take to be answered, several times the silence after which one is asked."""
+
+ASKED = 4
+"""Questions about a silence of 0.2 s, three seconds of them: six times as long as an answer may take in that test."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -74,3 +78,36 @@ async def test_a_pause_is_no_engine_restart(tmp_path: Path, ranks: int, flood: b
         for source in await asyncio.to_thread(process.sources):
             assert (source["state"], source["partial"], source["epoch"]) == ("live", False, 0), source
             assert source["counts"]["restarts"] == source["counts"]["lost"] == 0, source
+
+
+async def test_what_tcp_brings_late_after_a_pause_is_not_lost(tmp_path: Path) -> None:
+    """While kvbus stood still TCP's intervals have grown. So the live stream comes later than answers do."""
+    process = Process(tmp_path, keeps_state=False, replay_timeout=0.5)
+    live, replay, _, _ = process.endpoints(0)
+    async with contextlib.AsyncExitStack() as stack:
+        publisher = EnginePublisher("tcp://127.0.0.1:*", replay, bind=True, buffer_steps=BUFFER)
+        one = Rank(await stack.enter_async_context(publisher), process, 0)
+        stack.callback(one.router.close)
+        port, behind = (int(endpoint.rpartition(":")[2]) for endpoint in (live, publisher.endpoint))
+        link = Link("live", port, behind)
+        await link.start()
+        stack.push_async_callback(link.close)
+        stack.enter_context(killed_at_the_end(process))
+        await publisher.wait_for_subscriber(PATIENCE)
+        await one.publish(100, 0.5)
+        await one.exact()
+
+        link.stall()
+        process.pause()
+        try:
+            await one.publish(8 * BUFFER, 2 * PAUSE_S)
+        finally:
+            process.resume()
+        asked = publisher.replay_requests
+        await eventually(lambda: publisher.replay_requests >= asked + ASKED, "kvbus to ask about the silence")
+        link.flow()
+        await one.exact()
+
+        (source,) = await asyncio.to_thread(process.sources)
+        assert (source["state"], source["partial"], source["epoch"]) == ("live", False, 0), source
+        assert source["counts"]["restarts"] == source["counts"]["lost"] == 0, source

@@ -1,6 +1,7 @@
 """A source's sockets against real publishers: the live stream, and one connection per replay request."""
 
 import contextlib
+import socket as plain
 from typing import Any
 
 import pytest
@@ -10,6 +11,9 @@ from kvbus.core.wire.frames import replay_request
 from kvbus.errors import BindError
 from kvbus.transport.engine.publisher import EnginePublisher
 from kvbus.transport.ingress import Events, LiveStream, RequestConnection
+from kvbus.transport.monitor import ConnectionMonitor, unread
+from kvbus.transport.pump import receive, waiting
+from kvbus.transport.sockets import make_socket
 from tests.ports import free_port
 from tests.transport.loops import END, both_loops, eventually, turns, u64
 
@@ -44,6 +48,47 @@ async def test_a_stream_from_the_first_to_the_last_batch(context, bind):
             engine.publish(b"%d" % n)
         await eventually(lambda: len(got) == 3000, "every batch")
         assert got == [[b"kv", u64(n), b"%d" % n] for n in range(3000)]
+
+
+@both_loops
+async def test_what_libzmq_leaves_in_the_kernel_is_unread(context):
+    where = endpoint()
+    socket = make_socket(context, zmq.SUB, RCVHWM=1)
+    socket.setsockopt(zmq.SUBSCRIBE, b"")
+    monitor = ConnectionMonitor(socket, lambda up: None, abandoned=lambda stood: None)
+    assert not monitor.unread
+    socket.connect(where)
+    try:
+        async with EnginePublisher(where, None, bind=True) as engine:
+            await engine.wait_for_subscriber(60)
+            await eventually(lambda: monitor.up, "the connection")
+            assert not monitor.unread
+            for _ in range(100):
+                engine.publish(bytes(100_000))
+            await eventually(lambda: monitor.unread, "libzmq to have enough")
+            for _ in range(100):
+                await eventually(lambda: waiting(socket), "a batch")
+                receive(socket)
+            assert not monitor.unread
+        await eventually(lambda: monitor.peer is None, "the end of the connection")
+        assert not monitor.unread
+    finally:
+        monitor.close()
+        socket.close()
+        await turns()
+
+
+def test_a_number_that_is_another_connections_by_now_says_nothing():
+    with plain.create_server(("127.0.0.1", 0)) as server, plain.create_connection(server.getsockname()) as one:
+        other, peer = server.accept()
+        with other:
+            assert not unread(other.fileno(), peer)
+            one.sendall(b"x")
+            other.recv(1, plain.MSG_PEEK)
+            assert unread(other.fileno(), peer)
+            assert not unread(other.fileno(), (peer[0], peer[1] + 1))
+            assert not unread(server.fileno(), peer)
+        assert not unread(other.fileno(), peer)
 
 
 @both_loops

@@ -167,7 +167,11 @@ class _Socket:
         self._after: Callable[[], None] = lambda: None
         loop.sockets[id(self)] = self
 
-    def _paused(self, again: Callable[[], None]) -> bool:
+    @property
+    def unread(self) -> bool:
+        return bool(self.queue)
+
+    def _paused(self, again: Callable[[], None], late: float = 0.003) -> bool:
         """Whether libzmq's own threads stand still, as they do while the process is stopped; they go on a little later.
 
         So timers that are due run before anything that waited is seen.
@@ -175,7 +179,7 @@ class _Socket:
         until = self.loop.paused_until
         if until <= self.schedule.now:
             return False
-        self.schedule.at(until + 0.003, again)
+        self.schedule.at(until + late, again)
         return True
 
     def _arrive(self, most: int) -> None:
@@ -273,7 +277,9 @@ class SimLive(_Socket):
             self.schedule.after(self.chance.choice([0.0002, 0.0002, 0.005]), self._come)
 
     def _come(self) -> None:
-        if self._paused(self._come):
+        if self.loop.paused_until > self.schedule.now:
+            # TCP tries at intervals that double: the next one may end as long after the pause as that was
+            self._paused(self._come, self.chance.choice([0.003, 0.003, self.loop.paused_for]))
             return
         self._moving = False
         if not self.closed and self.node is not None and not self.node.stalled:

@@ -39,7 +39,7 @@ class SimLoop:
         """The same, for those who want one of asyncio's."""
         self.dead = False
         self.cost = COST
-        self.busy_until = self.paused_until = 0.0
+        self.busy_until = self.paused_until = self.paused_for = 0.0
         self.sockets: dict[int, Any] = {}
         """Everything that is open, by descriptor: it closes when the process dies."""
         self.max_descriptors = DESCRIPTORS
@@ -116,6 +116,9 @@ class SimLoop:
 
     def pause(self, seconds: float) -> None:
         """The process does nothing for so long: SIGSTOP, a frozen cgroup, no CPU."""
+        if self.paused_until <= self.schedule.now:
+            self.paused_for = 0.0
+        self.paused_for += seconds
         self.busy_until = self.paused_until = max(self.busy_until, self.schedule.now) + seconds
 
     def kill(self) -> None:

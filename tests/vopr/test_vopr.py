@@ -21,7 +21,7 @@ FOUND_IN = {
     "answer_size": (10,),
     "pause": (8,),
     "second_process": (5, 3, 10),
-    "torn_log": (16,),
+    "torn_log": (6, 42),
     "uncounted_loss": (2, 6, 10),
 }
 """The worlds that find each defect; `broken_answer` has a script instead."""

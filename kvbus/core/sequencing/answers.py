@@ -5,11 +5,16 @@ Content decides whether an answer belongs to the epoch known so far. ``replay_re
 
 from __future__ import annotations
 
+from typing import Final
+
 from kvbus.core.sequencing.actions import LostReason, RestartReason
 from kvbus.core.sequencing.machine import Machine
 from kvbus.core.sequencing.phases import Guard, Input, Phase
 from kvbus.core.sequencing.replay_requests import OpenRequest, Purpose
 from kvbus.core.types import Reason
+
+MAX_PATIENT_PROBE: Final = 8
+"""Times :attr:`Settings.probe_interval` after which a publisher is asked again while batches are on their way."""
 
 
 class Answers(Machine):
@@ -18,6 +23,20 @@ class Answers(Machine):
     def sent(self, request: int, now: float) -> None:
         """A request has left the process. Before, it may have waited behind a backlog; at infinity, it waits still."""
         self._replay_client.sent(request, now)
+
+    def unread(self, request: int | None, now: float) -> None:
+        """Messages of an open request's answer wait to be read, or, with None, batches of the live stream.
+
+        So whoever has sent them is not silent, however long ago it was that the last one was read.
+        """
+        if request is None:
+            self._known.buffer.unread()
+        else:
+            self._replay_client.unread(request, now)
+
+    def stood_still(self, seconds: float, now: float) -> None:
+        """This process has not run for so long, up to ``now``, which leaves it out. Whoever sent to it was held up."""
+        self._known.buffer.stood_still(seconds, now)
 
     def replayed(self, request: int, seq: int, payload: bytes, now: float, *, whole: bool = False) -> None:
         """One batch of a replay answer. ``whole``: it begins as a state does, see :attr:`state_may_begin`."""
@@ -106,7 +125,7 @@ class Answers(Machine):
             self._new_epoch(now)  # batches sent before the question are not in it
         elif asked.last < following:
             self._take(Input.ANSWERED, now)
-        elif known.buffer.trimmed_for(following, now) >= 2 * self.settings.replay_timeout:
+        elif known.buffer.has_lost(following, now):
             self._new_epoch(now, RestartReason.REBUILT)
         else:
             self._probe_factor = 1
@@ -116,8 +135,9 @@ class Answers(Machine):
         """An answer begins with ``seq``, beyond the last batch delivered. That proves neither epoch.
 
         Returns whether to take it all the same. The publisher has trimmed its buffer. While the connection stood, the
-        batches between were sent on it, in order. After a pause of this process, or behind a backlog, they still wait
-        to be read. So the live stream is waited for, until it has brought nothing for longer than an answer may take.
+        batches between were sent on it, in order. After a pause of this process or of the network, or behind a backlog,
+        they are still on their way. So the live stream is waited for, for as long as that may take
+        (:class:`~kvbus.core.sequencing.publisher_buffer.PublisherBuffer`).
         """
         known, tracker = self._known, self._tracker
         if self.phase is Phase.VERIFY:
@@ -130,8 +150,9 @@ class Answers(Machine):
         if self.phase is Phase.RECHECK:
             # the publisher numbers far beyond the stale batches: they are not the newest ones of another epoch
             known.unverified.epoch_confirmed(now)
-        elif seq <= tracker.next or known.buffer.trimmed_for(tracker.next, now) >= 2 * self.settings.replay_timeout:
+        elif seq <= tracker.next or known.buffer.has_lost(tracker.next, now):
             return True
+        self._probe_factor = min(self._probe_factor, MAX_PATIENT_PROBE)
         self._take(Input.ANSWERED, now)
         return False
 

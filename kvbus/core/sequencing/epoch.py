@@ -57,7 +57,7 @@ class Epoch:
         self.forget_numbers()
         self.backfill = self._history()
         self.unverified = UnverifiedBatches(settings.reorder_bytes, stats)
-        self.buffer = PublisherBuffer()
+        self.buffer = PublisherBuffer(settings.replay_timeout)
 
         # The gap that is being asked for.
         self.gap_start = -1

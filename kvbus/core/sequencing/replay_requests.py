@@ -188,6 +188,14 @@ class ReplayClient:
                 asked.deadline = now + (settings.snapshot_timeout or SNAPSHOT_TIMEOUTS * settings.replay_timeout)
             asked.hard_deadline = now + self._settings.replay_total_timeout
 
+    def unread(self, request: int, now: float) -> None:
+        """Messages of its answer wait to be read: the publisher is not late before they are."""
+        asked = self.open
+        if asked is not None and asked.id == request:
+            until = now + self._settings.replay_timeout
+            asked.deadline = max(asked.deadline, until)
+            asked.hard_deadline = max(asked.hard_deadline, until)
+
     def stop(self) -> None:
         """Close the open request, if there is one."""
         if self.open is not None:

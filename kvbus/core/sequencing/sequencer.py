@@ -277,6 +277,7 @@ class Sequencer(Answers):
         if self._known.backfill.due(now):
             self._take(Input.BACKFILL_DUE, now)
         elif interval and self.settings.replay and now >= self._idle_since + interval * self._probe_factor:
+            self._known.buffer.silent(self._tracker.next, self._idle_since)
             self._idle_since = now
             self._probe_factor = min(self._probe_factor * 2, MAX_PROBE_BACKOFF)
             self._take(Input.PROBE_DUE, now)

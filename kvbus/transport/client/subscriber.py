@@ -135,6 +135,11 @@ class StreamSockets:
             self._request.close()
             self._request = None
 
+    @property
+    def unread(self) -> bool:
+        """Whether more of an answer waits to be read."""
+        return self._request is not None and self._request.unread
+
     def read(self, *, on: bool) -> None:
         """Read messages, or leave them with libzmq."""
         self._reading = on

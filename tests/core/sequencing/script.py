@@ -17,6 +17,7 @@ from kvbus.core.events import (
     SourceDown,
     SourceUp,
     Tick,
+    Unread,
 )
 from kvbus.core.sequencing.actions import Ask, AskSnapshot, Deliver, Lost, NewEpoch, Synced
 from kvbus.core.sequencing.sequencer import Sequencer
@@ -110,8 +111,12 @@ class SequencerScript(Conversation):
                     sequencer.snapshot_applied(now)
             case ReplayAborted(request=request):
                 sequencer.replay_aborted(request, now)
-            case Tick():
+            case Tick(stood=stood):
+                if stood:
+                    sequencer.stood_still(stood, now)
                 sequencer.tick(now)
+            case Unread(request=request):
+                sequencer.unread(request, now)
             case _:
                 raise AssertionError(event)
 

@@ -27,6 +27,7 @@ from tests.core.dsl import (
     replayed,
     snapshot,
     tick,
+    unread,
     up,
 )
 from tests.core.sequencing.script import SequencerScript, deliver, in_sync, lost, new_epoch, synced
@@ -564,6 +565,54 @@ class TestAfterAPause:
         assert script.delivered[-2:] == [script.payload(50), script.payload(51)]
         assert script.stats.lost == 47
         assert script.sequencer.partial
+
+    def asked_for(self, script, seconds, *before):
+        """Each answer begins beyond what was delivered, for so long."""
+        until = script.now + seconds
+        while script.now < until:
+            if asks(script.after(tick(0.5))):
+                script.after(*before, replayed(50))
+
+    def nothing_is_lost(self, script):
+        assert script.after(*map(live, range(3, 60))) == deliver(*range(3, 60))
+        assert script.missing == (0, 0, 0, 0)
+        assert not script.sequencer.partial
+
+    @pytest.mark.parametrize("stood", [14.0, 50.0])
+    def test_what_tcp_holds_back_comes_as_long_after_a_pause_as_that_was(self, stood):
+        script = in_sync(3, probe_interval=1.0)
+        script.after(tick(0.2, stood=stood))
+        self.asked_for(script, stood + 1.0)
+        self.nothing_is_lost(script)
+
+    def test_what_tcp_holds_back_comes_as_long_after_an_outage_as_that_was(self):
+        script = in_sync(3, probe_interval=1.0)
+        (asked,) = script.after(tick(20.0))
+        assert asks([asked])
+        assert script.after(tick(2.0)) == [cancel(), ask(0)]  # the network carried nothing
+        self.asked_for(script, 22.0)
+        self.nothing_is_lost(script)
+
+    def test_live_batches_that_wait_to_be_read_are_not_lost(self):
+        script = in_sync(3, probe_interval=1.0)
+        self.asked_for(script, 100.0, unread())
+        self.nothing_is_lost(script)
+
+    def test_an_answer_that_waits_to_be_read_is_not_late(self):
+        script = SequencerScript(replay_timeout=2.0, replay_total_timeout=10.0)
+        script.after(up(), replayed(0))
+        for _ in range(20):
+            assert script.after(unread(answer=True), tick(1.9)) == []
+        assert script.after(replayed(1), unread(answer=True), tick(1.9)) == deliver(1)
+        assert script.after(tick(0.2))[:2] == [cancel(), synced()]
+        assert script.stats.replay_timeouts == 1
+
+    def test_another_answer_that_waits_to_be_read_says_nothing(self):
+        script = SequencerScript()
+        script.after(up())
+        script.sequencer.unread(script.requests[0] - 1, script.now + 1.9)
+        assert asks(script.after(tick(2.0)))
+        assert script.stats.replay_timeouts == 1
 
     def test_batches_that_come_between_two_probes_are_waited_for_again(self):
         script = in_sync(3, probe_interval=1.0)

@@ -1,4 +1,7 @@
-"""Streams erased from Redis: nothing of them can be read afterwards, and the others are as they were."""
+"""Streams erased from NATS and Redis: nothing of them can be read afterwards, and the others are as they were.
+
+What Kafka deletes is not of one stream alone: ``test_kafka_erase.py``.
+"""
 
 import asyncio
 import json
@@ -7,20 +10,43 @@ import pytest
 from click.testing import CliRunner
 
 from kvbus.cli import main
+from kvbus.log import nats_erase, redis_erase
 from kvbus.log.redis_client import names
-from kvbus.log.redis_erase import erase, look
 from kvbus.outputs.log_output import stream_of
 from tests.log.fleet import KEY, fleet
-from tests.log.kinds import Redis
+from tests.log.kinds import Nats, Redis
 from tests.transport.loops import eventually
 
 OTHER_TOPIC = "meta/Llama-3.1␟pod.b/engine␟0".encode()
 OTHER = stream_of("eu", OTHER_TOPIC, 0).key
 
 
-@pytest.fixture
-def kind(redis):
-    return Redis(redis)
+class ErasedNats(Nats):
+    erase, look = staticmethod(nats_erase.erase), staticmethod(nats_erase.look)
+    away = "cannot use the log at tcp://127.0.0.1:9"
+
+    async def nothing_but_the_end_is_left(self):
+        info = await self.api(f"STREAM.INFO.{self.stream}", subjects_filter=f"{self.stream}.{KEY}")
+        assert info["state"]["subjects"] == {f"{self.stream}.{KEY}": 1}
+
+
+class ErasedRedis(Redis):
+    erase, look = staticmethod(redis_erase.erase), staticmethod(redis_erase.look)
+    away = "ConnectionError"
+
+    async def nothing_but_the_end_is_left(self):
+        records, pointer = names(self.place(""), KEY)
+        async with self.server.client() as client:
+            assert set(await client.hgetall(pointer)) == {"token", "last"}
+            assert 0 < await client.ttl(pointer) <= 86_400
+            assert await client.xlen(records) == 1
+            assert 0 < await client.ttl(records) <= 300
+
+
+@pytest.fixture(params=["nats", "redis"])
+def kind(request):
+    server = request.getfixturevalue(request.param)
+    return {"nats": ErasedNats, "redis": ErasedRedis}[request.param](server)
 
 
 async def test_a_worker_is_erased_its_writer_is_told_and_the_next_one_begins_anew(kind, caplog):
@@ -33,17 +59,12 @@ async def test_a_worker_is_erased_its_writer_is_told_and_the_next_one_begins_ane
         readings = [await log.reading(), await log.reading(key=OTHER)]
         for reading, leaf in zip(readings, (one, other), strict=True):
             await reading.holds(leaf)
-        before = await look(place)
+        before = await kind.look(place)
         assert before.streams[KEY].records == 1
         assert before.streams[KEY].bytes > 50
-        assert await erase(place, before, [KEY], states_too=False) == []
-        records, pointer = names(place, KEY)
-        assert set((await look(place)).streams) == {OTHER}
-        async with kind.server.client() as client:
-            assert set(await client.hgetall(pointer)) == {"token", "last"}
-            assert 0 < await client.ttl(pointer) <= 86_400
-            assert await client.xlen(records) == 1
-            assert 0 < await client.ttl(records) <= 300
+        assert await kind.erase(place, before, [KEY], states_too=False) == []
+        assert set((await kind.look(place)).streams) == {OTHER}
+        await kind.nothing_but_the_end_is_left()
         assert set(await kind.open().pointers()) == {OTHER}
         await readings[0].until(lambda: not readings[0].blocks)
         one.store(1)
@@ -61,7 +82,8 @@ async def test_a_worker_is_erased_its_writer_is_told_and_the_next_one_begins_ane
 
 
 async def test_the_command_lists_asks_and_erases(kind, tmp_path):
-    output = {"type": "redis", "endpoint": f"tcp://{kind.server.address}", **kind.settings()}
+    keys = kind.settings()
+    output = {"type": next(iter(keys)), "endpoint": f"tcp://{kind.server.address}", **keys}
     config = tmp_path / "kvbus.yaml"
     config.write_text(json.dumps({"model": "m", "sources": [{"endpoint": "ipc:///e"}], "outputs": [output]}))
 
@@ -79,8 +101,8 @@ async def test_the_command_lists_asks_and_erases(kind, tmp_path):
             assert (done.exit_code, KEY in done.output, OTHER in done.output) == (code, True, False)
         done = await ran("--worker", "pod.a", "--yes")
         assert (done.exit_code, "nothing of these streams is left" in done.output) == (0, True)
-        assert set((await look(kind.place(kind.server.address))).streams) == {OTHER}
+        assert set((await kind.look(kind.place(kind.server.address))).streams) == {OTHER}
         assert "there is no such stream" in (await ran("--worker", "pod.a", "--yes")).output
     config.write_text(config.read_text().replace(kind.server.address, "127.0.0.1:9"))
     done = await ran("--worker", "pod.b")
-    assert (done.exit_code, "ConnectionError" in done.output) == (69, True)
+    assert (done.exit_code, kind.away in done.output) == (69, True)

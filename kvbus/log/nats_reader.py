@@ -1,0 +1,187 @@
+"""Reading a log in NATS JetStream: messages pulled by a consumer that acknowledges nothing, and the records in them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+from uuid import uuid4
+
+import msgspec
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+
+from kvbus.log.contract import START, Entry, UnavailableError
+from kvbus.log.nats_client import Link
+from kvbus.log.place import NatsPlace
+from kvbus.log.refusals import REQUEST
+
+SHIFT: Final = 10
+"""Bits of a position behind the message's sequence: which of its records it is."""
+
+MOST: Final = 64
+"""Messages asked for at once."""
+
+IDLE: Final = 60
+"""Seconds for which the server keeps the place of a reader that asks for nothing."""
+
+_records: Final = msgspec.msgpack.Decoder(list[bytes])
+
+
+def records_of(data: bytes) -> list[bytes]:
+    """The records of a message; one that fences has none.
+
+    Raises:
+        msgspec.MsgspecError: it is no message of a log.
+    """
+    return _records.decode(data) if data else []
+
+
+class Pulled:
+    """The messages of a stream from a sequence on, or the newest of each subject, asked for as they are wanted.
+
+    Args:
+        link: the connection.
+        stream: its name.
+        start: the first sequence; None: the newest message of each subject.
+    """
+
+    def __init__(self, link: Link, stream: str, start: int | None) -> None:
+        self._link = link
+        self._stream = stream
+        self.next = start
+        """The sequence that comes next, as far as is known."""
+        self.anew = False
+        """The stream is another one than before: what it has is new, and its sequences begin at 1."""
+        self._created = ""
+        """When the stream was."""
+        self._inbox: Subscription | None = None
+        self._client: Any = None
+        self._name = ""
+        self._taken = 0
+        """Messages of this consumer."""
+        self._asked = 0
+        """Messages that may still come of what was asked for."""
+
+    async def _begin(self) -> tuple[Any, Subscription]:
+        client = await self._link.client()
+        if self._inbox is not None and client is self._client:
+            return client, self._inbox
+        info = await self._link.api(f"STREAM.INFO.{self._stream}")
+        policy: dict[str, Any] = {"deliver_policy": "last_per_subject"}
+        if self.next is not None:
+            if self._created not in {"", info["created"]}:
+                self.next, self.anew = 1, True
+            start = min(max(1, self.next), info["state"]["last_seq"] + 1)  # the server may have lost its newest ones
+            policy = {"deliver_policy": "by_start_sequence", "opt_start_seq": start}
+        self._created = info["created"]
+        self._name = uuid4().hex
+        config = {
+            **policy,
+            "name": self._name,
+            "ack_policy": "none",
+            "filter_subject": f"{self._stream}.>",
+            "inactive_threshold": IDLE * 10**9,
+            "mem_storage": True,
+        }
+        subject = f"CONSUMER.CREATE.{self._stream}.{self._name}.{self._stream}.>"
+        await self._link.api(subject, stream_name=self._stream, config=config)
+        inbox: Subscription = await client.subscribe(client.new_inbox())
+        self._inbox, self._client, self._taken, self._asked = inbox, client, 0, 0
+        return client, inbox
+
+    async def take(self, seconds: float) -> list[tuple[int, Msg]]:
+        """Sequences and messages; none where none has come for so long.
+
+        Raises:
+            UnavailableError: nothing was taken.
+        """
+        try:
+            client, inbox = await self._begin()
+            if not self._asked:
+                wanted = msgspec.json.encode({"batch": MOST, "expires": IDLE * 10**9 // 2})
+                subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self._name}"
+                await client.publish(subject, wanted, reply=inbox.subject)
+                self._asked = MOST
+            found: list[tuple[int, Msg]] = []
+            async with self._link.said(seconds + REQUEST):
+                with contextlib.suppress(TimeoutError):
+                    while not found or inbox.pending_msgs:
+                        message = await inbox.next_msg(seconds)
+                        if message.headers and "Status" in message.headers:
+                            self._judge(message.headers["Status"])
+                            continue
+                        found.append((self._count(message), message))
+        except UnavailableError:
+            self._inbox = None
+            raise
+        if found and self.next is not None:
+            self.next = found[-1][0] + 1
+        return found
+
+    def _judge(self, status: str) -> None:
+        self._asked = 0
+        if status != "408":  # of which nothing more comes; any other one says that there is nobody to ask
+            raise UnavailableError(f"the consumer has gone ({status})")
+
+    def _count(self, message: Msg) -> int:
+        self._taken += 1
+        self._asked -= 1
+        if message.metadata.sequence.consumer != self._taken:
+            raise UnavailableError("messages were lost on their way")
+        sequence: int = message.metadata.sequence.stream
+        return sequence
+
+    async def level(self) -> bool:
+        """Whether everything was taken that the stream has."""
+        await self._begin()
+        info = await self._link.api(f"CONSUMER.INFO.{self._stream}.{self._name}")
+        delivered: int = info["delivered"]["consumer_seq"]
+        return not info["num_pending"] and delivered == self._taken
+
+
+class NatsReader:
+    """See :class:`~kvbus.log.contract.Reader`."""
+
+    def __init__(self, place: NatsPlace, starts: Mapping[str, int]) -> None:
+        self._place = place
+        self._starts = starts
+        self._link = Link(place)
+        self._end = self._level = START
+        self._prefix = f"{place.keys.stream}."
+        self.pulled = Pulled(self._link, place.keys.stream, min(starts.values(), default=START) >> SHIFT)
+
+    async def take(self, seconds: float) -> list[Entry]:
+        """Take what was asked for, and ask again."""
+        messages = await self.pulled.take(seconds)
+        if self.pulled.anew:
+            self._starts, self._level, self.pulled.anew = dict.fromkeys(self._starts, START), START, False
+        return [entry for at, message in messages for entry in self._of(at, message)]
+
+    def _of(self, sequence: int, message: Msg) -> Iterator[Entry]:
+        key = message.subject.removeprefix(self._prefix)
+        if key not in self._starts:
+            return
+        with contextlib.suppress(msgspec.MsgspecError):
+            for number, data in enumerate(records_of(message.data)):
+                position = (sequence << SHIFT) + number
+                if position >= self._starts[key]:
+                    yield Entry(key, position, data)
+
+    async def ends(self) -> dict[str, int]:
+        """Behind the stream's newest message."""
+        info = await self._link.api(f"STREAM.INFO.{self._place.keys.stream}")
+        self._end = (info["state"]["last_seq"] + 1) << SHIFT
+        return dict.fromkeys(self._starts, self._end)
+
+    async def reached(self, key: str) -> int:
+        """Where the consumer is, or the end if nothing is left before it."""
+        del key
+        at = max((self.pulled.next or 0) << SHIFT, self._level)
+        if at < self._end and await self.pulled.level():
+            self._level = at = self._end
+        return at
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await self._link.close()

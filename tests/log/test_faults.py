@@ -1,0 +1,123 @@
+"""What servers of NATS and Redis can do to streams: full, slow, without their data; each is counted and made good."""
+
+import asyncio
+import signal
+
+import pytest
+
+from kvbus.log.contract import START
+from kvbus.log.nats import NatsLog
+from kvbus.log.redis import RedisLog
+from tests.log.cutting import Cutting
+from tests.log.fleet import KEY, fleet, taken
+from tests.log.kinds import Nats, Redis, insist
+from tests.transport.loops import eventually
+
+
+class FillingNats(Nats):
+    opened, full = NatsLog, "stream_full"
+
+    async def room(self, *, left: bool) -> None:
+        """The stream takes 2,000 bytes, and nothing new above that; or as much as comes."""
+        config = {"name": self.stream, "subjects": [f"{self.stream}.>"], "discard": "new"}
+        await self.api(f"STREAM.UPDATE.{self.stream}", max_bytes=-1 if left else 2000, **config)
+
+
+class FillingRedis(Redis):
+    opened, full = RedisLog, "memory_full"
+
+    async def room(self, *, left: bool) -> None:
+        """The server has memory as it likes, or none."""
+        async with self.server.client() as client:
+            await client.config_set("maxmemory", "0" if left else "1")
+
+
+@pytest.fixture(params=["nats", "redis"])
+def kind(request):
+    server = request.getfixturevalue(request.param)
+    return {"nats": FillingNats, "redis": FillingRedis}[request.param](server)
+
+
+async def test_a_full_one_is_named_counted_and_has_everything_once_there_is_room(kind):
+    async with fleet(kind) as log:
+        leaf = log.leaf(queue_batches=5)
+        leaf.store(10)
+        await leaf.written()
+        reading = await log.reading()
+        await reading.holds(leaf)
+        await kind.room(left=False)
+        try:
+
+            def full():
+                leaf.store(3, gone=2)
+                return leaf.stats.refused[kind.full] and leaf.stats.dropped_batches["log_unavailable"]
+
+            await eventually(full, "the server to refuse")
+            assert leaf.stats.queue_depth <= 5
+        finally:
+            await kind.room(left=True)
+        await eventually(lambda: leaf.stats.states_sent["lost"], "a state behind what is missing")
+        await reading.holds(leaf)
+        assert reading.follower.counts["lost"] == 0
+
+
+async def test_one_that_stands_still_holds_nobody_up(kind):
+    async with fleet(kind) as log:
+        leaf = log.leaf(queue_batches=5)
+        leaf.store(10)
+        await leaf.written()
+        reading = await log.reading()
+        kind.server.signal(signal.SIGSTOP)
+        try:
+            for _ in range(20):
+                leaf.store(3, gone=2)
+                await asyncio.sleep(0)
+            assert leaf.stats.queue_depth <= 5
+            assert leaf.stats.dropped_batches["queue_full"] >= 15
+        finally:
+            kind.server.signal(signal.SIGCONT)
+        await eventually(lambda: leaf.stats.states_sent["lost"], "a state behind what is missing")
+        await reading.holds(leaf)
+
+
+@pytest.mark.parametrize("more", [0, 40], ids=["less than was read", "more than was read"])
+async def test_one_that_begins_again_without_its_data_gets_the_state_in_a_later_epoch(kind, more):
+    async with fleet(kind) as log:
+        leaf = log.leaf(queue_batches=20)
+        for _ in range(30):
+            leaf.store(3)
+            await leaf.written()
+        reading = await log.reading()
+        await reading.holds(leaf)
+        kind.server.kill()
+        kind.server.lose()
+        await asyncio.to_thread(kind.server.start)
+        await kind.make()
+        leaf.store(5)
+        await eventually(lambda: leaf.stats.refused["data_lost"], "the writer to notice")
+        await eventually(lambda: leaf.stats.states_sent["lost"], "the state in the log before anybody reads again")
+        for _ in range(more):
+            leaf.store(1)
+            await leaf.written()
+        await reading.holds(leaf)
+        assert reading.follower.epoch == 2
+        assert reading.follower.counts["lost"] == 0
+        await (await log.reading()).holds(leaf)
+
+
+async def test_an_append_of_which_nothing_was_heard_is_in_the_log_once(kind):
+    await kind.make()
+    async with Cutting(kind.server.port).running() as between:
+        writer = await insist(lambda: kind.opened(kind.place(between.address)).claim(KEY))
+        first = await writer.append([b"a"])
+        between.cut = True
+        second = await writer.append([b"b", b"c"])
+        assert between.cuts == 1
+        between.cut = True
+        third = await writer.append([b"d"])
+        await writer.close()
+    reader = await kind.open().read({KEY: START})
+    entries = await taken(reader, 4)
+    await reader.close()
+    assert [entry.data for entry in entries] == [b"a", b"b", b"c", b"d"]
+    assert [entries[n].position for n in (0, 2, 3)] == [first, second, third]
