@@ -25,6 +25,7 @@ def made(kind, frames):
     """An event of this kind, of source or output 0."""
     values = {
         int: 0,
+        int | None: 0,
         str: "nothing listens",
         float: 0.0,
         bool: False,
