@@ -33,20 +33,22 @@ class Relayed:
         self.slot: int | None = None
         self.over = False
         self.follower = Follower()
-        self._began = pointer
 
     def begin_again(self) -> None:
         """Read from the newest state on, as somebody who knows nothing."""
         before, self.follower = self.follower, Follower()
         self.follower.heard = before.heard
         self.follower.counts = before.counts
-        self._began, self.position, self.over = self.pointer, self.pointer.position, False
+        self.position, self.over = self.pointer.position, False
 
     @property
     def misses_state(self) -> bool:
-        """Records come that say nothing without a state, and there is one in the log that was not read."""
-        began, newest = self._began, self.pointer
-        return self.follower.stranded and newest.seq >= 0 and (newest.epoch, newest.seq) > (began.epoch, began.seq)
+        """Records come that say nothing without a state, and there is a newer one in the log.
+
+        One that is behind cannot say what was missing since, and its numbers were told already.
+        """
+        newest, follower = self.pointer, self.follower
+        return follower.stranded and newest.seq >= 0 and (newest.epoch, newest.seq) >= (follower.epoch, follower.seq)
 
     def take(self, data: bytes, position: int, now: float) -> RecordReceived | None:
         """Take the next record; return what the relay has to know of it, if anything."""
