@@ -255,8 +255,9 @@ class Appender:
         self._due.begin(now())
         while True:
             self._wake.clear()
-            await self._look(writer)
-            self._ask()
+            if self._shown:
+                await self._look(writer)
+                self._ask()
             if self._queue:
                 item = self._queue[0]
                 if isinstance(item, _State):

@@ -73,7 +73,7 @@ async def test_under_churn_states_take_what_the_batches_take_and_one_state_and_w
             churning.step()
             if step % 4 == 0:
                 await leaf.written()
-        await leaf.written()
+        await leaf.close(linger=20.0)
         newest = (await insist(log.kind.open().pointers))[KEY]
         whole, behind = await everything(log, START), await everything(log, newest.position)
         sizes = Counter(record.kind for record, _ in whole)
