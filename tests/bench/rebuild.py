@@ -2,11 +2,11 @@
 
 ``python -m tests.bench.rebuild kafka --streams 10 --streams 1000``. The log is a server of its own, started for this; each
 stream has a state and batches behind it, of as many bytes again, from a simulated engine whose cache is full. The reader
-is what an aggregator has: pointers, one reader of the log, a follower a stream, the relay's index.
+begins at the pointers and has one reader of the log; each stream has a follower and a :class:`~kvbus.client.BlockView`.
 
 ``network`` is waiting for the log, ``client`` the CPU of its Python client, ``decode`` checksums, unpacking, numbers and
-batches, ``apply`` the rest of :meth:`Relay.handle`. At the end each index holds what the engine holds. Then the same by
-``kvbus run`` as a process, up to a router that holds every block of every stream.
+batches, ``apply`` the views. At the end each holds what the engine holds. Then the same by ``kvbus run`` as a process, up
+to a router that holds every block of every stream (``kvbus``).
 """
 
 from __future__ import annotations
@@ -25,19 +25,21 @@ from typing import Any, Final
 import click
 import msgspec
 
+from kvbus.client.view import BlockView
 from kvbus.core.commands import Publish, SendState
-from kvbus.core.events import BatchReceived, RecordReceived, SourceUp, Subscribed
+from kvbus.core.events import BatchReceived, SourceUp, Subscribed
 from kvbus.core.normalizing.rules import Rules
 from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source_spec import SourceSpec
+from kvbus.core.types import Reason
 from kvbus.core.wire import codec
 from kvbus.core.wire.profiles import PROFILES
 from kvbus.daemon.serve import rest_collector
 from kvbus.log.contract import Pointer
+from kvbus.log.follower import Follower
 from kvbus.log.record import SCHEMA, Kind, Record, Stream, divided, write
-from kvbus.log.relayed import Relayed
 from kvbus.sim.dialects import DIALECTS
 from kvbus.sim.engine import EngineOptions, SimEngine
 from kvbus.sim.workload import synthetic
@@ -88,9 +90,9 @@ class Content:
         state = _state(relay)
         self.records = [(Kind.STATE if at else Kind.CLEAR, piece) for at, piece in enumerate(state)]
         left = sum(map(len, state))
-        for payload in batches:
-            self.records.append((Kind.BATCH, payload))
-            left -= len(payload)
+        for parts in batches:
+            self.records += [(Kind.BATCH, part) for part in parts]
+            left -= sum(map(len, parts))
             if left <= 0:
                 break
         self.live = {entry["hash"] for entry in engine.truth()}
@@ -104,13 +106,17 @@ class Content:
         ]
 
 
-def _published(relay: Relay, engine: SimEngine) -> Iterator[bytes]:
+def _published(relay: Relay, engine: SimEngine) -> Iterator[list[bytes]]:
     relay.handle(SourceUp(0), 0.0)
     seq = 0
     while (data := engine.step(0.0)) is not None:
-        for command in relay.handle(BatchReceived(0, [b"", seq.to_bytes(8, "big"), data]), 0.0):
-            if isinstance(command, Publish) and command.events:
-                yield from divided(command.payload, command.events)
+        commands = relay.handle(BatchReceived(0, [b"", seq.to_bytes(8, "big"), data]), 0.0)
+        yield [
+            part
+            for each in commands
+            if isinstance(each, Publish) and each.events
+            for part in divided(each.payload, each.events)
+        ]
         seq += 1
 
 
@@ -154,13 +160,10 @@ async def rebuilt(kind: Any, content: Content, count: int) -> Times:
     pointers = await log.pointers()
     times.pointers = clock() - began
     assert len(pointers) == count
-    relayed = {key: Relayed(key, pointer) for key, pointer in pointers.items()}
-    specs = [SourceSpec(key, 0, Settings(replay=False), Rules(clears="all"), numbered=True) for key in relayed]
-    relay = Relay(specs, [])
-    for slot, each in enumerate(relayed.values()):
-        each.slot = slot
-    reader = await log.read({key: each.position for key, each in relayed.items()})
-    left, payloads = count * len(content.records), []
+    followers = {key: Follower() for key in pointers}
+    views = {key: BlockView() for key in pointers}
+    reader = await log.read({key: pointer.position for key, pointer in pointers.items()})
+    left = count * len(content.records)
     while left:
         at, cpu = clock(), time.process_time()
         entries = await reader.take(0.1)
@@ -170,28 +173,39 @@ async def rebuilt(kind: Any, content: Content, count: int) -> Times:
         for entry in entries:
             times.taken_mb += len(entry.data) / 1e6
             at = clock()
-            event = relayed[entry.key].take(entry.data, entry.position, 0.0)
+            record = followers[entry.key].take(entry.data, 0.0)
+            assert record is not None
+            batch = codec.decode(record.payload, 1 << 20)
             then = clock()
             times.decode += then - at
-            assert isinstance(event, RecordReceived)
-            relay.handle(event, 0.0)
+            assert not isinstance(batch, Reason)
+            views[entry.key].apply_batch(batch)
             times.apply += clock() - then
-            payloads.append(event.payload)
-            left -= 1
+        left -= len(entries)
     times.whole = clock() - began
     await reader.close()
     await log.close()
-    at = clock()
-    for payload in payloads:
-        codec.decode(payload, 1 << 20, relay.sources[0].normalizer.form)
-    of_batches = clock() - at
-    times.decode += of_batches
-    times.apply -= of_batches
-    for source, each in zip(relay.sources, relayed.values(), strict=True):
-        assert not each.follower.counts, each.follower.counts
-        assert {*source.normalizer.index.names()} == content.live
-        times.blocks += len(content.live)
+    for key, view in views.items():
+        assert not followers[key].counts, followers[key].counts
+        assert {block.hash for block in view} == content.live
+        times.blocks += len(view)
     return times
+
+
+class Router(TopicRouter):
+    """It needs no tokens."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.built: dict[bytes, BlockView] = {}
+        super().__init__(endpoint)
+
+    def _take(self, topic: bytes, seq: int, payload: bytes) -> None:
+        if seq < self.next.get(topic, 0):
+            self.violations.append(f"{topic!r}: {seq} after {self.next[topic] - 1}")
+        self.next[topic] = seq + 1
+        batch = codec.decode(payload, 1 << 20)
+        assert not isinstance(batch, Reason)
+        self.built.setdefault(topic, BlockView()).apply_batch(batch)
 
 
 def served(kind: Any, content: Content, count: int, directory: Path) -> float:
@@ -207,13 +221,13 @@ def served(kind: Any, content: Content, count: int, directory: Path) -> float:
     config = directory / "kvbus.yaml"
     config.write_bytes(msgspec.json.encode(settings))
     command = ["timeout", "--signal=KILL", str(MOST), sys.executable, "-m", "kvbus", "run", "-c", str(config)]
-    router = TopicRouter(endpoint)
+    router = Router(endpoint)
     began = time.perf_counter()
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
         try:
             while True:
                 router.read()
-                if len(router.views) == count and all(len(v.blocks) == len(content.live) for v in router.views.values()):
+                if len(router.built) == count and all(len(view) == len(content.live) for view in router.built.values()):
                     break
                 assert process.poll() is None, "kvbus ended by itself"
                 assert time.perf_counter() - began < MOST, "the router does not get everything"
@@ -221,7 +235,7 @@ def served(kind: Any, content: Content, count: int, directory: Path) -> float:
             took = time.perf_counter() - began
         finally:
             process.terminate()
-    assert all({block for *_, block in view.blocks} == content.live for view in router.views.values())
+    assert all({block.hash for block in view} == content.live for view in router.built.values())
     assert router.violations == []
     router.close()
     return took
