@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from typing import Protocol
 
 import pytest
 
@@ -30,10 +31,14 @@ MANY = 16
 TOPIC = b"kv@pod.a.engine.3@m"
 
 
+class Served(Protocol):
+    endpoint: str
+
+
 class Moving(TopicRouter):
     """It keeps its numbers when it goes to another aggregator, and drops what it has had."""
 
-    def go_to(self, aggregator: Aggregator) -> None:
+    def go_to(self, aggregator: Served) -> None:
         self.disconnect()
         self._endpoint = aggregator.endpoint
         self.connect()

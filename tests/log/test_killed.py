@@ -123,10 +123,10 @@ async def test_routers_are_exact_afterwards_and_each_number_has_one_content(kind
                 await eventually(lambda fresh=fresh: len(fresh.held) == STREAMS, "the one that came back")
             over.set()
             await loading
-            for each in (router, waiting, fresh):
-                await eventually(lambda each=each: exact(each), "the engines' blocks")
-                assert each.violations == []
-                assert {seq >> EPOCH_BITS for seq in each.next.values()} == {1}
+            for one in (router, waiting, fresh):
+                await eventually(lambda one=one: exact(one), "the engines' blocks")
+                assert one.violations == []
+                assert {seq >> EPOCH_BITS for seq in one.next.values()} == {1}
         assert not any(sum(leaf.stats.dropped_batches.values()) for leaf in leaves.values())
 
 
