@@ -357,7 +357,7 @@ class Appender:
         self._coming = any(isinstance(each, _State) for each in self._queue)
         self._stats.states_sent[item.reason or ("trimmed" if self._due.trimmed else "refreshed")] += 1
         self._stats.state_bytes += size
-        self._due.wrote_state(size, position, asyncio.get_running_loop().time(), missing=bool(item.reason))
+        self._due.wrote_state(size, position, asyncio.get_running_loop().time())
 
     async def _append(self, writer: Writer, records: list[bytes]) -> int:
         position = await writer.append(records)

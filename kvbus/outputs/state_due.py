@@ -1,8 +1,8 @@
 """When a log gets a stream's state again, though nothing is missing. Pure.
 
 For readers that begin, so that they read little: as soon as the batches behind the newest state have as many bytes as
-it has. What such states take is paid for by batches, byte for byte, and what one takes beyond that is owed by the next:
-at any moment they have at most the bytes of all batches and of one state, so twice the batches' bytes are written.
+it has. So the batches behind a state pay for it, byte for byte, before there is another one: at any moment such states
+have at most the bytes of all batches and of the newest state, and twice the batches' bytes are written.
 
 For retention: after a fixed time, and where the log has let go of the newest state already. That a log keeps none of
 what it is given shall not make it all that is written, so each such state doubles the time to the next look.
@@ -31,9 +31,7 @@ class StateDue:
 
     def __init__(self, every: float) -> None:
         self._every = every
-        self._paid = 0
-        """Bytes of batches that no state has used up; below 0 where the newest state took more."""
-        self._state_bytes = 0
+        self._tail_bytes = self._state_bytes = 0
         self._state_at = self._look_at = 0.0
         self._pause = LEASE
         self.position: int | None = None
@@ -46,12 +44,11 @@ class StateDue:
 
     def wrote_batches(self, size: int) -> None:
         """Records of batches were appended, of so many bytes."""
-        self._paid += size
+        self._tail_bytes += size
 
-    def wrote_state(self, size: int, position: int, now: float, *, missing: bool) -> None:
-        """A state was appended. One that was missing, or for retention, is paid for by nobody; what is owed stays."""
-        self._paid = min(0, self._paid if missing or not self._earned else self._paid - size)
-        self._state_bytes, self.position = size, position
+    def wrote_state(self, size: int, position: int, now: float) -> None:
+        """A state was appended, of so many bytes, for whatever reason."""
+        self._tail_bytes, self._state_bytes, self.position = 0, size, position
         self._state_at = now
         self._pause = min(2 * self._pause, max(LEASE, self._every)) if self.trimmed else self._pause
         self._look_at = now + self._pause
@@ -59,11 +56,8 @@ class StateDue:
 
     def due(self, now: float) -> bool:
         """Whether the state is due."""
-        return self._earned or self.trimmed or now - self._state_at >= self._every
-
-    @property
-    def _earned(self) -> bool:
-        return self._paid >= max(self._state_bytes, LEAST_TAIL)
+        paid = self._tail_bytes >= max(self._state_bytes, LEAST_TAIL)
+        return paid or self.trimmed or now - self._state_at >= self._every
 
     def looks(self, now: float) -> bool:
         """Whether it is time to see if the log has the newest state still."""
