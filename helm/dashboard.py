@@ -342,6 +342,7 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
             "Bps",
             "Payload, to each router.",
             (rate("kvbus_output_bytes_total", OUTPUT, PER_OUTPUT), OF_OUTPUT),
+            (rate("kvbus_output_state_bytes_total", OUTPUT, PER_OUTPUT), f"{OF_OUTPUT} states in a log"),
         ),
         graph(
             "Routers",

@@ -41,6 +41,8 @@ class OutputStats(msgspec.Struct):
     publishers_accepted: int = 0
     states_sent: Counter[str] = msgspec.field(default_factory=Counter)
     """By reason: subscribed, lost. One for each router."""
+    state_bytes: int = 0
+    """Bytes of the states that were appended to a log, as they stand there."""
     queue_depth: int = 0
     queue_limit: int = 0
     router_queue_limit: int = 0

@@ -93,6 +93,8 @@ class LogStreams:
         self._clock = asyncio.get_running_loop().time
         self._level_at = self._clock()
         """What the log had then was read."""
+        self._shown_at = self._level_at
+        """When the set of engines was last told."""
         self._ends: tuple[float, dict[str, int]] | None = None
         """Where the log ended at some time, by the streams that were not yet read so far."""
 
@@ -158,9 +160,10 @@ class LogStreams:
                     self._expire()
                 self._reach(reached=True)
                 engines = tuple(self._engine(each) for each in self._relayed.values() if self._alive(each))
-                if engines != shown and (engines or reader is None or await self._level(reader)):
+                if engines != shown and (reader is None or await self._level(reader) or (engines and self._waited())):
                     shown = engines
                     yield engines
+                    self._shown_at = self._clock()
         except UnavailableError as error:
             self._reach(reached=False)
             raise DiscoveryError(f"{self._where}: {error}") from error
@@ -235,10 +238,19 @@ class LogStreams:
         for place in list(self._slots.values())[:1]:
             place.drained()
 
+    def _waited(self) -> bool:
+        """Whether new engines are told before all was read: what they said is read again.
+
+        So in the time that reading takes it is done a few times, and not for each engine.
+        """
+        return self._clock() - self._shown_at >= max(LOOK, self.lag / 2)
+
     async def _level(self, reader: Reader) -> bool:
         """Whether all was read that the log has: only then nobody is there."""
-        ends = await reader.ends()
-        return all([await reader.reached(name) >= end for name, end in ends.items()])
+        for name, end in (await reader.ends()).items():
+            if await reader.reached(name) < end:
+                return False
+        return True
 
     async def _measure(self, reader: Reader) -> None:
         """See how far reading is: what the log has now has to be read some time."""

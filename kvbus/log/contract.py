@@ -82,6 +82,13 @@ class Writer(Protocol):
             UnavailableError: the pointer may stand, or the one before.
         """
 
+    async def keeps(self, position: int) -> bool:
+        """Whether retention has left what was appended from this position on.
+
+        Raises:
+            UnavailableError: nobody knows; the turn goes on.
+        """
+
     async def close(self) -> None:
         """Stop writing. Nothing is withdrawn."""
 

@@ -11,7 +11,7 @@ from collections import Counter
 from enum import Enum
 from typing import Final, NamedTuple
 
-from kvbus.log.record import Kind, Record, read
+from kvbus.log.record import DamagedError, Kind, Record, read
 
 LEASE: Final = 5.0
 """Seconds between two leases of a writer."""
@@ -62,10 +62,10 @@ class Follower:
         epoch: of the newest record that counts; 0 before the first one.
         seq: of the record that comes next.
         holds: what the reader holds now.
-        counts: records that were not given, by reason: ``double``, ``old_epoch``, ``malformed``, ``known`` (of a state
-            that the reader has already), ``unusable`` (behind a hole, up to the next state) and ``late`` (of an epoch
-            that was given up). And ``lost``, the records in holes, ``expired``, the leases, and ``erased``, the times
-            that a stream began at epoch 1 again.
+        counts: records that were not given, by reason: ``double``, ``old_epoch``, ``malformed``, ``damaged`` (another
+            checksum), ``known`` (of a state that the reader has already), ``unusable`` (behind a hole, up to the next
+            state) and ``late`` (of an epoch that was given up). And ``lost``, the records in holes, ``expired``, the
+            leases, and ``erased``, the times that a stream began at epoch 1 again.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class Follower:
         self._known_state = False
         """The state that comes is one that the reader has."""
         self._unusable = False
-        """A record came that says nothing to this reader."""
+        """Records came, or are missing, that say nothing to this reader since its newest state."""
         self._given_up = False
         """Nothing more of this epoch counts."""
         self.heard = 0.0
@@ -103,8 +103,8 @@ class Follower:
         """
         try:
             record = read(data)
-        except ValueError:
-            self.counts["malformed"] += 1
+        except ValueError as error:
+            self.counts["damaged" if isinstance(error, DamagedError) else "malformed"] += 1
             return None
         if record.epoch < self.epoch:
             if now - self.heard < LEASE_TTL:
@@ -147,6 +147,7 @@ class Follower:
             self.seq = seq
             self._known_state = False
             self.holds = Holds.NOTHING
+            self._unusable = True
 
     def _given(self, record: Record) -> str | None:
         """Why a record is not given."""
@@ -157,6 +158,7 @@ class Follower:
             self._known_state = self.holds is Holds.ALL and not record.resync
             if not self._known_state:
                 self.holds = Holds.PART if record.more else Holds.ALL
+                self._unusable = False
                 return None
         if self._known_state and record.kind is not Kind.BATCH:
             self._known_state = record.more

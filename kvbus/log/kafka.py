@@ -15,8 +15,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition, errors
 from aiokafka.partitioner import murmur2
+from aiokafka.protocol.offset import OffsetRequest
 
 from kvbus.log.contract import Entry, FencedError, Pointer, UnavailableError, next_turn, read_pointer, write_pointer
 from kvbus.log.kafka_errors import insisted, said
@@ -33,6 +34,9 @@ COMMIT: Final = 5.0
 
 TRANSACTION: Final = 60.0
 """Seconds after which the broker ends a transaction by itself, and fences who had it."""
+
+EARLIEST: Final = -2
+"""A time before that of every record."""
 
 STOP: Final = 2.0
 """Seconds that a client has to commit, and to close its connections."""
@@ -105,6 +109,18 @@ class KafkaWriter:
     async def point(self, pointer: Pointer) -> None:
         """Put the pointer."""
         await self._send(self._place.pointers, [write_pointer(pointer)])
+
+    async def keeps(self, position: int) -> bool:
+        """Ask the leader of the partition for its first offset."""
+        client, topic = self._producer.client, self._place.topic
+        async with said(self._place):
+            partition = partition_of(self._key.decode(), len(client.cluster.partitions_for_topic(topic)))
+            leader = client.cluster.leader_for_partition(TopicPartition(topic, partition))
+            answer = await client.send(leader, OffsetRequest(-1, 0, [(topic, [(partition, EARLIEST)])]))
+            ((_, ((_, code, *_, first),)),) = answer.topics
+            if code:
+                raise errors.for_code(code)(topic)
+        return bool(first <= position)
 
     async def withdraw(self) -> None:
         """Put a tombstone in place of the pointer: the next writer begins at epoch 1."""

@@ -94,6 +94,11 @@ class NatsWriter:
         """Put the pointer."""
         self._pointer = await self._own(self._place.pointers, write_pointer(pointer), self._pointer)
 
+    async def keeps(self, position: int) -> bool:
+        """Ask for the stream's first sequence: what is limited is the whole stream."""
+        info = await self._link.api(f"STREAM.INFO.{self._place.keys.stream}")
+        return bool(info["state"]["first_seq"] <= position >> SHIFT)
+
     async def withdraw(self) -> None:
         """Put nothing in place of the pointer: the next writer begins at epoch 1."""
         self._pointer = await self._own(self._place.pointers, b"", self._pointer)

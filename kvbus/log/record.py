@@ -8,6 +8,7 @@ child.
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from typing import Annotated, Any, Final, NamedTuple
@@ -23,6 +24,12 @@ SCHEMA: Final = 1
 MAX_EVENTS: Final = 128
 MAX_BYTES: Final = 512 * 1024
 """Of a record's payload. A single block may be larger; it cannot be divided."""
+
+LEAST_PACKED: Final = 256
+"""Bytes of a state's payload from which on it is packed: below, names of fields do not repeat."""
+
+LEVEL: Final = 1
+"""Of zlib. A higher one takes up to twice the time, and makes hashes no smaller."""
 
 PREFIX: Final = "kvbus.v1"
 EMPTY: Final = "%"
@@ -60,6 +67,7 @@ class Record(msgspec.Struct, array_like=True, frozen=True, gc=False):
         more: of a CLEAR or STATE: the state goes on with the next record.
         resync: of a CLEAR: records are missing before it, so that every reader has to begin anew. Without it, who has
             all records before it has this state already, and may leave it out.
+        packed: the payload is in zlib's format; :func:`read` has unpacked it.
     """
 
     schema: int
@@ -71,6 +79,11 @@ class Record(msgspec.Struct, array_like=True, frozen=True, gc=False):
     block_size: Number = 0
     more: bool = False
     resync: bool = False
+    packed: bool = False
+
+
+class DamagedError(ValueError):
+    """A record is not what was written."""
 
 
 class Stream(NamedTuple):
@@ -122,23 +135,54 @@ _decoder: Final = msgspec.msgpack.Decoder(Record)
 
 
 def write(record: Record) -> bytes:
-    """A record as it stands in the log."""
-    return _encoder.encode(record)
+    """A record as it stands in the log.
+
+    A state's payload is packed where that makes it smaller. The last element is the CRC-32 of all bytes before it, so
+    that fields which a later version has are covered, too.
+    """
+    if record.kind in (Kind.CLEAR, Kind.STATE) and LEAST_PACKED <= len(record.payload) <= MAX_BYTES:
+        packed = zlib.compress(record.payload, LEVEL)
+        if len(packed) < len(record.payload):
+            record = msgspec.structs.replace(record, payload=packed, packed=True)
+    data = bytearray()
+    _encoder.encode_into(record, data)
+    data[0] += 1  # the array has an element more
+    return bytes(data + CHECK + zlib.crc32(data).to_bytes(4, "big"))
+
+
+CHECK: Final = b"\xce"
+"""What is before the last four bytes of a record: msgpack's sign for a number of 32 bits."""
 
 
 def read(data: bytes) -> Record:
     """A record of the log.
 
     Raises:
+        DamagedError: its checksum is another one.
         ValueError: it is none, or of another schema.
     """
+    if data[-5:-4] != CHECK:
+        raise ValueError("no record: it ends without a checksum")
+    if zlib.crc32(memoryview(data)[:-5]) != int.from_bytes(data[-4:], "big"):
+        raise DamagedError("a record whose checksum is not that of its content")
     try:
         record = _decoder.decode(data)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise ValueError(f"no record: {error}") from None
     if record.schema != SCHEMA:
         raise ValueError(f"a record of schema {record.schema}, and this version reads {SCHEMA}")
-    return record
+    return msgspec.structs.replace(record, payload=_unpacked(record.payload), packed=False) if record.packed else record
+
+
+def _unpacked(payload: bytes) -> bytes:
+    unpacking = zlib.decompressobj()
+    try:
+        whole = unpacking.decompress(payload, MAX_BYTES)
+    except zlib.error as error:
+        raise ValueError(f"no record: {error}") from None
+    if not unpacking.eof or unpacking.unused_data:
+        raise ValueError(f"no record: its payload is no whole one of at most {MAX_BYTES} bytes")
+    return whole
 
 
 class _Batch(msgspec.Struct, array_like=True):

@@ -102,6 +102,10 @@ return 0
 """A token. The newest record stays, for readers to see, and its position: those of the next writer are above."""
 
 
+KEEPS: Final = "return #redis.call('XRANGE', KEYS[1], ARGV[2], ARGV[2])"
+"""A token, and the id of a record. Returns how many there are of it."""
+
+
 def _judged(found: int) -> int:
     if found == FENCED:
         raise FencedError("another writer has the stream")
@@ -140,6 +144,10 @@ class RedisWriter:
     async def point(self, pointer: Pointer) -> None:
         """Put the pointer, and let go of what has been kept long enough before it."""
         await self._changed(POINT, pointer.epoch, pointer.seq, pointer.position, self._retention)
+
+    async def keeps(self, position: int) -> bool:
+        """Look for the record there, which goes before any behind it."""
+        return bool(await self._run(KEEPS, f"{position}-0"))
 
     async def withdraw(self) -> None:
         """Delete the pointer, and all records but the newest: the next writer begins at epoch 1."""

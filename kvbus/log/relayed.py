@@ -33,28 +33,28 @@ class Relayed:
         self.slot: int | None = None
         self.over = False
         self.follower = Follower()
-        self._began = pointer
 
     def begin_again(self) -> None:
         """Read from the newest state on, as somebody who knows nothing."""
         before, self.follower = self.follower, Follower()
         self.follower.heard = before.heard
         self.follower.counts = before.counts
-        self._began, self.position, self.over = self.pointer, self.pointer.position, False
+        self.position, self.over = self.pointer.position, False
 
     @property
     def misses_state(self) -> bool:
         """There is a state in the log that was not read, and nothing is known without it.
 
         Records come that say nothing, or a later epoch is where records of an earlier one were read: positions ascend,
-        so the log has lost what it had, and begins again.
+        so the log has lost what it had, and begins again. A state behind what was told cannot say what was missing
+        since, and its numbers are used.
         """
-        began, newest, follower = self._began, self.pointer, self.follower
+        newest, follower = self.pointer, self.follower
         if newest.seq < 0:
             return False
         if 0 < follower.epoch < newest.epoch and newest.position < self.position:
             return True
-        return follower.stranded and (newest.epoch, newest.seq) > (began.epoch, began.seq)
+        return follower.stranded and (newest.epoch, newest.seq) >= (follower.epoch, follower.seq)
 
     def take(self, data: bytes, position: int, now: float) -> RecordReceived | None:
         """Take the next record; return what the relay has to know of it, if anything."""

@@ -18,19 +18,17 @@ from kvbus.config import OutputConfig
 from kvbus.core.commands import Publish
 from kvbus.core.events import Subscribed
 from kvbus.core.outputs.state_transfer import Transfer
-from kvbus.log.contract import FencedError, Log, Pointer, UnavailableError, Writer
+from kvbus.log.contract import START, FencedError, Log, Pointer, UnavailableError, Writer
 from kvbus.log.follower import LEASE, SILENCE
 from kvbus.log.record import SCHEMA, Kind, Record, Stream, block_size_of, divided, write
 from kvbus.outputs.contract import Services
+from kvbus.outputs.state_due import StateDue
 
 log = logging.getLogger("kvbus.daemon")
 
 MOST_RECORDS: Final = 256
 MOST_BYTES: Final = 512 * 1024
 """Of one append; a single record may have more."""
-
-LEAST_TAIL: Final = 4 * 1024 * 1024
-"""Bytes behind a state before a smaller state is written again: at most twice the batches' bytes are written."""
 
 PAUSE: Final = 0.2
 MOST_PAUSE: Final = 5.0
@@ -85,7 +83,7 @@ class Appender:
         self._stats = stats = services.stats
         self._feed = services.feed
         self._asks = asks
-        self._state_every = state_every
+        self._due = StateDue(state_every)
         self._fresh: deque[Publish | _State | _Gone] = deque()
         """Not yet flushed."""
         self._queue: deque[Publish | _State | _Gone] = deque()
@@ -98,11 +96,11 @@ class Appender:
         self._reason = ""
         """Under which the batches are counted that are let go until the state comes; empty before the first turn."""
         self._asked = False
+        self._coming = False
+        """A state waits in the queue."""
         self._ask_at = 0.0
         self._seq = 0
         self._block_size = 0
-        self._tail_bytes = self._state_bytes = 0
-        self._state_at = 0.0
         self._appended_at: float | None = None
         """When the newest record of this turn was."""
         stats.queue_limit += config.queue_batches
@@ -131,7 +129,7 @@ class Appender:
         """Queue the state that was asked for; what is published from now on comes behind it."""
         if self._asked:
             self._fresh.append(_State(transfer, self._missing))
-            self._asked = False
+            self._asked, self._coming = False, True
             self._missing = ""
 
     @property
@@ -187,6 +185,7 @@ class Appender:
                 self._stats.queue_depth -= self._shown
         for items in (self._in_flight, self._queue, self._fresh):
             items.clear()
+        self._coming = False
 
     # -- what leaves ---------------------------------------------------------------------------------------------------
 
@@ -251,35 +250,52 @@ class Appender:
         """One epoch. It returns when the stream is closed and everything is in the log."""
         now = asyncio.get_running_loop().time
         self._seq = 0
-        self._ask_at = self._state_at = now()
+        self._ask_at = now()
         self._appended_at = None
+        self._due.begin(now())
         while True:
             self._wake.clear()
+            if self._shown:
+                await self._look(writer)
+                self._ask()
             if self._queue:
                 item = self._queue[0]
                 if isinstance(item, _State):
                     await self._append_state(writer, item)
                 elif isinstance(item, _Gone):
-                    await self._append(writer, [self._record(writer, Kind.GONE)])
+                    await self._append(writer, [write(self._record(writer, Kind.GONE))])
                     self._queue.popleft()
                 else:
                     await self._append_batches(writer)
                 continue
             if not self._shown:
                 return
-            self._ask()
             if self._appended_at is not None and now() - self._appended_at >= LEASE:
-                await self._append(writer, [self._record(writer, Kind.LEASE)])
+                await self._append(writer, [write(self._record(writer, Kind.LEASE))])
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(ASK_AGAIN):
                     await self._wake.wait()
 
+    async def _look(self, writer: Writer) -> None:
+        """See from time to time whether readers that begin find the newest state."""
+        now = asyncio.get_running_loop().time
+        if not self._due.looks(now()):
+            return
+        kept = True  # as long as nobody says otherwise
+        try:
+            kept = await writer.keeps(self._due.position or START)
+        except UnavailableError as error:
+            self._count(error)
+        self._due.looked(now(), kept=kept)
+
     def _ask(self) -> None:
-        """Ask for a state where one is missing or due. The relay cannot say it while the source is not there."""
-        due = self._tail_bytes >= max(self._state_bytes, LEAST_TAIL)
+        """Ask for a state where one is due, or missing and nothing waits before it.
+
+        The relay cannot say it while the source is not there.
+        """
         now = asyncio.get_running_loop().time()
-        aged = now - self._state_at >= self._state_every
-        if (self._missing or (self._config.on_subscribe == "state" and (due or aged))) and now >= self._ask_at:
+        due = self._config.on_subscribe == "state" and self._due.due(now) and not self._coming
+        if ((self._missing and not self._queue) or due) and now >= self._ask_at:
             self._asked, self._ask_at = True, now + ASK_AGAIN
             self._feed(self._asks)
 
@@ -294,10 +310,10 @@ class Appender:
             self._queue.popleft()
             self._in_flight.append(item)
             for payload in divided(item.payload, item.events):
-                records.append(self._record(writer, Kind.BATCH, payload, item.seq))
-                size += len(payload)
+                records.append(write(self._record(writer, Kind.BATCH, payload, item.seq)))
+                size += len(records[-1])
         await self._append(writer, records)
-        self._tail_bytes += size
+        self._due.wrote_batches(size)
         stats = self._stats
         for item in self._in_flight:
             stats.batches += 1
@@ -322,10 +338,12 @@ class Appender:
             for at, piece in enumerate(pieces):
                 kind = Kind.CLEAR if self._seq == begin else Kind.STATE
                 more = not reader.done or at + 1 < len(pieces)
-                records.append(
-                    self._record(writer, kind, piece, seq, more=more, resync=kind is Kind.CLEAR and bool(item.reason))
+                record = self._record(
+                    writer, kind, piece, seq, more=more, resync=kind is Kind.CLEAR and bool(item.reason)
                 )
-                size += len(piece)
+                # to pack a large one takes milliseconds, and needs no interpreter
+                records.append(await asyncio.to_thread(write, record))
+                size += len(records[-1])
                 if kind is Kind.CLEAR:
                     position = await self._append(writer, records)
                     records = []
@@ -336,9 +354,10 @@ class Appender:
             await self._append(writer, records)
         await writer.point(Pointer(writer.epoch, begin, position))
         self._queue.popleft()
-        self._state_bytes, self._tail_bytes = size, 0
-        self._state_at = asyncio.get_running_loop().time()
-        self._stats.states_sent[item.reason or "refreshed"] += 1
+        self._coming = any(isinstance(each, _State) for each in self._queue)
+        self._stats.states_sent[item.reason or ("trimmed" if self._due.trimmed else "refreshed")] += 1
+        self._stats.state_bytes += size
+        self._due.wrote_state(size, position, asyncio.get_running_loop().time())
 
     async def _append(self, writer: Writer, records: list[bytes]) -> int:
         position = await writer.append(records)
@@ -359,10 +378,10 @@ class Appender:
         *,
         more: bool = False,
         resync: bool = False,
-    ) -> bytes:
+    ) -> Record:
         """The next record of the epoch."""
         if not self._block_size and payload:
             self._block_size = block_size_of(payload)
-        data = write(Record(SCHEMA, kind, writer.epoch, self._seq, payload, origin, self._block_size, more, resync))
+        record = Record(SCHEMA, kind, writer.epoch, self._seq, payload, origin, self._block_size, more, resync)
         self._seq += 1
-        return data
+        return record

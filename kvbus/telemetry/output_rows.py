@@ -25,7 +25,7 @@ REPLAY_OUTCOMES: Final = (
     "malformed",
     "cut_off",
 )
-STATE_REASONS: Final = ("subscribed", "lost", "asked", "refreshed")
+STATE_REASONS: Final = ("subscribed", "lost", "asked", "refreshed", "trimmed")
 
 OUTPUTS: Final[tuple[Row[OutputReading], ...]] = (
     one("output_batches_total", "Batches sent, heartbeats among them.", lambda o: o.stats.batches),
@@ -132,6 +132,11 @@ OUTPUTS: Final[tuple[Row[OutputReading], ...]] = (
         "output_states_sent_total",
         "States that a router began to get, by reason: it had subscribed, or it had lost batches.",
         lambda o: known(o.stats.states_sent, STATE_REASONS),
+    ),
+    one(
+        "output_state_bytes_total",
+        "Bytes of states that were appended to a log, as they stand there.",
+        lambda o: o.stats.state_bytes,
     ),
     by(
         "outcome",

@@ -16,7 +16,9 @@ HTTP_REASONS: Final = ("too_many", "slow", "tls", "revoked")
 QUERY_OUTCOMES: Final = ("answered", "invalid", "too_large", "slow", "busy", "building")
 RELOAD_OUTCOMES: Final = ("applied", "refused")
 DISCOVERY_CHANGES: Final = ("joined", "left", "moved")
-LOG_RECORDS: Final = (*("lost", "expired", "unusable", "late", "old_epoch", "double", "known", "erased", "malformed"),)
+LOG_RECORDS: Final = (
+    *("lost", "expired", "unusable", "late", "old_epoch", "double", "known", "erased", "malformed", "damaged"),
+)
 
 FRONT_REASONS: Final = ("too_many", "slow")
 FRONT_OUTCOMES: Final = (

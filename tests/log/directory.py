@@ -162,6 +162,10 @@ class DirectoryWriter:
 
         await _off_the_loop(put)
 
+    async def keeps(self, position: int) -> bool:
+        """Look where the oldest segment begins."""
+        return await _off_the_loop(lambda: self._stream.segments()[0] <= position)
+
     @contextlib.contextmanager
     def _own(self) -> Iterator[None]:
         with self._stream.locked():

@@ -49,6 +49,9 @@ class Kind(Protocol):
     async def overtake(self, key: str, position: int) -> None:
         """Retention deletes what is before a position."""
 
+    async def squeeze(self, key: str, records: int) -> None:
+        """The log's own limit leaves about so many of the newest records of its only stream."""
+
     async def restart(self) -> None:
         """What keeps the log is killed, and begins again."""
 
@@ -67,6 +70,11 @@ class Directory:
         for path in (self._root / key.replace("%", "%25")).glob("*.log"):
             if int(path.stem) < position:
                 path.unlink()
+
+    async def squeeze(self, key: str, records: int) -> None:
+        """Whole segments, of one append each."""
+        for path in sorted((self._root / key.replace("%", "%25")).glob("*.log"))[:-records]:
+            path.unlink()
 
     async def restart(self) -> None:
         """Nothing runs; an append that did not end is what a crash leaves."""
@@ -122,6 +130,15 @@ class Kafka:
             }
             await admin.delete_records(parts)
 
+    async def squeeze(self, key: str, records: int) -> None:
+        async with self.admin() as admin:
+            log = self.open()
+            reader = await insist(lambda: log.read({key: 0}))
+            end = (await reader.ends())[key]
+            await reader.close()
+            part = TopicPartition(self.topic, partition_of(key, self._partitions))
+            await admin.delete_records({part: RecordsToDelete(before_offset=end - records)})
+
     async def restart(self) -> None:
         self.broker.kill()
         await asyncio.to_thread(self.broker.start)
@@ -152,6 +169,10 @@ class Redis:
     async def overtake(self, key: str, position: int) -> None:
         async with self.server.client() as client:
             await client.xtrim(names(self.place(""), key)[0], minid=position, approximate=False)
+
+    async def squeeze(self, key: str, records: int) -> None:
+        async with self.server.client() as client:
+            await client.xtrim(names(self.place(""), key)[0], maxlen=records, approximate=False)
 
     async def restart(self) -> None:
         self.server.kill()
@@ -191,6 +212,13 @@ class Nats:
 
     async def overtake(self, key: str, position: int) -> None:
         await self.api(f"STREAM.PURGE.{self.stream}", filter=f"{self.stream}.{key}", seq=position >> SHIFT)
+
+    async def squeeze(self, key: str, records: int) -> None:
+        """For a moment; what is gone stays away."""
+        for most in (records, -1):
+            await self.api(
+                f"STREAM.UPDATE.{self.stream}", name=self.stream, subjects=[f"{self.stream}.>"], max_msgs=most
+            )
 
     async def restart(self) -> None:
         self.server.kill()

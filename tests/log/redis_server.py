@@ -25,6 +25,7 @@ tls-ca-cert-file {directory}/authority.crt
 tls-auth-clients optional
 dir {directory}
 appendonly yes
+appendfsync always
 save ""
 """
 

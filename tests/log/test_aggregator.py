@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from typing import Protocol
 
 import pytest
 
@@ -12,7 +13,12 @@ from kvbus.core.numbered import EPOCH_BITS, LAST
 from kvbus.daemon.daemon import Daemon
 from kvbus.discovery.streams import LogStreams
 from kvbus.doctor.discovery import find
+from kvbus.log.contract import START
+from kvbus.log.kafka import KafkaLog
+from kvbus.log.nats import NatsLog
+from kvbus.log.redis import RedisLog
 from tests.doubles.topic_router import TopicRouter
+from tests.log.directory import DirectoryLog
 from tests.log.fleet import fleet
 from tests.log.kinds import Directory, Kafka, Nats
 from tests.transport.loops import eventually
@@ -20,13 +26,19 @@ from tests.transport.loops import eventually
 LEVEL = 2.0
 """Seconds: more than passes between two looks at where the log ends."""
 
+MANY = 16
+
 TOPIC = b"kv@pod.a.engine.3@m"
+
+
+class Served(Protocol):
+    endpoint: str
 
 
 class Moving(TopicRouter):
     """It keeps its numbers when it goes to another aggregator, and drops what it has had."""
 
-    def go_to(self, aggregator: Aggregator) -> None:
+    def go_to(self, aggregator: Served) -> None:
         self.disconnect()
         self._endpoint = aggregator.endpoint
         self.connect()
@@ -69,6 +81,26 @@ class Aggregator:
     @property
     def next(self):
         return [stream.next_seq for stream in self.daemon.relay.outputs[0].streams]
+
+
+class Sipping:
+    """A reader of a log that is long for it: it gives two records at a time, and slowly."""
+
+    def __init__(self, reader):
+        self._reader = reader
+        self._left = []
+
+    def __getattr__(self, name):
+        return getattr(self._reader, name)
+
+    async def take(self, seconds):
+        self._left = self._left or await self._reader.take(seconds)
+        await asyncio.sleep(0.1)
+        found, self._left = self._left[:2], self._left[2:]
+        return found
+
+    async def reached(self, key):
+        return START if self._left else await self._reader.reached(key)
 
 
 class Two(contextlib.AsyncExitStack):
@@ -132,6 +164,33 @@ async def test_an_aggregator_that_begins_again_knows_everything_from_the_log(kin
         two.one = await two.start("one")
         await two.level(leaf)
         await eventually(lambda: two.one.next == two.other.next, "equal numbers")
+
+
+async def test_an_aggregator_that_finds_many_streams_reads_the_log_a_few_times(kind, tmp_path, monkeypatch):
+    begun = []
+    for log in (DirectoryLog, KafkaLog, NatsLog, RedisLog):
+
+        async def read(self, starts, read=log.read):
+            begun.append(len(starts))
+            return Sipping(await read(self, starts))
+
+        monkeypatch.setattr(log, "read", read)
+    async with fleet(kind) as log:
+        leaves = [log.leaf(topic=f"m␟pod-{n}/engine␟{n}".encode()) for n in range(MANY)]
+        for leaf in leaves:
+            leaf.store(20)
+        for leaf in leaves:
+            await leaf.written()
+        aggregator = Aggregator(kind, tmp_path / "one", monkeypatch)
+        await aggregator.daemon.start()
+        try:
+            await eventually(
+                lambda: set(aggregator.state.values()) == {"live"} and len(aggregator.state) == MANY, "all"
+            )
+            assert begun[-1] == MANY
+            assert len(begun) <= 6
+        finally:
+            await aggregator.daemon.close(0)
 
 
 async def test_another_writer_of_the_name_begins_another_epoch_for_both(kind, tmp_path, monkeypatch):

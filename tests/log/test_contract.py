@@ -151,6 +151,17 @@ async def test_retention_that_overtakes_a_reader_leaves_it_the_oldest_that_is_ke
         assert [(entry.position, entry.data) for entry in entries] == [(positions[n], b"%d" % n) for n in (3, 4, 5)]
 
 
+async def test_a_writer_knows_whether_retention_has_left_what_it_has_appended(kind):
+    async with session(kind) as log:
+        writer = await log.claim()
+        positions = [await writer.append([b"%d" % n]) for n in range(4)]
+        assert [await writer.keeps(at) for at in positions] == [True] * 4
+        await kind.overtake(ONE, positions[2])
+        assert [await writer.keeps(at) for at in positions] == [False, False, True, True]
+        await writer.append([b"it goes on"])
+        assert await writer.keeps(positions[3])
+
+
 async def test_what_was_appended_survives_a_crash_of_what_keeps_it(kind):
     async with session(kind) as log:
         writer = await log.claim()

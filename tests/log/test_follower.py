@@ -181,8 +181,23 @@ def test_each_seq_that_a_reader_can_stand_at_is_named():
 
 def test_what_is_no_record_is_counted():
     reading = Reading()
-    reading.take(clear(1, 0, 1), b"\xc1", record(Kind.BATCH, 1, 1)[1:], batch(1, 1, 2))
+    reading.take(clear(1, 0, 1), b"\xc1", record(Kind.BATCH, 1, 1)[:-1], batch(1, 1, 2))
     assert (reading.blocks, reading.follower.counts["malformed"]) == ({1, 2}, 2)
+
+
+def damaged(data):
+    return bytes([data[0] ^ 1]) + data[1:]
+
+
+def test_a_damaged_record_is_refused_and_counted_and_nothing_counts_behind_it_before_the_next_state():
+    reading = Reading()
+    assert reading.take(clear(1, 0, 1, 2, more=True), damaged(state(1, 1, 3, more=True)), state(1, 2, 4)) == set()
+    assert reading.take(batch(1, 3, 5)) == set()
+    assert reading.take(clear(1, 4, 6), damaged(batch(1, 5, 7))) == {6}
+    assert reading.take(lease(1, 6)) == set()
+    assert reading.follower.stranded
+    assert reading.take(clear(1, 7, 6, 7), batch(1, 8, 9)) == {6, 7, 9}
+    assert dict(reading.follower.counts) == {"damaged": 2, "lost": 2, "unusable": 2}
 
 
 # -- random histories --------------------------------------------------------------------------------------------------

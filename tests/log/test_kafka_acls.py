@@ -62,6 +62,7 @@ class Party:
         try:
             position = await writer.append([b"record"])
             await writer.point(Pointer(writer.epoch, 0, position))
+            assert await writer.keeps(position)
         finally:
             await writer.close()
 

@@ -1,7 +1,7 @@
 """Two aggregators of one log, in a random world: whoever reads at either holds the engine's blocks, under equal numbers.
 
-The world is the log's semantics: a writer with its epochs, states, leases and silences; retention; readers that lag,
-begin again, and find out that an epoch is over. Routers go from one aggregator to the other at any message.
+The world is the log's semantics: a writer with its epochs, states, leases and silences; retention and damage; readers
+that lag, begin again, and find out that an epoch is over. Routers go from one aggregator to the other at any message.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Writer:
         self.pointer = Pointer(1)
         self.blocks = set(range(1, 7))
         self.epoch, self.seq, self._next = 0, 0, 7
-        self.over = False
+        self.over = self.damaged = False
         self.claim()
 
     def append(self, data: bytes) -> None:
@@ -80,6 +80,13 @@ class Writer:
     def end(self) -> None:
         self.append(gone(self.epoch, self.seq))
         self.blocks, self.over = set(), True
+
+    def damage(self, back: int) -> None:
+        """Somewhere a bit is another one; a writer that nobody can ask writes its state when it is time."""
+        data = self.log[-back] if back <= len(self.log) else None
+        if data is not None:
+            self.log[-back] = data[:-1] + bytes([data[-1] ^ 1])
+            self.damaged = True
 
     def retain(self, keep: int) -> None:
         for at in range(max(0, min(len(self.log) - keep, self.pointer.position))):
@@ -197,6 +204,7 @@ STEPS = st.one_of(
     st.tuples(st.just("state")),
     st.tuples(st.sampled_from(["lose", "claim", "lease", "silence", "end"])),
     st.tuples(st.just("retain"), st.integers(0, 4)),
+    st.tuples(st.just("damage"), st.integers(1, 6)),
     st.tuples(st.just("read"), st.integers(0, 1), st.integers(1, 3)),
     st.tuples(st.just("read"), st.integers(0, 1), st.integers(1, 30)),
     st.tuples(st.just("begin"), st.integers(0, 1)),
@@ -234,8 +242,8 @@ class World:
             self.routers[args[0]].go_to(self.aggregators[args[1]])
         elif what == "take":
             self.routers[args[0]].take(args[1])
-        elif what == "retain":
-            writer.retain(args[0])
+        elif what in ("retain", "damage"):
+            getattr(writer, what)(args[0])
         elif what == "claim" or writer.over:
             writer.claim()
         elif what == "lease":
@@ -252,8 +260,12 @@ class World:
             getattr(writer, what)(*args)
 
     def settle(self) -> None:
+        if self.writer.damaged and not self.writer.over:
+            self.writer.state()
         for aggregator in self.aggregators:
             aggregator.read(len(self.writer.log))
+            if self.writer.damaged and self.writer.over:  # the end itself may be what is damaged
+                aggregator.give_up()
             aggregator.serve()
         for router in self.routers:
             router.take(1 << 30)

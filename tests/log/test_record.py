@@ -1,11 +1,25 @@
 """Records and keys: what is written is read again, nothing is larger than it may be, and nothing is read wrong."""
 
+import zlib
+
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbus.log.record import MAX_BYTES, MAX_EVENTS, SCHEMA, Kind, Record, Stream, block_size_of, divided, read, write
+from kvbus.log.record import (
+    MAX_BYTES,
+    MAX_EVENTS,
+    SCHEMA,
+    DamagedError,
+    Kind,
+    Record,
+    Stream,
+    block_size_of,
+    divided,
+    read,
+    write,
+)
 from tests.doubles.payloads import cleared, payload, removed, store, unpack
 from tests.doubles.router import PlainSetRouter
 
@@ -62,7 +76,7 @@ RECORDS = st.builds(
     st.sampled_from(Kind),
     NUMBERS,
     NUMBERS,
-    st.binary(max_size=50),
+    st.binary(max_size=50) | st.binary(min_size=1, max_size=9).map(lambda some: some * 100),
     NUMBERS,
     NUMBERS,
     st.booleans(),
@@ -70,26 +84,82 @@ RECORDS = st.builds(
 )
 
 
+def checked(*fields):
+    """A record with these fields, and the checksum behind them."""
+    return summed(msgspec.msgpack.encode([*fields, 2**32 - 1])[:-5])
+
+
+def summed(data):
+    return data + b"\xce" + zlib.crc32(data).to_bytes(4, "big")
+
+
 @given(RECORDS)
 def test_what_is_written_is_read_again(record):
     assert read(write(record)) == record
+    assert msgspec.msgpack.decode(write(record))[-1] == zlib.crc32(write(record)[:-5])
 
 
 @given(st.binary(max_size=60) | st.builds(lambda r, n: write(r)[:n], RECORDS, st.integers(0, 20)))
 def test_no_bytes_raise_anything_but_a_value_error(data):
-    try:
+    with pytest.raises(ValueError):
         read(data)
-    except ValueError:
-        return
-    assert write(read(data))
+
+
+@given(RECORDS, st.data())
+def test_a_record_of_which_any_bit_is_another_one_is_refused(record, data):
+    whole = bytearray(write(record))
+    whole[data.draw(st.integers(0, len(whole) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    with pytest.raises(ValueError):
+        read(bytes(whole))
+
+
+def test_what_was_damaged_and_what_is_no_record_are_told_apart():
+    whole = write(Record(SCHEMA, Kind.BATCH, 1, 7, payload(store([1]))))
+    with pytest.raises(DamagedError):
+        read(whole[:30] + bytes([whole[30] ^ 1]) + whole[31:])
+    for wrong in (b"", b"half a", whole[:-5], whole[1:-5]):
+        with pytest.raises(ValueError) as raised:
+            read(wrong)
+        assert not isinstance(raised.value, DamagedError)
+
+
+def test_a_state_is_packed_where_that_makes_it_smaller_and_a_batch_never():
+    blocks = payload(*(store([n]) for n in range(MAX_EVENTS)))
+    batch, state = (write(Record(SCHEMA, kind, 1, 0, blocks)) for kind in (Kind.BATCH, Kind.STATE))
+    assert len(state) < len(batch) / 2
+    assert read(state).payload == read(batch).payload == blocks
+    assert read(state).packed is False
+    noise = b"".join(zlib.crc32(bytes([n])).to_bytes(4, "big") for n in range(256))
+    assert noise in write(Record(SCHEMA, Kind.STATE, 1, 0, noise))
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [
+        zlib.compress(bytes(MAX_BYTES + 1)),
+        zlib.compress(bytes(100 * MAX_BYTES)),
+        zlib.compress(bytes(100))[:-1],
+        zlib.compress(bytes(100)) + b"more",
+        b"not packed",
+        b"",
+    ],
+)
+def test_what_is_packed_in_another_way_or_into_too_much_is_refused(packed):
+    with pytest.raises(ValueError, match="no record"):
+        read(checked(SCHEMA, Kind.STATE, 1, 0, packed, 0, 0, False, False, True))
 
 
 def test_another_schema_and_another_kind_are_refused():
-    whole = [SCHEMA, 0, 1, 0, b"", 0, 0, False, False]
-    assert read(msgspec.msgpack.encode([*whole, "what a later version adds"])).seq == 0
-    for wrong in ([2, *whole[1:]], [SCHEMA, 9, *whole[2:]], [SCHEMA, 0, -1, *whole[3:]], b"\x91" * 10_000):
-        with pytest.raises(ValueError):
-            read(wrong if isinstance(wrong, bytes) else msgspec.msgpack.encode(wrong))
+    whole = [SCHEMA, 0, 1, 0, b"", 0, 0, False, False, False]
+    for wrong in ([2, *whole[1:]], [SCHEMA, 9, *whole[2:]], [SCHEMA, 0, -1, *whole[3:]], [b"\x91" * 10_000]):
+        with pytest.raises(ValueError, match="record"):
+            read(checked(*wrong))
+    with pytest.raises(ValueError, match="no record"):
+        read(summed(b"\x91" * 10_000))
+
+
+def test_what_a_later_version_adds_before_the_checksum_is_left_out():
+    assert read(checked(SCHEMA, 0, 1, 7, b"", 0, 0, False, False, False, "more", 5)).seq == 7
 
 
 # -- size --------------------------------------------------------------------------------------------------------------

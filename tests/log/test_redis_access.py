@@ -189,6 +189,7 @@ async def written(log, key):
     try:
         position = await writer.append([b"record"])
         await writer.point(Pointer(writer.epoch, 0, position))
+        assert await writer.keeps(position)
     finally:
         await writer.close()
 

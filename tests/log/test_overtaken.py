@@ -1,0 +1,37 @@
+"""Retention that overtakes an aggregator while it reads: what is lost is counted, and routers end exact."""
+
+import asyncio
+
+from kvbus.discovery.streams import LogStreams
+from tests.log.fleet import fleet
+from tests.log.test_aggregator import TOPIC, Two
+from tests.transport.loops import eventually
+
+BEHIND = 150
+"""Appends, more than a client asks for ahead of who takes them."""
+
+
+def lost(aggregator):
+    """Records that it has counted as lost."""
+    return aggregator.daemon.discoveries[0].records["lost"]
+
+
+async def test_it_is_counted_and_the_state_that_comes_again_makes_it_good(kind, tmp_path, monkeypatch):
+    async with fleet(kind) as log, Two(kind, tmp_path, monkeypatch) as two:
+        leaf = log.leaf()
+        leaf.store(300)
+        await two.level(leaf)
+        with monkeypatch.context() as held:
+            held.setattr(LogStreams, "_take", lambda *_: asyncio.sleep(0.02))  # neither reads
+            for _ in range(BEHIND):
+                leaf.store(3, gone=2)
+                await leaf.written()
+            await kind.squeeze(log.key, 5)  # the state is gone, too
+            stood = two.router.blocks(TOPIC)
+        assert stood != leaf.blocks
+        await eventually(lambda: leaf.stats.states_sent["trimmed"], "the writer to notice")
+        leaf.store(3, gone=2)
+        await two.level(leaf)
+        assert min(lost(two.one), lost(two.other)) > 0
+        await eventually(lambda: two.one.next == two.other.next, "equal numbers")
+        assert dict(leaf.stats.states_sent) == {"subscribed": 1, "trimmed": 1}

@@ -1,0 +1,90 @@
+"""When a log gets a state again: what states take is paid for by batches, and the log's retention is looked at."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvbus.log.follower import LEASE
+from kvbus.outputs.state_due import LEAST_TAIL, StateDue
+
+EVERY = 1800.0
+MIB = 1024 * 1024
+STEPS = st.one_of(
+    st.tuples(st.just("batches"), st.integers(1, 4 * MIB)),
+    st.tuples(st.just("grows"), st.integers(1, 40 * MIB)),
+    st.tuples(st.just("lost"), st.integers(0, 9 * MIB)),
+    st.tuples(st.just("ages"), st.just(0)),
+)
+
+
+@given(st.lists(STEPS, min_size=20, max_size=80))
+def test_states_take_what_batches_take_and_one_state_besides_those_that_have_to_be(steps):
+    due, now, size = StateDue(EVERY), 0.0, 0
+    batches = states = largest = tail = newest = 0
+    due.begin(now)
+    due.wrote_state(size, 1, now)
+    for what, number in steps:
+        if what == "batches":
+            batches += number
+            tail += number
+            due.wrote_batches(number)
+        elif what == "grows":  # a cache that fills: what was stored is in the next state, too
+            size = min(200 * MIB, size + number)
+            batches += number
+            tail += number
+            due.wrote_batches(number)
+        elif what == "lost":
+            due.wrote_state(size, 1, now)
+            largest, tail, newest = max(largest, size), 0, size
+        else:
+            now += EVERY
+            assert due.due(now)
+            due.wrote_state(size, 1, now)
+            largest, tail, newest = max(largest, size), 0, size
+        while due.due(now):
+            assert tail >= max(newest, LEAST_TAIL)
+            due.wrote_state(size, 1, now)
+            states += size
+            largest, tail, newest = max(largest, size), 0, size
+        assert batches + states <= 2 * batches + largest
+        assert tail < max(newest, LEAST_TAIL)  # of which a reader reads no more
+
+
+def test_a_full_cache_has_its_state_written_as_soon_as_the_batches_have_as_many_bytes():
+    due = StateDue(EVERY)
+    due.begin(0.0)
+    due.wrote_state(10 * MIB, 7, 0.0)
+    for _ in range(3):
+        due.wrote_batches(10 * MIB - 1)
+        assert not due.due(1.0)
+        due.wrote_batches(1)
+        assert due.due(1.0)
+        due.wrote_state(10 * MIB, 7, 1.0)
+        assert not due.due(1.0)
+
+
+def test_a_state_that_is_gone_is_due_and_one_that_goes_again_and_again_less_and_less_often():
+    due, now, pauses = StateDue(EVERY), 0.0, []
+    due.begin(now)
+    assert not due.looks(now + EVERY)
+    due.wrote_state(10, 7, now)
+    for _ in range(12):
+        before = now
+        while not due.looks(now):
+            now += 1.0
+        due.looked(now, kept=False)
+        assert (due.due(now), due.looks(now + EVERY)) == (True, False)
+        due.wrote_state(10, 7, now)
+        assert not due.due(now)
+        pauses.append(now - before)
+    assert pauses == [min(LEASE * 2**n, EVERY) for n in range(12)]
+    due.looked(now, kept=True)
+    assert (due.looks(now + LEASE - 0.1), due.looks(now + LEASE)) == (False, True)
+
+
+def test_another_turn_looks_for_nothing_until_it_has_a_state():
+    due = StateDue(EVERY)
+    due.begin(0.0)
+    due.wrote_state(10, 7, 0.0)
+    due.looked(LEASE, kept=False)
+    due.begin(10.0)
+    assert (due.due(10.0), due.looks(10.0 + EVERY), due.due(10.0 + EVERY)) == (False, False, True)
