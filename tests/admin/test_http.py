@@ -506,6 +506,7 @@ async def test_label_children_exist_at_zero_before_anything_happened():
             "lost": 0,
             "asked": 0,
             "refreshed": 0,
+            "trimmed": 0,
         }
         for name in ("kvbus_config_reloads_total", "kvbus_key_reloads_total"):
             assert children(name, "outcome") == {"applied": 0, "refused": 0}
