@@ -36,7 +36,7 @@ PATIENCE: Final = 180.0
 """Seconds until an alert that should fire is a failure; on a machine that does nothing else it takes a minute."""
 WRONG: Final = ("flaky", "lossy", "restarting", "garbled", "mute", "silent")
 """Sources of the faulty kvbus that do something wrong; ``steady`` does not, ``absent`` is not there."""
-KVBUS: Final = ("healthy", "faulty", "stuck", "starved", "restarted", "stateful")
+KVBUS: Final = ("healthy", "faulty", "stuck", "starved", "restarted", "stateful", "remote")
 
 Alert = tuple[str, ...]
 """Name, kvbus, and the source, output or queue it is about."""
@@ -65,6 +65,9 @@ EXPECTED: Final[frozenset[Alert]] = frozenset(
         ("KvbusNoRouter", "faulty", "locked"),
         ("KvbusDiscoveryFails", "faulty", "unasked"),
         ("KvbusEnginesLeftOut", "faulty", "doubled"),
+        ("KvbusLogLags", "remote", "streams"),
+        ("KvbusNoRouter", "remote", "routers"),  # what it knows nothing of it does not serve
+        ("KvbusDiscoveryFails", "remote", "streams"),
         ("KvbusReloadRefused", "stuck"),
         ("KvbusLoopLag", "starved"),
         ("KvbusRestarts", "restarted"),
@@ -260,6 +263,7 @@ class Scene:
             bus.follow(("engine", *endpoints(self.stuck if name == "stuck" else self.steady)))
         wrong = [(name, *endpoints(engine)) for name, engine in self.wrong.items()]
         self.buses["faulty"].follow(("steady", *endpoints(self.steady)), *wrong, absent)
+        self._read_a_log(self.buses["remote"])
         self.twins = await self._twins(self.buses["faulty"])
         self._discover(self.buses["faulty"])
         await self._damage_state(self.buses["stateful"])
@@ -278,14 +282,21 @@ class Scene:
         return "\n".join(bus.command.said for bus in self.buses.values() if bus.command is not None)
 
     def _discover(self, bus: Kvbus) -> None:
-        """A front before an engine that is away. One entry that cannot be asked, and one that finds an engine that is configured already."""
-        here, away = free_ports(2)
-        engine = {"listen": f"127.0.0.1:{here}", "engine": f"http://127.0.0.1:{away}", "source": "steady"}
-        bus.config["front"] = engine
+        """Fronts before an engine that is away. One entry that cannot be asked, and one that finds an engine that is configured already."""
+        for key, scheme in (("front", "http://"), ("front_grpc", "")):
+            here, away = (f"127.0.0.1:{port}" for port in free_ports(2))
+            bus.config[key] = {"listen": here, "engine": f"{scheme}{away}", "source": "steady"}
         found = bus.directory / "engines.json"
         found.write_text(json.dumps([{**bus.config["sources"][0], "name": "again"}]))
         for name, path in (("unasked", bus.directory / "nowhere"), ("doubled", found)):
             bus.config["sources"].append({"name": name, "discover": {"file": {"path": str(path)}}})
+
+    def _read_a_log(self, bus: Kvbus) -> None:
+        """A log that is away is all that there is."""
+        where = {"endpoint": f"tcp://127.0.0.1:{free_port()}"}
+        bus.config["sources"] = [{"name": "streams", "discover": {"redis": where}}]
+        each = {"layout": "per_topic", "topic": "kv@{source}", "replay_endpoint": None}
+        bus.config["outputs"] = [output | each for output in bus.config["outputs"]]
 
     async def _twins(self, bus: Kvbus) -> list[EnginePublisher]:
         """Two engines that dial one endpoint; the replay is that of the first."""

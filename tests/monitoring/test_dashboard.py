@@ -109,7 +109,7 @@ def test_every_variable_offers_what_there_is_and_narrows_the_panels(observed: Ob
     offered = observed.server.labels(found[2], filled_in(found[1], {}))
     expected = {
         "job": {"kvbus"},
-        "instance": {"healthy", "faulty", "stuck", "starved", "restarted", "stateful"},
+        "instance": {"healthy", "faulty", "stuck", "starved", "restarted", "stateful", "remote"},
         "source": {
             "engine",
             "steady",
