@@ -153,8 +153,11 @@ class Pump:
 
     @property
     def unread(self) -> bool:
-        """Whether a message waits to be read."""
-        return not self.closed and self._pending()
+        """Whether a message waits to be read. To look may consume the signal, so it is read soon."""
+        if self.closed or not self._pending():
+            return False
+        self.kick()
+        return True
 
     def sent(self) -> None:
         """Check the socket now, after a send on it; :meth:`kick` if a message is waiting."""

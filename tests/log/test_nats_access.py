@@ -219,7 +219,7 @@ async def test_documented_permissions_are_enough_and_none_of_them_is_too_much(do
             reader = await log.read({MINE: START, THEIRS: START})
             try:
                 ends = await reader.ends()
-                taken = set()
+                taken: set[str] = set()
                 while taken != {MINE, THEIRS}:  # each may come for itself
                     entries = await reader.take(2.0)
                     assert entries

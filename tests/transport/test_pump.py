@@ -152,6 +152,20 @@ async def test_without_the_kick_that_message_would_wait(context):
 
 
 @both_loops
+async def test_a_look_at_what_waits_eats_the_edge_and_the_message_comes_all_the_same(context):
+    got: list[Any] = []
+    async with pumped(context, got.append) as (pair, pump):
+        await turns()
+        for n in range(5):
+            pair.theirs.send(b"%d" % n)
+            assert pair.mine.poll(60_000)
+            assert pump.unread
+            await eventually(lambda: len(got) == n + 1, "what was seen")
+            assert not pump.unread
+    assert not pump.unread, "it is closed"
+
+
+@both_loops
 async def test_a_handler_may_answer_on_the_same_socket(context):
     answered: list[Any] = []
     pair = Pair(context)
