@@ -8,7 +8,6 @@ import msgspec
 from kvbus.log.record import CHECK, SCHEMA, Kind, Record, write
 from tests.doubles.payloads import cleared, payload, store
 
-
 PLAIN: Final = {
     "payload": b"",
     "origin": 0,
