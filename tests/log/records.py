@@ -8,7 +8,7 @@ import msgspec
 from kvbus.log.record import CHECK, SCHEMA, Kind, Record, write
 from tests.doubles.payloads import cleared, payload, store
 
-PLAIN: Final = {
+PLAIN: Final[dict[str, Any]] = {
     "payload": b"",
     "origin": 0,
     "block_size": 16,

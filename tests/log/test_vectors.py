@@ -62,11 +62,11 @@ def test_a_record_has_the_fields_that_the_vector_says_and_is_written_so(name):
 
 
 def test_every_kind_and_every_count_of_a_follower_is_in_a_vector():
-    told = [step for name in LOGS for step in steps(name)]
-    assert {step["fields"]["kind"] for step in told if step["fields"]} == set(Kind)
+    found = [step for name in LOGS for step in steps(name)]
+    assert {step["fields"]["kind"] for step in found if step["fields"]} == set(Kind)
     reasons = {"double", "old_epoch", "malformed", "damaged", "known", "unusable", "lost", "expired", "erased"}
-    assert {reason for step in told for reason in step["counted"]} == reasons
-    assert {step["holds"] for step in told} == {"nothing", "part", "all", "former"}
+    assert {reason for step in found for reason in step["counted"]} == reasons
+    assert {step["holds"] for step in found} == {"nothing", "part", "all", "former"}
 
 
 def test_a_key_names_the_stream_that_the_vector_says_and_no_other_one():

@@ -92,6 +92,9 @@ EVENTS: Final = payload(*(event for n in range(MAX_EVENTS // 2) for event in (re
 GOOD: Final = [SCHEMA, Kind.BATCH, 1, 1, payload(store([2])), 0, 16, False, False, False]
 
 
+NO_BYTES: Final[tuple[Any, ...]] = ("text", 0, None, [])
+
+
 def other(at: int, value: Any) -> bytes:
     """A good record in which one field is another one."""
     return checked(*GOOD[:at], value, *GOOD[at + 1 :])
@@ -118,13 +121,13 @@ def _numbers() -> list[Step]:
 
 LOGS: Final[dict[str, tuple[str, list[Step]]]] = {
     "kinds": (
-        "A state of two records, a store, a removal, a lease, the end",
+        "A state of two records, a store, a removal, no event with flags that say nothing of a batch, a lease, the end",
         [
             step(clear(1, 0, 1, more=True), "part", (1, 1), 1),
             step(state(1, 1, 2), "all", (1, 2), 1, 2),
             step(record(Kind.BATCH, 1, 2, payload=payload(store([3])), origin=7), "all", (1, 3), 1, 2, 3),
             step(record(Kind.BATCH, 1, 3, payload=payload(removed([1])), origin=8), "all", (1, 4), 2, 3),
-            step(record(Kind.BATCH, 1, 4, payload=payload(), block_size=0), "all", (1, 5), 2, 3),
+            step(record(Kind.BATCH, 1, 4, payload=payload(), more=True, resync=True), "all", (1, 5), 2, 3),
             step(lease(1, 5), "all", (1, 6), 2, 3),
             step(gone(1, 6), "nothing", (1, 7)),
         ],
@@ -170,7 +173,7 @@ LOGS: Final[dict[str, tuple[str, list[Step]]]] = {
         "Fields of other types, numbers out of range, no array",
         refused(
             *(other(at, value) for at in (1, 2, 3, 5, 6) for value in (-1, 2**63, 1.0, "1", None, True)),
-            *(other(4, value) for value in ("text", 0, None, [])),
+            *(other(4, value) for value in NO_BYTES),
             *(other(at, value) for at in (7, 8, 9) for value in (0, None)),
         ),
     ),
@@ -196,13 +199,15 @@ LOGS: Final[dict[str, tuple[str, list[Step]]]] = {
         ],
     ),
     "hole-in-a-state": (
-        "A record of a state is missing, and one before a lease",
+        "A record of a state is missing, one before a lease, and one of a state that the reader has",
         [
             step(clear(1, 0, 1, more=True), "part", (1, 1), 1),
             step(state(1, 2, 3), "nothing", (1, 3), lost=1, unusable=1),
             step(clear(1, 3, 4), "all", (1, 4), 4),
             step(lease(1, 5), "nothing", (1, 6), lost=1),
             step(clear(1, 6, 5), "all", (1, 7), 5),
+            step(clear(1, 7, 5, more=True), "all", (1, 8), 5, known=1),
+            step(state(1, 9, 5), "nothing", (1, 10), lost=1, unusable=1),
         ],
     ),
     "from-the-middle": (
@@ -250,7 +255,7 @@ LOGS: Final[dict[str, tuple[str, list[Step]]]] = {
         ],
     ),
     "known-state": (
-        "A state that the reader has, and one that everybody has to read",
+        "States that the reader has, one that everybody has to read, and records of a state without its clear",
         [
             step(clear(1, 0, 1), "all", (1, 1), 1),
             step(batch(1, 1, 2), "all", (1, 2), 1, 2),
@@ -259,7 +264,13 @@ LOGS: Final[dict[str, tuple[str, list[Step]]]] = {
             step(batch(1, 4, 3), "all", (1, 5), 1, 2, 3),
             step(clear(1, 5, 4, resync=True, more=True), "part", (1, 6), 4),
             step(state(1, 6, 5), "all", (1, 7), 4, 5),
-            step(state(1, 7, 6), "nothing", (1, 8), unusable=1),
+            step(clear(1, 7, 4, more=True), "all", (1, 8), 4, 5, known=1),
+            step(batch(1, 8, 6), "all", (1, 9), 4, 5, 6),
+            step(state(1, 9, 5), "all", (1, 10), 4, 5, 6, known=1),
+            step(state(1, 10, 7), "nothing", (1, 11), unusable=1),
+            step(clear(1, 11, 8), "all", (1, 12), 8),
+            step(clear(1, 12, 8, more=True), "all", (1, 13), 8, known=1),
+            step(state(2, 0, 9), "nothing", (2, 1), unusable=1),
         ],
     ),
     "batch-in-a-state": (
