@@ -115,8 +115,9 @@ async def finish(log: Erasable, key: str) -> None:
         UnavailableError: the log did not do it all.
     """
     writer = await log.claim(key)
+    gone = Record(SCHEMA, Kind.GONE, writer.epoch, 0, b"", 0, 0, more=False, resync=False, packed=False)
     try:
-        await writer.append([write(Record(SCHEMA, Kind.GONE, writer.epoch, 0))])
+        await writer.append([write(gone)])
         await writer.withdraw()
     finally:
         await writer.close()

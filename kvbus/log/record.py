@@ -56,6 +56,8 @@ class Kind(IntEnum):
 class Record(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """One record.
 
+    No field has a default: of a record with fewer, the checksum would be read as one of them.
+
     Attributes:
         schema: :data:`SCHEMA`.
         kind: one of :class:`Kind`.
@@ -74,12 +76,12 @@ class Record(msgspec.Struct, array_like=True, frozen=True, gc=False):
     kind: Kind
     epoch: Number
     seq: Number
-    payload: bytes = b""
-    origin: Number = 0
-    block_size: Number = 0
-    more: bool = False
-    resync: bool = False
-    packed: bool = False
+    payload: bytes
+    origin: Number
+    block_size: Number
+    more: bool
+    resync: bool
+    packed: bool
 
 
 class DamagedError(ValueError):

@@ -382,6 +382,7 @@ class Appender:
         """The next record of the epoch."""
         if not self._block_size and payload:
             self._block_size = block_size_of(payload)
-        record = Record(SCHEMA, kind, writer.epoch, self._seq, payload, origin, self._block_size, more, resync)
+        numbers = (writer.epoch, self._seq)
+        record = Record(SCHEMA, kind, *numbers, payload, origin, self._block_size, more, resync, packed=False)
         self._seq += 1
         return record

@@ -39,12 +39,13 @@ from kvbus.core.wire.profiles import PROFILES
 from kvbus.daemon.serve import rest_collector
 from kvbus.log.contract import Pointer
 from kvbus.log.follower import Follower
-from kvbus.log.record import SCHEMA, Kind, Record, Stream, divided, write
+from kvbus.log.record import Kind, Stream, divided
 from kvbus.sim.dialects import DIALECTS
 from kvbus.sim.engine import EngineOptions, SimEngine
 from kvbus.sim.workload import synthetic
 from tests.doubles.topic_router import TopicRouter
 from tests.log import broker, kinds, nats_server, redis_server
+from tests.log.records import record
 
 AT_ONCE: Final = 16
 """Streams written side by side."""
@@ -108,7 +109,7 @@ class Content:
     def written(self, epoch: int) -> list[bytes]:
         """As they stand in the log."""
         return [
-            write(Record(SCHEMA, kind, epoch, seq, payload, seq, 16, kind is not Kind.BATCH and seq + 1 < self.states))
+            record(kind, epoch, seq, payload=payload, origin=seq, more=kind is not Kind.BATCH and seq + 1 < self.states)
             for seq, (kind, payload) in enumerate(self.records)
         ]
 

@@ -1,13 +1,34 @@
 """Records for tests."""
 
-from typing import Any
+import zlib
+from typing import Any, Final
 
-from kvbus.log.record import SCHEMA, Kind, Record, write
+import msgspec
+
+from kvbus.log.record import CHECK, SCHEMA, Kind, Record, write
 from tests.doubles.payloads import cleared, payload, store
+
+PLAIN: Final[dict[str, Any]] = {
+    "payload": b"",
+    "origin": 0,
+    "block_size": 16,
+    "more": False,
+    "resync": False,
+    "packed": False,
+}
 
 
 def record(kind: Kind, epoch: int, seq: int, **fields: Any) -> bytes:
-    return write(Record(SCHEMA, kind, epoch, seq, **fields))
+    return write(Record(SCHEMA, kind, epoch, seq, **(PLAIN | fields)))
+
+
+def checked(*fields: Any) -> bytes:
+    """A record with these fields, whatever they are, and the checksum behind them."""
+    return summed(msgspec.msgpack.encode([*fields, 2**32 - 1])[:-5])
+
+
+def summed(data: bytes) -> bytes:
+    return data + CHECK + zlib.crc32(data).to_bytes(4, "big")
 
 
 def batch(epoch: int, seq: int, *blocks: int) -> bytes:

@@ -9,32 +9,8 @@ from hypothesis import strategies as st
 from kvbus.log.follower import LEASE, LEASE_TTL, SILENCE, Follower, Holds
 from kvbus.log.record import Kind, read
 from kvbus.outputs.appending import ASK_AGAIN
-from tests.doubles.router import PlainSetRouter
+from tests.log.reading import Reading
 from tests.log.records import batch, clear, gone, lease, record, state
-
-
-class Reading:
-    """A follower, and the blocks of who does what it says."""
-
-    def __init__(self):
-        self.follower = Follower()
-        self.view = PlainSetRouter()
-        self.given = []
-
-    @property
-    def blocks(self):
-        return {block for *_, block in self.view.blocks}
-
-    def take(self, *records, now=0.0):
-        for data in records:
-            found = self.follower.take(data, now)
-            if found is not None:
-                self.given.append((found.epoch, found.seq))
-                if found.kind is not Kind.GONE:
-                    self.view.take(found.seq, found.payload)
-            if self.follower.holds is Holds.NOTHING:
-                self.view.blocks.clear()
-        return self.blocks
 
 
 def test_a_state_and_the_batches_behind_it():

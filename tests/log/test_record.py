@@ -22,6 +22,7 @@ from kvbus.log.record import (
 )
 from tests.doubles.payloads import cleared, payload, removed, store, unpack
 from tests.doubles.router import PlainSetRouter
+from tests.log.records import checked, record, summed
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=20) | st.text("./:%*> ~é-_", max_size=8)
 STREAMS = st.builds(Stream, NAMES, NAMES, NAMES, st.integers(0, 2**31 - 1))
@@ -81,16 +82,8 @@ RECORDS = st.builds(
     NUMBERS,
     st.booleans(),
     st.booleans(),
+    st.just(False),
 )
-
-
-def checked(*fields):
-    """A record with these fields, and the checksum behind them."""
-    return summed(msgspec.msgpack.encode([*fields, 2**32 - 1])[:-5])
-
-
-def summed(data):
-    return data + b"\xce" + zlib.crc32(data).to_bytes(4, "big")
 
 
 @given(RECORDS)
@@ -114,7 +107,7 @@ def test_a_record_of_which_any_bit_is_another_one_is_refused(record, data):
 
 
 def test_what_was_damaged_and_what_is_no_record_are_told_apart():
-    whole = write(Record(SCHEMA, Kind.BATCH, 1, 7, payload(store([1]))))
+    whole = record(Kind.BATCH, 1, 7, payload=payload(store([1])))
     with pytest.raises(DamagedError):
         read(whole[:30] + bytes([whole[30] ^ 1]) + whole[31:])
     for wrong in (b"", b"half a", whole[:-5], whole[1:-5]):
@@ -125,12 +118,12 @@ def test_what_was_damaged_and_what_is_no_record_are_told_apart():
 
 def test_a_state_is_packed_where_that_makes_it_smaller_and_a_batch_never():
     blocks = payload(*(store([n]) for n in range(MAX_EVENTS)))
-    batch, state = (write(Record(SCHEMA, kind, 1, 0, blocks)) for kind in (Kind.BATCH, Kind.STATE))
+    batch, state = (record(kind, 1, 0, payload=blocks) for kind in (Kind.BATCH, Kind.STATE))
     assert len(state) < len(batch) / 2
     assert read(state).payload == read(batch).payload == blocks
     assert read(state).packed is False
     noise = b"".join(zlib.crc32(bytes([n])).to_bytes(4, "big") for n in range(256))
-    assert noise in write(Record(SCHEMA, Kind.STATE, 1, 0, noise))
+    assert noise in record(Kind.STATE, 1, 0, payload=noise)
 
 
 @pytest.mark.parametrize(
@@ -156,6 +149,13 @@ def test_another_schema_and_another_kind_are_refused():
             read(checked(*wrong))
     with pytest.raises(ValueError, match="no record"):
         read(summed(b"\x91" * 10_000))
+
+
+def test_a_record_with_too_few_fields_is_refused_and_its_checksum_is_none_of_them():
+    whole = [SCHEMA, 0, 1, 7, b"", 0, 0, False, False, False]
+    for count in range(len(whole)):
+        with pytest.raises(ValueError, match="no record"):
+            read(checked(*whole[:count]))
 
 
 def test_what_a_later_version_adds_before_the_checksum_is_left_out():

@@ -12,6 +12,7 @@ from typing import Final
 import pytest
 
 from kvbus.conform.vectors import VECTORS
+from tests.log import vectors as log
 from tests.spec.vectors import DIRECTORY
 
 GO: Final = shutil.which("go", path="/usr/local/go/bin") or shutil.which("go")
@@ -38,8 +39,8 @@ def reader(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return request.param(tmp_path_factory.mktemp("reader"))
 
 
-def run(program: Path, directory: Path) -> tuple[int, dict[str, str]]:
-    found = subprocess.run([program, directory], capture_output=True, text=True, timeout=60, check=False)
+def run(program: Path, *arguments: Path | str) -> tuple[int, dict[str, str]]:
+    found = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=60, check=False)
     lines = [line.partition(": ") for line in found.stdout.splitlines()]
     return found.returncode, {name: wrong for name, _, wrong in lines}
 
@@ -57,3 +58,36 @@ def test_it_says_which_vector_it_does_not_read_so(reader, tmp_path):
     status, found = run(reader, tmp_path)
     assert (status, list(found)) == (1, ["stores"])
     assert "expected" in found["stores"]
+
+
+@pytest.mark.slow
+def test_a_reader_follows_every_log_and_reads_every_key(reader):
+    assert run(reader, "log", log.DIRECTORY) == (0, dict.fromkeys(log.files(), ""))
+
+
+WRONG: Final = {
+    "at": 29.0,
+    "record": "93",
+    "fields": None,
+    "counted": {"double": 1},
+    "holds": "part",
+    "epoch": 2,
+    "next": 9,
+    "view": [{"group": None, "medium": "GPU", "hash": 5}],
+}
+
+
+@pytest.mark.slow
+def test_it_says_which_step_or_key_it_does_not_read_so(reader, tmp_path):
+    vector = json.loads((log.DIRECTORY / "erased.json").read_text())
+    for name, wrong in WRONG.items():
+        steps = [*vector["steps"][:2], vector["steps"][2] | {name: wrong}, *vector["steps"][3:]]
+        (tmp_path / f"{name}.json").write_text(json.dumps({"steps": steps}))
+    keys = json.loads((log.DIRECTORY / "keys.json").read_text())["keys"]
+    (tmp_path / "none.json").write_text(json.dumps({"keys": [keys[0] | {"stream": None}]}))
+    (tmp_path / "some.json").write_text(json.dumps({"keys": [keys[-1] | {"stream": keys[0]["stream"]}]}))
+    (tmp_path / "nothing.json").write_text("{}")
+    status, found = run(reader, "log", tmp_path)
+    assert (status, set(found)) == (1, {*WRONG, "none", "some", "nothing"})
+    assert [name for name, wrong in found.items() if "expected" not in wrong] == ["nothing"]
+    assert found["nothing"]

@@ -1,6 +1,7 @@
 // A reader of KV-cache events that runs the vectors of docs/spec: a set of blocks and no socket.
 //
 //	go run . DIRECTORY        each vector: what differs from its view, if anything; exit status 1 if one does
+//	go run . log DIRECTORY    the same for the vectors of a log
 package main
 
 import (
@@ -20,11 +21,13 @@ type vector struct {
 	Live   [][]string
 	Asks   *uint64
 	Replay [][]string
-	View   []struct {
-		Group  *int64
-		Medium string
-		Hash   any
-	}
+	View   []block
+}
+
+type block struct {
+	Group  *int64
+	Medium string
+	Hash   any
 }
 
 // key is what a block is known by (8.1): "group medium hash", a hash of 64 bits unsigned (6.6).
@@ -226,8 +229,27 @@ func run(v vector) string {
 	for _, message := range v.Replay {
 		r.replayed(unhex(message))
 	}
-	expected, found := []string{}, []string{}
-	for _, block := range v.View {
+	expected, found := viewOf(v.View), r.view()
+	if strings.Join(found, ",") != strings.Join(expected, ",") {
+		return fmt.Sprint("it has ", found, ", expected ", expected)
+	}
+	return ""
+}
+
+// view is the live blocks, sorted.
+func (r *reader) view() []string {
+	found := []string{}
+	for name := range r.copies {
+		found = append(found, name)
+	}
+	sort.Strings(found)
+	return found
+}
+
+// viewOf is the same of a vector's view.
+func viewOf(view []block) []string {
+	expected := []string{}
+	for _, block := range view {
 		var group, hash any = nil, block.Hash
 		if block.Group != nil {
 			group = *block.Group
@@ -246,26 +268,27 @@ func run(v vector) string {
 		name, _ := key(group, block.Medium, hash)
 		expected = append(expected, name)
 	}
-	for name := range r.copies {
-		found = append(found, name)
-	}
 	sort.Strings(expected)
-	sort.Strings(found)
-	if strings.Join(found, ",") != strings.Join(expected, ",") {
-		return fmt.Sprint("it has ", found, ", expected ", expected)
-	}
-	return ""
+	return expected
 }
 
 func main() {
-	files, _ := filepath.Glob(filepath.Join(os.Args[1], "*.json"))
+	if os.Args[1] == "log" {
+		os.Exit(all(os.Args[2], runLog))
+	}
+	os.Exit(all(os.Args[1], run))
+}
+
+// all runs each vector of a directory; the exit status is 1 if one differs, or if there is none.
+func all[V any](directory string, run func(V) string) int {
+	files, _ := filepath.Glob(filepath.Join(directory, "*.json"))
 	status := 0
 	for _, file := range files {
 		text, err := os.ReadFile(file)
 		if err != nil {
 			panic(err)
 		}
-		var v vector
+		var v V
 		reading := json.NewDecoder(bytes.NewReader(text))
 		reading.UseNumber()
 		if err := reading.Decode(&v); err != nil {
@@ -280,5 +303,5 @@ func main() {
 	if len(files) == 0 {
 		status = 1
 	}
-	os.Exit(status)
+	return status
 }

@@ -2,7 +2,10 @@
 //!
 //! ```text
 //! reader DIRECTORY        each vector: what differs from its view, if anything; exit status 1 if one does
+//! reader log DIRECTORY    the same for the vectors of a log
 //! ```
+
+mod log;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -183,6 +186,11 @@ impl Reader {
         }
         Some(())
     }
+
+    /// The blocks that are live.
+    fn view(&self) -> BTreeSet<Key> {
+        self.copies.keys().cloned().collect()
+    }
 }
 
 fn messages(value: &Json) -> Vec<Frames> {
@@ -212,6 +220,12 @@ fn expected(block: &Json) -> Key {
     )
 }
 
+/// The same of a vector's view.
+fn view_of(vector: &Json) -> BTreeSet<Key> {
+    let blocks = vector["view"].as_array().expect("a view");
+    blocks.iter().map(expected).collect()
+}
+
 /// Say what differs from the vector; nothing if nothing does.
 fn run(vector: &Json) -> String {
     let mut reader = Reader::default();
@@ -225,13 +239,7 @@ fn run(vector: &Json) -> String {
     messages(&vector["replay"])
         .iter()
         .for_each(|message| reader.replayed(message));
-    let found: BTreeSet<Key> = reader.copies.into_keys().collect();
-    let view: BTreeSet<Key> = vector["view"]
-        .as_array()
-        .expect("a view")
-        .iter()
-        .map(expected)
-        .collect();
+    let (found, view) = (reader.view(), view_of(vector));
     if found == view {
         String::new()
     } else {
@@ -240,7 +248,12 @@ fn run(vector: &Json) -> String {
 }
 
 fn main() {
-    let directory = std::env::args().nth(1).expect("a directory");
+    let mut arguments: Vec<String> = std::env::args().skip(1).collect();
+    let run = match arguments.first().is_some_and(|first| first == "log") {
+        true => log::run,
+        false => run,
+    };
+    let directory = arguments.pop().expect("a directory");
     let files = std::fs::read_dir(directory)
         .expect("a directory")
         .map(|entry| entry.expect("an entry").path());

@@ -1,0 +1,39 @@
+"""Who reads a log, for tests: a follower, and the blocks of who does what it says."""
+
+from __future__ import annotations
+
+from kvbus.log.follower import Follower, Holds
+from kvbus.log.record import Kind
+from tests.doubles.router import PlainSetRouter
+
+
+class Reading:
+    """A follower, its blocks, and the numbers that it has given."""
+
+    def __init__(self) -> None:
+        self.follower = Follower()
+        self.view = PlainSetRouter()
+        self.given: list[tuple[int, int]] = []
+
+    @property
+    def blocks(self) -> set[int | bytes]:
+        return {block for *_, block in self.view.blocks}
+
+    def take(self, *records: bytes, now: float = 0.0) -> set[int | bytes]:
+        for data in records:
+            found = self.follower.take(data, now)
+            if found is not None:
+                self.given.append((found.epoch, found.seq))
+                if found.kind is not Kind.GONE:
+                    self.view.take(found.seq, found.payload)
+            self._clear_if_void()
+        return self.blocks
+
+    def wait(self, now: float) -> None:
+        """Nothing came up to now."""
+        self.follower.expire(now)
+        self._clear_if_void()
+
+    def _clear_if_void(self) -> None:
+        if self.follower.holds is Holds.NOTHING:
+            self.view.blocks.clear()
