@@ -86,7 +86,7 @@ def components(render: Callable[[Mapping[str, Any]], str], dump: Callable[[Any],
 
 
 def modelservice(render: Callable[[Mapping[str, Any]], str], dump: Callable[[Any], str]) -> str:
-    """Values for llm-d-modelservice: it puts init containers and volumes into its pods as they are, and these labels."""
+    """Values for llm-d-modelservice, which puts init containers, volumes and labels into its pods as they are."""
     labels, pod = _sidecar(render({**PRESETS["llm-d"], "configFrom": "environment"}))
     return dump({"modelArtifacts": {"labels": labels}, "decode": pod, "prefill": pod})
 

@@ -108,6 +108,17 @@ def test_the_model_of_production_stacks_page_is_the_one_that_it_serves() -> None
     assert model["podAnnotations"] == {"kvbus/model": model["modelURL"]}
 
 
+def test_what_is_typed_for_aibrixs_gateway_is_what_the_guide_says() -> None:
+    guide, page = (
+        dict(re.findall(r"^ *(AIBRIX_\w+)=(\S+)", (ROOT / "docs" / name).read_text(), re.MULTILINE))
+        for name in ("KUBERNETES.md", "platforms/aibrix.md")
+    )
+    endpoint = "AIBRIX_PREFIX_CACHE_REMOTE_TOKENIZER_ENDPOINT"
+    assert {**page, endpoint: guide[endpoint]} == guide
+    service = shown("aibrix.md", "deploy/kubernetes/platforms/aibrix/engine.yaml")
+    assert page[endpoint] == f"http://{service['metadata']['name']}.default:8000", "AIBrix names its Service so"
+
+
 @needs_platforms
 def test_kserves_own_definition_takes_the_service_with_the_scheduler_of_its_page() -> None:
     path = ROOT / "deploy" / "kubernetes" / "platforms" / "kserve" / "service.yaml"
