@@ -215,7 +215,7 @@ def taken_by_kubernetes(spec: Any) -> None:
 def pod_specs(node: Any) -> Iterator[Any]:
     """Every spec of a pod in an object, with kvbus and without."""
     if isinstance(node, dict):
-        if "runner" in node:  # OME's engine: a pod's spec, the fields of a component, and a container under a name of its own
+        if "runner" in node:  # OME's engine: a pod's spec beside a component's fields, its container under this name
             own = {"runner", "minReplicas", "maxReplicas", "labels", "annotations"}
             yield {**{key: value for key, value in node.items() if key not in own}, "containers": [node["runner"]]}
         elif "containers" in node:
