@@ -207,7 +207,9 @@ def test_kustomize_builds_what_the_replacements_say(example: Path) -> None:
 def taken_by_kubernetes(spec: Any) -> None:
     """A pod that Kubernetes' own schema takes, strictly, and whose mounts have their volumes."""
     kubernetes = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
-    kubernetes.validate({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}, "spec": spec}, "1.37", strict=True)
+    kubernetes.validate(
+        {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}, "spec": spec}, "1.37", strict=True
+    )
     mounted = {each["name"] for one in containers(spec) for each in one.get("volumeMounts", [])}
     assert mounted <= {each["name"] for each in spec.get("volumes", [])}
 
