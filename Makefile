@@ -168,7 +168,7 @@ charts: $(TOOLS) ## both charts: linted, rendered, checked by Kubernetes' schema
 
 platforms: $(TOOLS) ## what others' pods get, by their own definitions and the API server's own CEL (Go, ten minutes)
 	@.ci/platforms.sh $(VENV)/platforms
-	@TEST_PLATFORMS_HOME=$(CURDIR)/$(VENV)/platforms $(BIN)/python -m pytest tests/chart/test_inject.py tests/chart/test_component.py $(ARGS)
+	@TEST_PLATFORMS_HOME=$(CURDIR)/$(VENV)/platforms $(BIN)/python -m pytest tests/chart/test_inject.py tests/chart/test_component.py tests/docs/test_platforms.py $(ARGS)
 
 cluster: $(TOOLS) ## charts, discovery and rights on a real Kubernetes API server, built once (Go, three quarters of an hour)
 	@.ci/cluster.sh $(VENV)/cluster

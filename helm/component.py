@@ -86,9 +86,9 @@ def components(render: Callable[[Mapping[str, Any]], str], dump: Callable[[Any],
 
 
 def modelservice(render: Callable[[Mapping[str, Any]], str], dump: Callable[[Any], str]) -> str:
-    """Values for llm-d-modelservice, which puts init containers and volumes into its pods as they are."""
-    _, pod = _sidecar(render({**PRESETS["llm-d"], "configFrom": "environment"}))
-    return dump({"decode": pod, "prefill": pod})
+    """Values for llm-d-modelservice, which puts init containers, volumes and labels into its pods as they are."""
+    labels, pod = _sidecar(render({**PRESETS["llm-d"], "configFrom": "environment"}))
+    return dump({"modelArtifacts": {"labels": labels}, "decode": pod, "prefill": pod})
 
 
 def _sidecar(workload: str) -> tuple[dict[str, str], dict[str, Any]]:

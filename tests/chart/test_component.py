@@ -18,7 +18,7 @@ from ruamel.yaml import YAML
 
 from kvbus.config import load
 from kvbus.errors import ConfigError
-from tests.chart.charts import ROOT, environment, render, script
+from tests.chart.charts import ROOT, containers, environment, render, script
 from tests.chart.definitions import PLATFORMS, mistakes, needs_platforms
 
 KUBERNETES: Final = ROOT / "deploy" / "kubernetes"
@@ -204,6 +204,66 @@ def test_kustomize_builds_what_the_replacements_say(example: Path) -> None:
     assert by_name(built(example)) == by_name(expected(example))
 
 
+def taken_by_kubernetes(spec: Any) -> None:
+    """A pod that Kubernetes' own schema takes, strictly, and whose mounts have their volumes."""
+    kubernetes = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
+    kubernetes.validate(
+        {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}, "spec": spec}, "1.37", strict=True
+    )
+    mounted = {each["name"] for one in containers(spec) for each in one.get("volumeMounts", [])}
+    assert mounted <= {each["name"] for each in spec.get("volumes", [])}
+
+
+def pod_specs(node: Any) -> Iterator[Any]:
+    """Every spec of a pod in an object, with kvbus and without."""
+    if isinstance(node, dict):
+        if "runner" in node:  # OME's engine: a pod's spec beside a component's fields, its container under this name
+            own = {"runner", "minReplicas", "maxReplicas", "labels", "annotations"}
+            yield {**{key: value for key, value in node.items() if key not in own}, "containers": [node["runner"]]}
+        elif "containers" in node:
+            yield node
+        else:
+            for each in node.values():
+                yield from pod_specs(each)
+    elif isinstance(node, list):
+        for each in node:
+            yield from pod_specs(each)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+def test_kubernetes_takes_every_pod_of_an_example(example: Path) -> None:
+    found = [spec for each in expected(example) for spec in pod_specs(each)]
+    assert found
+    for spec in found:
+        taken_by_kubernetes(spec)
+
+
+def test_a_pod_with_a_mistake_is_not_taken() -> None:
+    """What the check above sees: a field of another name, and a mount without its volume."""
+    kubernetes = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
+    with pytest.raises(kubernetes.utils.ValidationError):
+        taken_by_kubernetes({"containers": [{"name": "a", "image": "a:1", "volumeMount": []}]})
+    mount = {"name": "metrics-volume", "mountPath": "/.config"}
+    with pytest.raises(AssertionError):
+        taken_by_kubernetes({"containers": [{"name": "a", "image": "a:1", "volumeMounts": [mount]}]})
+
+
+def test_both_templates_of_the_set_start_one_engine() -> None:
+    """vLLM's processes find each other when they are told the same, but for the place of each."""
+    (engine,) = documents((KUBERNETES / "platforms" / "lws" / "engine.yaml").read_text())
+    template = engine["spec"]["leaderWorkerTemplate"]
+    (leader,), (worker,) = (template[each]["spec"]["containers"] for each in ("leaderTemplate", "workerTemplate"))
+    events = leader["args"].index("--kv-events-config")
+    assert [*leader["args"][:events], *leader["args"][events + 2 :]] == [
+        each if each != "--headless" else "--enable-prefix-caching" for each in worker["args"]
+    ]
+    assert {key: leader[key] for key in ("image", "command", "resources", "volumeMounts")} == {
+        key: worker[key] for key in ("image", "command", "resources", "volumeMounts")
+    }
+    (size,) = (int(each.partition("=")[2]) for each in worker["args"] if each.startswith("--tensor-parallel-size="))
+    assert size == template["size"] * worker["resources"]["limits"]["nvidia.com/gpu"]
+
+
 @needs_platforms
 @pytest.mark.parametrize("example", [each for each in EXAMPLES if each.name in DEFINED], ids=lambda path: path.name)
 def test_each_projects_own_definition_takes_what_is_built(example: Path) -> None:
@@ -296,7 +356,9 @@ apiVersion: apps/v1
 kind: Deployment
 metadata: {name: vllm-qwen-deployment-vllm, labels: {model: qwen}}
 spec:
+  selector: {matchLabels: {model: qwen}}
   template:
+    metadata: {labels: {model: qwen}}
     spec:
       initContainers: [{name: kvbus, image: kvbus:1, env: [{name: RELEASE_NAME, value: vllm}]}]
       containers: [{name: vllm, image: vllm:1}]
@@ -323,6 +385,9 @@ def test_a_chart_that_drops_what_makes_a_sidecar_gets_one_behind_helm() -> None:
     (sidecar,) = deployment["spec"]["template"]["spec"]["initContainers"]
     wanted = read(KUBERNETES / "component" / "dynamo" / "sidecar.yaml")["template"]["spec"]["initContainers"][0]
     assert sidecar == {**wanted, "image": f"registry.example.com/{wanted['image']}"}
+    assert deployment["spec"]["template"]["metadata"]["labels"] == {"model": "qwen", "kvbus/sidecar": "true"}
+    kubernetes = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
+    kubernetes.validate(deployment, "1.37", strict=True)
 
 
 @needs_kustomize
@@ -337,5 +402,6 @@ def test_a_release_without_kvbus_is_not_installed_in_silence(said: dict[str, str
 
 def test_values_for_llm_ds_chart_have_the_components_sidecar() -> None:
     values = read(KUBERNETES / "platforms" / "llm-d" / "modelservice-values.yaml")
-    pod = read(KUBERNETES / "component" / "llm-d" / "sidecar.yaml")["template"]["spec"]
-    assert values == {"decode": pod, "prefill": pod}
+    template = read(KUBERNETES / "component" / "llm-d" / "sidecar.yaml")["template"]
+    labels, pod = template["metadata"]["labels"], template["spec"]
+    assert values == {"modelArtifacts": {"labels": labels}, "decode": pod, "prefill": pod}

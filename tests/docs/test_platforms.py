@@ -9,6 +9,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from ruamel.yaml import YAML
+
+from kvbus.config import load
+from tests.chart.definitions import mistakes, needs_platforms
 
 ROOT: Final = Path(__file__).parents[2]
 PAGES: Final = sorted((ROOT / "docs" / "platforms").glob("*.md"))
@@ -59,7 +63,7 @@ def typed(page: Path) -> list[str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_what_is_typed_has_what_it_reads(page: Path) -> None:
     """A `sed` is run; a folder has a kustomization; a file of values is shown, or one that a command before wrote."""
-    known = {text.partition("\n")[0].removeprefix("# ") for text in fences(page, "yaml")}
+    known = {text.partition("\n")[0].removeprefix("# ").partition(",")[0] for text in fences(page, "yaml")}
     for line in typed(page):
         if line.startswith("sed "):
             command, _, written = line.partition(" > ")
@@ -70,6 +74,68 @@ def test_what_is_typed_has_what_it_reads(page: Path) -> None:
             assert "image: kvbus:" not in done.stdout
             known.add(written)
         for folder in re.findall(r"apply -k (\S+)", line):
-            assert (ROOT / folder / "kustomization.yaml").is_file()
+            file = str(Path(folder, "kustomization.yaml"))
+            assert file in known or (ROOT / file).is_file(), file
         for file in re.findall(r" -f (\S+\.yaml)", line):
             assert file in known or (ROOT / file).is_file(), file
+
+
+def shown(name: str, first: str) -> Any:
+    """What a page shows below this first line."""
+    (text,) = (each for each in fences(ROOT / "docs" / "platforms" / name, "yaml") if each.startswith(f"# {first}\n"))
+    return YAML(typ="safe", pure=True).load(text)
+
+
+def test_the_values_of_llm_ds_page_and_ours_are_one_pod() -> None:
+    """As llm-d-modelservice puts a role's pod together: annotations, both lists and the containers."""
+    kubernetes = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
+    own = shown("llm-d.md", "my-values.yaml")
+    path = ROOT / "deploy" / "kubernetes" / "platforms" / "llm-d" / "modelservice-values.yaml"
+    ours = YAML(typ="safe", pure=True).load(path.read_text())
+    assert own["prefill"] == {"create": False}, "the chart's own containers mount a volume that our list leaves out"
+    annotations = own["decode"]["podAnnotations"]
+    assert annotations == {"kvbus/model": own["modelArtifacts"]["name"]}, "the chart serves it under this name"
+    assert not own["decode"].keys() & ours["decode"].keys(), "Helm would replace one list by the other"
+    (engine,) = own["decode"]["containers"]
+    container = {key: value for key, value in engine.items() if key != "modelCommand"}
+    metadata = {"name": "a", "labels": ours["modelArtifacts"]["labels"], "annotations": annotations}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata}
+    kubernetes.validate(pod | {"spec": {**ours["decode"], "containers": [container]}}, "1.37", strict=True)
+
+
+def test_the_model_of_production_stacks_page_is_the_one_that_it_serves() -> None:
+    (model,) = shown("production-stack.md", "my-values.yaml")["servingEngineSpec"]["modelSpec"]
+    assert model["podAnnotations"] == {"kvbus/model": model["modelURL"]}
+
+
+def test_what_is_typed_for_aibrixs_gateway_is_what_the_guide_says() -> None:
+    guide, page = (
+        dict(re.findall(r"^ *(AIBRIX_\w+)=(\S+)", (ROOT / "docs" / name).read_text(), re.MULTILINE))
+        for name in ("KUBERNETES.md", "platforms/aibrix.md")
+    )
+    endpoint = "AIBRIX_PREFIX_CACHE_REMOTE_TOKENIZER_ENDPOINT"
+    assert {**page, endpoint: guide[endpoint]} == guide
+    service = shown("aibrix.md", "deploy/kubernetes/platforms/aibrix/engine.yaml")
+    assert page[endpoint] == f"http://{service['metadata']['name']}.default:8000", "AIBrix names its Service so"
+
+
+@needs_platforms
+def test_kserves_own_definition_takes_the_service_with_the_scheduler_of_its_page() -> None:
+    path = ROOT / "deploy" / "kubernetes" / "platforms" / "kserve" / "service.yaml"
+    service = YAML(typ="safe", pure=True).load(path.read_text())
+    service["spec"]["router"] = shown("kserve.md", "spec.router of service.yaml")
+    assert mistakes(service) == []
+    (producer,) = (
+        each["parameters"]["kvEventsConfig"]
+        for each in service["spec"]["router"]["scheduler"]["config"]["inline"]["plugins"]
+        if "parameters" in each
+    )
+    config = YAML(typ="safe", pure=True).load((ROOT / "deploy" / "kubernetes" / "inject" / "kserve.yaml").read_text())
+    (sidecar,) = config["spec"]["template"]["initContainers"]
+    env = {each["name"]: each.get("value", "") for each in sidecar["env"] if each["name"].startswith("KVBUS_")}
+    (output,) = load(None, env=env | {"KVBUS_MODEL": "m", "KVBUS_WORKER": "w:8000"}, overrides={}).outputs
+    assert producer["podDiscoveryConfig"] == {
+        "socketPort": int(output.endpoint.rpartition(":")[2]),
+        "replaySocketPort": int(str(output.replay_endpoint).rpartition(":")[2]),
+    }
+    assert str(output.topic).startswith(producer["topicFilter"])
