@@ -377,8 +377,8 @@ async def test_other_requests_and_the_stream_interleave_with_a_dump(monkeypatch)
                 yield line
 
         monkeypatch.setattr(LiveBlocks, "lines", counted)
-        clock = itertools.count()
-        monkeypatch.setattr(time, "perf_counter", lambda: next(clock) * dumps_module.DUMP_SLICE * 0.6)
+        clock = itertools.count(time.perf_counter(), dumps_module.DUMP_SLICE * 0.6)  # samples are paced by it, too
+        monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
         monkeypatch.setattr(dumps_module, "DUMP_REST", 0)
         dumps = [asyncio.create_task(client.blocks()) for _ in range(2)]
         while not all(dump.done() for dump in dumps):
