@@ -138,6 +138,15 @@ class Fleet:
         self._stack.push_async_callback(leaf.close)
         return leaf
 
+    async def followed_leaf(self, **keys):
+        """A leaf with ten blocks, and a reader that holds them."""
+        leaf = self.leaf(**keys)
+        leaf.store(10)
+        await leaf.written()
+        reading = await self.reading()
+        await reading.holds(leaf)
+        return leaf, reading
+
     async def reading(self, start=None, key=KEY):
         """A reader that begins where the pointer says, or at a position."""
         log = self.kind.open()

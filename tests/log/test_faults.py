@@ -40,11 +40,7 @@ def kind(request):
 
 async def test_a_full_one_is_named_counted_and_has_everything_once_there_is_room(kind):
     async with fleet(kind) as log:
-        leaf = log.leaf(queue_batches=5)
-        leaf.store(10)
-        await leaf.written()
-        reading = await log.reading()
-        await reading.holds(leaf)
+        leaf, reading = await log.followed_leaf(queue_batches=5)
         await kind.room(left=False)
         try:
 

@@ -27,11 +27,7 @@ async def test_readers_of_the_log_hold_the_engines_blocks_from_whatever_state_th
 
 async def test_what_was_let_go_is_counted_and_made_good_by_a_state(kind):
     async with fleet(kind) as log:
-        leaf = log.leaf(queue_batches=5)
-        leaf.store(10)
-        await leaf.written()
-        reading = await log.reading()
-        await reading.holds(leaf)
+        leaf, reading = await log.followed_leaf(queue_batches=5)
         for _ in range(50):  # the loop has no turn in between
             leaf.store(3, gone=2)
         assert leaf.stats.dropped_batches == {"queue_full": 45}
@@ -65,11 +61,7 @@ async def test_a_second_writer_has_the_stream_and_the_first_one_says_so(kind, ca
 
 async def test_a_leaf_that_is_back_begins_a_new_epoch_and_an_ended_stream_is_empty(kind):
     async with fleet(kind) as log:
-        leaf = log.leaf()
-        leaf.store(10)
-        await leaf.written()
-        reading = await log.reading()
-        await reading.holds(leaf)
+        leaf, reading = await log.followed_leaf()
         leaf.store(5)
         await leaf.close(linger=20.0)
         await reading.until(lambda: reading.blocks == leaf.blocks)
@@ -83,11 +75,7 @@ async def test_a_leaf_that_is_back_begins_a_new_epoch_and_an_ended_stream_is_emp
 
 async def test_a_log_that_goes_away_and_comes_back_has_everything_again(kind):
     async with fleet(kind) as log:
-        leaf = log.leaf(queue_batches=20)
-        leaf.store(10)
-        await leaf.written()
-        reading = await log.reading()
-        await reading.holds(leaf)
+        leaf, reading = await log.followed_leaf(queue_batches=20)
         restarting = asyncio.ensure_future(log.kind.restart())
         for _ in range(30):
             leaf.store(5, gone=3)
