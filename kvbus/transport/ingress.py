@@ -113,7 +113,7 @@ class LiveStream:
     @property
     def unread(self) -> bool:
         """Whether batches wait to be read, with libzmq or in the kernel."""
-        return self._pump.unread or self._monitor.unread
+        return self._monitor.unread or self._pump.look()  # in the order in which messages pass both
 
     def read(self, *, on: bool) -> None:
         """Read batches, or leave them with libzmq."""
@@ -200,7 +200,7 @@ class RequestConnection:
     @property
     def unread(self) -> bool:
         """Whether more of the answer waits to be read, with libzmq or in the kernel."""
-        return self._pump.unread or self._monitor.unread
+        return self._monitor.unread or self._pump.look()  # in the order in which messages pass both
 
     def read(self, *, on: bool) -> None:
         """Read the answer, or leave it with libzmq."""

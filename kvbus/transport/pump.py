@@ -79,7 +79,7 @@ class Pump:
         self._max_frames = max_frames
         self._loop = asyncio.get_running_loop()
         self._fd = socket.FD
-        self._look = [(socket, _POLLIN)]
+        self._polled = [(socket, _POLLIN)]
         self._soon: asyncio.Handle | None = None
         self._behind: deque[tuple[int, Callable[[], None]]] = deque()
         """Calls that wait, each with the most messages that may still be before it."""
@@ -149,20 +149,14 @@ class Pump:
             self._behind.popleft()[1]()
 
     def _pending(self) -> bool:
-        return bool(zmq.zmq_poll(self._look, 0))
+        return bool(zmq.zmq_poll(self._polled, 0))
 
-    @property
-    def unread(self) -> bool:
-        """Whether a message waits to be read. To look may consume the signal, so it is read soon."""
+    def look(self) -> bool:
+        """Return whether a message waits. To look, as to send, may consume the signal, so it is read soon."""
         if self.closed or not self._pending():
             return False
         self.kick()
         return True
-
-    def sent(self) -> None:
-        """Check the socket now, after a send on it; :meth:`kick` if a message is waiting."""
-        if not self.closed and self._pending():
-            self.kick()
 
     def close(self) -> None:
         """Stop. The socket closes one turn of the loop later: its descriptor may be among this turn's events."""

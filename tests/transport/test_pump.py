@@ -160,10 +160,10 @@ async def test_a_look_at_what_waits_eats_the_edge_and_the_message_comes_all_the_
             got.clear()
             pair.theirs.send(b"seen")
             assert pair.mine.poll(60_000)
-            assert pump.unread
+            assert pump.look()
             await eventually(lambda: got == [[b"seen"]], "what was seen")
-            assert not pump.unread
-    assert not pump.unread, "it is closed"
+            assert not pump.look()
+    assert not pump.look(), "it is closed"
 
 
 @both_loops

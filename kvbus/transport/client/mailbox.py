@@ -29,7 +29,7 @@ class Mailbox:
     def send(self, frames: tuple[bytes, ...]) -> None:
         """Send a message; it leaves as soon as there is a connection."""
         self._pump.socket.send_multipart(frames)
-        self._pump.sent()
+        self._pump.look()
 
     async def recv(self) -> list[bytes]:
         """Wait for the next message and return its frames."""

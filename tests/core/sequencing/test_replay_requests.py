@@ -120,6 +120,21 @@ class TestTheQuestion:
         assert one.client.timed_out(4.9) is None
         assert one.client.timed_out(5.0) is not None
 
+    def test_an_answer_that_waits_to_be_read_is_not_late(self):
+        one = Asking(replay_timeout=2.0, replay_total_timeout=5.0)
+        one.client.unread(1, 0.0)  # nothing is asked
+        one.client.ask(Purpose.SYNC, tracker_at(0))
+        one.client.sent(1, 0.0)
+        one.client.unread(7, 4.0)  # another one
+        assert one.client.open is not None
+        assert (one.client.open.deadline, one.client.open.hard_deadline) == (2.0, 5.0)
+        one.client.unread(1, 1.0)
+        assert (one.client.open.deadline, one.client.open.hard_deadline) == (3.0, 5.0)
+        one.client.unread(1, 4.0)
+        assert (one.client.open.deadline, one.client.open.hard_deadline) == (6.0, 6.0)
+        assert one.client.timed_out(5.9) is None
+        assert one.client.timed_out(6.0) is not None
+
 
 class TestTheAnswer:
     def test_only_what_is_new_is_progress(self):
