@@ -128,6 +128,8 @@ class AdminServer:
             raise BindError(f"http {where[0]}:{where[1]}", error.strerror or str(error)) from error
         host, port = self._listener.sockets[0].getsockname()[:2]
         self.address = (host, port)
+        # the loop stands while its first worker thread starts: some 20 ms, which the first /metrics would take
+        await asyncio.to_thread(lambda: None)
 
     @web.middleware
     async def _answering(self, request: web.Request, handler: Handler) -> web.StreamResponse:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import threading
 import time
 from collections import Counter
 from typing import Any
@@ -469,6 +470,14 @@ async def test_metrics_of_many_sources_are_made_in_small_pieces_and_each_is_desc
     assert len(samples) == len(set(samples))
     assert sum(line.startswith("kvbus_events_rejected_total{") for line in samples) == 10 * len(Reason)
     assert len(samples) / steps < 50
+
+
+async def test_the_first_metrics_start_no_thread():
+    """The event loop stands for as long as that takes."""
+    async with web() as client:
+        before = {*threading.enumerate()}
+        await client.metrics()
+        assert {*threading.enumerate()} <= before
 
 
 async def test_label_children_exist_at_zero_before_anything_happened():
