@@ -6,6 +6,7 @@ about ``state_dir`` keeps it where pytest's own files are.
 
 import gc
 import os
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +19,10 @@ from tests.sharing import Scheduling
 
 # aiohttp reads the machine's authorities when it is imported, 50 ms in each process; tests trust only their own
 os.environ["SSL_CERT_FILE"] = os.devnull
+
+# a shell's background job ignores it, and so would the processes that tests interrupt
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile(
     "default",
