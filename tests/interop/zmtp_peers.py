@@ -84,6 +84,7 @@ class ForeignPeer:
     def __init__(self, child: Child) -> None:
         self.child = child
         self.said: Counter[str] = Counter()
+        self.ended = False
         self.messages: list[list[bytes]] = []
         self.view = PlainSetRouter()
         """Of the live batches, whatever their numbers."""
@@ -100,6 +101,7 @@ class ForeignPeer:
                 _, *rest = self.messages[-1]
                 if len(rest) == 2 and len(rest[0]) == 8:
                     self.view.take(int.from_bytes(rest[0], "big"), rest[1])
+        self.ended = True
 
     @property
     def seqs(self) -> list[int]:
@@ -107,5 +109,7 @@ class ForeignPeer:
         return [int.from_bytes(seq, "big") for _, seq, _ in self.messages]
 
     async def count(self, what: str, number: int = 1) -> None:
-        """Wait until it has said this so often."""
-        await eventually(lambda: self.said[what] >= number, f"{self.child.name} {what} ({self.child.log})")
+        """Wait until it has said this so often; an error, or its end, is the end of waiting."""
+        with contextlib.suppress(AssertionError):  # the one below says what there was instead
+            await eventually(lambda: self.said[what] >= number or self.said["error"] or self.ended, what)
+        assert self.said[what] >= number, f"{self.child.name}: {dict(self.said)} {self.child.log.read_text()}"
