@@ -12,7 +12,6 @@ import random
 import select
 import sys
 import time
-from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -117,7 +116,7 @@ def lines(waiting: float) -> list[dict[str, object]] | None:
     """What was said on stdin within so many seconds; None at its end."""
     if not select.select([sys.stdin], [], [], waiting)[0]:
         return []
-    line = sys.stdin.buffer.raw.readline()  # type: ignore[attr-defined]
+    line = sys.stdin.readline()  # whoever asks waits for the answer, so no second line is there
     return [msgspec.json.decode(line)] if line else None
 
 

@@ -105,7 +105,9 @@ class Routers:
         """What each one has received."""
         now = time.monotonic()
         return [
-            Heard(now, number, each.messages, each.size, each.again, sum(map(len, each.built.values())), each.violations)
+            Heard(
+                now, number, each.messages, each.size, each.again, sum(map(len, each.built.values())), each.violations
+            )
             for number, each in self.of.items()
         ]
 

@@ -11,60 +11,27 @@ The model (:mod:`tests.bench.region_model`) is fitted on the smaller fleets and 
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
-import re
-import signal
-import subprocess
-import sys
 import tempfile
 import time
-import urllib.request
-from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import click
-import msgspec
 
-from tests.ports import ports_in_a_row
-
-from .many_engines import Sent
-from .many_engines import Spec as EnginesSpec
-from .many_routers import Command, Exact, Heard
-from .processes import environment, fine_cpu_seconds, many_descriptors, rss_bytes, started, wait_until
+from .__main__ import machine
+from .many_routers import Exact
+from .processes import fine_cpu_seconds, many_descriptors
 from .rebuild import SERVERS
-from .setups import Child
+from .region_processes import ROUTERS, Fleet, Region, scraped
+from .region_tables import RESULTS, render
 
-ROUTERS: Final = 16
-MOST: Final = 1500
-"""Seconds after which the kernel ends any process of a fleet, whatever became of this one."""
-
-PATIENCE: Final = 240.0
 SETTLE: Final = 3.0
 """Seconds of a rate before it is looked at."""
 
-
-class Fleet(NamedTuple):
-    """What is run.
-
-    Attributes:
-        engines: how many.
-        blocks: of each engine's cache.
-        decode: tokens that a running request makes in a step: more make larger batches.
-        rates: batches a second of each engine, one after the other.
-    """
-
-    engines: int
-    blocks: int
-    decode: int
-    rates: tuple[float, ...]
-
-
 FLEETS: Final = (
-    Fleet(2, 1000, 8, (2.0,)),
     Fleet(10, 1000, 8, (1.0, 4.0)),
     Fleet(10, 4000, 32, (1.0, 4.0)),
     Fleet(30, 1000, 8, (1.0, 3.0)),
@@ -72,264 +39,6 @@ FLEETS: Final = (
     Fleet(100, 2000, 16, (1.0,)),
 )
 """The last one is predicted from the others: its number, its batches and its caches are none of theirs."""
-
-
-def topic(number: int) -> str:
-    """Of an engine's stream, as routers read it."""
-    return f"kv@pod-{number}.engine.0@m"
-
-
-def scraped(http: str) -> dict[str, float]:
-    """The metrics of one kvbus, by name: the sum over all labels."""
-    with urllib.request.urlopen(f"http://{http}/metrics", timeout=60) as answer:
-        lines = answer.read().decode().splitlines()
-    found: dict[str, float] = {}
-    for line in lines:
-        if not line.startswith("#"):
-            name = re.split(r"[{ ]", line, maxsplit=1)[0]
-            found[name] = found.get(name, 0.0) + float(line.rpartition(" ")[2])
-    return found
-
-
-def connections() -> list[tuple[int, int, int, int, int]]:
-    """Of each TCP socket of processes that we may see: pid, own port, peer's port, bytes sent, bytes received."""
-    said = subprocess.run(["ss", "-tinpHO"], check=True, capture_output=True, text=True).stdout
-    found = []
-    for line in said.splitlines():
-        ends = re.search(r":(\d+)\s+\S+:(\d+)\s", line)
-        owner = re.search(r"pid=(\d+)", line)
-        if ends and owner:
-            sent, received = (re.search(rf"bytes_{what}:(\d+)", line) for what in ("sent", "received"))
-            sizes = [int(size[1]) if size else 0 for size in (sent, received)]
-            found.append((int(owner[1]), int(ends[1]), int(ends[2]), sizes[0], sizes[1]))
-    return found
-
-
-def busy_seconds() -> float:
-    """CPU seconds that everybody on this machine has used."""
-    fields = [int(value) for value in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
-    return (sum(fields) - fields[3] - fields[4]) / os.sysconf("SC_CLK_TCK")
-
-
-class Region:
-    """The processes of a fleet, and what is asked of them."""
-
-    def __init__(self, fleet: Fleet, log: str, directory: Path, stack: contextlib.ExitStack) -> None:
-        self.fleet, self.directory, self._stack = fleet, directory, stack
-        count = fleet.engines
-        ports = iter(range(*(lambda base: (base, base + 3 * count + 4))(ports_in_a_row(3 * count + 4))))
-        self.live = [next(ports) for _ in range(count)]
-        self.replay = [next(ports) for _ in range(count)]
-        self.leaf_http = [f"127.0.0.1:{next(ports)}" for _ in range(count)]
-        self.http = [f"127.0.0.1:{next(ports)}" for _ in range(2)]
-        self.out = [next(ports) for _ in range(2)]
-        make, kind_of = SERVERS[log]
-        self.server = make(directory)
-        stack.callback(self.server.kill)
-        self.server.start()
-        self.kind = kind_of(self.server)
-        asyncio.run(self.kind.make())
-        self._truths = 0
-        self.began_at = time.monotonic()
-        """The leaves' states are about as old."""
-
-    def start(self) -> None:
-        """Everything, up to routers that hold all."""
-        each = [(f"tcp://127.0.0.1:{live}", f"tcp://127.0.0.1:{replay}") for live, replay in zip(self.live, self.replay, strict=True)]
-        spec = EnginesSpec(each, self.fleet.blocks, self.fleet.decode)
-        self.engines = self._child("many_engines", msgspec.json.encode(spec).decode())
-        self.routers = self._child("many_routers")
-        for child in (self.engines, self.routers):
-            child.expect("ready")
-        ((name, keys),) = self.kind.settings().items()
-        output = {"name": "log", "type": name, "endpoint": self.kind.endpoint, name: keys}
-        self.leaves = []
-        for number, (live, replay) in enumerate(each):
-            settings = {
-                "model": "m",
-                "worker": f"pod-{number}",
-                "sources": [{"name": "engine", "endpoint": live, "replay_endpoint": replay}],
-                "outputs": [output],
-                "http": self.leaf_http[number],
-            }
-            self.leaves.append(self._stack.enter_context(self._kvbus(f"leaf-{number}", settings)))
-            if number % 8 == 7:
-                wait_until(lambda at=number: self._answers(at), f"leaf {number} answers", PATIENCE, 0.1)
-        wait_until(lambda: self._answers(self.fleet.engines - 1), "the last leaf answers", PATIENCE, 0.1)
-        self._aggregators: list[contextlib.ExitStack] = [contextlib.ExitStack(), contextlib.ExitStack()]
-        self.aggregators = [self._aggregator(number) for number in range(2)]
-        for number in range(2):
-            self.tell("begin", self.half(number), self.out[number])
-        self.exact(range(ROUTERS), self.pause())
-
-    @staticmethod
-    def half(number: int) -> range:
-        """The routers that an aggregator has by itself."""
-        return range(number * ROUTERS // 2, (number + 1) * ROUTERS // 2)
-
-    def _answers(self, number: int) -> bool:
-        if self.leaves[number].poll() is not None:
-            raise RuntimeError((self.directory / f"leaf-{number}.log").read_text()[-2000:])
-        try:
-            return scraped(self.leaf_http[number])["kvbus_output_states_sent_total"] > 0
-        except OSError:
-            return False
-
-    @contextlib.contextmanager
-    def _kvbus(self, name: str, settings: dict[str, Any]) -> Iterator[subprocess.Popen[bytes]]:
-        runtime = self.directory / f"runtime-{name}"
-        runtime.mkdir(exist_ok=True)
-        config = self.directory / f"{name}.yaml"
-        config.write_text(json.dumps(settings))  # JSON is YAML
-        command = [sys.executable, "-m", "kvbus", "run", "-c", str(config)]
-        env = environment(XDG_RUNTIME_DIR=str(runtime))
-        with started(command, log=self.directory / f"{name}.log", env=env, preexec_fn=lambda: signal.alarm(MOST)) as run:
-            yield run
-
-    def _aggregator(self, number: int) -> subprocess.Popen[bytes]:
-        ((log, keys),) = self.kind.settings().items()
-        settings = {
-            "sources": [{"name": "fleet", "discover": {log: {"endpoint": self.kind.endpoint, **keys}}}],
-            "outputs": [
-                {"name": "routers", "endpoint": f"tcp://127.0.0.1:{self.out[number]}", "layout": "per_topic",
-                 "topic": "kv@{source}@m", "replay_endpoint": None}
-            ],
-            "http": self.http[number],
-        }
-        stack = self._aggregators[number] = self._stack.enter_context(contextlib.ExitStack())
-        return stack.enter_context(self._kvbus(f"aggregator-{number}", settings))
-
-    def _child(self, module: str, *arguments: str) -> Child:
-        log = self.directory / f"{module}.log"
-        process = self._stack.enter_context(
-            started(
-                [sys.executable, "-m", f"tests.bench.{module}", *arguments],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._stack.enter_context(log.open("ab")),
-                preexec_fn=lambda: signal.alarm(MOST),
-            )
-        )
-        return Child(process, log)
-
-    # -- what is said to them ------------------------------------------------------------------------------------------
-
-    def tell(self, what: str, routers: Sequence[int], port: int = 0) -> None:
-        """Let routers begin, go elsewhere, or end."""
-        command = Command(what, list(routers), f"tcp://127.0.0.1:{port}")
-        if self.routers.ask(msgspec.json.encode(command).decode()) != "done":
-            raise RuntimeError(f"the routers did not {what}")
-
-    def run(self, rate: float) -> None:
-        """Let the engines publish."""
-        self.engines.ask(json.dumps({"do": "run", "rate": rate}))
-
-    def pause(self) -> str:
-        """Stop the engines; the file with what they hold."""
-        self._truths += 1
-        truth = str(self.directory / f"truth-{self._truths}")
-        self.engines.ask(json.dumps({"do": "pause", "truth": truth}))
-        return truth
-
-    def exact(self, routers: Sequence[int], truth: str) -> list[Exact]:
-        """Wait until each of these routers holds the truth."""
-        topics = [topic(number) for number in range(self.fleet.engines)]
-        command = Command("await", list(routers), truth=truth, topics=topics, patience=PATIENCE)
-        return msgspec.convert(self.routers.ask(msgspec.json.encode(command).decode()), list[Exact])
-
-    def heard(self) -> dict[int, Heard]:
-        """What each router has received; nothing may have misled it."""
-        told = msgspec.convert(self.routers.ask('{"do": "count"}'), list[Heard])
-        for each in told:
-            if each.violations:
-                raise RuntimeError(f"router {each.router}: {each.violations[:5]}")
-        return {each.router: each for each in told}
-
-    def sent(self) -> Sent:
-        """What the engines have published."""
-        return msgspec.convert(self.engines.ask('{"do": "count"}'), Sent)
-
-    def kill(self, number: int) -> None:
-        """End an aggregator as a crash does."""
-        self.aggregators[number].kill()
-        self.aggregators[number].wait()
-        self._aggregators[number].close()
-
-    def restart(self, number: int) -> None:
-        """Start it anew."""
-        self.aggregators[number] = self._aggregator(number)
-
-    # -- what is seen --------------------------------------------------------------------------------------------------
-
-    def pids(self) -> dict[str, list[int]]:
-        """By role."""
-        return {
-            "leaf": [leaf.pid for leaf in self.leaves],
-            "broker": [self.server.pid],
-            "aggregator": [each.pid for each in self.aggregators],
-            "router": [self.routers.pid],
-            "engine": [self.engines.pid],
-        }
-
-    def hops(self) -> dict[str, int]:
-        """Bytes that TCP has carried at each hop, in its main direction and (`back`) in the other."""
-        broker, ports = int(self.kind.endpoint.rpartition(":")[2]), set(self.live)
-        pids = {role: set(pids) for role, pids in self.pids().items()}
-        found = dict.fromkeys(("engine", "log", "log back", "aggregator", "aggregator back", "router 0", "router 1"), 0)
-        for pid, own, peer, sent, received in connections():
-            if pid in pids["engine"] and own in ports:
-                found["engine"] += sent
-            elif pid in pids["leaf"] and peer == broker:
-                found["log"] += sent
-                found["log back"] += received
-            elif pid in pids["aggregator"] and peer == broker:
-                found["aggregator"] += received
-                found["aggregator back"] += sent
-            elif pid in pids["aggregator"] and own in self.out:
-                found[f"router {self.out.index(own)}"] += sent
-        return found
-
-    def window(self, seconds: float, split: tuple[int, int]) -> dict[str, Any]:
-        """What everything takes for so many seconds; ``split``: routers at each aggregator."""
-        pids = self.pids()
-        metrics = [[(time.monotonic(), scraped(http)) for http in self.leaf_http]]
-        before = [scraped(http) for http in self.http]
-        hops, heard, sent, busy = self.hops(), self.heard(), self.sent(), busy_seconds()
-        cpu = {role: [fine_cpu_seconds(pid) for pid in each] for role, each in pids.items()}
-        time.sleep(seconds)
-        after_cpu = {role: [fine_cpu_seconds(pid) for pid in each] for role, each in pids.items()}
-        now, after_heard, after_hops, after_busy = self.sent(), self.heard(), self.hops(), busy_seconds()
-        metrics.append([(time.monotonic(), scraped(http)) for http in self.leaf_http])
-        after = [scraped(http) for http in self.http]
-        took = now.at - sent.at
-        used = {role: [b - a for a, b in zip(cpu[role], after_cpu[role], strict=True)] for role in cpu}
-        written = sum(
-            (b["kvbus_output_batches_total"] - a["kvbus_output_batches_total"]) / (then - at)
-            for (at, a), (then, b) in zip(*metrics, strict=True)
-        )
-        got = [each.messages - heard[number].messages for number, each in after_heard.items()]
-        size = [each.size - heard[number].size for number, each in after_heard.items()]
-        return {
-            "seconds": took,
-            "split": split,
-            "load": os.getloadavg()[0],
-            "others": (after_busy - busy - sum(map(sum, used.values()))) / took,
-            "batches": (now.batches - sent.batches) / took,
-            "bytes": (now.bytes - sent.bytes) / took,
-            "written": written,
-            "cpu": {role: [each / took for each in values] for role, values in used.items()},
-            "rss": {role: [rss_bytes(pid) / 2**20 for pid in each] for role, each in pids.items()},
-            "hops": {name: (value - hops[name]) / took for name, value in after_hops.items()},
-            "heard": sum(got) / took / len(got),
-            "heard bytes": sum(size) / took / len(size),
-            "records": [
-                b["kvbus_source_batches_total"] - a["kvbus_source_batches_total"] for a, b in zip(before, after, strict=True)
-            ],
-            "journal": [each["kvbus_output_journal_bytes"] for each in after],
-            "blocks": [each["kvbus_blocks"] for each in after],
-            "state bytes": sum(each["kvbus_output_state_bytes_total"] for _, each in metrics[1]),
-            "sent batches": now.batches,
-        }
 
 
 def switched(region: Region, rate: float, seconds: float) -> list[dict[str, Any]]:
@@ -355,7 +64,7 @@ def recovered(region: Region, rate: float, runs: int) -> dict[str, list[dict[str
     def told(what: str, began: float, exact: list[Exact], cpu: dict[str, float]) -> None:
         last = max(exact, key=lambda each: each.at)
         after = {role: sum(map(fine_cpu_seconds, pids)) for role, pids in region.pids().items()}
-        row = {"seconds": last.at - began, "messages": last.messages, "bytes": last.size, "load": os.getloadavg()[0]}
+        row = {"seconds": last.at - began, "load": os.getloadavg()[0]}
         row |= {f"cpu {role}": after[role] - cpu.get(role, 0.0) for role in ("broker", "aggregator", "router")}
         found[what].append(row | {"journal": scraped(region.http[0])["kvbus_output_journal_bytes"]})
 
@@ -368,7 +77,6 @@ def recovered(region: Region, rate: float, runs: int) -> dict[str, list[dict[str
         told("router", began, region.exact([ROUTERS], truth), used)
         region.tell("end", [ROUTERS])
     for _ in range(runs):
-        other = fine_cpu_seconds(region.aggregators[1].pid)
         region.kill(0)
         region.run(rate)
         time.sleep(1.0)
@@ -378,7 +86,6 @@ def recovered(region: Region, rate: float, runs: int) -> dict[str, list[dict[str
         began = time.monotonic()
         region.restart(0)
         told("aggregator", began, region.exact(region.half(0), truth), used)
-        del other
         region.heard()
     for _ in range(runs):
         for number in range(2):
@@ -403,7 +110,9 @@ def measured(fleet: Fleet, log: str, seconds: float, runs: int) -> dict[str, Any
         region = Region(fleet, log, directory, stack)
 
         def told(what: str) -> None:
-            click.echo(f"  {fleet}: {what} at {time.monotonic() - began:.0f} s, load {os.getloadavg()[0]:.1f}", err=True)
+            click.echo(
+                f"  {fleet}: {what} at {time.monotonic() - began:.0f} s, load {os.getloadavg()[0]:.1f}", err=True
+            )
 
         region.start()
         told("started, and exact")
@@ -411,34 +120,55 @@ def measured(fleet: Fleet, log: str, seconds: float, runs: int) -> dict[str, Any
         for rate in fleet.rates:
             region.run(rate)
             time.sleep(SETTLE)
-            for _ in range(runs):
-                windows.append({"rate": rate, **region.window(seconds, (ROUTERS // 2, ROUTERS // 2))})
+            even = (ROUTERS // 2, ROUTERS // 2)
+            windows += [{"rate": rate, **region.window(seconds, even)} for _ in range(runs)]
             region.exact(range(ROUTERS), region.pause())
         told("rates")
         windows += [{"rate": fleet.rates[-1], **each} for each in switched(region, fleet.rates[-1], seconds)]
+        again = sum(each.again for each in region.heard().values())
         told("switched")
         recoveries = recovered(region, fleet.rates[-1], runs)
         told("recovered")
-        again = sum(each.again for each in region.heard().values())
-        rss = {role: [rss_bytes(pid) / 2**20 for pid in pids] for role, pids in region.pids().items()}
-        return {**fleet._asdict(), "log": log, "windows": windows, "recoveries": recoveries, "again": again, "rss": rss}
+        return {
+            **fleet._asdict(),
+            "log": log,
+            "filled bytes": region.filled,
+            "dropped": again,
+            "windows": windows,
+            "recoveries": recoveries,
+        }
+
+
+def save(path: Path, log: str, run: dict[str, Any]) -> None:
+    """Put one fleet into the file, in the place of what was known of it."""
+    found = json.loads(path.read_text()) if path.exists() else {}
+    known = {(each["engines"], each["blocks"]): each for each in found.get(log, {"runs": []})["runs"]}
+    known[run["engines"], run["blocks"]] = run
+    runs = [known[key] for key in sorted(known)]
+    found[log] = {"date": time.strftime("%Y-%m-%d"), "machine": machine(), "runs": runs}
+    path.write_text(json.dumps(found, indent=1) + "\n")
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("log", type=click.Choice(list(SERVERS)))
+@click.argument("log", type=click.Choice(list(SERVERS)), required=False)
 @click.option("--engines", multiple=True, type=int, help="Fleets of so many engines; all fleets if left out.")
 @click.option("--seconds", type=float, default=15.0, show_default=True, help="Of a window.")
 @click.option("--runs", type=click.IntRange(1), default=3, show_default=True, help="Windows and recoveries of a kind.")
-@click.option("--json", "out", type=click.Path(path_type=Path), required=True, help="Add the fleets to this file.")
-def main(log: str, engines: tuple[int, ...], seconds: float, runs: int, out: Path) -> None:
-    """Measure fleets through one real log."""
+@click.option("--json", "out", type=click.Path(path_type=Path), default=RESULTS, help="Put the fleets into this file.")
+@click.option(
+    "--render", "rendering", is_flag=True, help="Measure nothing: write docs/bench/region.json into the docs."
+)
+def main(log: str | None, engines: tuple[int, ...], seconds: float, runs: int, out: Path, *, rendering: bool) -> None:
+    """Measure fleets through one real log: ten minutes of a machine with two cores and 16 GiB."""
+    if rendering:
+        render()
+        return
+    if log is None:
+        raise click.UsageError(f"which log? One of {', '.join(SERVERS)}")
     many_descriptors()
     for fleet in FLEETS:
-        if engines and fleet.engines not in engines:
-            continue
-        found = measured(fleet, log, seconds, runs)
-        known = json.loads(out.read_text()) if out.exists() else []
-        out.write_text(json.dumps([*known, found], indent=1) + "\n")
+        if not engines or fleet.engines in engines:
+            save(out, log, measured(fleet, log, seconds, runs))
 
 
 if __name__ == "__main__":
