@@ -145,8 +145,8 @@ class Region:
             }
             self.leaves.append(self._stack.enter_context(self._kvbus(f"leaf-{number}", settings)))
             if number % 8 == 7:
-                wait_until(lambda at=number: self._answers(at), f"leaf {number} answers", PATIENCE, 0.1)
-        wait_until(lambda: self._answers(self.fleet.engines - 1), "the last leaf answers", PATIENCE, 0.1)
+                self._await_leaf(number)
+        self._await_leaf(self.fleet.engines - 1)
         self._aggregators: list[contextlib.ExitStack] = [contextlib.ExitStack(), contextlib.ExitStack()]
         self.aggregators = [self._aggregator(number) for number in range(2)]
         for number in range(2):
@@ -158,6 +158,9 @@ class Region:
     def half(number: int) -> range:
         """The routers that an aggregator has by itself."""
         return range(number * ROUTERS // 2, (number + 1) * ROUTERS // 2)
+
+    def _await_leaf(self, number: int) -> None:
+        wait_until(lambda: self._answers(number), f"leaf {number} has written its state", PATIENCE, 0.1)
 
     def _answers(self, number: int) -> bool:
         if self.leaves[number].poll() is not None:
