@@ -129,6 +129,7 @@ def measured(fleet: Fleet, log: str, seconds: float, runs: int) -> dict[str, Any
         told("switched")
         recoveries = recovered(region, fleet.rates[-1], runs)
         told("recovered")
+        region.end()
         return {
             **fleet._asdict(),
             "log": log,

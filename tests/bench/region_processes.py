@@ -212,6 +212,11 @@ class Region:
         )
         return Child(process, log)
 
+    def end(self) -> None:
+        """Let all leaves end side by side; who has started them waits for each."""
+        for leaf in self.leaves:
+            leaf.terminate()
+
     # -- what is said to them ------------------------------------------------------------------------------------------
 
     def tell(self, what: str, routers: Sequence[int], port: int = 0) -> None:
