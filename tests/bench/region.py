@@ -25,7 +25,8 @@ from .__main__ import machine
 from .many_routers import Exact
 from .processes import fine_cpu_seconds, many_descriptors
 from .rebuild import SERVERS
-from .region_processes import ROUTERS, Fleet, Region, scraped
+from .region_model import ROUTERS
+from .region_processes import Fleet, Region, scraped
 from .region_tables import RESULTS, render
 
 SETTLE: Final = 3.0

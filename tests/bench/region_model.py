@@ -16,6 +16,7 @@ Point = dict[str, float]
 """Features of a fleet at some time, and what was seen then."""
 
 MB: Final = 1e6
+ROUTERS: Final = 16
 
 
 class Quantity(NamedTuple):
@@ -63,10 +64,15 @@ WINDOWS: Final = (
     Quantity("memory of a router", "MiB", ("one", "engines", "blocks")),
     Quantity("journal of an aggregator", "MB", ("blocks", "MB since")),
 )
+_KEPT: Final = ("one", "engines", "journal")
 RECOVERIES: Final = (
-    Quantity("router", "s", ("one", "engines", "journal")),
-    Quantity("aggregator", "s", ("one", "engines", "journal")),
-    Quantity("region", "s", ("one", "engines", "journal")),
+    Quantity("router, until exact", "s", _KEPT),
+    Quantity("router, its CPU", "s", _KEPT),
+    Quantity("aggregator, until its routers are exact", "s", _KEPT),
+    Quantity("aggregator, its CPU", "s", _KEPT),
+    Quantity("region, until all is exact", "s", _KEPT),
+    Quantity("region, CPU of an aggregator", "s", _KEPT),
+    Quantity("region, CPU of a router", "s", _KEPT),
 )
 
 
@@ -176,10 +182,19 @@ def windows(run: dict[str, Any]) -> Iterator[Point]:
             }
 
 
-def recoveries(run: dict[str, Any], what: str) -> Iterator[Point]:
-    """The points of one fleet and kind of recovery."""
-    for row in run["recoveries"][what]:
-        yield load_of(run, 0.0, 0.0) | {"journal": row["journal"] / MB, what: row["seconds"], "load": row["load"]}
+def recoveries(run: dict[str, Any]) -> Iterator[Point]:
+    """The points of one fleet's recoveries, with what was seen of each kind."""
+    for row in (row | {"kind": kind} for kind, rows in run["recoveries"].items() for row in rows):
+        point = load_of(run, 0.0, 0.0) | {"journal": row["journal"] / MB, "load": row["load"]}
+        if row["kind"] == "router":
+            yield point | {"router, until exact": row["seconds"], "router, its CPU": row["cpu router"]}
+        elif row["kind"] == "aggregator":
+            seen = {"aggregator, until its routers are exact": row["seconds"]}
+            yield point | seen | {"aggregator, its CPU": row["cpu aggregator"]}
+        else:
+            aggregator, router = row["cpu aggregator"] / 2, row["cpu router"] / ROUTERS
+            seen = {"region, CPU of an aggregator": aggregator, "region, CPU of a router": router}
+            yield point | seen | {"region, until all is exact": row["seconds"]}
 
 
 class Compared(NamedTuple):
@@ -203,7 +218,7 @@ def compare(runs: Sequence[dict[str, Any]]) -> list[Compared]:
         known: list[Point] = []
         asked: list[Point] = []
         for run in runs:
-            seen = recoveries(run, quantity.name) if quantity in RECOVERIES else windows(run)
+            seen = (point for point in (*windows(run), *recoveries(run)) if quantity.name in point)
             (asked if run["engines"] == largest else known).extend(seen)
         fitted = fit(quantity, known)
         found.append(Compared(fitted, median(map(fitted, asked)), tuple(point[quantity.name] for point in asked)))

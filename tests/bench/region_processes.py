@@ -26,9 +26,9 @@ from .many_engines import Spec as EnginesSpec
 from .many_routers import Command, Exact, Heard
 from .processes import environment, fine_cpu_seconds, rss_bytes, started, wait_until
 from .rebuild import SERVERS
+from .region_model import ROUTERS
 from .setups import Child
 
-ROUTERS: Final = 16
 MOST: Final = 1500
 """Seconds after which the kernel ends any process of a fleet, whatever became of this one."""
 

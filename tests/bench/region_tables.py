@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from kvbus.outputs.state_due import LEAST_TAIL
 
 from .processes import ROOT
-from .region_model import MB, RECOVERIES, WORDS, Compared, Point, compare, load_of, recoveries, windows
+from .region_model import MB, RECOVERIES, ROUTERS, WORDS, Compared, Point, compare, load_of, recoveries, windows
 from .render import DOCUMENT, into_document
 from .report import markdown_table, number
 
@@ -24,7 +24,6 @@ END: Final = "<!-- end of the rendered table -->"
 FULL: Final = 700.0
 """Milliseconds of CPU a second that one process is given: the rest is for bursts."""
 
-ROUTERS: Final = 16
 STATE_EVERY: Final = 1800.0
 """Seconds; the default of `state_every`."""
 
@@ -121,10 +120,9 @@ def model_table(compared: Sequence[Compared]) -> list[str]:
         low, high = min(each.measured), max(each.measured)
         spread = f"{number(median(each.measured))} ({number(low)} to {number(high)})"
         off = f"{each.deviation:+.0f} %"
-        name = f"recovery of a {quantity.name}" if quantity in RECOVERIES else quantity.name
         rows.append(
             [
-                f"{name}, {unit}",
+                f"{quantity.name}, {unit}",
                 " + ".join(costs),
                 f"{100 * each.fitted.worst:.0f} %",
                 number(each.predicted),
@@ -139,16 +137,15 @@ def recovery_table(runs: Sequence[dict[str, Any]]) -> list[str]:
     """Seconds until routers are exact."""
     rows = []
     for run in runs:
+        points = list(recoveries(run))
         cells = []
         for quantity in RECOVERIES:
-            took = [point[quantity.name] for point in recoveries(run, quantity.name)]
+            took = [point[quantity.name] for point in points if quantity.name in point]
             cells.append(f"{number(median(took))} ({number(min(took))} to {number(max(took))})")
-        journal = median(point["journal"] for point in recoveries(run, "region"))
-        load = median(point["load"] for what in RECOVERIES for point in recoveries(run, what.name))
+        journal, load = (median(point[name] for point in points) for name in ("journal", "load"))
         rows.append([str(run["engines"]), f"{run['engines'] * run['blocks']:,}", number(journal), *cells, number(load)])
-    return markdown_table(
-        ["engines", "blocks", "MB behind states", "router", "aggregator", "both and 16 routers", "load"], rows
-    )
+    columns = ["engines", "blocks", "MB behind states", *(quantity.name for quantity in RECOVERIES), "load"]
+    return markdown_table(columns, rows)
 
 
 def sized(compared: Sequence[Compared], load: Load) -> list[str]:
@@ -163,7 +160,8 @@ def sized(compared: Sequence[Compared], load: Load) -> list[str]:
     full = point | {"journal": state + tail}
     cpu = by["CPU of an aggregator"](point)
     shards = ceil(cpu / FULL)
-    shard = {name: value / shards for name, value in (point | {"journal": state + tail / 2}).items()} | {"one": 1.0}
+    whole = point | {"journal": state + tail / 2}
+    shard = {name: value / shards for name, value in whole.items()} | {"one": 1.0}
     return [
         load.name,
         f"{number(by['CPU of a leaf'](point) / 10)} %, {number(by['memory of a leaf'](point))} MiB",
@@ -173,8 +171,9 @@ def sized(compared: Sequence[Compared], load: Load) -> list[str]:
         f"{number(by['memory of an aggregator'](full) / 1024)} GiB",
         f"{number(batches)}/s, {number(by['aggregator → a router'](point) / 1e3)} MB/s",
         f"{number(by['aggregator → a router'](point) * ROUTERS / 1e3)} MB/s",
-        *(number(by[what](shard)) for what in ("aggregator", "region")),
-        number(by["router"](point | {"journal": state + tail / 2})),
+        number(by["aggregator, its CPU"](shard) + by["router, its CPU"](shard)),
+        number(by["region, CPU of an aggregator"](shard) + by["region, CPU of a router"](whole)),
+        number(by["router, its CPU"](whole)),
     ]
 
 
