@@ -75,7 +75,6 @@ class Routers:
                 self.of[number].go_to(command.endpoint)
             else:
                 self.of.pop(number).close()
-        gc.collect()
 
     def wait(self, command: Command) -> list[Exact]:
         """Read until each router holds the truth.

@@ -33,6 +33,8 @@ MOST: Final = 1500
 """Seconds after which the kernel ends any process of a fleet, whatever became of this one."""
 
 PATIENCE: Final = 240.0
+PARTITIONS: Final = 16
+"""Of Kafka's topics, as docs/LOG.md makes them."""
 
 
 class Fleet(NamedTuple):
@@ -112,10 +114,11 @@ class Region:
         self.http = [f"127.0.0.1:{next(ports)}" for _ in range(2)]
         self.out = [next(ports) for _ in range(2)]
         make, kind_of = SERVERS[log]
+        partitions = {"partitions": PARTITIONS} if log == "kafka" else {}
         self.server = make(directory)
         stack.callback(self.server.kill)
         self.server.start()
-        self.kind = kind_of(self.server)
+        self.kind = kind_of(self.server, **partitions)
         asyncio.run(self.kind.make())
         self._truths = 0
         self.began_at = time.monotonic()
