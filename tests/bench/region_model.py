@@ -41,6 +41,7 @@ WORDS: Final = {
     "batches of one": "a batch",
     "kB of one": "a kB",
     "sent": "a batch to a router",
+    "turns": "a turn",
     "blocks": "1,000 blocks",
     "blocks of one": "1,000 blocks",
     "journal": "a MB of the journal",
@@ -55,8 +56,8 @@ WINDOWS: Final = (
     Quantity("records to an aggregator", "a second", ("engines", "batches")),
     Quantity("messages to a router", "a second", ("engines", "batches")),
     Quantity("CPU of a leaf", "ms/s", ("one", "batches of one", "kB of one")),
-    Quantity("CPU of the log", "ms/s", ("one", "engines", "batches", "kB")),
-    Quantity("CPU of an aggregator", "ms/s", ("one", "engines", "batches", "sent", "kB")),
+    Quantity("CPU of the log", "ms/s", ("one", "engines", "turns", "batches", "kB")),
+    Quantity("CPU of an aggregator", "ms/s", ("one", "engines", "turns", "batches", "sent", "kB")),
     Quantity("CPU of a router", "ms/s", ("one", "batches", "kB")),
     Quantity("memory of a leaf", "MiB", ("one", "blocks of one")),
     Quantity("memory of the log's server", "MiB", ("one", "engines")),
@@ -76,17 +77,37 @@ RECOVERIES: Final = (
 )
 
 
+TURNS: Final = (0.0, 0.002, 0.005, 0.01, 0.02, 0.05)
+"""Seconds of a turn that are tried: records that come in one are taken together."""
+
+
 @dataclass(frozen=True)
 class Fitted:
-    """A quantity with its coefficients, and how far the fit is from what it was made of (the most, relative)."""
+    """A quantity with its coefficients.
+
+    Attributes:
+        quantity: what it is.
+        coefficients: of its features.
+        worst: how far the fit is from what it was made of, the most, relative.
+        turn: seconds of a turn, where the quantity has a cost of these.
+    """
 
     quantity: Quantity
     coefficients: tuple[float, ...]
     worst: float
+    turn: float = 0.0
 
     def __call__(self, point: Point) -> float:
         """What it takes of a fleet."""
-        return sum(c * point[name] for c, name in zip(self.coefficients, self.quantity.features, strict=True))
+        return sum(
+            c * _value(point, name, self.turn)
+            for c, name in zip(self.coefficients, self.quantity.features, strict=True)
+        )
+
+
+def _value(point: Point, name: str, turn: float) -> float:
+    """A feature; turns are as many as batches while these are rare, and never more than fit into a second."""
+    return point["batches"] / (1 + point["batches"] * turn) if name == "turns" else point[name]
 
 
 def fit(quantity: Quantity, points: Sequence[Point]) -> Fitted:
@@ -97,7 +118,12 @@ def fit(quantity: Quantity, points: Sequence[Point]) -> Fitted:
     """
     if len(points) < len(quantity.features):
         raise ValueError(f"{quantity.name}: {len(points)} points for {len(quantity.features)} coefficients")
-    rows = [[point[name] / point[quantity.name] for name in quantity.features] for point in points]
+    tried = TURNS if "turns" in quantity.features else TURNS[:1]
+    return min((_fit(quantity, points, turn) for turn in tried), key=lambda each: each[0])[1]
+
+
+def _fit(quantity: Quantity, points: Sequence[Point], turn: float) -> tuple[float, Fitted]:
+    rows = [[_value(point, name, turn) / point[quantity.name] for name in quantity.features] for point in points]
     best: tuple[float, tuple[float, ...]] | None = None
     every = range(len(quantity.features))
     for chosen in (chosen for size in every for chosen in combinations(every, size + 1)):
@@ -110,7 +136,7 @@ def fit(quantity: Quantity, points: Sequence[Point]) -> Fitted:
             best = error, whole
     assert best is not None  # each feature alone has a coefficient above zero
     worst = max(abs(sum(c * x for c, x in zip(best[1], row, strict=True)) - 1) for row in rows)
-    return Fitted(quantity, best[1], worst)
+    return best[0], Fitted(quantity, best[1], worst, turn)
 
 
 def _least_squares(rows: list[list[float]]) -> list[float] | None:

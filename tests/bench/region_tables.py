@@ -117,6 +117,8 @@ def model_table(compared: Sequence[Compared]) -> list[str]:
             for c, name in zip(each.fitted.coefficients, quantity.features, strict=True)
             if c
         ]
+        if each.fitted.turn:
+            costs.append(f"turns of {1e3 * each.fitted.turn:.0f} ms")
         low, high = min(each.measured), max(each.measured)
         spread = f"{number(median(each.measured))} ({number(low)} to {number(high)})"
         off = f"{each.deviation:+.0f} %"

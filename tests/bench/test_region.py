@@ -77,6 +77,17 @@ def test_costs_that_nothing_tells_apart_are_one():
     assert fitted.coefficients.count(0) == 1
 
 
+def test_records_that_come_in_one_turn_are_taken_together():
+    quantity = CPU._replace(features=("one", "turns", "batches"))
+
+    def busy(batches: float) -> dict[str, float]:
+        return {"one": 1.0, "batches": batches, "CPU": 20 + batches / (1 + 0.005 * batches) + 0.1 * batches}
+
+    fitted = fit(quantity, [busy(batches) for batches in (10, 30, 100, 200)])
+    assert (fitted.turn, fitted.coefficients) == (0.005, pytest.approx((20, 1, 0.1)))
+    assert fitted(busy(10_000)) == pytest.approx(busy(10_000)["CPU"])
+
+
 def test_too_few_points_are_no_fit():
     with pytest.raises(ValueError, match="2 points for 3 coefficients"):
         fit(CPU, [point(10, 1.0), point(30, 1.0)])
