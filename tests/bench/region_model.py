@@ -44,16 +44,19 @@ WORDS: Final = {
     "turns": "a turn",
     "blocks": "1,000 blocks",
     "blocks of one": "1,000 blocks",
+    "records": "1,000 batches behind states",
+    "MB since": "a MB of the engines' behind states",
     "journal": "a MB of the journal",
+    "parts": "a second of CPU of all parts",
 }
 """How a coefficient is said. Batches and kB are the engines', token ids included, and a second's."""
 
 WINDOWS: Final = (
     Quantity("engine → leaf", "kB/s", ("batches", "kB")),
     Quantity("leaf → log", "kB/s", ("engines", "batches", "kB")),
-    Quantity("log → an aggregator", "kB/s", ("one", "batches", "kB")),
+    Quantity("log → an aggregator", "kB/s", ("one", "engines", "batches", "kB")),
     Quantity("aggregator → a router", "kB/s", ("batches", "kB")),
-    Quantity("records to an aggregator", "a second", ("engines", "batches")),
+    Quantity("batches into the log", "a second", ("batches",)),
     Quantity("messages to a router", "a second", ("engines", "batches")),
     Quantity("CPU of a leaf", "ms/s", ("one", "batches of one", "kB of one")),
     Quantity("CPU of the log", "ms/s", ("one", "engines", "turns", "batches", "kB")),
@@ -65,15 +68,15 @@ WINDOWS: Final = (
     Quantity("memory of a router", "MiB", ("one", "engines", "blocks")),
     Quantity("journal of an aggregator", "MB", ("blocks", "MB since")),
 )
-_KEPT: Final = ("one", "engines", "journal")
+_KEPT: Final = ("one", "engines", "records", "journal")
 RECOVERIES: Final = (
     Quantity("router, until exact", "s", _KEPT),
     Quantity("router, its CPU", "s", _KEPT),
     Quantity("aggregator, until its routers are exact", "s", _KEPT),
     Quantity("aggregator, its CPU", "s", _KEPT),
-    Quantity("region, until all is exact", "s", _KEPT),
     Quantity("region, CPU of an aggregator", "s", _KEPT),
     Quantity("region, CPU of a router", "s", _KEPT),
+    Quantity("region, until all is exact", "s", ("one", "parts")),
 )
 
 
@@ -119,7 +122,7 @@ def fit(quantity: Quantity, points: Sequence[Point]) -> Fitted:
     if len(points) < len(quantity.features):
         raise ValueError(f"{quantity.name}: {len(points)} points for {len(quantity.features)} coefficients")
     tried = TURNS if "turns" in quantity.features else TURNS[:1]
-    return min((_fit(quantity, points, turn) for turn in tried), key=lambda each: each[0])[1]
+    return min((_fit(quantity, points, turn) for turn in tried), key=lambda each: round(each[0], 9))[1]
 
 
 def _fit(quantity: Quantity, points: Sequence[Point], turn: float) -> tuple[float, Fitted]:
@@ -194,7 +197,7 @@ def windows(run: dict[str, Any]) -> Iterator[Point]:
                 "leaf → log": hops["log"] / 1e3,
                 "log → an aggregator": hops["aggregator"] / 2e3,
                 "aggregator → a router": (hops["router 0"] + hops["router 1"]) / routers / 1e3,
-                "records to an aggregator": window["records"][at] / window["seconds"],
+                "batches into the log": window["written"],
                 "messages to a router": window["heard"],
                 "CPU of a leaf": cpu["leaf"],
                 "CPU of the log": cpu["broker"],
@@ -208,10 +211,23 @@ def windows(run: dict[str, Any]) -> Iterator[Point]:
             }
 
 
+def behind_states(run: dict[str, Any]) -> tuple[float, float]:
+    """Bytes of the states that an aggregator keeps, and of a batch behind them, as routers get it."""
+    windows = run["windows"]
+    frames = len(f"kv@pod-{run['engines'] - 1}.engine.0@m") + 8
+    of_batch = median((window["heard bytes"] / window["heard"]) - frames for window in windows)
+    published = [
+        window["batches"] / window["bytes"] * (window["sent bytes"] - run["filled bytes"]) for window in windows
+    ]
+    return median(w["journal"][0] - of_batch * n for w, n in zip(windows, published, strict=True)), of_batch
+
+
 def recoveries(run: dict[str, Any]) -> Iterator[Point]:
     """The points of one fleet's recoveries, with what was seen of each kind."""
+    states, of_batch = behind_states(run)
     for row in (row | {"kind": kind} for kind, rows in run["recoveries"].items() for row in rows):
         point = load_of(run, 0.0, 0.0) | {"journal": row["journal"] / MB, "load": row["load"]}
+        point["records"] = max(0.0, row["journal"] - states) / of_batch / 1e3
         if row["kind"] == "router":
             yield point | {"router, until exact": row["seconds"], "router, its CPU": row["cpu router"]}
         elif row["kind"] == "aggregator":
@@ -220,7 +236,12 @@ def recoveries(run: dict[str, Any]) -> Iterator[Point]:
         else:
             aggregator, router = row["cpu aggregator"] / 2, row["cpu router"] / ROUTERS
             seen = {"region, CPU of an aggregator": aggregator, "region, CPU of a router": router}
-            yield point | seen | {"region, until all is exact": row["seconds"]}
+            yield point | seen | {"region, until all is exact": row["seconds"], "parts": _parts(aggregator, router)}
+
+
+def _parts(aggregator: float, router: float) -> float:
+    """CPU seconds of a region that begins; here they share two cores."""
+    return 2 * aggregator + ROUTERS * router
 
 
 class Compared(NamedTuple):
@@ -239,7 +260,7 @@ class Compared(NamedTuple):
 def compare(runs: Sequence[dict[str, Any]]) -> list[Compared]:
     """Fit all quantities on the smaller fleets, and predict the largest one."""
     largest = max(run["engines"] for run in runs)
-    found = []
+    found: list[Compared] = []
     for quantity in (*WINDOWS, *RECOVERIES):
         known: list[Point] = []
         asked: list[Point] = []
@@ -247,5 +268,9 @@ def compare(runs: Sequence[dict[str, Any]]) -> list[Compared]:
             seen = (point for point in (*windows(run), *recoveries(run)) if quantity.name in point)
             (asked if run["engines"] == largest else known).extend(seen)
         fitted = fit(quantity, known)
-        found.append(Compared(fitted, median(map(fitted, asked)), tuple(point[quantity.name] for point in asked)))
+        if "parts" in quantity.features:  # what was just predicted of them, not what they took
+            parts = [[each.fitted(point) for each in found[-2:]] for point in asked]
+            asked = [point | {"parts": _parts(*of)} for point, of in zip(asked, parts, strict=True)]
+        measured = tuple(point[quantity.name] for point in asked)
+        found.append(Compared(fitted, median(map(fitted, asked)), measured))
     return found

@@ -301,7 +301,6 @@ class Region:
         """What everything takes for so many seconds; ``split``: routers at each aggregator."""
         pids = self.pids()
         metrics = [[(time.monotonic(), scraped(http)) for http in self.leaf_http]]
-        before = [scraped(http) for http in self.http]
         hops, heard, sent, busy = self.hops(), self.heard(), self.sent(), busy_seconds()
         cpu = {role: [fine_cpu_seconds(pid) for pid in each] for role, each in pids.items()}
         time.sleep(seconds)
@@ -330,10 +329,6 @@ class Region:
             "hops": {name: (value - hops[name]) / took for name, value in after_hops.items()},
             "heard": sum(got) / took / len(got),
             "heard bytes": sum(size) / took / len(size),
-            "records": [
-                b["kvbus_source_batches_total"] - a["kvbus_source_batches_total"]
-                for a, b in zip(before, after, strict=True)
-            ],
             "journal": [each["kvbus_output_journal_bytes"] for each in after],
             "state bytes": sum(each["kvbus_output_state_bytes_total"] for _, each in metrics[1]),
             "sent bytes": now.bytes,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from math import ceil
+from itertools import count
 from pathlib import Path
 from statistics import median
 from typing import Any, Final, NamedTuple
@@ -158,18 +158,22 @@ def sized(compared: Sequence[Compared], load: Load) -> list[str]:
     point = load_of(run, batches, batches * load.kilobytes * 1e3) | {"sent": batches * ROUTERS / 2, "MB since": 0.0}
     state = by["journal of an aggregator"](point)
     kept = by["journal of an aggregator"].coefficients[1]
-    tail = min(max(state / THOUSAND, LEAST_TAIL / MB), kept * load.rate * load.kilobytes / 1e3 * STATE_EVERY) * THOUSAND
+    tail = min(LEAST_TAIL / MB, kept * load.rate * load.kilobytes / 1e3 * STATE_EVERY) * THOUSAND
     full = point | {"journal": state + tail}
-    cpu = by["CPU of an aggregator"](point)
-    shards = ceil(cpu / FULL)
-    whole = point | {"journal": state + tail / 2}
-    shard = {name: value / shards for name, value in whole.items()} | {"one": 1.0}
+    whole = point | {"journal": state + tail / 2, "records": tail / 2 / (kept * load.kilobytes)}
+
+    def divided(shards: int) -> Point:
+        return {name: value / shards for name, value in whole.items()} | {"one": 1.0}
+
+    cpu = by["CPU of an aggregator"]
+    shards = next(shards for shards in count(1) if cpu(divided(shards)) <= FULL)
+    shard = divided(shards)
     return [
         load.name,
-        f"{number(by['CPU of a leaf'](point) / 10)} %, {number(by['memory of a leaf'](point))} MiB",
+        f"{number(by['CPU of a leaf'](point) / 10)} %",
         f"{number(by['leaf → log'](point) / 1e3)} MB/s",
         f"{number(by['CPU of the log'](point) / 1e3)} cores",
-        f"2 x {shards}, {number(cpu / 1e3)} cores each side",
+        f"2 x {shards}, {number(shards * cpu(shard) / 1e3)} cores a side",
         f"{number(by['memory of an aggregator'](full) / 1024)} GiB",
         f"{number(batches)}/s, {number(by['aggregator → a router'](point) / 1e3)} MB/s",
         f"{number(by['aggregator → a router'](point) * ROUTERS / 1e3)} MB/s",
