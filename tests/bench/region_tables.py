@@ -21,6 +21,8 @@ SIZING: Final = ROOT / "docs" / "OPERATIONS.md"
 BEGIN: Final = "<!-- rendered from docs/bench/region.json: python -m tests.bench.region --render -->"
 END: Final = "<!-- end of the rendered table -->"
 
+NAMES: Final = {"kafka": "Kafka", "nats": "NATS", "redis": "Redis"}
+
 FULL: Final = 700.0
 """Milliseconds of CPU a second that one process is given: the rest is for bursts."""
 
@@ -206,8 +208,11 @@ def report(found: dict[str, dict[str, Any]]) -> str:
     lines: list[str] = []
     for log, told in found.items():
         runs, about = told["runs"], told["machine"]
-        lines += [f"**{log.capitalize()}** ({told['date']}, {about['processor']}, {about['cores']} cores):", ""]
-        lines += ["CPU in % of a core, medians; of a router without what it does with its blocks beside a view:", ""]
+        lines += [f"**{NAMES[log]}** ({told['date']}, {about['processor']}, {about['cores']} cores):", ""]
+        lines += [
+            "CPU in % of a core, of a router that of reading into its view; medians. Others' is of all other processes:",
+            "",
+        ]
         lines += [*measured_table(runs), "", "Seconds until every block is right, median and range:", ""]
         lines += [*recovery_table(runs), ""]
         if len({run["engines"] for run in runs}) > 2:
