@@ -6,7 +6,7 @@ and nothing is pinned. What each process and each hop takes is measured over som
 from one aggregator to the other and back while engines publish; then a router begins, an aggregator is killed and
 started again, and both with all routers. After each of these every router must hold what every engine holds.
 
-The model (:mod:`tests.bench.region_model`) is fitted on the smaller fleets and has to predict the largest.
+The model (:mod:`tests.bench.region_model`) is fitted on the smaller fleets and has to predict the larger ones.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ FLEETS: Final = (
     Fleet(10, 2000, 16, (10.0, 20.0)),
     Fleet(30, 1000, 8, (1.0, 3.0)),
     Fleet(30, 4000, 32, (1.0, 3.0)),
+    Fleet(60, 3000, 8, (2.0,)),
     Fleet(100, 2000, 16, (1.0,)),
 )
-"""The last one is predicted from the others: its number, its batches and its caches are none of theirs."""
+"""The last two are predicted from the others; that of 60 was measured when the model was made, and changed nothing of it."""
 
 
 def switched(region: Region, rate: float, seconds: float) -> list[dict[str, Any]]:

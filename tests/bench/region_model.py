@@ -1,7 +1,7 @@
 """What a fleet takes, as sums of a few costs: each engine, message, kilobyte, block and router adds its own.
 
 Each :class:`Quantity` is a sum of features of a fleet with a coefficient each, none below zero, fitted to what smaller
-fleets took: the sum of the squares of relative errors is the least. Nothing of the largest fleet is in the fit.
+fleets took: the sum of the squares of relative errors is the least. Nothing of larger fleets is in the fit.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ Point = dict[str, float]
 
 MB: Final = 1e6
 ROUTERS: Final = 16
+FITTED: Final = 30
+"""Engines of the largest fleet that the model is fitted on."""
 
 
 class Quantity(NamedTuple):
@@ -245,7 +247,7 @@ def _parts(aggregator: float, router: float) -> float:
 
 
 class Compared(NamedTuple):
-    """A quantity of the largest fleet: what the others predict, and what was measured, at the median of its points."""
+    """A quantity of a larger fleet: what the smaller ones predict, and what was measured, at the median of its points."""
 
     fitted: Fitted
     predicted: float
@@ -257,16 +259,18 @@ class Compared(NamedTuple):
         return 100 * (self.predicted / median(self.measured) - 1)
 
 
-def compare(runs: Sequence[dict[str, Any]]) -> list[Compared]:
-    """Fit all quantities on the smaller fleets, and predict the largest one."""
-    largest = max(run["engines"] for run in runs)
+def compare(runs: Sequence[dict[str, Any]], engines: int) -> list[Compared]:
+    """Fit all quantities on the fleets of up to :data:`FITTED` engines, and predict a larger one."""
     found: list[Compared] = []
     for quantity in (*WINDOWS, *RECOVERIES):
         known: list[Point] = []
         asked: list[Point] = []
         for run in runs:
             seen = (point for point in (*windows(run), *recoveries(run)) if quantity.name in point)
-            (asked if run["engines"] == largest else known).extend(seen)
+            if run["engines"] <= FITTED:
+                known.extend(seen)
+            elif run["engines"] == engines:
+                asked.extend(seen)
         fitted = fit(quantity, known)
         if "parts" in quantity.features:  # what was just predicted of them, not what they took
             parts = [[each.fitted(point) for each in found[-2:]] for point in asked]

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from kvbus.outputs.state_due import LEAST_TAIL
 
 from .processes import ROOT
-from .region_model import MB, RECOVERIES, ROUTERS, WORDS, Compared, Point, compare, load_of, recoveries, windows
+from .region_model import FITTED, MB, RECOVERIES, ROUTERS, WORDS, Compared, Point, compare, load_of, recoveries, windows
 from .render import DOCUMENT, into_document
 from .report import markdown_table, number
 
@@ -53,6 +53,7 @@ LOADS: Final = (
     Load("10 batches/s of 5.3 kB, 100,000 blocks", 10, 5.3, 100_000),
 )
 THOUSAND: Final = 1000
+LARGEST: Final = 100
 
 
 def measured_table(runs: Sequence[dict[str, Any]]) -> list[str]:
@@ -215,15 +216,19 @@ def report(found: dict[str, dict[str, Any]]) -> str:
         ]
         lines += [*measured_table(runs), "", "Seconds until every block is right, median and range:", ""]
         lines += [*recovery_table(runs), ""]
-        if len({run["engines"] for run in runs}) > 2:
-            lines += [f"Fitted on the others, predicted of {max(run['engines'] for run in runs)} engines:", ""]
-            lines += [*model_table(compare(runs)), ""]
+        for engines in sorted({run["engines"] for run in runs if run["engines"] > FITTED}, reverse=True):
+            lines += [f"Fitted on fleets of up to {FITTED} engines, predicted of {engines}:", ""]
+            lines += [*model_table(compare(runs, engines)), ""]
     return "\n".join(lines)
+
+
+def sizes(found: dict[str, dict[str, Any]]) -> str:
+    """For docs/OPERATIONS.md."""
+    return "\n".join(thousand_table(compare(found["kafka"]["runs"], LARGEST)))
 
 
 def render(results: Path = RESULTS, document: Path = DOCUMENT, sizing: Path = SIZING) -> None:
     """Write the tables anew."""
     found = json.loads(results.read_text())
-    sizes = "\n".join(thousand_table(compare(found["kafka"]["runs"])))
-    for path, text in ((document, report(found)), (sizing, sizes)):
+    for path, text in ((document, report(found)), (sizing, sizes(found))):
         path.write_text(into_document(path.read_text(), text, BEGIN, END))

@@ -95,14 +95,15 @@ def test_too_few_points_are_no_fit():
         fit(CPU, [point(10, 1.0), point(30, 1.0)])
 
 
-def test_the_largest_fleet_is_predicted_from_the_others():
-    compared = compare([*SMALLER, fleet(100, 2000, (1.0,))])
+def test_a_larger_fleet_is_predicted_from_the_smaller_ones_alone():
+    others = fleet(60, 3000, (2.0,), slower=9.0)
+    compared = compare([*SMALLER, others, fleet(100, 2000, (1.0,))], 100)
     assert {each.fitted.quantity.name for each in compared} >= {quantity.name for quantity in WINDOWS}
     assert max(abs(each.deviation) for each in compared) < 0.1
 
 
 def test_what_is_off_by_more_than_a_fifth_stands_out():
-    compared = compare([*SMALLER, fleet(100, 2000, (1.0,), slower=1.5)])
+    compared = compare([*SMALLER, fleet(100, 2000, (1.0,), slower=1.5)], 100)
     off = {row.split(" | ")[0].removeprefix("| ") for row in region_tables.model_table(compared) if "**-33 %**" in row}
     recoveries = {f"{quantity.name}, s" for quantity in RECOVERIES if "until" in quantity.name}
     assert off == {"CPU of an aggregator, ms/s", *recoveries}
@@ -114,7 +115,7 @@ def test_an_aggregator_without_routers_is_a_point_of_its_own():
 
 
 def test_one_aggregator_is_enough_until_its_core_is_full():
-    compared = compare([*SMALLER, fleet(100, 2000, (1.0,))])
+    compared = compare([*SMALLER, fleet(100, 2000, (1.0,))], 100)
     rows = [region_tables.sized(compared, load) for load in region_tables.LOADS]
     # 20 a process, 5 an engine, 0.1 a batch to one of 8 routers: 6,600 and 13,000 for all engines
     assert [row[4].split(",")[0] for row in rows[:2]] == ["2 x 10", "2 x 20"]
@@ -122,9 +123,16 @@ def test_one_aggregator_is_enough_until_its_core_is_full():
 
 def test_the_documents_have_what_was_written_last():
     found = json.loads(region_tables.RESULTS.read_text())
-    sizes = "\n".join(region_tables.thousand_table(compare(found["kafka"]["runs"])))
-    for path, text in ((region_tables.DOCUMENT, region_tables.report(found)), (region_tables.SIZING, sizes)):
+    texts = region_tables.report(found), region_tables.sizes(found)
+    for path, text in zip((region_tables.DOCUMENT, region_tables.SIZING), texts, strict=True):
         assert f"{region_tables.BEGIN}\n\n{text.rstrip()}\n\n{region_tables.END}" in path.read_text(), path.name
+
+
+@pytest.mark.parametrize(("engines", "off"), [(60, set()), (100, {"aggregator, its CPU"})])
+def test_what_the_document_says_is_off_is_what_is_off(engines, off):
+    runs = json.loads(region_tables.RESULTS.read_text())["kafka"]["runs"]
+    compared = compare(runs, engines)
+    assert {each.fitted.quantity.name for each in compared if abs(each.deviation) > 20} == off
 
 
 @pytest.fixture
