@@ -34,7 +34,7 @@ MEASURE: Final = 1.0
 """Seconds between two questions where the log ends."""
 
 TAKE: Final = 0.1
-"""Seconds that one take waits for records."""
+"""Seconds that one take waits for records, and between two looks at all streams."""
 
 TURN: Final = 64
 """Records that are handed on before others have their turn."""
@@ -95,6 +95,8 @@ class LogStreams:
         """What the log had then was read."""
         self._shown_at = self._level_at
         """When the set of engines was last told."""
+        self._looked_at = -TAKE
+        """When all streams were last looked at: many records come in the time that takes."""
         self._ends: tuple[float, dict[str, int]] | None = None
         """Where the log ended at some time, by the streams that were not yet read so far."""
 
@@ -157,7 +159,10 @@ class LogStreams:
                 else:
                     await self._take(reader)
                     await self._measure(reader)
-                    self._expire()
+                if self._clock() - self._looked_at < TAKE:
+                    continue
+                self._looked_at = self._clock()
+                self._expire()
                 self._reach(reached=True)
                 engines = tuple(self._engine(each) for each in self._relayed.values() if self._alive(each))
                 if engines != shown and (reader is None or await self._level(reader) or (engines and self._waited())):

@@ -11,6 +11,7 @@ import uuid
 from base64 import urlsafe_b64encode
 from pathlib import Path
 
+from tests.log.server import under_timeout
 from tests.ports import free_ports
 from tests.security.certificates import Authority
 
@@ -97,6 +98,12 @@ class Broker:
         """For SCRAM, for certificates of clients, and with a certificate that has expired."""
         scram, mutual, expired = self._tls_ports
         return scram, mutual, expired
+
+    @property
+    def pid(self) -> int:
+        """Of the broker itself."""
+        assert self._process is not None
+        return under_timeout(self._process)
 
     def _java(self, *args: str) -> subprocess.Popen[bytes]:
         jars = Path(os.environ[HOME_ENV]) / "jars"

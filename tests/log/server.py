@@ -17,6 +17,11 @@ MOST = 1200
 """Seconds after which a server ends, whatever became of the tests."""
 
 
+def under_timeout(process: subprocess.Popen[bytes]) -> int:
+    """The process id of what `timeout` runs."""
+    return int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0])
+
+
 class Server:
     """Runs from `start` to `kill`; its port stays over a restart."""
 
@@ -32,6 +37,12 @@ class Server:
     @property
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        """Of the server itself."""
+        assert self._process is not None
+        return under_timeout(self._process)
 
     def start(self) -> None:
         with self._said.open("ab") as said:

@@ -11,7 +11,8 @@ import pytest
 from kvbus.config import load
 from kvbus.core.numbered import EPOCH_BITS, LAST
 from kvbus.daemon.daemon import Daemon
-from kvbus.discovery.streams import LogStreams
+from kvbus.discovery.contract import fitting_name
+from kvbus.discovery.streams import TAKE, LogStreams
 from kvbus.doctor.discovery import find
 from kvbus.log.contract import START
 from kvbus.log.kafka import KafkaLog
@@ -189,6 +190,44 @@ async def test_an_aggregator_that_finds_many_streams_reads_the_log_a_few_times(k
             )
             assert begun[-1] == MANY
             assert len(begun) <= 6
+        finally:
+            await aggregator.daemon.close(0)
+
+
+async def test_a_record_costs_no_look_at_all_streams(tmp_path, monkeypatch):
+    takes, looks = [], []
+
+    class One(Sipping):
+        async def take(self, seconds):
+            takes.append(self._left or await self._reader.take(seconds))
+            self._left = takes[-1][1:]
+            return takes[-1][:1]
+
+    async def read(self, starts, read=DirectoryLog.read):
+        return One(await read(self, starts))
+
+    def named(name):
+        looks.append(name)
+        return fitting_name(name)
+
+    monkeypatch.setattr(DirectoryLog, "read", read)
+    monkeypatch.setattr("kvbus.discovery.streams.fitting_name", named)
+    kind = Directory(tmp_path / "log")
+    async with fleet(kind) as log:
+        leaves = [log.leaf(topic=f"m␟pod-{n}/engine␟{n}".encode()) for n in range(MANY)]
+        for _ in range(30):
+            for leaf in leaves:
+                leaf.store(1)
+                await leaf.written()
+        aggregator = Aggregator(kind, tmp_path / "one", monkeypatch)
+        begun = asyncio.get_running_loop().time()
+        await aggregator.daemon.start()
+        try:
+            await eventually(lambda: len(aggregator.next) == MANY, "all streams")
+            await eventually(lambda: min(seq & LAST for seq in aggregator.next) > 30, "all records")
+            most = (asyncio.get_running_loop().time() - begun) / TAKE + 1
+            assert len(takes) > 30 * MANY
+            assert len(looks) <= most * MANY
         finally:
             await aggregator.daemon.close(0)
 
