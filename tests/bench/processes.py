@@ -75,7 +75,7 @@ def reset_peak(pid: int | str) -> None:
     Path(f"/proc/{pid}/clear_refs").write_text("5")
 
 
-def wait_until(condition: Callable[[], object], what: str, patience: float = 30.0, every: float = 0.01) -> None:
+def wait_until(condition: Callable[[], object], what: str, patience: float = 120.0, every: float = 0.01) -> None:
     """Poll until the condition is true.
 
     Raises:
