@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import msgspec
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition, errors
+from aiokafka.client import AIOKafkaClient
 from aiokafka.partitioner import murmur2
 from aiokafka.protocol.offset import OffsetRequest
 
@@ -56,6 +57,25 @@ class _Producer(AIOKafkaProducer):  # type: ignore[misc]
         await self.client.close()
 
 
+def _whole(client: AIOKafkaClient) -> None:
+    """Have a client end its first questions though it is cancelled: aiokafka would forget the connection it asks by."""
+    ask = client.bootstrap
+
+    async def bootstrap() -> None:
+        asking = asyncio.ensure_future(ask())
+        asking.add_done_callback(lambda done: done.cancelled() or done.exception())
+        try:
+            await asyncio.shield(asking)
+        except asyncio.CancelledError:
+            try:
+                await asyncio.wait([asking], timeout=STOP)
+            finally:
+                asking.cancel()
+            raise
+
+    client.bootstrap = bootstrap
+
+
 async def _stop(client: AIOKafkaConsumer | AIOKafkaProducer) -> None:
     """Close a client's connections.
 
@@ -66,8 +86,14 @@ async def _stop(client: AIOKafkaConsumer | AIOKafkaProducer) -> None:
     done, _ = await asyncio.wait([stopping], timeout=STOP)
     if not done:
         stopping.cancel()
+        for connection in list(_inner(client)._conns.values()):  # noqa: SLF001 - nobody else closes them
+            connection.close()
     elif not stopping.cancelled():
         stopping.exception()
+
+
+def _inner(client: AIOKafkaConsumer | AIOKafkaProducer) -> AIOKafkaClient:
+    return client.client if isinstance(client, AIOKafkaProducer) else client._client  # noqa: SLF001 - it has no name
 
 
 def client_options(place: Place) -> dict[str, Any]:
@@ -223,6 +249,7 @@ class KafkaLog:
                 acks="all",
                 max_request_size=2 * 1024 * 1024,
             )
+        _whole(_inner(producer))
         try:
             async with said(self._place):
                 await insisted(self._place, options, producer.start())
@@ -299,6 +326,7 @@ class KafkaLog:
             consumer = AIOKafkaConsumer(
                 topic, **client_options(self._place), auto_offset_reset="earliest", enable_auto_commit=False
             )
+        _whole(_inner(consumer))
         try:
             async with said(self._place):
                 await consumer.start()
