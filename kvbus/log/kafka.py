@@ -23,6 +23,7 @@ from aiokafka.protocol.offset import OffsetRequest
 from kvbus.log.contract import Entry, FencedError, Pointer, UnavailableError, next_turn, read_pointer, write_pointer
 from kvbus.log.kafka_errors import insisted, said
 from kvbus.log.place import Place
+from kvbus.tasks import finish
 
 REQUEST: Final = 10.0
 """Seconds that the broker has for a request, all attempts together."""
@@ -82,14 +83,9 @@ async def _stop(client: AIOKafkaConsumer | AIOKafkaProducer) -> None:
     One that has only just begun is cancelled by its own stop, so this is a task of its own. Whatever else goes wrong,
     nobody needs the client any more.
     """
-    stopping = asyncio.ensure_future(client.stop())
-    done, _ = await asyncio.wait([stopping], timeout=STOP)
-    if not done:
-        stopping.cancel()
+    if not await finish(client.stop(), STOP):
         for connection in list(_inner(client)._conns.values()):  # noqa: SLF001 - nobody else closes them
             connection.close()
-    elif not stopping.cancelled():
-        stopping.exception()
 
 
 def _inner(client: AIOKafkaConsumer | AIOKafkaProducer) -> AIOKafkaClient:

@@ -3,7 +3,9 @@
 import asyncio
 from typing import Any
 
+import pytest
 from redis.asyncio import Redis as Client
+from redis.asyncio.connection import Connection
 
 from kvbus.log.contract import START, Entry, Pointer
 from kvbus.log.record import Stream
@@ -115,3 +117,22 @@ async def test_what_is_no_pointer_is_none(redis):
     kind = Redis(redis)
     await told(kind, "HSET", names(kind.place(""), KEY)[1], "epoch", "x", "seq", "1", "position", "1")
     assert await kind.open().pointers() == await kind.open().pointers(KEY) == {}
+
+
+async def test_who_is_cancelled_while_it_closes_leaves_no_connection(redis, monkeypatch):
+    closing, disconnect = asyncio.Event(), Connection.disconnect
+    closed: set[Connection] = set()
+
+    async def held(connection, *args, **keys):
+        closed.add(connection)
+        closing.set()
+        await asyncio.sleep(0.05)
+        await disconnect(connection, *args, **keys)
+
+    monkeypatch.setattr(Connection, "disconnect", held)
+    task = asyncio.ensure_future(Redis(redis).open().pointers())
+    await closing.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await eventually(lambda: not any(connection.is_connected for connection in closed), "the end of it")
