@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
 from typing import Any, Final
 
 AGAIN: Final = 5.0
@@ -25,3 +25,21 @@ async def end_tasks(tasks: Iterable[asyncio.Task[Any] | None]) -> None:
         for task in done:
             if not task.cancelled():
                 task.exception()  # nobody else asks, and asyncio would complain of that
+
+
+async def finish(work: Coroutine[Any, Any, object], seconds: float) -> bool:
+    """Let what closes something go on for so many seconds, also where whoever waits for it is cancelled meanwhile.
+
+    Whatever goes wrong, nobody needs it any more. Returns whether it has ended by itself.
+    """
+    task = asyncio.ensure_future(work)
+    limit = asyncio.get_running_loop().call_later(seconds, task.cancel)
+
+    def ended(task: asyncio.Task[object]) -> None:
+        limit.cancel()
+        if not task.cancelled():
+            task.exception()
+
+    task.add_done_callback(ended)
+    await asyncio.wait([task])
+    return not task.cancelled()

@@ -19,6 +19,8 @@ from tests.sharing import Scheduling
 
 # aiohttp reads the machine's authorities when it is imported, 50 ms in each process; tests trust only their own
 os.environ["SSL_CERT_FILE"] = os.devnull
+# libuv starts children by a fork; gRPC's handlers of one may abort them
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
 # a shell's background job ignores it, and so would the processes that tests interrupt
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -8,7 +8,8 @@ import time
 import pytest
 
 from kvbus import tasks
-from kvbus.tasks import end_tasks
+from kvbus.tasks import end_tasks, finish
+from tests.transport.loops import eventually
 
 
 @pytest.fixture(autouse=True)
@@ -85,3 +86,27 @@ async def test_the_answer_comes_in_the_turn_of_the_cancellation():
     answer.set_result(None)
     await asyncio.wait_for(end_tasks([task]), 60)
     assert task.cancelled()
+
+
+async def test_what_closes_something_goes_on_though_nobody_waits_any_more():
+    goes_on, closed = asyncio.Event(), []
+
+    async def closes():
+        await goes_on.wait()
+        closed.append(True)
+
+    waits = asyncio.create_task(finish(closes(), 60.0))
+    await asyncio.sleep(0)
+    waits.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waits
+    goes_on.set()
+    await eventually(lambda: closed, "the end of it")
+
+
+async def test_what_closes_something_has_so_long_and_may_fail():
+    async def fails():
+        raise ValueError("at the end")
+
+    assert await finish(fails(), 60.0)
+    assert not await finish(asyncio.sleep(3600), 0.01)

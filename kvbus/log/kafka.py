@@ -16,12 +16,14 @@ from typing import Any, Final
 
 import msgspec
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition, errors
+from aiokafka.client import AIOKafkaClient
 from aiokafka.partitioner import murmur2
 from aiokafka.protocol.offset import OffsetRequest
 
 from kvbus.log.contract import Entry, FencedError, Pointer, UnavailableError, next_turn, read_pointer, write_pointer
 from kvbus.log.kafka_errors import insisted, said
 from kvbus.log.place import Place
+from kvbus.tasks import finish
 
 REQUEST: Final = 10.0
 """Seconds that the broker has for a request, all attempts together."""
@@ -56,18 +58,38 @@ class _Producer(AIOKafkaProducer):  # type: ignore[misc]
         await self.client.close()
 
 
+def _whole(client: AIOKafkaClient) -> None:
+    """Have a client end its first questions though it is cancelled: aiokafka would forget the connection it asks by."""
+    ask = client.bootstrap
+
+    async def bootstrap() -> None:
+        asking = asyncio.ensure_future(ask())
+        asking.add_done_callback(lambda done: done.cancelled() or done.exception())
+        try:
+            await asyncio.shield(asking)
+        except asyncio.CancelledError:
+            try:
+                await asyncio.wait([asking], timeout=STOP)
+            finally:
+                asking.cancel()
+            raise
+
+    client.bootstrap = bootstrap
+
+
 async def _stop(client: AIOKafkaConsumer | AIOKafkaProducer) -> None:
     """Close a client's connections.
 
     One that has only just begun is cancelled by its own stop, so this is a task of its own. Whatever else goes wrong,
     nobody needs the client any more.
     """
-    stopping = asyncio.ensure_future(client.stop())
-    done, _ = await asyncio.wait([stopping], timeout=STOP)
-    if not done:
-        stopping.cancel()
-    elif not stopping.cancelled():
-        stopping.exception()
+    if not await finish(client.stop(), STOP):
+        for connection in list(_inner(client)._conns.values()):  # noqa: SLF001 - nobody else closes them
+            connection.close()
+
+
+def _inner(client: AIOKafkaConsumer | AIOKafkaProducer) -> AIOKafkaClient:
+    return client.client if isinstance(client, AIOKafkaProducer) else client._client  # noqa: SLF001 - it has no name
 
 
 def client_options(place: Place) -> dict[str, Any]:
@@ -223,6 +245,7 @@ class KafkaLog:
                 acks="all",
                 max_request_size=2 * 1024 * 1024,
             )
+        _whole(_inner(producer))
         try:
             async with said(self._place):
                 await insisted(self._place, options, producer.start())
@@ -299,6 +322,7 @@ class KafkaLog:
             consumer = AIOKafkaConsumer(
                 topic, **client_options(self._place), auto_offset_reset="earliest", enable_auto_commit=False
             )
+        _whole(_inner(consumer))
         try:
             async with said(self._place):
                 await consumer.start()

@@ -14,6 +14,7 @@ from aiokafka.protocol.metadata import MetadataRequest
 from kvbus.log.contract import UNREACHABLE, FencedError, UnavailableError
 from kvbus.log.place import Place
 from kvbus.log.refusals import causes, refusal
+from kvbus.tasks import end_tasks
 from kvbus.transport.tls_files import TlsFileError
 
 PROBE: Final = 5.0
@@ -85,7 +86,8 @@ async def insisted(place: Place, options: dict[str, Any], work: Coroutine[Any, A
                 raise found
         return task.result()
     finally:
-        task.cancel()
+        if not task.done():
+            await end_tasks([task])
 
 
 async def cause(place: Place, options: dict[str, Any] | None = None) -> UnavailableError | None:

@@ -15,6 +15,7 @@ from nats.js.errors import APIError
 from kvbus.log.contract import UNREACHABLE, UnavailableError
 from kvbus.log.place import NatsPlace
 from kvbus.log.refusals import causes, probed, refusal
+from kvbus.tasks import finish
 from kvbus.transport.tls_files import TlsFileError
 
 ATTEMPT: Final = 2.0
@@ -146,9 +147,7 @@ class Link:
         """Close the connection. Whatever goes wrong, nobody needs it any more."""
         client, self._client = self._client, None
         if client is not None:
-            with contextlib.suppress(errors.Error, OSError, TimeoutError):
-                async with asyncio.timeout(STOP):
-                    await client.close()
+            await finish(client.close(), STOP)
 
 
 def refused(error: APIError) -> UnavailableError:

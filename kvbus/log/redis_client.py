@@ -15,6 +15,7 @@ from redis.backoff import NoBackoff
 from kvbus.log.contract import UNREACHABLE, UnavailableError
 from kvbus.log.place import RedisPlace
 from kvbus.log.refusals import REQUEST, causes, probed, refusal
+from kvbus.tasks import finish
 from kvbus.transport.tls_files import TlsFileError
 
 STOP: Final = 2.0
@@ -78,9 +79,7 @@ def connected(place: RedisPlace) -> Redis:
 
 async def stop(client: Redis) -> None:
     """Close a client's connection. Whatever goes wrong, nobody needs it any more."""
-    with contextlib.suppress(exceptions.RedisError, OSError, TimeoutError):
-        async with asyncio.timeout(STOP):
-            await client.aclose()
+    await finish(client.aclose(), STOP)
 
 
 def _named(error: BaseException) -> UnavailableError:

@@ -40,7 +40,7 @@ def fine_cpu_seconds(pid: int) -> float:
     """CPU time of the threads a process has now, to the nanosecond; :func:`cpu_seconds` where the kernel has none."""
     try:
         return _scheduled(pid, 0)
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # or one has ended in this moment
         return cpu_seconds(pid)
 
 
@@ -48,7 +48,7 @@ def waited_seconds(pid: int) -> float:
     """How long the threads a process has now were ready to run while others had the core; 0 where nobody counts it."""
     try:
         return _scheduled(pid, 1)
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # or one has ended in this moment
         return 0.0
 
 
@@ -75,7 +75,7 @@ def reset_peak(pid: int | str) -> None:
     Path(f"/proc/{pid}/clear_refs").write_text("5")
 
 
-def wait_until(condition: Callable[[], object], what: str, patience: float = 30.0, every: float = 0.01) -> None:
+def wait_until(condition: Callable[[], object], what: str, patience: float = 120.0, every: float = 0.01) -> None:
     """Poll until the condition is true.
 
     Raises:

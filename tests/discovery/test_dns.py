@@ -19,6 +19,8 @@ from tests.system.bus import eventually
 
 dns = pytest.importorskip("dns", reason="the extra dns is not installed")
 
+from dns import asyncquery, message  # noqa: E402
+
 from tests.discovery.dns_server import DnsServer  # noqa: E402
 
 NAME = "engines.test."
@@ -222,18 +224,18 @@ class Dnsmasq:
             f"--addn-hosts={self._hosts}", "--local=/test/", "--local-ttl=1",
             stderr=asyncio.subprocess.DEVNULL,
         )  # fmt: skip
-        await self._until_it_listens()
+        await self._until_it_answers()
 
-    async def _until_it_listens(self) -> None:
-        """Before that a SIGHUP ends it."""
+    async def _until_it_answers(self) -> None:
+        """Before it listens a SIGHUP ends it, and before it answers it takes no notice of one."""
+        question = message.make_query(NAME, "A")
         async with asyncio.timeout(60):
             while True:
                 try:
-                    _, writer = await asyncio.open_connection("127.0.0.1", self.port)
-                except ConnectionRefusedError:
+                    await asyncquery.tcp(question, "127.0.0.1", port=self.port)
+                except OSError:
                     await asyncio.sleep(0.01)
                 else:
-                    writer.close()
                     return
 
     def serve(self, addresses: Iterable[str]) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from tests.chaos.processes import Child
 from tests.doubles.router import PlainSetRouter
+from tests.system.bus import eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -32,17 +33,37 @@ class GoSubscriber:
         self.said: Counter[str] = Counter()
         self.odd: list[list[str]] = []
         """Frames, in hex, of messages that are no batch and no END."""
+        self.errors: list[str] = []
+        """Why connections were lost, or not made."""
         self._child = child
+        self._reading = asyncio.ensure_future(self._read())
 
-    async def read(self) -> None:
-        """Take in what it prints, until it ends."""
+    async def _read(self) -> None:
         assert self._child.process is not None
         assert self._child.process.stdout is not None
         async for line in self._child.process.stdout:
             said = json.loads(line)
             self.said[said["what"]] += 1
+            if "error" in said:
+                self.errors.append(said["error"])
             if "frames" in said:
                 self._take(said["what"], [bytes.fromhex(frame) for frame in said["frames"]])
+
+    async def connected(self) -> None:
+        """Wait until both of its connections are up; what it has said instead is in the error."""
+        with contextlib.suppress(AssertionError):
+            await eventually(lambda: self.said["connected"] >= 2 or self._reading.done(), "its connections")
+        if self._reading.done():
+            self._reading.result()
+        process = self._child.process
+        assert process is not None
+        why = f"{dict(self.said)}, {self.errors}, exit status {process.returncode}\n{self._child.log.read_text()}"
+        assert self.said["connected"] >= 2, why
+
+    async def close(self) -> None:
+        """Read no more."""
+        self._reading.cancel()
+        await asyncio.gather(self._reading, return_exceptions=True)
 
     def _take(self, what: str, frames: list[bytes]) -> None:
         if len(frames) != (3 if what == "message" else 4) or len(frames[-2]) != 8:
@@ -78,15 +99,11 @@ async def subscriber(home: Path, logs: Path, live: str, replay: str) -> AsyncIte
     """A subscriber with both of its connections up."""
     async with _running(Child("go-subscriber", [str(home / "subscriber"), live, replay], logs, piped=True)) as child:
         router = GoSubscriber(child)
-        reading = asyncio.ensure_future(router.read())
         try:
-            async with asyncio.timeout(60):
-                while router.said["connected"] < 2:  # noqa: ASYNC110 - a process says it
-                    await asyncio.sleep(0.01)
+            await router.connected()
             yield router
         finally:
-            reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
+            await router.close()
 
 
 @contextlib.asynccontextmanager

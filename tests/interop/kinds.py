@@ -53,25 +53,21 @@ class GoZeromq(Router):
     def __init__(self, directory: Path, name: str) -> None:
         self._directory = directory
         self._name = name
-        self._programs: list[tuple[Child, GoSubscriber, asyncio.Task[None]]] = []
+        self._programs: list[tuple[Child, GoSubscriber]] = []
 
     async def start(self, streams: Sequence[Stream]) -> None:
         for stream in streams:
             command = [str(Path(os.environ[HOME_ENV]) / "subscriber"), stream.live, stream.replay]
             child = Child(self._name, command, self._directory, piped=True)
             await child.start()
-            router = GoSubscriber(child)
-            self._programs.append((child, router, asyncio.ensure_future(router.read())))
+            self._programs.append((child, GoSubscriber(child)))
 
     async def held(self, known: Known) -> set[int]:
-        return {
-            block for block in known for _, router, _ in self._programs if (None, "GPU", block) in router.live.blocks
-        }
+        return {block for block in known for _, router in self._programs if (None, "GPU", block) in router.live.blocks}
 
     async def stop(self) -> None:
-        for child, _, reading in self._programs:
-            reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
+        for child, router in self._programs:
+            await router.close()
             await child.close()
 
 

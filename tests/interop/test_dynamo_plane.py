@@ -73,7 +73,7 @@ class Frontend:
     def holds(self, *blocks: tuple[int, int]) -> None:
         """Wait until the router has these blocks of these ranks, and no others."""
         expected = sorted(blocks)
-        wait_for(lambda: self.blocks == expected, f"{expected}, and it has {self.blocks}; log: {self._log}", 30)
+        wait_for(lambda: self.blocks == expected, f"{expected}, and it has {self.blocks}; log: {self._log}")
 
     @property
     def blocks(self) -> list[tuple[int, int]]:
@@ -148,7 +148,7 @@ def etcd(tmp_path: Path) -> Iterator[str]:
             return False
 
         try:
-            wait_for(answers, f"etcd answers; log: {tmp_path}/etcd.log", 30)
+            wait_for(answers, f"etcd answers; log: {tmp_path}/etcd.log")
             yield client
         finally:
             stop_process(process)
@@ -263,7 +263,7 @@ def test_a_worker_that_comes_after_kvbus_is_found_and_one_that_goes_is_forgotten
         first("register")
         first("router")
         first.holds(*truth)
-    wait_for(lambda: not list(sources.iterdir()), "the records of a worker whose card is gone are gone too", 30)
+    wait_for(lambda: not list(sources.iterdir()), "the records of a worker whose card is gone are gone too")
     with Frontend(tmp_path, backend="file", ranks=RANKS, block_size=SIZE) as second:
         second("register")
         second("router")

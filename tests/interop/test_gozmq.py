@@ -91,7 +91,7 @@ async def test_nobody_is_cut_off(gozmq: Path, tmp_path: Path) -> None:
             return all(set(view.blocks) == truth for view, truth in views.values())
 
         with contextlib.suppress(AssertionError):  # what is wrong is said below
-            await eventually(exact, "exact views", 15)
+            await eventually(exact, "exact views")
         log = (tmp_path / "kvbus.log").read_text()
         found = [f"{name}: {compared(view, truth)}" for name, (view, truth) in views.items()]
         found += [f"{router.said['lost']} connections lost by the router", f"{len(router.odd)} messages that are none"]

@@ -12,12 +12,16 @@ from kvbus.transport.zmtp.frames import encode_message
 from kvbus.transport.zmtp.listener import Listener
 from kvbus.transport.zmtp.peer import Peer
 from kvbus.transport.zmtp.roles import Role
+from kvbus.transport.zmtp.settings import Settings
 from tests.doubles.payloads import payload
 from tests.ports import ports_in_a_row
 from tests.transport.loops import END, eventually, u64
 from tests.transport.zmtp.peers import Recorder
 
 from .go_peers import publisher, subscriber
+
+PATIENT = Settings(handshake_timeout=60.0)
+"""However long the machine stands still, no connection is lost, and none made twice."""
 
 
 class Replaying(Recorder):
@@ -35,8 +39,8 @@ async def test_a_subscriber_and_requester(gozmq: Path, tmp_path: Path) -> None:
     port = ports_in_a_row(2)
     live, replay = Recorder(), Replaying()
     listeners = [
-        Listener(f"tcp://127.0.0.1:{port}", Role.PUB, live, refused=live.refuse),
-        Listener(f"tcp://127.0.0.1:{port + 1}", Role.ROUTER, replay, refused=replay.refuse),
+        Listener(f"tcp://127.0.0.1:{port}", Role.PUB, live, settings=PATIENT, refused=live.refuse),
+        Listener(f"tcp://127.0.0.1:{port + 1}", Role.ROUTER, replay, settings=PATIENT, refused=replay.refuse),
     ]
     try:
         async with subscriber(gozmq, tmp_path, listeners[0].endpoint, listeners[1].endpoint) as router:

@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-SILENCE: Final = float(os.environ.get(SECONDS_ENV, "3"))
+SILENCE: Final = float(os.environ.get(SECONDS_ENV, "4"))
 STALL: Final = float(os.environ.get("TEST_INTEROP_STALL", min(SILENCE, 20.0)))
 PACE: Final = 0.05
 """Seconds between two batches of which somebody who does not read hears nothing."""
 
-HEARTBEAT: Final = "heartbeat=100"
-"""Milliseconds between two PINGs; JeroMQ waits a second for the answer."""
+HEARTBEAT: Final = "heartbeat=300"
+"""Milliseconds between two PINGs; JeroMQ waits three seconds for the answer, however busy the machine is."""
 
 TOPIC: Final = "kv@engine@m"
 
@@ -173,7 +173,7 @@ async def test_it_comes_back(library: Library, how: str, tmp_path: Path) -> None
                 await eventually(lambda end=end: stats_of(bus).states_sent["subscribed"] == 1 + end, "another state")
                 await exact(bus, engine, peer)
             assert +stats_of(bus).router_disconnects == {"test": 3}
-            assert peer.said["disconnected"] >= 3
+            await peer.count("disconnected", 3)  # some libraries say so in a thread of its own
         await engine.publish(50)
         async with running_bus(**settings) as bus:
             await subscribers(bus, 1)
@@ -357,8 +357,9 @@ async def test_keys_that_do_not_fit(library: Library, tmp_path: Path) -> None:
         library.subscriber(bus.out, TOPIC, stranger) as later,
     ):
         refused = stats_of(bus).refused
-        await eventually(lambda: refused["unknown_key"] >= 4, "two attempts of each stranger")
-        assert refused["curve"] >= 1
+        await eventually(
+            lambda: refused["unknown_key"] >= 4 and refused["curve"], "two attempts of each stranger, one of the other"
+        )
         assert mistaken.messages == later.messages == requester.messages == []
         keys.allow(keys.router, keys.stranger)
         Reloader(bus.daemon, lambda: bus.daemon.config).reload()

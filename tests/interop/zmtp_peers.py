@@ -41,12 +41,10 @@ class Library:
         child = Child(f"{self.name}-{next(_NUMBERS)}", command, self.logs, piped=True)
         await child.start()
         peer = ForeignPeer(child)
-        reading = asyncio.ensure_future(peer.read())
         try:
             yield peer
         finally:
-            reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
+            await peer.close()
             await child.close()
 
     def subscriber(self, endpoint: str, topic: str = "", *options: str, how: str = "connect") -> Running:
@@ -88,9 +86,9 @@ class ForeignPeer:
         self.messages: list[list[bytes]] = []
         self.view = PlainSetRouter()
         """Of the live batches, whatever their numbers."""
+        self._reading = asyncio.ensure_future(self._read())
 
-    async def read(self) -> None:
-        """Take in what it prints, until it ends."""
+    async def _read(self) -> None:
         assert self.child.process is not None
         assert self.child.process.stdout is not None
         async for line in self.child.process.stdout:
@@ -109,7 +107,12 @@ class ForeignPeer:
         return [int.from_bytes(seq, "big") for _, seq, _ in self.messages]
 
     async def count(self, what: str, number: int = 1) -> None:
-        """Wait until it has said this so often; an error, or its end, is the end of waiting."""
-        with contextlib.suppress(AssertionError):  # the one below says what there was instead
-            await eventually(lambda: self.said[what] >= number or self.said["error"] or self.ended, what)
-        assert self.said[what] >= number, f"{self.child.name}: {dict(self.said)} {self.child.log.read_text()}"
+        """Wait until it has said this so often; not where it has ended."""
+        condition = f"{self.child.name} {what} ({self.child.log})"
+        await eventually(lambda: self.said[what] >= number or self._reading.done(), condition)
+        assert self.said[what] >= number, f"{condition}: it has ended\n{self.child.log.read_text()}"
+
+    async def close(self) -> None:
+        """Read no more."""
+        self._reading.cancel()
+        await asyncio.gather(self._reading, return_exceptions=True)

@@ -141,4 +141,6 @@ class Broker:
         if self._process is not None:
             self.signal(signal.SIGKILL)
             self._process.wait()
+            while self._answers():  # `timeout` is gone, the broker goes
+                time.sleep(0.01)
             self._process = None

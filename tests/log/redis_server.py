@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 from pathlib import Path
 
 from redis.asyncio import Redis
@@ -60,6 +61,15 @@ class RedisServer(Server):
     def client(self) -> Redis:
         """As who may do everything."""
         return Redis(host="127.0.0.1", port=self.port, protocol=2, decode_responses=True)
+
+    def _answers(self) -> bool:
+        """While it reads what it has on its disk, it accepts connections and does nothing that it is told."""
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=5) as connection:
+                connection.sendall(b"PING\r\n")
+                return connection.recv(5) == b"+PONG"
+        except OSError:
+            return False
 
     def lose(self) -> None:
         """What it keeps on its disk; it does not run."""

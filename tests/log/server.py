@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 PATIENCE = 60.0
@@ -67,6 +68,21 @@ class Server:
         assert self._process is not None
         os.killpg(self._process.pid, number)
 
+    @contextlib.contextmanager
+    def standing_still(self) -> Iterator[None]:
+        """It answers nothing: every thread of it has stopped, which takes a moment on a busy machine."""
+        assert self._process is not None
+        group = self._process.pid
+        self.signal(signal.SIGSTOP)
+        try:
+            until = time.monotonic() + PATIENCE
+            while not all(state == "T" for state in _states(group)):
+                assert time.monotonic() < until, "the server does not stop"
+                time.sleep(0.001)
+            yield
+        finally:
+            self.signal(signal.SIGCONT)
+
     def kill(self) -> None:
         if self._process is not None:
             self.signal(signal.SIGKILL)
@@ -74,3 +90,12 @@ class Server:
             while self._answers():  # `timeout` is gone, the server goes
                 time.sleep(0.01)
             self._process = None
+
+
+def _states(group: int) -> Iterator[str]:
+    """One letter for each thread of a process group, as in ps."""
+    for process in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):  # it has just ended
+            if process.name.isdecimal() and os.getpgid(int(process.name)) == group:
+                for thread in (process / "task").iterdir():
+                    yield (thread / "stat").read_text().rpartition(")")[2].split()[0]

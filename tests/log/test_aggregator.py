@@ -323,13 +323,13 @@ async def test_a_stream_that_ends_is_cleared_and_leaves_under_the_records_number
 
 
 async def test_a_writer_that_dies_is_given_up_under_one_number_and_another_one_goes_on(kind, tmp_path, monkeypatch):
-    monkeypatch.setattr(LogStreams, "give_up", 1.0)
     async with fleet(kind) as log, Two(kind, tmp_path, monkeypatch) as two:
         leaf = log.leaf()
         leaf.store(30)
         await leaf.written()
-        await eventually(lambda: two.router.blocks(TOPIC) == leaf.blocks, "the engine's blocks")
+        await two.level(leaf)
         await leaf.close()
+        monkeypatch.setattr(LogStreams, "give_up", 1.0)
         await eventually(lambda: two.router.blocks(TOPIC) == set(), "no block")
         await eventually(lambda: two.one.next == two.other.next == [(1 << EPOCH_BITS | LAST) + 1], "the end's number")
         await eventually(lambda: two.one.state == two.other.state == {}, "no source")

@@ -1,7 +1,6 @@
 """What servers of NATS and Redis can do to streams: full, slow, without their data; each is counted and made good."""
 
 import asyncio
-import signal
 
 import pytest
 
@@ -63,15 +62,12 @@ async def test_one_that_stands_still_holds_nobody_up(kind):
         leaf.store(10)
         await leaf.written()
         reading = await log.reading()
-        kind.server.signal(signal.SIGSTOP)
-        try:
+        with kind.server.standing_still():
             for _ in range(20):
                 leaf.store(3, gone=2)
                 await asyncio.sleep(0)
             assert leaf.stats.queue_depth <= 5
             assert leaf.stats.dropped_batches["queue_full"] >= 15
-        finally:
-            kind.server.signal(signal.SIGCONT)
         await eventually(lambda: leaf.stats.states_sent["lost"], "a state behind what is missing")
         await reading.holds(leaf)
 

@@ -1,5 +1,6 @@
 """Who may come in at NATS: passwords and certificates, right and wrong, each wrong one by its name; permissions."""
 
+import asyncio
 import json
 import logging
 import re
@@ -17,7 +18,7 @@ from tests.log import nats_server
 from tests.log.fleet import KEY, fleet
 from tests.log.kinds import Nats
 from tests.security.certificates import Authority
-from tests.transport.loops import eventually
+from tests.transport.loops import PATIENCE, eventually
 
 SECRET = "a-password-that-nobody-sees"
 OTHER = "another-password-that-nobody-sees"
@@ -220,10 +221,9 @@ async def test_documented_permissions_are_enough_and_none_of_them_is_too_much(do
             try:
                 ends = await reader.ends()
                 taken: set[str] = set()
-                while taken != {MINE, THEIRS}:  # each may come for itself
-                    entries = await reader.take(2.0)
-                    assert entries
-                    taken |= {entry.key for entry in entries}
+                async with asyncio.timeout(PATIENCE):
+                    while taken != {MINE, THEIRS}:  # each may come for itself
+                        taken |= {entry.key for entry in await reader.take(2.0)}
                 await reader.take(0.1)
                 assert await reader.reached(MINE) == ends[MINE]
                 assert await reader.pulled.level()

@@ -3,17 +3,20 @@
 import asyncio
 from typing import Any
 
+import pytest
 from redis.asyncio import Redis as Client
+from redis.asyncio.connection import Connection
 
-from kvbus.config import RedisKeys
 from kvbus.log.contract import START, Entry, Pointer
-from kvbus.log.place import RedisPlace
 from kvbus.log.record import Stream
-from kvbus.log.redis import KEEP, RedisLog
+from kvbus.log.redis import KEEP
 from kvbus.log.redis_client import names
 from tests.log.fleet import KEY, fleet, taken
 from tests.log.kinds import Redis
 from tests.transport.loops import eventually
+
+HOUR = 3600 * 10**6
+"""In the microseconds of positions."""
 
 
 async def told(kind, *command):
@@ -44,28 +47,29 @@ async def test_a_server_that_is_behind_what_it_had_is_noticed_by_the_next_append
 
 async def test_what_is_before_the_newest_state_goes_in_time_and_nothing_behind_it(redis):
     kind = Redis(redis)
-    place = RedisPlace(redis.address, RedisKeys(prefix=kind.prefix).model_copy(update={"retention": 1.0}))
-    writer = await RedisLog(place).claim(KEY)
-    for n in range(5):
+    records, _ = names(kind.place(""), KEY)
+    writer = await kind.open().claim(KEY)
+    for n in range(3):
         await writer.append([b"%d" % n])
     state = await writer.append([b"state"])
     await writer.append([b"behind"])
 
     async def kept():
-        await writer.point(Pointer(1, 5, state))
-        await writer.append([b"live"])  # it also keeps the stream from going as a whole
         reader = await kind.open().read({KEY: START})
-        found = [entry.data for entry in await reader.take(1.0)]
+        found = [entry.data for entry in await reader.take(20.0)]
         await reader.close()
         return found
 
-    first = await kept()
-    assert first[:7] == [b"0", b"1", b"2", b"3", b"4", b"state", b"behind"]
-    async with asyncio.timeout(50):
-        found = first
-        while found[0] != b"state":
-            found = await kept()
-    assert found[:3] == [b"state", b"behind", b"live"]
+    await writer.point(Pointer(1, 3, state))
+    assert await kept() == [b"0", b"1", b"2", b"state", b"behind"]
+    async with Client(port=redis.port, protocol=2) as client:  # as if an hour had gone by
+        young: Any = await client.xrange(records)
+        await client.delete(records)
+        for at, fields in young:
+            await client.xadd(records, fields, id=f"{int(at.partition(b'-')[0]) - HOUR}-0")
+    await writer.point(Pointer(1, 3, state - HOUR))
+    await writer.append([b"live"])
+    assert await kept() == [b"state", b"behind", b"live"]
     await writer.close()
 
 
@@ -113,3 +117,22 @@ async def test_what_is_no_pointer_is_none(redis):
     kind = Redis(redis)
     await told(kind, "HSET", names(kind.place(""), KEY)[1], "epoch", "x", "seq", "1", "position", "1")
     assert await kind.open().pointers() == await kind.open().pointers(KEY) == {}
+
+
+async def test_who_is_cancelled_while_it_closes_leaves_no_connection(redis, monkeypatch):
+    closing, disconnect = asyncio.Event(), Connection.disconnect
+    closed: set[Connection] = set()
+
+    async def held(connection, *args, **keys):
+        closed.add(connection)
+        closing.set()
+        await asyncio.sleep(0.05)
+        await disconnect(connection, *args, **keys)
+
+    monkeypatch.setattr(Connection, "disconnect", held)
+    task = asyncio.ensure_future(Redis(redis).open().pointers())
+    await closing.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await eventually(lambda: not any(connection.is_connected for connection in closed), "the end of it")

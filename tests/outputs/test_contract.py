@@ -212,7 +212,7 @@ async def test_a_stream_that_closes_sends_what_waits_and_leaves_the_others(outpu
         one, two = Taken(await driven.reader(0)), Taken(await driven.reader(1))
         assert sorted(driven.driver.streams) == [0, 1]
         driven.publish(700, 0)
-        driven.driver.close(0, linger=5.0)
+        driven.driver.close(0, linger=60.0)
         assert driven.driver.streams == [1]
         driven.send(5, 1)
         await one.all_of(driven.sent[0])

@@ -1,0 +1,72 @@
+"""Child processes: they begin whatever this process has loaded, and end with whoever started them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.processes import ROOT, Child
+from tests.system.bus import eventually
+
+_aborts: list[bool] = []
+os.register_at_fork(after_in_child=lambda: os._exit(134) if _aborts else None)
+
+STARTS_ONE = """
+import asyncio, sys
+from pathlib import Path
+from tests.chaos.processes import Child
+
+async def main():
+    child = Child("child", ["sleep", "600"], Path(sys.argv[1]))
+    await child.start()
+    print(child.pid, flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def a_library_that_bears_no_fork() -> Iterator[None]:
+    """As gRPC's handler of forks, which aborts the child now and then."""
+    _aborts.append(True)
+    yield
+    _aborts.clear()
+
+
+@pytest.mark.usefixtures("a_library_that_bears_no_fork")
+async def test_a_child_begins_whatever_a_library_does_at_a_fork(tmp_path: Path) -> None:
+    child = Child("child", ["cat"], tmp_path, piped=True)
+    await child.start()
+    assert child.process is not None
+    assert await child.process.communicate(b"said") == (b"said", None)
+    assert child.process.returncode == 0
+    await child.close()
+
+
+async def test_a_child_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", STARTS_ONE, str(tmp_path)]
+    parent = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=asyncio.subprocess.PIPE)
+    assert parent.stdout is not None
+    pid = int(await parent.stdout.readline())
+    parent.kill()
+    await parent.wait()
+
+    def gone() -> bool:
+        with suppress(ProcessLookupError, FileNotFoundError):
+            os.kill(pid, 0)
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        return True
+
+    try:
+        await eventually(gone, "the end of the child")
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
