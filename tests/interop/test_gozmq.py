@@ -106,5 +106,6 @@ async def test_nobody_is_cut_off(gozmq: Path, tmp_path: Path) -> None:
         assert router.said["connected"] == 2
         assert log.count(": connected") == bus.metric(subscribers) == len(sources)
         for source in sources:
-            for name in ("missing_batches", "restarts"):
+            # none is lost; missing for a moment may be what a replay's answer has before the other socket brings it
+            for name in ("lost_batches", "restarts"):
                 assert bus.metric(f'kvbus_source_{name}_total{{source="{source["name"]}"}}') == 0

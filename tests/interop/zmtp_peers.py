@@ -82,7 +82,6 @@ class ForeignPeer:
     def __init__(self, child: Child) -> None:
         self.child = child
         self.said: Counter[str] = Counter()
-        self.ended = False
         self.messages: list[list[bytes]] = []
         self.view = PlainSetRouter()
         """Of the live batches, whatever their numbers."""
@@ -99,7 +98,6 @@ class ForeignPeer:
                 _, *rest = self.messages[-1]
                 if len(rest) == 2 and len(rest[0]) == 8:
                     self.view.take(int.from_bytes(rest[0], "big"), rest[1])
-        self.ended = True
 
     @property
     def seqs(self) -> list[int]:
