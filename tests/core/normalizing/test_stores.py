@@ -61,6 +61,22 @@ class TestCopies:
         assert bench.rejected == {Reason.HASH_COLLISION: 1}
 
 
+class TestOffloads:
+    def test_each_run_leaves_as_a_store_with_its_own_keys(self):
+        bench = Bench()
+        bench.feed(store([1, 2]), store([7]))
+        images = [[{"hash": "a"}], [{"hash": "c"}], [{"hash": "b"}]]
+        out = bench.feed(store([1, 7, 2], tokens=[], block_size=0, medium="CPU", mm_keys=images))
+        assert {event["block_hashes"][0]: event["mm_keys"] for event in out} == {
+            block: [keys] for block, keys in zip((1, 7, 2), images, strict=True)
+        }
+
+    def test_what_nobody_knows_is_counted(self):
+        bench = Bench()
+        assert bench.feed(store([1], tokens=[], block_size=0, medium="CPU")) == []
+        assert bench.filtered == {Filtered.TOKENLESS: 1}
+
+
 class TestOrphans:
     @pytest.mark.parametrize(("orphans", "left"), [("pass", [[3], [5], [6]]), ("drop", [[6]])])
     def test_each_is_counted_once(self, orphans, left):
