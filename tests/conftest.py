@@ -6,7 +6,7 @@ about ``state_dir`` keeps it where pytest's own files are.
 
 import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 
 from tests import budget
 from tests.log import broker, nats_server, redis_server
-from tests.sharing import Scheduling
+from tests.sharing import Scheduling, import_share
 
 # aiohttp reads the machine's authorities when it is imported, 50 ms in each process; tests trust only their own
 os.environ["SSL_CERT_FILE"] = os.devnull
@@ -96,10 +96,24 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return Scheduling(config, log)
 
 
-def pytest_collection_finish() -> None:
-    """What was collected stays to the end: a test that collects garbage need not look at thousands of tests."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """See :func:`tests.sharing.import_share`."""
+    worker: dict[str, Any] | None = getattr(session.config, "workerinput", None)
+    if worker is not None:
+        number, workers = int(worker["workerid"].removeprefix("gw")), worker["workercount"]
+        import_share(session.config.rootpath, session.config.args, number, workers)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """What is collected stays to the end: the garbage collector looks at thousands of tests neither now nor later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
