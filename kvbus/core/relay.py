@@ -17,12 +17,7 @@ from typing import Final
 from kvbus.core import write_ahead_log as wal
 from kvbus.core.answering import Answering
 from kvbus.core.applying import Applier
-from kvbus.core.commands import (
-    CancelReplay,
-    Command,
-    RequestReplay,
-    RequestSnapshot,
-)
+from kvbus.core.commands import CancelReplay, Command, RequestReplay, RequestSnapshot
 from kvbus.core.events import (
     AnswerPulled,
     BatchReceived,
@@ -203,16 +198,18 @@ class Relay:
             if source.lifetimes is not None:
                 source.lifetimes.begin(now)
 
+    # -- sources and outputs there are -----------------------------------------------------------------------------
+
     def _started(self, event: Started, now: float) -> None:
         self._do(wal.Begun(event.wall, [output.spec.known_slots for output in self.outputs]), now)
-
-    # -- what they say ---------------------------------------------------------------------------------------------
 
     def _output_placed(self, event: OutputPlaced, now: float) -> None:
         self._out.place(event.output, event.spec, now)
 
     def _output_tuned(self, event: OutputTuned, _now: float) -> None:
         self.outputs[event.output].tune(event.heartbeat, event.journal_batches, event.journal_bytes)
+
+    # -- what they say ---------------------------------------------------------------------------------------------
 
     def _batch(self, event: BatchReceived, now: float) -> None:
         slot, frames = event.source, event.frames
