@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 
 from tests import budget
 from tests.log import broker, nats_server, redis_server
-from tests.sharing import Scheduling, import_share
+from tests.sharing import Scheduling
 
 # aiohttp reads the machine's authorities when it is imported, 50 ms in each process; tests trust only their own
 os.environ["SSL_CERT_FILE"] = os.devnull
@@ -94,15 +94,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     if config.getvalue("dist") != "loadgroup":
         return None
     return Scheduling(config, log)
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_sessionstart(session: pytest.Session) -> None:
-    """See :func:`tests.sharing.import_share`."""
-    worker: dict[str, Any] | None = getattr(session.config, "workerinput", None)
-    if worker is not None:
-        number, workers = int(worker["workerid"].removeprefix("gw")), worker["workercount"]
-        import_share(session.config.rootpath, session.config.args, number, workers)
 
 
 @pytest.hookimpl(wrapper=True)
