@@ -17,12 +17,7 @@ from typing import Final
 from kvbus.core import write_ahead_log as wal
 from kvbus.core.answering import Answering
 from kvbus.core.applying import Applier
-from kvbus.core.commands import (
-    CancelReplay,
-    Command,
-    RequestReplay,
-    RequestSnapshot,
-)
+from kvbus.core.commands import CancelReplay, Command, RequestReplay, RequestSnapshot
 from kvbus.core.events import (
     AnswerPulled,
     BatchReceived,
@@ -62,8 +57,9 @@ from kvbus.core.outputs.snapshot import parse_snapshot
 from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.sequencing.actions import Ask, AskSnapshot, Deliver, Lost, NewEpoch, Stop, Synced
 from kvbus.core.sequencing.phases import Phase
+from kvbus.core.slots import Slots
 from kvbus.core.source import Source
-from kvbus.core.source_spec import NOBODY, SourceSpec, nobody
+from kvbus.core.source_spec import SourceSpec
 from kvbus.core.types import Reason
 from kvbus.core.wire.codec import AnyEvent, begins_with_clear, note
 from kvbus.core.wire.frames import SEQ_BYTES, FrameLimits, ReplayEnd, parse_live, parse_replay
@@ -88,9 +84,8 @@ class Relay:
         self._answering = Answering(self._out, self.outputs, self._do)
         self._applier = Applier(self.sources, self._out, self.limits.max_events)
         self._numbered = Numbered(self.sources, self.outputs, self._out, self.limits.max_events)
-        self.sources.extend(map(self._source, sources))
-        for slot, source in enumerate(self.sources):
-            self._out.close(slot, closed=source.gone)
+        self._slots = Slots(self.sources, self._out, self._applier, self._numbered)
+        self._slots.begin(sources)
 
         # What the shell looks at.
         self.backlog = False
@@ -100,8 +95,8 @@ class Relay:
 
         self._handlers: dict[type, Callable[..., None]] = {
             Started: self._started,
-            SourcePlaced: self._placed,
-            SourceRemoved: self._removed,
+            SourcePlaced: self._slots.placed,
+            SourceRemoved: self._slots.removed,
             OutputPlaced: self._output_placed,
             OutputTuned: self._output_tuned,
             BatchReceived: self._batch,
@@ -203,36 +198,10 @@ class Relay:
             if source.lifetimes is not None:
                 source.lifetimes.begin(now)
 
-    # -- sources there are -----------------------------------------------------------------------------------------
-
-    def _source(self, spec: SourceSpec) -> Source:
-        source = Source(spec)
-        source.normalizer.names_cleared = self._out.names_cleared
-        return source
+    # -- sources and outputs there are -----------------------------------------------------------------------------
 
     def _started(self, event: Started, now: float) -> None:
         self._do(wal.Begun(event.wall, [output.spec.known_slots for output in self.outputs]), now)
-
-    def _placed(self, event: SourcePlaced, now: float) -> None:
-        slot = event.source
-        if slot < len(self.sources):
-            self._remove(slot, now)
-        while len(self.sources) <= slot:
-            self.sources.append(self._source(NOBODY))
-        self.sources[slot] = self._source(event.spec)
-        self._out.welcome(slot, event.spec.rank, event.streams, now)
-
-    def _removed(self, event: SourceRemoved, now: float) -> None:
-        self._remove(event.source, now)
-
-    def _remove(self, slot: int, now: float) -> None:
-        source = self.sources[slot]
-        if not source.gone:
-            self._applier.clear(slot, source, now)
-        if source.spec.numbered:
-            self._numbered.removed(slot, now)
-        self.sources[slot] = self._source(nobody(source.rank))
-        self._out.close(slot, closed=True)
 
     def _output_placed(self, event: OutputPlaced, now: float) -> None:
         self._out.place(event.output, event.spec, now)

@@ -14,7 +14,8 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from kvbus.sim.cache import Cleared, Event, PrefixCache, Request
-from kvbus.sim.dialects import DIALECTS, BatchEncoder, Dialect
+from kvbus.sim.dialects import DIALECTS, Dialect
+from kvbus.sim.encoder import BatchEncoder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

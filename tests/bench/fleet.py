@@ -18,7 +18,8 @@ from itertools import count
 from typing import Final, NamedTuple
 
 from kvbus.sim.cache import Block, PrefixCache, Removed, Request, Stored, make_block
-from kvbus.sim.dialects import DIALECTS, BatchEncoder
+from kvbus.sim.dialects import DIALECTS
+from kvbus.sim.encoder import BatchEncoder
 
 DIALECT: Final = DIALECTS["vllm-0.33"]
 LOAD_TERM: Final = 8

@@ -6,9 +6,9 @@ The others are applied by :meth:`~kvbus.core.normalizing.normalizer.Normalizer.a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
-from msgspec import UNSET, Raw
+from msgspec import UNSET
 
 from kvbus.core.blocks.announce import announce, out_parent, reblocked_stores, stores_of
 from kvbus.core.blocks.chunk import Chunk
@@ -20,16 +20,16 @@ from kvbus.core.normalizing.block_size import Treatment
 from kvbus.core.normalizing.derived_hashes import derive_chunk
 from kvbus.core.normalizing.leaving import Leaving
 from kvbus.core.normalizing.left_out import LeftOut
-from kvbus.core.normalizing.removal_order import leaf_first
+from kvbus.core.normalizing.offloads import offloaded
 from kvbus.core.normalizing.removals import Removals
 from kvbus.core.normalizing.rules import Rules
 from kvbus.core.normalizing.shape import Shape, Sizes
 from kvbus.core.source_stats import SourceStats
 from kvbus.core.types import Filtered, Hash, Reason
-from kvbus.core.wire.encoding import decode_value, encode_value, with_extras
-from kvbus.core.wire.parts import extras_of, parts
+from kvbus.core.wire.encoding import with_extras
+from kvbus.core.wire.parts import extras_of
 from kvbus.core.wire.schema import BlockStored, Extras
-from kvbus.core.wire.tokens import divide, joined
+from kvbus.core.wire.tokens import divide
 
 
 class Stores:
@@ -135,8 +135,10 @@ class Stores:
         if chunk is not None:
             self.place(event, shape, chunk, step.extras)
             return
-        runs = self._offloaded(event, shape)
-        if not runs:
+        runs = offloaded(event, shape.group, self._index, self._removals)
+        if runs:
+            self._leaving.touched = True
+        else:
             self._stats.filtered[Filtered.TOKENLESS] += 1
             self._left_out.copies.forget()
         hashes, extras = event.block_hashes, step.extras
@@ -225,44 +227,6 @@ class Stores:
                 return False
             self._stats.filtered[Filtered.ORPHAN_PASSED] += 1
         return True
-
-    # -- offloads --------------------------------------------------------------------------------------------------
-
-    def _offloaded(self, event: BlockStored[Any], shape: Shape) -> list[BlockStored[Any]]:
-        """Give a store without tokens (an offloaded block of vLLM's) those that its hashes have on another medium.
-
-        With them come adapter, salt and session, without which they would be another prompt's blocks.
-        Nothing if not all of them are known, with one block size. Blocks that do not follow each other leave as several
-        stores, parents first.
-        """
-        found: list[bytes] = []
-        parents: list[Hash | None] = []
-        chunks: dict[Hash, Chunk] = {}
-        first: Chunk | None = None
-        last: Chunk | None = None
-        divided: list[bytes] = []
-        for block in event.block_hashes:
-            chunk = self._index.find(shape.group, block) or self._removals.just_removed(shape.group, block)
-            if chunk is None or (first is not None and chunk.block_size != first.block_size):
-                return []
-            first = first or chunk
-            if chunk is not last:
-                last, divided = chunk, divide(chunk.tokens, chunk.block_size)
-            at = chunk.hashes.index(block)
-            found.append(divided[at])
-            parents.append(chunk.parent_of(at))
-            chunks[block] = chunk
-        if first is None:
-            return []
-        self._leaving.touched = True
-        if event.parent_block_hash is None:
-            event.parent_block_hash = parents[0]
-        event.block_size = first.block_size
-        event.token_ids = Raw(joined(found, first.block_size))
-        runs = _chains(event, parents)
-        for run in runs:
-            _complete(run, chunks)
-        return runs
 
     # -- copies ----------------------------------------------------------------------------------------------------
 
@@ -360,46 +324,3 @@ class Stores:
 
     def _treatment(self, group: int | None, chunk: Chunk) -> Treatment:
         return self._sizes[group].detector.treatment(chunk.block_size, len(chunk.hashes))
-
-
-def _complete(run: BlockStored[Any], chunks: dict[Hash, Chunk]) -> None:
-    """Give a store of blocks that follow each other what they have on another medium, and it does not say itself."""
-    meta = chunks[run.block_hashes[0]].meta
-    if run.lora_id is None and run.lora_name is None:
-        run.lora_id, run.lora_name = meta.lora_id, meta.lora_name
-    sent: Any = run  # a field of raw msgpack may be UNSET
-    if sent.cache_salt is UNSET and meta.cache_salt is not None:
-        run.cache_salt = Raw(meta.cache_salt)
-    if sent.session_id is UNSET and meta.session_id is not None:
-        run.session_id = Raw(meta.session_id)
-    if sent.extra_keys is UNSET:
-        run.extra_keys = _entries(run.block_hashes, chunks, lookahead=False)
-    if sent.lookahead_token_ids is UNSET:
-        run.lookahead_token_ids = _entries(run.block_hashes, chunks, lookahead=True)
-
-
-def _entries(hashes: Sequence[Hash], chunks: dict[Hash, Chunk], *, lookahead: bool) -> Any:
-    """The entries that blocks have in the lists of their chunks; nothing if there is none."""
-    found: list[Any] = []
-    last: Chunk | None = None
-    entries: list[Any] | None = None
-    for block in hashes:
-        chunk = chunks[block]
-        if chunk is not last:
-            raw = chunk.meta.lookahead if lookahead else chunk.extra_keys
-            last, entries = chunk, None if raw is None else decode_value(raw)
-        found.append(entries[chunk.hashes.index(block)] if entries else None)
-    return encode_value(found) if any(found) else UNSET
-
-
-def _chains(event: BlockStored[Any], parents: Sequence[Hash | None]) -> list[BlockStored[Any]]:
-    """A store as one for each run of blocks that follow each other, parents first."""
-    hashes = event.block_hashes
-    starts = [at for at, parent in enumerate(parents) if not at or parent != hashes[at - 1]]
-    if len(starts) == 1:
-        return [event]
-    runs = cast("list[BlockStored[Any]]", parts(event, list(zip(starts, [*starts[1:], len(hashes)], strict=True))))
-    for start, run in zip(starts[1:], runs[1:], strict=True):
-        run.parent_block_hash = parents[start]
-    order = {block: at for at, block in enumerate(leaf_first(list(zip(hashes, parents, strict=True))[::-1]))}
-    return sorted(runs, key=lambda run: -order[run.block_hashes[0]])

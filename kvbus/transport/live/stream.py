@@ -11,7 +11,6 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import Final
 
 from kvbus.core.commands import SendState
 from kvbus.core.stats import OutputStats, RouterView
@@ -22,12 +21,10 @@ from kvbus.transport.live.losses import Losses
 from kvbus.transport.live.ring import Entry, Ring
 from kvbus.transport.live.router import Router, RouterState, say
 from kvbus.transport.live.transfers import Transfers
+from kvbus.transport.live.undecided import Undecided
 from kvbus.transport.live.views import Views
 from kvbus.transport.zmtp.frames import MORE, head
 from kvbus.transport.zmtp.peer import Peer
-
-UNDECIDED: Final = 1000
-"""Batches kept for a router in the moment between its subscription and :data:`ASKS_REPLAY`."""
 
 
 class LivePublisher:
@@ -98,8 +95,7 @@ class LivePublisher:
         self._routers: dict[int, Router] = {}
         self._current: dict[int, Router] = {}
         self._stalled: dict[int, Router] = {}
-        self._undecided: dict[int, list[Entry]] = {}
-        """What was published since a router subscribed that may yet say that it asks for replays by itself."""
+        self._undecided = Undecided()
         self._transfers = Transfers(self.request, self.restart) if shared is None else shared.transfers
         self._behind = Behind(self._ring, self._current, before_send, self._transfers.forget)
         self._losses = Losses(
@@ -159,7 +155,7 @@ class LivePublisher:
             self._losses.slow_router(router, count, events)
         if self._current:
             self._send(burst)
-        if self._behind.routers or self._undecided:
+        if self._behind.routers or self._undecided.missed:
             self._keep(burst)
         else:
             self._ring.skip(count)
@@ -187,10 +183,7 @@ class LivePublisher:
 
     def _keep(self, burst: list[Entry]) -> None:
         """Keep the burst for routers that may get it later."""
-        for missed in self._undecided.values():
-            missed.extend(burst)
-            if len(missed) > UNDECIDED:
-                missed.clear()  # it finds the gap, and asks
+        self._undecided.keep(burst)
         ring = self._ring
         if not self._behind.routers:
             ring.skip(len(burst))
@@ -218,7 +211,7 @@ class LivePublisher:
             router.asks = True
             if router.state in {RouterState.WAITING, RouterState.STALLED}:
                 self.flush()
-                missed = self._undecided.get(peer.id, [])
+                missed = self._undecided.missed.get(peer.id)
                 self._go_live(router)
                 if missed:
                     peer.write(b"".join([entry.message for entry in missed]))
@@ -275,7 +268,7 @@ class LivePublisher:
             router.reason = "subscribed"
             self._want_state(router)
             if self._shared is None:
-                self._undecided[router.peer.id] = []
+                self._undecided.missed[router.peer.id] = []
         else:
             self._go_live(router)
 
@@ -310,7 +303,7 @@ class LivePublisher:
         name = router.peer.id
         for routers in (self._current, self._behind.routers, self._stalled):
             routers.pop(name, None)
-        self._undecided.pop(name, None)
+        self._undecided.missed.pop(name, None)
         self._transfers.forget(router)
         router.reader = None
         router.state = state
@@ -345,7 +338,7 @@ class LivePublisher:
             if router is None or router.state is not RouterState.WAITING:
                 continue
             router.state = RouterState.RECEIVING
-            self._undecided.pop(name, None)
+            self._undecided.missed.pop(name, None)
             router.reader = command.transfer.reader()
             self._behind.add(router, self._ring.end)
             self._stats.states_sent[router.reason] += 1

@@ -1,0 +1,116 @@
+"""Stores without tokens: they get those of the blocks on another medium."""
+
+import pytest
+
+from kvbus.core.types import Filtered
+from tests.core.dsl import Bench
+from tests.doubles.payloads import plain_all, removed, store, tokens_of
+
+
+def test_tokens_size_parent_and_adapter_are_those_of_the_blocks():
+    bench = Bench()
+    bench.feed(store([1, 2], lora_name="a"), store([3], 2, lora_name="a"))
+    out = bench.feed(store([2, 3], tokens=[], block_size=0, medium="CPU"))
+    assert out == plain_all([store([2, 3], 1, medium="CPU", lora_name="a")])
+
+
+def test_salt_session_and_keys_are_those_of_the_blocks():
+    """Without them the block of one tenant would leave as that of everybody."""
+    bench = Bench()
+    salted = {"cache_salt": "s", "session_id": "t", "extra_keys": [["s"], None], "lookahead_token_ids": [[5], [6]]}
+    bench.feed(store([1, 2], **salted), store([7, 8]))
+    images = [[{"hash": "a"}], [], [{"hash": "b"}]]
+    out = bench.feed(store([1, 7, 2], tokens=[], block_size=0, medium="CPU", mm_keys=images))
+    first = {
+        "mm_keys": images[:1],
+        "cache_salt": "s",
+        "session_id": "t",
+        "extra_keys": [["s"]],
+        "lookahead_token_ids": [[5]],
+    }
+    second = {"mm_keys": images[2:], "cache_salt": "s", "session_id": "t", "lookahead_token_ids": [[6]]}
+    by_hash = sorted(out, key=lambda event: event["block_hashes"])
+    cpu = {"medium": "CPU"}
+    assert by_hash == plain_all(
+        [store([1], **cpu, **first), store([2], 1, **cpu, **second), store([7], mm_keys=[[]], **cpu)]
+    )
+
+
+def test_what_it_says_itself_is_kept():
+    bench = Bench()
+    bench.feed(store([1], cache_salt="s", extra_keys=[["s"]]))
+    own = {"cache_salt": "o", "extra_keys": [["o"]]}
+    (event,) = bench.feed(store([1], tokens=[], block_size=0, medium="CPU", **own))
+    assert (event["cache_salt"], event["extra_keys"]) == ("o", [["o"]])
+
+
+def test_its_own_parent_and_adapter_are_kept():
+    bench = Bench()
+    bench.feed(store([1, 2]))
+    (event,) = bench.feed(store([2], 9, tokens=[], block_size=0, medium="CPU", lora_name="b"))
+    assert (event["parent_block_hash"], event["lora_name"]) == (9, "b")
+
+
+@pytest.mark.parametrize("fields", [{"group": 1}, {"hashes": [1, 7]}], ids=["another group", "one is unknown"])
+def test_what_is_not_known_as_a_whole_is_left_out(fields):
+    bench = Bench()
+    bench.feed(store([1, 2]))
+    event = store(fields.pop("hashes", [1]), tokens=[], block_size=0, medium="CPU", **fields)
+    assert bench.feed(event) == []
+    assert bench.filtered == {Filtered.TOKENLESS: 1}
+
+
+def test_blocks_of_several_stores_and_a_reblocked_one():
+    bench = Bench(block_size=16)
+    bench.feed(store([1, 2], block_size=32), store([3], 2, block_size=32))
+    (event,) = bench.feed(store([2, 3], 1, tokens=[], block_size=0, medium="CPU"))
+    assert event["token_ids"] == tokens_of(2, 32) + tokens_of(3, 32)
+    assert len(event["block_hashes"]) == 4
+    assert bench.announced().blocks == bench.router.blocks
+
+
+def test_of_two_sizes_it_is_left_out():
+    bench = Bench()
+    bench.feed(store([1], block_size=32), store([2], block_size=48))
+    assert bench.feed(store([1, 2], tokens=[], block_size=0, medium="CPU")) == []
+    assert bench.filtered == {Filtered.TOKENLESS: 1}
+
+
+@pytest.mark.parametrize("gone", [[1], [2], [2, 1]], ids=str)
+def test_removed_in_the_same_batch(gone):
+    bench = Bench()
+    bench.feed(store([1, 2], session_id="s", lora_id=4))
+    out = bench.feed(removed(gone), store([1, 2], tokens=[], block_size=0, medium="CPU", session_id="t", novel=1))
+    assert out[-1] == plain_all([store([1, 2], medium="CPU", lora_id=4, session_id="t", novel=1)])[0]
+    assert {(medium, block) for _, medium, block in bench.router.blocks} == {
+        *(("CPU", block) for block in (1, 2)),
+        *(("GPU", block) for block in (1, 2) if block not in gone),
+    }
+
+
+def test_of_nothing():
+    bench = Bench()
+    bench.feed(store([1]))
+    assert bench.feed(store([], tokens=[], block_size=0, medium="CPU")) == []
+    assert bench.filtered == {Filtered.NO_HASHES: 1}
+
+
+@pytest.mark.parametrize(
+    ("named", "stores"),
+    [
+        ([1, 2, 3], [([1, 2, 3], None)]),
+        ([1, 3], [([1], None), ([3], 2)]),
+        ([2, 3, 9], [([2, 3], 1), ([9], None)]),
+        ([1, 9], [([1], None), ([9], None)]),
+        ([2, 1], [([1], None), ([2], 1)]),
+        ([3, 2, 1], [([1], None), ([2], 1), ([3], 2)]),
+    ],
+)
+def test_offloaded_blocks_keep_the_parents_they_are_known_by(named, stores):
+    bench = Bench()
+    bench.feed(store([1, 2, 3]), store([9]))
+    out = bench.feed(store(named, tokens=[], block_size=0, medium="CPU"))
+    assert [(event["block_hashes"], event.get("parent_block_hash")) for event in out] == stores
+    for event in out:
+        assert event["token_ids"] == [token for block in event["block_hashes"] for token in tokens_of(block)]
+    assert bench.filtered == bench.rejected == {}

@@ -1,0 +1,31 @@
+"""What is kept for routers that may yet say that they ask for replays by themselves."""
+
+from kvbus.transport.live.ring import Entry
+from kvbus.transport.live.undecided import MOST, Undecided
+
+
+def burst(*names):
+    return [Entry(name, 1, 0.0) for name in names]
+
+
+def test_each_gets_what_was_published_since_it_came():
+    undecided = Undecided()
+    undecided.keep(burst(b"0"))
+    undecided.missed[1] = []
+    undecided.keep(burst(b"1", b"2"))
+    undecided.missed[2] = []
+    undecided.keep(burst(b"3"))
+    assert {name: [entry.message for entry in missed] for name, missed in undecided.missed.items()} == {
+        1: [b"1", b"2", b"3"],
+        2: [b"3"],
+    }
+
+
+def test_one_that_missed_too_much_finds_a_gap():
+    undecided = Undecided()
+    undecided.missed[1] = []
+    undecided.keep(burst(*[b"x"] * MOST))
+    assert len(undecided.missed[1]) == MOST
+    undecided.missed[2] = []
+    undecided.keep(burst(b"y"))
+    assert [len(undecided.missed[name]) for name in (1, 2)] == [0, 1]
