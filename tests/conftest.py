@@ -6,6 +6,7 @@ about ``state_dir`` keeps it where pytest's own files are.
 
 import gc
 import os
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +19,10 @@ from tests.sharing import Scheduling
 
 # aiohttp reads the machine's authorities when it is imported, 50 ms in each process; tests trust only their own
 os.environ["SSL_CERT_FILE"] = os.devnull
+
+# what a script puts in the background has Ctrl-C ignored, and so have its children: here it is typed to many of them
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile(
     "default",
