@@ -7,6 +7,7 @@ import zmq
 
 from tests.admin.test_http import relayed, web, web_and_engine
 from tests.doubles.payloads import payload, store
+from tests.system.bus import eventually
 from tests.transport.loops import read_all
 
 
@@ -117,13 +118,21 @@ async def test_metrics_say_how_many_routers_there_are_and_how_far_behind():
             samples = await client.metrics()
             assert (gauge(samples, "routers"), sent(samples, "subscribed"), sent(samples, "lost")) == (2, 2, 0)
 
+            stream, newest = client.bus.daemon.relay.outputs[0].streams[0], -1
+
+            def level():
+                nonlocal newest
+                for _, seq, _ in read_all(healthy):
+                    newest = int.from_bytes(seq, "big")
+                return newest == stream.next_seq - 1
+
             number = worst = 0
             while not samples["kvbus_output_dropped_batches_total", ("output", "routers"), ("reason", "slow_router")]:
                 for _ in range(5):
                     number += 1
                     engine.publish(payload(store(list(range(1000 * number, 1000 * number + 1000)))))
                 await relayed(client, number)
-                list(read_all(healthy))
+                await eventually(level, "the healthy one level")
                 samples = await client.metrics()
                 worst = max(worst, gauge(samples, "router_queue_max"))
             assert 0 < worst <= 10

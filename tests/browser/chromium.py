@@ -106,6 +106,17 @@ class Browser:
         await asyncio.to_thread(path.write_bytes, base64.b64decode(said["data"]))
 
 
+async def _page(session: aiohttp.ClientSession, targets: str) -> str:
+    """Where its page is spoken to. The browser listens before it has opened one."""
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            async with session.get(targets) as answer:
+                for each in await answer.json():
+                    if each["type"] == "page":
+                        return each["webSocketDebuggerUrl"]
+            await asyncio.sleep(0.05)
+
+
 @contextlib.asynccontextmanager
 async def chromium() -> AsyncIterator[Browser]:
     """A browser with an empty page."""
@@ -124,9 +135,7 @@ async def chromium() -> AsyncIterator[Browser]:
             await eventually(lambda: port_file.exists() and "/devtools/" in port_file.read_text(), "the browser")
             base = f"http://127.0.0.1:{port_file.read_text().splitlines()[0]}"
             async with aiohttp.ClientSession() as session:
-                async with session.get(f"{base}/json/list") as answer:
-                    (page, *_) = [each for each in await answer.json() if each["type"] == "page"]
-                url = page["webSocketDebuggerUrl"]
+                url = await _page(session, f"{base}/json/list")
                 async with session.ws_connect(url, max_msg_size=64 * 2**20) as socket:
                     browser = Browser(socket)
                     reading = asyncio.create_task(browser.read())

@@ -97,10 +97,10 @@ async def test_the_recorded_pace_can_be_sped_up():
     clock = asyncio.get_running_loop().time
     times = []
     async with EnginePublisher("tcp://127.0.0.1:*", None) as engine:
-        for speed in (1, 10):
+        for speed in (1, 10, 10, 10):
             begin = clock()
             await play(engine, lambda: capture(*range(21)), pace="recorded", speed=speed)
             times.append(clock() - begin)
     assert times[0] >= 0.19
-    assert times[1] >= 0.019
-    assert times[1] < times[0]
+    assert min(times[1:]) >= 0.019
+    assert min(times[1:]) < times[0]

@@ -95,7 +95,6 @@ async def test_an_api_that_is_none_is_a_note(publisher):
     assert outcomes(found)["11.2"] is NOT_SEEN
 
 
-@pytest.mark.usefixtures("short")
 async def test_a_restart_by_hand_is_awaited_and_judged(publisher):
     publisher.publish(batch(stored(1)))
 
@@ -110,7 +109,6 @@ async def test_a_restart_by_hand_is_awaited_and_judged(publisher):
     assert (found["3.3"], found["6.8"], found["3.1"]) == (KEPT, KEPT, KEPT)
 
 
-@pytest.mark.usefixtures("short")
 @pytest.mark.parametrize("sent", [True, False])
 async def test_a_batch_that_was_lost_on_the_way_is_not_one_that_was_never_sent(publisher, sent):
     publisher.publish(batch(stored(1)))

@@ -143,11 +143,13 @@ async def test_an_answer_that_waits_to_be_read_is_said_to(
         return opened.of(Unread)
 
     opened.open()
+    opened.sockets.ask(RequestReplay(3, 6, 0))
+    assert not looked()  # nobody is there who could have said anything
+    opened.sockets.cancel(CancelReplay(3, 6))
     async with opened.engine() as engine:
         engine.publish(b"a batch", live=False)
         opened.sockets.ask(RequestReplay(3, 7, 0))
         asked = made[-1]
-        assert not looked()
         asked.read(on=False)
         # before it has seen the request, what waits in the kernel is of the handshake, and gone in a moment
         await eventually(lambda: engine.replay_requests, "the request")

@@ -140,5 +140,5 @@ def test_without_its_annotation_the_sidecar_says_what_is_missing(tmp_path: Path)
     ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
     log = tmp_path / "kvbus.log"
     with sidecar(told({}, ports, tmp_path), log) as process:
-        assert process.wait(30) == 78
+        assert process.wait(60) == 78
     assert "model = '': outputs[0].topic uses {model}" in log.read_text()

@@ -14,7 +14,7 @@ from kvbus.doctor.rendering import render
 from tests.doctor.mistakes import MISTAKES, Scene, made
 
 OPERATIONS = Path(__file__).parents[2] / "docs" / "OPERATIONS.md"
-TIMEOUT = 3.0
+TIMEOUT = 5.0
 SLACK = 20.0
 """Seconds beyond the timeouts, on a loaded machine."""
 

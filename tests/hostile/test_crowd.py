@@ -46,7 +46,7 @@ MOST_AT_ONCE = 100
 """Batches."""
 
 LATE = 0.05 if LONG else 0.5
-"""Seconds that the event loop may be late, but for one time in a hundred."""
+"""Seconds that the event loop may be late, but for one time in a hundred; once where there are fewer: a machine stands."""
 
 
 class Crowd:
@@ -165,7 +165,9 @@ def test_a_crowd_of_routers_costs_neither_time_nor_memory(tmp_path: Path) -> Non
                     metrics = place.get("/metrics")[1]
                     ticks = {bound: count - before[bound] for bound, count in lag(metrics).items()}
                     everything = ticks[float("inf")]
-                    p99 = next(bound for bound, count in ticks.items() if count >= 0.99 * everything)
+                    p99 = next(
+                        bound for bound, count in ticks.items() if count >= everything - max(1, everything / 100)
+                    )
                     settled = crowd.sizes[len(crowd.sizes) // 3 :]
                     slope = linear_regression([at for at, _ in settled], [size for _, size in settled]).slope * 60
                     first, last = settled[0][1], settled[-1][1]

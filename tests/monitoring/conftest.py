@@ -27,6 +27,8 @@ class Observed:
     at: float = 0.0
     lag: float = 0.0
     """The latest a timer of the test itself was, in seconds."""
+    lasted: float = 0.0
+    """Seconds from the first fault to the last alert."""
     alerts: list[dict[str, Any]] = field(default_factory=list)
     """As a receiver is told of them."""
     metrics: dict[str, str] = field(default_factory=dict)
@@ -63,8 +65,10 @@ def observed(prometheus_is_there: None, tmp_path_factory: pytest.TempPathFactory
 
         async def play() -> None:
             await played.until_watched(server)
+            began = time.monotonic()
             played.go_wrong(server)
             await played.until_all_fire(server)
+            seen.lasted = time.monotonic() - began
 
         runner.run(play())
         seen.at, seen.lag = time.time(), played.lag

@@ -6,6 +6,7 @@ import subprocess
 
 import pytest
 
+from kvbus.core.sequencing.settings import Settings
 from tests.monitoring.conftest import Observed
 from tests.monitoring.faults import EXPECTED, SCRAPE, fired
 from tests.monitoring.prometheus import alerts
@@ -19,6 +20,10 @@ KvbusLoopLag takes a tenth of a second: whoever shares this machine may wait sev
 """
 
 
+QUESTION = Settings().replay_total_timeout
+"""Seconds that a question may stay open. A scene that lasts longer, on a busy machine, sees the stuck one end."""
+
+
 def test_there_is_a_fault_for_every_alert() -> None:
     assert {name for name, *_ in EXPECTED} == set(alerts())
 
@@ -27,7 +32,8 @@ def test_every_alert_fires_and_no_other(observed: Observed) -> None:
     others = fired(observed.server, observed.at) - EXPECTED
     # where this process, too, got no CPU for so long, such an alert is true of the others
     true = {name for name, seconds in STARVED.items() if observed.lag > seconds}
-    assert {alert for alert in others if alert[0] not in true} == set()
+    late = {("KvbusReplayFailing", "stuck", "engine")} if observed.lasted > QUESTION - 1 else set()
+    assert {alert for alert in others - late if alert[0] not in true} == set()
     assert fired(observed.server, observed.at) >= EXPECTED
 
 

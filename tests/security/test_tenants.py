@@ -25,7 +25,7 @@ from kvbus.outputs.contract import ViewDriver
 from kvbus.transport.engine.publisher import EnginePublisher
 from kvbus.transport.zmtp.reasons import Reason
 from tests.doubles.payloads import cleared, payload, removed, store, tokens_of
-from tests.ports import free_port, free_ports
+from tests.ports import free_port, ports_in_a_row
 from tests.security.keys import Keyring, Pair, client_context
 from tests.system.bus import Bus, RouterOnASet, eventually, running_bus
 from tests.system.test_reload import Fleet, running
@@ -327,8 +327,8 @@ async def test_a_list_that_cannot_be_read_changes_nothing(keys: Keys, caplog: py
 
 async def test_the_ports_of_ranks_that_are_not_ones_own_do_not_open(keys: Keys) -> None:
     keys.write(a="sources=engine/1", b="sources=other", all="")
-    ports = free_ports(8)
-    engine, engine_replay, out, out_replay = (f"tcp://127.0.0.1:{ports[at]}" for at in range(0, 8, 2))
+    first_port = ports_in_a_row(8)
+    engine, engine_replay, out, out_replay = (f"tcp://127.0.0.1:{first_port + at}" for at in range(0, 8, 2))
     source = {"endpoint": engine, "replay_endpoint": engine_replay, "data_parallel_size": 2}
     output = {"endpoint": out, "replay_endpoint": out_replay} | keys.output
     async with (
@@ -344,7 +344,7 @@ async def test_the_ports_of_ranks_that_are_not_ones_own_do_not_open(keys: Keys) 
             await everyone.holds(first.of("a"))
             await eventually(lambda: bus.daemon.output_stats[0].refused[str(Reason.KEY)] >= 2, "both are refused")
             for router in (a, b):
-                router.also(f"tcp://127.0.0.1:{ports[5]}")
+                router.also(f"tcp://127.0.0.1:{first_port + 5}")
             await eventually(lambda: bus.daemon.output_stats[0].routers == 2, "the port of rank 1")
             assert [view.name for view in bus.daemon.drivers[0].routers] == ["all", "a"]
             assert (a.read(), b.read()) == (0, 0)
@@ -440,7 +440,8 @@ def test_rights_that_cannot_be_kept_are_refused(keys: Keys, output: dict[str, An
 async def test_an_engines_key_publishes_as_its_worker_and_as_no_other(keys: Keys, tmp_path: Any) -> None:
     """On every rank's port, after it has connected again, and whatever other list it is on."""
     one, two, rank = (Pair(tmp_path, name) for name in ("one", "two", "rank"))
-    ports = free_ports(8)
+    first_port = ports_in_a_row(5)
+    ports = range(first_port, first_port + 5)
     lists = {
         "a": f"{one.public.decode()} one\n",
         "b": f"{two.public.decode()} two\n{rank.public.decode()} sources=b/1\n",

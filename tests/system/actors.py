@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Final
@@ -12,6 +13,7 @@ import msgspec
 import zmq
 
 from kvbus.core.types import medium_key
+from kvbus.daemon.clock import RunningClock
 from kvbus.sim.engine import EngineOptions, SimEngine
 from kvbus.sim.workload import synthetic
 from kvbus.transport.engine.publisher import EnginePublisher
@@ -102,6 +104,7 @@ class StrictRouter(SocketRouter):
         self._resumes = resumes
         self.context.setsockopt(zmq.RECONNECT_IVL, 1)  # whatever a bus says first after a restart is heard
         self._dealer: zmq.Socket[bytes] | None = None
+        self._clock = RunningClock(time.monotonic)
         self._asked_at = 0.0
         self._fresh = False
         self.subscribe()
@@ -114,7 +117,7 @@ class StrictRouter(SocketRouter):
         """Send the standard request for everything from the next seq on."""
         assert self._dealer is None
         self._dealer = self.request(self.next, self._hwm)
-        self._asked_at = asyncio.get_running_loop().time()
+        self._asked_at = self._clock.time()
         self._fresh = True
 
     async def read(self, count: int = -1) -> None:
@@ -142,11 +145,10 @@ class StrictRouter(SocketRouter):
             self._take(payload)
 
     async def _there_is_a_message(self, dealer: zmq.Socket[bytes]) -> None:
-        loop = asyncio.get_running_loop()
-        waiting_since = loop.time()
+        waiting_since = self._clock.time()  # without the time that this process, or its machine, stands still
         await asyncio.sleep(0)
         while not dealer.poll(0):
-            now = loop.time()
+            now = self._clock.time()
             if now > waiting_since + self._idle:
                 raise GivenUpError(f"no message for {self._idle} s at {self.next}")
             if now > self._asked_at + self.TOTAL:

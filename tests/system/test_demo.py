@@ -210,7 +210,7 @@ def test_a_ctrl_c_ends_make_demo_with_the_verdict_and_no_error(tmp_path):
     arguments = ["make", "--silent", f"VENV={tmp_path}", f"PYTHON={env['PYTHON']}", "-C", str(ROOT), "demo", "ARGS="]
     code, said = on_terminal(until=b"router-a", command=arguments)
     assert code == 0, said
-    assert "exact: all 4 views" in said
+    assert re.search("exact: all [48] views", said)  # a busy machine types late, when the other routers have joined
     assert "make:" not in said
 
 

@@ -222,7 +222,7 @@ async def test_the_doctor_knows_both_roles():
     """With a bus it is a router itself; without one it takes the port, where routers dial, too. Nothing is wrong."""
 
     async def problems():
-        report = await examine(config, timeout=3.0)
+        report = await examine(config, timeout=10.0)
         assert any("engine" in seen.name for seen in report.seen)
         return [finding for finding in report.findings if finding.severity is Severity.PROBLEM]
 

@@ -338,7 +338,7 @@ def test_kvbus_is_killed_again_and_again(tmp_path: Path, keeps_state: bool) -> N
     async def test() -> None:
         async with EnginePublisher(process.engine, process.engine_replay, bind=True) as publisher:
             engine = Engine(publisher)
-            router = StrictRouter(process.out, process.out_replay)
+            router = StrictRouter(process.out, process.out_replay, resumes=True)
             try:
                 await publisher.wait_for_subscriber(PATIENCE)
                 for kill in range(4 if LONG else 2):

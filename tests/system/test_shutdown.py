@@ -16,14 +16,11 @@ from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import store
 from tests.system.bus import eventually, running_bus
-from tests.system.test_run import Command, Place, engine_at, run_async
+from tests.system.test_run import PATIENT, Command, Place, engine_at, run_async
 from tests.transport.loops import END
 
 COUNT = 1500
 """Batches of 20 kB: more than the buffers of two sockets take."""
-
-PATIENT = 200
-"""Seconds an answer may take to be read: a loaded machine passes 30 MB on through small buffers in many turns."""
 
 
 class Requester:

@@ -202,7 +202,8 @@ async def merged() -> None:
         engines[2].restart()
         await eventually(lambda: sources[2].state == "live" and sources[2].stats.restarts == 1, "the new life noticed")
         await everyone_holds(held | {2: set()})
-        live.read()
+        stream = bus.daemon.relay.outputs[0].streams[0]
+        await eventually(lambda: live.read() == stream.next_seq, "all that was sent")
         clears = [rank for _, events, rank in live.batches() if {"type": "AllBlocksCleared"} in events]
         assert clears == [2]
         await engines[2].wait_for_subscriber(60)

@@ -167,7 +167,7 @@ def io_threads() -> set[int]:
     """Of this process's contexts that have had a socket."""
     found = set()
     for task in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # another test's ends in this moment
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # one of an earlier test's has just ended
             if "ZMQbg/IO" in (task / "comm").read_text():
                 found.add(int(task.name))
     return found

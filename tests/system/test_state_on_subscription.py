@@ -267,7 +267,7 @@ def test_a_router_that_stalls_is_made_right_without_asking_and_without_a_disconn
             loop = asyncio.get_running_loop()
             since = loop.time()
             await exact(engine, slow, healthy)
-            assert loop.time() - since < 5
+            assert loop.time() - since < 30
             assert stats_of(bus).states_sent == {"subscribed": 2, "lost": 1}
             assert not slow.disconnected
             assert sum(stats_of(bus).router_disconnects.values()) == 0

@@ -228,7 +228,7 @@ def snapshots(seq, *chunks):
     """A snapshot ROUTER in a thread of its own; answers one request."""
     with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
         router.linger = 0
-        router.rcvtimeo = 20_000
+        router.rcvtimeo = 60_000
         port = router.bind_to_random_port("tcp://127.0.0.1")
 
         def answer():

@@ -7,7 +7,7 @@ from typing import Any
 import zmq
 
 from kvbus.transport.pump import CAP, MAX_KEPT_FRAMES, Pump, receive
-from tests.transport.loops import both_loops, eventually, turns
+from tests.transport.loops import PATIENCE, both_loops, eventually, turns
 
 
 class Pair:
@@ -126,7 +126,7 @@ async def test_a_send_on_the_same_socket_eats_the_edge_and_a_kick_gives_it_back(
         for n in range(50):
             pair.theirs.send(b"%d" % n)
             # no await: the loop cannot see the edge before the send below (or the look at EVENTS) has eaten it
-            end = asyncio.get_running_loop().time() + 5
+            end = asyncio.get_running_loop().time() + PATIENCE
             while not pair.mine.getsockopt(zmq.EVENTS) & zmq.POLLIN:
                 assert asyncio.get_running_loop().time() < end
             pair.mine.send(b"answer")
@@ -141,7 +141,7 @@ async def test_without_the_kick_that_message_would_wait(context):
     async with pumped(context, got.append) as (pair, pump):
         await turns(5)  # the pump's own first look is over
         pair.theirs.send(b"x")
-        end = asyncio.get_running_loop().time() + 5
+        end = asyncio.get_running_loop().time() + PATIENCE
         while not pair.mine.getsockopt(zmq.EVENTS) & zmq.POLLIN:
             assert asyncio.get_running_loop().time() < end
         await turns(50)

@@ -311,8 +311,8 @@ async def test_a_short_answer_that_nobody_reads_is_ended_too(context):
 
 @both_loops
 async def test_a_slow_link_is_never_given_up(context):
-    """3 MB at 300 kB/s, in pieces, with a stall_timeout that a twentieth of the answer takes."""
-    async with served(750, payload=b"p" * 4_000, stall_timeout=0.5) as one:
+    """3 MB at 300 kB/s, in pieces, with a stall_timeout that a third of the answer takes."""
+    async with served(750, payload=b"p" * 4_000, stall_timeout=3.0) as one:
         async with bare(one.endpoint, DEALER + request(), buffer=SMALL) as (reader, _):
             loop, got = asyncio.get_running_loop(), 0
             begin = loop.time()
@@ -439,11 +439,12 @@ async def test_an_answer_for_whoever_is_gone_is_counted(context):
             self.kept = frames
 
     async with served(3, kind=Late) as one:
-        async with bare(one.endpoint, DEALER + request()):
+        async with bare(one.endpoint, DEALER + request()) as (reader, writer):
             await eventually(lambda: one.kept, "its request")
+            writer.write_eof()
+            await reader.read()  # to the end: the server has let go of it
         listener_sees = len(one.kept[0])
         assert listener_sees == 8
-        await asyncio.sleep(0.05)
         Served.on_request(one, one.kept)
         assert one.outcomes == {"gone": 1}
 

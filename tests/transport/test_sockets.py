@@ -126,7 +126,7 @@ async def test_clients_hold_no_connection_to_a_silent_peer():
         sockets = StreamSockets(f"tcp://127.0.0.1:{port}", None, handler=mock.Mock())
         sockets.open()
         try:
-            await eventually(lambda: len(accepted) == 4, "each has tried a second time")
+            await eventually(lambda: len(accepted) >= 4, "each has tried a second time")
         finally:
             await sockets.aclose()
     assert asyncio.get_running_loop().time() - begun < 20

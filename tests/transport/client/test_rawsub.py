@@ -50,7 +50,7 @@ def test_single_messages_wake_a_waiting_reader_each_time(run):
 def test_an_idle_subscriber_with_messages_waiting_does_not_spin_the_loop(run):
     async def main():
         async with EnginePublisher(ANY, None) as engine, RawSubscriber(engine.endpoint) as sub:
-            await engine.wait_for_subscriber(5)
+            await engine.wait_for_subscriber(60)
             before = reads()
             engine.publish(b"x")
             while reads() == before:  # noqa: ASYNC110 - receiving would consume it

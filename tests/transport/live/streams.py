@@ -1,6 +1,5 @@
 """A stream's live side and its routers, for tests: SUBs that read, that stall, that leave."""
 
-import asyncio
 import contextlib
 from typing import Any
 
@@ -138,16 +137,14 @@ class Stream:
             await self.level(*reads)
 
     async def fills(self):
-        """Wait until the second router takes no more."""
-        loop = asyncio.get_running_loop()
-        queued, since = 0, loop.time()
+        """Wait until the second router takes no more: a hundred looks, and not a time in which nothing may have run."""
+        queued = looks = 0
 
         def full():
-            nonlocal queued, since
+            nonlocal queued, looks
             now = self.live.views.routers[1].queued_bytes
-            if now != queued:
-                queued, since = now, loop.time()
-            return queued > DEFAULT_SETTINGS.high_water and loop.time() > since + 0.2
+            queued, looks = now, looks + 1 if now == queued else 0
+            return queued > DEFAULT_SETTINGS.high_water and looks > 100
 
         await eventually(full, "a peer that is full")
 

@@ -117,7 +117,7 @@ async def test_waits_grow_and_are_bounded(monkeypatch):
     tick = 0.001  # uvloop's timers and its clock count whole milliseconds
     least = [longest / 2 - 2 * tick for longest in (0.01, 0.02, 0.04, 0.08, 0.08)]
     assert all(wait >= shortest for wait, shortest in zip(waits, least, strict=False))
-    assert sum(waits) < 5
+    assert sum(waits) < 10  # of waits that double without a bound it would be more
 
 
 async def test_a_name_is_looked_up_each_time(monkeypatch, bind):
