@@ -7,7 +7,7 @@ about ``state_dir`` keeps it where pytest's own files are.
 import gc
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
@@ -21,10 +21,6 @@ from tests.sharing import Scheduling
 os.environ["SSL_CERT_FILE"] = os.devnull
 # libuv starts children by a fork; gRPC's handlers of one may abort them
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
-
-# a shell's background job ignores it, and so would the processes that tests interrupt
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # what a script puts in the background has Ctrl-C ignored, and so have its children: here it is typed to many of them
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
