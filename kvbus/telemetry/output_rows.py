@@ -53,6 +53,16 @@ OUTPUTS: Final[tuple[Row[OutputReading], ...]] = (
         lambda o: o.stats.publishers_accepted,
     ),
     one(
+        "output_states_overdue",
+        "Streams whose next state in a log is ten seconds late.",
+        lambda o: o.stats.states_overdue,
+    ),
+    one(
+        "output_streams_fenced",
+        "Streams of a log that are written no more: another writer has them, or they were erased.",
+        lambda o: o.stats.streams_fenced,
+    ),
+    one(
         "output_router_queue_limit",
         "Limit of batches that wait for one router.",
         lambda o: o.stats.router_queue_limit,
