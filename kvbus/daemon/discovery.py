@@ -107,7 +107,9 @@ class Discovery:
     @property
     def level(self) -> bool:
         """Whether what was in the logs has been handed on, once: to the sources of all streams found up to then."""
-        carried = [(each, each.discoverer.lag) for each in self._entries.values() if isinstance(each.discoverer, Carrier)]
+        carried = [
+            (each, each.discoverer.lag) for each in self._entries.values() if isinstance(each.discoverer, Carrier)
+        ]
         now = self._loop.time()
         self._level = self._level or all(each.known and now - lag > self._settled_at for each, lag in carried)
         return self._level
