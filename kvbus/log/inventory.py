@@ -22,7 +22,7 @@ class Held:
         first: position of the first one.
         last: position of the last one.
         over: the last one says that the stream is over.
-        told: position of the last one that says anything else; -1 if there is none.
+        content: position of the last one that says anything else; -1 if there is none.
     """
 
     partition: int = -1
@@ -31,7 +31,7 @@ class Held:
     first: int = -1
     last: int = -1
     over: bool = False
-    told: int = -1
+    content: int = -1
 
 
 @dataclass
@@ -43,7 +43,7 @@ class Inventory:
 
     def leave_out_erased(self) -> None:
         """Forget the streams of which nothing is left but their ends."""
-        for key in [key for key, held in self.streams.items() if held.told < 0 and key not in self.pointers]:
+        for key in [key for key, held in self.streams.items() if held.content < 0 and key not in self.pointers]:
             del self.streams[key]
 
     def keys(self, wanted: Callable[[Stream], bool]) -> list[str]:
@@ -89,7 +89,7 @@ def count(held: Held, position: int, record: bytes) -> None:
     held.last = position
     held.over = over(record)
     if not held.over:
-        held.told = position
+        held.content = position
 
 
 def _is(key: str, wanted: Callable[[Stream], bool]) -> bool:

@@ -64,7 +64,7 @@ async def erase(place: Place, before: Inventory, keys: Collection[str], *, state
     for key in keys:
         held = found.streams.get(key)
         if held is not None:
-            ends[held.partition] = max(held.told + 1, ends.get(held.partition, 0))
+            ends[held.partition] = max(held.content + 1, ends.get(held.partition, 0))
     done = []
     for partition, end in sorted(ends.items()):
         states = {

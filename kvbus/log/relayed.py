@@ -33,7 +33,7 @@ class Relayed:
         self.slot: int | None = None
         self.over = False
         self.follower = Follower()
-        self._told = False
+        self._announced = False
         """The source in this slot has had a record."""
 
     def begin_again(self) -> None:
@@ -41,7 +41,7 @@ class Relayed:
         before, self.follower = self.follower, Follower()
         self.follower.heard = before.heard
         self.follower.counts = before.counts
-        self.position, self.over, self._told = self.pointer.position, False, False
+        self.position, self.over, self._announced = self.pointer.position, False, False
 
     @property
     def misses_state(self) -> bool:
@@ -67,9 +67,9 @@ class Relayed:
         record = step.record
         seq = record.epoch << EPOCH_BITS | record.seq
         self.over = record.kind is Kind.GONE
-        if self.slot is None or (self.over and not self._told):
+        if self.slot is None or (self.over and not self._announced):
             return None  # an erased stream's end is all that is left before what is written anew
-        self._told = True
+        self._announced = True
         if self.over:
             return self._empty(seq)
         state = record.kind in (Kind.CLEAR, Kind.STATE)
