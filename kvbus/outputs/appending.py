@@ -223,7 +223,7 @@ class Appender:
             text = "output %s: writes %s in epoch %d"
             log.info(text, self._config.name, self._stream.key, writer.epoch, extra=fields)
             try:
-                self._stats.subscribers += 1
+                self._stats.streams_written += 1
                 await self._turn(writer)
             except UnavailableError as error:
                 text = "output %s: the log is away from %s: %s"
@@ -244,7 +244,7 @@ class Appender:
             else:
                 return
             finally:
-                self._stats.subscribers -= 1
+                self._stats.streams_written -= 1
                 await writer.close()
 
     def _count(self, error: Exception) -> None:

@@ -52,6 +52,7 @@ OUTPUTS: Final[tuple[Row[OutputReading], ...]] = (
         "Connections of engines that were taken at these ports.",
         lambda o: o.stats.publishers_accepted,
     ),
+    one("output_streams_written", "Streams that a log takes.", lambda o: o.stats.streams_written),
     one(
         "output_states_overdue",
         "Streams whose next state in a log is ten seconds late.",

@@ -27,13 +27,13 @@ async def test_a_stream_that_another_writer_has_is_counted_as_long_as_it_is_open
         leaf = log.leaf()
         leaf.store(5)
         await leaf.written()
-        assert (leaf.stats.subscribers, leaf.stats.streams_fenced) == (1, 0)
+        assert (leaf.stats.streams_written, leaf.stats.streams_fenced) == (1, 0)
         await (await kind.open().claim(KEY)).close()
         leaf.store(1)
         await eventually(lambda: leaf.stats.streams_fenced, "the leaf to notice")
-        assert (leaf.stats.subscribers, leaf.stats.streams_fenced) == (0, 1)
+        assert (leaf.stats.streams_written, leaf.stats.streams_fenced) == (0, 1)
         await leaf.close()
-        assert (leaf.stats.subscribers, leaf.stats.streams_fenced) == (0, 0)
+        assert (leaf.stats.streams_written, leaf.stats.streams_fenced) == (0, 0)
 
 
 async def test_a_state_that_does_not_come_is_counted_until_it_does(kind, monkeypatch):
@@ -48,4 +48,4 @@ async def test_a_state_that_does_not_come_is_counted_until_it_does(kind, monkeyp
         place.away = False
         await leaf.written()
         await eventually(lambda: leaf.stats.states_overdue == 0, "the state to count")
-        assert leaf.stats.subscribers == 1
+        assert leaf.stats.streams_written == 1

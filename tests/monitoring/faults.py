@@ -23,11 +23,12 @@ import zmq
 from zmq.auth import create_certificates, load_certificate
 
 from kvbus.log.place import RedisPlace
-from kvbus.log.record import SCHEMA, Kind, Record, Stream, write
+from kvbus.log.record import Stream
 from kvbus.log.redis import RedisLog
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles import replay_faults
 from tests.doubles.payloads import payload, removed, store
+from tests.log.records import clear, lease
 from tests.monitoring.prometheus import Prometheus
 from tests.ports import free_port, free_ports, ports_in_a_row
 from tests.system.bus import eventually
@@ -43,6 +44,9 @@ KVBUS: Final = ("healthy", "faulty", "stuck", "starved", "restarted", "stateful"
 
 Alert = tuple[str, ...]
 """Name, kvbus, and the source, output or queue it is about."""
+
+SILENT: Final = ("KvbusSourceSilent", "reading", "writing.quiet.0")
+"""Of an engine whose writer's leases still come."""
 
 EXPECTED: Final[frozenset[Alert]] = frozenset(
     {
@@ -75,7 +79,7 @@ EXPECTED: Final[frozenset[Alert]] = frozenset(
         ("KvbusLogStateOverdue", "writing", "away"),
         ("KvbusHandshakesFailed", "writing", "away"),
         ("KvbusNoRouter", "writing", "away"),
-        ("KvbusSourceSilent", "reading", "writing.quiet.0"),  # before its lease expires
+        SILENT,
         ("KvbusLogLeasesExpire", "reading", "streams"),
         ("KvbusReloadRefused", "stuck"),
         ("KvbusLoopLag", "starved"),
@@ -318,13 +322,16 @@ class Scene:
         ]
 
     async def _take_a_stream(self, server: Prometheus) -> None:
-        """Another writer of the same name, which then falls silent."""
+        """Another writer of the same name, which says nothing more, and then is not there any more."""
         key = Stream("default", "m", "writing/quiet", 0).key
-        taken = 'kvbus_output_subscribers{instance="writing", output="log"} == 2'
+        taken = 'kvbus_output_streams_written{instance="writing", output="log"} == 2'
         await self._until(lambda: server.query(taken), "both streams in the log")
         writer = await self._log.claim(key)
-        numbers = (SCHEMA, Kind.CLEAR, writer.epoch, 0)
-        await writer.append([write(Record(*numbers, batch(), 0, 16, more=False, resync=False, packed=False))])
+        await writer.append([clear(writer.epoch, 0, 1)])
+        leases = itertools.count(1)
+        while SILENT not in await asyncio.to_thread(fired, server):
+            await writer.append([lease(writer.epoch, next(leases))])
+            await asyncio.sleep(SCRAPE)
         await writer.close()
 
     def _read_a_log(self, bus: Kvbus, address: str) -> None:
