@@ -28,7 +28,6 @@ from kvbus.log.redis import RedisLog
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles import replay_faults
 from tests.doubles.payloads import payload, removed, store
-from tests.log.records import clear, lease
 from tests.monitoring.prometheus import Prometheus
 from tests.ports import free_port, free_ports, ports_in_a_row
 from tests.system.bus import eventually
@@ -40,13 +39,10 @@ PATIENCE: Final = 180.0
 """Seconds until an alert that should fire is a failure; on a machine that does nothing else it takes a minute."""
 WRONG: Final = ("flaky", "lossy", "restarting", "garbled", "mute", "silent")
 """Sources of the faulty kvbus that do something wrong; ``steady`` does not, ``absent`` is not there."""
-KVBUS: Final = ("healthy", "faulty", "stuck", "starved", "restarted", "stateful", "remote", "writing", "reading")
+KVBUS: Final = ("healthy", "faulty", "stuck", "starved", "restarted", "stateful", "remote", "writing")
 
 Alert = tuple[str, ...]
 """Name, kvbus, and the source, output or queue it is about."""
-
-SILENT: Final = ("KvbusSourceSilent", "reading", "writing.quiet.0")
-"""Of an engine whose writer's leases still come."""
 
 EXPECTED: Final[frozenset[Alert]] = frozenset(
     {
@@ -79,8 +75,6 @@ EXPECTED: Final[frozenset[Alert]] = frozenset(
         ("KvbusLogStateOverdue", "writing", "away"),
         ("KvbusHandshakesFailed", "writing", "away"),
         ("KvbusNoRouter", "writing", "away"),
-        SILENT,
-        ("KvbusLogLeasesExpire", "reading", "streams"),
         ("KvbusReloadRefused", "stuck"),
         ("KvbusLoopLag", "starved"),
         ("KvbusRestarts", "restarted"),
@@ -279,7 +273,6 @@ class Scene:
         wrong = [(name, *endpoints(engine)) for name, engine in self.wrong.items()]
         self.buses["faulty"].follow(("steady", *endpoints(self.steady)), *wrong, absent)
         self._read_a_log(self.buses["remote"], f"127.0.0.1:{free_port()}")
-        self._read_a_log(self.buses["reading"], self._redis)
         await self._write_a_log(self.buses["writing"])
         self.twins = await self._twins(self.buses["faulty"])
         self._discover(self.buses["faulty"])
@@ -322,16 +315,11 @@ class Scene:
         ]
 
     async def _take_a_stream(self, server: Prometheus) -> None:
-        """Another writer of the same name, which says nothing more, and then is not there any more."""
+        """Another writer of the same name."""
         key = Stream("default", "m", "writing/quiet", 0).key
         taken = 'kvbus_output_streams_written{instance="writing", output="log"} == 2'
         await self._until(lambda: server.query(taken), "both streams in the log")
         writer = await self._log.claim(key)
-        await writer.append([clear(writer.epoch, 0, 1)])
-        leases = itertools.count(1)
-        while SILENT not in await asyncio.to_thread(fired, server):
-            await writer.append([lease(writer.epoch, next(leases))])
-            await asyncio.sleep(SCRAPE)
         await writer.close()
 
     def _read_a_log(self, bus: Kvbus, address: str) -> None:

@@ -124,8 +124,6 @@ def test_every_variable_offers_what_there_is_and_narrows_the_panels(observed: Ob
             "twofold",
             "calm",
             "quiet",
-            "writing.calm.0",
-            "writing.quiet.0",
         },
         "output": {"routers", "slow", "narrow", "locked", "log", "away"},
     }
