@@ -377,6 +377,14 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
             ),
         ),
         graph(
+            "Streams written to logs",
+            "short",
+            "Streams that a log takes, those that another writer has or that were erased, and late states.",
+            (f"kvbus_output_streams_written{{{OUTPUT}}}", OF_OUTPUT),
+            (f"kvbus_output_streams_fenced{{{OUTPUT}}}", f"{OF_OUTPUT} fenced"),
+            (f"kvbus_output_states_overdue{{{OUTPUT}}}", f"{OF_OUTPUT} states overdue"),
+        ),
+        graph(
             "Routers that left",
             "cps",
             "By reason.",

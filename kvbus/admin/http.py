@@ -49,7 +49,10 @@ class Observed(metrics.Observed, Protocol):
 
     config: Config
     streams: dict[int, SourceStream]
-    started: bool
+
+    @property
+    def awaited(self) -> str:
+        """Return what has to be before routers may come; empty if nothing."""
 
     def dialled_in(self, slot: int) -> list[str] | None:
         """Return whence the publishers of a source are connected; None unless they dial in at an output's port."""
@@ -330,10 +333,8 @@ class AdminServer:
         return web.Response(text="ok\n")
 
     async def _readyz(self, _request: web.Request) -> web.Response:
-        # only kvbus's own state counts: a native sidecar's readiness is its Pod's, and a gap must not stop the engine
-        if not self._observed.started:
-            return web.Response(status=503, text="starting\n")
-        return web.Response(text="ok\n")
+        awaited = self._observed.awaited
+        return web.Response(status=503 if awaited else 200, text=f"{awaited or 'ok'}\n")
 
     async def _sources(self, _request: web.Request) -> web.Response:
         texts = await self._pace.in_turns(self._source_entries())

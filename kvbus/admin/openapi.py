@@ -78,7 +78,7 @@ PATHS: Final = (
     Path("/page.css", "Its style.", "text/css"),
     Path("/page.js", "Its script.", "text/javascript"),
     Path("/livez", "Whether the event loop runs.", "text/plain"),
-    Path("/readyz", "Whether everything is bound.", "text/plain"),
+    Path("/readyz", "Whether everything is bound, and logs that are read were read once.", "text/plain"),
     Path("/metrics", "Metrics in Prometheus's text format.", "text/plain"),
     Path("/openapi.json", "This document.", JSON, dict[str, Any]),
     Path("/sources", "Every source as it stands.", JSON, list[SourceEntry]),

@@ -143,7 +143,7 @@ def _show(found: Inventory, keys: list[str]) -> None:
 def _report(done: list[Erased], *, states_too: bool) -> bool:
     """Say what is left; whether nothing is."""
     if not done:
-        say("nothing of these streams is left")
+        say("nothing of these streams is left but their ends")
     for each in done:
         say(f"partition {each.partition}: everything before offset {each.reached} is gone")
         if each.states and states_too:

@@ -43,6 +43,12 @@ class OutputStats(msgspec.Struct):
     """By reason: subscribed, lost. One for each router."""
     state_bytes: int = 0
     """Bytes of the states that were appended to a log, as they stand there."""
+    streams_written: int = 0
+    """Streams that a log takes."""
+    states_overdue: int = 0
+    """Streams whose newest state in a log is late."""
+    streams_fenced: int = 0
+    """Streams of a log that this kvbus writes no more: another writer has them, or they were erased."""
     queue_depth: int = 0
     queue_limit: int = 0
     router_queue_limit: int = 0

@@ -211,11 +211,12 @@ def add_reservation(
     """
     output, slot = config.outputs[view.output], placement.slots[worker]
     name = _stream_name(config, view, slot)
-    if output.layout == "per_source":
+    if output.layout == "per_source" and output.log is None:
         reservations.add(number, slot, name)
         return
-    topic = topic_of(config, output, worker) or b""
-    reservations.add(number, slot, f"{name} {topic.decode()}", placement.forgotten)
+    topic = topic_of(config, output, worker) or b""  # all streams of a log have one endpoint, too
+    least = placement.forgotten if output.layout == "per_topic" else 0
+    reservations.add(number, slot, f"{name} {topic.decode()}", least)
 
 
 def _stream_name(config: Config, view: View, slot: int) -> str:

@@ -201,6 +201,17 @@ class Daemon:
         self.started = True
         self.discovery.start()
 
+    @property
+    def awaited(self) -> str:
+        """What has to be before routers may come; empty if nothing.
+
+        No engine counts: a native sidecar's readiness is its pod's, and a gap must not stop the engine. An aggregator
+        beside another one lets that serve until it has read the log.
+        """
+        if not self.started:
+            return "starting"
+        return "" if self.discovery.level else "reading the log"
+
     def keep_slots(self) -> None:
         """Keep who has which slot, before anything of them is sent."""
         placement, process = self.placement, self.process

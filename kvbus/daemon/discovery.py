@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
@@ -99,6 +100,19 @@ class Discovery:
         self._away: set[int] = set()
         self._refusal = ""
         self._file: FoundFile | None = None
+        self._settled_at = self._loop.time()
+        """When the engines found were last made sources; infinite while they are to be."""
+        self._level = False
+
+    @property
+    def level(self) -> bool:
+        """Whether what was in the logs has been handed on, once: to the sources of all streams found up to then."""
+        carried = [
+            (each, each.discoverer.lag) for each in self._entries.values() if isinstance(each.discoverer, Carrier)
+        ]
+        now = self._loop.time()
+        self._level = self._level or all(each.known and now - lag > self._settled_at for each, lag in carried)
+        return self._level
 
     @property
     def stats(self) -> list[DiscoveryStats]:
@@ -211,6 +225,7 @@ class Discovery:
         entry.known = True
         stats.engines = len(engines)
         entry.found.take(engines, self._loop.time() + self._config.discovery_grace)
+        self._settled_at = math.inf
         self._changed.set()
 
     def _fail(self, entry: Entry, why: str) -> None:
@@ -232,6 +247,8 @@ class Discovery:
             self._changed.clear()
             async with self._daemon.changing:
                 await self._apply()
+            if not self._changed.is_set():
+                self._settled_at = self._loop.time()
 
     async def _apply(self) -> None:
         """Make the sources those that were found."""

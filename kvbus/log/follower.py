@@ -79,6 +79,9 @@ class Follower:
         """Records came, or are missing, that say nothing to this reader since its newest state."""
         self._given_up = False
         """Nothing more of this epoch counts."""
+        self._erased = False
+        """The newest record is an end that its epoch began with. Whoever erases a stream fences its writer and leaves
+        that, so what comes behind it is another stream of the same key, from epoch 1 on."""
         self.heard = 0.0
         """When the newest record came."""
 
@@ -106,8 +109,9 @@ class Follower:
         except ValueError as error:
             self.counts["damaged" if isinstance(error, DamagedError) else "malformed"] += 1
             return None
-        if record.epoch < self.epoch:
-            if now - self.heard < LEASE_TTL:
+        anew = self._erased and record.kind is not Kind.GONE and record.epoch <= self.epoch
+        if anew or record.epoch < self.epoch:
+            if not anew and now - self.heard < LEASE_TTL:
                 self.counts["old_epoch"] += 1
                 return None
             self.expire(now)
@@ -124,6 +128,7 @@ class Follower:
             return None
         self._reach(record.seq)
         self.seq += 1
+        self._erased = record.kind is Kind.GONE and record.seq == 0
         if record.kind is Kind.LEASE:
             return Step(record, known=True) if self.holds in (Holds.PART, Holds.ALL) else None
         reason = self._given(record)

@@ -22,6 +22,7 @@ class Held:
         first: position of the first one.
         last: position of the last one.
         over: the last one says that the stream is over.
+        content: position of the last one that says anything else; -1 if there is none.
     """
 
     partition: int = -1
@@ -30,6 +31,7 @@ class Held:
     first: int = -1
     last: int = -1
     over: bool = False
+    content: int = -1
 
 
 @dataclass
@@ -38,6 +40,11 @@ class Inventory:
 
     streams: dict[str, Held] = field(default_factory=dict)
     pointers: dict[str, Pointer] = field(default_factory=dict)
+
+    def leave_out_erased(self) -> None:
+        """Forget the streams of which nothing is left but their ends."""
+        for key in [key for key, held in self.streams.items() if held.content < 0 and key not in self.pointers]:
+            del self.streams[key]
 
     def keys(self, wanted: Callable[[Stream], bool]) -> list[str]:
         """The keys of these streams."""
@@ -73,6 +80,16 @@ class Erased:
     wanted: int
     reached: int
     states: tuple[str, ...]
+
+
+def count(held: Held, position: int, record: bytes) -> None:
+    """Count one more record, the newest."""
+    held.records += 1
+    held.bytes += len(record)
+    held.last = position
+    held.over = over(record)
+    if not held.over:
+        held.content = position
 
 
 def _is(key: str, wanted: Callable[[Stream], bool]) -> bool:

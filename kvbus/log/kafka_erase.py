@@ -13,7 +13,7 @@ from collections.abc import Collection
 from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 
-from kvbus.log.inventory import Erased, Held, Inventory, finish, over
+from kvbus.log.inventory import Erased, Held, Inventory, count, finish
 from kvbus.log.kafka import KafkaLog, client_options
 from kvbus.log.kafka_errors import cause, said
 from kvbus.log.place import Place
@@ -34,17 +34,16 @@ async def look(place: Place) -> Inventory:
         async for record in records:
             key = (record.key or b"").decode(errors="replace")
             held = found.streams.setdefault(key, Held(record.partition, first=record.offset))
-            held.records += 1
-            held.bytes += len(record.value or b"")
-            held.last = record.offset
-            held.over = over(record.value or b"")
+            count(held, record.offset, record.value or b"")
+    found.leave_out_erased()
     return found
 
 
 async def erase(place: Place, before: Inventory, keys: Collection[str], *, states_too: bool) -> list[Erased]:
     """End these streams, and delete their records as far as that may be.
 
-    Whoever writes one is fenced. Readers are sent its end, its pointer goes, and so does every record up to that end.
+    Whoever writes one is fenced. Readers are sent its end, its pointer goes, and so does every record before that end,
+    which stays for readers to see.
 
     Args:
         place: where the log is.
@@ -65,7 +64,7 @@ async def erase(place: Place, before: Inventory, keys: Collection[str], *, state
     for key in keys:
         held = found.streams.get(key)
         if held is not None:
-            ends[held.partition] = max(held.last + 1, ends.get(held.partition, 0))
+            ends[held.partition] = max(held.content + 1, ends.get(held.partition, 0))
     done = []
     for partition, end in sorted(ends.items()):
         states = {

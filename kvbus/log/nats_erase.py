@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 import msgspec
 
-from kvbus.log.inventory import Erased, Held, Inventory, finish, over
+from kvbus.log.inventory import Erased, Held, Inventory, count, finish
 from kvbus.log.nats import NatsLog
 from kvbus.log.nats_client import Link
 from kvbus.log.nats_reader import SHIFT, Pulled, records_of
@@ -30,20 +30,14 @@ async def look(place: NatsPlace) -> Inventory:
                     _hold(found, message.subject.removeprefix(f"{place.keys.stream}."), sequence, message.data)
     finally:
         await link.close()
-    erased = [key for key, held in found.streams.items() if held.over and key not in found.pointers]
-    for key in erased:
-        del found.streams[key]
+    found.leave_out_erased()
     return found
 
 
 def _hold(found: Inventory, key: str, sequence: int, data: bytes) -> None:
     for number, record in enumerate(records_of(data)):
         position = (sequence << SHIFT) + number
-        held = found.streams.setdefault(key, Held(first=position))
-        held.records += 1
-        held.bytes += len(record)
-        held.last = position
-        held.over = over(record)
+        count(found.streams.setdefault(key, Held(first=position)), position, record)
 
 
 async def erase(place: NatsPlace, before: Inventory, keys: Collection[str], *, states_too: bool) -> list[Erased]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from kvbus.config import Config, KafkaServers, KafkaTopic, LogAccess, NatsServers, OutputConfig, RedisKeys, RedisServer
+from kvbus.config.logs import TYPES
 from kvbus.errors import ConfigError, Problem
 from kvbus.transport.tls_files import TlsFileError, read_text, show, trust
 
@@ -146,21 +147,30 @@ def place_at(endpoint: str, keys: LogAccess) -> Any:
 
 
 def check_files(config: Config) -> None:
-    """Read every file that kvbus needs at the servers of logs.
+    """Read every file that kvbus needs at the servers of logs, whether it writes or reads there.
 
     Raises:
         ConfigError: it cannot use one. It names all such files, and never quotes one.
     """
     problems = []
-    for number, output in enumerate(config.outputs):
-        if output.log is None:
-            continue
-        try:
-            place = place_of(output)
-            place.tls()
-            place.password()
-        except TlsFileError as error:
-            path = str(getattr(output.log, error.key))
-            problems.append(Problem(f"outputs[{number}].{output.type}.{error.key}", str(error), path))
+    for at, keys in _accesses(config):
+        servers = Servers("", keys)
+        for read in (servers.tls, servers.password):
+            try:
+                read()
+            except TlsFileError as error:
+                problems.append(Problem(f"{at}.{error.key}", str(error), str(getattr(keys, error.key))))
     if problems:
         raise ConfigError(problems)
+
+
+def _accesses(config: Config) -> Iterator[tuple[str, LogAccess]]:
+    """Where the configuration says who kvbus is to a log, and what it says there."""
+    for number, source in enumerate(config.sources):
+        for kind, settings in (source.discover or {}).items():
+            if kind in TYPES:
+                given = {name: settings[name] for name in LogAccess.model_fields}
+                yield f"sources[{number}].discover.{kind}", LogAccess.model_validate(given)
+    for number, output in enumerate(config.outputs):
+        if output.log is not None:
+            yield f"outputs[{number}].{output.type}", output.log

@@ -33,13 +33,15 @@ class Relayed:
         self.slot: int | None = None
         self.over = False
         self.follower = Follower()
+        self._announced = False
+        """The source in this slot has had a record."""
 
     def begin_again(self) -> None:
         """Read from the newest state on, as somebody who knows nothing."""
         before, self.follower = self.follower, Follower()
         self.follower.heard = before.heard
         self.follower.counts = before.counts
-        self.position, self.over = self.pointer.position, False
+        self.position, self.over, self._announced = self.pointer.position, False, False
 
     @property
     def misses_state(self) -> bool:
@@ -65,8 +67,9 @@ class Relayed:
         record = step.record
         seq = record.epoch << EPOCH_BITS | record.seq
         self.over = record.kind is Kind.GONE
-        if self.slot is None:
-            return None
+        if self.slot is None or (self.over and not self._announced):
+            return None  # an erased stream's end is all that is left before what is written anew
+        self._announced = True
         if self.over:
             return self._empty(seq)
         state = record.kind in (Kind.CLEAR, Kind.STATE)

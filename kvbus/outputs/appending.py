@@ -40,6 +40,9 @@ ASK_AGAIN: Final = 1.0
 FAREWELL: Final = 5.0
 """Seconds in which the end of a stream has to be in the log."""
 
+OVERDUE: Final = 10.0
+"""Seconds that a state may be late before somebody hears of it."""
+
 READER: Final = 1
 """The log as a router of the stream."""
 
@@ -103,6 +106,10 @@ class Appender:
         self._block_size = 0
         self._appended_at: float | None = None
         """When the newest record of this turn was."""
+        self._state_every = state_every
+        self._state_at = asyncio.get_running_loop().time()
+        """When the newest state of all turns was written; before it, when the stream was opened."""
+        self._overdue = self._fenced = False
         stats.queue_limit += config.queue_batches
         self._task = asyncio.get_running_loop().create_task(self._run())
 
@@ -168,6 +175,15 @@ class Appender:
             self._shown = False
             self._stats.queue_limit -= self._config.queue_batches
             self._stats.queue_depth -= sum(isinstance(item, Publish) for item in (*self._queue, *self._in_flight))
+            self._stats.streams_fenced -= self._fenced
+            self._show_overdue()
+
+    def _show_overdue(self) -> None:
+        """Count the stream where its state is to be newer than it is, and somebody writes it."""
+        age = asyncio.get_running_loop().time() - self._state_at
+        wanted = self._shown and not self._fenced and self._config.on_subscribe == "state"
+        before, self._overdue = self._overdue, wanted and age > self._state_every + OVERDUE
+        self._stats.states_overdue += self._overdue - before
 
     def _end(self) -> None:
         self._let_go(CLOSED)
@@ -192,6 +208,7 @@ class Appender:
     async def _run(self) -> None:
         pause, fields = PAUSE, {"output": self._config.name, "stream": self._stream.key}
         while True:
+            self._show_overdue()
             try:
                 writer = await self._log.claim(self._stream.key)
             except (UnavailableError, FencedError) as error:
@@ -206,6 +223,7 @@ class Appender:
             text = "output %s: writes %s in epoch %d"
             log.info(text, self._config.name, self._stream.key, writer.epoch, extra=fields)
             try:
+                self._stats.streams_written += 1
                 await self._turn(writer)
             except UnavailableError as error:
                 text = "output %s: the log is away from %s: %s"
@@ -219,10 +237,14 @@ class Appender:
                         "output %s: %s was taken by another writer, or erased: nothing is appended until kvbus restarts"
                     )
                     log.error(text, self._config.name, self._stream.key, extra=fields)  # noqa: TRY400 - not a defect
+                    self._fenced = self._shown
+                    self._stats.streams_fenced += self._fenced
+                    self._show_overdue()
                     return
             else:
                 return
             finally:
+                self._stats.streams_written -= 1
                 await writer.close()
 
     def _count(self, error: Exception) -> None:
@@ -255,6 +277,7 @@ class Appender:
         self._due.begin(now())
         while True:
             self._wake.clear()
+            self._show_overdue()
             if self._shown:
                 await self._look(writer)
                 self._ask()
@@ -357,7 +380,8 @@ class Appender:
         self._coming = any(isinstance(each, _State) for each in self._queue)
         self._stats.states_sent[item.reason or ("trimmed" if self._due.trimmed else "refreshed")] += 1
         self._stats.state_bytes += size
-        self._due.wrote_state(size, position, asyncio.get_running_loop().time())
+        self._state_at = asyncio.get_running_loop().time()
+        self._due.wrote_state(size, position, self._state_at)
 
     async def _append(self, writer: Writer, records: list[bytes]) -> int:
         position = await writer.append(records)

@@ -52,6 +52,17 @@ OUTPUTS: Final[tuple[Row[OutputReading], ...]] = (
         "Connections of engines that were taken at these ports.",
         lambda o: o.stats.publishers_accepted,
     ),
+    one("output_streams_written", "Streams that a log takes.", lambda o: o.stats.streams_written),
+    one(
+        "output_states_overdue",
+        "Streams whose next state in a log is ten seconds late.",
+        lambda o: o.stats.states_overdue,
+    ),
+    one(
+        "output_streams_fenced",
+        "Streams of a log that are written no more: another writer has them, or they were erased.",
+        lambda o: o.stats.streams_fenced,
+    ),
     one(
         "output_router_queue_limit",
         "Limit of batches that wait for one router.",

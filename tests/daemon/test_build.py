@@ -109,6 +109,18 @@ def test_a_merged_output_has_one_reservation(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 1
 
 
+@pytest.mark.parametrize("kind", ["kafka", "nats", "redis"])
+def test_each_stream_of_a_log_has_a_reservation_of_its_own(kind: str, tmp_path: Path) -> None:
+    made = config({"type": kind, "endpoint": "tcp://127.0.0.1:9"}, model="m")
+    reservations = reserve_seqs(made, place(Placement(), made), tmp_path)
+    reservations.use(0, 3, 41)
+    reservations.release()
+    assert len(list(tmp_path.iterdir())) == len(made.streams()) > 1
+    again = reserve_seqs(made, place(Placement(), made), tmp_path)
+    assert [stream.next_seq for stream in relay_of(made, again).outputs[0].streams] == [0, 0, 0, 41 + AHEAD]
+    again.release()
+
+
 def test_two_processes_do_not_number_the_same_streams(tmp_path: Path) -> None:
     """And the second one releases what it has taken before it finds out."""
     made = config({}, {"name": "b", "endpoint": "ipc:///run/2"})

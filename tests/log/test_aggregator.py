@@ -11,13 +11,14 @@ import pytest
 from kvbus.config import load
 from kvbus.core.numbered import EPOCH_BITS, LAST
 from kvbus.daemon.daemon import Daemon
-from kvbus.discovery.contract import fitting_name
+from kvbus.discovery.contract import DiscoveryError, fitting_name
 from kvbus.discovery.streams import TAKE, LogStreams
 from kvbus.doctor.discovery import find
 from kvbus.log.contract import START
 from kvbus.log.kafka import KafkaLog
 from kvbus.log.nats import NatsLog
 from kvbus.log.redis import RedisLog
+from kvbus.telemetry.readings import read_sources
 from tests.doubles.topic_router import TopicRouter
 from tests.log.directory import DirectoryLog
 from tests.log.fleet import fleet
@@ -73,6 +74,16 @@ class Aggregator:
     @property
     def state(self):
         return {source.spec.label: source.state.value for source in self.daemon.relay.present}
+
+    @property
+    def held(self):
+        """Blocks of each source."""
+        return {each.name: each.index_entries for _, each in read_sources(self.daemon.relay)}
+
+    @property
+    def failing(self):
+        (stats,) = self.daemon.discoveries
+        return stats.failing
 
     @property
     def lag(self):
@@ -136,6 +147,36 @@ class Two(contextlib.AsyncExitStack):
             finally:
                 fresh.close()
         assert self.router.violations == []
+
+
+async def test_it_is_ready_as_soon_as_it_has_handed_on_what_the_log_has_and_not_before(kind, tmp_path, monkeypatch):
+    topics = [f"m␟pod.{name}/engine␟0".encode() for name in "abc"]
+    async with fleet(kind) as log:
+        leaves = [log.leaf(topic=topic) for topic in topics]
+        for leaf in leaves:
+            for _ in range(3):
+                leaf.store(20)
+                await leaf.written()
+        truth = {f"pod.{name}.engine.0": len(leaf.blocks) for name, leaf in zip("abc", leaves, strict=True)}
+        aggregator = Aggregator(kind, tmp_path / "bus", monkeypatch)
+        assert aggregator.daemon.awaited == "starting"
+        with monkeypatch.context() as away:
+            away.setattr(LogStreams, "watch", cannot_be_reached)
+            await aggregator.daemon.start()
+            await eventually(lambda: aggregator.failing, "an attempt")
+            assert aggregator.daemon.awaited == "reading the log"
+        try:
+            await eventually(lambda: not aggregator.daemon.awaited, "it to be ready")
+            assert aggregator.held == truth, "at that moment, without waiting"
+        finally:
+            await aggregator.daemon.close(0)
+        assert not aggregator.daemon.awaited, "it does not come back"
+
+
+async def cannot_be_reached(_):
+    """A log that is away."""
+    raise DiscoveryError("away")
+    yield
 
 
 async def test_a_router_goes_from_one_to_the_other_and_never_sees_a_number_twice(kind, tmp_path, monkeypatch):

@@ -242,6 +242,26 @@ def test_whoever_misses_records_never_takes_a_wrong_set_for_a_whole_one(log, dat
     _check(log, data.draw(st.lists(st.sampled_from(range(len(log))), unique=True).map(sorted)))
 
 
+@given(st.lists(histories(), min_size=2, max_size=3), st.data())
+def test_a_stream_that_is_erased_and_written_anew_is_followed_at_once(lives, data):
+    reading = Reading()
+    for log in lives:
+        numbers = {each.number: each.blocks for each in log}
+        clears = [at for at, each in enumerate(log) if read(each.data).kind is Kind.CLEAR]
+        start = data.draw(st.sampled_from(clears))
+        for each in log[start:]:
+            reading.take(each.data)
+            follower = reading.follower
+            assert (follower.epoch, follower.seq - 1) >= log[start].number
+            assert follower.epoch <= max(numbers)[0]
+            blocks = numbers.get((follower.epoch, follower.seq - 1))
+            if follower.holds is Holds.ALL and blocks is not None:
+                assert reading.blocks == blocks
+        assert follower.holds is not Holds.NOTHING
+        assert reading.take(gone(max(numbers)[0] + 1, 0)) == set()
+    assert follower.counts["erased"] + follower.counts["expired"] == len(lives) - 1
+
+
 def _check(log, read_ones):
     reading = Reading()
     true = {each.number: each.blocks for each in log}

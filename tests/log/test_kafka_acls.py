@@ -18,6 +18,7 @@ from tests.transport.loops import PATIENCE
 LOG = Path(__file__).parents[2] / "docs" / "LOG.md"
 KEY = Stream("eu-1", "meta-llama/Llama-3.1-8B", "worker-a/engine", 0).key
 OTHERS = Stream("eu-1", "meta-llama/Llama-3.1-8B", "worker-b/engine", 0).key
+OTHER_MODEL = Stream("eu-1", "meta-llama/Llama-3.1-8B-Instruct", "worker-a/engine", 0).key
 
 
 def documented(role: str) -> list[Acl]:
@@ -66,6 +67,10 @@ class Party:
         finally:
             await writer.close()
 
+    async def write_two(self):
+        for key in (KEY, OTHERS):
+            await self.write(key)
+
     async def erase(self):
         """A stream that somebody else has begun."""
         log = self.kind.open()
@@ -101,12 +106,12 @@ def party(kafka, tmp_path):
     return Party(kafka, tmp_path)
 
 
-@pytest.mark.parametrize(("role", "count"), [("worker-a", 4), ("reader", 2), ("admin", 6)])
+@pytest.mark.parametrize(("role", "count"), [("worker-a", 4), ("leaves", 4), ("reader", 2), ("admin", 6)])
 async def test_each_needs_each_of_its_acls_and_no_other(party, role, count):
     await party.kind.make()
     acls = party.acls(role)
     assert len(acls) == count
-    attempt = {"worker-a": party.write, "reader": party.read, "admin": party.erase}[role]
+    attempt = {"worker-a": party.write, "leaves": party.write_two, "reader": party.read, "admin": party.erase}[role]
     async with rights(party.kind.broker) as may:
         await may.user(party.user, "secret")
         await may.allow(party.user, *acls)
@@ -120,5 +125,7 @@ async def test_each_needs_each_of_its_acls_and_no_other(party, role, count):
         if role == "worker-a":
             await comes_to("transactional_id_denied", lambda: party.write(OTHERS))
             await comes_to("topic_denied", party.read)
+        if role == "leaves":
+            await comes_to("transactional_id_denied", lambda: party.write(OTHER_MODEL))
         if role == "reader":
             await comes_to("transactional_id_denied", party.write)

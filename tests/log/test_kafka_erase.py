@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from kvbus.cli import main
+from kvbus.log.inventory import over
 from kvbus.log.kafka import KafkaLog
 from kvbus.log.kafka_erase import erase, look
 from kvbus.outputs.log_output import stream_of
@@ -32,7 +33,12 @@ async def records_of(place, topic):
 
 
 async def keys_of(place, topic):
-    return {key for key, _ in await records_of(place, topic)}
+    """Streams of which more can be read than their ends."""
+    return {key for key, value in await records_of(place, topic) if not over(value)}
+
+
+async def ends_of(place, topic):
+    return [key for key, value in await records_of(place, topic) if over(value)]
 
 
 async def erased(place, *, states_too=False):
@@ -81,7 +87,8 @@ async def test_a_worker_is_erased_once_no_other_needs_what_is_before_its_end(kin
         (second,) = await erased(place)
         assert (second.states, second.reached) == ((), second.wanted)
         assert await keys_of(place, kind.topic) == {OTHER}
-        assert set(await kind.open().pointers()) == {OTHER}
+        assert await ends_of(place, kind.topic) == [KEY], "once, for readers to see"
+        assert set(await kind.open().pointers()) == set((await look(place)).streams) == {OTHER}
         await (await log.reading(key=OTHER)).holds(other)
 
         again = log.leaf()
@@ -130,6 +137,7 @@ async def test_a_gone_stream_and_one_whose_state_is_later_hold_nothing_up(kind):
         (done,) = await erased(place)
         assert (done.states, done.reached) == ((), done.wanted)
         assert await keys_of(place, kind.topic) == set()
+        assert await ends_of(place, kind.topic) == [OTHER, KEY], "each is behind what was told"
 
 
 async def test_the_command_lists_asks_and_erases(kind, tmp_path):

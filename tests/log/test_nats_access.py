@@ -193,6 +193,7 @@ def documented(role):
 
 MINE = Stream("eu-1", "meta-llama/Llama-3.1-8B", "worker-a/engine", 0).key
 THEIRS = Stream("eu-1", "meta-llama/Llama-3.1-8B", "worker-b/engine", 0).key
+OTHER_MODEL = Stream("eu-1", "meta-llama/Llama-3.1-8B-Instruct", "worker-a/engine", 0).key
 
 
 async def written(log, key):
@@ -205,7 +206,7 @@ async def written(log, key):
         await writer.close()
 
 
-@pytest.mark.parametrize("role", ["worker-a", "reader", "admin"])
+@pytest.mark.parametrize("role", ["worker-a", "leaves", "reader", "admin"])
 async def test_documented_permissions_are_enough_and_none_of_them_is_too_much(door, role):
     await door.make()
     names = documented(role)
@@ -215,6 +216,10 @@ async def test_documented_permissions_are_enough_and_none_of_them_is_too_much(do
         if role == "worker-a":
             await written(log, MINE)
             assert set(await log.pointers(MINE)) == {MINE}
+        elif role == "leaves":
+            for key in (MINE, THEIRS):
+                await written(log, key)
+                assert set(await log.pointers(key)) == {key}
         elif role == "reader":
             assert set(await log.pointers()) == {MINE, THEIRS}
             reader = await log.read({MINE: START, THEIRS: START})
@@ -242,9 +247,9 @@ async def test_documented_permissions_are_enough_and_none_of_them_is_too_much(do
         await written(door.open(), key)
     may(names["publish"], names["subscribe"])
     await does()
-    if role == "worker-a":
+    for key in {"worker-a": [THEIRS], "leaves": [OTHER_MODEL]}.get(role, ()):
         with pytest.raises(UnavailableError, match="no permission allows this"):
-            await log.claim(THEIRS)
+            await log.claim(key)
     assert len(names["publish"]) > 2
     for one in names["publish"]:
         await written(door.open(), MINE)

@@ -8,7 +8,8 @@ from click.testing import CliRunner
 
 from kvbus.cli import main
 from kvbus.config import KafkaTopic, load
-from kvbus.log.place import Place, place_of
+from kvbus.errors import ConfigError
+from kvbus.log.place import Place, check_files, place_of
 from tests.security.certificates import Authority
 
 
@@ -52,32 +53,60 @@ def test_addresses_are_those_of_all_servers():
     assert list(place.addresses) == [("kafka-0", 9092), ("::1", 9093)]
 
 
+def written(kind, keys):
+    """A configuration that writes to a log, and where its keys are."""
+    output = {"type": kind, "endpoint": "tcp://k:1", kind: keys}
+    return {"model": "m", "sources": [{"endpoint": "ipc:///e"}], "outputs": [output]}, f"outputs[0].{kind}"
+
+
+def discovered(kind, keys):
+    """One that reads from a log."""
+    source = {"name": "fleet", "discover": {kind: {"endpoint": "tcp://k:1", **keys}}}
+    output = {"endpoint": "tcp://*:5657", "layout": "per_topic", "topic": "kv@{source}"}
+    return {"model": "m", "sources": [source], "outputs": [output]}, f"sources[0].discover.{kind}"
+
+
+@pytest.mark.parametrize("kind", ["kafka", "nats", "redis"])
+@pytest.mark.parametrize("side", [written, discovered])
 @pytest.mark.parametrize(
     ("name", "content", "wrong"),
     [
         ("tls_ca_file", "hunter2", "holds no certificate"),
+        ("tls_ca_file", None, "cannot be read"),
         ("tls_certificate_file", "hunter2", "cannot be used with its key"),
+        ("tls_certificate_file", None, "cannot be read"),
         ("tls_key_file", "hunter2", "cannot be used with its key"),
+        ("tls_key_file", None, "cannot be read"),
         ("password_file", "\n", "is empty"),
         ("password_file", None, "cannot be read"),
     ],
 )
-def test_check_names_the_file_and_quotes_nothing(files, tmp_path, name, content, wrong):
+def test_check_names_the_file_and_quotes_nothing(files, tmp_path, kind, side, name, content, wrong):
+    data, at = side(kind, {key: str(value) for key, value in files.items()})
+    config = tmp_path / "kvbus.yaml"
+    config.write_text(json.dumps(data))
+    assert CliRunner().invoke(main, ["check", "-c", str(config)]).exit_code == 0
     if content is None:
         files[name].unlink()
     else:
         files[name].write_text(content)
-    output = {"type": "kafka", "endpoint": "tcp://k:1", "kafka": {key: str(value) for key, value in files.items()}}
-    config = tmp_path / "kvbus.yaml"
-    config.write_text(json.dumps({"model": "m", "sources": [{"endpoint": "ipc:///e"}], "outputs": [output]}))
     done = CliRunner().invoke(main, ["check", "-c", str(config)])
-    named = "tls_certificate_file" if name == "tls_key_file" else name
-    assert f"outputs[0].kafka.{named} = " in done.output
+    named = "tls_certificate_file" if name == "tls_key_file" and content is not None else name
+    assert f"{at}.{named} = {files[named]}: " in done.output
     assert wrong in done.output
     without = CliRunner().invoke(main, ["check", "-c", str(config), "--without-keys"])
     assert (done.exit_code, without.exit_code) == (78, 0)
     for text in (done.output, without.output):
         assert "hunter2" not in text
+
+
+def test_all_files_that_cannot_be_used_are_named_at_once(files):
+    files["tls_ca_file"].unlink()
+    files["password_file"].chmod(0o644)
+    data, at = discovered("kafka", {key: str(value) for key, value in files.items()})
+    with pytest.raises(ConfigError) as error:
+        check_files(load(None, env={}, overrides=data))
+    assert [problem.key for problem in error.value.problems] == [f"{at}.tls_ca_file", f"{at}.password_file"]
 
 
 @pytest.mark.parametrize("name", ["tls_key_file", "password_file"])

@@ -182,6 +182,7 @@ def documented(role):
 
 MINE = Stream("eu-1", "meta-llama/Llama-3.1-8B", "worker-a/engine", 0).key
 THEIRS = Stream("eu-1", "meta-llama/Llama-3.1-8B", "worker-b/engine", 0).key
+OTHER_MODEL = Stream("eu-1", "meta-llama/Llama-3.1-8B-Instruct", "worker-a/engine", 0).key
 
 
 async def written(log, key):
@@ -194,7 +195,7 @@ async def written(log, key):
         await writer.close()
 
 
-@pytest.mark.parametrize("role", ["worker-a", "reader", "admin"])
+@pytest.mark.parametrize("role", ["worker-a", "leaves", "reader", "admin"])
 async def test_documented_rules_are_enough_and_none_of_them_is_too_much(door, role):
     rules = [rule.replace("~kvbus:", f"~{door.kind.prefix}:") for rule in documented(role)]
     log = RedisLog(door.place())
@@ -203,6 +204,10 @@ async def test_documented_rules_are_enough_and_none_of_them_is_too_much(door, ro
         if role == "worker-a":
             await written(log, MINE)
             assert set(await log.pointers(MINE)) == {MINE}
+        elif role == "leaves":
+            for key in (MINE, THEIRS):
+                await written(log, key)
+                assert set(await log.pointers(key)) == {key}
         elif role == "reader":
             assert set(await log.pointers()) == {MINE, THEIRS}
             reader = await log.read({MINE: START, THEIRS: START})
@@ -219,9 +224,9 @@ async def test_documented_rules_are_enough_and_none_of_them_is_too_much(door, ro
         await written(door.kind.open(), key)
     await door.may(*rules)
     await does()
-    if role == "worker-a":
+    for key in {"worker-a": [THEIRS], "leaves": [OTHER_MODEL]}.get(role, ()):
         with pytest.raises(UnavailableError, match="no ACL allows this"):
-            await log.claim(THEIRS)
+            await log.claim(key)
     commands = [rule for rule in rules if rule.startswith("+")]
     assert len(commands) > 3
     for one in commands:

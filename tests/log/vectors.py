@@ -302,6 +302,22 @@ LOGS: Final[dict[str, tuple[str, list[Step]]]] = {
             step(clear(1, 2, 4), "all", (1, 3), 4, at=30.0),
         ],
     ),
+    "erased-at-once": (
+        "An end that its epoch begins with: the stream was erased, and what comes behind it is a new one",
+        [
+            step(clear(7, 0, 1), "all", (7, 1), 1),
+            step(gone(8, 0), "nothing", (8, 1)),
+            step(gone(8, 0), "nothing", (8, 1), double=1),
+            step(clear(1, 0, 2), "all", (1, 1), 2, erased=1),
+            step(batch(1, 1, 3), "all", (1, 2), 2, 3),
+            step(gone(2, 0), "nothing", (2, 1)),
+            step(gone(1, 0), "nothing", (2, 1), old_epoch=1),
+            step(clear(2, 0, 4), "all", (2, 1), 4, erased=1),
+            step(gone(2, 1), "nothing", (2, 2)),
+            step(clear(1, 0, 5), "nothing", (2, 2), old_epoch=1),
+            step(clear(3, 0, 6), "all", (3, 1), 6),
+        ],
+    ),
 }
 """By name of the file: title and steps. Records of more than one block would be packed, by whatever zlib is here."""
 

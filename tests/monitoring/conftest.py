@@ -15,6 +15,7 @@ import pytest
 import uvloop
 
 from tests import budget
+from tests.log.redis_server import RedisServer
 from tests.monitoring.faults import Scene, scene, scrape_config
 from tests.monitoring.prometheus import Prometheus, rules_in_a_hurry, running_prometheus
 
@@ -50,14 +51,16 @@ def prometheus_is_there() -> None:
 
 
 @pytest.fixture(scope="session")
-def observed(prometheus_is_there: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
+def observed(
+    prometheus_is_there: None, redis: RedisServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Observed]:
     directory = tmp_path_factory.mktemp("prometheus")
     rules = directory / "rules.json"
     rules.write_text(rules_in_a_hurry())
     (directory / "scene").mkdir()
     with contextlib.ExitStack() as servers:
         runner = servers.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
-        player = scene(directory / "scene")
+        player = scene(directory / "scene", redis.address)
         played: Scene = runner.run(player.__aenter__())
         servers.callback(lambda: runner.run(player.__aexit__(None, None, None)))
         server = servers.enter_context(running_prometheus(directory, scrape_config(rules, list(played.buses.values()))))

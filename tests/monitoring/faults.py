@@ -1,4 +1,4 @@
-"""Six kvbus with one fault each, or several, and one without: what a Prometheus that watches them has to say.
+"""Several kvbus with one fault each, or several, and one without: what a Prometheus that watches them has to say.
 
 Each source of the faulty kvbus has an engine of its own that does one thing wrong for as long as the scene lasts. So
 each alert has one cause, and an alert nobody expects has none.
@@ -22,6 +22,9 @@ from typing import Any, Final
 import zmq
 from zmq.auth import create_certificates, load_certificate
 
+from kvbus.log.place import RedisPlace
+from kvbus.log.record import Stream
+from kvbus.log.redis import RedisLog
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles import replay_faults
 from tests.doubles.payloads import payload, removed, store
@@ -36,7 +39,7 @@ PATIENCE: Final = 180.0
 """Seconds until an alert that should fire is a failure; on a machine that does nothing else it takes a minute."""
 WRONG: Final = ("flaky", "lossy", "restarting", "garbled", "mute", "silent")
 """Sources of the faulty kvbus that do something wrong; ``steady`` does not, ``absent`` is not there."""
-KVBUS: Final = ("healthy", "faulty", "stuck", "starved", "restarted", "stateful", "remote")
+KVBUS: Final = ("healthy", "faulty", "stuck", "starved", "restarted", "stateful", "remote", "writing")
 
 Alert = tuple[str, ...]
 """Name, kvbus, and the source, output or queue it is about."""
@@ -68,6 +71,10 @@ EXPECTED: Final[frozenset[Alert]] = frozenset(
         ("KvbusLogLags", "remote", "streams"),
         ("KvbusNoRouter", "remote", "routers"),  # what it knows nothing of it does not serve
         ("KvbusDiscoveryFails", "remote", "streams"),
+        ("KvbusLogFenced", "writing", "log"),
+        ("KvbusLogStateOverdue", "writing", "away"),
+        ("KvbusHandshakesFailed", "writing", "away"),
+        ("KvbusNoRouter", "writing", "away"),
         ("KvbusReloadRefused", "stuck"),
         ("KvbusLoopLag", "starved"),
         ("KvbusRestarts", "restarted"),
@@ -219,8 +226,10 @@ def endpoints(engine: EnginePublisher) -> tuple[str, str]:
 class Scene:
     """Everything that runs, and what is done to it."""
 
-    def __init__(self, directory: Path, stack: contextlib.AsyncExitStack) -> None:
+    def __init__(self, directory: Path, stack: contextlib.AsyncExitStack, redis: str) -> None:
         self.directory = directory
+        self._redis = redis
+        self._log = RedisLog(RedisPlace(redis))
         self.engines = Engines(stack)
         self._context = zmq.Context()
         self._sockets: list[zmq.Socket[bytes]] = []
@@ -263,7 +272,8 @@ class Scene:
             bus.follow(("engine", *endpoints(self.stuck if name == "stuck" else self.steady)))
         wrong = [(name, *endpoints(engine)) for name, engine in self.wrong.items()]
         self.buses["faulty"].follow(("steady", *endpoints(self.steady)), *wrong, absent)
-        self._read_a_log(self.buses["remote"])
+        self._read_a_log(self.buses["remote"], f"127.0.0.1:{free_port()}")
+        await self._write_a_log(self.buses["writing"])
         self.twins = await self._twins(self.buses["faulty"])
         self._discover(self.buses["faulty"])
         await self._damage_state(self.buses["stateful"])
@@ -291,10 +301,32 @@ class Scene:
         for name, path in (("unasked", bus.directory / "nowhere"), ("doubled", found)):
             bus.config["sources"].append({"name": name, "discover": {"file": {"path": str(path)}}})
 
-    def _read_a_log(self, bus: Kvbus) -> None:
-        """A log that is away is all that there is."""
-        where = {"endpoint": f"tcp://127.0.0.1:{free_port()}"}
+    async def _write_a_log(self, bus: Kvbus) -> None:
+        """To one that is there, and to one that is away."""
+        pair = {name: await self.engines.start() for name in ("calm", "quiet")}
+        for engine in pair.values():
+            self.engines.keep(every(1.0, functools.partial(publish_one, engine)))
+        bus.follow(*((name, *endpoints(engine)) for name, engine in pair.items()))
+        away = {"endpoint": f"tcp://127.0.0.1:{free_port()}", "redis": {"state_every": 1}}
+        bus.config |= {"worker": bus.name, "model": "m"}
+        bus.config["outputs"] += [
+            {"name": "log", "type": "redis", "endpoint": f"tcp://{self._redis}"},
+            {"name": "away", "type": "redis", **away},
+        ]
+
+    async def _take_a_stream(self, server: Prometheus) -> None:
+        """Another writer of the same name."""
+        key = Stream("default", "m", "writing/quiet", 0).key
+        taken = 'kvbus_output_streams_written{instance="writing", output="log"} == 2'
+        await self._until(lambda: server.query(taken), "both streams in the log")
+        writer = await self._log.claim(key)
+        await writer.close()
+
+    def _read_a_log(self, bus: Kvbus, address: str) -> None:
+        """A log is all that there is."""
+        where = {"endpoint": f"tcp://{address}"}
         bus.config["sources"] = [{"name": "streams", "discover": {"redis": where}}]
+        bus.config["discovery_grace"] = 0
         each = {"layout": "per_topic", "topic": "kv@{source}", "replay_endpoint": None}
         bus.config["outputs"] = [output | each for output in bus.config["outputs"]]
 
@@ -374,6 +406,7 @@ class Scene:
         self._router(self.slow, reads=False)
         self._router(self.locked, reads=True, server_key=self.locked_key)
         self.buses["stuck"].reload("sources: none\n")
+        keep(self._take_a_stream(server))
         keep(self._ask_malformed())
         keep(self._starve(self.buses["starved"]))
         keep(self._restart(self.buses["restarted"], server))
@@ -499,9 +532,10 @@ def fired(server: Prometheus, at: float | None = None) -> frozenset[Alert]:
 
 
 @contextlib.asynccontextmanager
-async def scene(directory: Path) -> AsyncIterator[Scene]:
+async def scene(directory: Path, redis: str) -> AsyncIterator[Scene]:
+    """Play it; ``redis`` is a server's address."""
     async with contextlib.AsyncExitStack() as stack:
-        played = Scene(directory, stack)
+        played = Scene(directory, stack, redis)
         try:
             await played.start()
             yield played

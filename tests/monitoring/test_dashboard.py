@@ -11,6 +11,7 @@ from typing import Any, Final
 import pytest
 
 from tests.monitoring.conftest import Observed
+from tests.monitoring.faults import KVBUS
 from tests.monitoring.prometheus import ROOT
 
 FILE: Final = ROOT / "deploy" / "grafana" / "kvbus.json"
@@ -109,7 +110,7 @@ def test_every_variable_offers_what_there_is_and_narrows_the_panels(observed: Ob
     offered = observed.server.labels(found[2], filled_in(found[1], {}))
     expected = {
         "job": {"kvbus"},
-        "instance": {"healthy", "faulty", "stuck", "starved", "restarted", "stateful", "remote"},
+        "instance": set(KVBUS),
         "source": {
             "engine",
             "steady",
@@ -121,8 +122,10 @@ def test_every_variable_offers_what_there_is_and_narrows_the_panels(observed: Ob
             "silent",
             "absent",
             "twofold",
+            "calm",
+            "quiet",
         },
-        "output": {"routers", "slow", "narrow", "locked"},
+        "output": {"routers", "slow", "narrow", "locked", "log", "away"},
     }
     assert set(offered) == expected[name]
     chosen = {"job": "kvbus", "instance": "faulty", "source": "flaky", "output": "slow"}[name]

@@ -81,6 +81,30 @@ def test_a_state_that_is_gone_is_due_and_one_that_goes_again_and_again_less_and_
     assert (due.looks(now + LEASE - 0.1), due.looks(now + LEASE)) == (False, True)
 
 
+SHORT = 60.0
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, MIB), st.sampled_from([False, False, False, True])), min_size=50, max_size=200)
+)
+def test_nobody_waits_longer_for_a_state_than_that_and_for_one_that_retention_took_a_lease_at_first(seconds):
+    """A second a step: bytes of batches, and whether retention takes the newest state."""
+    due, written, gone, losses = StateDue(SHORT), 0.0, None, 0
+    due.begin(0.0)
+    due.wrote_state(10, 7, 0.0)
+    for now, (size, takes) in enumerate(seconds, 1):
+        due.wrote_batches(size)
+        gone = float(now) if takes and gone is None else gone
+        if due.looks(now):
+            due.looked(now, kept=gone is None)
+            losses = 0 if gone is None else losses + 1
+        if due.due(now):
+            due.wrote_state(10, 7, float(now))
+            written, gone = float(now), None
+        assert now - written < SHORT
+        assert gone is None or now - gone < min(LEASE * 2**losses, SHORT)
+
+
 def test_another_turn_looks_for_nothing_until_it_has_a_state():
     due = StateDue(EVERY)
     due.begin(0.0)

@@ -85,24 +85,28 @@ aibrix:   {profile: aibrix, events: 5557, layout: merged}
 {{- $_ := set $config "outputs" (list $output) -}}
 {{- end -}}
 {{- if not $config.outputs -}}
-{{- /* found engines come and go: a port for each of them would move */ -}}
-{{- $layout := ternary "merged" $preset.layout (ne (include "kvbus.discovers" $config.sources) "") -}}
-{{- $streams := ternary 1 (len (include "kvbus.slots" $config.sources | fromJsonArray)) (eq $layout "merged") -}}
+{{- /* found engines come and go: a port for each of them would move; of a log each stream has numbers of its own */ -}}
+{{- $logged := ne (include "kvbus.logged" $config.sources) "" -}}
+{{- $layout := ternary (ternary "per_topic" "merged" $logged) $preset.layout (ne (include "kvbus.discovers" $config.sources) "") -}}
+{{- $streams := ternary (len (include "kvbus.slots" $config.sources | fromJsonArray)) 1 (eq $layout "per_source") -}}
 {{- $port := int ($v.ports.events | default $preset.events) -}}
 {{- $output := dict
   "name" "routers"
   "endpoint" (printf "tcp://*:%d" $port)
-  "replay_endpoint" (printf "tcp://*:%d" (int ($v.ports.replay | default (add $port (ternary 1 (max 100 $streams) (eq $streams 1))))))
   "layout" $layout
   "profile" $preset.profile -}}
-{{- with $preset.topic -}}
+{{- /* a request for a replay names no topic */ -}}
+{{- if not $logged -}}
+{{- $_ := set $output "replay_endpoint" (printf "tcp://*:%d" (int ($v.ports.replay | default (add $port (ternary 1 (max 100 $streams) (eq $streams 1)))))) -}}
+{{- end -}}
+{{- with ternary "kv@{source}@{model}" $preset.topic $logged -}}
 {{- $_ := set $output "topic" . -}}
 {{- end -}}
 {{- $_ := set $config "outputs" (list $output) -}}
 {{- end -}}
 {{- if include "kvbus.curveSecretName" . -}}
 {{- range $config.outputs -}}
-{{- if not (or .curve_secret_key_file (and (hasKey . "bind") (not .bind))) -}}
+{{- if and (not .curve_secret_key_file) (include "kvbus.listens" .) -}}
 {{- $_ := set . "curve_secret_key_file" "/etc/kvbus-curve/kvbus.key_secret" -}}
 {{- $_ := set . "curve_client_keys" "/etc/kvbus-curve/routers.keys" -}}
 {{- end -}}
@@ -124,6 +128,19 @@ aibrix:   {profile: aibrix, events: 5557, layout: merged}
 {{- range . -}}
 {{- if .discover }}true{{ end -}}
 {{- end -}}
+{{- end -}}
+
+{{- /* "true" or nothing: some of these sources are read from a log. */ -}}
+{{- define "kvbus.logged" -}}
+{{- range . -}}
+{{- $discover := .discover | default dict -}}
+{{- if or (hasKey $discover "kafka") (hasKey $discover "nats") (hasKey $discover "redis") }}true{{ end -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* "true" or nothing: at this output routers dial in. A log's servers are dialled. */ -}}
+{{- define "kvbus.listens" -}}
+{{- if not (or (has .type (list "kafka" "nats" "redis")) (and (hasKey . "bind") (not .bind))) }}true{{ end -}}
 {{- end -}}
 
 {{- /* What the account must be able to watch: for each namespace the kinds, as JSON; "" is the release's own. */ -}}

@@ -58,16 +58,21 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- fail (printf "kvbus.router=%s takes the address of the engine's pod from the stream's: it needs mode=worker" $v.kvbus.router) -}}
 {{- end -}}
 {{- end -}}
-{{- if and (eq $v.mode "deployment") (include "kvbus.severalPods" .) (not (include "kvbus.headless" .)) -}}
-{{- fail "mode=deployment with replicas > 1 or null (an autoscaler's number) needs service.headless=true: each pod numbers its own stream, and a router's subscription and replay must meet the same one" -}}
+{{- $several := include "kvbus.severalPods" . -}}
+{{- $logged := include "kvbus.logged" $v.kvbus.config.sources -}}
+{{- if and $logged $v.kvbus.state.enabled -}}
+{{- fail "kvbus.state.enabled: what is read from a log has its state there; set it to false" -}}
 {{- end -}}
-{{- if and $v.kvbus.state.existingClaim (include "kvbus.severalPods" .) -}}
+{{- if and $several (not $logged) (eq $v.mode "deployment") (not (include "kvbus.headless" .)) -}}
+{{- fail "mode=deployment with replicas > 1 or null (an autoscaler's number) needs service.headless=true: each pod numbers its own stream, and a router's subscription and replay must meet the same one (pods that read a log alone have one numbering)" -}}
+{{- end -}}
+{{- if and $v.kvbus.state.existingClaim $several -}}
 {{- fail "kvbus.state.existingClaim: a state belongs to one kvbus; use it with replicas=1, not with null (an autoscaler's number), and not with mode=daemonset" -}}
 {{- end -}}
 {{- if and (ne $v.service.type "ClusterIP") (include "kvbus.headless" .) -}}
 {{- fail (printf "service.type=%s has an address, and service.headless=true says that there is none" $v.service.type) -}}
 {{- end -}}
-{{- if and (ne $v.service.type "ClusterIP") (include "kvbus.severalPods" .) -}}
+{{- if and $several (not $logged) (ne $v.service.type "ClusterIP") -}}
 {{- fail (printf "service.type=%s puts several pods behind one address: each numbers its own stream, and a router's subscription and replay must meet the same one; use it with replicas=1, not with null (an autoscaler's number) or mode=daemonset" $v.service.type) -}}
 {{- end -}}
 {{- range list "extraContainers" "extraInitContainers" -}}

@@ -107,6 +107,7 @@ type follower struct {
 	epoch, next uint64
 	holds       string
 	known       bool // the state that comes is one that the reader has
+	erased      bool // the newest record is an end that its epoch began with
 	heard       float64
 	counted     map[string]int
 	blocks      reader
@@ -132,8 +133,9 @@ func (f *follower) take(data []byte, now float64) *fields {
 		f.counted[wrong]++
 		return nil
 	}
-	if record.Epoch < f.epoch {
-		if now-f.heard < leaseTTL {
+	anew := f.erased && record.Kind != kindGone && record.Epoch <= f.epoch
+	if anew || record.Epoch < f.epoch {
+		if !anew && now-f.heard < leaseTTL {
 			f.counted["old_epoch"]++
 			return &record
 		}
@@ -162,6 +164,7 @@ func (f *follower) take(data []byte, now float64) *fields {
 		f.void()
 	}
 	f.next = record.Seq + 1
+	f.erased = record.Kind == kindGone && record.Seq == 0
 	f.given(record, payload)
 	return &record
 }

@@ -9,7 +9,7 @@ whether others are to reach it (an engine's own ports are not).
 {{- $claims := list (dict "name" "kvbus-http" "port" (int $v.ports.http) "key" "kvbus.ports.http" "open" true) -}}
 {{- range $o, $output := $config.outputs -}}
 {{- $several := and (gt (len $slots) 1) (eq ($output.layout | default "per_source") "per_source") -}}
-{{- $wanted := list (list "events" "endpoint" (not (and (hasKey $output "bind") (not $output.bind)))) (list "replay" "replay_endpoint" true) (list "snap" "snapshot_endpoint" true) -}}
+{{- $wanted := list (list "events" "endpoint" (ne (include "kvbus.listens" $output) "")) (list "replay" "replay_endpoint" true) (list "snap" "snapshot_endpoint" true) -}}
 {{- range $item := $wanted -}}
 {{- $what := index $item 0 -}}
 {{- $endpoint := get $output (index $item 1) | default "" -}}

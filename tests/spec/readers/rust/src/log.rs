@@ -96,6 +96,8 @@ struct Follower {
     holds: &'static str,
     /// The state that comes is one that the reader has.
     known: bool,
+    /// The newest record is an end that its epoch began with.
+    erased: bool,
     heard: f64,
     counted: BTreeMap<&'static str, u64>,
     blocks: Reader,
@@ -121,8 +123,9 @@ impl Follower {
 
     /// Take the next record of the log.
     fn take(&mut self, record: &Record, now: f64) {
-        if record.epoch < self.epoch {
-            if now - self.heard < LEASE_TTL {
+        let anew = self.erased && record.kind != GONE && record.epoch <= self.epoch;
+        if anew || record.epoch < self.epoch {
+            if !anew && now - self.heard < LEASE_TTL {
                 return self.count("old_epoch", 1);
             }
             self.expire(now);
@@ -147,6 +150,7 @@ impl Follower {
             self.void();
         }
         self.next = record.seq + 1;
+        self.erased = record.kind == GONE && record.seq == 0;
         match record.kind {
             LEASE => {}
             GONE => self.void(),

@@ -1,0 +1,140 @@
+"""A leaf that writes to a log, and two aggregators that read it: what each is given, and what it may reach."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from kvbus.cli import main
+from kvbus.config import Config
+from kvbus.config.endpoints import parse_endpoint
+from kvbus.config.log_sources import settings_of
+from kvbus.config.logs import TYPES
+from tests.chart.charts import CASES, Release, Values, helm, render
+from tests.chart.test_render import told
+from tests.security.certificates import Authority
+
+ROLES = ("leaf", "aggregator")
+MOUNT = "/etc/kvbus-log"
+each_kind = pytest.mark.parametrize("kind", TYPES)
+each_role = pytest.mark.parametrize("role", ROLES)
+
+
+def rendered(role: str, kind: str) -> Release:
+    return render(CASES[f"{role}-{kind}"])
+
+
+def access(config: Config, kind: str) -> dict[str, Any]:
+    """The keys of the log, with its endpoint."""
+    log = next((output for output in config.outputs if output.type == kind), None)
+    if log is None or log.log is None:
+        settings = settings_of(config.sources[0])
+        assert settings is not None
+        return settings
+    return {"endpoint": log.endpoint, "model": config.model, **log.log.model_dump(mode="json")}
+
+
+@each_kind
+def test_the_aggregator_reads_what_the_leaf_writes(kind: str, tmp_path: Path) -> None:
+    leaf, reader = (access(told(rendered(role, kind), tmp_path), kind) for role in ROLES)
+    shared = {"endpoint", "more_servers", "topic", "stream", "prefix", "database", "cluster", "model", "tls_ca_file"}
+    assert {key: leaf[key] for key in shared & leaf.keys()} == {key: reader[key] for key in shared & reader.keys()}
+    assert leaf["username"] != reader["username"], "who reads may not write"
+
+
+@each_role
+@each_kind
+def test_check_takes_it_with_its_files_and_names_one_that_is_not_there(role: str, kind: str, tmp_path: Path) -> None:
+    """As the kubelet mounts the Secret: kvbus's group may read, others may not."""
+    (tmp_path / "ca.crt").write_text(Authority(tmp_path).certificate.read_text())
+    password = tmp_path / "password"
+    password.write_text("hunter2")
+    password.chmod(0o440)
+    release = rendered(role, kind)
+    config = tmp_path / "kvbus.yaml"
+    config.write_text(str(release.file()).replace(MOUNT, str(tmp_path)))
+    env = {"KVBUS_STATE_DIR": str(tmp_path)} if role == "leaf" else {}
+    done = CliRunner().invoke(main, ["check", "-c", str(config)], env=env)
+    assert (done.exit_code, "hunter2" in done.output) == (0, False), done.output
+    password.unlink()
+    done = CliRunner().invoke(main, ["check", "-c", str(config)], env=env)
+    assert (done.exit_code, f"{kind}.password_file = {password}: cannot be read" in done.output) == (78, True)
+
+
+@each_role
+@each_kind
+def test_secrets_are_files_of_a_secret_and_nowhere_else(role: str, kind: str, tmp_path: Path) -> None:
+    release = rendered(role, kind)
+    assert release.all("Secret") == [], "somebody else makes it"
+    (volume,) = (each for each in release.pod["spec"]["volumes"] if each["name"] == "kvbus-log")
+    assert volume["secret"] == {
+        "secretName": f"kvbus-log-{'leaf' if role == 'leaf' else 'reader'}",
+        "defaultMode": 0o440,
+    }
+    (mount,) = (each for each in release.kvbus["volumeMounts"] if each["name"] == "kvbus-log")
+    assert (mount["mountPath"], mount["readOnly"]) == (MOUNT, True)
+    assert release.pod["spec"]["securityContext"]["fsGroup"] == 65532
+    keys = access(told(release, tmp_path), kind)
+    assert [keys[name] for name in ("tls_ca_file", "password_file")] == [f"{MOUNT}/ca.crt", f"{MOUNT}/password"]
+    said = json.dumps([*release.all("ConfigMap"), release.environment()])
+    assert said.count("password") == said.count(f"{MOUNT}/password") + said.count("password_file: ")
+    if role == "leaf":
+        assert all(mount["name"] != "kvbus-log" for mount in release.engine.get("volumeMounts", [])), (
+            "the engine has none"
+        )
+
+
+@each_kind
+def test_two_aggregators_have_one_address_and_are_never_away_together(kind: str) -> None:
+    release = rendered("aggregator", kind)
+    spec = release.workload["spec"]
+    assert (release.workload["kind"], spec["replicas"]) == ("Deployment", 2)
+    assert spec["strategy"] == {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}
+    assert release.one("Service")["spec"].get("clusterIP") is None, "their numbers are the same: any of them will do"
+    assert release.one("PodDisruptionBudget")["spec"]["maxUnavailable"] == 1
+    (apart,) = release.pod["spec"]["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert apart["topologyKey"] == "kubernetes.io/hostname"
+    assert apart["labelSelector"]["matchLabels"].items() <= release.pod["metadata"]["labels"].items()
+    assert release.kvbus["readinessProbe"]["httpGet"]["path"] == "/readyz"
+    assert "numbers its streams from 0" not in release.notes
+
+
+@each_kind
+def test_an_aggregator_reaches_names_and_the_log_and_nothing_else(kind: str, tmp_path: Path) -> None:
+    release = rendered("aggregator", kind)
+    keys = access(told(release, tmp_path), kind)
+    servers = [parse_endpoint(each) for each in (keys["endpoint"], *keys.get("more_servers", ()))]
+    policy = release.one("NetworkPolicy")["spec"]
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    names, log = policy["egress"]
+    assert {(rule["protocol"], rule["port"]) for rule in names["ports"]} == {("UDP", 53), ("TCP", 53)}
+    assert {rule["port"] for rule in log["ports"]} == {server.port for server in servers}
+    (peer,) = log["to"]
+    namespace = peer["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"]
+    assert {server.host.split(".")[1] for server in servers} == {namespace}
+
+
+def test_without_egress_rules_pods_go_everywhere() -> None:
+    policy = render({"networkPolicy": {"enabled": True}}).one("NetworkPolicy")["spec"]
+    assert (policy["policyTypes"], "egress" in policy) == (["Ingress"], False)
+
+
+@each_kind
+def test_what_is_dialled_has_no_port_and_no_keys_of_routers(kind: str, tmp_path: Path) -> None:
+    curve: Values = {"existingSecret": "bus-curve"}
+    values = CASES[f"leaf-{kind}"]
+    config = told(render({**values, "kvbus": {**values["kvbus"], "curve": curve}}), tmp_path)
+    routers, log = config.outputs
+    assert routers.curve_secret_key_file is not None
+    assert log.curve_secret_key_file is None
+
+
+@pytest.mark.parametrize(("values", "wrong"), [({"enabled": True}, r"kvbus\.state\.enabled: what is read from a log")])
+def test_a_state_on_disk_is_refused_where_the_log_has_it(values: Values, wrong: str) -> None:
+    preset = CASES["aggregator-kafka"]
+    with pytest.raises(helm.HelmError, match=wrong):
+        render({**preset, "kvbus": {**preset["kvbus"], "state": values}})

@@ -1,0 +1,51 @@
+"""What an operator sees of a leaf: who has the stream, and whether its state comes."""
+
+from kvbus.log.contract import UnavailableError
+from kvbus.outputs import appending
+from tests.log.fleet import KEY, fleet
+from tests.transport.loops import eventually
+
+
+class Away:
+    """A log that takes nobody while it is away."""
+
+    def __init__(self, log):
+        self._log = log
+        self.away = True
+
+    def __getattr__(self, name):
+        return getattr(self._log, name)
+
+    async def claim(self, key):
+        if self.away:
+            raise UnavailableError("away")
+        return await self._log.claim(key)
+
+
+async def test_a_stream_that_another_writer_has_is_counted_as_long_as_it_is_open(kind):
+    async with fleet(kind) as log:
+        leaf = log.leaf()
+        leaf.store(5)
+        await leaf.written()
+        assert (leaf.stats.streams_written, leaf.stats.streams_fenced) == (1, 0)
+        await (await kind.open().claim(KEY)).close()
+        leaf.store(1)
+        await eventually(lambda: leaf.stats.streams_fenced, "the leaf to notice")
+        assert (leaf.stats.streams_written, leaf.stats.streams_fenced) == (0, 1)
+        await leaf.close()
+        assert (leaf.stats.streams_written, leaf.stats.streams_fenced) == (0, 0)
+
+
+async def test_a_state_that_does_not_come_is_counted_until_it_does(kind, monkeypatch):
+    monkeypatch.setattr(appending, "OVERDUE", 0.5)
+    async with fleet(kind) as log:
+        place = Away(kind.open())
+        leaf = log.leaf(place, kafka={"cluster": "eu", "state_every": 1})
+        leaf.store(5)
+        assert leaf.stats.states_overdue == 0
+        await eventually(lambda: leaf.stats.states_overdue == 1, "somebody to hear of it")
+        monkeypatch.setattr(appending, "OVERDUE", 60.0)
+        place.away = False
+        await leaf.written()
+        await eventually(lambda: leaf.stats.states_overdue == 0, "the state to count")
+        assert leaf.stats.streams_written == 1

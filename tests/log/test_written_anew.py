@@ -1,0 +1,80 @@
+"""A stream that is erased and written anew: whoever follows it holds the new one at once, wherever it stood."""
+
+from importlib import import_module
+
+import pytest
+
+from kvbus.log import follower
+from tests.doubles.topic_router import TopicRouter
+from tests.log.fleet import KEY, fleet
+from tests.log.kinds import Kafka, Nats, Redis
+from tests.log.test_aggregator import TOPIC, Aggregator
+from tests.transport.loops import eventually
+
+KINDS = {"kafka": Kafka, "nats": Nats, "redis": Redis}
+
+
+@pytest.fixture(params=KINDS)
+def kind(request):
+    return KINDS[request.param](request.getfixturevalue(request.param))
+
+
+async def erase(kind):
+    (name,) = kind.settings()
+    module, place = import_module(f"kvbus.log.{name}_erase"), kind.place(kind.endpoint.removeprefix("tcp://"))
+    await module.erase(place, await module.look(place), [KEY], states_too=False)
+    assert KEY not in (await module.look(place)).keys(lambda _: True)
+
+
+async def written(log, blocks):
+    leaf = log.leaf()
+    leaf.store(blocks)
+    await leaf.written()
+    return leaf
+
+
+async def test_a_reader_follows_without_waiting_for_the_silence(kind):
+    """By its clock no time passes."""
+    async with fleet(kind) as log:
+        leaf, level = await log.followed_leaf()
+        before = await log.reading()
+        leaf.store(5, gone=2)
+        await leaf.written()
+        await level.holds(leaf)
+        await leaf.close()
+        await erase(kind)
+        await level.until(lambda: not level.blocks)
+        away = await log.reading(start=0)
+        again = await written(log, 7)
+        for reading in (level, before, away):
+            await reading.holds(again)
+            assert reading.follower.epoch == 1
+            assert reading.follower.counts["old_epoch"] == 0
+        again.store(3, gone=1)
+        await again.written()
+        for reading in (level, before, away):
+            await reading.holds(again)
+        await again.close()
+        await erase(kind)
+        third = await written(log, 2)
+        await level.holds(third)
+        assert level.follower.counts["erased"] == 2
+
+
+async def test_routers_of_an_aggregator_hold_the_new_one(kind, tmp_path, monkeypatch):
+    monkeypatch.setattr(follower, "LEASE_TTL", 3600.0)
+    async with fleet(kind) as log:
+        leaf = await written(log, 10)
+        aggregator = Aggregator(kind, tmp_path / "bus", monkeypatch)
+        await aggregator.daemon.start()
+        router = TopicRouter(aggregator.endpoint)
+        try:
+            await eventually(lambda: router.blocks(TOPIC) == leaf.blocks, "the engine's blocks")
+            await leaf.close()
+            await erase(kind)
+            again = await written(log, 7)
+            await eventually(lambda: router.blocks(TOPIC) == again.blocks, "those of the new stream")
+            assert [each for each in router.violations if " after " not in each] == [], "but that numbers go back"
+        finally:
+            router.close()
+            await aggregator.daemon.close(0)
