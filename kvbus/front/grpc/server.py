@@ -41,6 +41,9 @@ ALONE: Final = 0.1
 """Seconds for a request's end to come behind its first message."""
 GRACE: Final = 1.0
 """Seconds for the calls under way when kvbus ends."""
+LOOK: Final = 0.01
+"""Seconds between two looks whether a connection is lost: gRPC says so behind the calls that were on it."""
+LOOKS: Final = 10
 
 _EVERYWHERE: Final = (("grpc.max_metadata_size", METADATA), ("grpc.absolute_max_metadata_size", METADATA))
 _SERVER: Final = (
@@ -123,15 +126,16 @@ class GrpcFront:
             stats.calls["bad_request"] += 1
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"kvbus hands on metadata in ASCII alone: {odd[0]}")
         stats.open += 1
+        over = _Over(stats)
         try:
-            await (self._where(context) if method == ASKED else self._hand_on(method, context))
+            await (self._where(context, over) if method == ASKED else self._hand_on(method, context, over))
         except asyncio.CancelledError:
-            stats.calls["client_gone"] += 1
+            over("client_gone")
             raise
         finally:
             stats.open -= 1
 
-    async def _hand_on(self, method: str, context: Context) -> None:
+    async def _hand_on(self, method: str, context: Context, over: _Over) -> None:
         """Send the engine's answer as it comes: each message at once, and none faster than the client reads."""
         call, sending = await self._begin(method, context)
         begun = False
@@ -147,7 +151,8 @@ class GrpcFront:
             if sending is not None:
                 sending.cancel()
             call.cancel()
-        await self._end(call, context, begun=begun)
+        over(await self._outcome(call, begun=begun))
+        await _end(call, context)
 
     async def _begin(self, method: str, context: Context) -> tuple[Any, asyncio.Future[None] | None]:
         """Call the engine; also what hands on the client's further messages, if it may have some.
@@ -168,17 +173,16 @@ class GrpcFront:
         call = self._channel.stream_stream(method)(**options)
         return call, asyncio.ensure_future(_send(context, call, first, more))
 
-    async def _end(self, call: Any, context: Context, *, begun: bool) -> None:
-        """Hand on how the engine has ended a call."""
-        code = await call.code()
-        down = code is grpc.StatusCode.UNAVAILABLE and self._channel.get_state() is not grpc.ChannelConnectivity.READY
-        self.stats.calls[("engine_broke_off" if begun else "engine_down") if down else "passed"] += 1
-        trailing = tuple(await call.trailing_metadata() or ())
-        if code is not grpc.StatusCode.OK:
-            await context.abort(code, await call.details() or "", trailing)
-        context.set_trailing_metadata(trailing)
+    async def _outcome(self, call: Any, *, begun: bool) -> str:
+        """Say how a call has ended. UNAVAILABLE may be the engine's own word; else the connection to it is lost."""
+        if await call.code() is grpc.StatusCode.UNAVAILABLE:
+            for _ in range(LOOKS):
+                if self._channel.get_state() is not grpc.ChannelConnectivity.READY:
+                    return "engine_broke_off" if begun else "engine_down"
+                await asyncio.sleep(LOOK)
+        return "passed"
 
-    async def _where(self, context: Context) -> None:
+    async def _where(self, context: Context, over: _Over) -> None:
         """Answer where the events are. What the engine says beside that stays, and so does its refusal."""
         asked = await context.read()
         call = self._channel.unary_unary(ASKED)(
@@ -188,17 +192,18 @@ class GrpcFront:
             answer = await call
         except aio.AioRpcError as error:
             if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
-                await self._end(call, context, begun=False)
+                over(await self._outcome(call, begun=False))
+                await _end(call, context)
             answer = None
         try:
             offered = self._offers(context)
             said = of_kvbus(offered) if answer is None else of_vllm(answer, offered)
         except DiscoveryError as error:
             log.warning("%s: %s", ASKED, error)
-            self.stats.calls["unanswered"] += 1
+            over("unanswered")
             text = f"kvbus cannot say where the events are: {error}"
             await context.abort(grpc.StatusCode.UNAVAILABLE, text)
-        self.stats.calls["answered"] += 1
+        over("answered")
         if answer is not None:
             context.set_trailing_metadata(tuple(await call.trailing_metadata()))
             await context.send_initial_metadata(tuple(await call.initial_metadata()))
@@ -206,6 +211,27 @@ class GrpcFront:
 
     def _offers(self, context: Context) -> Offers:
         return offers(self._observed, self._front, self._front.host or _here(context.peer()))
+
+
+class _Over:
+    """Counts how a call has ended, by the first who knows."""
+
+    def __init__(self, stats: CallStats) -> None:
+        self._stats = stats
+        self._known = False
+
+    def __call__(self, outcome: str) -> None:
+        if not self._known:
+            self._known = True
+            self._stats.calls[outcome] += 1
+
+
+async def _end(call: Any, context: Context) -> None:
+    """Hand on how the engine has ended a call."""
+    code, trailing = await call.code(), tuple(await call.trailing_metadata() or ())
+    if code is not grpc.StatusCode.OK:
+        await context.abort(code, await call.details() or "", trailing)
+    context.set_trailing_metadata(trailing)
 
 
 async def _next(context: Context, message: Any) -> Any:
