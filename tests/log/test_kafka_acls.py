@@ -73,8 +73,11 @@ class Party:
 
     async def erase(self):
         """A stream that somebody else has begun."""
-        log = self.kind.open()
-        await (await log.claim(KEY)).close()
+        writer = await self.kind.open().claim(KEY)
+        try:
+            await writer.append([b"record"])  # behind the end that the erasure before it has left
+        finally:
+            await writer.close()
         await erase(self.place, await look(self.place), [KEY], states_too=False)
 
     async def read(self):
