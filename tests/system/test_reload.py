@@ -124,6 +124,13 @@ def following(*routers: RouterOnASet):
             router.close()
 
 
+async def test_routers_wait_for_the_start_and_for_no_engine() -> None:
+    fleet = Fleet()
+    assert fleet.daemon.awaited == "starting"
+    async with running(fleet):
+        assert not fleet.daemon.awaited
+
+
 async def test_the_others_notice_nothing():
     """Under traffic on a and c: b goes, d comes, b comes back elsewhere, b changes its engine."""
     async with running(Fleet("abc")) as fleet, fleet.engine(0) as first, fleet.engine(2) as third:
