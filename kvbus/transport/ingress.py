@@ -14,7 +14,7 @@ import zmq
 from kvbus.core.types import Refused
 from kvbus.errors import BindError
 from kvbus.transport.monitor import ConnectionMonitor
-from kvbus.transport.pump import MAX_KEPT_FRAMES, Handler, Pump, waiting
+from kvbus.transport.pump import MAX_KEPT_FRAMES, Handler, Pump
 from kvbus.transport.sockets import (
     PLAIN,
     Context,
@@ -209,8 +209,7 @@ class RequestConnection:
     def _check_aborted(self, stood: bool) -> None:
         if not stood:
             return  # the handshake failed: the request times out, and the next one tries again
-        if waiting(self._pump.socket):
-            self._pump.kick()
+        if self._pump.look():
             self._later = self._loop.call_later(LOOK_AGAIN, self._check_aborted, stood)
             return
         self._on_abort()

@@ -2,7 +2,7 @@
 
 libzmq's file descriptor signals once, and again only after somebody has read ``ZMQ_EVENTS`` and nothing was left. So
 a pump reads until EAGAIN, then looks at ``ZMQ_EVENTS`` again. Where a cap or an exception ended the reading, it
-continues by ``call_soon``. A send on the same socket may consume the signal: call :meth:`Pump.kick` after it.
+continues by ``call_soon``. A send on the same socket may consume the signal: call :meth:`Pump.look` after it.
 """
 
 from __future__ import annotations
@@ -48,11 +48,6 @@ def receive(socket: Socket, most: int = MAX_KEPT_FRAMES) -> list[bytes]:
         if len(frames) < most:
             frames.append(frame.bytes)
     return frames
-
-
-def waiting(socket: Socket) -> bool:
-    """Whether a message waits. It rearms the descriptor's signal, as ``ZMQ_EVENTS`` would at four times the cost."""
-    return bool(zmq.zmq_poll([(socket, _POLLIN)], 0))
 
 
 class Pump:
@@ -149,6 +144,7 @@ class Pump:
             self._behind.popleft()[1]()
 
     def _pending(self) -> bool:
+        """Whether a message waits. It rearms the descriptor, as ``ZMQ_EVENTS`` would at four times the cost."""
         return bool(zmq.zmq_poll(self._polled, 0))
 
     def look(self) -> bool:

@@ -12,7 +12,7 @@ from kvbus.errors import BindError
 from kvbus.transport.engine.publisher import EnginePublisher
 from kvbus.transport.ingress import Events, LiveStream, RequestConnection
 from kvbus.transport.monitor import ConnectionMonitor, unread
-from kvbus.transport.pump import receive, waiting
+from kvbus.transport.pump import receive
 from kvbus.transport.sockets import make_socket
 from tests.ports import free_port
 from tests.transport.loops import END, both_loops, eventually, turns, u64
@@ -67,7 +67,7 @@ async def test_what_libzmq_leaves_in_the_kernel_is_unread(context):
                 engine.publish(bytes(100_000))
             await eventually(lambda: monitor.unread, "libzmq to have enough")
             for _ in range(100):
-                await eventually(lambda: waiting(socket), "a batch")
+                await eventually(lambda: socket.poll(0), "a batch")
                 receive(socket)
             assert not monitor.unread
         await eventually(lambda: monitor.peer is None, "the end of the connection")
