@@ -95,8 +95,6 @@ class LogStreams:
         """What the log had then was read."""
         self._shown_at = self._level_at
         """When the set of engines was last told."""
-        self._looked_at = -TAKE
-        """When all streams were last looked at: many records come in the time that takes."""
         self._ends: tuple[float, dict[str, int]] | None = None
         """Where the log ended at some time, by the streams that were not yet read so far."""
 
@@ -143,6 +141,7 @@ class LogStreams:
             looking = asyncio.get_running_loop().create_task(self._look(log))
             self._dirty = True
             shown: tuple[Engine, ...] | None = None
+            looked_at = -TAKE
             while True:
                 if self._dirty:
                     self._dirty = False
@@ -159,9 +158,9 @@ class LogStreams:
                 else:
                     await self._take(reader)
                     await self._measure(reader)
-                if self._clock() - self._looked_at < TAKE:
-                    continue
-                self._looked_at = self._clock()
+                if self._clock() - looked_at < TAKE:
+                    continue  # to look at all streams takes as long as many records
+                looked_at = self._clock()
                 self._expire()
                 self._reach(reached=True)
                 engines = tuple(self._engine(each) for each in self._relayed.values() if self._alive(each))
