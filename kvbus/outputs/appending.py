@@ -40,9 +40,6 @@ ASK_AGAIN: Final = 1.0
 FAREWELL: Final = 5.0
 """Seconds in which the end of a stream has to be in the log."""
 
-OVERDUE: Final = 10.0
-"""Seconds that a state may be late before somebody hears of it."""
-
 READER: Final = 1
 """The log as a router of the stream."""
 
@@ -86,7 +83,7 @@ class Appender:
         self._stats = stats = services.stats
         self._feed = services.feed
         self._asks = asks
-        self._due = StateDue(state_every)
+        self._due = StateDue(state_every, asyncio.get_running_loop().time())
         self._fresh: deque[Publish | _State | _Gone] = deque()
         """Not yet flushed."""
         self._queue: deque[Publish | _State | _Gone] = deque()
@@ -106,9 +103,6 @@ class Appender:
         self._block_size = 0
         self._appended_at: float | None = None
         """When the newest record of this turn was."""
-        self._state_every = state_every
-        self._state_at = asyncio.get_running_loop().time()
-        """When the newest state of all turns was written; before it, when the stream was opened."""
         self._overdue = self._fenced = False
         stats.queue_limit += config.queue_batches
         self._task = asyncio.get_running_loop().create_task(self._run())
@@ -180,9 +174,8 @@ class Appender:
 
     def _show_overdue(self) -> None:
         """Count the stream where its state is to be newer than it is, and somebody writes it."""
-        age = asyncio.get_running_loop().time() - self._state_at
         wanted = self._shown and not self._fenced and self._config.on_subscribe == "state"
-        before, self._overdue = self._overdue, wanted and age > self._state_every + OVERDUE
+        before, self._overdue = self._overdue, wanted and self._due.overdue(asyncio.get_running_loop().time())
         self._stats.states_overdue += self._overdue - before
 
     def _end(self) -> None:
@@ -380,8 +373,7 @@ class Appender:
         self._coming = any(isinstance(each, _State) for each in self._queue)
         self._stats.states_sent[item.reason or ("trimmed" if self._due.trimmed else "refreshed")] += 1
         self._stats.state_bytes += size
-        self._state_at = asyncio.get_running_loop().time()
-        self._due.wrote_state(size, position, self._state_at)
+        self._due.wrote_state(size, position, asyncio.get_running_loop().time())
 
     async def _append(self, writer: Writer, records: list[bytes]) -> int:
         position = await writer.append(records)

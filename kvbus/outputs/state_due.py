@@ -14,6 +14,9 @@ from typing import Final
 
 from kvbus.log.follower import LEASE
 
+OVERDUE: Final = 10.0
+"""Seconds that a state may be late before somebody hears of it."""
+
 LEAST_TAIL: Final = 4 * 1024 * 1024
 """Bytes behind a state before a smaller one is written again."""
 
@@ -23,14 +26,17 @@ class StateDue:
 
     Args:
         every: seconds after which the state is due.
+        now: when the stream was opened.
 
     Attributes:
         position: of the newest state of this turn; None if there is none.
         trimmed: the log has that state no more.
     """
 
-    def __init__(self, every: float) -> None:
+    def __init__(self, every: float, now: float) -> None:
         self._every = every
+        self._written_at = now
+        """When the newest state of all turns was written; before it, when the stream was opened."""
         self._tail_bytes = self._state_bytes = 0
         self._state_at = self._look_at = 0.0
         self._pause = LEASE
@@ -49,7 +55,7 @@ class StateDue:
     def wrote_state(self, size: int, position: int, now: float) -> None:
         """A state was appended, of so many bytes, for whatever reason."""
         self._tail_bytes, self._state_bytes, self.position = 0, size, position
-        self._state_at = now
+        self._state_at = self._written_at = now
         self._pause = min(2 * self._pause, max(LEASE, self._every)) if self.trimmed else self._pause
         self._look_at = now + self._pause
         self.trimmed = False
@@ -58,6 +64,10 @@ class StateDue:
         """Whether the state is due."""
         paid = self._tail_bytes >= max(self._state_bytes, LEAST_TAIL)
         return paid or self.trimmed or now - self._state_at >= self._every
+
+    def overdue(self, now: float) -> bool:
+        """Whether the newest state is older than it may be."""
+        return now - self._written_at > self._every + OVERDUE
 
     def looks(self, now: float) -> bool:
         """Whether it is time to see if the log has the newest state still."""

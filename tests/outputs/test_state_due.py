@@ -18,7 +18,7 @@ STEPS = st.one_of(
 
 @given(st.lists(STEPS, min_size=20, max_size=80))
 def test_states_take_what_batches_take_and_one_state_besides_those_that_have_to_be(steps):
-    due, now, size = StateDue(EVERY), 0.0, 0
+    due, now, size = StateDue(EVERY, 0.0), 0.0, 0
     batches = states = largest = tail = newest = 0
     due.begin(now)
     due.wrote_state(size, 1, now)
@@ -50,7 +50,7 @@ def test_states_take_what_batches_take_and_one_state_besides_those_that_have_to_
 
 
 def test_a_full_cache_has_its_state_written_as_soon_as_the_batches_have_as_many_bytes():
-    due = StateDue(EVERY)
+    due = StateDue(EVERY, 0.0)
     due.begin(0.0)
     due.wrote_state(10 * MIB, 7, 0.0)
     for _ in range(3):
@@ -63,7 +63,7 @@ def test_a_full_cache_has_its_state_written_as_soon_as_the_batches_have_as_many_
 
 
 def test_a_state_that_is_gone_is_due_and_one_that_goes_again_and_again_less_and_less_often():
-    due, now, pauses = StateDue(EVERY), 0.0, []
+    due, now, pauses = StateDue(EVERY, 0.0), 0.0, []
     due.begin(now)
     assert not due.looks(now + EVERY)
     due.wrote_state(10, 7, now)
@@ -89,7 +89,7 @@ SHORT = 60.0
 )
 def test_nobody_waits_longer_for_a_state_than_that_and_for_one_that_retention_took_a_lease_at_first(seconds):
     """A second a step: bytes of batches, and whether retention takes the newest state."""
-    due, written, gone, losses = StateDue(SHORT), 0.0, None, 0
+    due, written, gone, losses = StateDue(SHORT, 0.0), 0.0, None, 0
     due.begin(0.0)
     due.wrote_state(10, 7, 0.0)
     for now, (size, takes) in enumerate(seconds, 1):
@@ -106,7 +106,7 @@ def test_nobody_waits_longer_for_a_state_than_that_and_for_one_that_retention_to
 
 
 def test_another_turn_looks_for_nothing_until_it_has_a_state():
-    due = StateDue(EVERY)
+    due = StateDue(EVERY, 0.0)
     due.begin(0.0)
     due.wrote_state(10, 7, 0.0)
     due.looked(LEASE, kept=False)
