@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-from collections import Counter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tests.chaos.processes import Child
 from tests.doubles.router import PlainSetRouter
+from tests.interop.talker import Talker
 from tests.system.bus import eventually
 
 if TYPE_CHECKING:
@@ -24,46 +23,35 @@ SECONDS_ENV: Final = "TEST_INTEROP_SECONDS"
 END: Final = b"\xff" * 8
 
 
-class GoSubscriber:
+class GoSubscriber(Talker):
     """A router on go-zeromq: one view of the live stream alone, and one of the answers to its replay requests."""
 
     def __init__(self, child: Child) -> None:
+        super().__init__(child)
         self.live = PlainSetRouter()
         self.replayed = PlainSetRouter()
-        self.said: Counter[str] = Counter()
         self.odd: list[list[str]] = []
         """Frames, in hex, of messages that are no batch and no END."""
         self.errors: list[str] = []
         """Why connections were lost, or not made."""
-        self._child = child
-        self._reading = asyncio.ensure_future(self._read())
 
-    async def _read(self) -> None:
-        assert self._child.process is not None
-        assert self._child.process.stdout is not None
-        async for line in self._child.process.stdout:
-            said = json.loads(line)
-            self.said[said["what"]] += 1
-            if "error" in said:
-                self.errors.append(said["error"])
-            if "frames" in said:
-                self._take(said["what"], [bytes.fromhex(frame) for frame in said["frames"]])
+    def heard(self, said: dict[str, Any]) -> None:
+        """Take in a batch, or why there is none."""
+        if "error" in said:
+            self.errors.append(said["error"])
+        if "frames" in said:
+            self._take(said["what"], [bytes.fromhex(frame) for frame in said["frames"]])
 
     async def connected(self) -> None:
         """Wait until both of its connections are up; what it has said instead is in the error."""
         with contextlib.suppress(AssertionError):
-            await eventually(lambda: self.said["connected"] >= 2 or self._reading.done(), "its connections")
-        if self._reading.done():
-            self._reading.result()
-        process = self._child.process
+            await eventually(lambda: self.said["connected"] >= 2 or self.reading.done(), "its connections")
+        if self.reading.done():
+            self.reading.result()
+        process = self.child.process
         assert process is not None
-        why = f"{dict(self.said)}, {self.errors}, exit status {process.returncode}\n{self._child.log.read_text()}"
+        why = f"{dict(self.said)}, {self.errors}, exit status {process.returncode}\n{self.child.log.read_text()}"
         assert self.said["connected"] >= 2, why
-
-    async def close(self) -> None:
-        """Read no more."""
-        self._reading.cancel()
-        await asyncio.gather(self._reading, return_exceptions=True)
 
     def _take(self, what: str, frames: list[bytes]) -> None:
         if len(frames) != (3 if what == "message" else 4) or len(frames[-2]) != 8:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import itertools
-import json
 import os
-from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tests.chaos.processes import Child, python
 from tests.doubles.router import PlainSetRouter
+from tests.interop.talker import Talker
 from tests.system.bus import eventually
 
 if TYPE_CHECKING:
@@ -76,28 +74,22 @@ def library(name: str, logs: Path) -> Library | None:
     return Library(name, program, logs) if os.path.exists(f"{home}/{built}") else None  # noqa: PTH110 - a word more
 
 
-class ForeignPeer:
+class ForeignPeer(Talker):
     """One running program, and what it was given."""
 
     def __init__(self, child: Child) -> None:
-        self.child = child
-        self.said: Counter[str] = Counter()
+        super().__init__(child)
         self.messages: list[list[bytes]] = []
         self.view = PlainSetRouter()
         """Of the live batches, whatever their numbers."""
-        self._reading = asyncio.ensure_future(self._read())
 
-    async def _read(self) -> None:
-        assert self.child.process is not None
-        assert self.child.process.stdout is not None
-        async for line in self.child.process.stdout:
-            said = json.loads(line)
-            self.said[said["what"]] += 1
-            if said["what"] == "message":
-                self.messages.append([bytes.fromhex(frame) for frame in said["frames"]])
-                _, *rest = self.messages[-1]
-                if len(rest) == 2 and len(rest[0]) == 8:
-                    self.view.take(int.from_bytes(rest[0], "big"), rest[1])
+    def heard(self, said: dict[str, Any]) -> None:
+        """Take in a message."""
+        if said["what"] == "message":
+            self.messages.append([bytes.fromhex(frame) for frame in said["frames"]])
+            _, *rest = self.messages[-1]
+            if len(rest) == 2 and len(rest[0]) == 8:
+                self.view.take(int.from_bytes(rest[0], "big"), rest[1])
 
     @property
     def seqs(self) -> list[int]:
@@ -107,10 +99,5 @@ class ForeignPeer:
     async def count(self, what: str, number: int = 1) -> None:
         """Wait until it has said this so often; not where it has ended."""
         condition = f"{self.child.name} {what} ({self.child.log})"
-        await eventually(lambda: self.said[what] >= number or self._reading.done(), condition)
+        await eventually(lambda: self.said[what] >= number or self.reading.done(), condition)
         assert self.said[what] >= number, f"{condition}: it has ended\n{self.child.log.read_text()}"
-
-    async def close(self) -> None:
-        """Read no more."""
-        self._reading.cancel()
-        await asyncio.gather(self._reading, return_exceptions=True)
