@@ -46,8 +46,8 @@ class ConnectionLimits:
         serve: makes aiohttp's protocol for a connection.
         stats: counters of connections, those open and those closed here.
         context: what a new connection's TLS is made with; None for none.
-        most: how many there may be.
         timeout: seconds for a whole request, and to read an answer.
+        most: how many there may be.
     """
 
     def __init__(
@@ -56,8 +56,8 @@ class ConnectionLimits:
         stats: ConnectionStats,
         context: Context = lambda: None,
         *,
+        timeout: float,
         most: int = MAX_CONNECTIONS,
-        timeout: float = CONNECTION_TIMEOUT,
     ) -> None:
         self._serve = serve
         self._stats = stats

@@ -15,7 +15,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from kvbus.admin.access import Access, Caller, Review, how_to_get_in
-from kvbus.admin.connection_limits import ConnectionLimits
+from kvbus.admin.connection_limits import CONNECTION_TIMEOUT, ConnectionLimits
 from kvbus.admin.content_log import ContentLog
 from kvbus.admin.credentials import Credentials
 from kvbus.admin.dumps import Dumps
@@ -122,7 +122,9 @@ class AdminServer:
         server = self._runner.server
         if server is None:  # pragma: no cover - set up above
             return
-        self.connections = ConnectionLimits(server, self._observed.process, self._context)
+        self.connections = ConnectionLimits(
+            server, self._observed.process, self._context, timeout=CONNECTION_TIMEOUT
+        )
         try:
             self._listener = await asyncio.get_running_loop().create_server(
                 self.connections, *where, reuse_address=True

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from kvbus.admin import connection_limits, dumps
+from kvbus.admin import connection_limits, dumps, http
 from kvbus.admin.pace import Pace
 from kvbus.core.stats import ProcessStats
 from kvbus.transport.engine.publisher import EnginePublisher
@@ -80,7 +80,7 @@ async def crowd(**settings) -> AsyncIterator[Crowd]:
 
 @pytest.fixture
 def impatient(monkeypatch):
-    for module in (connection_limits, dumps):
+    for module in (http, dumps):
         monkeypatch.setattr(module, "CONNECTION_TIMEOUT", 0.3)
 
 
@@ -187,7 +187,7 @@ async def test_a_crowd_closes_its_own_connections_and_nobody_else_s():
 
 async def test_clients_that_ask_for_blocks_and_read_nothing(monkeypatch):
     """Their dumps are given up, and others get theirs."""
-    for module in (connection_limits, dumps):
+    for module in (http, dumps):
         monkeypatch.setattr(module, "CONNECTION_TIMEOUT", 5.0)  # all of them are under way before the first is given up
     async with crowd() as them, EnginePublisher(them.bus.engine, them.bus.engine_replay, bind=True) as engine:
         await engine.wait_for_subscriber(60)
@@ -275,7 +275,7 @@ def test_a_large_body_comes_a_part_in_a_turn_and_stops_where_nobody_takes_it(new
     async def talk():
         nonlocal turn
         stats = ProcessStats()
-        limits = connection_limits.ConnectionLimits(Taker, stats)
+        limits = connection_limits.ConnectionLimits(Taker, stats, timeout=60)
         server = await asyncio.get_running_loop().create_server(limits, "127.0.0.1", 0)
         _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
         writer.write(b"x" * 1_000_000)

@@ -213,7 +213,7 @@ async def test_tls_of_today_and_none_before(tmp_path: Path, pki: Pki, version: s
 async def test_a_handshake_that_dawdles_is_closed(
     tmp_path: Path, pki: Pki, said: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection_limits, "CONNECTION_TIMEOUT", 0.3)
+    monkeypatch.setattr("kvbus.admin.http.CONNECTION_TIMEOUT", 0.3)
     async with callers(tmp_path, pki) as here:
         process, before = here.bus.daemon.process, here.bus.daemon.process.http_closed["slow"]
         peers = [here.connect(REMOTE, plain=True) for _ in range(10)]
