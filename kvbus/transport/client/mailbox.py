@@ -23,8 +23,12 @@ class Mailbox:
     def __init__(self, socket: Socket, *, max_frames: int = MAX_KEPT_FRAMES) -> None:
         self._messages: Final[deque[list[bytes]]] = deque()
         self._arrived: Final = asyncio.Event()
-        self._pump = Pump(socket, self._messages.append, self._arrived.set, max_frames=max_frames)
+        self._pump = Pump(socket, self._take, max_frames=max_frames)
         self._pump.pause()
+
+    def _take(self, frames: list[bytes]) -> None:
+        self._messages.append(frames)
+        self._arrived.set()
 
     def send(self, frames: tuple[bytes, ...]) -> None:
         """Send a message; it leaves as soon as there is a connection."""

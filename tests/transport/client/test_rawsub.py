@@ -4,8 +4,10 @@ import asyncio
 
 import pytest
 
+from kvbus.transport import pump
 from kvbus.transport.client.rawsub import RawSubscriber
 from kvbus.transport.engine.publisher import EnginePublisher
+from kvbus.transport.pump import receive
 from tests.transport.loops import COUNTING, reads
 
 ANY = "tcp://127.0.0.1:*"
@@ -45,6 +47,25 @@ def test_single_messages_wake_a_waiting_reader_each_time(run):
             return got
 
     assert run(main) == [b"%d" % n for n in range(200)]
+
+
+def test_a_waiting_reader_does_not_spin_the_loop(run, monkeypatch):
+    looks = []
+    monkeypatch.setattr(pump, "receive", lambda *args: looks.append(args) or receive(*args))
+
+    async def main():
+        async with EnginePublisher(ANY, None) as engine, RawSubscriber(engine.endpoint) as sub:
+            await engine.wait_for_subscriber(60)
+            waiting = asyncio.ensure_future(sub.recv())
+            for _ in range(1000):
+                await asyncio.sleep(0)
+            waited = len(looks)
+            engine.publish(b"x")
+            async with asyncio.timeout(60):
+                return waited, (await waiting)[2]
+
+    waited, got = run(main)
+    assert (waited <= 5, got) == (True, b"x"), waited
 
 
 def test_an_idle_subscriber_with_messages_waiting_does_not_spin_the_loop(run):
