@@ -1,7 +1,7 @@
 """Hypothesis profiles, the order of tests and their budgets; and no test leaves a state on this machine.
 
-Hypothesis is short and repeatable by default, long and random with ``HYPOTHESIS_PROFILE=soak``. A test that says nothing
-about ``state_dir`` keeps it where pytest's own files are.
+Hypothesis is short and repeatable by default, twice as long with ``TEST_LONG=1``, and long and random with
+``HYPOTHESIS_PROFILE=soak``. A test that says nothing about ``state_dir`` keeps it where pytest's own files are.
 """
 
 import gc
@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, settings
 
 from tests import budget
 from tests.log import broker, nats_server, redis_server
+from tests.long import LONG
 from tests.sharing import Scheduling
 
 # aiohttp reads the machine's authorities when it is imported, 50 ms in each process; tests trust only their own
@@ -31,7 +32,7 @@ settings.register_profile(
     derandomize=True,
     deadline=None,
     database=None,
-    max_examples=100,
+    max_examples=100 if LONG else 50,
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.register_profile(

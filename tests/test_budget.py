@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.budget import FILE, FLOOR, cpu_seconds, directory_of, ends_servers, over_budget, slowness
+from tests.long import LONG
 
 pytest_plugins = ["pytester"]
 
@@ -72,7 +73,7 @@ def test_every_directory_of_tests_has_a_budget() -> None:
     assert budgets.keys() == with_tests
 
 
-@pytest.mark.parametrize("workers", [[], ["-n", "1"]], ids=["alone", "xdist"])
+@pytest.mark.parametrize("workers", ["-n1", ""] if LONG else ["-n1"])
 @pytest.mark.parametrize(
     ("budget", "slower", "enforced", "code"),
     [(0.05, 1, True, 1), (10, 1, True, 0), (0.05, 1, False, 0), (0.05, 100, True, 0)],
@@ -81,7 +82,7 @@ def test_every_directory_of_tests_has_a_budget() -> None:
 def test_a_session_fails_where_a_directory_takes_too_much(
     pytester: pytest.Pytester,
     monkeypatch: pytest.MonkeyPatch,
-    workers: list[str],
+    workers: str,
     budget: float,
     slower: int,
     enforced: bool,
@@ -93,6 +94,6 @@ def test_a_session_fails_where_a_directory_takes_too_much(
     tests = pytester.mkdir("tests") / "quick"
     tests.mkdir()
     (tests / "test_busy.py").write_text(BUSY)
-    done = pytester.runpytest_subprocess(*workers, f"--rootdir={pytester.path}")
+    done = pytester.runpytest_subprocess(*workers.split(), f"--rootdir={pytester.path}")
     assert done.ret == code, done.outlines
     assert any("OVER BUDGET quick" in line for line in done.outlines) is bool(code)

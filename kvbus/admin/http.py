@@ -122,9 +122,7 @@ class AdminServer:
         server = self._runner.server
         if server is None:  # pragma: no cover - set up above
             return
-        self.connections = ConnectionLimits(
-            server, self._observed.process, self._context, timeout=CONNECTION_TIMEOUT
-        )
+        self.connections = ConnectionLimits(server, self._observed.process, self._context, timeout=CONNECTION_TIMEOUT)
         try:
             self._listener = await asyncio.get_running_loop().create_server(
                 self.connections, *where, reuse_address=True

@@ -11,7 +11,7 @@ from tests.long import sample
 from .counted import BOUNDS, FAMILIES, SLACK, SYNTHETIC, TOLERANCE, VERSION, bounds, measured, table
 from .recorded import Shape, plain_cost
 
-RECORDED = sample(list(FAMILIES), 4)
+RECORDED = sample(list(FAMILIES), 9)
 
 
 @functools.cache

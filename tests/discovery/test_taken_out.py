@@ -42,7 +42,7 @@ def discovering(kind: str) -> tuple[str, ...]:
     return tuple(word for each in keys for word in ("--set", each))
 
 
-@pytest.mark.parametrize("kind", sample(KINDS, 3))
+@pytest.mark.parametrize("kind", sample(KINDS, len(KINDS)))
 def test_without_a_kind_the_rest_is_as_it_was(tree: Tree, kind: str) -> None:
     before = tree.modules()
     folder = tree.root / "kvbus" / "discovery" / kind

@@ -65,7 +65,7 @@ def tree(tmp_path):
     return Tree(tmp_path)
 
 
-@pytest.mark.parametrize("part", sample([*PARTS, "lines"], 3))
+@pytest.mark.parametrize("part", sample([*PARTS, "lines"], len(PARTS)))
 def test_without_a_part_the_rest_is_as_it_was(tree, part):
     before = tree.modules()
     own = {path for path in before if tree.folder(part) in path.parents}
