@@ -51,7 +51,12 @@ def test_single_messages_wake_a_waiting_reader_each_time(run):
 
 def test_a_waiting_reader_does_not_spin_the_loop(run, monkeypatch):
     looks = []
-    monkeypatch.setattr(pump, "receive", lambda *args: looks.append(args) or receive(*args))
+
+    def looking(*args):
+        looks.append(args)
+        return receive(*args)
+
+    monkeypatch.setattr(pump, "receive", looking)
 
     async def main():
         async with EnginePublisher(ANY, None) as engine, RawSubscriber(engine.endpoint) as sub:
