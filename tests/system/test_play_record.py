@@ -186,7 +186,7 @@ def test_sim_ranks_are_ports_of_their_own_and_restart(tmp_path):
     ("args", "code", "message"),
     [
         (["play", "missing.jsonl"], 78, "missing.jsonl:1: No such file"),
-        (["play", "bad.jsonl"], 78, "bad.jsonl:2: not a recorded message"),
+        (["play", "bad.jsonl", "--endpoint", "tcp://127.0.0.1:*", "--bind"], 78, "bad.jsonl:2: not a recorded message"),
         (["play", "good.jsonl", "--rate", 5, "--speed", 1], 2, "exclude each other"),
         (["play", "good.jsonl", "--drop", 1.5], 2, "not in the range"),
         (["play", "good.jsonl", "--endpoint", "nonsense", "--bind"], 2, "for example --endpoint 'tcp://*:5557'"),
