@@ -70,15 +70,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.shares", description=__doc__)
     parser.add_argument("load", nargs="?", default="1x1", help="as in docs/BENCHMARKS.md (default: 1x1)")
     parser.add_argument("--between", choices=BETWEEN[1:], default="kvbus")
-    parser.add_argument("--batches", type=int, default=200_000, help="of each rank (default: 200,000)")
+    parser.add_argument("--batches", type=int, help="of each rank (default: 200,000, or 20 s at a rate)")
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--rate", type=float, default=0.0, help="batches a second of each rank; 0: as fast as it goes")
     arguments = parser.parse_args()
     if shutil.which("perf") is None:
         sys.stderr.write("perf is not installed (package linux-perf, or linux-tools)\n")
         return 2
+    batches = arguments.batches or int(20 * arguments.rate) or 200_000
     shares, each = sampled(
-        Setup(arguments.between, arguments.load, arguments.batches, ranks=arguments.ranks, rate=arguments.rate)
+        Setup(arguments.between, arguments.load, batches, ranks=arguments.ranks, rate=arguments.rate)
     )
     sys.stdout.write(f"{arguments.between}, {arguments.load}: {each:.3g} us of CPU a batch\n")
     for (thread, who), share in sorted(shares.items(), key=lambda item: -item[1]):
