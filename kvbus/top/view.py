@@ -62,7 +62,7 @@ def render(
     routers = [r for r in moment.routers if _matches(choice, r["peer"], r["output"], r["state"], *r["topics"])]
     reasons = _reasons(history, choice)
     age = now - moment.at
-    trouble = trouble if age > _STALE_S else None
+    trouble = trouble if age > _STALE_S and not choice.paused else None  # who has paused asks nobody
     room = max(4, height - 2 - (trouble is not None) - 3 * 3 - (len(reasons) + 2 if reasons else 0))
     shown = _shares(room, len(sources), len(outputs), len(routers))
     parts: list[RenderableType] = [_head(moment, choice, url, age, glyphs, stale=trouble is not None)]

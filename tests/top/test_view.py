@@ -82,7 +82,9 @@ def test_an_old_moment_says_how_old_it_is_and_why():
     assert "as of 28 s ago" in text
     assert why in text, "whole, at any usual width"
     assert "as of 0 s ago" in drawn(history())
-    assert "paused" in drawn(history(), Choice(paused=True), now=30.0)
+    paused = drawn(history(), Choice(paused=True), trouble=why, now=30.0)
+    assert "paused 28 s ago" in paused
+    assert why not in paused, "nobody has asked since"
     assert "filter: eng" in drawn(history(), Choice(typing=True, wanted="eng"))
 
 
