@@ -8,6 +8,7 @@ writer ends it, or is silent for so long that its epoch is over. How a stream is
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
@@ -23,9 +24,11 @@ from kvbus.config.values import Endpoint, Text
 from kvbus.core.events import LogReached, RecordReceived, RelayEvent
 from kvbus.discovery.contract import DiscoveryError, Engine, Publisher, fitting_name
 from kvbus.log.contract import Log, Pointer, Reader, UnavailableError
-from kvbus.log.follower import LEASE_TTL
+from kvbus.log.follower import LEASE_TTL, OTHER_SCHEMA
 from kvbus.log.relayed import Relayed
 from kvbus.tasks import end_tasks
+
+logger = logging.getLogger("kvbus.discovery.streams")
 
 LOOK: Final = 2.0
 """Seconds between two looks for new streams."""
@@ -88,6 +91,8 @@ class LogStreams:
         self._slots: dict[int, _Place] = {}
         self._former: Counter[str] = Counter()
         """Of streams that the log does not know any more."""
+        self._unread: set[str] = set()
+        """Streams of which was said that they are not read here."""
         self._dirty = True
         """The reader has to begin at other positions, or with other streams."""
         self._clock = asyncio.get_running_loop().time
@@ -181,6 +186,15 @@ class LogStreams:
         while True:
             await asyncio.sleep(LOOK)
             self._learn(await log.pointers())
+            self._tell_unread()
+
+    def _tell_unread(self) -> None:
+        """Say of each stream once that this version does not read it."""
+        found = {name for name, each in self._relayed.items() if each.follower.counts[OTHER_SCHEMA]} - self._unread
+        if found:
+            self._unread |= found
+            text = "%s: records of %s and %d other streams are of a schema that this version does not read: upgrade it"
+            logger.error(text, self._where, min(found), len(found) - 1)
 
     def _learn(self, pointers: dict[str, Pointer]) -> None:
         for name, pointer in pointers.items():
@@ -273,9 +287,12 @@ class LogStreams:
         self._level_at, self._ends = at, None
 
     def _expire(self) -> None:
-        """Give up epochs of which the log has had nothing for too long, as far as it was read."""
+        """Give up epochs of which the log has had nothing for too long, as far as it was read.
+
+        Also one that nothing was read of since reading began again: it was told before.
+        """
         for each in self._relayed.values():
             silent = self._level_at - each.follower.heard
-            if each.follower.epoch and not each.over and silent >= self.give_up:
+            if self._alive(each) and silent >= self.give_up:
                 self._feed(each, each.give_up())
         self._drain()

@@ -13,6 +13,7 @@ from kvbus.daemon.discovery import discoverer_of
 from kvbus.daemon.found import Listed, with_found
 from kvbus.discovery.contract import Carrier, DiscoveryError
 from kvbus.doctor.findings import Finding, Report, Seen, Severity
+from kvbus.log.follower import OTHER_SCHEMA
 
 SECONDS: Final = 15.0
 """For the first answer of a discovery, which has deadlines of its own."""
@@ -57,7 +58,12 @@ async def _ask(index: int, source: SourceConfig, report: Report) -> Listed:
     if not engines:
         do = "start one, or correct what is looked for"
         report.add([Finding(f"{source.name} finds no engine", key, do, Severity.NOTE)])
-    return Listed() if isinstance(discoverer, Carrier) else listed  # there is nobody to be dialled
+    if not isinstance(discoverer, Carrier):
+        return listed
+    if unread := discoverer.counts[OTHER_SCHEMA]:
+        cause = f"{source.name} has {unread} records of a schema that this version does not read"
+        report.add([Finding(cause, key, "upgrade this kvbus: readers first, and then writers")])
+    return Listed()  # there is nobody to be dialled
 
 
 def in_words_of(config: Config, with_engines: Config, report: Report) -> Report:

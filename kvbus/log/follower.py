@@ -11,7 +11,7 @@ from collections import Counter
 from enum import Enum
 from typing import Final, NamedTuple
 
-from kvbus.log.record import DamagedError, Kind, Record, read
+from kvbus.log.record import DamagedError, Kind, Record, SchemaError, read
 
 LEASE: Final = 5.0
 """Seconds between two leases of a writer."""
@@ -28,6 +28,11 @@ is over for good.
 :data:`SILENCE` apart, so two records of one epoch are in the log less than twice that apart. The rest is how much later
 than the first a reader may get the second.
 """
+
+
+OTHER_SCHEMA: Final = "other_schema"
+REASONS: Final[dict[type[Exception], str]] = {DamagedError: "damaged", SchemaError: OTHER_SCHEMA}
+"""Under which a record is counted that cannot be read; the others are ``malformed``."""
 
 
 class Holds(Enum):
@@ -63,9 +68,10 @@ class Follower:
         seq: of the record that comes next.
         holds: what the reader holds now.
         counts: records that were not given, by reason: ``double``, ``old_epoch``, ``malformed``, ``damaged`` (another
-            checksum), ``known`` (of a state that the reader has already), ``unusable`` (behind a hole, up to the next
-            state) and ``late`` (of an epoch that was given up). And ``lost``, the records in holes, ``expired``, the
-            leases, and ``erased``, the times that a stream began at epoch 1 again.
+            checksum), ``other_schema`` (this version does not read it), ``known`` (of a state that the reader has
+            already), ``unusable`` (behind a hole, up to the next state) and ``late`` (of an epoch that was given up).
+            And ``lost``, the records in holes, ``expired``, the leases, and ``erased``, the times that a stream began
+            at epoch 1 again.
     """
 
     def __init__(self) -> None:
@@ -107,7 +113,7 @@ class Follower:
         try:
             record = read(data)
         except ValueError as error:
-            self.counts["damaged" if isinstance(error, DamagedError) else "malformed"] += 1
+            self.counts[REASONS.get(type(error), "malformed")] += 1
             return None
         anew = self._erased and record.kind is not Kind.GONE and record.epoch <= self.epoch
         if anew or record.epoch < self.epoch:

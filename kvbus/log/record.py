@@ -7,6 +7,7 @@ child.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import zlib
 from collections.abc import Iterator, Sequence
@@ -88,6 +89,10 @@ class DamagedError(ValueError):
     """A record is not what was written."""
 
 
+class SchemaError(ValueError):
+    """A record of a schema that this version does not read."""
+
+
 class Stream(NamedTuple):
     """Whose batches: one rank of one worker.
 
@@ -136,6 +141,16 @@ _encoder: Final = msgspec.msgpack.Encoder()
 _decoder: Final = msgspec.msgpack.Decoder(Record)
 
 
+class _Schema(msgspec.Struct, array_like=True):
+    """What the first field says, in every version; the checksum is none, so there is another one behind it."""
+
+    schema: int
+    behind: msgspec.Raw
+
+
+_schema: Final = msgspec.msgpack.Decoder(_Schema)
+
+
 def write(record: Record) -> bytes:
     """A record as it stands in the log.
 
@@ -161,7 +176,8 @@ def read(data: bytes) -> Record:
 
     Raises:
         DamagedError: its checksum is another one.
-        ValueError: it is none, or of another schema.
+        SchemaError: it is of another schema.
+        ValueError: it is none.
     """
     if data[-5:-4] != CHECK:
         raise ValueError("no record: it ends without a checksum")
@@ -170,10 +186,22 @@ def read(data: bytes) -> Record:
     try:
         record = _decoder.decode(data)
     except (msgspec.MsgspecError, RecursionError) as error:
+        _check(_schema_of(data))  # another one may have other fields
         raise ValueError(f"no record: {error}") from None
-    if record.schema != SCHEMA:
-        raise ValueError(f"a record of schema {record.schema}, and this version reads {SCHEMA}")
+    _check(record.schema)
     return msgspec.structs.replace(record, payload=_unpacked(record.payload), packed=False) if record.packed else record
+
+
+def _schema_of(data: bytes) -> int:
+    """What the first field says; of what has none, that it is of this schema."""
+    with contextlib.suppress(msgspec.MsgspecError, RecursionError):
+        return _schema.decode(data).schema
+    return SCHEMA
+
+
+def _check(schema: int) -> None:
+    if schema != SCHEMA:
+        raise SchemaError(f"a record of schema {schema}, and this version reads {SCHEMA}")
 
 
 def _unpacked(payload: bytes) -> bytes:

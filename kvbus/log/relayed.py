@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvbus.core.events import RecordReceived
 from kvbus.core.numbered import EPOCH_BITS, LAST
-from kvbus.log.contract import Pointer
+from kvbus.log.contract import START, Pointer
 from kvbus.log.follower import Follower
 from kvbus.log.record import Kind, Stream
 
@@ -35,6 +35,10 @@ class Relayed:
         self.follower = Follower()
         self._announced = False
         """The source in this slot has had a record."""
+        self._sent = 0
+        """Epoch of the newest record that counted; it stays when reading begins again."""
+        self._sent_at = START
+        """Its position, since reading began."""
 
     def begin_again(self) -> None:
         """Read from the newest state on, as somebody who knows nothing."""
@@ -42,6 +46,7 @@ class Relayed:
         self.follower.heard = before.heard
         self.follower.counts = before.counts
         self.position, self.over, self._announced = self.pointer.position, False, False
+        self._sent_at = START
 
     @property
     def misses_state(self) -> bool:
@@ -54,7 +59,7 @@ class Relayed:
         newest, follower = self.pointer, self.follower
         if newest.seq < 0:
             return False
-        if 0 < follower.epoch < newest.epoch and newest.position < self.position:
+        if 0 < follower.epoch < newest.epoch and newest.position <= self._sent_at:
             return True
         return follower.stranded and (newest.epoch, newest.seq) >= (follower.epoch, follower.seq)
 
@@ -65,6 +70,7 @@ class Relayed:
         if step is None:
             return None
         record = step.record
+        self._sent, self._sent_at = record.epoch, position
         seq = record.epoch << EPOCH_BITS | record.seq
         self.over = record.kind is Kind.GONE
         if self.slot is None or (self.over and not self._announced):
@@ -85,6 +91,7 @@ class Relayed:
 
     def give_up(self) -> RecordReceived | None:
         """The writer is silent for so long that its epoch is over: nothing is left of the stream."""
+        self.follower.epoch = self.follower.epoch or self._sent
         self.follower.give_up()
         self.over = True
         return None if self.slot is None else self._empty(self.follower.epoch << EPOCH_BITS | LAST)

@@ -18,6 +18,7 @@ RELOAD_OUTCOMES: Final = ("applied", "refused")
 DISCOVERY_CHANGES: Final = ("joined", "left", "moved")
 LOG_RECORDS: Final = (
     *("lost", "expired", "unusable", "late", "old_epoch", "double", "known", "erased", "malformed", "damaged"),
+    "other_schema",
 )
 
 FRONT_REASONS: Final = ("too_many", "slow")

@@ -103,6 +103,13 @@ def test_two_aggregators_have_one_address_and_are_never_away_together(kind: str)
     assert "numbers its streams from 0" not in release.notes
 
 
+@each_role
+@each_kind
+def test_who_is_replaced_has_time_for_what_is_queued(role: str, kind: str, tmp_path: Path) -> None:
+    release = rendered(role, kind)
+    assert release.pod["spec"]["terminationGracePeriodSeconds"] > 2 * told(release, tmp_path).shutdown_timeout
+
+
 @each_kind
 def test_an_aggregator_reaches_names_and_the_log_and_nothing_else(kind: str, tmp_path: Path) -> None:
     release = rendered("aggregator", kind)

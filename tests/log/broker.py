@@ -137,6 +137,13 @@ class Broker:
         assert self._process is not None
         os.killpg(self._process.pid, number)
 
+    def end(self) -> None:
+        """As whoever replaces it does: with SIGTERM, and patience."""
+        assert self._process is not None
+        os.kill(self.pid, signal.SIGTERM)
+        self._process.wait(PATIENCE)
+        self._process = None
+
     def kill(self) -> None:
         if self._process is not None:
             self.signal(signal.SIGKILL)

@@ -83,6 +83,13 @@ class Server:
         finally:
             self.signal(signal.SIGCONT)
 
+    def end(self) -> None:
+        """As whoever replaces it does: with SIGTERM, and patience."""
+        assert self._process is not None
+        os.kill(self.pid, signal.SIGTERM)
+        self._process.wait(PATIENCE)
+        self._process = None
+
     def kill(self) -> None:
         if self._process is not None:
             self.signal(signal.SIGKILL)

@@ -40,6 +40,11 @@ class Served(Protocol):
 class Moving(TopicRouter):
     """It keeps its numbers when it goes to another aggregator, and drops what it has had."""
 
+    @property
+    def at(self) -> str:
+        """Where it is."""
+        return self._endpoint
+
     def go_to(self, aggregator: Served) -> None:
         self.disconnect()
         self._endpoint = aggregator.endpoint

@@ -14,6 +14,7 @@ from kvbus.log.record import (
     DamagedError,
     Kind,
     Record,
+    SchemaError,
     Stream,
     block_size_of,
     divided,
@@ -144,8 +145,11 @@ def test_what_is_packed_in_another_way_or_into_too_much_is_refused(packed):
 
 def test_another_schema_and_another_kind_are_refused():
     whole = [SCHEMA, 0, 1, 0, b"", 0, 0, False, False, False]
-    for wrong in ([2, *whole[1:]], [SCHEMA, 9, *whole[2:]], [SCHEMA, 0, -1, *whole[3:]], [b"\x91" * 10_000]):
-        with pytest.raises(ValueError, match="record"):
+    for other in ([2, *whole[1:]], [2], [0, {"epoch": 1}]):
+        with pytest.raises(SchemaError, match=rf"of schema {other[0]}, and this version reads {SCHEMA}$"):
+            read(checked(*other))
+    for wrong in ([SCHEMA, 9, *whole[2:]], [SCHEMA, 0, -1, *whole[3:]], [b"\x91" * 10_000], [], ["2", *whole[1:]]):
+        with pytest.raises(ValueError, match="no record"):
             read(checked(*wrong))
     with pytest.raises(ValueError, match="no record"):
         read(summed(b"\x91" * 10_000))

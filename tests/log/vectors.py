@@ -19,7 +19,7 @@ from tests.log.records import batch, checked, clear, gone, lease, record, state
 DIRECTORY: Final = Path(__file__).parents[2] / "docs" / "spec" / "log"
 LARGEST: Final = 2**63 - 1
 FIELDS: Final = ("kind", "epoch", "seq", "payload", "origin", "block_size", "more", "resync")
-REFUSED: Final = frozenset({"damaged", "malformed"})
+REFUSED: Final = frozenset({"damaged", "malformed", "other_schema"})
 
 
 class Step(NamedTuple):
@@ -156,7 +156,17 @@ LOGS: Final[dict[str, tuple[str, list[Step]]]] = {
         "Records that end too early",
         refused(*(batch(1, 1, 2)[:end] for end in (0, 1, 4, 5, 30, -5, -1))),
     ),
-    "later-schema": ("Another schema, another kind", refused(other(0, SCHEMA + 1), other(0, 0), other(1, 5))),
+    "later-kind": ("Another kind", refused(other(1, 5))),
+    "later-schema": (
+        "Another schema: the first field says so, whatever the others are",
+        refused(
+            other(0, SCHEMA + 1),
+            other(0, 0),
+            checked(SCHEMA + 1),
+            checked(SCHEMA + 1, {"epoch": 1, "seq": 1}, None),
+            other_schema=1,
+        ),
+    ),
     "later-fields": (
         "Fields before the checksum that a later version has added",
         [

@@ -22,12 +22,15 @@ from typing import Any, Final
 import zmq
 from zmq.auth import create_certificates, load_certificate
 
+from kvbus.config import RedisKeys
+from kvbus.log.follower import LEASE
 from kvbus.log.place import RedisPlace
-from kvbus.log.record import Stream
+from kvbus.log.record import SCHEMA, Stream
 from kvbus.log.redis import RedisLog
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles import replay_faults
 from tests.doubles.payloads import payload, removed, store
+from tests.log.records import checked, lease
 from tests.monitoring.prometheus import Prometheus
 from tests.ports import free_port, free_ports, ports_in_a_row
 from tests.system.bus import eventually
@@ -39,7 +42,10 @@ PATIENCE: Final = 180.0
 """Seconds until an alert that should fire is a failure; on a machine that does nothing else it takes a minute."""
 WRONG: Final = ("flaky", "lossy", "restarting", "garbled", "mute", "silent")
 """Sources of the faulty kvbus that do something wrong; ``steady`` does not, ``absent`` is not there."""
-KVBUS: Final = ("healthy", "faulty", "stuck", "starved", "restarted", "stateful", "remote", "writing")
+KVBUS: Final = ("healthy", "faulty", "stuck", "starved", "restarted", "stateful", "remote", "writing", "reading")
+
+OTHER: Final = "other"
+"""Prefix of a log in Redis with one writer, which falls silent."""
 
 Alert = tuple[str, ...]
 """Name, kvbus, and the source, output or queue it is about."""
@@ -75,6 +81,8 @@ EXPECTED: Final[frozenset[Alert]] = frozenset(
         ("KvbusLogStateOverdue", "writing", "away"),
         ("KvbusHandshakesFailed", "writing", "away"),
         ("KvbusNoRouter", "writing", "away"),
+        ("KvbusLogUnreadable", "reading", "streams"),
+        ("KvbusLogSilent", "reading", "streams"),
         ("KvbusReloadRefused", "stuck"),
         ("KvbusLoopLag", "starved"),
         ("KvbusRestarts", "restarted"),
@@ -230,6 +238,8 @@ class Scene:
         self.directory = directory
         self._redis = redis
         self._log = RedisLog(RedisPlace(redis))
+        self._other_log = RedisLog(RedisPlace(redis, RedisKeys(prefix=OTHER)))
+        self._silent = asyncio.Event()
         self.engines = Engines(stack)
         self._context = zmq.Context()
         self._sockets: list[zmq.Socket[bytes]] = []
@@ -273,7 +283,9 @@ class Scene:
         wrong = [(name, *endpoints(engine)) for name, engine in self.wrong.items()]
         self.buses["faulty"].follow(("steady", *endpoints(self.steady)), *wrong, absent)
         self._read_a_log(self.buses["remote"], f"127.0.0.1:{free_port()}")
+        self._read_a_log(self.buses["reading"], self._redis, prefix=OTHER)
         await self._write_a_log(self.buses["writing"])
+        self.engines.keep(self._fall_silent_in_the_log())
         self.twins = await self._twins(self.buses["faulty"])
         self._discover(self.buses["faulty"])
         await self._damage_state(self.buses["stateful"])
@@ -322,9 +334,20 @@ class Scene:
         writer = await self._log.claim(key)
         await writer.close()
 
-    def _read_a_log(self, bus: Kvbus, address: str) -> None:
+    async def _fall_silent_in_the_log(self) -> None:
+        """The only writer says that it is there, at last something in another schema, and then nothing more."""
+        writer = await self._other_log.claim(Stream("default", "m", "gone/engine", 0).key)
+        for seq in itertools.count():
+            await writer.append([lease(writer.epoch, seq)])
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._silent.wait(), LEASE)
+                break
+        await writer.append([checked(SCHEMA + 1, None)])
+        await writer.close()
+
+    def _read_a_log(self, bus: Kvbus, address: str, **keys: str) -> None:
         """A log is all that there is."""
-        where = {"endpoint": f"tcp://{address}"}
+        where = {"endpoint": f"tcp://{address}", **keys}
         bus.config["sources"] = [{"name": "streams", "discover": {"redis": where}}]
         bus.config["discovery_grace"] = 0
         each = {"layout": "per_topic", "topic": "kv@{source}", "replay_endpoint": None}
@@ -407,6 +430,7 @@ class Scene:
         self._router(self.locked, reads=True, server_key=self.locked_key)
         self.buses["stuck"].reload("sources: none\n")
         keep(self._take_a_stream(server))
+        self._silent.set()
         keep(self._ask_malformed())
         keep(self._starve(self.buses["starved"]))
         keep(self._restart(self.buses["restarted"], server))

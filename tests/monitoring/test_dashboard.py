@@ -124,6 +124,7 @@ def test_every_variable_offers_what_there_is_and_narrows_the_panels(observed: Ob
             "twofold",
             "calm",
             "quiet",
+            "gone.engine.0",
         },
         "output": {"routers", "slow", "narrow", "locked", "log", "away"},
     }

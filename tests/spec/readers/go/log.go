@@ -62,6 +62,11 @@ func readRecord(data []byte) (f fields, payload []byte, wrong string) {
 	}
 	value, err := decode(data)
 	row, _ := value.([]any)
+	if err == nil && len(row) > 1 {
+		if schema, isNumber := row[0].(int64); isNumber && schema != 1 {
+			return f, nil, "other_schema"
+		}
+	}
 	if err != nil || len(row) < 11 {
 		return f, nil, "malformed"
 	}
@@ -76,11 +81,11 @@ func readRecord(data []byte) (f fields, payload []byte, wrong string) {
 		good = good && isFlag
 		return value
 	}
-	schema := number(0)
+	number(0)
 	f = fields{number(1), number(2), number(3), 0, number(5), number(6), flag(7), flag(8)}
 	packed := flag(9)
 	payload, isBytes := row[4].([]byte)
-	if !good || !isBytes || schema != 1 || f.Kind > kindState {
+	if !good || !isBytes || f.Kind > kindState {
 		return f, nil, "malformed"
 	}
 	if packed {

@@ -41,19 +41,23 @@ impl Record {
         if crc.sum().to_be_bytes() != check[1..] {
             return Err("damaged");
         }
-        Record::decode(data).ok_or("malformed")
+        let mut rest = data;
+        let value = rmpv::decode::read_value(&mut rest).or(Err("malformed"))?;
+        let row = value.as_array().filter(|row| rest.is_empty() && row.len() > 1).ok_or("malformed")?;
+        if matches!(row[0], Value::Integer(schema) if schema.as_u64() != Some(1)) {
+            return Err("other_schema");
+        }
+        Record::decode(row).ok_or("malformed")
     }
 
-    fn decode(mut data: &[u8]) -> Option<Record> {
-        let value = rmpv::decode::read_value(&mut data).ok()?;
-        let row = value.as_array().filter(|row| data.is_empty() && row.len() >= 11)?;
+    fn decode(row: &[Value]) -> Option<Record> {
+        (row.len() >= 11).then_some(())?;
         let number = |at: usize| row[at].as_u64().filter(|number| number >> 63 == 0);
         let Value::Binary(payload) = &row[4] else {
             return None;
         };
         let packed = row[9].as_bool()?;
-        let known = number(0)? == 1 && number(1)? <= STATE;
-        known.then_some(())?;
+        (row[0].is_u64() && number(1)? <= STATE).then_some(())?;
         Some(Record {
             kind: number(1)?,
             epoch: number(2)?,

@@ -1,0 +1,242 @@
+"""A region whose parts are replaced one after the other while its engines publish: ``python -m tests.log.rolling kafka``.
+
+Engines, a leaf for each, a log's server and two aggregators are processes. Of the routers one goes to the other
+aggregator when its own ends, one waits until its own is back, and new ones begin at each quiet point. Whoever is asked
+then holds what the engines hold.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import msgspec
+
+from tests.bench.many_engines import Spec
+from tests.bench.processes import started
+from tests.bench.rebuild import SERVERS
+from tests.bench.setups import Child
+from tests.log.processes import NOW, Aggregator, Noting, Process, above
+from tests.ports import free_ports
+from tests.system.bus import eventually
+
+ENGINES: Final = 2
+RATE: Final = 30.0
+"""Batches a second of each."""
+
+BLOCKS: Final = 600
+DECODE: Final = 8
+"""Of each engine's cache, and tokens that a request makes in a step."""
+
+RECORDS: Final = "kvbus_discovery_records_total"
+
+PATIENCE: Final = 120.0
+"""Seconds for whatever is to become true; a few of them where nothing else runs."""
+
+
+class Watching(Noting):
+    """It also notes for how long it heard nothing new of an engine."""
+
+    longest = 0.0
+
+    def begin(self) -> None:
+        """From now on."""
+        self.read()
+        self.longest, self._heard = 0.0, dict.fromkeys(self.next, time.monotonic())
+
+    def _take(self, topic: bytes, seq: int, payload: bytes) -> None:
+        super()._take(topic, seq, payload)
+        if msgspec.msgpack.decode(payload)[1] and topic in getattr(self, "_heard", {}):
+            now = time.monotonic()
+            self.longest = max(self.longest, now - self._heard[topic])
+            self._heard[topic] = now
+
+
+class Region:
+    """The processes, and the routers of this one.
+
+    Args:
+        kind: the log.
+        server: where it is; it runs.
+        directory: for configurations, logs and sockets.
+        stack: ends what is started.
+    """
+
+    def __init__(self, kind: Any, server: Any, directory: Path, stack: contextlib.ExitStack) -> None:
+        self._server, self._directory, self._stack = server, directory, stack
+        self.topics = [f"kv@pod-{n}.engine.0@m".encode() for n in range(ENGINES)]
+        ports = [free_ports(2) for _ in range(ENGINES)]
+        each = [(f"tcp://127.0.0.1:{live}", f"tcp://127.0.0.1:{replay}") for live, replay in ports]
+        spec = msgspec.json.encode(Spec(each, BLOCKS, DECODE)).decode()
+        command = [sys.executable, "-m", "tests.bench.many_engines", spec]
+        log = directory / "engines.log"
+        pipe = subprocess.PIPE
+        with log.open("ab") as said:
+            self._engines = Child(stack.enter_context(started(command, stdin=pipe, stdout=pipe, stderr=said)), log)
+        ((name, keys),) = kind.settings().items()
+        output = {"name": "log", "type": name, "endpoint": kind.endpoint, "token_ids": "keep", name: keys}
+        self.leaves = [
+            Process(
+                directory,
+                f"leaf-{number}",
+                model="m",
+                worker=f"pod-{number}",
+                sources=[{"name": "engine", "endpoint": live, "replay_endpoint": replay}],
+                outputs=[output],
+                state_dir=None if number else str(directory / "state"),  # one begins with it, one asks its engine
+            )
+            for number, (live, replay) in enumerate(each)
+        ]
+        self.aggregators = [Aggregator(kind, directory, name) for name in ("one", "other")]
+        self.dropped: Counter[str] = Counter()
+        """Batches that leaves which have ended let go, by reason."""
+        self._said: dict[tuple[bytes, int], set[str]] = {}
+        self.routers: list[Watching] = []
+        self._truths = 0
+
+    async def start(self) -> None:
+        """Everything, up to routers that hold all."""
+        self._engines.expect("ready")
+        for process in (*self.leaves, *self.aggregators):
+            process.start()
+            self._stack.callback(process.close)
+        await self.ready(*self.leaves, *self.aggregators)
+        one, other = self.aggregators
+        self.going, _, _ = self.routers = [self.router(each) for each in (one, one, other)]
+        reading = asyncio.get_running_loop().create_task(self._read())
+        self._stack.callback(reading.cancel)
+        await self.quiet()
+
+    async def _read(self) -> None:
+        while True:
+            for router in self.routers:
+                router.read()
+            await asyncio.sleep(0.005)
+
+    def router(self, aggregator: Aggregator) -> Watching:
+        """A router that knows nothing."""
+        router = Watching(aggregator.endpoint, self._said)
+        self._stack.callback(router.close)
+        return router
+
+    async def ready(self, *processes: Process) -> None:
+        """Until their probes say so."""
+        for process in processes:
+            await eventually(lambda process=process: process.asked("/readyz"), f"{process.name}", PATIENCE)
+
+    def run(self) -> None:
+        """Let the engines publish."""
+        self._engines.ask(json.dumps({"do": "run", "rate": RATE}))
+
+    def pause(self) -> dict[bytes, set[int]]:
+        """Stop them; what each holds."""
+        self._truths += 1
+        path = self._directory / f"truth-{self._truths}"
+        self._engines.ask(json.dumps({"do": "pause", "truth": str(path)}))
+        truth = msgspec.msgpack.decode(path.read_bytes())
+        return {topic: set(blocks) for topic, blocks in zip(self.topics, truth, strict=True)}
+
+    async def quiet(self, unread: bytes = b"", *at: Aggregator) -> None:
+        """Nobody publishes: each router, and a new one at each aggregator, holds the truth.
+
+        Args:
+            unread: topic of an engine of which routers hold nothing
+            at: these aggregators.
+        """
+        truth = self.pause()
+        fresh = [self.router(each) for each in self.aggregators]
+        for router in (*self.routers, *fresh):
+            nothing = unread if router.at in [each.endpoint for each in at] else b""
+            wanted = {topic: blocks for topic, blocks in truth.items() if topic != nothing}
+            await eventually(lambda router=router, wanted=wanted: router.held == wanted, f"{router.at}", PATIENCE)
+            assert [router.violations, *(view.violations for view in router.views.values())] == [[]] * (1 + ENGINES)
+        for router in fresh:
+            router.disconnect()
+        self.run()
+
+    async def replace(self, process: Process, version: str) -> None:
+        """End it as the kubelet does, and start another version in its place."""
+        if process in self.leaves:
+            self.dropped.update(process.counts("kvbus_output_dropped_batches_total"))
+        await asyncio.to_thread(process.stop)
+        left = [each for each in self.aggregators if each is not process]
+        if isinstance(process, Aggregator) and self.going.at == process.endpoint:
+            self.going.go_to(left[0])
+        process.start(version)
+        await self.ready(process)
+
+    async def restart_server(self) -> None:
+        """End the log's server with SIGTERM; it begins again with what it has on its disk."""
+        await asyncio.to_thread(self._server.end)
+        await asyncio.to_thread(self._server.start)
+
+    async def seen(self, change: Callable[[], Awaitable[None]]) -> list[float]:
+        """Change something; seconds for which each router heard nothing new of some engine."""
+        for router in self.routers:
+            await self._live(router)
+            router.begin()
+        await change()
+        for router in self.routers:
+            await self._live(router)
+        return [router.longest for router in self.routers]
+
+    async def _live(self, router: Watching) -> None:
+        router.read()
+        newest = dict(router.next)
+        await eventually(lambda: above(router, newest), f"live batches at {router.at}", PATIENCE)
+
+
+async def measured(log: str, runs: int) -> None:
+    """Each part of a region, several times; for how long routers heard nothing new of an engine."""
+    make, kind_of = SERVERS[log]
+    with contextlib.ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvbus-rolling-")))
+        server = make(directory)
+        stack.callback(server.kill)
+        server.start()
+        kind = kind_of(server)
+        await kind.make()
+        region = Region(kind, server, directory, stack)
+        await region.start()
+        parts: dict[str, Callable[[], Awaitable[None]]] = {
+            "nothing": lambda: asyncio.sleep(2.0),
+            "a leaf with state_dir": lambda: region.replace(region.leaves[0], NOW),
+            "a leaf without": lambda: region.replace(region.leaves[1], NOW),
+            "the log's server": region.restart_server,
+            "an aggregator": lambda: region.replace(region.aggregators[0], NOW),
+        }
+        for name, change in parts.items():
+            found: list[list[float]] = []
+            for _ in range(runs):
+                region.going.go_to(region.aggregators[0])
+                found.append(await region.seen(change))
+                await region.quiet()
+            told = [", ".join(f"{each:.2f}" for each in seconds) for seconds in zip(*found, strict=True)]
+            click.echo(f"{log}, {name}: a router that goes {told[0]}; that waits {told[1]}; at the other one {told[2]}")
+        for leaf in region.leaves:
+            region.dropped.update(leaf.counts("kvbus_output_dropped_batches_total"))
+        click.echo(
+            f"{log}: dropped {dict(region.dropped)}, " + str([each.counts(RECORDS) for each in region.aggregators])
+        )
+
+
+@click.command()
+@click.argument("log", type=click.Choice(list(SERVERS)))
+@click.option("--runs", default=3, show_default=True)
+def main(log: str, runs: int) -> None:
+    """Replace each part of a region by itself, and say what its routers notice."""
+    asyncio.run(measured(log, runs))
+
+
+if __name__ == "__main__":
+    main()

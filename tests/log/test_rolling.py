@@ -1,0 +1,92 @@
+"""Parts of a region are replaced while engines publish, by other versions too: no router holds a wrong block afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+
+import msgspec
+
+from kvbus.log.record import SCHEMA, Stream
+from tests.log.kinds import Kafka, Redis
+from tests.log.later import NEXT
+from tests.log.processes import ADDITIVE, BREAKING, NOW
+from tests.log.rolling import PATIENCE, RECORDS, Region
+from tests.system.bus import eventually
+
+FIELDS = 11
+"""Of a record that this version writes."""
+
+UNREAD = "a schema that this version does not read"
+
+
+@contextlib.asynccontextmanager
+async def region(kind, server, directory):
+    with contextlib.ExitStack() as stack:
+        await kind.make()
+        made = Region(kind, server, directory, stack)
+        await made.start()
+        yield made
+
+
+async def fields_of_records(kind):
+    """How many the records of each worker have, from its newest state on."""
+    log = kind.open()
+    pointers = await log.pointers()
+    reader = await log.read({key: pointer.position for key, pointer in pointers.items()})
+    found: dict[str, set[int]] = {Stream.parse(key).worker: set() for key in pointers}
+    while not all(found.values()):
+        for entry in await reader.take(1.0):
+            if entry.position >= pointers[entry.key].position:
+                found[Stream.parse(entry.key).worker].add(len(msgspec.msgpack.decode(entry.data)))
+    await reader.close()
+    return found
+
+
+async def test_every_part_is_replaced_in_any_order_and_versions_that_add_fields_are_side_by_side(kafka, tmp_path):
+    kind = Kafka(kafka)
+    async with region(kind, kafka, tmp_path) as here:
+        (leaf, other_leaf), (one, other) = here.leaves, here.aggregators
+        for process in (leaf, one):
+            await here.replace(process, ADDITIVE)
+            await here.quiet()
+        await here.restart_server()
+        await here.quiet()
+        for process in (other, other_leaf):
+            await here.replace(process, ADDITIVE)
+            await here.quiet()
+        for process in (one, leaf):
+            await here.replace(process, NOW)
+            await here.quiet()
+        assert await fields_of_records(kind) == {"pod-0/engine": {FIELDS}, "pod-1/engine": {FIELDS + 2}}
+        for leaf in here.leaves:
+            here.dropped.update(leaf.counts("kvbus_output_dropped_batches_total"))
+        assert here.dropped.keys() <= {"log_unavailable"}, "while the server was away, and counted"
+        for each in here.aggregators:
+            assert each.counts(RECORDS).keys() <= {"known", "double", "old_epoch"}
+
+
+async def test_a_later_schema_is_refused_and_counted_and_said_and_read_once_readers_are_upgraded(redis, tmp_path):
+    assert NEXT > SCHEMA
+    async with region(Redis(redis), redis, tmp_path) as here:
+        (leaf, other_leaf), (one, other) = here.leaves, here.aggregators
+        topic = here.topics[0]
+        await here.replace(leaf, BREAKING)  # the wrong order: nobody can read it yet
+        here.pause()
+        for router in here.routers:
+            await eventually(lambda router=router: topic not in router.held, f"no block at {router.at}", PATIENCE)
+        await here.quiet(topic, one, other)
+        for each in (one, other):
+            counted = each.counts(RECORDS)
+            assert counted["other_schema"] > 0
+            assert (counted["expired"], counted.keys() & {"malformed", "damaged"}) == (1, set())
+            assert UNREAD in each.said
+        await here.replace(one, BREAKING)
+        await here.quiet(topic, other)
+        await here.replace(other, BREAKING)
+        await here.quiet()
+        await here.replace(other_leaf, BREAKING)
+        await here.quiet()
+        for process in (leaf, other_leaf, one, other):  # back: writers first
+            await here.replace(process, NOW)
+            await here.quiet()
+        assert all("other_schema" not in each.counts(RECORDS) for each in (one, other))

@@ -1,0 +1,100 @@
+"""What a later version writes: what this one reads of it, and what it makes of what it cannot read. Replacing: test_rolling."""
+
+import msgspec
+import pytest
+
+from kvbus.core.numbered import EPOCH_BITS, LAST
+from kvbus.discovery.streams import LogStreams
+from kvbus.doctor.discovery import find
+from kvbus.log.contract import Pointer, next_turn, read_pointer
+from kvbus.log.record import SCHEMA
+from kvbus.log.relayed import Relayed
+from tests.log.fleet import KEY, fleet
+from tests.log.kinds import Directory, insist
+from tests.log.records import checked
+from tests.log.test_aggregator import TOPIC, Aggregator, Two
+from tests.transport.loops import eventually
+
+LATER = checked(SCHEMA + 1, {"epoch": 2}, None)
+
+
+async def write_later(log):
+    """Take the stream as a writer does whose state nobody here can read; the pointer says where it is."""
+    writer = await insist(lambda: log.kind.open().claim(KEY))
+    at = await writer.append([LATER, LATER])
+    await writer.point(Pointer(writer.epoch, 0, at))
+    await writer.close()
+
+
+@pytest.mark.parametrize("more", [[], ["later"], [{"a": 1}, None]])
+def test_a_pointer_may_have_further_fields_and_the_next_turn_has_none(more):
+    pointer = read_pointer(msgspec.msgpack.encode([3, 7, 900, *more]))
+    assert (pointer, next_turn(pointer)) == (Pointer(3, 7, 900), Pointer(4, -1, 900))
+
+
+async def test_a_stream_that_a_later_schema_goes_on_with_is_given_up_and_what_is_written_then_is_read(
+    kind, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("kvbus.discovery.streams.LOOK", 0.2)
+    async with fleet(kind) as log, Two(kind, tmp_path, monkeypatch) as two:
+        leaf = log.leaf()
+        leaf.store(30)
+        await two.level(leaf)
+        await leaf.close()
+        await write_later(log)
+        for each in (two.one, two.other):
+            await eventually(
+                lambda each=each: each.daemon.discoveries[0].records["other_schema"] == 2, "records of a later version"
+            )
+        assert two.router.blocks(TOPIC) == leaf.blocks, "as long as its writer may only be slow"
+        monkeypatch.setattr(LogStreams, "give_up", 2.0)
+        await eventually(lambda: two.router.blocks(TOPIC) == set(), "no block")
+        await eventually(lambda: two.one.next == two.other.next == [(1 << EPOCH_BITS | LAST) + 1], "the end's number")
+        await eventually(lambda: two.one.state == two.other.state == {}, "no source")
+        monkeypatch.setattr(LogStreams, "give_up", 60.0)
+        again = log.leaf()
+        again.store(40)
+        await two.level(again)
+        assert two.one.next[0] >> EPOCH_BITS == 3
+
+
+async def test_a_source_that_finds_nothing_it_can_read_does_not_stay(tmp_path, monkeypatch):
+    """The pointer has moved on between the look that found it and its beginning."""
+    kind = Directory(tmp_path / "log")
+    async with fleet(kind) as log:
+        leaf = log.leaf()
+        leaf.store(30)
+        await leaf.written()
+        await leaf.close()
+        opened = []
+
+        def late(relayed, begin=Relayed.begin_again):
+            opened.append(relayed)
+            relayed.pointer = Pointer(2, 0, 10**9)
+            begin(relayed)
+
+        monkeypatch.setattr(Relayed, "begin_again", late)
+        aggregator = Aggregator(kind, tmp_path / "one", monkeypatch)
+        await aggregator.daemon.start()
+        try:
+            await eventually(lambda: opened, "a source")
+            monkeypatch.setattr(LogStreams, "give_up", 1.0)
+            await eventually(lambda: not aggregator.state and aggregator.daemon.discoveries[0].engines == 0, "none")
+            assert len(opened) == 1
+        finally:
+            await aggregator.daemon.close(0)
+
+
+async def test_doctor_says_that_a_later_version_has_written(tmp_path, monkeypatch):
+    kind = Directory(tmp_path / "log")
+    async with fleet(kind) as log:
+        leaf = log.leaf()
+        leaf.store(3)
+        await leaf.written()
+        await leaf.close()
+        await write_later(log)
+        aggregator = Aggregator(kind, tmp_path / "one", monkeypatch)
+        _, report = await find(aggregator.config)
+        texts = [str(each) for each in report.findings]
+        assert any("fleet has 1 records of a schema that this version does not read" in text for text in texts), texts
+        await aggregator.daemon.close(0)
