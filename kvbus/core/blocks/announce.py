@@ -148,8 +148,7 @@ def _part(chunk: Chunk, a: int, b: int) -> tuple[Raw, bytes | None, bytes | None
     keys, lookahead = chunk.extra_keys, chunk.meta.lookahead
     if a == 0 and b == len(chunk.hashes):
         return Raw(chunk.tokens), keys, lookahead
-    size = chunk.block_size
-    return slice_array(chunk.tokens, a * size, b * size), _entries(keys, a, b), _entries(lookahead, a, b)
+    return Raw(chunk.tokens_of(a, b)), _entries(keys, a, b), _entries(lookahead, a, b)
 
 
 def _chain_store(index: Index, chain: Sequence[Chunk]) -> AnyEvent:

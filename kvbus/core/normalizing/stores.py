@@ -236,9 +236,12 @@ class Stores:
         counted, once = self._left_out.copies.counted, self._left_out.copies.once
         first_new = None
         live = 0
-        mine: list[bytes] | None = None
-        theirs: list[bytes] = []
+        mine: list[bytes] = []
         last: Chunk | None = None
+        names: tuple[Hash, ...] = ()
+        theirs: list[bytes] = []
+        """The tokens of its blocks, if they are other ones."""
+        at = 0
         for i, block in enumerate(chunk.hashes):
             held = blocks.get(block)
             if held is None:
@@ -250,15 +253,20 @@ class Stores:
             live += 1
             if counted:
                 copies[block] = count = copies.get(block, 0) + 1
-                stats.most_copies = max(stats.most_copies, count)
+                if count > stats.most_copies:
+                    stats.most_copies = count
                 if once:
                     once.pop((key, block), None)
-            if held.tokens != chunk.tokens:
-                if mine is None:
-                    mine = divide(chunk.tokens, chunk.block_size)
-                if held is not last:
-                    last, theirs = held, divide(held.tokens, held.block_size)
-                if theirs[held.hashes.index(block)] != mine[i]:
+            if held is not last:
+                last, names, theirs, at = held, held.hashes, [], -1
+                if held.tokens != chunk.tokens:
+                    theirs = divide(held.tokens, held.block_size)
+                    mine = mine or divide(chunk.tokens, chunk.block_size)
+            if theirs:
+                at += 1
+                if at == len(names) or names[at] != block:
+                    at = names.index(block)
+                if theirs[at] != mine[i]:
                     stats.rejected[Reason.HASH_COLLISION] += 1
         if first_new is not None:
             self._add_run(key, chunk, first_new, len(chunk.hashes))

@@ -192,3 +192,10 @@ def test_patterns_are_compiled_for_so_many_sizes_and_any_other_is_divided_all_th
             assert joined(blocks, size) == pack(tokens)
             assert len(blocks) == len(tokens) // size
     assert [*kept] == [1, 2]
+
+
+@pytest.mark.parametrize("tokens", [[], IDS, PAIRS], ids=["none", "ids", "pairs"])
+@pytest.mark.parametrize("size", [1, 8, 32])
+def test_a_walk_over_the_bytes_divides_as_the_pattern_does(tokens, size):
+    sent = pack(tokens)
+    assert module.cut(sent, body_at(sent), size) == divide(sent, size)
