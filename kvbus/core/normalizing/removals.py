@@ -6,18 +6,16 @@ they were stored, children before parents, the events leave as they came. Otherw
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import groupby
 from typing import Any, Final
 
 from msgspec import UNSET
 from msgspec.structs import astuple as fields_of
 
-from kvbus.core.blocks.chunk import Chunk
+from kvbus.core.blocks.chunk import Chunk, Meta
 from kvbus.core.blocks.index import MAX_RUN, Index, Table, TableKey
 from kvbus.core.normalizing.leaving import Leaving
 from kvbus.core.normalizing.left_out import LeftOut
-from kvbus.core.normalizing.removal_order import leaf_first
+from kvbus.core.normalizing.removal_order import Gone, leaf_first
 from kvbus.core.normalizing.validate import counts_left
 from kvbus.core.source_stats import SourceStats
 from kvbus.core.types import Filtered, Hash, medium_key
@@ -55,6 +53,10 @@ class Removals:
         """They may leave like that."""
         self._gone: dict[TableKey, dict[Hash, Chunk]] = {}
         """The blocks, in the order they went."""
+
+        self._last: Chunk | None = None
+        self._last_at = 0
+        """Which block went last."""
 
         # The batch under way.
         self.busy = False
@@ -126,7 +128,7 @@ class Removals:
                     if (names[at - 1] if at else before.parent) in gone:
                         plain = False
                 before, names = chunk, chunk.hashes
-                start = at = 0 if len(names) == 1 else names.index(block)
+                start = at = 0 if len(names) == 1 else self._place(chunk, block)
                 meta = chunk.meta
                 if meta.medium != medium or meta.group_idx != group_idx:
                     plain = False
@@ -142,11 +144,17 @@ class Removals:
             size.run_gone(table, before, start, at)
             if (names[at - 1] if at else before.parent) in gone:
                 plain = False
+            self._last, self._last_at = before, at
         size.blocks -= went
         if plain:
             self._events.append(event)
         else:
             self._as_they_came = False
+
+    def _place(self, chunk: Chunk, block: Hash) -> int:
+        """Which block of its chunk this is; engines that remove one by one go on before the last one that went."""
+        names, before = chunk.hashes, self._last_at - 1
+        return before if chunk is self._last and before >= 0 and names[before] == block else names.index(block)
 
     def remove_one(self, key: TableKey, block: Hash) -> None:
         """Take one copy of a block away, wherever it is. Without a group, the only group that has it is meant."""
@@ -262,14 +270,26 @@ class Removals:
 
     def _leave(self, gone: dict[Hash, Chunk], derived: dict[Hash, tuple[Hash | None, Chunk]]) -> None:
         """Blocks and sub-blocks of one table leave, leaves first: an event (or several) per run of one spelling."""
-        pairs = [(block, parent) for block, parent, _ in _with_parents(gone)]
-        pairs += [(name, parent) for name, (parent, _) in derived.items()]
-        spelled = {block: (chunk.meta.medium, chunk.meta.group_idx) for block, chunk in gone.items()}
-        spelled |= {name: (chunk.meta.medium, chunk.meta.group_idx) for name, (_, chunk) in derived.items()}
-        for (medium, group), run in groupby(leaf_first(pairs), key=spelled.__getitem__):
-            named = tuple(run)
-            for at in range(0, len(named), MAX_RUN):
-                self._leaving.events.append(BlockRemoved(named[at : at + MAX_RUN], medium, group))
+        pairs, chunks = _with_parents(gone), gone
+        if derived:
+            pairs += [(name, parent) for name, (parent, _) in derived.items()]
+            chunks = gone | {name: chunk for name, (_, chunk) in derived.items()}
+        named: list[Hash] = []
+        meta: Any = None
+        for block in leaf_first(pairs):
+            its = chunks[block].meta
+            full = len(named) == MAX_RUN
+            if full or its is not meta:
+                if named and (full or (its.medium, its.group_idx) != (meta.medium, meta.group_idx)):
+                    self._leave_run(named, meta)
+                    named = []
+                meta = its
+            named.append(block)
+        if named:
+            self._leave_run(named, meta)
+
+    def _leave_run(self, named: list[Hash], meta: Meta) -> None:
+        self._leaving.events.append(BlockRemoved(tuple(named), meta.medium, meta.group_idx))
 
     def put_back(self) -> None:
         """The index is about to be given up: it gets the blocks whose removal has not left, for the right order."""
@@ -283,16 +303,21 @@ class Removals:
                 table.sub_blocks += 1
 
 
-def _with_parents(gone: dict[Hash, Chunk]) -> Iterator[tuple[Hash, Hash | None, Chunk]]:
+def _with_parents(gone: dict[Hash, Chunk]) -> list[Gone]:
     """Blocks with their parents; the usual orders need no search."""
+    pairs: list[Gone] = []
     before: Chunk | None = None
+    names: tuple[Hash, ...] = ()
     at = 0
     for block, chunk in gone.items():
-        names = chunk.hashes
-        if chunk is before and at and names[at - 1] == block:
+        if chunk is not before:
+            before, names = chunk, chunk.hashes
+            at = names.index(block)
+        elif at and names[at - 1] == block:
             at -= 1
-        elif chunk is before and at + 1 < len(names) and names[at + 1] == block:
+        elif at + 1 < len(names) and names[at + 1] == block:
             at += 1
         else:
-            before, at = chunk, names.index(block)
-        yield block, names[at - 1] if at else chunk.parent, chunk
+            at = names.index(block)
+        pairs.append((block, names[at - 1] if at else chunk.parent))
+    return pairs
