@@ -29,7 +29,7 @@ Topics = Literal["any", "pod and model", "empty"]
 """The topics that a router of this family takes: any, ``kv@POD@MODEL``, or the empty one alone."""
 
 
-class Wire(msgspec.Struct, frozen=True):
+class Wire(msgspec.Struct, frozen=True, cache_hash=True):
     """How a batch is written. Outputs of equal wire share the bytes."""
 
     encoding: Encoding = "map"
