@@ -120,14 +120,11 @@ class PlainEvents:
                 meta = shape.meta
                 carried = fields[KEYS + 1 :]
                 if carried != NOTHING_CARRIED:
-                    if carried == shape.last_carried:
-                        meta = shape.last_meta
-                    else:
-                        own = admission.good_meta(event, shape, carried, count)
-                        if own is None:
-                            rest = events[at:]
-                            break
-                        meta = own
+                    own = admission.good_meta(event, shape, carried, count)
+                    if own is None:
+                        rest = events[at:]
+                        break
+                    meta = own
                 table = shape.table
                 if table is None:
                     table = shape.table = index.tables.get((shape.group, shape.medium))

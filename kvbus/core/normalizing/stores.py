@@ -129,9 +129,12 @@ class Stores:
 
     def _apply(self, step: Checked) -> None:
         event, shape, chunk = step.event, step.shape, step.chunk
-        if not shape.complete or event.parent_block_hash is UNSET:
+        if not shape.complete:
             self._leaving.touched = True
             shape.as_sent(event)
+        if event.parent_block_hash is UNSET:
+            self._leaving.touched = True
+            event.parent_block_hash = None
         if chunk is not None:
             self.place(event, shape, chunk, step.extras)
             return
