@@ -26,19 +26,24 @@ _decode_raw: Final = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 
 
 class Sniffer:
-    """Remembers what it has seen: a stream keeps its dialect, and naming it again costs nothing."""
+    """Remembers what it has seen: what comes in a form that has a name costs nothing."""
 
     def __init__(self) -> None:
         self.name: str | None = None
-        self._seen: set[tuple[int, int]] = set()
+        self._names: dict[int, str] = {}
+        """By the first bytes of a batch and of its first event."""
 
     def see(self, payload: bytes) -> None:
         """Look at one batch; the form of its first event decides whether it is worth a closer look."""
         at = event_offset(payload)
-        form = (payload[0], payload[at] if at < len(payload) else 0)
-        if form not in self._seen and (name := sniff(payload)) is not None:
-            self.name = name
-            self._seen = {form}
+        form = payload[0] << 8 | (payload[at] if at < len(payload) else 0)
+        name = self._names.get(form)
+        if name is None:
+            name = sniff(payload)
+            if name is None:
+                return
+            self._names[form] = name
+        self.name = name
 
 
 def sniff(payload: bytes) -> str | None:
