@@ -52,6 +52,7 @@ Step = Checked | BlockRemoved[Any] | AllBlocksCleared
 """An event that may be applied."""
 
 _MAX_SHAPES: Final = 4096
+_NOT_SENT: Final = UNSET
 
 
 class Admission:
@@ -152,13 +153,15 @@ class Admission:
             elif type(event) is AllBlocksCleared:
                 self._stats.cleared += 1
                 steps.append(event)
-            elif self.removable(event):  # type: ignore[arg-type]
+            elif self.removable(event, uniform=batch.uniform):  # type: ignore[arg-type]
                 steps.append(event)  # type: ignore[arg-type]
         return steps
 
-    def removable(self, event: BlockRemoved[Any]) -> bool:
-        """Count a removal; whether it can be applied. If not, that is counted, too."""
+    def removable(self, event: BlockRemoved[Any], *, uniform: bool) -> bool:
+        """Count a removal; whether it can be applied. If not, that is counted, too. ``uniform``: see :class:`Batch`."""
         self._stats.removed += 1
+        if uniform and event.medium in self.spoken and event.block_hashes:
+            return True
         self._note_medium(event.medium)
         found = check_removed(event)
         if isinstance(found, Reason):
@@ -220,8 +223,9 @@ class Admission:
         detector = sizes.detector
         before = (detector.proven, detector.single, detector.divisor, detector.variable)
         self.relearned |= detector.observe(size, blocks)
-        sizes.quiet, sizes.base = detector.settled, detector.base
+        sizes.quiet = detector.settled
         if before != (detector.proven, detector.single, detector.divisor, detector.variable):
+            sizes.learn()
             for other in self.shapes.values():
                 if other.group == shape.group:
                     other.learn(sizes)
@@ -244,7 +248,7 @@ class Admission:
     def good_meta(self, event: BlockStored[Any], shape: Shape, carried: tuple[Any, ...], count: int) -> Meta | None:
         """The meta of a store with fields that are only carried; None if they are not what they should be, or long."""
         lookahead = carried[4]
-        own = (shape, *[None if each is UNSET else bytes(each) for each in carried])
+        own = (shape, *[None if each is _NOT_SENT else bytes(each) for each in carried])
         known = self._good_metas.get(own)
         if known is not None:
             return known

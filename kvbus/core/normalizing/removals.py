@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from msgspec import UNSET
-from msgspec.structs import astuple as fields_of
+from msgspec.structs import astuple
 
 from kvbus.core.blocks.chunk import Chunk, Meta
 from kvbus.core.blocks.index import MAX_RUN, Index, Table, TableKey
@@ -20,6 +20,10 @@ from kvbus.core.normalizing.validate import counts_left
 from kvbus.core.source_stats import SourceStats
 from kvbus.core.types import Filtered, Hash, medium_key
 from kvbus.core.wire.schema import BlockRemoved
+
+_NOT_SENT: Final = UNSET
+_fields_of: Final = astuple
+"""Compiled code looks a name of another module up in a dictionary each time, and has its own at hand."""
 
 _NONE: Final = (UNSET, UNSET, UNSET)
 
@@ -72,11 +76,11 @@ class Removals:
 
     def remove(self, event: BlockRemoved[Any]) -> None:
         """Apply one event."""
-        fields: tuple[Any, ...] = fields_of(event)
+        fields: tuple[Any, ...] = _fields_of(event)
         hashes: tuple[Hash, ...] = fields[0]
         medium: Any = fields[1]
         group_idx: Any = fields[2]
-        group: Any = None if group_idx is UNSET else group_idx
+        group: Any = None if group_idx is _NOT_SENT else group_idx
         key: Any = (group, medium_key(medium))  # one object for each time it is looked up
         table = self._index.tables.get(key)
         self.waiting = self.busy = True
@@ -85,17 +89,22 @@ class Removals:
             self._unknown[group] = self._unknown.get(group, 0) + len(hashes)
             return
         plain = fields[3:] == _NONE
-        if not plain and fields[5] is not UNSET:
+        if not plain and fields[5] is not _NOT_SENT:
             self._remove_counted(event, key)
             return
-        if table is None or key in self._left_out.coarse:
+        if table is None:
             self._as_they_came = False
             for block in hashes:
                 self.remove_one(key, block)
             return
+        coarse = self._left_out.coarse.get(key)
+        if coarse is not None:
+            plain = False
         gone = self._gone.get(key)
         if gone is None:
-            gone = self._gone[key] = {}
+            gone = {}
+            if coarse is None:
+                self._gone[key] = gone
         blocks, copies = table.blocks, table.copies
         size = self._index.size
         watched = size.left
@@ -106,6 +115,9 @@ class Removals:
         names: tuple[Hash, ...] = ()
         went = 0
         for block in hashes:
+            if coarse is not None and block in coarse:
+                self.remove_one(key, block)
+                continue
             if copies and block in copies and self._left_out.copies.keeps(key, table, block):
                 plain = False
                 continue
@@ -139,6 +151,8 @@ class Removals:
                         size.firsts_gone.append((table, chunk))
                     self._unreference(key, table, chunk, at)
                     continue
+            if not gone:
+                self._gone[key] = gone  # of tables with coarse blocks not before a fine one goes
             gone[block] = chunk
         if before is not None:
             size.run_gone(table, before, start, at)

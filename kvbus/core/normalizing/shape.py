@@ -13,7 +13,7 @@ from msgspec import UNSET
 
 from kvbus.core.blocks.chunk import Meta
 from kvbus.core.blocks.index import MAX_RUN, Table
-from kvbus.core.normalizing.block_size import BlockSizeDetector
+from kvbus.core.normalizing.block_size import BlockSizeDetector, Treatment
 from kvbus.core.types import Filtered
 from kvbus.core.wire.schema import BlockStored
 from kvbus.core.wire.tokens import Matcher, matcher
@@ -30,7 +30,7 @@ NOTHING_CARRIED: Final[tuple[Any, ...]] = (UNSET,) * 5
 class Sizes:
     """The block sizes of one group."""
 
-    __slots__ = ("base", "detector", "quiet")
+    __slots__ = ("_treatments", "base", "detector", "quiet")
 
     def __init__(self, detector: BlockSizeDetector) -> None:
         self.detector = detector
@@ -38,6 +38,20 @@ class Sizes:
         """Its own, as it was looked at last."""
         self.quiet = False
         """One more store of the group's own size has nothing to teach, see :attr:`BlockSizeDetector.settled`."""
+        self._treatments: dict[tuple[int, bool], Treatment] = {}
+        """By block size, and of single blocks."""
+
+    def learn(self) -> None:
+        """Look at the detector again: a store has taught it something."""
+        self.base = self.detector.base
+        self._treatments.clear()
+
+    def treatment(self, size: int, blocks: int) -> Treatment:
+        """See :meth:`BlockSizeDetector.treatment`."""
+        known = self._treatments.get((size, blocks == 1))
+        if known is None:
+            known = self._treatments[size, blocks == 1] = self.detector.treatment(size, blocks)
+        return known
 
 
 UNKNOWN_SIZES: Final = Sizes(BlockSizeDetector())

@@ -152,9 +152,9 @@ class Stores:
 
     def place(self, event: BlockStored[Any], shape: Shape, chunk: Chunk, extras: Extras | None) -> None:
         """Apply one store, whatever has become of its parent. All fields that kvbus sends are there."""
-        detector = self._sizes[shape.group].detector
+        sizes = self._sizes[shape.group]
         hashes = chunk.hashes
-        treatment = detector.treatment(chunk.block_size, len(hashes))
+        treatment = sizes.treatment(chunk.meta.block_size, len(hashes))
         if treatment is Treatment.REJECT:
             self._stats.rejected[Reason.BLOCK_SIZE] += 1
             self._left_out.copies.forget()
@@ -171,7 +171,7 @@ class Stores:
             return
         new = len(hashes) if fresh else sum(block not in table.blocks for block in hashes)
         if treatment is Treatment.REBLOCK:
-            self._reblocked(chunk, shape.group, detector.base)
+            self._reblocked(chunk, shape.group, sizes.base)
         if new:
             held = chunk_bytes(chunk)
             if not self.fits(new, held):
@@ -256,8 +256,7 @@ class Stores:
             live += 1
             if counted:
                 copies[block] = count = copies.get(block, 0) + 1
-                if count > stats.most_copies:
-                    stats.most_copies = count
+                stats.most_copies = max(stats.most_copies, count)
                 if once:
                     once.pop((key, block), None)
             if held is not last:
@@ -326,7 +325,7 @@ class Stores:
         for key, chunk, a, b in in_order(self._index):
             if self._treatment(key[0], chunk) is Treatment.REBLOCK:
                 if chunk.derived is None:
-                    self._reblocked(chunk, key[0], self._sizes[key[0]].detector.base)
+                    self._reblocked(chunk, key[0], self._sizes[key[0]].base)
                 self._reference(key, chunk, a, b)
         self._index.count()
         self._left_out.tails.count()
@@ -334,4 +333,4 @@ class Stores:
         self._leaving.events.extend(announce(self._index))
 
     def _treatment(self, group: int | None, chunk: Chunk) -> Treatment:
-        return self._sizes[group].detector.treatment(chunk.block_size, len(chunk.hashes))
+        return self._sizes[group].treatment(chunk.block_size, len(chunk.hashes))
