@@ -22,6 +22,7 @@ Token = int | tuple[int, int]
 
 _decode_tokens: Final = msgspec.msgpack.Decoder(list[int]).decode
 _decode_pairs: Final = msgspec.msgpack.Decoder(list[tuple[int, int]]).decode
+_decode: Final = msgspec.msgpack.Decoder().decode
 _encode: Final = msgspec.msgpack.Encoder().encode
 
 _ID: Final = rb"(?:\xcd..|\xce....|[\x00-\x7f]|\xcc.)"
@@ -80,6 +81,15 @@ def cut(tokens: bytes, at: i64, size: i64) -> list[bytes]:
         at = _after(tokens, at, size, end)
         blocks.append(tokens[first:at])
     return blocks
+
+
+def span(tokens: bytes, first: i64, end: i64) -> tuple[int, int]:
+    """Where tokens ``[first, end)`` begin and end; 0 if those up to there are not in their shortest form."""
+    length: i64 = len(tokens)
+    start: i64 = body_at(tokens)
+    if first and start:
+        start = _after(tokens, start, first, length)
+    return start, _after(tokens, start, end - first, length) if start else 0
 
 
 def _after(tokens: bytes, at: i64, count: i64, end: i64) -> i64:
@@ -194,6 +204,15 @@ def divide(tokens: bytes, size: int) -> list[bytes]:
             return [b"".join(each[first : first + size]) for first in range(0, len(each), size)]
         pattern = _patterns[size] = re.compile(_TOKEN + rb"{%d}+" % size, re.DOTALL).findall
     return pattern(tokens, at)
+
+
+def between(tokens: bytes, first: int, end: int) -> bytes:
+    """Tokens ``[first, end)`` of an array that has them, as an array of their own in its shortest form."""
+    if _COMPILED:
+        start, stop = span(tokens, first, end)
+        if stop:
+            return array_head(end - first) + tokens[start:stop]
+    return _encode(_decode(tokens)[first:end])
 
 
 def joined(blocks: Sequence[bytes], size: int) -> bytes:
