@@ -22,6 +22,10 @@ MOST_BLOCKS: Final = 4095
 """Most blocks of a batch that kvbus puts together. With AllBlocksCleared before them they are at most 4,096 events; the
 vLLM router 0.1.17 refuses more."""
 
+_STORED: Final = BlockStored
+_REMOVED: Final = BlockRemoved
+"""Compiled code looks a name of another module up in a dictionary each time, and has its own at hand."""
+
 
 def announce(index: Index) -> Iterator[AnyEvent]:
     """The shortest list of stores that builds the live set from nothing: parents first, one medium at a time."""
@@ -203,7 +207,7 @@ def blocks_in(events: Sequence[AnyEvent]) -> int:
     """How many blocks the events name."""
     count = 0
     for event in events:
-        if type(event) is BlockStored or type(event) is BlockRemoved:
+        if type(event) is _STORED or type(event) is _REMOVED:
             count += len(event.block_hashes)
         elif type(event) is dict:
             count += len(event["block_hashes"])

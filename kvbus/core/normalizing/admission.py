@@ -184,7 +184,7 @@ class Admission:
             stats.filtered[shape.left_out] += 1
             return
         size = event.block_size
-        tokens = check_stored(event)
+        tokens = check_stored(event, uniform=batch.uniform)
         if isinstance(tokens, Reason):
             stats.rejected[tokens] += 1
             return
@@ -248,8 +248,8 @@ class Admission:
     def good_meta(self, event: BlockStored[Any], shape: Shape, carried: tuple[Any, ...], count: int) -> Meta | None:
         """The meta of a store with fields that are only carried; None if they are not what they should be, or long."""
         lookahead = carried[4]
-        own = (shape, *[None if each is _NOT_SENT else bytes(each) for each in carried])
-        known = self._good_metas.get(own)
+        own = [None if each is _NOT_SENT else bytes(each) for each in carried]
+        known = self._good_metas.get((shape, *own))
         if known is not None:
             return known
         if not texts_ok(carried[:4]) or (lookahead is not UNSET and not lookahead_ok(lookahead, count)):
@@ -260,7 +260,9 @@ class Admission:
         if lookahead is UNSET:  # its form depends on the number of blocks
             if len(self._good_metas) >= _MAX_SHAPES:
                 self._good_metas.clear()
-            self._good_metas[own] = meta
+            self._good_metas[shape, *own] = meta
+            shape.newest_carried = tuple([UNSET if each is None else Raw(each) for each in own])
+            shape.newest_meta = meta
         return meta
 
     def plain_shape(self, event: BlockStored[Any]) -> Shape | None:
@@ -300,7 +302,7 @@ class Admission:
             if known:
                 self.no_prefix.add(group)
         elif known and medium is not None and 0 < size <= MAX_SIZE:
-            shape.meta = self._index.shared_meta(shape.meta)
+            shape.meta = shape.newest_meta = self._index.shared_meta(shape.meta)
             shape.good = True
             sizes = self.sizes.get(group)
             if sizes is not None:

@@ -88,7 +88,7 @@ class PlainEvents:
         shapes = admission.shapes
         size = index.size
         room, room_bytes = stores.most_blocks - size.blocks, stores.most_bytes - size.at_most
-        added = added_bytes = stored = 0
+        added = added_bytes = stored = removed = 0
         rest: list[Event] = []
         for at, event in enumerate(events):
             if type(event) is _STORED:
@@ -127,11 +127,14 @@ class PlainEvents:
                 meta = shape.meta
                 carried = fields[KEYS + 1 :]
                 if carried != NOTHING_CARRIED:
-                    own = admission.good_meta(event, shape, carried, count)
-                    if own is None:
-                        rest = events[at:]
-                        break
-                    meta = own
+                    if carried == shape.newest_carried:
+                        meta = shape.newest_meta
+                    else:
+                        own = admission.good_meta(event, shape, carried, count)
+                        if own is None:
+                            rest = events[at:]
+                            break
+                        meta = own
                 table = shape.table
                 if table is None:
                     table = shape.table = index.tables.get((shape.group, shape.medium))
@@ -186,6 +189,9 @@ class PlainEvents:
                     continue
                 rest = events[at:]
                 break
+            elif uniform and event.medium in admission.spoken and event.block_hashes:
+                removed += 1
+                removals.remove(event)
             elif admission.removable(event, uniform=uniform):
                 removals.remove(event)
         if stored:
@@ -196,4 +202,6 @@ class PlainEvents:
                 admission.bytes += stored
             else:
                 admission.ints += stored
+        if removed:
+            self._stats.removed += removed
         return rest

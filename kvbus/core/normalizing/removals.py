@@ -97,14 +97,14 @@ class Removals:
             for block in hashes:
                 self.remove_one(key, block)
             return
-        coarse = self._left_out.coarse.get(key)
-        if coarse is not None:
-            plain = False
+        if key in self._left_out.coarse:
+            self._as_they_came = plain = False
+            hashes = tuple([block for block in hashes if not self._left_out.remove_coarse(key, block)])
+            if not hashes:
+                return
         gone = self._gone.get(key)
         if gone is None:
-            gone = {}
-            if coarse is None:
-                self._gone[key] = gone
+            gone = self._gone[key] = {}
         blocks, copies = table.blocks, table.copies
         size = self._index.size
         watched = size.left
@@ -115,9 +115,6 @@ class Removals:
         names: tuple[Hash, ...] = ()
         went = 0
         for block in hashes:
-            if coarse is not None and block in coarse:
-                self.remove_one(key, block)
-                continue
             if copies and block in copies and self._left_out.copies.keeps(key, table, block):
                 plain = False
                 continue
@@ -140,7 +137,11 @@ class Removals:
                     if (names[at - 1] if at else before.parent) in gone:
                         plain = False
                 before, names = chunk, chunk.hashes
-                start = at = 0 if len(names) == 1 else self._place(chunk, block)
+                start = at = 0
+                if len(names) > 1:
+                    start = at = self._last_at - 1  # engines that remove one by one go on before the last one
+                    if chunk is not self._last or at < 0 or names[at] != block:
+                        start = at = names.index(block)
                 meta = chunk.meta
                 if meta.medium != medium or meta.group_idx != group_idx:
                     plain = False
@@ -151,8 +152,6 @@ class Removals:
                         size.firsts_gone.append((table, chunk))
                     self._unreference(key, table, chunk, at)
                     continue
-            if not gone:
-                self._gone[key] = gone  # of tables with coarse blocks not before a fine one goes
             gone[block] = chunk
         if before is not None:
             size.run_gone(table, before, start, at)
@@ -164,11 +163,6 @@ class Removals:
             self._events.append(event)
         else:
             self._as_they_came = False
-
-    def _place(self, chunk: Chunk, block: Hash) -> int:
-        """Which block of its chunk this is; engines that remove one by one go on before the last one that went."""
-        names, before = chunk.hashes, self._last_at - 1
-        return before if chunk is self._last and before >= 0 and names[before] == block else names.index(block)
 
     def remove_one(self, key: TableKey, block: Hash) -> None:
         """Take one copy of a block away, wherever it is. Without a group, the only group that has it is meant."""
@@ -289,15 +283,17 @@ class Removals:
             pairs += [(name, parent) for name, (parent, _) in derived.items()]
             chunks = gone | {name: chunk for name, (_, chunk) in derived.items()}
         named: list[Hash] = []
+        last: Chunk | None = None
         meta: Any = None
         for block in leaf_first(pairs):
-            its = chunks[block].meta
+            chunk = chunks[block]
             full = len(named) == MAX_RUN
-            if full or its is not meta:
+            if full or chunk is not last:
+                its = chunk.meta
                 if named and (full or (its.medium, its.group_idx) != (meta.medium, meta.group_idx)):
                     self._leave_run(named, meta)
                     named = []
-                meta = its
+                last, meta = chunk, its
             named.append(block)
         if named:
             self._leave_run(named, meta)

@@ -71,6 +71,8 @@ class Shape:
         "medium",
         "meta",
         "native",
+        "newest_carried",
+        "newest_meta",
         "sizes",
         "spelled",
         "table",
@@ -100,6 +102,9 @@ class Shape:
         self.matchers: dict[int, Matcher] = {}
         """By number of blocks: what matches the tokens of stores that are plainly in order, and have nothing to teach
         once :attr:`Sizes.quiet` says so."""
+        self.newest_carried: tuple[Any, ...] = NOTHING_CARRIED
+        """What the last store carried that carried anything new: most stores of an engine say the same."""
+        self.newest_meta = meta
 
     def learn(self, sizes: Sizes) -> None:
         """The group's block sizes are these now."""

@@ -169,7 +169,7 @@ class Stores:
         fresh = table.blocks.keys().isdisjoint(hashes)
         if chunk.parent is not None and not self._parent_ok(shape, chunk, table):
             return
-        new = len(hashes) if fresh else sum(block not in table.blocks for block in hashes)
+        new = len(hashes) if fresh else len(hashes) - sum(map(table.blocks.__contains__, hashes))
         if treatment is Treatment.REBLOCK:
             self._reblocked(chunk, shape.group, sizes.base)
         if new:
@@ -251,7 +251,7 @@ class Stores:
                 first_new = i if first_new is None else first_new
                 continue
             if first_new is not None:
-                self._add_run(key, chunk, first_new, i)
+                self._add_run(key, table, chunk, first_new, i)
                 first_new = None
             live += 1
             if counted:
@@ -271,13 +271,13 @@ class Stores:
                 if theirs[at] != mine[i]:
                     stats.rejected[Reason.HASH_COLLISION] += 1
         if first_new is not None:
-            self._add_run(key, chunk, first_new, len(chunk.hashes))
+            self._add_run(key, table, chunk, first_new, len(chunk.hashes))
         stats.filtered[Filtered.COPY] += live
         if chunk.parent is None and 1 < live == len(chunk.hashes):
             stats.reannounced += 1
 
-    def _add_run(self, key: TableKey, chunk: Chunk, a: int, b: int) -> None:
-        blocks = self._index.table(*key).blocks
+    def _add_run(self, key: TableKey, table: Table, chunk: Chunk, a: int, b: int) -> None:
+        blocks = table.blocks
         for block in chunk.hashes[a:b]:
             blocks[block] = chunk
         self._announce_new(key, chunk, a, b)

@@ -153,6 +153,8 @@ PROFILES: Final[dict[str, Profile]] = {
 
 def encode(wire: Wire, events: Sequence[AnyEvent], ts: float, rank: int) -> bytes:
     """One batch: always an array of exactly three, ``[ts, events, rank]``."""
+    if wire is CANONICAL:
+        return encode_batch(events, ts, rank)
     if wire.by_event:
         events = [each for event in events for each in _translated(wire, event)]
     return encode_batch(events, ts, rank) if wire.encoding == "map" else encode_positional_batch(events, ts, rank)
