@@ -223,3 +223,13 @@ def test_a_part_is_cut_out_of_the_bytes_as_if_it_had_been_decoded(tokens, first,
 def test_a_part_in_another_spelling_is_not_cut_out(first):
     assert module.span(wide(IDS), first, 4)[1] == 0
     assert between(wide(IDS), first, 4) == pack(IDS[first:4])
+
+
+@DEFECTIVE
+@pytest.mark.parametrize("spelled", [pack, wide], ids=["shortest", "wide"])
+def test_compiled_code_walks_and_comes_to_the_same(monkeypatch, spelled):
+    sent = spelled(IDS)
+    divided, parts = divide(sent, 8), [between(sent, first, first + 8) for first in (0, 8, 56)]
+    monkeypatch.setattr(module, "_COMPILED", True)
+    assert divide(sent, 8) == divided
+    assert [between(sent, first, first + 8) for first in (0, 8, 56)] == parts
