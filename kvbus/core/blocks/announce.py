@@ -13,13 +13,18 @@ from kvbus.core.blocks.index import MAX_RUN, Index, TableKey, raw_or_unset, set_
 from kvbus.core.blocks.live_order import in_order, live_runs
 from kvbus.core.types import Hash
 from kvbus.core.wire.codec import AnyEvent
-from kvbus.core.wire.encoding import encode_value, with_extras
+from kvbus.core.wire.encoding import with_extras
 from kvbus.core.wire.parts import extras_of
 from kvbus.core.wire.schema import PER_BLOCK_EXTRAS, BlockRemoved, BlockStored
+from kvbus.core.wire.tokens import divide, joined
 
 MOST_BLOCKS: Final = 4095
 """Most blocks of a batch that kvbus puts together. With AllBlocksCleared before them they are at most 4,096 events; the
 vLLM router 0.1.17 refuses more."""
+
+_STORED: Final = BlockStored
+_REMOVED: Final = BlockRemoved
+"""Compiled code looks a name of another module up in a dictionary each time, and has its own at hand."""
 
 
 def announce(index: Index) -> Iterator[AnyEvent]:
@@ -46,7 +51,7 @@ def slices(index: Index, size: int, known: Sequence[Index] = ()) -> Iterator[lis
         _, chunk, start, end = chain[0]
         if len(chain) > 1:
             start, end = 0, len(chain)
-        tokens = None if chunk.derived is None else chunk.token_list()
+        tokens = None if chunk.derived is None else _sub_blocks(chunk)
         while start < end:
             stop = min(end, start + room, start + MAX_RUN)
             if len(chain) > 1:
@@ -148,8 +153,7 @@ def _part(chunk: Chunk, a: int, b: int) -> tuple[Raw, bytes | None, bytes | None
     keys, lookahead = chunk.extra_keys, chunk.meta.lookahead
     if a == 0 and b == len(chunk.hashes):
         return Raw(chunk.tokens), keys, lookahead
-    size = chunk.block_size
-    return slice_array(chunk.tokens, a * size, b * size), _entries(keys, a, b), _entries(lookahead, a, b)
+    return Raw(chunk.tokens_of(a, b)), _entries(keys, a, b), _entries(lookahead, a, b)
 
 
 def _chain_store(index: Index, chain: Sequence[Chunk]) -> AnyEvent:
@@ -168,19 +172,24 @@ def _entries(raw: bytes | None, a: int, b: int) -> bytes | None:
 
 def reblocked_stores(chunk: Chunk, positions: list[int]) -> Iterator[AnyEvent]:
     """Stores of the sub-blocks at these positions of a reblocked chunk: one per run, more where a run is long."""
-    tokens = chunk.token_list() if positions else []
+    tokens = _sub_blocks(chunk) if positions else []
     for first, end in _consecutive(positions):
         for start in range(first, end, MAX_RUN):
             yield _sub_block_store(chunk, start, min(end, start + MAX_RUN), tokens)
 
 
-def _sub_block_store(chunk: Chunk, a: int, b: int, tokens: list[Any]) -> AnyEvent:
+def _sub_blocks(chunk: Chunk) -> list[bytes]:
+    """The tokens of each sub-block of a reblocked chunk."""
+    return divide(chunk.tokens, chunk.block_size // chunk.reblocked()[1])
+
+
+def _sub_block_store(chunk: Chunk, a: int, b: int, tokens: list[bytes]) -> AnyEvent:
     """One store of sub-blocks ``[a, b)`` of a reblocked chunk, whose tokens these are."""
     derived, per_block = chunk.reblocked()
     base = chunk.block_size // per_block
     parent = derived[a - 1] if a else chunk.out_parent
     extras = {name: Raw(value) for name, value in (chunk.extras or {}).items() if name not in PER_BLOCK_EXTRAS}
-    return _as_event(chunk, derived[a:b], parent, encode_value(tokens[a * base : b * base]), base, None, None, extras)
+    return _as_event(chunk, derived[a:b], parent, Raw(joined(tokens[a:b], base)), base, None, None, extras)
 
 
 def _consecutive(positions: list[int]) -> Iterator[tuple[int, int]]:
@@ -198,7 +207,7 @@ def blocks_in(events: Sequence[AnyEvent]) -> int:
     """How many blocks the events name."""
     count = 0
     for event in events:
-        if type(event) is BlockStored or type(event) is BlockRemoved:
+        if type(event) is _STORED or type(event) is _REMOVED:
             count += len(event.block_hashes)
         elif type(event) is dict:
             count += len(event["block_hashes"])

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from kvbus.core.types import Hash
-from kvbus.core.wire.tokens import decode_tokens, divide, joined
+from kvbus.core.wire.tokens import between, decode_tokens
 
 
 class Meta(msgspec.Struct, frozen=True, gc=False):
@@ -98,4 +98,4 @@ class Chunk(msgspec.Struct, gc=False):
     def tokens_of(self, a: int, b: int) -> bytes:
         """The tokens of blocks ``[a, b)``, as an array of their own."""
         size = self.meta.block_size
-        return joined(divide(self.tokens, size)[a:b], size)
+        return between(self.tokens, a * size, b * size)

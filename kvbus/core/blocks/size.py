@@ -58,7 +58,7 @@ def _bytes_of(chunks: list[Chunk]) -> int:
 class Size:
     """The blocks and bytes of one index."""
 
-    __slots__ = ("_gone", "at_most", "blocks", "firsts_gone", "left")
+    __slots__ = ("at_most", "blocks", "firsts_gone", "left")
 
     def __init__(self) -> None:
         self.blocks = 0
@@ -66,15 +66,13 @@ class Size:
         """The bytes, with those of chunks that are still to be looked at."""
         self.firsts_gone: list[tuple[Table, Chunk]] = []
         """Chunks to be looked at, with their tables: the first block has gone, and perhaps all others before it."""
-        self._gone: list[Chunk] = []
-        """Chunks of which every block has gone, to be counted together."""
         self.left: dict[int, int] = {}
         """Of each chunk (by identity) whose first block is not live and another one is: how many are."""
 
     @property
     def bytes(self) -> int:
         """About what all chunks with a live block hold."""
-        if self._gone or self.firsts_gone:
+        if self.firsts_gone:
             self.settle()
         return self.at_most
 
@@ -108,9 +106,7 @@ class Size:
         if start and end:
             return
         if start + end + 1 == len(chunk.hashes):
-            self._gone.append(chunk)
-            if len(self._gone) > MANY:
-                self._count_gone()
+            self.at_most -= chunk_bytes(chunk)
         else:
             self.firsts_gone.append((table, chunk))
             if len(self.firsts_gone) > MANY:
@@ -118,7 +114,6 @@ class Size:
 
     def settle(self) -> None:
         """Look at the chunks whose first blocks have gone, if there are any."""
-        self._count_gone()
         pending = self.firsts_gone
         if not pending:
             return
@@ -131,11 +126,6 @@ class Size:
             return
         for table, chunk in pending:
             self._without_first(table, chunk)
-
-    def _count_gone(self) -> None:
-        if self._gone:
-            self.at_most -= _bytes_of(self._gone)
-            self._gone = []
 
     def one_less(self, chunk: Chunk) -> bool:
         """Whether the chunk is one that is watched."""

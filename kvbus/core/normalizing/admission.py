@@ -17,7 +17,7 @@ from kvbus.core.blocks.announce import store_of
 from kvbus.core.blocks.chunk import Chunk, Meta, Rest
 from kvbus.core.blocks.index import MAX_RUN, MAX_SHARED, Index, carried_bytes, weight_of
 from kvbus.core.normalizing.block_size import BlockSizeDetector
-from kvbus.core.normalizing.shape import KEYS, SPELLED, Shape, Sizes, own_copy
+from kvbus.core.normalizing.shape import KEYS, SPELLED, Shape, Sizes
 from kvbus.core.normalizing.validate import (
     MAX_SIZE,
     check_removed,
@@ -52,6 +52,7 @@ Step = Checked | BlockRemoved[Any] | AllBlocksCleared
 """An event that may be applied."""
 
 _MAX_SHAPES: Final = 4096
+_NOT_SENT: Final = UNSET
 
 
 class Admission:
@@ -111,6 +112,8 @@ class Admission:
         # What is cached; :meth:`forget` empties it.
         self.shapes: dict[tuple[Any, ...], Shape] = {}
         """By the spelling of a store."""
+        self._good_metas: dict[tuple[Any, ...], Meta] = {}
+        """By shape and what is only carried."""
         self.usual_keys: dict[int, tuple[Raw, bytes]] = {}
         """``extra_keys`` that say nothing, by number of blocks: kept once for all blocks that have them."""
 
@@ -122,6 +125,7 @@ class Admission:
     def forget(self) -> None:
         """Empty the caches: tables have gone. No plain event will see a shape that was made before."""
         self.shapes.clear()
+        self._good_metas.clear()
 
     def count_left_out(self, reason: Filtered) -> None:
         """Count a store that is left out, whatever it holds."""
@@ -149,13 +153,15 @@ class Admission:
             elif type(event) is AllBlocksCleared:
                 self._stats.cleared += 1
                 steps.append(event)
-            elif self.removable(event):  # type: ignore[arg-type]
+            elif self.removable(event, uniform=batch.uniform):  # type: ignore[arg-type]
                 steps.append(event)  # type: ignore[arg-type]
         return steps
 
-    def removable(self, event: BlockRemoved[Any]) -> bool:
-        """Count a removal; whether it can be applied. If not, that is counted, too."""
+    def removable(self, event: BlockRemoved[Any], *, uniform: bool) -> bool:
+        """Count a removal; whether it can be applied. If not, that is counted, too. ``uniform``: see :class:`Batch`."""
         self._stats.removed += 1
+        if uniform and event.medium in self.spoken and event.block_hashes:
+            return True
         self._note_medium(event.medium)
         found = check_removed(event)
         if isinstance(found, Reason):
@@ -178,7 +184,7 @@ class Admission:
             stats.filtered[shape.left_out] += 1
             return
         size = event.block_size
-        tokens = check_stored(event)
+        tokens = check_stored(event, uniform=batch.uniform)
         if isinstance(tokens, Reason):
             stats.rejected[tokens] += 1
             return
@@ -219,6 +225,7 @@ class Admission:
         self.relearned |= detector.observe(size, blocks)
         sizes.quiet = detector.settled
         if before != (detector.proven, detector.single, detector.divisor, detector.variable):
+            sizes.learn()
             for other in self.shapes.values():
                 if other.group == shape.group:
                     other.learn(sizes)
@@ -240,16 +247,22 @@ class Admission:
 
     def good_meta(self, event: BlockStored[Any], shape: Shape, carried: tuple[Any, ...], count: int) -> Meta | None:
         """The meta of a store with fields that are only carried; None if they are not what they should be, or long."""
-        if not texts_ok(carried[:4]):
-            return None
         lookahead = carried[4]
-        if lookahead is not UNSET and not lookahead_ok(lookahead, count):
+        own = [None if each is _NOT_SENT else bytes(each) for each in carried]
+        known = self._good_metas.get((shape, *own))
+        if known is not None:
+            return known
+        if not texts_ok(carried[:4]) or (lookahead is not UNSET and not lookahead_ok(lookahead, count)):
             return None
         meta = self._index.meta(event)
         if meta.weight:
             return None
         if lookahead is UNSET:  # its form depends on the number of blocks
-            shape.last_carried, shape.last_meta = own_copy(carried), meta
+            if len(self._good_metas) >= _MAX_SHAPES:
+                self._good_metas.clear()
+            self._good_metas[shape, *own] = meta
+            shape.newest_carried = tuple([UNSET if each is None else Raw(each) for each in own])
+            shape.newest_meta = meta
         return meta
 
     def plain_shape(self, event: BlockStored[Any]) -> Shape | None:
@@ -289,7 +302,7 @@ class Admission:
             if known:
                 self.no_prefix.add(group)
         elif known and medium is not None and 0 < size <= MAX_SIZE:
-            shape.meta = shape.last_meta = self._index.shared_meta(shape.meta)
+            shape.meta = shape.newest_meta = self._index.shared_meta(shape.meta)
             shape.good = True
             sizes = self.sizes.get(group)
             if sizes is not None:
@@ -298,7 +311,7 @@ class Admission:
             shape.good = False
         elif shape.good or shape.left_out is not None:
             if len(self.shapes) >= _MAX_SHAPES:
-                self.shapes.clear()
+                self.forget()
             self.shapes[spelling] = shape
         return shape
 

@@ -17,7 +17,7 @@ it is, whatever comes. Blocks that were removed once and never again are counted
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Final, Literal
 
 from kvbus.core.blocks.announce import single
 from kvbus.core.blocks.chunk import Chunk
@@ -33,6 +33,8 @@ MAX_UNSURE: int = 65_536
 
 MAX_BYTES: int = 2**26
 """About what they may hold."""
+
+_COPY: Final = Filtered.COPY
 
 MAX_ONCE: int = 256
 """Where copies count: blocks removed once that are watched for a second removal."""
@@ -79,7 +81,7 @@ class Copies:
                 table.copies[block] = further - 1
             if key[1] not in self.each:
                 self._watch(key, table, block)
-            self._stats.filtered[Filtered.COPY] += 1
+            self._stats.filtered[_COPY] += 1
             return True
         if self._detects:
             self._stats.filtered[Filtered.COPY_UNSURE] += 1
@@ -129,7 +131,7 @@ class Copies:
         if copies > 1:
             self._put(table, block, chunk, copies - 1)
         self._prove(key[1])
-        self._stats.filtered[Filtered.COPY] += 1
+        self._stats.filtered[_COPY] += 1
         return True
 
     def _prove(self, medium: str) -> None:
@@ -148,7 +150,7 @@ class Copies:
             if not live:
                 if left:
                     self._put(unsure, block, chunk, left)
-                self._stats.filtered[Filtered.COPY] += 1
+                self._stats.filtered[_COPY] += 1
                 return True
         if table is None or not live:
             return False
@@ -156,7 +158,7 @@ class Copies:
         if left > 1:
             table.copies[block] = left - 1
         if left:
-            self._stats.filtered[Filtered.COPY] += 1
+            self._stats.filtered[_COPY] += 1
         return left > 0
 
     def known(self) -> None:

@@ -7,23 +7,25 @@ as an unsigned 64-bit integer, where the engine's hashes are integers, and 32 by
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
+from hashlib import blake2b
 from typing import Any
 
 import msgspec
+from msgspec import Raw
 
 from kvbus.core.blocks.chunk import Chunk
 from kvbus.core.types import Hash
 from kvbus.core.wire.encoding import decode_value
+from kvbus.core.wire.tokens import array_head, divide
 
 _encode = msgspec.msgpack.Encoder().encode
 
 
-def derive(parent: Hash | None, tokens: Sequence[Any], salt: bytes, *, as_bytes: bool) -> Hash:
+def derive(parent: Hash | None, tokens: Sequence[Any] | Raw, salt: bytes, *, as_bytes: bool) -> Hash:
     """The hash of one sub-block behind ``parent``. ``salt`` separates equal tokens (LoRA, cache salt)."""
     size = 32 if as_bytes else 8
-    digest = hashlib.blake2b(_encode((parent, salt, tokens)), digest_size=size, person=b"kvbus.block.v1").digest()
+    digest = blake2b(_encode((parent, salt, tokens)), digest_size=size, person=b"kvbus.block.v1").digest()
     return digest if as_bytes else int.from_bytes(digest, "big")
 
 
@@ -31,14 +33,16 @@ def derive_chunk(chunk: Chunk, base: int, parent_out: Hash | None) -> list[Hash]
     """Derived hashes of all sub-blocks of a chunk, in order. ``parent_out`` is the sub-block before the first."""
     meta = chunk.meta
     keys = decode_value(chunk.extra_keys) if chunk.extra_keys is not None else None
-    tokens = chunk.token_list()
     as_bytes = isinstance(chunk.hashes[0], bytes)
+    head, per_block = array_head(base), meta.block_size // base
+    salt = b""
     derived: list[Hash] = []
     previous = parent_out
-    for at in range(0, len(tokens), base):
-        block = at // chunk.block_size
-        key = keys[block] if isinstance(keys, list) and block < len(keys) else None
-        salt = _encode((meta.lora_id, meta.lora_name, meta.cache_salt, key))
-        previous = derive(previous, tokens[at : at + base], salt, as_bytes=as_bytes)
+    for at, tokens in enumerate(divide(chunk.tokens, base)):
+        block, first = divmod(at, per_block)
+        if not first:
+            key = keys[block] if isinstance(keys, list) and block < len(keys) else None
+            salt = _encode((meta.lora_id, meta.lora_name, meta.cache_salt, key))
+        previous = derive(previous, Raw(head + tokens), salt, as_bytes=as_bytes)
         derived.append(previous)
     return derived

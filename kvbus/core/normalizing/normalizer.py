@@ -136,8 +136,8 @@ class Normalizer:
     def block_size(self) -> int | None:
         """Tokens per block of the first prefix-carrying group, once known."""
         for sizes in self._admission.sizes.values():
-            if sizes.detector.base:
-                return sizes.detector.base
+            if sizes.base:
+                return sizes.base
         return self.rules.block_size
 
     @property

@@ -14,7 +14,7 @@ from collections.abc import MutableMapping
 from typing import Any, Final
 
 from msgspec import UNSET
-from msgspec.structs import astuple as fields_of
+from msgspec.structs import astuple
 
 from kvbus.core.blocks.chunk import Chunk
 from kvbus.core.blocks.index import Index
@@ -28,6 +28,13 @@ from kvbus.core.source_stats import SourceStats
 from kvbus.core.types import Hash
 from kvbus.core.wire.codec import AnyEvent
 from kvbus.core.wire.schema import BlockInactive, BlockRemoved, BlockStored, Event
+
+_NOT_SENT: Final = UNSET
+_STORED: Final = BlockStored
+_REMOVED: Final = BlockRemoved
+_chunk: Final = Chunk
+_fields_of: Final = astuple
+"""Compiled code looks a name of another module up in a dictionary each time, and has its own at hand."""
 
 _NO_BLOCKS: Final[MutableMapping[Hash, Chunk]] = {}
 
@@ -84,11 +91,11 @@ class PlainEvents:
         added = added_bytes = stored = removed = 0
         rest: list[Event] = []
         for at, event in enumerate(events):
-            if type(event) is BlockStored:
+            if type(event) is _STORED:
                 if doubtful:
                     rest = events[at:]
                     break
-                fields: tuple[Any, ...] = fields_of(event)
+                fields: tuple[Any, ...] = _fields_of(event)
                 hashes: tuple[Hash, ...] = fields[0]
                 parent: Any = fields[1]
                 raw_keys: Any = fields[KEYS]
@@ -109,7 +116,7 @@ class PlainEvents:
                     break
                 held = len(tokens) + ITEM_BYTES * (1 + count)
                 keys = None
-                if raw_keys is not UNSET:
+                if raw_keys is not _NOT_SENT:
                     usual = admission.usual_keys.get(count)
                     if usual is not None and usual[0] == raw_keys:
                         keys = usual[1]
@@ -120,8 +127,8 @@ class PlainEvents:
                 meta = shape.meta
                 carried = fields[KEYS + 1 :]
                 if carried != NOTHING_CARRIED:
-                    if carried == shape.last_carried:
-                        meta = shape.last_meta
+                    if carried == shape.newest_carried:
+                        meta = shape.newest_meta
                     else:
                         own = admission.good_meta(event, shape, carried, count)
                         if own is None:
@@ -138,14 +145,14 @@ class PlainEvents:
                         last = holder.hashes[-1]
                         if last == parent:
                             parent = last  # one object for one hash
-                    elif parent is UNSET:
+                    elif parent is _NOT_SENT:
                         parent = None
                         self._leaving.touched = True
                         event.parent_block_hash = None
                     elif parent in hashes or index.find(shape.group, parent) is None:
                         rest = events[at:]
                         break
-                chunk = Chunk(hashes, parent, tokens, meta, keys)
+                chunk = _chunk(hashes, parent, tokens, meta, keys)
                 fits = table is not None and added + count <= room and added_bytes + held <= room_bytes
                 if count == 1:
                     block = hashes[0]
@@ -176,7 +183,7 @@ class PlainEvents:
                 added = added_bytes = 0
                 stores.place(event, shape, chunk, None)
                 room, room_bytes = stores.most_blocks - size.blocks, stores.most_bytes - size.at_most
-            elif type(event) is not BlockRemoved:
+            elif type(event) is not _REMOVED:
                 if type(event) is BlockInactive:  # type: ignore[comparison-overlap]
                     admission.count_inactive()
                     continue
@@ -185,7 +192,7 @@ class PlainEvents:
             elif uniform and event.medium in admission.spoken and event.block_hashes:
                 removed += 1
                 removals.remove(event)
-            elif admission.removable(event):
+            elif admission.removable(event, uniform=uniform):
                 removals.remove(event)
         if stored:
             size.blocks += added

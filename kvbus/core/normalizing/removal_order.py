@@ -15,15 +15,27 @@ def leaf_first(gone: Sequence[Gone]) -> list[Hash]:
 
     Cycles (possible where hashes are not chained, SGLang before 0.5.8) are broken at the first member named.
     """
+    order: list[Hash] = []
+    chain: list[Hash] = []
+    """From the root on: each block is the parent of the next one."""
+    last: Hash | None = None
     seen: set[Hash] = set()
-    in_order = True
     for block, parent in gone:
-        if parent is not None and parent in seen:
-            in_order = False
-            break
+        if parent is None or parent != last:
+            if parent in seen:
+                return _searched(gone)
+            chain.reverse()
+            order += chain
+            chain = []
+        chain.append(block)
         seen.add(block)
-    if in_order:
-        return [block for block, _ in gone]
+        last = block
+    chain.reverse()
+    return order + chain
+
+
+def _searched(gone: Sequence[Gone]) -> list[Hash]:
+    """The same, whatever the order they came in."""
     members = {block for block, _ in gone}
     children: dict[Hash, list[Hash]] = {}
     for block, parent in gone:

@@ -6,22 +6,24 @@ they were stored, children before parents, the events leave as they came. Otherw
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import groupby
 from typing import Any, Final
 
 from msgspec import UNSET
-from msgspec.structs import astuple as fields_of
+from msgspec.structs import astuple
 
-from kvbus.core.blocks.chunk import Chunk
+from kvbus.core.blocks.chunk import Chunk, Meta
 from kvbus.core.blocks.index import MAX_RUN, Index, Table, TableKey
 from kvbus.core.normalizing.leaving import Leaving
 from kvbus.core.normalizing.left_out import LeftOut
-from kvbus.core.normalizing.removal_order import leaf_first
+from kvbus.core.normalizing.removal_order import Gone, leaf_first
 from kvbus.core.normalizing.validate import counts_left
 from kvbus.core.source_stats import SourceStats
 from kvbus.core.types import Filtered, Hash, medium_key
 from kvbus.core.wire.schema import BlockRemoved
+
+_NOT_SENT: Final = UNSET
+_fields_of: Final = astuple
+"""Compiled code looks a name of another module up in a dictionary each time, and has its own at hand."""
 
 _NONE: Final = (UNSET, UNSET, UNSET)
 
@@ -56,6 +58,10 @@ class Removals:
         self._gone: dict[TableKey, dict[Hash, Chunk]] = {}
         """The blocks, in the order they went."""
 
+        self._last: Chunk | None = None
+        self._last_at = 0
+        """Which block went last."""
+
         # The batch under way.
         self.busy = False
         """There are removals."""
@@ -70,11 +76,11 @@ class Removals:
 
     def remove(self, event: BlockRemoved[Any]) -> None:
         """Apply one event."""
-        fields: tuple[Any, ...] = fields_of(event)
+        fields: tuple[Any, ...] = _fields_of(event)
         hashes: tuple[Hash, ...] = fields[0]
         medium: Any = fields[1]
         group_idx: Any = fields[2]
-        group: Any = None if group_idx is UNSET else group_idx
+        group: Any = None if group_idx is _NOT_SENT else group_idx
         key: Any = (group, medium_key(medium))  # one object for each time it is looked up
         table = self._index.tables.get(key)
         self.waiting = self.busy = True
@@ -83,14 +89,19 @@ class Removals:
             self._unknown[group] = self._unknown.get(group, 0) + len(hashes)
             return
         plain = fields[3:] == _NONE
-        if not plain and fields[5] is not UNSET:
+        if not plain and fields[5] is not _NOT_SENT:
             self._remove_counted(event, key)
             return
-        if table is None or key in self._left_out.coarse:
+        if table is None:
             self._as_they_came = False
             for block in hashes:
                 self.remove_one(key, block)
             return
+        if key in self._left_out.coarse:
+            self._as_they_came = plain = False
+            hashes = tuple([block for block in hashes if not self._left_out.remove_coarse(key, block)])
+            if not hashes:
+                return
         gone = self._gone.get(key)
         if gone is None:
             gone = self._gone[key] = {}
@@ -126,7 +137,11 @@ class Removals:
                     if (names[at - 1] if at else before.parent) in gone:
                         plain = False
                 before, names = chunk, chunk.hashes
-                start = at = 0 if len(names) == 1 else names.index(block)
+                start = at = 0
+                if len(names) > 1:
+                    start = at = self._last_at - 1  # engines that remove one by one go on before the last one
+                    if chunk is not self._last or at < 0 or names[at] != block:
+                        start = at = names.index(block)
                 meta = chunk.meta
                 if meta.medium != medium or meta.group_idx != group_idx:
                     plain = False
@@ -142,6 +157,7 @@ class Removals:
             size.run_gone(table, before, start, at)
             if (names[at - 1] if at else before.parent) in gone:
                 plain = False
+            self._last, self._last_at = before, at
         size.blocks -= went
         if plain:
             self._events.append(event)
@@ -262,14 +278,28 @@ class Removals:
 
     def _leave(self, gone: dict[Hash, Chunk], derived: dict[Hash, tuple[Hash | None, Chunk]]) -> None:
         """Blocks and sub-blocks of one table leave, leaves first: an event (or several) per run of one spelling."""
-        pairs = [(block, parent) for block, parent, _ in _with_parents(gone)]
-        pairs += [(name, parent) for name, (parent, _) in derived.items()]
-        spelled = {block: (chunk.meta.medium, chunk.meta.group_idx) for block, chunk in gone.items()}
-        spelled |= {name: (chunk.meta.medium, chunk.meta.group_idx) for name, (_, chunk) in derived.items()}
-        for (medium, group), run in groupby(leaf_first(pairs), key=spelled.__getitem__):
-            named = tuple(run)
-            for at in range(0, len(named), MAX_RUN):
-                self._leaving.events.append(BlockRemoved(named[at : at + MAX_RUN], medium, group))
+        pairs, chunks = _with_parents(gone), gone
+        if derived:
+            pairs += [(name, parent) for name, (parent, _) in derived.items()]
+            chunks = gone | {name: chunk for name, (_, chunk) in derived.items()}
+        named: list[Hash] = []
+        last: Chunk | None = None
+        meta: Any = None
+        for block in leaf_first(pairs):
+            chunk = chunks[block]
+            full = len(named) == MAX_RUN
+            if full or chunk is not last:
+                its = chunk.meta
+                if named and (full or (its.medium, its.group_idx) != (meta.medium, meta.group_idx)):
+                    self._leave_run(named, meta)
+                    named = []
+                last, meta = chunk, its
+            named.append(block)
+        if named:
+            self._leave_run(named, meta)
+
+    def _leave_run(self, named: list[Hash], meta: Meta) -> None:
+        self._leaving.events.append(BlockRemoved(tuple(named), meta.medium, meta.group_idx))
 
     def put_back(self) -> None:
         """The index is about to be given up: it gets the blocks whose removal has not left, for the right order."""
@@ -283,16 +313,21 @@ class Removals:
                 table.sub_blocks += 1
 
 
-def _with_parents(gone: dict[Hash, Chunk]) -> Iterator[tuple[Hash, Hash | None, Chunk]]:
+def _with_parents(gone: dict[Hash, Chunk]) -> list[Gone]:
     """Blocks with their parents; the usual orders need no search."""
+    pairs: list[Gone] = []
     before: Chunk | None = None
+    names: tuple[Hash, ...] = ()
     at = 0
     for block, chunk in gone.items():
-        names = chunk.hashes
-        if chunk is before and at and names[at - 1] == block:
+        if chunk is not before:
+            before, names = chunk, chunk.hashes
+            at = names.index(block)
+        elif at and names[at - 1] == block:
             at -= 1
-        elif chunk is before and at + 1 < len(names) and names[at + 1] == block:
+        elif at + 1 < len(names) and names[at + 1] == block:
             at += 1
         else:
-            before, at = chunk, names.index(block)
-        yield block, names[at - 1] if at else chunk.parent, chunk
+            at = names.index(block)
+        pairs.append((block, names[at - 1] if at else chunk.parent))
+    return pairs

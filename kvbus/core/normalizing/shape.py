@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from msgspec import UNSET, Raw
+from msgspec import UNSET
 
 from kvbus.core.blocks.chunk import Meta
 from kvbus.core.blocks.index import MAX_RUN, Table
-from kvbus.core.normalizing.block_size import BlockSizeDetector
+from kvbus.core.normalizing.block_size import BlockSizeDetector, Treatment
 from kvbus.core.types import Filtered
-from kvbus.core.wire.codec import complete
 from kvbus.core.wire.schema import BlockStored
 from kvbus.core.wire.tokens import Matcher, matcher
 
@@ -31,12 +30,28 @@ NOTHING_CARRIED: Final[tuple[Any, ...]] = (UNSET,) * 5
 class Sizes:
     """The block sizes of one group."""
 
-    __slots__ = ("detector", "quiet")
+    __slots__ = ("_treatments", "base", "detector", "quiet")
 
     def __init__(self, detector: BlockSizeDetector) -> None:
         self.detector = detector
+        self.base = detector.base
+        """Its own, as it was looked at last."""
         self.quiet = False
         """One more store of the group's own size has nothing to teach, see :attr:`BlockSizeDetector.settled`."""
+        self._treatments: dict[tuple[int, bool], Treatment] = {}
+        """By block size, and of single blocks."""
+
+    def learn(self) -> None:
+        """Look at the detector again: a store has taught it something."""
+        self.base = self.detector.base
+        self._treatments.clear()
+
+    def treatment(self, size: int, blocks: int) -> Treatment:
+        """See :meth:`BlockSizeDetector.treatment`."""
+        known = self._treatments.get((size, blocks == 1))
+        if known is None:
+            known = self._treatments[size, blocks == 1] = self.detector.treatment(size, blocks)
+        return known
 
 
 UNKNOWN_SIZES: Final = Sizes(BlockSizeDetector())
@@ -51,13 +66,13 @@ class Shape:
         "good",
         "group",
         "known",
-        "last_carried",
-        "last_meta",
         "left_out",
         "matchers",
         "medium",
         "meta",
         "native",
+        "newest_carried",
+        "newest_meta",
         "sizes",
         "spelled",
         "table",
@@ -87,9 +102,9 @@ class Shape:
         self.matchers: dict[int, Matcher] = {}
         """By number of blocks: what matches the tokens of stores that are plainly in order, and have nothing to teach
         once :attr:`Sizes.quiet` says so."""
-        self.last_carried: tuple[Any, ...] = NOTHING_CARRIED
-        self.last_meta = meta
-        """That of :attr:`last_carried`."""
+        self.newest_carried: tuple[Any, ...] = NOTHING_CARRIED
+        """What the last store carried that carried anything new: most stores of an engine say the same."""
+        self.newest_meta = meta
 
     def learn(self, sizes: Sizes) -> None:
         """The group's block sizes are these now."""
@@ -112,11 +127,6 @@ class Shape:
         return found
 
     def as_sent(self, event: BlockStored[Any]) -> None:
-        """Fill in what was not sent, and write the medium as kvbus does."""
-        complete(event)
+        """Fill in what was not sent, and write the medium as kvbus does. Its parent is there, or None."""
+        event.lora_id, event.lora_name = self.meta.lora_id, self.meta.lora_name
         event.medium = self.spelled
-
-
-def own_copy(carried: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Raw fields that do not hold on to the payload they came in."""
-    return tuple([each if each is UNSET else Raw(bytes(each)) for each in carried])

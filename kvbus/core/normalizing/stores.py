@@ -129,9 +129,12 @@ class Stores:
 
     def _apply(self, step: Checked) -> None:
         event, shape, chunk = step.event, step.shape, step.chunk
-        if not shape.complete or event.parent_block_hash is UNSET:
+        if not shape.complete:
             self._leaving.touched = True
             shape.as_sent(event)
+        if event.parent_block_hash is UNSET:
+            self._leaving.touched = True
+            event.parent_block_hash = None
         if chunk is not None:
             self.place(event, shape, chunk, step.extras)
             return
@@ -149,9 +152,9 @@ class Stores:
 
     def place(self, event: BlockStored[Any], shape: Shape, chunk: Chunk, extras: Extras | None) -> None:
         """Apply one store, whatever has become of its parent. All fields that kvbus sends are there."""
-        detector = self._sizes[shape.group].detector
+        sizes = self._sizes[shape.group]
         hashes = chunk.hashes
-        treatment = detector.treatment(chunk.block_size, len(hashes))
+        treatment = sizes.treatment(chunk.meta.block_size, len(hashes))
         if treatment is Treatment.REJECT:
             self._stats.rejected[Reason.BLOCK_SIZE] += 1
             self._left_out.copies.forget()
@@ -166,9 +169,9 @@ class Stores:
         fresh = table.blocks.keys().isdisjoint(hashes)
         if chunk.parent is not None and not self._parent_ok(shape, chunk, table):
             return
-        new = len(hashes) if fresh else sum(block not in table.blocks for block in hashes)
+        new = len(hashes) if fresh else len(hashes) - sum(map(table.blocks.__contains__, hashes))
         if treatment is Treatment.REBLOCK:
-            self._reblocked(chunk, shape.group, detector.base)
+            self._reblocked(chunk, shape.group, sizes.base)
         if new:
             held = chunk_bytes(chunk)
             if not self.fits(new, held):
@@ -236,16 +239,19 @@ class Stores:
         counted, once = self._left_out.copies.counted, self._left_out.copies.once
         first_new = None
         live = 0
-        mine: list[bytes] | None = None
-        theirs: list[bytes] = []
+        mine: list[bytes] = []
         last: Chunk | None = None
+        names: tuple[Hash, ...] = ()
+        theirs: list[bytes] = []
+        """The tokens of its blocks, if they are other ones."""
+        at = 0
         for i, block in enumerate(chunk.hashes):
             held = blocks.get(block)
             if held is None:
                 first_new = i if first_new is None else first_new
                 continue
             if first_new is not None:
-                self._add_run(key, chunk, first_new, i)
+                self._add_run(key, table, chunk, first_new, i)
                 first_new = None
             live += 1
             if counted:
@@ -253,21 +259,25 @@ class Stores:
                 stats.most_copies = max(stats.most_copies, count)
                 if once:
                     once.pop((key, block), None)
-            if held.tokens != chunk.tokens:
-                if mine is None:
-                    mine = divide(chunk.tokens, chunk.block_size)
-                if held is not last:
-                    last, theirs = held, divide(held.tokens, held.block_size)
-                if theirs[held.hashes.index(block)] != mine[i]:
+            if held is not last:
+                last, names, theirs, at = held, held.hashes, [], -1
+                if held.tokens != chunk.tokens:
+                    theirs = divide(held.tokens, held.block_size)
+                    mine = mine or divide(chunk.tokens, chunk.block_size)
+            if theirs:
+                at += 1
+                if at == len(names) or names[at] != block:
+                    at = names.index(block)
+                if theirs[at] != mine[i]:
                     stats.rejected[Reason.HASH_COLLISION] += 1
         if first_new is not None:
-            self._add_run(key, chunk, first_new, len(chunk.hashes))
+            self._add_run(key, table, chunk, first_new, len(chunk.hashes))
         stats.filtered[Filtered.COPY] += live
         if chunk.parent is None and 1 < live == len(chunk.hashes):
             stats.reannounced += 1
 
-    def _add_run(self, key: TableKey, chunk: Chunk, a: int, b: int) -> None:
-        blocks = self._index.table(*key).blocks
+    def _add_run(self, key: TableKey, table: Table, chunk: Chunk, a: int, b: int) -> None:
+        blocks = table.blocks
         for block in chunk.hashes[a:b]:
             blocks[block] = chunk
         self._announce_new(key, chunk, a, b)
@@ -315,7 +325,7 @@ class Stores:
         for key, chunk, a, b in in_order(self._index):
             if self._treatment(key[0], chunk) is Treatment.REBLOCK:
                 if chunk.derived is None:
-                    self._reblocked(chunk, key[0], self._sizes[key[0]].detector.base)
+                    self._reblocked(chunk, key[0], self._sizes[key[0]].base)
                 self._reference(key, chunk, a, b)
         self._index.count()
         self._left_out.tails.count()
@@ -323,4 +333,4 @@ class Stores:
         self._leaving.events.extend(announce(self._index))
 
     def _treatment(self, group: int | None, chunk: Chunk) -> Treatment:
-        return self._sizes[group].detector.treatment(chunk.block_size, len(chunk.hashes))
+        return self._sizes[group].treatment(chunk.block_size, len(chunk.hashes))

@@ -34,8 +34,8 @@ def check_hashes(hashes: Sequence[Hash]) -> Reason | None:
     return None
 
 
-def check_stored(event: BlockStored[Any]) -> int | Reason:
-    """Check one BlockStored; how many tokens it has if it is good.
+def check_stored(event: BlockStored[Any], *, uniform: bool = False) -> int | Reason:
+    """Check one BlockStored; how many tokens it has if it is good. Of a ``uniform`` batch hashes are of one kind.
 
     A block size of 0 with tokens is what llm-d-inference-sim sends: the size follows from the counts, and is filled in.
     Events without hashes or without tokens are valid here; what they mean is decided by the normalizer.
@@ -62,11 +62,11 @@ def check_stored(event: BlockStored[Any]) -> int | Reason:
         if size * count != tokens:
             return Reason.TOKEN_COUNT
     if count:
-        if (bad := check_hashes(hashes)) is not None:
+        if not uniform and (bad := check_hashes(hashes)) is not None:
             return bad
         if len(set(hashes)) != count:
             return Reason.DUPLICATE_HASH
-        parent = event.parent_block_hash
+        parent = None if uniform else event.parent_block_hash
         if parent is not None and parent is not UNSET and (bad := check_hashes([hashes[0], parent])) is not None:
             return bad
     return tokens

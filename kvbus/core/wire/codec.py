@@ -140,14 +140,15 @@ def _decode_other(payload: bytes | memoryview, max_events: int, form: int) -> Ba
 
 def _uniform(found: Any, payload: bytes | memoryview, max_events: int, form: int) -> Batch | Reason:
     """A batch that was decoded in one go."""
-    if not math.isfinite(found.ts):
+    ts, events, rank = found.ts, found.events, found.rank
+    if not math.isfinite(ts):
         return Reason.BATCH_SHAPE
-    if len(found.events) > max_events:
+    if len(events) > max_events:
         return Reason.TOO_MANY_EVENTS
     if form >= ARRAYS:
-        return Batch(found.ts, [_from_array(event) for event in found.events], found.rank, False, form, True)
-    canonical = found.rank is not None and payload[:2] == _CANONICAL_HEAD
-    return Batch(found.ts, found.events, found.rank, canonical, form, True)
+        return Batch(ts, [_from_array(event) for event in events], rank, False, form, True)
+    canonical = rank is not None and payload[:2] == _CANONICAL_HEAD
+    return Batch(ts, events, rank, canonical, form, True)
 
 
 _CANONICAL_HEAD: Final = b"\x93\xcb"

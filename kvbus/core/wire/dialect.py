@@ -21,24 +21,29 @@ _ARRAYS: Final = {
     (3, 10): "vllm-0.20",
     (3, 12): "vllm-0.22..0.23",
 }
-_VLLM_KEYS: Final = frozenset({"group_idx", "extra_keys", "locality", "ownership", "kv_cache_spec_kind"})
+_VLLM_KEYS: Final = (b"group_idx", b"extra_keys", b"locality", b"ownership", b"kv_cache_spec_kind")
 _decode_raw: Final = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 
 
 class Sniffer:
-    """Remembers what it has seen: a stream keeps its dialect, and naming it again costs nothing."""
+    """Remembers what it has seen: what comes in a form that has a name costs nothing."""
 
     def __init__(self) -> None:
         self.name: str | None = None
-        self._seen: set[tuple[int, int]] = set()
+        self._names: dict[int, str] = {}
+        """By the first bytes of a batch and of its first event."""
 
     def see(self, payload: bytes) -> None:
         """Look at one batch; the form of its first event decides whether it is worth a closer look."""
         at = event_offset(payload)
-        form = (payload[0], payload[at] if at < len(payload) else 0)
-        if form not in self._seen and (name := sniff(payload)) is not None:
-            self.name = name
-            self._seen = {form}
+        form = payload[0] << 8 | (payload[at] if at < len(payload) else 0)
+        name = self._names.get(form)
+        if name is None:
+            name = sniff(payload)
+            if name is None:
+                return
+            self._names[form] = name
+        self.name = name
 
 
 def sniff(payload: bytes) -> str | None:
@@ -57,15 +62,17 @@ def sniff(payload: bytes) -> str | None:
     if head & 0xF0 != 0x80 and head not in (0xDE, 0xDF):
         return None
     # the key set is looked for in the first event's bytes: a name that appears as a value there does no harm
-    text = bytes(payload[at : at + 4096])
-    if b"\xaaevent_type" in text[:64]:
+    end = at + 4096
+    if payload.find(b"\xaaevent_type", at, at + 64) >= 0:
         return "rfc1527 (mooncake)"
-    if b"\xabBlockStored" not in text[:40]:
+    if payload.find(b"\xabBlockStored", at, at + 40) < 0:
         return None
-    if b"cache_salt" in text:
-        return "sglang (sglang#39991)" if b"extra_keys" in text else "sglang-0.5.20..0.5.23"
-    if any(key.encode() in text for key in _VLLM_KEYS):
-        return "vllm-0.30..0.33" if b"ownership" in text else "vllm-0.24..0.33"
+    if payload.find(b"cache_salt", at, end) >= 0:
+        known = payload.find(b"extra_keys", at, end) >= 0
+        return "sglang (sglang#39991)" if known else "sglang-0.5.20..0.5.23"
+    for key in _VLLM_KEYS:
+        if payload.find(key, at, end) >= 0:
+            return "vllm-0.30..0.33" if payload.find(b"ownership", at, end) >= 0 else "vllm-0.24..0.33"
     return "vllm-0.24.. | sglang-0.5.20.. | dynamo | trt-llm"
 
 

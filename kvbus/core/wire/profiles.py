@@ -29,7 +29,7 @@ Topics = Literal["any", "pod and model", "empty"]
 """The topics that a router of this family takes: any, ``kv@POD@MODEL``, or the empty one alone."""
 
 
-class Wire(msgspec.Struct, frozen=True):
+class Wire(msgspec.Struct, frozen=True, cache_hash=True):
     """How a batch is written. Outputs of equal wire share the bytes."""
 
     encoding: Encoding = "map"
@@ -153,6 +153,8 @@ PROFILES: Final[dict[str, Profile]] = {
 
 def encode(wire: Wire, events: Sequence[AnyEvent], ts: float, rank: int) -> bytes:
     """One batch: always an array of exactly three, ``[ts, events, rank]``."""
+    if wire is CANONICAL:
+        return encode_batch(events, ts, rank)
     if wire.by_event:
         events = [each for event in events for each in _translated(wire, event)]
     return encode_batch(events, ts, rank) if wire.encoding == "map" else encode_positional_batch(events, ts, rank)

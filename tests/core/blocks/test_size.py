@@ -132,3 +132,14 @@ def test_clears_do_not_look_at_every_coarse_block_that_stays():
             bench.normalizer.apply(well_formed(payload(*[cleared(), store([5])] * 20)))
         costs.append(time.process_time() - begun)
     assert costs[1] < costs[0] * 4 + 0.05, costs
+
+
+def test_a_chunk_that_goes_as_a_whole_takes_what_it_carries_with_it():
+    bench = Bench(block_size=16)
+    bench.feed(store([1, 2, 3]), store([4, 5], extra_keys=[["a" * 100], None]), store([6], mm_keys=[["b"]]))
+    held = bench.normalizer.index_bytes
+    bench.feed(removed([2]), removed([5, 4]), removed([6]))
+    size_is_true(bench.normalizer)
+    assert 0 < bench.normalizer.index_bytes < held - 100
+    bench.feed(removed([1]), removed([3]))
+    assert bench.normalizer.index_bytes == 0

@@ -3,6 +3,7 @@
 import pytest
 
 from kvbus.core.blocks.index import MAX_RUN, MAX_SHARED, Index
+from kvbus.core.normalizing import admission as module
 from kvbus.core.normalizing.admission import Admission, Checked
 from kvbus.core.source_stats import SourceStats
 from kvbus.core.types import Filtered, Reason
@@ -11,6 +12,7 @@ from kvbus.core.wire.encoding import decode_value
 from kvbus.core.wire.schema import AllBlocksCleared, Batch, BlockRemoved
 from tests.core.dsl import Bench
 from tests.doubles.payloads import cleared, payload, plain, plain_all, removed, store, tokens_of
+from tests.sources import DEFECTIVE
 
 
 def admitting(stats=None, refused=None):
@@ -276,3 +278,15 @@ def test_what_is_only_carried_is_looked_at_in_every_store(field, good, bad):
     assert bench.rejected == {Reason.WRONG_TYPE: 3}
     assert bench.filtered == {Filtered.COPY: 3}
     assert [event.get(field) for event in plain_all(bench.normalizer.announce())][-3:] == [good] * 3
+
+
+@DEFECTIVE
+def test_what_is_carried_is_checked_once_and_so_many_metas_are_kept(monkeypatch):
+    monkeypatch.setattr(module, "_MAX_SHAPES", 2)
+    bench = Bench()
+    bench.feed(*[store([-n, -n - 1000]) for n in range(1, 9)])
+    for n in range(12):
+        session = f"s{n // 2 % 2 if n < 8 else n}"
+        out = bench.feed(store([n], session_id=session), store([100 + n], session_id=n))
+        assert [(event["block_hashes"], event["session_id"]) for event in plain_all(out)] == [([n], session)]
+    assert bench.rejected == {Reason.WRONG_TYPE: 12}

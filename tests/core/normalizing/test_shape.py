@@ -1,13 +1,12 @@
 """What is looked at once for all stores of one spelling."""
 
-import msgspec
 import pytest
 from msgspec import UNSET, Raw
 
 from kvbus.core.blocks.chunk import Meta
 from kvbus.core.blocks.index import MAX_RUN
-from kvbus.core.normalizing.block_size import BlockSizeDetector
-from kvbus.core.normalizing.shape import UNKNOWN_SIZES, Shape, Sizes, own_copy
+from kvbus.core.normalizing.block_size import BlockSizeDetector, Treatment
+from kvbus.core.normalizing.shape import UNKNOWN_SIZES, Shape, Sizes
 from kvbus.core.wire.schema import BlockStored
 from tests.doubles.payloads import pack
 
@@ -66,13 +65,17 @@ def test_a_group_of_which_nothing_is_known_has_no_native_size():
 def test_what_was_not_sent_is_filled_in():
     event = BlockStored((1,), token_ids=Raw(b"\x90"), block_size=16, medium="gpu")
     shape().as_sent(event)
-    assert (event.medium, event.lora_id, event.lora_name, event.parent_block_hash) == ("GPU", None, None, None)
+    assert (event.medium, event.lora_id, event.lora_name) == ("GPU", None, None)
     assert event.group_idx is UNSET
 
 
-def test_fields_that_are_kept_hold_no_payload():
-    payload = msgspec.msgpack.encode(["x" * 1000, "session"])
-    _, session = msgspec.msgpack.decode(payload, type=list[Raw])
-    kept = own_copy((UNSET, session))
-    assert kept == (UNSET, session)
-    assert kept[1] is not session
+def test_what_becomes_of_a_size_is_kept_until_the_detector_has_learned():
+    sizes = Sizes(BlockSizeDetector())
+    sizes.detector.observe(32, 1)
+    assert (sizes.base, sizes.treatment(32, 1), sizes.treatment(64, 1)) == (0, Treatment.NATIVE, Treatment.COARSE)
+    sizes.detector.observe(16, 2)
+    assert sizes.treatment(32, 1) is Treatment.NATIVE
+    sizes.learn()
+    assert (sizes.base, sizes.treatment(16, 2), sizes.treatment(32, 1)) == (16, Treatment.NATIVE, Treatment.COARSE)
+    assert sizes.treatment(8, 1) is Treatment.TAIL
+    assert sizes.treatment(8, 2) is Treatment.REJECT

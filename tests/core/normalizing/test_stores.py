@@ -3,8 +3,10 @@
 import pytest
 
 from kvbus.core.types import Filtered, Reason
+from kvbus.core.wire.codec import decode
+from kvbus.core.wire.schema import Batch, BlockStored
 from tests.core.dsl import Bench
-from tests.doubles.payloads import plain_all, removed, store, tokens_of
+from tests.doubles.payloads import payload, plain_all, removed, store, tokens_of
 
 
 def names(events):
@@ -301,3 +303,25 @@ class TestReblocked:
         bench.feed(removed([1, 3]))
         assert bench.live == {7, 8}
         assert bench.router.violations == []
+
+
+def test_a_root_without_a_parent_leaves_with_none_behind_any_event():
+    bench = Bench()
+    bench.feed(store([1]))
+    root = store([3])
+    del root["parent_block_hash"]
+    batch = decode(payload(store([2], 77), root))
+    assert isinstance(batch, Batch)
+    out = bench.normalizer.apply(batch)
+    assert [event.parent_block_hash for event in out if isinstance(event, BlockStored)] == [77, None]
+
+
+def test_a_copy_of_blocks_that_several_stores_have_is_compared_with_each():
+    bench = Bench()
+    bench.feed(store([1, 2, 3]))
+    bench.feed(store([4], 3))
+    bench.feed(removed([2]))
+    assert names(bench.feed(store([1, 3, 4]))) == []
+    assert bench.rejected == {}
+    assert names(bench.feed(store([3, 1, 4], tokens=[*tokens_of(3), *[9] * 16, *tokens_of(4)]))) == []
+    assert bench.rejected == {Reason.HASH_COLLISION: 1}

@@ -1,6 +1,6 @@
 import pytest
 
-from kvbus.core.wire.dialect import sniff
+from kvbus.core.wire.dialect import Sniffer, sniff
 from tests.doubles.payloads import cleared, pack, payload, store
 from tests.wire.captures import CAPTURES, load
 
@@ -106,3 +106,17 @@ def test_an_eighth_element_that_cannot_be_decoded(eighth):
     event = pack(ARRAY[:7])
     body = b"\x93\xcb" + bytes(8) + b"\x91" + b"\x98" + event[1:] + eighth + b"\x00"
     assert sniff(body) in ("vllm-0.14..0.16", "sglang-0.5.18..0.5.19")
+
+
+def test_a_stream_has_the_name_of_the_form_that_came_last():
+    sniffer = Sniffer()
+    for sent, name in (
+        (payload(cleared()), None),
+        (payload(ARRAY[:9]), "vllm-0.18"),
+        (payload(["BlockRemoved", [1]]), "vllm-0.18"),
+        (payload(store([1])), BARE_MAP),
+        (payload(ARRAY[:9]), "vllm-0.18"),
+        (b"\x93", "vllm-0.18"),
+    ):
+        sniffer.see(sent)
+        assert sniffer.name == name

@@ -6,7 +6,17 @@ from hypothesis import strategies as st
 
 from kvbus.core.types import Reason
 from kvbus.core.wire import tokens as module
-from kvbus.core.wire.tokens import are_pairs, array_head, body_at, count_tokens, decode_tokens, divide, joined, matcher
+from kvbus.core.wire.tokens import (
+    are_pairs,
+    array_head,
+    between,
+    body_at,
+    count_tokens,
+    decode_tokens,
+    divide,
+    joined,
+    matcher,
+)
 from tests.doubles.payloads import pack
 from tests.hostile.bad import DEEP as LEVELS
 from tests.sources import DEFECTIVE
@@ -192,3 +202,34 @@ def test_patterns_are_compiled_for_so_many_sizes_and_any_other_is_divided_all_th
             assert joined(blocks, size) == pack(tokens)
             assert len(blocks) == len(tokens) // size
     assert [*kept] == [1, 2]
+
+
+@pytest.mark.parametrize("tokens", [[], IDS, PAIRS], ids=["none", "ids", "pairs"])
+@pytest.mark.parametrize("size", [1, 8, 32])
+def test_a_walk_over_the_bytes_divides_as_the_pattern_does(tokens, size):
+    sent = pack(tokens)
+    assert module.cut(sent, body_at(sent), size) == divide(sent, size)
+
+
+@pytest.mark.parametrize("tokens", [IDS, PAIRS], ids=["ids", "pairs"])
+@pytest.mark.parametrize(("first", "end"), [(0, 1), (0, 64), (7, 8), (8, 48), (63, 64)])
+def test_a_part_is_cut_out_of_the_bytes_as_if_it_had_been_decoded(tokens, first, end):
+    sent = pack(tokens)
+    start, stop = module.span(sent, first, end)
+    assert array_head(end - first) + sent[start:stop] == between(sent, first, end) == pack(tokens[first:end])
+
+
+@pytest.mark.parametrize("first", [0, 2])
+def test_a_part_in_another_spelling_is_not_cut_out(first):
+    assert module.span(wide(IDS), first, 4)[1] == 0
+    assert between(wide(IDS), first, 4) == pack(IDS[first:4])
+
+
+@DEFECTIVE
+@pytest.mark.parametrize("spelled", [pack, wide], ids=["shortest", "wide"])
+def test_compiled_code_walks_and_comes_to_the_same(monkeypatch, spelled):
+    sent = spelled(IDS)
+    divided, parts = divide(sent, 8), [between(sent, first, first + 8) for first in (0, 8, 56)]
+    monkeypatch.setattr(module, "_COMPILED", True)
+    assert divide(sent, 8) == divided
+    assert [between(sent, first, first + 8) for first in (0, 8, 56)] == parts
