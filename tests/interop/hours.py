@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import base64
 import contextlib
 import itertools
 import json
@@ -20,7 +19,6 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -28,24 +26,19 @@ from typing import TYPE_CHECKING, Any, Final
 import aiohttp
 
 from tests.chaos.bus import Bus, total, unaccounted
-from tests.chaos.processes import Child, python
 from tests.conform import judged
 from tests.ports import free_port, ports_in_a_row
 from tests.typed import there
 
-from .cache import Cache, Known, score
+from .cache import Known, score
 from .expected import THROUGH_KVBUS
-from .kinds import KINDS, LLMD_OUTPUT
-from .routers import Kind, Router, Stream
-from .scene import REPLAY, Layout
+from .scene import REPLAY
+from .seats import ROUTERS, Engine, Seat
 from .taken import Sampler
-from .test_per_topic import READERS
-from .zmtp_peers import HOME_ENV, library
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
-DAY: Final = 86_400
 EXACT_WITHIN: Final = 60.0
 """Seconds after which a router that is not right is called wrong."""
 
@@ -53,108 +46,9 @@ PAUSE: Final = 20.0
 AWAY: Final = 75.0
 """Seconds: its blocks are cleared meanwhile, and kvbus has looked several times where it is."""
 
-JOURNAL: Final = 500
-"""Batches: full after some minutes, so that most of the time something falls out of it."""
-
-CACHE: Final = {"capacity": 150, "batches": 50, "recent": 300}
 _TROUBLE: Final = re.compile(r"error|panic|fatal|traceback|exception|warn", re.IGNORECASE)
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
 _NUMBERS: Final = re.compile(r"\d[\d.:TZ-]*")
-
-
-class Peer(Router):
-    """A SUB on another ZeroMQ library, which keeps a set."""
-
-    def __init__(self, name: str, directory: Path, _log: str) -> None:
-        self._running = there(library(name, directory, DAY)).subscriber
-        self._stack = contextlib.AsyncExitStack()
-
-    async def start(self, streams: Sequence[Stream]) -> None:
-        (stream,) = streams
-        self._peer = await self._stack.enter_async_context(self._running(stream.live))
-
-    async def held(self, known: Known) -> set[int]:
-        return {block for block in known if (None, "GPU", block) in self._peer.view.blocks}
-
-    async def stop(self) -> None:
-        await self._stack.aclose()
-
-
-def _peer(name: str) -> Kind:
-    lacking = lambda: None if library(name, Path()) else f"{HOME_ENV} names no peer on {name}"  # noqa: E731
-    return Kind(name, partial(Peer, name), lacking, LLMD_OUTPUT)
-
-
-MERGED: Final = ("AIBrix", "go-zeromq")
-PER_SOURCE: Final = ("Dynamo 1.6.1, indexer", "vLLM router 0", "SMG")
-ROUTERS: Final[tuple[tuple[Kind, Layout], ...]] = (
-    *((kind, "per_topic") for kind in READERS),
-    *((kind, "per_source") for kind in KINDS if kind.name.startswith(PER_SOURCE)),
-    *((kind, "merged") for kind in KINDS if kind.name.startswith(MERGED)),
-    *((_peer(name), "merged") for name in ("jeromq", "zeromq-rs", "libzmq")),
-)
-
-
-class Engine:
-    """The publisher of one engine, a process, and the cache that it speaks of."""
-
-    def __init__(self, name: str, rank: int, first: int, directory: Path) -> None:
-        self.name = name
-        self._rank = rank
-        endpoints = (f"tcp://*:{first}", f"tcp://*:{first + REPLAY}")  # it adds its rank
-        home = str(there(judged.home_of(name)))
-        command = python("tests.interop.programs.engine", home, str(rank), *endpoints)
-        self.child = Child(name, command, directory, piped=True)
-        self.cache = Cache(seed=rank, rank=rank, by_position=name == "vllm-0.11.1", **CACHE)
-
-    def publish(self) -> None:
-        if self.child.running:
-            there(there(self.child.process).stdin).write(base64.b64encode(self.cache.batch()) + b"\n")
-
-    async def restart(self, away: float = 0.0) -> None:
-        await self.child.kill()
-        await asyncio.sleep(away)
-        self.cache.restart(seed=1000 * self.child.starts + self._rank)
-        await self.child.start()
-
-
-@dataclass
-class Seat:
-    """A router, its output of kvbus, and how it went.
-
-    Attributes:
-        slowest: seconds that it took at most to be right, once there was quiet.
-    """
-
-    kind: Kind
-    layout: Layout
-    directory: Path
-    streams: list[Stream]
-    router: Router | None = None
-    starts: int = 0
-    exact: int = 0
-    slowest: float = 0.0
-
-    @property
-    def output(self) -> dict[str, Any]:
-        first = self.streams[0]
-        place = {"endpoint": first.live, "replay_endpoint": first.replay, "layout": self.layout}
-        return {"name": self.slug, "journal_batches": JOURNAL, **place, **self.kind.output}
-
-    @property
-    def slug(self) -> str:
-        return re.sub(r"[^a-z]+", "-", self.kind.name.lower()).strip("-")
-
-    @property
-    def logs(self) -> str:
-        return "".join(path.read_text(errors="replace") for path in sorted(self.directory.glob(f"{self.slug}-*.log")))
-
-    async def restart(self) -> None:
-        if self.router is not None:
-            await self.router.stop()
-        self.starts += 1
-        self.router = self.kind.make(self.directory, f"{self.slug}-{self.starts}")
-        await self.router.start(self.streams)
 
 
 class Hours:
@@ -165,7 +59,8 @@ class Hours:
         first = ports_in_a_row(2 * REPLAY)
         names = [name for name in judged.CAPTURES if judged.home_of(name) is not None]
         self.engines = [Engine(name, rank, first, directory) for rank, name in enumerate(names)]
-        self.seats = [self._seat(*each, directory) for each in ROUTERS if each[0].lacking() is None]
+        here = [each for each in ROUTERS if each[0].lacking() is None]
+        self.seats = [Seat.at_free_ports(*each, len(self.engines), directory) for each in here]
         self.lacking = [judged.lacking(name) for name in judged.CAPTURES if name not in names]
         self.lacking += [f"{kind.name}: {why}" for kind, _ in ROUTERS if (why := kind.lacking())]
         source = {
@@ -184,14 +79,6 @@ class Hours:
         self.heard = 0
         """Events that the client of ``/events`` got, which is there all the time."""
         self._complaints = 0
-
-    def _seat(self, kind: Kind, layout: Layout, directory: Path) -> Seat:
-        host, live, replay = kind.listens()
-        if layout == "per_source":
-            live = ports_in_a_row(2 * REPLAY)
-            replay = live + REPLAY
-        count = len(self.engines) if layout == "per_source" else 1
-        return Seat(kind, layout, directory, [Stream(host, live + at, replay + at) for at in range(count)])
 
     @property
     def live(self) -> Known:
@@ -274,7 +161,7 @@ class Hours:
         await seat.restart()  # what comes after is another question
 
     async def _sample(self, after: str) -> None:
-        metrics, taken = await self.sampler.sample()
+        metrics, taken = self.sampler.sample(await self.bus.get("/metrics"))
         wrong = unaccounted(metrics)
         if (blocks := total(metrics, "kvbus_blocks")) != len(self.live):
             wrong.append(f"kvbus counts {blocks:g} blocks, there are {len(self.live)}")
@@ -327,9 +214,9 @@ def complained(log: str) -> dict[str, int]:
 
 def table(found: dict[str, Any]) -> list[str]:
     """Routers, then what kvbus took."""
-    rows = ["| router | starts | exact, times | slowest, s |", "|---|---|---|---|"]
+    rows = ["| router | starts | exact, times | slowest, s | kinds of lines of trouble |", "|---|---|---|---|---|"]
     for name, each in found["routers"].items():
-        rows.append(f"| {name} | {each['starts']} | {each['exact']} | {each['slowest']:.1f} |")
+        rows.append(f"| {name} | {each['starts']} | {each['exact']} | {each['slowest']:.1f} | {len(each['says'])} |")
     rows += ["", "| kvbus, its longest life | after the warm-up | at the end | an hour |", "|---|---|---|---|"]
     for what, each in found["growth"].items():
         rows.append(f"| {what} | {each['first']:.1f} | {each['last']:.1f} | {each['an hour'] or 0:+.1f} |")
@@ -341,6 +228,8 @@ async def run(directory: Path, minutes: float, rate: float) -> dict[str, Any]:
     length = min(60.0, max(10.0, minutes * 60 / 40))
     hours = Hours(directory, rate)
     print(*(f"NOT HERE: {why}" for why in hours.lacking), sep="\n")  # noqa: T201
+    if not hours.engines or not hours.seats:
+        raise SystemExit("there is no engine, or no router: .ci/engines.sh and .ci/routers.sh get them")
     restart = ("kvbus restarts", hours.restart_bus)
     async with hours.running():
         last = minutes * 60 - length

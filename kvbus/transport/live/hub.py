@@ -19,7 +19,7 @@ from msgspec import structs
 from kvbus.core.stats import OutputStats, RouterView
 from kvbus.core.wire.frames import ASKS_REPLAY
 from kvbus.errors import BindError
-from kvbus.transport.live.endpoint import Endpoint, Shared
+from kvbus.transport.live.endpoint import Endpoint, Shared, reopening
 from kvbus.transport.live.ring import Share
 from kvbus.transport.live.router import Router, RouterState
 from kvbus.transport.live.stream import LivePublisher
@@ -118,7 +118,7 @@ class Hub:
         self._end(0.0)
         self._open_endpoint = open_endpoint
         if self._streams:
-            self._endpoint = open_endpoint(self)
+            self._endpoint = reopening(open_endpoint)(self)
 
     def _end(self, linger: float) -> None:
         for member in self._members.values():
