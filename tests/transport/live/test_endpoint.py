@@ -68,8 +68,12 @@ async def test_it_is_tried_until_it_can_be_had(context: Any) -> None:
 async def test_it_is_tried_no_more_once_it_is_closed(context: Any) -> None:
     del context
     port = free_port()
+
+    def opened(handler: Any) -> Listener:
+        return Listener(f"tcp://127.0.0.1:{port}", Role.PUB, handler)
+
     with no_descriptors():
-        endpoint = reopening(lambda handler: Listener(f"tcp://127.0.0.1:{port}", Role.PUB, handler))(NOBODY)
+        endpoint = reopening(opened)(NOBODY)
     endpoint.close()
     await asyncio.sleep(2 * REOPEN)
     assert not await listens(port)
