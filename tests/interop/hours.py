@@ -197,7 +197,7 @@ class Hours:
             },
             "kvbus": {"starts": self.bus.child.starts, "says": complained(self.bus.child.log.read_text())},
             "growth": growth,
-            "samples": self.sampler.longest.seen,
+            "samples": {"at": self.sampler.longest.at, **self.sampler.longest.seen},
             "new series": self.sampler.new,
             "events heard": self.heard,
             "happened": self.happened,
