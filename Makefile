@@ -26,7 +26,7 @@ PARTS ?= wheels image-layout
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup tools demo site links test newest coverage bench bench-worth chaos vopr interop profile profile-process soak explore fuzz cost flood lint format charts platforms cluster dockerfile wheel \
+.PHONY: help setup tools demo site links test newest coverage bench bench-worth chaos vopr others interop hours profile profile-process soak explore fuzz cost flood lint format charts platforms cluster dockerfile wheel \
 	compiled pure client-wheel compiled-wheel wheels image image-layout release release-check release-rehearsal assemble version lock clean
 
 help: ## this list
@@ -129,12 +129,23 @@ vopr: $(STAMP) ## the whole daemon in simulated worlds (SEED=1 STEPS=1000000 SCR
 	@$(BIN)/python -m tests.vopr $(if $(SEED),--seed $(SEED)) $(if $(STEPS),--steps $(STEPS)) \
 		$(if $(SCRIPT),--script $(SCRIPT)) $(ARGS)
 
-interop: $(STAMP) ## routers of other projects in every case, into docs/INTEROP.md (ARGS="--router AIBrix --case late")
+# what cannot be had is said, and what needs it is left out
+others: $(STAMP)
 	@.ci/routers.sh $(VENV) dynamo || true
 	@.ci/gozmq.sh $(VENV)/gozmq || true
 	@.ci/routers.sh $(VENV)/routers || true
-	@TEST_DYNAMO_PYTHON=$(CURDIR)/$(VENV)/dynamo/bin/python TEST_GOZMQ_HOME=$(CURDIR)/$(VENV)/gozmq \
-		TEST_ROUTERS_HOME=$(CURDIR)/$(VENV)/routers $(BIN)/python -m tests.interop $(ARGS)
+
+OTHERS := TEST_DYNAMO_PYTHON=$(CURDIR)/$(VENV)/dynamo/bin/python TEST_GOZMQ_HOME=$(CURDIR)/$(VENV)/gozmq \
+	TEST_ROUTERS_HOME=$(CURDIR)/$(VENV)/routers
+
+interop: others ## routers of other projects in every case, into docs/INTEROP.md (ARGS="--router AIBrix --case late")
+	@$(OTHERS) $(BIN)/python -m tests.interop $(ARGS)
+
+hours: others ## one kvbus for an hour between real publishers and real routers: exact, and what grows (MINUTES=60)
+	@PYTHON=$(BIN)/python .ci/engines.sh $(VENV)/engines || true
+	@.ci/zmtp-peers.sh $(VENV)/zmtp-peers || true
+	@$(OTHERS) TEST_ENGINES_HOME=$(CURDIR)/$(VENV)/engines TEST_ZMTP_PEERS_HOME=$(CURDIR)/$(VENV)/zmtp-peers \
+		$(BIN)/python -m tests.interop.hours $(if $(MINUTES),--minutes $(MINUTES)) $(ARGS)
 
 soak: $(STAMP) ## the random relay, 1,000,000 steps (STEPS=1000000 SEED=1)
 	@$(BIN)/python -m tests.properties.soak $(if $(STEPS),--steps $(STEPS)) $(if $(SEED),--seed $(SEED))

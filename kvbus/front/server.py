@@ -178,7 +178,7 @@ class FrontServer:
             return web.Response(status=status, headers=headers, body=bytes(text))
         try:
             answer = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UnanswerableError(f"the engine's answer is no JSON: {error}") from error
         announced = read(answer, self._offers(request))
         if announced is not answer:

@@ -94,7 +94,7 @@ async def version(client: aiohttp.ClientSession, base: str) -> str:
     """
     try:
         answer = json.loads(await _get(client, base + "/version", MAX_ANSWER))
-    except ValueError:
+    except (ValueError, RecursionError):  # no JSON, or one that is nested without end
         return ""
     said = answer.get("version") if isinstance(answer, dict) else None
     return said if isinstance(said, str) else ""
@@ -114,6 +114,6 @@ async def _get(client: aiohttp.ClientSession, url: str, most: int) -> str:
 def _says_no(text: str) -> bool:
     try:
         answer = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):  # no JSON, or one that is nested without end
         return False
     return isinstance(answer, dict) and answer.get("success") is False

@@ -8,6 +8,7 @@ from typing import Final
 
 from kvbus.core.stats import OutputStats
 from kvbus.errors import BindError
+from kvbus.transport.live.endpoint import REOPEN
 from kvbus.transport.requester import FIRST_SHARE
 from kvbus.transport.sockets import PeerPolicy
 from kvbus.transport.zmtp.limits import DEFAULT, Limits
@@ -16,9 +17,6 @@ from kvbus.transport.zmtp.peer import PeerHandler
 from kvbus.transport.zmtp.roles import Role
 from kvbus.transport.zmtp.settings import Settings
 from kvbus.transport.zmtp_keys import Keys
-
-REOPEN: Final = 0.1
-"""Seconds between two attempts to bind an address that another process has taken."""
 
 MAX_PEERS: Final = 2_048
 """Connections of one endpoint."""
@@ -69,6 +67,8 @@ class ReplayEndpoint:
 
     def reopen(self, policy: PeerPolicy) -> None:
         """Disconnect every requester, and bind again."""
+        if self._again is not None:
+            self._again.cancel()  # with the policy before this one
         self._listener.close()
         try:
             self._listener = self._listen(policy)

@@ -3,6 +3,7 @@
 import asyncio
 import time
 
+import pytest
 import zmq
 
 from tests.admin.test_http import relayed, web, web_and_engine
@@ -158,3 +159,22 @@ async def test_metrics_say_how_many_routers_there_are_and_how_far_behind():
         samples = await client.metrics()
         assert gauge(samples, "routers") == 0
         assert sum(ended(samples).values()) == 2
+
+
+@pytest.mark.parametrize("output", [{}, {"layout": "per_topic", "topic": "kv@{source}@m", "replay_endpoint": None}])
+async def test_a_router_that_stays_comes_once_however_many_come_behind_it(output):
+    async with web_and_engine(output=output) as (client, engine):
+        await engine.wait_for_subscriber(60)
+        with Subscribers(client.bus.out) as subscribers:
+
+            async def came():
+                told = (await client.json("/overview"))["transitions"]
+                return [each["text"] for each in told if (each["kind"], each["after"]) == ("router", "connected")]
+
+            routers = []
+            for count in range(1, 4):
+                routers.append(subscribers.add(b""))
+                seen = await waited(client, lambda e, count=count: len(e) == count, "as many routers")
+                while len(await came()) < count:  # noqa: ASYNC110 - it is looked at once a second
+                    await asyncio.sleep(0.05)
+            assert sorted(await came()) == sorted(f"router {each['peer']} has connected" for each in seen)

@@ -73,7 +73,7 @@ class Child:
     async def _read(self, process: asyncio.subprocess.Process) -> None:
         assert process.stderr is not None
         assert self._on_line is not None
-        with self.log.open("ab") as log:
+        with self.log.open("ab", buffering=0) as log:
             async for line in process.stderr:
                 log.write(line)
                 self._on_line(line.decode(errors="replace").rstrip())

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-_ENOUGH: Final = 12
+ENOUGH: Final = 12
+"""Samples, from which on it can be told whether something grows."""
+
 _SLACK_BYTES: Final = 6 << 20
 _SLACK_SHARE: Final = 0.10
 _SLACK_DESCRIPTORS: Final = 4
+
+
+def ends(samples: Sequence[float]) -> tuple[float, float]:
+    """Median of a part after the warm-up, a third of the campaign, and of the same length at the end.
+
+    A process takes what its first long answers need and keeps it; what leaks goes on growing.
+    """
+    part, warm = max(3, len(samples) // 8), len(samples) // 3
+    return statistics.median(samples[warm : warm + part]), statistics.median(samples[-part:])
 
 
 @dataclass
@@ -24,26 +36,17 @@ class Growth:
         self.rss.append(rss)
         self.descriptors.append(descriptors)
 
-    @staticmethod
-    def _ends(samples: list[int]) -> tuple[float, float]:
-        """Median of a part after the warm-up, a third of the campaign, and of the same length at the end.
-
-        A process takes what its first long answers need and keeps it; what leaks goes on growing.
-        """
-        part, warm = max(3, len(samples) // 8), len(samples) // 3
-        return statistics.median(samples[warm : warm + part]), statistics.median(samples[-part:])
-
     @property
     def enough(self) -> bool:
-        return len(self.rss) >= _ENOUGH
+        return len(self.rss) >= ENOUGH
 
     @property
     def memory(self) -> tuple[float, float]:
-        return self._ends(self.rss)
+        return ends(self.rss)
 
     @property
     def open_files(self) -> tuple[float, float]:
-        return self._ends(self.descriptors)
+        return ends(self.descriptors)
 
     def grown(self) -> str | None:
         """None if it is flat, or too short to tell; else how it is not."""

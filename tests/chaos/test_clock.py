@@ -18,8 +18,9 @@ READS = {
     "daemon/seq_reservation.py": "how far ahead a damaged numbering goes on: further than the last time",
     "daemon/generations.py": "the name of files that are moved aside",
     "outputs/dynamo/files.py": "whether somebody still touches the record of a worker",
-    "transport/live/hub.py": "the same where all streams have one endpoint",
-    "transport/live/views.py": "since when a router is connected, as people are shown",
+    "transport/live/hub.py": "when a router has left, as people are shown",
+    "transport/live/views.py": "the same of one stream, and when it got the state",
+    "transport/zmtp/peer.py": "since when a router is connected, as people are shown",
 }
 PEERS = ("sim/", "demo/", "cli/", "capture/", "conform/", "doctor/", "telemetry/logs.py")
 """Engines, and what people read: no part of the relay."""

@@ -189,6 +189,10 @@ async def test_text_that_is_no_json_is_no_answer(tmp_path):
         world.answer = None
         with pytest.raises(DiscoveryError, match="None is no list of publishers"):
             await asked(world)
+        for text in (b"{", b"[" * 60_000):
+            world.answer = text
+            with pytest.raises(DiscoveryError, match=r"GET .*/kv_event_sources: "):
+                await asked(world)
 
 
 async def test_nobody_there_is_said_with_the_cause(tmp_path):

@@ -163,7 +163,9 @@ class HttpWorld(World):
         self.broken = False
 
     async def _handle(self, _request: web.Request) -> web.Response:
-        return web.Response(status=500) if self.broken else web.json_response(self.answer)
+        if self.broken:
+            return web.Response(status=500)
+        return web.Response(body=self.answer) if isinstance(self.answer, bytes) else web.json_response(self.answer)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Self]:

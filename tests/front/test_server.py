@@ -192,6 +192,7 @@ async def test_an_engine_that_says_no_is_heard(pod: Pod, client: aiohttp.ClientS
     ("answer", "wrong"),
     [
         (b"{", "is no JSON"),
+        (b"[" * 60_000, "is no JSON"),
         (b"3", "is no list of publishers"),
         (b'[{"data_parallel_rank": 7}]', "as rank 7, and kvbus has of it: 0"),
         (b" " * (server.MAX_ANSWER + 1), "more than 4194304 bytes"),

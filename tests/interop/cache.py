@@ -27,7 +27,7 @@ OLDEST: Final = 20
 """Leaves among which one is evicted."""
 
 RECENT: Final = 1000
-"""Blocks stored last that are asked for, live or not."""
+"""Blocks stored last that are asked for, live or not, unless told otherwise."""
 
 
 class Block(NamedTuple):
@@ -69,10 +69,18 @@ class Cache:
         batches: that fill it; once it is full, each evicts as much as it stores.
         rank: said in each batch.
         by_position: events are arrays.
+        recent: blocks stored last that are asked for, live or not.
     """
 
     def __init__(
-        self, seed: int, *, capacity: int = 300, batches: int = 100, rank: int = 0, by_position: bool = False
+        self,
+        seed: int,
+        *,
+        capacity: int = 300,
+        batches: int = 100,
+        rank: int = 0,
+        by_position: bool = False,
+        recent: int = RECENT,
     ) -> None:
         self.live: Known = {}
         self._ever: Known = {}
@@ -81,6 +89,7 @@ class Cache:
         self._per_batch = capacity // batches
         self._rank = rank
         self._by_position = by_position
+        self._recent = recent
         self._depth: dict[int, int] = {}
         self._newest: deque[int] = deque(maxlen=NEWEST)
         self._children: dict[int, int] = {}
@@ -89,7 +98,7 @@ class Cache:
     def known(self) -> Known:
         """Every block that it has or had not long ago, and what is above them."""
         wanted = set(self.live)
-        for block in [*self.live, *list(self._ever)[-RECENT:]]:
+        for block in [*self.live, *list(self._ever)[-self._recent :]]:
             at: int | None = block
             while at is not None and at not in wanted:
                 wanted.add(at)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 HOME_ENV: Final = "TEST_ZMTP_PEERS_HOME"
 LIFETIME: Final = 900
-"""Seconds after which a program ends by itself."""
+"""Seconds after which a program ends by itself, unless told otherwise."""
 
 _NUMBERS: Final = itertools.count()
 
@@ -31,11 +31,12 @@ class Library:
     name: str
     program: Sequence[str]
     logs: Path
+    lifetime: int = LIFETIME
 
     @contextlib.asynccontextmanager
     async def run(self, *arguments: str) -> AsyncIterator[ForeignPeer]:
         """The program, with its socket there."""
-        command = [*self.program, str(LIFETIME), *arguments]
+        command = [*self.program, str(self.lifetime), *arguments]
         child = Child(f"{self.name}-{next(_NUMBERS)}", command, self.logs, piped=True)
         await child.start()
         peer = ForeignPeer(child)
@@ -58,10 +59,10 @@ if TYPE_CHECKING:
     Running = contextlib.AbstractAsyncContextManager["ForeignPeer"]
 
 
-def library(name: str, logs: Path) -> Library | None:
+def library(name: str, logs: Path, lifetime: int = LIFETIME) -> Library | None:
     """The library of this name, or None where its program was not built. libzmq only subscribes."""
     if name == "libzmq":
-        return Library(name, python("tests.interop.programs.libzmq"), logs)
+        return Library(name, python("tests.interop.programs.libzmq"), logs, lifetime)
     home = os.environ.get(HOME_ENV)
     if not home:
         return None
@@ -71,7 +72,7 @@ def library(name: str, logs: Path) -> Library | None:
         "zeromq-rs": ([f"{home}/zeromq-rs/peer"], "zeromq-rs/peer"),
     }
     program, built = programs[name]
-    return Library(name, program, logs) if os.path.exists(f"{home}/{built}") else None  # noqa: PTH110 - a word more
+    return Library(name, program, logs, lifetime) if os.path.exists(f"{home}/{built}") else None  # noqa: PTH110 - a word more
 
 
 class ForeignPeer(Talker):

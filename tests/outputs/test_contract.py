@@ -4,6 +4,7 @@ A new type passes this file unchanged; how its readers are played is an entry in
 """
 
 import contextlib
+import resource
 
 import pytest
 
@@ -273,6 +274,23 @@ async def test_readers_that_were_cut_off_are_let_in_again_and_nothing_is_lost_in
         meanwhile = driven.sent[0][5:10]
         assert [b for b in reader.batches if b not in meanwhile] == [*driven.sent[0][:5], *driven.sent[0][10:]]
         assert driven.stats.batches + driven.dropped == 15
+
+
+@both_loops
+async def test_a_reopening_that_fails_is_tried_again(output):
+    async with output() as driven:
+        reader = Taken(await driven.reader())
+        driven.send(5)
+        await reader.all_of(driven.sent[0])
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))  # no descriptor is left for a socket
+        try:
+            driven.driver.reopen(PLAIN)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        await driven.joined()
+        driven.send(5)
+        await eventually(lambda: reader.more()[-1] == driven.sent[0][-1], "the newest batch")
 
 
 @both_loops

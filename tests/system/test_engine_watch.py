@@ -110,6 +110,17 @@ async def test_of_any_other_version_no_block_is_dead_and_its_stream_may_show_wha
         assert source.normalizer.unsure == (removals == 1)
 
 
+@pytest.mark.parametrize("version", [b"{", b"[" * 60_000])
+async def test_whoever_answers_nonsense_is_asked_on(version: bytes):
+    engine, metrics = Engine(), Metrics()
+    engine.offers("GET", "/metrics", metrics.answer)
+    engine.offers("GET", "/version", lambda _: web.Response(body=version))
+    async with engine.running(), engine.bus(on_partial="keep", starts_partial=False):
+        await eventually(lambda: "GET /version" in engine.asked, "asked for its version")
+        asked = metrics.asked
+        await eventually(lambda: metrics.asked > asked + 2, "asked again whether it sleeps", 30)
+
+
 async def test_where_nobody_can_be_asked_copies_count():
     async with running_bus() as bus:
         assert bus.source.spec.rules.duplicates == "count"

@@ -83,6 +83,6 @@ class HttpDiscoverer:
                 raise DiscoveryError(f"GET {base}{path}: more than {MAX_ANSWER} bytes")
             try:
                 return read(msgspec.json.decode(text), host)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise DiscoveryError(f"GET {base}{path}: {error}") from error
         raise DiscoveryError(f"{base} has neither {' nor '.join(PATHS)}")

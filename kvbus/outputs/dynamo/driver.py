@@ -22,6 +22,7 @@ from kvbus.outputs.dynamo.files import FileStore
 from kvbus.outputs.dynamo.numbering import TOPIC, Numbering, rank_of
 from kvbus.outputs.dynamo.records import Scope
 from kvbus.transport.live.behind import UNSENT
+from kvbus.transport.live.endpoint import reopening
 from kvbus.transport.live.stream import LivePublisher
 from kvbus.transport.sockets import PeerPolicy
 from kvbus.transport.zmtp.listener import Listener
@@ -111,7 +112,7 @@ class DynamoOutput:
     def _left_out(self, events: int) -> None:
         self._services.stats.dropped_events["not_local"] += events
 
-    def _live_side(self, stream: int, endpoint: str, numbering: Numbering) -> Stream:
+    def _live_side(self, stream: int, endpoint: str, numbering: Numbering, *, again: bool = False) -> Stream:
         config, services = self._config, self._services
 
         def refused(reason: str, address: str, _detail: str) -> None:
@@ -126,7 +127,7 @@ class DynamoOutput:
             stream,
             TOPIC,
             config.name,
-            open_endpoint,
+            reopening(open_endpoint) if again else open_endpoint,
             stats=services.stats,
             queue_limit=config.queue_batches,
             max_batches=config.send_hwm,
@@ -196,7 +197,8 @@ class DynamoOutput:
         del policy
         for stream, live in list(self._live.items()):
             live.close()
-            self._live[stream] = self._live_side(stream, self._config.stream_endpoints(stream).endpoint, live.numbering)
+            endpoint = self._config.stream_endpoints(stream).endpoint
+            self._live[stream] = self._live_side(stream, endpoint, live.numbering, again=True)
 
     @property
     def streams(self) -> list[int]:

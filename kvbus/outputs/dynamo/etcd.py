@@ -42,7 +42,10 @@ class EtcdStore:
                 self._lease = None
         if self._lease is None:
             self._held.clear()
-            self._lease = str(self._call("lease/grant", {"TTL": LEASE})["ID"])
+            granted = self._call("lease/grant", {"TTL": LEASE})
+            if "ID" not in granted:
+                raise OSError(f"etcd grants no lease: {granted!r:.200}")
+            self._lease = str(granted["ID"])
         for path, body in records.items():
             if self._held.get(path) != body:
                 self._call("kv/put", {"key": _coded(path.encode()), "value": _coded(body), "lease": self._lease})
@@ -87,7 +90,12 @@ class EtcdStore:
             connection.close()
         if answer.status != http.client.OK:
             raise OSError(f"etcd answers {answer.status} to {method}: {body[:200]!r}")
-        found: dict[str, Any] = json.loads(body)
+        try:
+            found = json.loads(body)
+        except (ValueError, RecursionError):  # a proxy's page, say, or an answer that was cut off
+            found = None
+        if not isinstance(found, dict):
+            raise OSError(f"etcd answers {method} with what is no JSON object: {body[:200]!r}")
         return found
 
 

@@ -73,8 +73,8 @@ def records(scope: Scope, publisher: int, worker: int, rank: int, endpoint: str)
 
 def workers(cards: dict[str, bytes], instances: dict[str, bytes]) -> list[Found]:
     """The workers with a card, by their ids."""
-    hosts = {each["instance_id"]: _host(each) for each in map(_decoded, instances.values()) if "instance_id" in each}
-    known = {each["instance_id"] for each in map(_decoded, cards.values()) if "instance_id" in each}
+    hosts = {_number(each, "instance_id"): _host(each) for each in map(_decoded, instances.values())}
+    known = {_number(each, "instance_id") for each in map(_decoded, cards.values())} - {0}
     return [Found(worker, hosts.get(worker, "")) for worker in sorted(known)]
 
 
@@ -84,25 +84,35 @@ def others(
     """The sources of a rank but the one of this publisher. With two of them a router takes neither."""
     found = []
     for path, body in sources.items():
-        about = _decoded(body).get("metadata", {})
-        same = about.get("worker") == {"worker_id": worker, "dp_rank": rank}
-        if same and about.get("publisher_id") != publisher:
+        about = _part(_decoded(body), "metadata")
+        number = _number(about, "publisher_id")
+        if _part(about, "worker") == {"worker_id": worker, "dp_rank": rank} and number != publisher:
             channel = _decoded(channels.get(path.replace(SOURCES, CHANNELS, 1), b""))
-            endpoint = channel.get("transport", {}).get("config", {}).get("endpoint", "")
-            found.append(Other(about.get("publisher_id", 0), endpoint))
+            found.append(Other(number, str(_part(channel, "transport", "config", "endpoint") or "")))
     return found
 
 
 def _host(instance: dict[str, Any]) -> str:
-    transport = instance.get("transport")
-    address = transport.get("tcp", "") if isinstance(transport, dict) else ""
-    return str(address).partition("/")[0].rpartition(":")[0]
+    return str(_part(instance, "transport", "tcp")).partition("/")[0].rpartition(":")[0]
+
+
+def _part(record: Any, *names: str) -> Any:
+    """What a record, which others may have written, has at the end of this path; None if it does not."""
+    for name in names:
+        record = record.get(name) if isinstance(record, dict) else None
+    return record
+
+
+def _number(record: Any, name: str) -> int:
+    """One of its numbers; 0 if there is none."""
+    found = _part(record, name)
+    return found if isinstance(found, int) else 0
 
 
 def _decoded(body: bytes) -> dict[str, Any]:
     """A record; empty where it is none, or is being written."""
     try:
         found = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -23,7 +23,7 @@ from kvbus.outputs.zmq.doors import Doors, NoDoor
 from kvbus.transport.answer_reader import AnswerReader
 from kvbus.transport.interposed import Interposed
 from kvbus.transport.live.behind import UNSENT
-from kvbus.transport.live.endpoint import Endpoint
+from kvbus.transport.live.endpoint import Endpoint, reopening
 from kvbus.transport.live.hub import Hub
 from kvbus.transport.live.stream import LivePublisher
 from kvbus.transport.replay import ReplayServer
@@ -301,8 +301,8 @@ class ZmqOutput:
         else:
             for stream in self.streams:
                 self._live[self._output, stream].close()
-                endpoint = self._config.stream_endpoints(stream).endpoint
-                self._live[self._output, stream] = self._live_side(stream, self._topics[stream], endpoint)
+                opener = reopening(self._opener(stream, self._config.stream_endpoints(stream).endpoint))
+                self._live[self._output, stream] = self._publisher(self._output, stream, self._topics[stream], opener)
         for servers in (self._replays, self._snapshots):
             for stream, server in servers.items():
                 server.reopen(policy.at(stream))

@@ -7,7 +7,6 @@ share the bytes that are kept for routers that are behind, and the places of sta
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections import deque
@@ -20,7 +19,7 @@ from msgspec import structs
 from kvbus.core.stats import OutputStats, RouterView
 from kvbus.core.wire.frames import ASKS_REPLAY
 from kvbus.errors import BindError
-from kvbus.transport.live.endpoint import Endpoint, Shared
+from kvbus.transport.live.endpoint import Endpoint, Shared, reopening
 from kvbus.transport.live.ring import Share
 from kvbus.transport.live.router import Router, RouterState
 from kvbus.transport.live.stream import LivePublisher
@@ -74,7 +73,6 @@ class Hub:
         self._open_endpoint = open_endpoint
         self._stats = stats
         self._name_of = name_of
-        self._loop = asyncio.get_running_loop()
         self._endpoint: Endpoint | None = None
         self._streams: dict[int, LivePublisher] = {}
         self._topics: dict[bytes, int] = {}
@@ -120,7 +118,7 @@ class Hub:
         self._end(0.0)
         self._open_endpoint = open_endpoint
         if self._streams:
-            self._endpoint = open_endpoint(self)
+            self._endpoint = reopening(open_endpoint)(self)
 
     def _end(self, linger: float) -> None:
         for member in self._members.values():
@@ -228,7 +226,7 @@ class Hub:
         return RouterView(
             stream=0,
             peer=peer.address,
-            since=time.time() - self._loop.time() + peer.since,
+            since=peer.opened_at,
             topics=topics,
             subscriptions=subscriptions,
             state=min((view.state for view in views), key=_rank, default=RouterState.IDLE.value),

@@ -155,7 +155,7 @@ class Views:
         return RouterView(
             self.stream,
             peer.address,
-            wall + peer.since,
+            peer.opened_at,
             topics,
             subscriptions,
             router.state.value,

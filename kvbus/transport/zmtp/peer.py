@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import socket
+import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
@@ -66,6 +67,7 @@ class Peer:
         id: unique in the process, never used again.
         address: ``10.0.0.7:40132``, or ``unix``.
         since: the loop's time when the handshake was over.
+        opened_at: the same as time of day, in seconds; steps of the clock do not move it.
         socket_type: of the peer, such as ``b"SUB"``.
         identity: that the peer gave itself; often empty, and not unique.
         version: of ZMTP, spoken on this connection.
@@ -91,6 +93,7 @@ class Peer:
         self.id = next(_IDS)
         self.address = address
         self.since = asyncio.get_running_loop().time()
+        self.opened_at = time.time()
         self.socket_type = opened.socket_type
         self.identity = opened.identity
         self.version = opened.version

@@ -15,6 +15,8 @@ class Etcd:
         """Value and lease of each."""
         self.leases: list[str] = []
         self.fails = False
+        self.says: bytes | None = None
+        """What stands in its place says to everything."""
         double = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -22,7 +24,7 @@ class Etcd:
                 asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
                 status = 503 if double.fails else 200
                 answer = {} if double.fails else double.answer(self.path.removeprefix("/v3/"), asked)
-                body = json.dumps(answer).encode()
+                body = json.dumps(answer).encode() if double.says is None else double.says
                 self.send_response(status)
                 self.send_header("content-length", str(len(body)))
                 self.end_headers()

@@ -132,6 +132,31 @@ async def test_of_several_workers_it_is_the_one_that_is_named(plane):
 
 
 @both_loops
+@pytest.mark.parametrize(
+    "record",
+    [
+        b"[" * 60_000,
+        b"3",
+        b'{"instance_id": "x", "metadata": 3}',
+        b'{"instance_id": [], "transport": {"config": 3}, "metadata": {"worker": {"worker_id": 7, "dp_rank": 1}}}',
+    ],
+)
+async def test_records_that_are_none_keep_nobody_from_being_announced(plane, record):
+    for bucket, path in (
+        (CARDS, SCOPE.workers),
+        (INSTANCES, SCOPE.workers),
+        (SOURCES, SCOPE.events),
+        (CHANNELS, SCOPE.events),
+    ):
+        plane.store.put({f"{bucket}/{path}63": record})
+    plane.card(7)
+    plane.add()
+    with closing(plane):
+        await eventually(lambda: plane.moves == [(7, 100)], "the worker is found")
+        await eventually(lambda: plane.store.find(f"{SOURCES}/{SCOPE.events}64"), "the stream is announced")
+
+
+@both_loops
 async def test_what_a_killed_process_has_left_goes_and_strangers_stay(plane, caplog):
     plane.store.put(records(SCOPE, 5, 7, 1, HERE))
     plane.store.put(records(SCOPE, 6, 7, 1, "tcp://10.0.0.9:1"))

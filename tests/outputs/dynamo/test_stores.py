@@ -72,6 +72,18 @@ def test_a_lease_that_ran_out_is_replaced_and_one_that_holds_costs_nothing():
         store.close()
 
 
+@pytest.mark.parametrize("says", [b"<html></html>", b"", b"[]", b"[" * 60_000, b"{}"])
+def test_what_is_no_answer_of_etcd_is_an_error_that_is_tried_again(says):
+    with Etcd() as etcd:
+        store = EtcdStore(etcd.url)
+        etcd.says = says
+        with pytest.raises(OSError, match=r"etcd (answers lease/grant with what is no|grants no lease)"):
+            store.put(RECORDS)
+        etcd.says = None
+        store.put(RECORDS)
+        assert len(store.find(PREFIX)) == 1
+
+
 def test_what_etcd_does_not_answer_is_said():
     with Etcd() as etcd:
         etcd.fails = True

@@ -1,0 +1,28 @@
+"""The publisher of a published engine, fed line by line: ``engine.py DIRECTORY RANK ENDPOINT REPLAY_ENDPOINT``.
+
+The directory is one that ``.ci/engines.sh`` makes. Each line of standard input is a batch in base64, which it takes apart
+and publishes; the end of standard input ends it.
+"""
+
+from __future__ import annotations
+
+import base64
+import sys
+
+import msgspec
+
+from tests.conform.published import load
+
+
+def main() -> None:
+    directory, rank, endpoint, replay_endpoint = sys.argv[1:]
+    module = load(directory)
+    decode = msgspec.msgpack.Decoder(module.KVEventBatch).decode
+    publisher = module.ZmqEventPublisher(int(rank), endpoint=endpoint, replay_endpoint=replay_endpoint)
+    for line in sys.stdin:
+        publisher.publish(decode(base64.b64decode(line)))
+    publisher.shutdown()
+
+
+if __name__ == "__main__":
+    main()

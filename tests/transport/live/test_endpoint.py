@@ -1,0 +1,97 @@
+"""An endpoint that is opened again: it is tried until it can be had, and no more once it is not wanted."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+from typing import TYPE_CHECKING, Any
+
+from kvbus.core.stats import OutputStats
+from kvbus.transport.live.endpoint import REOPEN, reopening
+from kvbus.transport.replay_endpoint import ReplayEndpoint
+from kvbus.transport.sockets import PLAIN
+from kvbus.transport.zmtp.listener import Listener
+from kvbus.transport.zmtp.roles import Role
+from tests.ports import free_port
+from tests.transport.loops import both_loops, eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def no_descriptors() -> Iterator[None]:
+    """Nobody in this process gets a socket."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def listens(port: int) -> bool:
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return False
+    writer.close()
+    return True
+
+
+NOBODY: Any = None
+"""Who is told of peers: of connections that say nothing there are none."""
+
+
+@both_loops
+async def test_it_is_tried_until_it_can_be_had(context: Any) -> None:
+    del context
+    port = free_port()
+    tried = []
+
+    def opened(handler: Any) -> Listener:
+        tried.append(asyncio.get_running_loop().time())
+        return Listener(f"tcp://127.0.0.1:{port}", Role.PUB, handler)
+
+    with no_descriptors():
+        endpoint = reopening(opened)(NOBODY)
+    assert not await listens(port)
+    await eventually(lambda: len(tried) == 2, "the second attempt")
+    assert await listens(port)
+    endpoint.close()
+    await asyncio.sleep(2 * REOPEN)
+    assert (len(tried), await listens(port)) == (2, False)
+
+
+@both_loops
+async def test_it_is_tried_no_more_once_it_is_closed(context: Any) -> None:
+    del context
+    port = free_port()
+
+    def opened(handler: Any) -> Listener:
+        return Listener(f"tcp://127.0.0.1:{port}", Role.PUB, handler)
+
+    with no_descriptors():
+        endpoint = reopening(opened)(NOBODY)
+    endpoint.close()
+    await asyncio.sleep(2 * REOPEN)
+    assert not await listens(port)
+
+
+@both_loops
+async def test_of_two_openings_of_a_replay_endpoint_the_second_counts(context: Any) -> None:
+    del context
+    port = free_port()
+    endpoint = ReplayEndpoint(f"tcp://127.0.0.1:{port}", NOBODY, OutputStats(), PLAIN)
+    with no_descriptors():
+        endpoint.reopen(PLAIN)
+    endpoint.reopen(PLAIN)
+    assert await listens(port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    assert await reader.read(100)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(3 * REOPEN):
+            assert await reader.read(100), "the first opening has closed it"
+    writer.close()
+    endpoint.close()
