@@ -8,13 +8,13 @@ import gc
 import os
 import signal
 from collections.abc import Generator, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from tests import budget
-from tests.log import broker, nats_server, redis_server
+from tests.log import broker, clusters, nats_server, redis_server, server
 from tests.sharing import Scheduling
 
 # aiohttp reads the machine's authorities when it is imported, 50 ms in each process; tests trust only their own
@@ -52,17 +52,23 @@ def state_of_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+Started = TypeVar("Started", broker.Broker, server.Server, clusters.Cluster)
+
+
+def _running(what: Started) -> Iterator[Started]:
+    try:
+        what.start()
+        yield what
+    finally:
+        what.kill()
+
+
 @pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[broker.Broker]:
     """A running Kafka, or a skip that says what is missing."""
     if not os.environ.get(broker.HOME_ENV):
         pytest.skip(broker.MISSING)
-    running = broker.Broker(tmp_path_factory.mktemp("kafka"))
-    try:
-        running.start()
-        yield running
-    finally:
-        running.kill()
+    yield from _running(broker.Broker(tmp_path_factory.mktemp("kafka")))
 
 
 @pytest.fixture(scope="session")
@@ -70,12 +76,7 @@ def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[nats_server.NatsS
     """A running nats-server, or a skip that says what is missing."""
     if nats_server.command() is None:
         pytest.skip(nats_server.MISSING)
-    running = nats_server.NatsServer(tmp_path_factory.mktemp("nats"))
-    try:
-        running.start()
-        yield running
-    finally:
-        running.kill()
+    yield from _running(nats_server.NatsServer(tmp_path_factory.mktemp("nats")))
 
 
 @pytest.fixture(scope="session")
@@ -83,12 +84,31 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[redis_server.Red
     """A running Redis or Valkey, or a skip that says what is missing."""
     if redis_server.command() is None:
         pytest.skip(redis_server.MISSING)
-    running = redis_server.RedisServer(tmp_path_factory.mktemp("redis"))
-    try:
-        running.start()
-        yield running
-    finally:
-        running.kill()
+    yield from _running(redis_server.RedisServer(tmp_path_factory.mktemp("redis")))
+
+
+@pytest.fixture(scope="session")
+def kafka_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[clusters.Cluster]:
+    """Three brokers that run, or a skip that says what is missing."""
+    if not os.environ.get(broker.HOME_ENV):
+        pytest.skip(broker.MISSING)
+    yield from _running(clusters.brokers(tmp_path_factory.mktemp("brokers")))
+
+
+@pytest.fixture(scope="session")
+def nats_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[clusters.Cluster]:
+    """Three nats-servers that run, or a skip that says what is missing."""
+    if nats_server.command() is None:
+        pytest.skip(nats_server.MISSING)
+    yield from _running(clusters.nats_servers(tmp_path_factory.mktemp("nats-servers")))
+
+
+@pytest.fixture(scope="session")
+def sentinels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[clusters.Redises]:
+    """Sentinels, a primary and its replica, or a skip that says what is missing."""
+    if redis_server.command() is None:
+        pytest.skip(redis_server.MISSING)
+    yield from _running(clusters.Redises(tmp_path_factory.mktemp("redises")))
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -22,6 +22,7 @@ from kvbus.log.place import POINTERS, NatsPlace, Place, RedisPlace
 from kvbus.log.redis import RedisLog
 from kvbus.log.redis_client import names
 from tests.log.broker import PATIENCE, Broker
+from tests.log.clusters import Cluster
 from tests.log.directory import DirectoryLog
 from tests.log.nats_server import NatsServer
 from tests.log.redis_server import RedisServer
@@ -37,6 +38,12 @@ async def insist(what: Callable[[], Awaitable[Result]]) -> Result:
             with contextlib.suppress(UnavailableError):
                 return await what()
             await asyncio.sleep(0.02)
+
+
+def more(address: str) -> dict[str, Any]:
+    """The keys that name the servers but the first one."""
+    _, *others = address.split(",")
+    return {"more_servers": [f"tcp://{other}" for other in others]} if others else {}
 
 
 class Kind(Protocol):
@@ -85,8 +92,12 @@ class Directory:
 
 
 class Kafka:
-    def __init__(self, broker: Broker, partitions: int = 2, **pointers: str) -> None:
+    def __init__(
+        self, broker: Broker | Cluster, partitions: int = 2, replicas: int = 1, config: Mapping[str, str] | None = None, **pointers: str
+    ) -> None:
         self.broker = broker
+        self._replicas = replicas
+        self._config = dict(config or {})
         self.topic = f"kvbus-{next(_names)}"
         self._partitions = partitions
         self._compacted = {"cleanup.policy": "compact", **pointers}
@@ -95,8 +106,8 @@ class Kafka:
         async with self.admin() as admin:
             await admin.create_topics(
                 [
-                    NewTopic(self.topic, self._partitions, 1),
-                    NewTopic(self.topic + POINTERS, self._partitions, 1, topic_configs=self._compacted),
+                    NewTopic(self.topic, self._partitions, self._replicas, topic_configs=self._config),
+                    NewTopic(self.topic + POINTERS, self._partitions, self._replicas, topic_configs=self._compacted),
                 ]
             )
 
@@ -111,11 +122,11 @@ class Kafka:
 
     def settings(self) -> dict[str, Any]:
         """The keys of an output that writes it, besides its endpoint."""
-        return {"kafka": {"topic": self.topic}}
+        return {"kafka": {"topic": self.topic, **more(self.broker.address)}}
 
     @property
     def endpoint(self) -> str:
-        return f"tcp://{self.broker.address}"
+        return f"tcp://{self.broker.address.split(',')[0]}"
 
     def open(self) -> KafkaLog:
         return KafkaLog(self.place(self.broker.address))
@@ -180,13 +191,14 @@ class Redis:
 
 
 class Nats:
-    def __init__(self, server: NatsServer) -> None:
+    def __init__(self, server: NatsServer | Cluster, replicas: int = 1) -> None:
         self.server = server
+        self._replicas = replicas
         self.stream = f"kvbus-{next(_names)}"
 
     async def make(self) -> None:
-        for name, more in ((self.stream, {}), (self.stream + POINTERS, {"max_msgs_per_subject": 1})):
-            await self.api(f"STREAM.CREATE.{name}", name=name, subjects=[f"{name}.>"], **more)
+        for name, limits in ((self.stream, {}), (self.stream + POINTERS, {"max_msgs_per_subject": 1})):
+            await self.api(f"STREAM.CREATE.{name}", name=name, subjects=[f"{name}.>"], num_replicas=self._replicas, **limits)
 
     async def api(self, subject: str, **request: Any) -> Any:
         """What JetStream's API answers to who may do everything."""
@@ -198,11 +210,11 @@ class Nats:
 
     def settings(self) -> dict[str, Any]:
         """The keys of an output that writes it, besides its endpoint."""
-        return {"nats": {"stream": self.stream}}
+        return {"nats": {"stream": self.stream, **more(self.server.address)}}
 
     @property
     def endpoint(self) -> str:
-        return f"tcp://{self.server.address}"
+        return f"tcp://{self.server.address.split(',')[0]}"
 
     def open(self) -> NatsLog:
         return NatsLog(self.place(self.server.address))

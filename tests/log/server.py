@@ -27,12 +27,19 @@ class Server:
     """Runs from `start` to `kill`; its port stays over a restart."""
 
     def __init__(
-        self, directory: Path, port: int, command: Sequence[str], env: Mapping[str, str] | None = None
+        self,
+        directory: Path,
+        port: int,
+        command: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        *,
+        patience: float = PATIENCE,
     ) -> None:
         self._said = directory / "said"
         self.port = port
         self._command = ["timeout", "--signal=KILL", str(MOST), *command]
         self._env = {**os.environ, **(env or {})}
+        self._patience = patience
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -45,12 +52,24 @@ class Server:
         assert self._process is not None
         return under_timeout(self._process)
 
+    @property
+    def runs(self) -> bool:
+        return self._process is not None
+
     def start(self) -> None:
+        self.launch()
+        self.wait()
+
+    def launch(self) -> None:
         with self._said.open("ab") as said:
             self._process = subprocess.Popen(
                 self._command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=self._env, process_group=0
             )
-        until = time.monotonic() + PATIENCE
+
+    def wait(self) -> None:
+        """Until it answers."""
+        assert self._process is not None
+        until = time.monotonic() + self._patience
         while not self._answers():
             assert self._process.poll() is None, self._said.read_text()
             assert time.monotonic() < until, "the server does not come up"
