@@ -225,7 +225,7 @@ class LogStreams:
             return  # some stream begins again: the next reader brings these, too
         for at, entry in enumerate(entries, 1):
             relayed = self._relayed.get(entry.key)
-            if relayed is not None and entry.position >= relayed.position:
+            if relayed is not None:
                 self._feed(relayed, relayed.take(entry.data, entry.position, self._clock()))
             if at % TURN == 0:
                 self._drain()

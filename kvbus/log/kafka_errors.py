@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, Final, TypeVar
 
 from aiokafka import errors
@@ -13,7 +13,7 @@ from aiokafka.protocol.metadata import MetadataRequest
 
 from kvbus.log.contract import UNREACHABLE, FencedError, UnavailableError
 from kvbus.log.place import Place
-from kvbus.log.refusals import causes, refusal
+from kvbus.log.refusals import REQUEST, causes, refusal
 from kvbus.tasks import end_tasks
 from kvbus.transport.tls_files import TlsFileError
 
@@ -28,6 +28,8 @@ CLOSE: Final = 1.0
 
 T = TypeVar("T")
 
+FEW: Final = ("too_few_replicas", "fewer replicas are in sync than min.insync.replicas wants")
+
 DENIED: Final[dict[type[Exception], tuple[str, str]]] = {
     errors.TopicAuthorizationFailedError: ("topic_denied", "no ACL allows this on the topic"),
     errors.UnknownTopicOrPartitionError: ("topic_missing", "there is no such topic"),
@@ -35,6 +37,8 @@ DENIED: Final[dict[type[Exception], tuple[str, str]]] = {
     errors.ClusterAuthorizationFailedError: ("cluster_denied", "no ACL allows this on the cluster"),
     errors.SaslAuthenticationFailed: ("authentication_failed", "authentication failed: no such user, or its password"),
     errors.UnsupportedSaslMechanismError: ("authentication_failed", "the broker takes no SCRAM-SHA-512"),
+    errors.NotEnoughReplicasError: FEW,
+    errors.NotEnoughReplicasAfterAppendError: FEW,
     errors.IllegalSaslStateError: ("authentication_failed", "the broker wants no password at this port"),
 }
 """By error: the reason, and the same as a sentence."""
@@ -67,23 +71,34 @@ async def said(place: Place) -> AsyncIterator[None]:
         raise _named(error) or await cause(place) or UnavailableError(_text(error)) from error
 
 
-async def insisted(place: Place, options: dict[str, Any], work: Coroutine[Any, Any, T]) -> T:
-    """What the client tries for ever, until a broker says that it will not.
+async def insisted(
+    place: Place, options: dict[str, Any], work: Coroutine[Any, Any, T], refusal: Callable[[], Exception | None]
+) -> T:
+    """What the client tries for ever, for :data:`REQUEST`, or until a broker says that it will not.
 
     Args:
         place: where the log is.
         options: what the client has: the files may hold something else by now.
         work: what it does.
+        refusal: what was answered to the newest attempt.
 
     Raises:
-        UnavailableError: a broker refuses kvbus.
+        UnavailableError: a broker refuses kvbus, or nobody has done it in that time.
     """
+    time = asyncio.get_running_loop().time
     task = asyncio.ensure_future(work)
+    until, found = time() + REQUEST, None
     try:
-        while not (await asyncio.wait([task], timeout=ASK))[0]:
-            found = await cause(place, options)
+        while not (await asyncio.wait([task], timeout=min(ASK, until - time())))[0]:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(PROBE, until - time())):
+                    found = await cause(place, options)
             if found is not None and found.reason != UNREACHABLE:
                 raise found
+            if time() >= until:
+                error = refusal()
+                why = None if error is None else _named(error) or UnavailableError(_text(error))
+                raise why or found or UnavailableError(f"the brokers have not done it in {REQUEST:.0f} s")
         return task.result()
     finally:
         if not task.done():
@@ -98,17 +113,9 @@ async def cause(place: Place, options: dict[str, Any] | None = None) -> Unavaila
     found: UnavailableError | None = None
     for host, port in place.addresses:
         try:
-            async with asyncio.timeout(PROBE):
-                known = place.options() if options is None else options
-                connection = await create_conn(host, port, request_timeout_ms=int(1000 * PROBE), **known)
-                try:
-                    wanted = MetadataRequest([place.topic, place.pointers], allow_auto_topic_creation=False)
-                    shown = await connection.send(wanted)
-                finally:
-                    closed = connection.close()
-            if closed is not None:
-                await asyncio.wait([closed], timeout=CLOSE)
-            for code, topic, *_ in shown.topics:
+            known = place.options() if options is None else options
+            answer = await shown(host, port, known, [place.topic, place.pointers])
+            for code, topic, *_ in answer.topics:
                 if code:
                     raise errors.for_code(code)(topic)
         except (errors.KafkaError, OSError, TimeoutError, TlsFileError) as error:
@@ -117,6 +124,23 @@ async def cause(place: Place, options: dict[str, Any] | None = None) -> Unavaila
         else:
             return None
     return found
+
+
+async def shown(host: str, port: int, options: dict[str, Any], topics: list[str]) -> Any:
+    """What one broker says of these topics, by a connection of its own.
+
+    Raises:
+        KafkaError, OSError, TimeoutError: it does not.
+    """
+    async with asyncio.timeout(PROBE):
+        connection = await create_conn(host, port, request_timeout_ms=int(1000 * PROBE), **options)
+        try:
+            answer = await connection.send(MetadataRequest(topics, allow_auto_topic_creation=False))
+        finally:
+            closed = connection.close()
+    if closed is not None:
+        await asyncio.wait([closed], timeout=CLOSE)
+    return answer
 
 
 def _text(error: BaseException) -> str:

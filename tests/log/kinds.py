@@ -14,7 +14,8 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
 
 from kvbus.config import KafkaTopic, NatsStream, RedisKeys
 from kvbus.log.contract import Log, UnavailableError
-from kvbus.log.kafka import KafkaLog, partition_of
+from kvbus.log.kafka import KafkaLog
+from kvbus.log.kafka_client import partition_of
 from kvbus.log.nats import NatsLog
 from kvbus.log.nats_client import Link
 from kvbus.log.nats_reader import SHIFT

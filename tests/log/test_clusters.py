@@ -8,7 +8,7 @@ import pytest
 
 from kvbus.core.numbered import EPOCH_BITS
 from kvbus.log.contract import UnavailableError
-from kvbus.log.kafka import partition_of
+from kvbus.log.kafka_client import partition_of
 from tests.log.fleet import KEY, fleet
 from tests.log.kinds import Kafka, Nats, insist
 from tests.log.test_aggregator import Aggregator, Moving
