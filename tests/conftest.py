@@ -103,14 +103,6 @@ def nats_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[clusters.
     yield from _running(clusters.nats_servers(tmp_path_factory.mktemp("nats-servers")))
 
 
-@pytest.fixture(scope="session")
-def sentinels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[clusters.Redises]:
-    """Sentinels, a primary and its replica, or a skip that says what is missing."""
-    if redis_server.command() is None:
-        pytest.skip(redis_server.MISSING)
-    yield from _running(clusters.Redises(tmp_path_factory.mktemp("redises")))
-
-
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(budget.plugin(), "budgets")
 

@@ -158,6 +158,7 @@ class Redises(Cluster):
         super().__init__(sentinels)
 
     def start(self) -> None:
+        """The replica follows, and each Sentinel knows the others and both servers."""
         for server in self.servers:
             server.start()
         super().start()

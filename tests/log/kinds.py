@@ -23,7 +23,7 @@ from kvbus.log.place import POINTERS, NatsPlace, Place, RedisPlace
 from kvbus.log.redis import RedisLog
 from kvbus.log.redis_client import names
 from tests.log.broker import PATIENCE, Broker
-from tests.log.clusters import Cluster
+from tests.log.clusters import PRIMARY, Cluster
 from tests.log.directory import DirectoryLog
 from tests.log.nats_server import NatsServer
 from tests.log.redis_server import RedisServer
@@ -104,13 +104,17 @@ class Kafka:
         self._compacted = {"cleanup.policy": "compact", **pointers}
 
     async def make(self) -> None:
-        async with self.admin() as admin:
-            await admin.create_topics(
-                [
-                    NewTopic(self.topic, self._partitions, self._replicas, topic_configs=self._config),
-                    NewTopic(self.topic + POINTERS, self._partitions, self._replicas, topic_configs=self._compacted),
-                ]
-            )
+        await self.create(
+            NewTopic(self.topic, self._partitions, self._replicas, topic_configs=self._config),
+            NewTopic(self.topic + POINTERS, self._partitions, self._replicas, topic_configs=self._compacted),
+        )
+
+    async def create(self, *topics: NewTopic) -> None:
+        """Topics, as soon as there are as many brokers as they want."""
+        for topic in topics:
+            async with self.admin() as admin, asyncio.timeout(PATIENCE):
+                while any(code for _, code, *_ in (await admin.create_topics([topic])).topic_errors):
+                    await asyncio.sleep(0.1)
 
     @contextlib.asynccontextmanager
     async def admin(self) -> AsyncIterator[AIOKafkaAdminClient]:
@@ -157,8 +161,9 @@ class Kafka:
 
 
 class Redis:
-    def __init__(self, server: RedisServer) -> None:
+    def __init__(self, server: RedisServer, sentinels: Cluster | None = None) -> None:
         self.server = server
+        self._sentinels = sentinels
         self.prefix = f"kvbus-{next(_names)}"
 
     async def make(self) -> None:
@@ -166,14 +171,20 @@ class Redis:
 
     def settings(self) -> dict[str, Any]:
         """The keys of an output that writes it, besides its endpoint."""
-        return {"redis": {"prefix": self.prefix}}
+        named = {} if self._sentinels is None else {"sentinel": PRIMARY, **more(self._sentinels.address)}
+        return {"redis": {"prefix": self.prefix, **named}}
 
     @property
     def endpoint(self) -> str:
-        return f"tcp://{self.server.address}"
+        return f"tcp://{self._address.split(',')[0]}"
 
     def open(self) -> RedisLog:
-        return RedisLog(self.place(self.server.address))
+        named = {} if self._sentinels is None else {"sentinel": PRIMARY}
+        return RedisLog(self.place(self._address, **named))
+
+    @property
+    def _address(self) -> str:
+        return (self.server if self._sentinels is None else self._sentinels).address
 
     def place(self, server: str, **keys: object) -> RedisPlace:
         return RedisPlace(server, RedisKeys.model_validate({"prefix": self.prefix, **keys}))

@@ -28,6 +28,7 @@ dir {directory}
 appendonly yes
 appendfsync always
 save ""
+repl-diskless-sync-delay 0
 """
 
 
@@ -61,7 +62,7 @@ class RedisServer(Server):
     def follow(self, primary: RedisServer) -> None:
         """Begin as its replica."""
         with self._settings.open("a") as settings:
-            settings.write(f"replicaof 127.0.0.1 {primary.port}\nrepl-diskless-sync-delay 0\n")
+            settings.write(f"replicaof 127.0.0.1 {primary.port}\n")
 
     def client(self) -> Redis:
         """As who may do everything."""

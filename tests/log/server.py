@@ -11,6 +11,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+KILL = signal.SIGKILL
+
 PATIENCE = 60.0
 """Seconds for a start on a busy machine; a tenth of one where nothing else runs."""
 
@@ -102,10 +104,11 @@ class Server:
         finally:
             self.signal(signal.SIGCONT)
 
-    def kill(self) -> None:
+    def kill(self, number: int = KILL) -> None:
+        """End it, at once or as it likes to end."""
         if self._process is not None:
-            self.signal(signal.SIGKILL)
-            self._process.wait()
+            os.kill(self.pid, number)
+            self._process.wait(self._patience)
             while self._answers():  # `timeout` is gone, the server goes
                 time.sleep(0.01)
             self._process = None
