@@ -105,8 +105,7 @@ class KafkaWriter:
             raise self._over
         try:
             async with said(self._place):
-                work = self._sent(topic, values)
-                return await insisted(self._place, self._options, work, lambda: self._producer.refusal)
+                return await insisted(self._place, self._options, self._sent(topic, values))
         except (FencedError, UnavailableError) as error:
             self._over = error
             raise
@@ -239,7 +238,7 @@ class KafkaLog:
         whole(producer)
         try:
             async with said(self._place):
-                await insisted(self._place, options, producer.start(), lambda: producer.refusal)
+                await insisted(self._place, options, producer.start())
             writer = KafkaWriter(self._place, options, key, producer, 0)
             # whoever had the stream has put its last pointer: nothing of it comes any more
             pointer = next_turn((await self.pointers(key)).get(key))

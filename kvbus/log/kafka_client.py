@@ -1,4 +1,4 @@
-"""Clients of Kafka as the log needs them: that can be given up, that close what they open, and that say why they wait."""
+"""Clients of Kafka as the log needs them: that can be given up, that close what they open, and who leads what."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any, Final
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition, errors
 from aiokafka.client import AIOKafkaClient
 from aiokafka.partitioner import murmur2
-from aiokafka.protocol.produce import ProduceRequest
 
 from kvbus.log.kafka_errors import PROBE, shown
 from kvbus.log.place import Place
@@ -22,25 +21,7 @@ STOP: Final = 2.0
 
 
 class Producer(AIOKafkaProducer):  # type: ignore[misc]
-    """One that can be given up: its own end waits until everything is sent, for ever if the broker takes nothing.
-
-    Attributes:
-        refusal: what the newest answer to records was, if it was no success: the client tries again, and says nothing.
-    """
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.refusal: Exception | None = None
-        send = self.client.send
-
-        async def noticing(node: int, request: Any, **keys: Any) -> Any:
-            answer = await send(node, request, **keys)
-            if isinstance(request, ProduceRequest):
-                codes = {part[1] for _, parts in answer.topics for part in parts} - {0}
-                self.refusal = errors.for_code(codes.pop())() if codes else None
-            return answer
-
-        self.client.send = noticing
+    """One that can be given up: its own end waits until everything is sent, for ever if the broker takes nothing."""
 
     async def stop(self) -> None:
         """Close the connections. What is not committed is lost."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from typing import Any, Final, TypeVar
 
 from aiokafka import errors
@@ -28,8 +28,6 @@ CLOSE: Final = 1.0
 
 T = TypeVar("T")
 
-FEW: Final = ("too_few_replicas", "fewer replicas are in sync than min.insync.replicas wants")
-
 DENIED: Final[dict[type[Exception], tuple[str, str]]] = {
     errors.TopicAuthorizationFailedError: ("topic_denied", "no ACL allows this on the topic"),
     errors.UnknownTopicOrPartitionError: ("topic_missing", "there is no such topic"),
@@ -37,8 +35,6 @@ DENIED: Final[dict[type[Exception], tuple[str, str]]] = {
     errors.ClusterAuthorizationFailedError: ("cluster_denied", "no ACL allows this on the cluster"),
     errors.SaslAuthenticationFailed: ("authentication_failed", "authentication failed: no such user, or its password"),
     errors.UnsupportedSaslMechanismError: ("authentication_failed", "the broker takes no SCRAM-SHA-512"),
-    errors.NotEnoughReplicasError: FEW,
-    errors.NotEnoughReplicasAfterAppendError: FEW,
     errors.IllegalSaslStateError: ("authentication_failed", "the broker wants no password at this port"),
 }
 """By error: the reason, and the same as a sentence."""
@@ -71,16 +67,13 @@ async def said(place: Place) -> AsyncIterator[None]:
         raise _named(error) or await cause(place) or UnavailableError(_text(error)) from error
 
 
-async def insisted(
-    place: Place, options: dict[str, Any], work: Coroutine[Any, Any, T], refusal: Callable[[], Exception | None]
-) -> T:
+async def insisted(place: Place, options: dict[str, Any], work: Coroutine[Any, Any, T]) -> T:
     """What the client tries for ever, for :data:`REQUEST`, or until a broker says that it will not.
 
     Args:
         place: where the log is.
         options: what the client has: the files may hold something else by now.
         work: what it does.
-        refusal: what was answered to the newest attempt.
 
     Raises:
         UnavailableError: a broker refuses kvbus, or nobody has done it in that time.
@@ -96,9 +89,8 @@ async def insisted(
             if found is not None and found.reason != UNREACHABLE:
                 raise found
             if time() >= until:
-                error = refusal()
-                why = None if error is None else _named(error) or UnavailableError(_text(error))
-                raise why or found or UnavailableError(f"the brokers have not done it in {REQUEST:.0f} s")
+                text = f"not done in {REQUEST:.0f} s: too few brokers, or replicas that are in sync"
+                raise found or UnavailableError(text)
         return task.result()
     finally:
         if not task.done():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -93,19 +93,16 @@ class Directory:
 
 
 class Kafka:
-    def __init__(
-        self, broker: Broker | Cluster, partitions: int = 2, replicas: int = 1, config: Mapping[str, str] | None = None, **pointers: str
-    ) -> None:
+    def __init__(self, broker: Broker | Cluster, partitions: int = 2, replicas: int = 1, **pointers: str) -> None:
         self.broker = broker
         self._replicas = replicas
-        self._config = dict(config or {})
         self.topic = f"kvbus-{next(_names)}"
         self._partitions = partitions
         self._compacted = {"cleanup.policy": "compact", **pointers}
 
     async def make(self) -> None:
         await self.create(
-            NewTopic(self.topic, self._partitions, self._replicas, topic_configs=self._config),
+            NewTopic(self.topic, self._partitions, self._replicas),
             NewTopic(self.topic + POINTERS, self._partitions, self._replicas, topic_configs=self._compacted),
         )
 

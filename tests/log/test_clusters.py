@@ -24,8 +24,8 @@ MINE: Final = partition_of(KEY, PARTITIONS)
 
 
 class Brokers(Kafka):
-    def __init__(self, cluster: Cluster, **records: str) -> None:
-        super().__init__(cluster, PARTITIONS, 3, records)
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__(cluster, PARTITIONS, 3)
         self.cluster = cluster
 
     async def _parts(self, topic: str) -> list[dict[str, Any]]:
@@ -134,20 +134,6 @@ async def test_two_go_and_nothing_is_taken_until_they_are_back(kind, tmp_path, m
             await seen.exact()
             assert seen.epoch > 1
             await settles(lambda: seen.aggregator.held.get("late.engine.0") == 5, "the stream that could not begin")
-
-
-async def test_too_few_replicas_are_named(kafka_cluster, tmp_path, monkeypatch):
-    kind = Brokers(kafka_cluster, **{"min.insync.replicas": "3"})
-    async with fleet(kind) as log:
-        await asked(kind.whole, "all replicas")
-        async with Observed(kind, log, tmp_path / "aggregator", monkeypatch) as seen:
-            leader = await kind.leader()
-            async with seen.load():
-                next(each for each in kafka_cluster.members if each is not leader).kill()
-                await settles(lambda: seen.leaf.stats.refused["too_few_replicas"], "the brokers to say so")
-                await asyncio.to_thread(kafka_cluster.restore)
-                await seen.goes_on()
-            await seen.exact()
 
 
 async def test_records_that_an_unclean_election_loses_are_made_good(kafka_cluster, tmp_path, monkeypatch):
