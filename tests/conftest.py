@@ -52,7 +52,7 @@ def state_of_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-Started = TypeVar("Started", broker.Broker, server.Server, clusters.Cluster)
+Started = TypeVar("Started", bound=broker.Broker | server.Server | clusters.Cluster)
 
 
 def _running(what: Started) -> Iterator[Started]:

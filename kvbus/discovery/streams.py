@@ -43,7 +43,9 @@ TURN: Final = 64
 class StreamPatterns(LogAccess):
     """Which log is read, and which of its streams."""
 
-    endpoint: Endpoint = key(..., "A server of the log; of Redis and Valkey the primary, or a Sentinel.", example="tcp://kafka-0:9092")
+    endpoint: Endpoint = key(
+        ..., "A server of the log; of Redis and Valkey the primary, or a Sentinel.", example="tcp://kafka-0:9092"
+    )
     cluster: Text = key("*", "Of streams whose cluster is this; `*` and `?` stand for any text.", example="eu-1")
     model: Text = key("*", "Of streams whose model is this.", example="meta-llama/*")
     worker: Text = key("*", "Of streams whose worker is this, `WORKER/SOURCE` as it was written.", example="prod-*")

@@ -89,9 +89,7 @@ def partitions_of(client: AIOKafkaClient, topic: str) -> list[TopicPartition]:
     return [TopicPartition(topic, number) for number in found]
 
 
-async def leaders(
-    client: AIOKafkaClient, options: dict[str, Any], topics: list[str]
-) -> dict[TopicPartition, int]:
+async def leaders(client: AIOKafkaClient, options: dict[str, Any], topics: list[str]) -> dict[TopicPartition, int]:
     """Who leads each partition, as most of the brokers say that have it: the node's number.
 
     A broker that is cut off from the others does not know that it leads no more, and what it says of its partitions is

@@ -15,7 +15,7 @@ from nats.aio.subscription import Subscription
 from kvbus.log.contract import START, Entry, UnavailableError
 from kvbus.log.nats_client import Link
 from kvbus.log.place import NatsPlace
-from kvbus.log.refusals import REQUEST
+from kvbus.log.refusals import REQUEST, insisted
 
 SHIFT: Final = 10
 """Bits of a position behind the message's sequence: which of its records it is."""
@@ -25,6 +25,9 @@ MOST: Final = 64
 
 IDLE: Final = 60
 """Seconds for which the server keeps the place of a reader that asks for nothing."""
+
+CREATE: Final = 1.0
+"""Seconds in which a consumer is made, or another one is tried: for a minute servers are given one that are away."""
 
 HEARTBEAT: Final = 2
 """Seconds without a message after which the server says that it is still asked. What keeps a reader's place is one of
@@ -81,18 +84,23 @@ class Pulled:
         if self._created not in {"", info["created"]}:
             self.next, self.anew = 1, True
         self._created = info["created"]
-        self._name = uuid4().hex
         config = {
             "deliver_policy": "by_start_sequence",
             "opt_start_seq": min(max(1, self.next), info["state"]["last_seq"] + 1),  # it may have lost its newest ones
-            "name": self._name,
             "ack_policy": "none",
             "filter_subject": f"{self._stream}.>",
             "inactive_threshold": IDLE * 10**9,
             "mem_storage": True,
         }
-        subject = f"CONSUMER.CREATE.{self._stream}.{self._name}.{self._stream}.>"
-        await self._link.api(subject, stream_name=self._stream, config=config)
+
+        async def attempt(seconds: float) -> None:
+            self._name = uuid4().hex
+            subject = f"CONSUMER.CREATE.{self._stream}.{self._name}.{self._stream}.>"
+            named = {**config, "name": self._name}
+            await self._link.api(subject, min(seconds, CREATE), stream_name=self._stream, config=named)
+
+        await insisted(attempt)
+        client = await self._link.client()
         inbox: Subscription = await client.subscribe(client.new_inbox())
         self._inbox, self._client, self._taken, self._asked = inbox, client, 0, 0
         return client, inbox
@@ -123,14 +131,17 @@ class Pulled:
                             self._judge(message.headers["Status"])
                             continue
                         found.append((self._count(message), message))
-            if self._asked and now() - self._heard > REQUEST:
-                raise UnavailableError("the server that keeps the consumer says nothing")
+            self._listen(now())
         except UnavailableError:
             self.begin_again()
             raise
         if found:
             self.next = found[-1][0] + 1
         return found
+
+    def _listen(self, now: float) -> None:
+        if self._asked and now - self._heard > REQUEST:
+            raise UnavailableError("the server that keeps the consumer says nothing")
 
     def begin_again(self) -> None:
         """Have another consumer, from the next message on."""

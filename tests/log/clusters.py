@@ -65,7 +65,6 @@ sentinel failover-timeout {name} 5000
 """
 
 
-
 class Cluster:
     """Servers that are one log. What its users are told are the addresses of all."""
 
@@ -99,8 +98,8 @@ def brokers(directory: Path) -> Cluster:
     """Kafka: three that are controllers, too, and keep every topic; two of them have to have a record."""
     ports, controllers = free_ports(MEMBERS), free_ports(MEMBERS)
     voters = ",".join(f"{node}@127.0.0.1:{port}" for node, port in enumerate(controllers, 1))
-    java = ("java", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
-    java = (*java, "-cp", f"{os.environ[HOME_ENV]}/jars/*")
+    small = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+    java = ("java", *small, "-cp", f"{os.environ[HOME_ENV]}/jars/*")
     members = []
     for node, (port, controller) in enumerate(zip(ports, controllers, strict=True), 1):
         home = directory / f"{node}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -109,9 +110,13 @@ class Kafka:
     async def create(self, *topics: NewTopic) -> None:
         """Topics, as soon as there are as many brokers as they want."""
         for topic in topics:
-            async with self.admin() as admin, asyncio.timeout(PATIENCE):
-                while any(code for _, code, *_ in (await admin.create_topics([topic])).topic_errors):
-                    await asyncio.sleep(0.1)
+            await insist(functools.partial(self._create, topic))
+
+    async def _create(self, topic: NewTopic) -> None:
+        async with self.admin() as admin:
+            answer = await admin.create_topics([topic])
+        if any(code for _, code, *_ in answer.topic_errors):
+            raise UnavailableError("the brokers do not make it")
 
     @contextlib.asynccontextmanager
     async def admin(self) -> AsyncIterator[AIOKafkaAdminClient]:
@@ -207,7 +212,9 @@ class Nats:
 
     async def make(self) -> None:
         for name, limits in ((self.stream, {}), (self.stream + POINTERS, {"max_msgs_per_subject": 1})):
-            await self.api(f"STREAM.CREATE.{name}", name=name, subjects=[f"{name}.>"], num_replicas=self._replicas, **limits)
+            await self.api(
+                f"STREAM.CREATE.{name}", name=name, subjects=[f"{name}.>"], num_replicas=self._replicas, **limits
+            )
 
     async def api(self, subject: str, **request: Any) -> Any:
         """What JetStream's API answers to who may do everything."""

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from kvbus.core.numbered import EPOCH_BITS
 from kvbus.log.contract import UnavailableError
@@ -53,7 +53,7 @@ class Observed(contextlib.AsyncExitStack):
         self._make = lambda: Aggregator(kind, directory, monkeypatch)
         self.published = 0
 
-    async def __aenter__(self) -> Observed:
+    async def __aenter__(self) -> Self:
         await super().__aenter__()
         self.leaf, self.reading = await self._log.followed_leaf(queue_batches=200)
         self.aggregator = self._make()
