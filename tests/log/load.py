@@ -27,7 +27,7 @@ async def asked(what: Callable[[], Awaitable[Any]], text: str) -> Any:
     while time.monotonic() < until:
         try:
             said = await what()
-            if said is not None and said is not False and said != 0:
+            if said:
                 return said
         except Exception as error:  # noqa: BLE001
             said = error
