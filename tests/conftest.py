@@ -60,7 +60,8 @@ def _running(what: Started) -> Iterator[Started]:
         what.start()
         yield what
     finally:
-        what.kill()
+        with budget.ends_servers():
+            what.kill()
 
 
 @pytest.fixture(scope="session")
