@@ -19,6 +19,12 @@ async def told(server, *words):
         return await client.execute_command(*words)
 
 
+async def level(primary):
+    """Whether its replica has all that it has."""
+    _, offset, ((_, _, theirs),) = await told(primary, "ROLE")
+    return int(theirs) == offset
+
+
 @pytest.fixture
 async def redises(tmp_path):
     """A primary with a replica that follows, and Sentinels that know both."""
@@ -62,7 +68,8 @@ async def test_the_address_moves_to_a_replica(redises, behind, tmp_path, monkeyp
                 await seen.leaf.written()
             else:
                 await seen.leaf.written()
-                await asked(lambda: told(one, "WAIT", 1, 1000), "a replica that has everything")
+                await told(one, "CLIENT", "PAUSE", 60_000, "WRITE")
+                await asked(lambda: level(one), "a replica that has everything")
             one.kill()
             if not behind:
                 await told(other, "REPLICAOF", "NO", "ONE")
