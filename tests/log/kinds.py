@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
+from aiokafka.errors import TopicAlreadyExistsError
 
 from kvbus.config import KafkaTopic, NatsStream, RedisKeys
 from kvbus.log.contract import Log, UnavailableError
@@ -115,7 +116,7 @@ class Kafka:
     async def _create(self, topic: NewTopic) -> None:
         async with self.admin() as admin:
             answer = await admin.create_topics([topic])
-        if any(code for _, code, *_ in answer.topic_errors):
+        if any(code not in {0, TopicAlreadyExistsError.errno} for _, code, *_ in answer.topic_errors):
             raise UnavailableError("the brokers do not make it")
 
     @contextlib.asynccontextmanager
