@@ -8,13 +8,13 @@ import gc
 import os
 import signal
 from collections.abc import Generator, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from tests import budget
-from tests.log import broker, nats_server, redis_server
+from tests.log import broker, clusters, nats_server, redis_server, server
 from tests.long import LONG
 from tests.sharing import Scheduling
 
@@ -53,17 +53,24 @@ def state_of_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+Started = TypeVar("Started", bound=server.Server | clusters.Cluster)
+
+
+def _running(what: Started) -> Iterator[Started]:
+    try:
+        what.start()
+        yield what
+    finally:
+        with budget.ends_servers():
+            what.kill()
+
+
 @pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[broker.Broker]:
     """A running Kafka, or a skip that says what is missing."""
     if not os.environ.get(broker.HOME_ENV):
         pytest.skip(broker.MISSING)
-    running = broker.Broker(tmp_path_factory.mktemp("kafka"))
-    try:
-        running.start()
-        yield running
-    finally:
-        running.kill()
+    yield from _running(broker.Broker(tmp_path_factory.mktemp("kafka")))
 
 
 @pytest.fixture(scope="session")
@@ -71,12 +78,7 @@ def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[nats_server.NatsS
     """A running nats-server, or a skip that says what is missing."""
     if nats_server.command() is None:
         pytest.skip(nats_server.MISSING)
-    running = nats_server.NatsServer(tmp_path_factory.mktemp("nats"))
-    try:
-        running.start()
-        yield running
-    finally:
-        running.kill()
+    yield from _running(nats_server.NatsServer(tmp_path_factory.mktemp("nats")))
 
 
 @pytest.fixture(scope="session")
@@ -84,12 +86,23 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[redis_server.Red
     """A running Redis or Valkey, or a skip that says what is missing."""
     if redis_server.command() is None:
         pytest.skip(redis_server.MISSING)
-    running = redis_server.RedisServer(tmp_path_factory.mktemp("redis"))
-    try:
-        running.start()
-        yield running
-    finally:
-        running.kill()
+    yield from _running(redis_server.RedisServer(tmp_path_factory.mktemp("redis")))
+
+
+@pytest.fixture(scope="session")
+def kafka_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[clusters.Cluster]:
+    """Three brokers that run, or a skip that says what is missing."""
+    if not os.environ.get(broker.HOME_ENV):
+        pytest.skip(broker.MISSING)
+    yield from _running(clusters.brokers(tmp_path_factory.mktemp("brokers")))
+
+
+@pytest.fixture(scope="session")
+def nats_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[clusters.Cluster]:
+    """Three nats-servers that run, or a skip that says what is missing."""
+    if nats_server.command() is None:
+        pytest.skip(nats_server.MISSING)
+    yield from _running(clusters.nats_servers(tmp_path_factory.mktemp("nats-servers")))
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -106,14 +106,17 @@ NEEDED: Final = {
     "tls_key_file": ("tls_certificate_file",),
     "username": ("password_file",),
     "password_file": ("username",),
+    "sentinel": ("more_servers",),
 }
-"""What has to be there where one of the others is. Without TLS kvbus says to nobody who it is."""
+"""What has to be there where one of the others is, of the keys that a log has. Without TLS kvbus says to nobody who it
+is; a Redis has one primary, and Sentinels know which."""
 
 
 def half(section: str, keys: LogAccess) -> Iterator[Wrong]:
-    """Files that say nothing without others."""
+    """Keys that say nothing without others."""
+    fields = type(keys).model_fields
     for name, others in NEEDED.items():
-        given = [other for other in others if getattr(keys, other) is not None]
-        if given and getattr(keys, name) is None:
-            example = f"{name}: {LogAccess.model_fields[name].examples[0]}"  # type: ignore[index]
+        given = [other for other in others if getattr(keys, other, None)]
+        if given and name in fields and getattr(keys, name) is None:
+            example = f"{name}: {fields[name].examples[0]}"  # type: ignore[index]
             yield f"{section}.{name}", f"needed with {given[0]}", None, example

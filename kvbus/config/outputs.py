@@ -160,7 +160,8 @@ class OutputConfig(Section):
 
     redis: RedisKeys | None = key(
         None,
-        "With `type: redis`: under which keys, and as which cluster; null: the defaults. `endpoint` is the primary.",
+        "With `type: redis`: under which keys, and as which cluster; null: the defaults. `endpoint` is the primary, or "
+        "a Sentinel.",
         example={"prefix": "kvbus"},
     )
 

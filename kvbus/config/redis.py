@@ -8,7 +8,7 @@ from pydantic import AfterValidator
 
 from kvbus.config.logs import LogAccess, LogKeys
 from kvbus.config.section import key
-from kvbus.config.values import Int, Seconds
+from kvbus.config.values import Endpoint, Int, Seconds, Text
 
 
 def _prefix(value: str) -> str:
@@ -22,12 +22,21 @@ Prefix = Annotated[str, AfterValidator(_prefix)]
 
 
 class RedisServer(LogAccess):
-    """Where in Redis or Valkey a log is; ``endpoint`` is the primary."""
+    """Where in Redis or Valkey a log is; ``endpoint`` is the primary, or a Sentinel."""
 
     prefix: Prefix = key(
         "kvbus", "What the names of all keys begin with; a stream has two keys, in one slot.", example="kvbus"
     )
     database: Int = key(0, "Number of the database.", example=0, ge=0)
+    sentinel: Text | None = key(
+        None,
+        "What Sentinels call the primary: `endpoint` and `more_servers` are Sentinels then. null: `endpoint` is the "
+        "primary.",
+        example="mymaster",
+    )
+    more_servers: tuple[Endpoint, ...] = key(
+        (), "More Sentinels to begin with, besides `endpoint`.", example=["tcp://sentinel-1:26379"]
+    )
 
 
 class RedisKeys(RedisServer, LogKeys):

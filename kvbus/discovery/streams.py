@@ -46,7 +46,9 @@ TURN: Final = 64
 class StreamPatterns(LogAccess):
     """Which log is read, and which of its streams."""
 
-    endpoint: Endpoint = key(..., "A server of the log; of Redis and Valkey the primary.", example="tcp://kafka-0:9092")
+    endpoint: Endpoint = key(
+        ..., "A server of the log; of Redis and Valkey the primary, or a Sentinel.", example="tcp://kafka-0:9092"
+    )
     cluster: Text = key("*", "Of streams whose cluster is this; `*` and `?` stand for any text.", example="eu-1")
     model: Text = key("*", "Of streams whose model is this.", example="meta-llama/*")
     worker: Text = key("*", "Of streams whose worker is this, `WORKER/SOURCE` as it was written.", example="prod-*")
@@ -239,7 +241,7 @@ class LogStreams:
             return  # some stream begins again: the next reader brings these, too
         for at, entry in enumerate(entries, 1):
             relayed = self._relayed.get(entry.key)
-            if relayed is not None and entry.position >= relayed.position:
+            if relayed is not None:
                 self._feed(relayed, relayed.take(entry.data, entry.position, self._clock()))
             if at % TURN == 0:
                 self._drain()

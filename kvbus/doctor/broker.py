@@ -21,6 +21,7 @@ DO: Final = {
     ),
     "denied": (".username", "add the ACL of a writer, docs/LOG.md names it"),
     "key_file": ("", "correct the file"),
+    "primary_unknown": (".sentinel", "name the primary as the Sentinels do"),
     "slot_elsewhere": ("endpoint", "name a server that is no cluster"),
     "stream_missing": (".stream", "create both streams, docs/LOG.md says how"),
     "tls_failed": (".tls_ca_file", "name a port that speaks TLS, or leave it out"),
@@ -33,7 +34,7 @@ DO: Final = {
 
 async def broker(output: OutputConfig, at: str, timeout: float) -> tuple[list[Finding], str]:  # noqa: ASYNC109
     """Whether a server takes kvbus in, and shows it the streams. Nothing is written: that would fence a writer."""
-    where = output.endpoint
+    where = place_of(output).servers
     try:
         async with asyncio.timeout(timeout):
             return [], await LOOKS[output.type](output)

@@ -11,22 +11,37 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition, errors
-from aiokafka.client import AIOKafkaClient
-from aiokafka.partitioner import murmur2
+from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition, errors
 from aiokafka.protocol.offset import OffsetRequest
 
-from kvbus.log.contract import Entry, FencedError, Pointer, UnavailableError, next_turn, read_pointer, write_pointer
+from kvbus.log.contract import (
+    START,
+    Entry,
+    FencedError,
+    Pointer,
+    UnavailableError,
+    next_turn,
+    read_pointer,
+    write_pointer,
+)
+from kvbus.log.kafka_client import (
+    STOP,
+    Producer,
+    client_options,
+    inner,
+    leaders,
+    partition_of,
+    partitions_of,
+    stop,
+    whole,
+)
 from kvbus.log.kafka_errors import insisted, said
 from kvbus.log.place import Place
-from kvbus.tasks import finish
-
-REQUEST: Final = 10.0
-"""Seconds that the broker has for a request, all attempts together."""
+from kvbus.log.refusals import REQUEST
 
 FETCH: Final = 0.2
 """Seconds to wait for records at a time. Behind the last ones are a transaction's own, which nobody is given."""
@@ -40,80 +55,17 @@ TRANSACTION: Final = 60.0
 EARLIEST: Final = -2
 """A time before that of every record."""
 
-STOP: Final = 2.0
-"""Seconds that a client has to commit, and to close its connections."""
+CONFIRM: Final = 5.0
+"""Seconds for which it counts that most brokers of a partition have said who leads it."""
 
 MOST: Final = 500
 """Records taken at once."""
 
 
-class _Producer(AIOKafkaProducer):  # type: ignore[misc]
-    """One that can be given up: its own end waits until everything is sent, for ever if the broker takes nothing."""
-
-    async def stop(self) -> None:
-        """Close the connections. What is not committed is lost."""
-        self._closed = True
-        if self._sender is not None:
-            await self._sender.close()
-        await self.client.close()
-
-
-def _whole(client: AIOKafkaClient) -> None:
-    """Have a client end its first questions though it is cancelled: aiokafka would forget the connection it asks by."""
-    ask = client.bootstrap
-
-    async def bootstrap() -> None:
-        asking = asyncio.ensure_future(ask())
-        asking.add_done_callback(lambda done: done.cancelled() or done.exception())
-        try:
-            await asyncio.shield(asking)
-        except asyncio.CancelledError:
-            try:
-                await asyncio.wait([asking], timeout=STOP)
-            finally:
-                asking.cancel()
-            raise
-
-    client.bootstrap = bootstrap
-
-
-async def _stop(client: AIOKafkaConsumer | AIOKafkaProducer) -> None:
-    """Close a client's connections.
-
-    One that has only just begun is cancelled by its own stop, so this is a task of its own. Whatever else goes wrong,
-    nobody needs the client any more.
-    """
-    if not await finish(client.stop(), STOP):
-        for connection in list(_inner(client)._conns.values()):  # noqa: SLF001 - nobody else closes them
-            connection.close()
-
-
-def _inner(client: AIOKafkaConsumer | AIOKafkaProducer) -> AIOKafkaClient:
-    return client.client if isinstance(client, AIOKafkaProducer) else client._client  # noqa: SLF001 - it has no name
-
-
-def client_options(place: Place) -> dict[str, Any]:
-    """What every client takes; files are read for each of them.
-
-    Raises:
-        TlsFileError: a file cannot be used.
-    """
-    return _client(place, place.options())
-
-
-def _client(place: Place, options: dict[str, Any]) -> dict[str, Any]:
-    return {"bootstrap_servers": place.servers.split(","), "request_timeout_ms": int(1000 * REQUEST), **options}
-
-
-def partition_of(key: str, partitions: int) -> int:
-    """Where Kafka's own clients put a key."""
-    return int(murmur2(key.encode()) & 0x7FFFFFFF) % partitions
-
-
 class KafkaWriter:
     """See :class:`~kvbus.log.contract.Writer`."""
 
-    def __init__(self, place: Place, options: dict[str, Any], key: str, producer: AIOKafkaProducer, epoch: int) -> None:
+    def __init__(self, place: Place, options: dict[str, Any], key: str, producer: Producer, epoch: int) -> None:
         self.epoch = epoch
         self._place = place
         self._options = options
@@ -136,7 +88,7 @@ class KafkaWriter:
         """Ask the leader of the partition for its first offset."""
         client, topic = self._producer.client, self._place.topic
         async with said(self._place):
-            partition = partition_of(self._key.decode(), len(client.cluster.partitions_for_topic(topic)))
+            partition = partition_of(self._key.decode(), len(partitions_of(client, topic)))
             leader = client.cluster.leader_for_partition(TopicPartition(topic, partition))
             answer = await client.send(leader, OffsetRequest(-1, 0, [(topic, [(partition, EARLIEST)])]))
             ((_, ((_, code, *_, first),)),) = answer.topics
@@ -177,7 +129,7 @@ class KafkaWriter:
             with contextlib.suppress(TimeoutError, FencedError, UnavailableError):
                 async with asyncio.timeout(STOP), said(self._place):
                     await self._producer.commit_transaction()
-        await _stop(self._producer)
+        await stop(self._producer)
 
 
 class KafkaReader:
@@ -194,13 +146,23 @@ class KafkaReader:
         self._consumer = consumer
         self._parts = parts
         self._starts = {key.encode(): (key, start) for key, start in starts.items()}
+        self._next: dict[TopicPartition, int] = {}
+        """Offsets behind what was taken."""
+        self._known: dict[TopicPartition, int | None] = {}
+        """Who led them when that was confirmed."""
+        self._confirmed_at = 0.0
 
     async def take(self, seconds: float) -> list[Entry]:
         """Take what the client has fetched."""
         found = []
         async with said(self._place):
             taken = await self._consumer.getmany(timeout_ms=int(1000 * seconds), max_records=MOST)
-        for records in taken.values():
+        for part, records in taken.items():
+            if records[0].offset < self._next.get(part, START):  # the log has lost what was taken, and begins again
+                for name, (key, _) in self._starts.items():
+                    if self._parts[key] == part:
+                        self._starts[name] = key, START
+            self._next[part] = records[-1].offset + 1
             for record in records:
                 wanted = self._starts.get(record.key or b"")
                 if wanted is not None and record.offset >= wanted[1]:
@@ -208,9 +170,15 @@ class KafkaReader:
         return found
 
     async def ends(self) -> dict[str, int]:
-        """Ask the broker for the ends of the partitions."""
+        """Ask the brokers for the ends of the partitions, and from time to time whether they lead them."""
+        parts = set(self._parts.values())
+        known = _led(self._consumer, parts)
         async with said(self._place):
-            ends = await self._consumer.end_offsets(set(self._parts.values()))
+            ends = await self._consumer.end_offsets(parts)
+        now = asyncio.get_running_loop().time()
+        if known != self._known or now - self._confirmed_at >= CONFIRM:
+            await _confirm(self._place, self._consumer, known)
+            self._known, self._confirmed_at = known, now
         return {key: ends[part] for key, part in self._parts.items()}
 
     async def reached(self, key: str) -> int:
@@ -221,7 +189,29 @@ class KafkaReader:
 
     async def close(self) -> None:
         """Close the connections."""
-        await _stop(self._consumer)
+        await stop(self._consumer)
+
+
+def _led(consumer: AIOKafkaConsumer, parts: Iterable[TopicPartition]) -> dict[TopicPartition, int | None]:
+    """Who leads these partitions, as far as a client knows, which reads there."""
+    return {part: inner(consumer).cluster.leader_for_partition(part) for part in parts}
+
+
+async def _confirm(place: Place, consumer: AIOKafkaConsumer, known: dict[TopicPartition, int | None]) -> None:
+    """See that partitions were read where most of their brokers say that they are led.
+
+    One that is cut off and was read would hide what was appended since: an epoch would be handed out twice, or one that
+    lives be given up.
+
+    Raises:
+        UnavailableError: they were not, or too few brokers answer.
+    """
+    client = inner(consumer)
+    async with said(place):
+        found = await leaders(client, place.options(), list({part.topic for part in known}))
+    if any(found.get(part) != leader for part, leader in known.items()):
+        client.force_metadata_update()
+        raise UnavailableError("too few brokers say who leads a partition, or another one than was read")
 
 
 class KafkaLog:
@@ -238,14 +228,14 @@ class KafkaLog:
         """A producer with the stream's transactional id, and the next epoch of the stream in the topic of pointers."""
         async with said(self._place):
             options = self._place.options()
-            producer = _Producer(
-                **_client(self._place, options),
+            producer = Producer(
+                **client_options(self._place, options),
                 transactional_id=key,
                 transaction_timeout_ms=int(1000 * TRANSACTION),
                 acks="all",
                 max_request_size=2 * 1024 * 1024,
             )
-        _whole(_inner(producer))
+        whole(producer)
         try:
             async with said(self._place):
                 await insisted(self._place, options, producer.start())
@@ -254,7 +244,7 @@ class KafkaLog:
             pointer = next_turn((await self.pointers(key)).get(key))
             await writer.point(pointer)
         except BaseException:
-            await _stop(producer)
+            await stop(producer)
             raise
         writer.epoch = pointer.epoch
         return writer
@@ -274,11 +264,12 @@ class KafkaLog:
         """Every record that is in a topic now, or in the partition of a key: each partition in its order.
 
         Raises:
-            UnavailableError: they cannot be read to the end.
+            UnavailableError: they cannot be read to the end, or nobody knows whether that was the end.
         """
         time = asyncio.get_running_loop().time
         async with self._consumer(topic) as (consumer, parts):
             wanted = parts if key is None else [parts[partition_of(key, len(parts))]]
+            known = _led(consumer, wanted)
             async with said(self._place):
                 ends = await consumer.end_offsets(wanted)
                 consumer.assign(wanted)
@@ -295,6 +286,7 @@ class KafkaLog:
                         raise UnavailableError(f"{topic} cannot be read to its end")
                     for record in records:
                         yield record
+            await _confirm(self._place, consumer, known)
 
     async def read(self, starts: Mapping[str, int]) -> KafkaReader:
         """Read the partitions of these streams, each from the first of their positions on."""
@@ -319,21 +311,22 @@ class KafkaLog:
         """
         # by a subscription it learns of the partitions; which of them it reads is another matter
         async with said(self._place):
+            options = self._place.options()
             consumer = AIOKafkaConsumer(
-                topic, **client_options(self._place), auto_offset_reset="earliest", enable_auto_commit=False
+                topic, **client_options(self._place, options), auto_offset_reset="earliest", enable_auto_commit=False
             )
-        _whole(_inner(consumer))
+        whole(consumer)
         try:
             async with said(self._place):
                 await consumer.start()
-                parts = [TopicPartition(topic, number) for number in sorted(consumer.partitions_for_topic(topic) or ())]
+                parts = partitions_of(inner(consumer), topic)
                 consumer.unsubscribe()
             yield consumer, parts
         except BaseException:
-            await _stop(consumer)
+            await stop(consumer)
             raise
         if not keep:
-            await _stop(consumer)
+            await stop(consumer)
 
     async def close(self) -> None:
         """Writers and readers have connections of their own."""

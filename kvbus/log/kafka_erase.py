@@ -14,7 +14,8 @@ from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 
 from kvbus.log.inventory import Erased, Held, Inventory, count, finish
-from kvbus.log.kafka import KafkaLog, client_options
+from kvbus.log.kafka import KafkaLog
+from kvbus.log.kafka_client import client_options
 from kvbus.log.kafka_errors import cause, said
 from kvbus.log.place import Place
 
@@ -80,7 +81,7 @@ async def erase(place: Place, before: Inventory, keys: Collection[str], *, state
 
 async def _delete(place: Place, before: dict[int, int]) -> None:
     async with said(place):
-        admin = AIOKafkaAdminClient(**client_options(place))
+        admin = AIOKafkaAdminClient(**client_options(place, place.options()))
         try:
             await admin.start()
             wanted = {TopicPartition(place.topic, number): RecordsToDelete(offset) for number, offset in before.items()}

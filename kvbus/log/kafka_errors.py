@@ -13,7 +13,7 @@ from aiokafka.protocol.metadata import MetadataRequest
 
 from kvbus.log.contract import UNREACHABLE, FencedError, UnavailableError
 from kvbus.log.place import Place
-from kvbus.log.refusals import causes, refusal
+from kvbus.log.refusals import REQUEST, causes, refusal
 from kvbus.tasks import end_tasks
 from kvbus.transport.tls_files import TlsFileError
 
@@ -68,7 +68,7 @@ async def said(place: Place) -> AsyncIterator[None]:
 
 
 async def insisted(place: Place, options: dict[str, Any], work: Coroutine[Any, Any, T]) -> T:
-    """What the client tries for ever, until a broker says that it will not.
+    """What the client tries for ever, for :data:`REQUEST`, or until a broker says that it will not.
 
     Args:
         place: where the log is.
@@ -76,14 +76,21 @@ async def insisted(place: Place, options: dict[str, Any], work: Coroutine[Any, A
         work: what it does.
 
     Raises:
-        UnavailableError: a broker refuses kvbus.
+        UnavailableError: a broker refuses kvbus, or nobody has done it in that time.
     """
+    time = asyncio.get_running_loop().time
     task = asyncio.ensure_future(work)
+    until, found = time() + REQUEST, None
     try:
-        while not (await asyncio.wait([task], timeout=ASK))[0]:
-            found = await cause(place, options)
+        while not (await asyncio.wait([task], timeout=min(ASK, until - time())))[0]:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(PROBE, until - time())):
+                    found = await cause(place, options)
             if found is not None and found.reason != UNREACHABLE:
                 raise found
+            if time() >= until:
+                text = f"not done in {REQUEST:.0f} s: too few brokers, or replicas that are in sync"
+                raise found or UnavailableError(text)
         return task.result()
     finally:
         if not task.done():
@@ -98,17 +105,9 @@ async def cause(place: Place, options: dict[str, Any] | None = None) -> Unavaila
     found: UnavailableError | None = None
     for host, port in place.addresses:
         try:
-            async with asyncio.timeout(PROBE):
-                known = place.options() if options is None else options
-                connection = await create_conn(host, port, request_timeout_ms=int(1000 * PROBE), **known)
-                try:
-                    wanted = MetadataRequest([place.topic, place.pointers], allow_auto_topic_creation=False)
-                    shown = await connection.send(wanted)
-                finally:
-                    closed = connection.close()
-            if closed is not None:
-                await asyncio.wait([closed], timeout=CLOSE)
-            for code, topic, *_ in shown.topics:
+            known = place.options() if options is None else options
+            answer = await shown(host, port, known, [place.topic, place.pointers])
+            for code, topic, *_ in answer.topics:
                 if code:
                     raise errors.for_code(code)(topic)
         except (errors.KafkaError, OSError, TimeoutError, TlsFileError) as error:
@@ -117,6 +116,23 @@ async def cause(place: Place, options: dict[str, Any] | None = None) -> Unavaila
         else:
             return None
     return found
+
+
+async def shown(host: str, port: int, options: dict[str, Any], topics: list[str]) -> Any:
+    """What one broker says of these topics, by a connection of its own.
+
+    Raises:
+        KafkaError, OSError, TimeoutError: it does not.
+    """
+    async with asyncio.timeout(PROBE):
+        connection = await create_conn(host, port, request_timeout_ms=int(1000 * PROBE), **options)
+        try:
+            answer = await connection.send(MetadataRequest(topics, allow_auto_topic_creation=False))
+        finally:
+            closed = connection.close()
+    if closed is not None:
+        await asyncio.wait([closed], timeout=CLOSE)
+    return answer
 
 
 def _text(error: BaseException) -> str:

@@ -218,7 +218,7 @@ class NatsLog:
                 _, data = await newest_of(link, self._place.pointers, key)
                 pointer = _pointer(data)
                 return {} if pointer is None else {key: pointer}
-            pulled = Pulled(link, self._place.pointers, None)
+            pulled = Pulled(link, self._place.pointers, 1)
             while not await pulled.level():
                 for _, message in await pulled.take(1.0):
                     name = message.subject.removeprefix(f"{self._place.pointers}.")

@@ -125,8 +125,13 @@ class Link:
             UnavailableError: it does not answer.
         """
         client = await self.client()
-        async with self.said(seconds):
-            answer = await client.request(subject, data, timeout=seconds, headers=headers)
+        try:
+            async with self.said(seconds):
+                answer = await client.request(subject, data, timeout=seconds, headers=headers)
+        except UnavailableError as error:
+            if isinstance(error.__cause__, TimeoutError):
+                await self.close()  # the server may be cut off from those that would answer: another one is next
+            raise
         said = json.loads(answer.data)
         if "error" in said:
             raise APIError.from_error(said["error"])

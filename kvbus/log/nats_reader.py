@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -14,7 +15,7 @@ from nats.aio.subscription import Subscription
 from kvbus.log.contract import START, Entry, UnavailableError
 from kvbus.log.nats_client import Link
 from kvbus.log.place import NatsPlace
-from kvbus.log.refusals import REQUEST
+from kvbus.log.refusals import REQUEST, insisted
 
 SHIFT: Final = 10
 """Bits of a position behind the message's sequence: which of its records it is."""
@@ -24,6 +25,16 @@ MOST: Final = 64
 
 IDLE: Final = 60
 """Seconds for which the server keeps the place of a reader that asks for nothing."""
+
+CREATE: Final = 1.0
+"""Seconds in which a consumer is made, or another one is tried: for a minute servers are given one that are away."""
+
+HEARTBEAT: Final = 2
+"""Seconds without a message after which the server says that it is still asked. What keeps a reader's place is one of
+several servers, and may be another one than that of its connection: nobody says that it went."""
+
+SOON: Final = 0.01
+"""Seconds for a message that is there."""
 
 _records: Final = msgspec.msgpack.Decoder(list[bytes])
 
@@ -38,15 +49,15 @@ def records_of(data: bytes) -> list[bytes]:
 
 
 class Pulled:
-    """The messages of a stream from a sequence on, or the newest of each subject, asked for as they are wanted.
+    """The messages of a stream from a sequence on, asked for as they are wanted.
 
     Args:
         link: the connection.
         stream: its name.
-        start: the first sequence; None: the newest message of each subject.
+        start: the first sequence.
     """
 
-    def __init__(self, link: Link, stream: str, start: int | None) -> None:
+    def __init__(self, link: Link, stream: str, start: int) -> None:
         self._link = link
         self._stream = stream
         self.next = start
@@ -62,30 +73,34 @@ class Pulled:
         """Messages of this consumer."""
         self._asked = 0
         """Messages that may still come of what was asked for."""
+        self._heard = 0.0
+        """When anything came of it."""
 
     async def _begin(self) -> tuple[Any, Subscription]:
         client = await self._link.client()
         if self._inbox is not None and client is self._client:
             return client, self._inbox
         info = await self._link.api(f"STREAM.INFO.{self._stream}")
-        policy: dict[str, Any] = {"deliver_policy": "last_per_subject"}
-        if self.next is not None:
-            if self._created not in {"", info["created"]}:
-                self.next, self.anew = 1, True
-            start = min(max(1, self.next), info["state"]["last_seq"] + 1)  # the server may have lost its newest ones
-            policy = {"deliver_policy": "by_start_sequence", "opt_start_seq": start}
+        if self._created not in {"", info["created"]}:
+            self.next, self.anew = 1, True
         self._created = info["created"]
-        self._name = uuid4().hex
         config = {
-            **policy,
-            "name": self._name,
+            "deliver_policy": "by_start_sequence",
+            "opt_start_seq": min(max(1, self.next), info["state"]["last_seq"] + 1),  # it may have lost its newest ones
             "ack_policy": "none",
             "filter_subject": f"{self._stream}.>",
             "inactive_threshold": IDLE * 10**9,
             "mem_storage": True,
         }
-        subject = f"CONSUMER.CREATE.{self._stream}.{self._name}.{self._stream}.>"
-        await self._link.api(subject, stream_name=self._stream, config=config)
+
+        async def attempt(seconds: float) -> None:
+            self._name = uuid4().hex
+            subject = f"CONSUMER.CREATE.{self._stream}.{self._name}.{self._stream}.>"
+            named = {**config, "name": self._name}
+            await self._link.api(subject, min(seconds, CREATE), stream_name=self._stream, config=named)
+
+        await insisted(attempt)
+        client = await self._link.client()
         inbox: Subscription = await client.subscribe(client.new_inbox())
         self._inbox, self._client, self._taken, self._asked = inbox, client, 0, 0
         return client, inbox
@@ -96,30 +111,45 @@ class Pulled:
         Raises:
             UnavailableError: nothing was taken.
         """
+        now = asyncio.get_running_loop().time
         try:
             client, inbox = await self._begin()
             if not self._asked:
-                wanted = msgspec.json.encode({"batch": MOST, "expires": IDLE * 10**9 // 2})
+                times = {"expires": IDLE * 10**9 // 2, "idle_heartbeat": HEARTBEAT * 10**9}
+                wanted = msgspec.json.encode({"batch": MOST, **times})
                 subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self._name}"
                 await client.publish(subject, wanted, reply=inbox.subject)
-                self._asked = MOST
+                self._asked, self._heard = MOST, now()
             found: list[tuple[int, Msg]] = []
+            until = now() + seconds
             async with self._link.said(seconds + REQUEST):
                 with contextlib.suppress(TimeoutError):
                     while not found or inbox.pending_msgs:
-                        message = await inbox.next_msg(seconds)
+                        message = await inbox.next_msg(max(SOON, until - now()))
+                        self._heard = now()
                         if message.headers and "Status" in message.headers:
                             self._judge(message.headers["Status"])
                             continue
                         found.append((self._count(message), message))
+            self._listen(now())
         except UnavailableError:
-            self._inbox = None
+            self.begin_again()
             raise
-        if found and self.next is not None:
+        if found:
             self.next = found[-1][0] + 1
         return found
 
+    def _listen(self, now: float) -> None:
+        if self._asked and now - self._heard > REQUEST:
+            raise UnavailableError("the server that keeps the consumer says nothing")
+
+    def begin_again(self) -> None:
+        """Have another consumer, from the next message on."""
+        self._inbox = None
+
     def _judge(self, status: str) -> None:
+        if status == "100":  # a heartbeat
+            return
         self._asked = 0
         if status != "408":  # of which nothing more comes; any other one says that there is nobody to ask
             raise UnavailableError(f"the consumer has gone ({status})")
@@ -132,12 +162,19 @@ class Pulled:
         sequence: int = message.metadata.sequence.stream
         return sequence
 
+    async def bounds(self) -> tuple[int, int]:
+        """The first sequence that the stream has, and the one that comes behind its last.
+
+        The stream's leader says so: a consumer may be at a server that is behind.
+        """
+        state = (await self._link.api(f"STREAM.INFO.{self._stream}"))["state"]
+        end: int = state["last_seq"] + 1
+        return (state["first_seq"] if state["messages"] else end), end
+
     async def level(self) -> bool:
         """Whether everything was taken that the stream has."""
-        await self._begin()
-        info = await self._link.api(f"CONSUMER.INFO.{self._stream}.{self._name}")
-        delivered: int = info["delivered"]["consumer_seq"]
-        return not info["num_pending"] and delivered == self._taken
+        first, end = await self.bounds()
+        return max(self.next, first) >= end
 
 
 class NatsReader:
@@ -147,7 +184,7 @@ class NatsReader:
         self._place = place
         self._starts = starts
         self._link = Link(place)
-        self._end = self._level = START
+        self._first = START
         self._prefix = f"{place.keys.stream}."
         self.pulled = Pulled(self._link, place.keys.stream, min(starts.values(), default=START) >> SHIFT)
 
@@ -155,7 +192,7 @@ class NatsReader:
         """Take what was asked for, and ask again."""
         messages = await self.pulled.take(seconds)
         if self.pulled.anew:
-            self._starts, self._level, self.pulled.anew = dict.fromkeys(self._starts, START), START, False
+            self._starts, self.pulled.anew = dict.fromkeys(self._starts, START), False
         return [entry for at, message in messages for entry in self._of(at, message)]
 
     def _of(self, sequence: int, message: Msg) -> Iterator[Entry]:
@@ -170,17 +207,16 @@ class NatsReader:
 
     async def ends(self) -> dict[str, int]:
         """Behind the stream's newest message."""
-        info = await self._link.api(f"STREAM.INFO.{self._place.keys.stream}")
-        self._end = (info["state"]["last_seq"] + 1) << SHIFT
-        return dict.fromkeys(self._starts, self._end)
+        first, end = await self.pulled.bounds()
+        if self.pulled.next > end:
+            self.pulled.begin_again()  # what was taken is lost, and others come under its sequences
+        self._first = first << SHIFT
+        return dict.fromkeys(self._starts, end << SHIFT)
 
     async def reached(self, key: str) -> int:
-        """Where the consumer is, or the end if nothing is left before it."""
+        """Where the consumer is, or what is kept begins."""
         del key
-        at = max((self.pulled.next or 0) << SHIFT, self._level)
-        if at < self._end and await self.pulled.level():
-            self._level = at = self._end
-        return at
+        return max(self.pulled.next << SHIFT, self._first)
 
     async def close(self) -> None:
         """Close the connection."""

@@ -137,7 +137,7 @@ def place_of(output: OutputConfig) -> Any:
 
 def place_at(endpoint: str, keys: LogAccess) -> Any:
     """The log that is at an endpoint: a :class:`Servers` of the keys' type."""
-    more = keys.more_servers if isinstance(keys, (KafkaServers, NatsServers)) else ()
+    more = keys.more_servers if isinstance(keys, (KafkaServers, NatsServers, RedisServer)) else ()
     servers = ",".join(each.removeprefix("tcp://") for each in (endpoint, *more))
     if isinstance(keys, NatsServers):
         return NatsPlace(servers, keys)

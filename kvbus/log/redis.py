@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any, Final
 from uuid import uuid4
 
@@ -182,13 +182,29 @@ class RedisWriter:
 class RedisReader:
     """See :class:`~kvbus.log.contract.Reader`."""
 
-    def __init__(self, place: RedisPlace, client: Redis, starts: Mapping[str, int]) -> None:
+    def __init__(self, place: RedisPlace, starts: Mapping[str, int]) -> None:
         self._place = place
-        self._client = client
+        self._client: Redis | None = None
         self._keys = {names(place, key)[0].encode(): key for key in starts}
         self._next = {name: starts[key] for name, key in self._keys.items()}
         self._behind = dict.fromkeys(self._next)
         """Streams of which more may wait than was taken, in turn."""
+
+    @contextlib.asynccontextmanager
+    async def client(self, seconds: float = REQUEST) -> AsyncIterator[Redis]:
+        """The connection, with so many seconds for what it is for; whoever is the primary may be another one then.
+
+        Raises:
+            UnavailableError: the server has not done it.
+        """
+        try:
+            async with said(self._place, seconds):
+                if self._client is None:
+                    self._client = await connected(self._place)
+                yield self._client
+        except UnavailableError:
+            await self.close()
+            raise
 
     async def take(self, seconds: float) -> list[Entry]:
         """Take what is there of the streams that are level, and of some that are behind; wait only if none is."""
@@ -200,8 +216,8 @@ class RedisReader:
             level = [name for name in self._next if name not in self._behind]
             wanted: dict[Any, Any] = {name: max(0, self._next[name] - 1) for name in (*some, *level)}
             block = None if some else max(1, int(1000 * seconds))
-            async with said(self._place, seconds + REQUEST):
-                taken: Any = await self._client.xread(wanted, MOST, block)
+            async with self.client(seconds + REQUEST) as client:
+                taken: Any = await client.xread(wanted, MOST, block)
             for name in some:
                 del self._behind[name]
             found = [entry for name, records in taken for entry in self._of(name, records)]
@@ -218,8 +234,8 @@ class RedisReader:
 
     async def ends(self) -> dict[str, int]:
         """Behind the newest record of each that has any."""
-        async with said(self._place):
-            asked = self._client.pipeline(transaction=False)
+        async with self.client() as client:
+            asked = client.pipeline(transaction=False)
             for key in self._keys.values():
                 records, pointer = names(self._place, key)
                 asked.xlen(records)
@@ -237,7 +253,9 @@ class RedisReader:
 
     async def close(self) -> None:
         """Close the connection."""
-        await stop(self._client)
+        client, self._client = self._client, None
+        if client is not None:
+            await stop(client)
 
 
 class RedisLog:
@@ -255,7 +273,7 @@ class RedisLog:
     async def claim(self, key: str) -> RedisWriter:
         """Put a token of its own, and the next epoch, into the stream's hash."""
         async with said(self._place):
-            client = connected(self._place)
+            client = await connected(self._place)
         writer = RedisWriter(self._place, client, key, self._former)
         try:
             await writer.claim()
@@ -289,11 +307,9 @@ class RedisLog:
 
     async def read(self, starts: Mapping[str, int]) -> RedisReader:
         """Read the streams by one connection."""
-        async with said(self._place):
-            client = connected(self._place)
-        reader = RedisReader(self._place, client, starts)
+        reader = RedisReader(self._place, starts)
         try:
-            async with said(self._place):
+            async with reader.client() as client:
                 await client.ping()
         except BaseException:
             await reader.close()

@@ -18,6 +18,9 @@ from kvbus.log.refusals import REQUEST, causes, probed, refusal
 from kvbus.tasks import finish
 from kvbus.transport.tls_files import TlsFileError
 
+SENTINEL: Final = 2.0
+"""Seconds that one Sentinel has to answer."""
+
 STOP: Final = 2.0
 """Seconds that a connection has to close."""
 
@@ -33,6 +36,7 @@ CODES: Final = {
     "READONLY": ("read_only", "the server is a replica"),
     "MISCONF": ("not_saved", "the server cannot save, and takes nothing"),
     "MOVED": ("slot_elsewhere", "the server is one of a cluster, and another one has this stream"),
+    "NOREPLICAS": ("too_few_replicas", "fewer replicas are connected than min-replicas-to-write wants"),
     "NOPERM": DENIED,
     "NOAUTH": ("authentication_failed", "the server wants a password"),
     "WRONGPASS": ("authentication_failed", "authentication failed: no such user, or its password"),
@@ -51,20 +55,30 @@ class _Tls(Connection):
         return {**super()._connection_arguments(), "ssl": self._context}
 
 
-def connected(place: RedisPlace) -> Redis:
-    """A client with one connection; files are read for each of them.
+async def connected(place: RedisPlace) -> Redis:
+    """A client of the primary, with one connection; files are read for each of them.
+
+    Where Sentinels know who that is, it stays with the one that they name now.
 
     Raises:
         TlsFileError: a file cannot be used.
+        UnavailableError, RedisError, OSError, TimeoutError: no Sentinel says who it is.
     """
-    ((host, port),) = place.addresses
+    if place.keys.sentinel is None:
+        ((host, port),) = place.addresses
+    else:
+        host, port = await _primary(place, place.keys.sentinel)
+    return _client(place, host, port, place.keys.database)
+
+
+def _client(place: RedisPlace, host: str, port: int, database: int) -> Redis:
     context = place.tls()
     options: dict[str, Any] = {} if context is None else {"connection_class": _Tls, "context": context}
     return Redis.from_pool(
         ConnectionPool(
             host=host,
             port=port,
-            db=place.keys.database,
+            db=database,
             username=place.keys.username,
             password=place.password(),
             protocol=2,
@@ -75,6 +89,25 @@ def connected(place: RedisPlace) -> Redis:
             **options,
         )
     )
+
+
+async def _primary(place: RedisPlace, name: str) -> tuple[str, int]:
+    """Where the primary is, by the first Sentinel that knows it."""
+    unknown: Exception | None = None
+    wrong: Exception | None = None
+    for host, port in place.addresses:
+        client = _client(place, host, port, 0)
+        try:
+            async with asyncio.timeout(SENTINEL):
+                found: Any = await client.sentinel_get_master_addr_by_name(name)
+            if found is not None:
+                return found[0].decode(), found[1]
+            unknown = UnavailableError(f"no Sentinel knows a primary {name}", "primary_unknown")
+        except (exceptions.RedisError, OSError, TimeoutError) as error:
+            wrong = error
+        finally:
+            await stop(client)
+    raise unknown or wrong or AssertionError("there is a server")
 
 
 async def stop(client: Redis) -> None:
@@ -102,10 +135,10 @@ async def opened(place: RedisPlace) -> AsyncIterator[Redis]:
     """A client for a while.
 
     Raises:
-        UnavailableError: a file cannot be used.
+        UnavailableError: a file cannot be used, or no Sentinel says who the primary is.
     """
     async with said(place):
-        client = connected(place)
+        client = await connected(place)
     try:
         yield client
     finally:

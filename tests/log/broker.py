@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import os
-import signal
-import socket
 import subprocess
-import time
-import uuid
-from base64 import urlsafe_b64encode
 from pathlib import Path
 
-from tests.log.server import under_timeout
+from tests.log.server import Server
 from tests.ports import free_ports
 from tests.security.certificates import Authority
 
@@ -19,9 +14,6 @@ HOME_ENV = "TEST_KAFKA_HOME"
 MISSING = f"{HOME_ENV} names no jars of Kafka: .ci/kafka.sh DIR fetches them (Java 17, Maven); .ci/run does both"
 PATIENCE = 240.0
 """Seconds for a start on a busy machine; four where nothing else runs."""
-
-MOST = 1200
-"""Seconds after which a broker ends, whatever became of the tests."""
 
 SETTINGS = """
 process.roles=broker,controller
@@ -65,89 +57,37 @@ log.cleaner.dedupe.buffer.size=2097152
 """
 
 
-class Broker:
-    """Runs from `start` to `stop`; the addresses stay over a restart.
+def java(*words: str) -> tuple[str, ...]:
+    """The command of one of Kafka's programs."""
+    small = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+    return ("java", *small, "-cp", f"{os.environ[HOME_ENV]}/jars/*", *words)
 
-    Whoever comes without TLS may do everything; who comes by SCRAM or with a certificate may do what ACLs say.
-    """
+
+def format_storage(settings: Path) -> None:
+    """Write what a broker has to find in its directory."""
+    cluster = "--cluster-id=kvbusAAAAAAAAAAAAAAAAA"
+    tool = java("kafka.tools.StorageTool", "format", cluster, "-c", str(settings))
+    done = subprocess.run(tool, check=False, capture_output=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+class Broker(Server):
+    """Whoever comes without TLS may do everything; who comes by SCRAM or with a certificate may do what ACLs say."""
 
     def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._said = directory / "said"
-        self._process: subprocess.Popen[bytes] | None = None
-        self._port, controller, *self._tls_ports = free_ports(5)
+        port, controller, *self._tls_ports = free_ports(5)
         ports = dict(zip(("scram", "mutual", "expired"), self._tls_ports, strict=True))
-        settings = SETTINGS.format(port=self._port, controller=controller, directory=directory, **ports)
         self.authority = Authority(directory)
         for name, days in (("broker", 1), ("expired", -1)):
             issued = self.authority.issue(name, days=days)
             (directory / f"{name}.pem").write_text(issued.key.read_text() + issued.certificate.read_text())
-        (directory / "server.properties").write_text(settings)
-        cluster = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        done = self._java(
-            "kafka.tools.StorageTool", "format", f"--cluster-id={cluster}", "-c", str(directory / "server.properties")
-        )
-        assert done.wait(PATIENCE) == 0, self._said.read_text()
-
-    @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self._port}"
+        settings = directory / "server.properties"
+        settings.write_text(SETTINGS.format(port=port, controller=controller, directory=directory, **ports))
+        format_storage(settings)
+        super().__init__(directory, port, java("kafka.Kafka", str(settings)), patience=PATIENCE)
 
     @property
     def tls_ports(self) -> tuple[int, int, int]:
         """For SCRAM, for certificates of clients, and with a certificate that has expired."""
         scram, mutual, expired = self._tls_ports
         return scram, mutual, expired
-
-    @property
-    def pid(self) -> int:
-        """Of the broker itself."""
-        assert self._process is not None
-        return under_timeout(self._process)
-
-    def _java(self, *args: str) -> subprocess.Popen[bytes]:
-        jars = Path(os.environ[HOME_ENV]) / "jars"
-        java = ("java", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", f"{jars}/*")
-        with self._said.open("ab") as said:
-            return subprocess.Popen(
-                ["timeout", "--signal=KILL", str(MOST), *java, *args],
-                stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=said,
-                process_group=0,
-            )
-
-    def start(self) -> None:
-        self._process = self._java("kafka.Kafka", str(self._directory / "server.properties"))
-        until = time.monotonic() + PATIENCE
-        while not self._answers():
-            assert self._process.poll() is None, self._said.read_text()
-            assert time.monotonic() < until, "the broker does not come up"
-            time.sleep(0.05)
-
-    def _answers(self) -> bool:
-        try:
-            socket.create_connection(("127.0.0.1", self._port), timeout=5).close()
-        except OSError:
-            return False
-        return True
-
-    def signal(self, number: int) -> None:
-        """To the broker, and `timeout` around it."""
-        assert self._process is not None
-        os.killpg(self._process.pid, number)
-
-    def end(self) -> None:
-        """As whoever replaces it does: with SIGTERM, and patience."""
-        assert self._process is not None
-        os.kill(self.pid, signal.SIGTERM)
-        self._process.wait(PATIENCE)
-        self._process = None
-
-    def kill(self) -> None:
-        if self._process is not None:
-            self.signal(signal.SIGKILL)
-            self._process.wait()
-            while self._answers():  # `timeout` is gone, the broker goes
-                time.sleep(0.01)
-            self._process = None

@@ -33,6 +33,12 @@ class Cutting:
                     connection.cancel()
                 await asyncio.gather(*self._connections, return_exceptions=True)
 
+    def move(self, server: int) -> None:
+        """Another server has the address, and whoever was connected is so no more."""
+        self._server = server
+        for connection in self._connections:
+            connection.cancel()
+
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = asyncio.ensure_future(self._serve(reader, writer))
         self._connections.add(connection)

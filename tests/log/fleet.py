@@ -94,6 +94,7 @@ class Reading:
         self._reader = reader
         self.follower = Follower()
         self.view = PlainSetRouter()
+        self.epochs = []
 
     @property
     def blocks(self):
@@ -103,11 +104,16 @@ class Reading:
         async with asyncio.timeout(50):
             while not what():
                 with contextlib.suppress(UnavailableError):
-                    for entry in await self._reader.take(0.1):
-                        self._take(entry.data)
+                    await self.take()
+
+    async def take(self):
+        for entry in await self._reader.take(0.1):
+            self._take(entry.data)
 
     def _take(self, data):
         record = self.follower.take(data, 0.0)
+        if record is not None:
+            self.epochs.append(record.epoch)
         if record is not None and record.kind is not Kind.GONE:
             self.view.take(record.origin, record.payload)
         if self.follower.holds is Holds.NOTHING:
@@ -120,9 +126,11 @@ class Reading:
 
 
 @contextlib.asynccontextmanager
-async def fleet(kind):
+async def fleet(kind, *, made=False):
+    """Leaves and readers of a log, which is made unless it is there."""
     async with contextlib.AsyncExitStack() as stack:
-        await kind.make()
+        if not made:
+            await kind.make()
         yield Fleet(kind, stack)
 
 

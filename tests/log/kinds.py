@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -11,10 +12,12 @@ from typing import Any, Protocol, TypeVar
 
 from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
+from aiokafka.errors import TopicAlreadyExistsError
 
 from kvbus.config import KafkaTopic, NatsStream, RedisKeys
 from kvbus.log.contract import Log, UnavailableError
-from kvbus.log.kafka import KafkaLog, partition_of
+from kvbus.log.kafka import KafkaLog
+from kvbus.log.kafka_client import partition_of
 from kvbus.log.nats import NatsLog
 from kvbus.log.nats_client import Link
 from kvbus.log.nats_reader import SHIFT
@@ -22,6 +25,7 @@ from kvbus.log.place import POINTERS, NatsPlace, Place, RedisPlace
 from kvbus.log.redis import RedisLog
 from kvbus.log.redis_client import names
 from tests.log.broker import PATIENCE, Broker
+from tests.log.clusters import PRIMARY, Cluster
 from tests.log.directory import DirectoryLog
 from tests.log.nats_server import NatsServer
 from tests.log.redis_server import RedisServer
@@ -37,6 +41,12 @@ async def insist(what: Callable[[], Awaitable[Result]]) -> Result:
             with contextlib.suppress(UnavailableError):
                 return await what()
             await asyncio.sleep(0.02)
+
+
+def more(address: str) -> dict[str, Any]:
+    """The keys that name the servers but the first one."""
+    _, *others = address.split(",")
+    return {"more_servers": [f"tcp://{other}" for other in others]} if others else {}
 
 
 class Kind(Protocol):
@@ -85,20 +95,29 @@ class Directory:
 
 
 class Kafka:
-    def __init__(self, broker: Broker, partitions: int = 2, **pointers: str) -> None:
+    def __init__(self, broker: Broker | Cluster, partitions: int = 2, replicas: int = 1, **pointers: str) -> None:
         self.broker = broker
+        self._replicas = replicas
         self.topic = f"kvbus-{next(_names)}"
         self._partitions = partitions
         self._compacted = {"cleanup.policy": "compact", **pointers}
 
     async def make(self) -> None:
+        await self.create(
+            NewTopic(self.topic, self._partitions, self._replicas),
+            NewTopic(self.topic + POINTERS, self._partitions, self._replicas, topic_configs=self._compacted),
+        )
+
+    async def create(self, *topics: NewTopic) -> None:
+        """Topics, as soon as there are as many brokers as they want."""
+        for topic in topics:
+            await insist(functools.partial(self._create, topic))
+
+    async def _create(self, topic: NewTopic) -> None:
         async with self.admin() as admin:
-            await admin.create_topics(
-                [
-                    NewTopic(self.topic, self._partitions, 1),
-                    NewTopic(self.topic + POINTERS, self._partitions, 1, topic_configs=self._compacted),
-                ]
-            )
+            answer = await admin.create_topics([topic])
+        if any(code not in {0, TopicAlreadyExistsError.errno} for _, code, *_ in answer.topic_errors):
+            raise UnavailableError("the brokers do not make it")
 
     @contextlib.asynccontextmanager
     async def admin(self) -> AsyncIterator[AIOKafkaAdminClient]:
@@ -111,11 +130,11 @@ class Kafka:
 
     def settings(self) -> dict[str, Any]:
         """The keys of an output that writes it, besides its endpoint."""
-        return {"kafka": {"topic": self.topic}}
+        return {"kafka": {"topic": self.topic, **more(self.broker.address)}}
 
     @property
     def endpoint(self) -> str:
-        return f"tcp://{self.broker.address}"
+        return f"tcp://{self.broker.address.split(',')[0]}"
 
     def open(self) -> KafkaLog:
         return KafkaLog(self.place(self.broker.address))
@@ -145,8 +164,9 @@ class Kafka:
 
 
 class Redis:
-    def __init__(self, server: RedisServer) -> None:
+    def __init__(self, server: RedisServer, sentinels: Cluster | None = None) -> None:
         self.server = server
+        self._sentinels = sentinels
         self.prefix = f"kvbus-{next(_names)}"
 
     async def make(self) -> None:
@@ -154,14 +174,20 @@ class Redis:
 
     def settings(self) -> dict[str, Any]:
         """The keys of an output that writes it, besides its endpoint."""
-        return {"redis": {"prefix": self.prefix}}
+        named = {} if self._sentinels is None else {"sentinel": PRIMARY, **more(self._sentinels.address)}
+        return {"redis": {"prefix": self.prefix, **named}}
 
     @property
     def endpoint(self) -> str:
-        return f"tcp://{self.server.address}"
+        return f"tcp://{self._address.split(',')[0]}"
 
     def open(self) -> RedisLog:
-        return RedisLog(self.place(self.server.address))
+        named = {} if self._sentinels is None else {"sentinel": PRIMARY}
+        return RedisLog(self.place(self._address, **named))
+
+    @property
+    def _address(self) -> str:
+        return (self.server if self._sentinels is None else self._sentinels).address
 
     def place(self, server: str, **keys: object) -> RedisPlace:
         return RedisPlace(server, RedisKeys.model_validate({"prefix": self.prefix, **keys}))
@@ -180,13 +206,16 @@ class Redis:
 
 
 class Nats:
-    def __init__(self, server: NatsServer) -> None:
+    def __init__(self, server: NatsServer | Cluster, replicas: int = 1) -> None:
         self.server = server
+        self._replicas = replicas
         self.stream = f"kvbus-{next(_names)}"
 
     async def make(self) -> None:
-        for name, more in ((self.stream, {}), (self.stream + POINTERS, {"max_msgs_per_subject": 1})):
-            await self.api(f"STREAM.CREATE.{name}", name=name, subjects=[f"{name}.>"], **more)
+        for name, limits in ((self.stream, {}), (self.stream + POINTERS, {"max_msgs_per_subject": 1})):
+            await self.api(
+                f"STREAM.CREATE.{name}", name=name, subjects=[f"{name}.>"], num_replicas=self._replicas, **limits
+            )
 
     async def api(self, subject: str, **request: Any) -> Any:
         """What JetStream's API answers to who may do everything."""
@@ -198,11 +227,11 @@ class Nats:
 
     def settings(self) -> dict[str, Any]:
         """The keys of an output that writes it, besides its endpoint."""
-        return {"nats": {"stream": self.stream}}
+        return {"nats": {"stream": self.stream, **more(self.server.address)}}
 
     @property
     def endpoint(self) -> str:
-        return f"tcp://{self.server.address}"
+        return f"tcp://{self.server.address.split(',')[0]}"
 
     def open(self) -> NatsLog:
         return NatsLog(self.place(self.server.address))

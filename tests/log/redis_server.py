@@ -28,6 +28,7 @@ dir {directory}
 appendonly yes
 appendfsync always
 save ""
+repl-diskless-sync-delay 0
 """
 
 
@@ -54,9 +55,14 @@ class RedisServer(Server):
         self.authority = Authority(directory)
         self.authority.issue("server")
         self.authority.issue("expired", days=-1)
-        settings = directory / "redis.conf"
-        settings.write_text(SETTINGS.format(port=port, tls=self.tls_port, directory=directory))
-        super().__init__(directory, port, (found[0], str(settings)), found[1])
+        self._settings = directory / "redis.conf"
+        self._settings.write_text(SETTINGS.format(port=port, tls=self.tls_port, directory=directory))
+        super().__init__(directory, port, (found[0], str(self._settings)), found[1])
+
+    def follow(self, primary: RedisServer) -> None:
+        """Begin as its replica."""
+        with self._settings.open("a") as settings:
+            settings.write(f"replicaof 127.0.0.1 {primary.port}\n")
 
     def client(self) -> Redis:
         """As who may do everything."""

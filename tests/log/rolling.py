@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import signal
 import subprocess
 import sys
 import tempfile
@@ -177,7 +178,7 @@ class Region:
 
     async def restart_server(self) -> None:
         """End the log's server with SIGTERM; it begins again with what it has on its disk."""
-        await asyncio.to_thread(self._server.end)
+        await asyncio.to_thread(self._server.kill, signal.SIGTERM)
         await asyncio.to_thread(self._server.start)
 
     async def seen(self, change: Callable[[], Awaitable[None]]) -> list[float]:

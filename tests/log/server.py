@@ -11,6 +11,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+KILL = signal.SIGKILL
+
 PATIENCE = 60.0
 """Seconds for a start on a busy machine; a tenth of one where nothing else runs."""
 
@@ -27,12 +29,19 @@ class Server:
     """Runs from `start` to `kill`; its port stays over a restart."""
 
     def __init__(
-        self, directory: Path, port: int, command: Sequence[str], env: Mapping[str, str] | None = None
+        self,
+        directory: Path,
+        port: int,
+        command: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        *,
+        patience: float = PATIENCE,
     ) -> None:
         self._said = directory / "said"
         self.port = port
         self._command = ["timeout", "--signal=KILL", str(MOST), *command]
         self._env = {**os.environ, **(env or {})}
+        self._patience = patience
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -45,12 +54,24 @@ class Server:
         assert self._process is not None
         return under_timeout(self._process)
 
+    @property
+    def runs(self) -> bool:
+        return self._process is not None
+
     def start(self) -> None:
+        self.launch()
+        self.wait()
+
+    def launch(self) -> None:
         with self._said.open("ab") as said:
             self._process = subprocess.Popen(
                 self._command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=self._env, process_group=0
             )
-        until = time.monotonic() + PATIENCE
+
+    def wait(self) -> None:
+        """Until it answers."""
+        assert self._process is not None
+        until = time.monotonic() + self._patience
         while not self._answers():
             assert self._process.poll() is None, self._said.read_text()
             assert time.monotonic() < until, "the server does not come up"
@@ -83,17 +104,11 @@ class Server:
         finally:
             self.signal(signal.SIGCONT)
 
-    def end(self) -> None:
-        """As whoever replaces it does: with SIGTERM, and patience."""
-        assert self._process is not None
-        os.kill(self.pid, signal.SIGTERM)
-        self._process.wait(PATIENCE)
-        self._process = None
-
-    def kill(self) -> None:
+    def kill(self, number: int = KILL) -> None:
+        """End it, at once or as it likes to end."""
         if self._process is not None:
-            self.signal(signal.SIGKILL)
-            self._process.wait()
+            os.kill(self.pid, number)
+            self._process.wait(self._patience)
             while self._answers():  # `timeout` is gone, the server goes
                 time.sleep(0.01)
             self._process = None

@@ -32,6 +32,7 @@ class Door:
     """A log at a broker, as one of its users finds it."""
 
     def __init__(self, kafka, directory):
+        self.broker = kafka
         self.kind = Kafka(kafka)
         self.user = f"user-of-{self.kind.topic}"
         self.directory = directory
@@ -46,7 +47,7 @@ class Door:
 
     async def open(self):
         await self.kind.make()
-        async with rights(self.kind.broker) as may:
+        async with rights(self.broker) as may:
             await may.user(self.user, SECRET)
             for principal in (self.user, f"CN={self.user}"):
                 await may.allow(principal, *everything(self.kind.topic))

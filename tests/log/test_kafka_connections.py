@@ -6,7 +6,7 @@ import pytest
 from aiokafka.conn import AIOKafkaConnection
 from aiokafka.protocol.metadata import MetadataRequest
 
-from kvbus.log import kafka as module
+from kvbus.log import kafka_client as module
 from kvbus.log.contract import START
 from tests.log.fleet import KEY
 from tests.log.kinds import Kafka, insist

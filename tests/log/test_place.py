@@ -121,3 +121,16 @@ def test_the_place_of_an_output():
     config = load(None, env={}, overrides={"model": "m", "sources": [{}], "outputs": [output]})
     place = place_of(config.outputs[0])
     assert (place.servers, place.topic, place.pointers) == ("a:1,b:2", "t", "t-pointers")
+
+
+def test_the_place_of_a_redis_is_its_sentinels():
+    keys = {"sentinel": "mymaster", "more_servers": ["tcp://[::1]:2"]}
+    place = place_of(load(None, env={}, overrides=written("redis", keys)[0]).outputs[0])
+    assert (list(place.addresses), place.keys.sentinel) == ([("k", 1), ("::1", 2)], "mymaster")
+
+
+@pytest.mark.parametrize("side", [written, discovered])
+def test_a_redis_has_one_primary_unless_sentinels_say_which(side):
+    overrides, _ = side("redis", {"more_servers": ["tcp://b:2"]})
+    with pytest.raises(ConfigError, match="sentinel: needed with more_servers"):
+        load(None, env={}, overrides=overrides)

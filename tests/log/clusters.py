@@ -1,0 +1,163 @@
+"""Three servers each of Kafka and NATS, and a Redis with replicas and Sentinels: what real installations have.
+
+Each is started once for who asks for it. Members are killed and begin again alone, at their addresses, with their data.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from tests.log import nats_server, redis_server
+from tests.log.broker import PATIENCE, format_storage, java
+from tests.log.server import Server
+from tests.ports import free_ports
+
+MEMBERS: Final = 3
+PRIMARY: Final = "kvbus"
+"""What the Sentinels call it."""
+
+KAFKA = """
+process.roles=broker,controller
+node.id={node}
+controller.quorum.voters={voters}
+listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port}
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
+controller.listener.names=CONTROLLER
+log.dirs={directory}/data
+default.replication.factor=3
+min.insync.replicas=2
+offsets.topic.num.partitions=1
+transaction.state.log.replication.factor=3
+transaction.state.log.min.isr=2
+transaction.state.log.num.partitions=1
+broker.session.timeout.ms=3000
+broker.heartbeat.interval.ms=500
+controller.quorum.election.timeout.ms=500
+controller.quorum.fetch.timeout.ms=1500
+auto.create.topics.enable=false
+auto.leader.rebalance.enable=false
+num.network.threads=1
+num.io.threads=2
+background.threads=2
+log.cleaner.enable=false
+initial.broker.registration.timeout.ms=600000
+"""
+
+NATS = """
+server_name: n{node}
+listen: "127.0.0.1:{port}"
+jetstream {{ store_dir: "{directory}/data" }}
+cluster {{ name: kvbus, listen: "127.0.0.1:{route}", routes: [{routes}] }}
+"""
+
+SENTINEL = """
+port {port}
+dir {directory}
+sentinel monitor {name} 127.0.0.1 {primary} 2
+sentinel down-after-milliseconds {name} 1000
+sentinel failover-timeout {name} 5000
+"""
+
+
+class Cluster:
+    """Servers that are one log. What its users are told are the addresses of all."""
+
+    def __init__(self, members: Sequence[Server]) -> None:
+        self.members = members
+
+    @property
+    def address(self) -> str:
+        return ",".join(member.address for member in self.members)
+
+    def start(self) -> None:
+        for member in self.members:
+            member.launch()
+        for member in self.members:
+            member.wait()
+
+    def kill(self) -> None:
+        for member in self.members:
+            member.kill()
+
+    def restore(self) -> None:
+        """Whoever is away comes back."""
+        away = [member for member in self.members if not member.runs]
+        for member in away:
+            member.launch()
+        for member in away:
+            member.wait()
+
+
+def brokers(directory: Path) -> Cluster:
+    """Kafka: three that are controllers, too, and keep every topic; two of them have to have a record."""
+    ports, controllers = free_ports(MEMBERS), free_ports(MEMBERS)
+    voters = ",".join(f"{node}@127.0.0.1:{port}" for node, port in enumerate(controllers, 1))
+    members = []
+    for node, (port, controller) in enumerate(zip(ports, controllers, strict=True), 1):
+        home = directory / f"{node}"
+        home.mkdir()
+        settings = home / "server.properties"
+        settings.write_text(KAFKA.format(node=node, voters=voters, port=port, controller=controller, directory=home))
+        if node == 1:
+            format_storage(settings)
+        else:  # all that a node has of its own are its number and its directory's: to write them is a Java less
+            shutil.copytree(directory / "1" / "data", home / "data")
+            meta = home / "data" / "meta.properties"
+            lines = [line for line in meta.read_text().splitlines() if not line.startswith("directory.id")]
+            meta.write_text("\n".join(lines).replace("node.id=1", f"node.id={node}") + "\n")
+        members.append(Server(home, port, java("kafka.Kafka", str(settings)), patience=PATIENCE))
+    return Cluster(members)
+
+
+def nats_servers(directory: Path) -> Cluster:
+    """NATS: three with JetStream."""
+    command = nats_server.command()
+    assert command is not None, nats_server.MISSING
+    ports, routes = free_ports(MEMBERS), free_ports(MEMBERS)
+    known = ", ".join(f'"nats-route://127.0.0.1:{route}"' for route in routes)
+    members = []
+    for node, (port, route) in enumerate(zip(ports, routes, strict=True), 1):
+        home = directory / f"{node}"
+        home.mkdir()
+        settings = home / "nats.conf"
+        settings.write_text(NATS.format(node=node, port=port, route=route, routes=known, directory=home))
+        members.append(Server(home, port, (command, "-c", str(settings))))
+    return Cluster(members)
+
+
+class Redises(Cluster):
+    """Redis: Sentinels are the members; they know a primary and a replica of it."""
+
+    def __init__(self, directory: Path) -> None:
+        found = redis_server.command()
+        assert found is not None, redis_server.MISSING
+        self.servers = []
+        for name in ("one", "other"):
+            home = directory / name
+            home.mkdir()
+            self.servers.append(redis_server.RedisServer(home))
+        one, other = self.servers
+        other.follow(one)
+        sentinels = []
+        for node, port in enumerate(free_ports(MEMBERS)):
+            home = directory / f"{node}"
+            home.mkdir()
+            settings = home / "sentinel.conf"
+            settings.write_text(SENTINEL.format(port=port, directory=home, name=PRIMARY, primary=one.port))
+            sentinels.append(Server(home, port, (found[0], str(settings), "--sentinel"), found[1]))
+        super().__init__(sentinels)
+
+    def start(self) -> None:
+        """The replica follows, and each Sentinel knows the others and both servers."""
+        for server in self.servers:
+            server.start()
+        super().start()
+
+    def kill(self) -> None:
+        super().kill()
+        for server in self.servers:
+            server.kill()

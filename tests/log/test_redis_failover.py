@@ -1,0 +1,108 @@
+"""A Redis whose primary is killed while engines write: its replica takes over, with everything or without the newest."""
+
+import asyncio
+
+import pytest
+
+from kvbus.log.contract import UnavailableError
+from kvbus.log.redis import RedisLog
+from tests.log.clusters import Redises
+from tests.log.cutting import Cutting
+from tests.log.fleet import fleet
+from tests.log.kinds import Redis
+from tests.log.load import Observed, asked, settles
+from tests.log.redis_server import MISSING, command
+
+
+async def told(server, *words):
+    async with server.client() as client:
+        return await client.execute_command(*words)
+
+
+async def level(primary):
+    """Whether its replica has all that it has."""
+    _, offset, ((_, _, theirs),) = await told(primary, "ROLE")
+    return int(theirs) == offset
+
+
+@pytest.fixture
+async def redises(tmp_path):
+    """A primary with a replica that follows, and Sentinels that know both."""
+    if command() is None:
+        pytest.skip(MISSING)
+    made = Redises(tmp_path)
+    try:
+        await asyncio.to_thread(made.start)
+        one, _ = made.servers
+        await asked(lambda: told(one, "WAIT", 1, 0), "a replica")
+        yield made
+    finally:
+        made.kill()
+
+
+class Moved(Redis):
+    """A Redis at an address that may be another server's later."""
+
+    def __init__(self, server, address):
+        super().__init__(server)
+        self._at = address
+
+    @property
+    def _address(self):
+        return self._at
+
+
+@pytest.mark.parametrize("behind", [False, True], ids=["with everything", "without the newest"])
+async def test_the_address_moves_to_a_replica(redises, behind, tmp_path, monkeypatch):
+    one, other = redises.servers
+    for sentinel in redises.members:
+        sentinel.kill()  # somebody else decides here
+    async with Cutting(one.port).running() as between:
+        kind = Moved(one, between.address)
+        async with fleet(kind) as log, Observed(kind, log, tmp_path / "aggregator", monkeypatch) as seen:
+            await seen.exact()
+            if behind:
+                await told(other, "REPLICAOF", "NO", "ONE")
+                async with seen.load():
+                    await seen.goes_on()
+                await seen.leaf.written()
+            else:
+                await seen.leaf.written()
+                await told(one, "CLIENT", "PAUSE", 60_000, "WRITE")
+                await asked(lambda: level(one), "a replica that has everything")
+            one.kill()
+            if not behind:
+                await told(other, "REPLICAOF", "NO", "ONE")
+            between.move(other.port)
+            async with seen.load():
+                await seen.goes_on()
+            await seen.exact()
+            assert seen.epoch == 1 + behind
+            assert dict(seen.leaf.stats.refused) == ({"data_lost": 1} if behind else {})
+
+
+async def test_sentinels_say_who_the_primary_is(redises, tmp_path, monkeypatch):
+    one, other = redises.servers
+    redises.members[0].kill()  # the one that the configuration names first
+    kind = Redis(one, redises)
+    async with fleet(kind) as log, Observed(kind, log, tmp_path / "aggregator", monkeypatch) as seen:
+        async with seen.load():
+            await seen.goes_on()
+            one.kill()
+            await settles(lambda: seen.leaf.stats.refused["unreachable"], "the end of the turn")
+            await seen.goes_on()
+            assert seen.epoch == 2
+            await asyncio.to_thread(one.start)  # it takes itself for the primary, until Sentinels have seen it
+
+            async def follows():
+                return (await told(one, "ROLE"))[0] == "slave"
+
+            await asked(follows, "the former primary to follow")
+            await told(other, "CONFIG", "SET", "min-replicas-to-write", 2)
+            await settles(lambda: seen.leaf.stats.refused["too_few_replicas"], "the primary to refuse")
+            await told(other, "CONFIG", "SET", "min-replicas-to-write", 0)
+        await seen.exact()
+    unknown = RedisLog(kind.place(redises.address, sentinel="nobody"))
+    with pytest.raises(UnavailableError, match="knows a primary nobody") as error:
+        await unknown.pointers()
+    assert error.value.reason == "primary_unknown"
