@@ -262,7 +262,7 @@ class Relay:
             # history is only read again for a clear that leaves no tier: that another kvbus's leaves none is the
             # operator's word
             whole = (
-                sequencer.state_may_begin
+                sequencer.state_may_begin(message.seq, message.payload)
                 and (source.normalizer.clears.empty or sequencer.phase is not Phase.BACKFILL)
                 and begins_with_clear(message.payload, self.limits.max_events)
             )

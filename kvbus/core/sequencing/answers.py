@@ -39,7 +39,7 @@ class Answers(Machine):
         self._known.buffer.stood_still(seconds, now)
 
     def replayed(self, request: int, seq: int, payload: bytes, now: float, *, whole: bool = False) -> None:
-        """One batch of a replay answer. ``whole``: it begins as a state does, see :attr:`state_may_begin`."""
+        """One batch of a replay answer. ``whole``: it begins as a state does, see :meth:`state_may_begin`."""
         asked = self._replay_client.match(request)
         if asked is None:
             return
@@ -55,7 +55,7 @@ class Answers(Machine):
                 asked.deadline = now + self.settings.replay_timeout
             return
         if asked.contradicts(seq, payload, tracker):
-            if whole and seq > 0 and not asked.items and self.phase is not Phase.RECHECK:
+            if whole and seq > 0 and self.phase is not Phase.RECHECK:
                 self._state_begins(asked, seq, now)
                 return
             self._new_epoch(now, RestartReason.PAYLOAD, proven=not self.settings.compacted)
@@ -96,20 +96,26 @@ class Answers(Machine):
             tracker.replayed(seq, payload)
         self._check_done(now)
 
-    @property
-    def state_may_begin(self) -> bool:
-        """Whether the next batch of an answer may begin a state, as another kvbus sends it in place of batches."""
+    def state_may_begin(self, seq: int, payload: bytes) -> bool:
+        """Whether this batch of an answer may begin a state, as another kvbus sends it in place of batches.
+
+        In the midst of an answer: if it is another one than was delivered.
+        """
         asked = self._replay_client.open
-        return self.phase is Phase.BACKFILL or (asked is not None and not asked.items)
+        return self.phase is Phase.BACKFILL or (
+            asked is not None
+            and (not asked.items or self._tracker.fingerprints.matches(seq, payload, self._tracker.next) is False)
+        )
 
     def _state_begins(self, asked: OpenRequest, seq: int, now: float) -> None:
-        """An answer begins with a state under a number delivered: the publisher has trimmed what was asked for.
+        """An answer has a state under a number delivered: the publisher has trimmed what was asked for.
 
         That proves no other epoch. After an absence, or behind a gap, batches are missing, and the state is read from
-        the beginning. A silent stream may have lost nothing: where its state ends shows that (:meth:`_state_ended`).
-        Batch 0 is left out, because that of a restarted SGLang begins with a clear, too.
+        the beginning; also where it was trimmed while it answered. A silent stream may have lost nothing: where a state
+        that is the whole answer ends shows that (:meth:`_state_ended`). Batch 0 is left out, because that of a
+        restarted SGLang begins with a clear, too.
         """
-        if self.phase is Phase.PROBE:
+        if self.phase is Phase.PROBE and not asked.items:
             asked.is_state = asked.take(seq)
             asked.deadline = now + self.settings.replay_timeout
         else:

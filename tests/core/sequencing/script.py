@@ -104,8 +104,9 @@ class SequencerScript(Conversation):
                 if seq == END_SEQ:
                     sequencer.replay_ended(request, now)
                 else:
-                    whole = sequencer.state_may_begin and payload == self.state_payload
-                    sequencer.replayed(request, int.from_bytes(seq, "big"), payload, now, whole=whole)
+                    number = int.from_bytes(seq, "big")
+                    whole = sequencer.state_may_begin(number, payload) and payload == self.state_payload
+                    sequencer.replayed(request, number, payload, now, whole=whole)
             case SnapshotReceived(request=request, frames=[seq, *_]):
                 if sequencer.snapshot(request, int.from_bytes(seq, "big", signed=True), now):
                     sequencer.snapshot_applied(now)

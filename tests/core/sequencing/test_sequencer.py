@@ -685,6 +685,17 @@ class TestAfterAPause:
         assert new_epoch() in script.after(replayed(30 - OVERLAP))
         assert script.stats.restarts == 0
 
+    def test_a_state_in_the_midst_of_an_answer_is_no_restart(self):
+        """The publisher has trimmed what it had still to answer, and what it sent meanwhile was delivered."""
+        script = in_sync(30, probe_interval=1.0)
+        assert script >> tick(1.5) << ask(30 - OVERLAP)
+        script.after(*map(replayed, range(30 - OVERLAP, 30)))
+        assert delivered(script.after(*map(live, range(30, 34)))) == [30, 31, 32, 33]
+        script.state_at = 31
+        assert not script.after(replayed(30))
+        assert new_epoch() in script.after(replayed(31))
+        assert script.stats.restarts == 0
+
     def test_after_an_absence_nobody_knows_the_epoch_and_what_is_gone_is_counted(self):
         script = in_sync(3)
         script.after(down())
