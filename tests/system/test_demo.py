@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.long import sample
+
 ROOT = Path(__file__).parents[2]
 DEMO = [sys.executable, "-m", "kvbus", "demo"]
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")
@@ -145,7 +147,7 @@ def test_on_a_terminal_it_draws_and_leaves_the_verdict_behind():
     assert "\x1b[?25h" in said  # the cursor is back
 
 
-@pytest.mark.parametrize("env", [{"TERM": "dumb"}, {"NO_COLOR": "1"}, {"plain": "--plain"}])
+@pytest.mark.parametrize("env", sample([{"NO_COLOR": "1"}, {"TERM": "dumb"}, {"plain": "--plain"}], 3))
 def test_a_terminal_that_wants_less_gets_less(env):
     code, said = on_terminal("--seconds", "1", *[env[name] for name in env if name == "plain"], **env)
     assert code == 0, said
