@@ -291,6 +291,7 @@ class Kvbus:
             wait_for(self._ready, f"kvbus is ready (log: {self._log_path})")
         except BaseException:
             stop_process(self._process)
+            self._log.close()
             raise
 
     def _ready(self) -> bool:

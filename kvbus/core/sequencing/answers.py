@@ -54,10 +54,13 @@ class Answers(Machine):
             if asked.take(seq):
                 asked.deadline = now + self.settings.replay_timeout
             return
-        if asked.contradicts(seq, payload, tracker):
-            if whole and seq > 0 and self.phase is not Phase.RECHECK:
-                self._state_begins(asked, seq, now)
-                return
+        contradicts = asked.contradicts(seq, payload, tracker)
+        # behind a snapshot nothing is known by which a batch under the last number could be told from a state
+        unknown = self.phase is Phase.PROBE and not asked.items and asked.last_delivered < 0
+        if whole and seq > 0 and (contradicts or unknown) and self.phase is not Phase.RECHECK:
+            self._state_begins(asked, seq, now)
+            return
+        if contradicts:
             self._new_epoch(now, RestartReason.PAYLOAD, proven=not self.settings.compacted)
             return
         if asked.begins_beyond(seq) and not self._accept_beyond(seq, now):

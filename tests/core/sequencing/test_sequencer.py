@@ -696,6 +696,17 @@ class TestAfterAPause:
         assert new_epoch() in script.after(replayed(31))
         assert script.stats.restarts == 0
 
+    def test_a_state_is_known_as_one_behind_a_snapshot(self):
+        """There is no fingerprint of its first number. What was sent after the question was delivered meanwhile."""
+        script = SequencerScript(replay=True, snapshot=True, probe_interval=1.0)
+        script.after(up(), snapshot(29))
+        assert script >> tick(1.5) << ask(29)
+        assert delivered(script.after(*map(live, range(30, 34)))) == [30, 31, 32, 33]
+        script.state_at, script.epoch = 29, 1  # its parts are other batches
+        assert not script.after(*map(replayed, range(29, 34)))
+        assert script >> replay_end() << cancel()
+        assert (script.sequencer.epoch, script.stats.restarts) == (0, 0)
+
     def test_after_an_absence_nobody_knows_the_epoch_and_what_is_gone_is_counted(self):
         script = in_sync(3)
         script.after(down())
