@@ -117,6 +117,7 @@ async def test_a_hundred_thousand_batches_in_order():
         got = []
         async with EnginePublisher(bus.out, bus.engine_replay, bind=False, hwm=2 * count, buffer_steps=100) as engine:
             await engine.wait_for_subscriber(60)
+            await eventually(lambda: bus.source.state == "live", "asked, and answered that there is nothing yet")
             await eventually(lambda: bus.daemon.output_stats[0].subscribers == 1, "the router")
             passing = context.socket(zmq.SUB)
             for n in range(count):
