@@ -62,8 +62,11 @@ async def stop(client: AIOKafkaConsumer | AIOKafkaProducer) -> None:
     One that has only just begun is cancelled by its own stop, so this is a task of its own. Whatever else goes wrong,
     nobody needs the client any more.
     """
-    if not await finish(client.stop(), STOP):
-        for connection in list(inner(client)._conns.values()):  # noqa: SLF001 - nobody else closes them
+    ended = False
+    try:
+        ended = await finish(client.stop(), STOP)
+    finally:
+        for connection in () if ended else list(inner(client)._conns.values()):  # noqa: SLF001 - nobody else closes them
             connection.close()
 
 

@@ -55,6 +55,11 @@ class _Client(Client):
             raise errors.SecureConnWantedError
         return super()._connect_command()
 
+    def drop(self) -> None:
+        """Close the connection at once: its own close first sends what it has, and may wait for ever until it can."""
+        if self._transport is not None:
+            self._transport.close()  # type: ignore[no-untyped-call]
+
 
 class Link:
     """A connection for one turn, or one reader, which is made again when it was lost.
@@ -152,7 +157,10 @@ class Link:
         """Close the connection. Whatever goes wrong, nobody needs it any more."""
         client, self._client = self._client, None
         if client is not None:
-            await finish(client.close(), STOP)
+            try:
+                await finish(client.close(), STOP)
+            finally:
+                client.drop()
 
 
 def refused(error: APIError) -> UnavailableError:

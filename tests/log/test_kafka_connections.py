@@ -63,3 +63,18 @@ async def test_a_client_that_does_not_end_in_time_leaves_none(kind, monkeypatch)
     monkeypatch.setattr(module, "STOP", 0.0)
     await reader.close()
     assert held.open == []
+
+
+async def test_a_client_whose_end_nobody_waits_for_leaves_none(kind, monkeypatch):
+    held = Held(monkeypatch)
+    reader = await kind.open().read({KEY: START})
+    await reader.take(0.1)
+    assert held.open
+    before = asyncio.all_tasks()
+    closing = asyncio.ensure_future(reader.close())
+    while not (ending := asyncio.all_tasks() - before - {closing}):
+        await asyncio.sleep(0)
+    closing.cancel()
+    await asyncio.wait([closing])
+    assert held.open == []
+    await asyncio.wait(ending)

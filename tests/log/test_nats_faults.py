@@ -2,9 +2,12 @@
 
 import asyncio
 import contextlib
+import gc
+import warnings
 
 import pytest
 
+from kvbus.log import nats_client as module
 from kvbus.log.contract import START, Entry, UnavailableError
 from kvbus.log.nats_client import Link
 from tests.log.fleet import KEY, fleet, taken
@@ -87,3 +90,25 @@ async def test_what_is_no_pointer_is_none(kind):
     writer = await kind.open().claim(KEY)
     assert writer.epoch == 1
     await writer.close()
+
+
+@pytest.mark.parametrize("kept", ["out of time", "cancelled"])
+def test_a_connection_is_closed_though_its_client_does_not_end_in_time(kind, kept, monkeypatch):
+    """As where a server that stands still takes nothing more, and the client waits until it does."""
+
+    async def ends():
+        link = Link(kind.place(kind.server.address))
+        client = await link.client()
+        client._flush_pending = asyncio.Event().wait  # noqa: SLF001 - it waits there for a server that takes nothing
+        closing = asyncio.ensure_future(link.close())
+        await asyncio.sleep(0)
+        if kept == "cancelled":
+            closing.cancel()
+        await asyncio.wait([closing])
+
+    monkeypatch.setattr(module, "STOP", 0.1)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        asyncio.run(ends())
+        gc.collect()
+    assert [str(each.message) for each in said if each.category is ResourceWarning] == []
