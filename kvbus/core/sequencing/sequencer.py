@@ -204,8 +204,8 @@ class Sequencer(Answers):
     def _below_next(self, seq: int, payload: bytes, now: float) -> None:
         """Take in a live batch from before ``next``: a late copy, or one of a new epoch.
 
-        Batch 0 of which nothing is known begins an epoch: the live stream has gone back. Where it has shown nothing yet,
-        the batch may only be older than what the publisher's buffer had left of the history, so the publisher is asked.
+        Batch 0 of which nothing is known begins an epoch: the live stream has gone back. Where that has shown nothing
+        yet, it may only be older than what the publisher's buffer had left of the history, so the publisher is asked.
         """
         tracker, unverified = self._tracker, self._known.unverified
         same = tracker.fingerprints.matches(seq, payload, self.next)
