@@ -516,7 +516,7 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
         graph(
             "Found engines that come and go",
             "short",
-            "Sources that joined, left or moved to another address, and attempts to ask that failed, since the start.",
+            "Sources that joined, left or moved to another address; changes refused, and attempts to ask that failed.",
             (f"kvbus_discovery_changes_total{{{TARGET}}}", "{{instance}} {{discovery}} {{change}}"),
             (f"kvbus_discovery_failures_total{{{TARGET}}}", "{{instance}} {{discovery}} failed"),
             (f"kvbus_discovery_records_total{{{TARGET}}}", "{{instance}} {{discovery}} records {{reason}}"),

@@ -15,7 +15,7 @@ from kvbus.telemetry.row import Row, by, counts, one
 HTTP_REASONS: Final = ("too_many", "slow", "tls", "revoked")
 QUERY_OUTCOMES: Final = ("answered", "invalid", "too_large", "slow", "busy", "building")
 RELOAD_OUTCOMES: Final = ("applied", "refused")
-DISCOVERY_CHANGES: Final = ("joined", "left", "moved")
+DISCOVERY_CHANGES: Final = ("joined", "left", "moved", "refused")
 LOG_RECORDS: Final = (
     *("lost", "expired", "unusable", "late", "old_epoch", "double", "known", "erased", "malformed", "damaged"),
     "other_schema",
@@ -40,7 +40,7 @@ DISCOVERY: Final[tuple[Row[DiscoveryStats], ...]] = (
     by(
         "change",
         "discovery_changes_total",
-        "Sources (ranks) that a discovery has made join, leave or move to another address.",
+        "Sources (ranks) that a discovery has made join, leave or move to another address, and changes refused.",
         lambda d: counts(d.changes, DISCOVERY_CHANGES),
     ),
     by(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import resource
-from itertools import count
 from pathlib import Path
 
 import pytest
@@ -508,7 +508,7 @@ def test_a_shutdown_in_the_midst_of_the_first_checkpoint_of_changed_sources_leav
     """The state before it is of other sources. A slice may be one frame long, where the machine is busy."""
     process = started(tmp_path)
     process.publish(20)
-    late = count(step=0.002)
+    late = itertools.count(step=0.002)
     monkeypatch.setattr(statestore.time, "perf_counter", lambda: next(late))
     process.store.rename(["other", "routers"])
     assert process.store.busy
