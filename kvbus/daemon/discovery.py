@@ -143,9 +143,11 @@ class Discovery:
         await end_tasks([*tasks, self._applying])
 
     def look(self) -> None:
-        """Look whether the logs are read; tell discoverers that engines they have found have lost their connections."""
+        """Look whether logs are read and the file is written; tell discoverers that their engines are disconnected."""
         if not self._entries:
             return
+        if self._file is not None:
+            self._file.look(self._loop.time())
         if not self.level:
             now = self._loop.time()
             self.level = all(each.known and now - lag > self._settled_at for each, lag in self._carried)
@@ -248,8 +250,8 @@ class Discovery:
                 try:
                     await self._apply()
                 except Exception as error:
-                    # of the engine of a discoverer that is not ours, say
-                    self._put_off(f"a defect, {error!r}", defect=True)
+                    if self._put_off(f"a defect, {error!r}"):  # of a discoverer that is not ours, say
+                        log.exception("discovery: the defect")
             if not self._changed.is_set():
                 self._settled_at = self._loop.time()
 
@@ -274,14 +276,15 @@ class Discovery:
         self._keep(outcome)
         self._report(change, before)
 
-    def _put_off(self, why: str, *, defect: bool = False) -> None:
-        """The sources are not those that were found: say it once, count it, and try again later."""
-        if why != self._refusal:
-            log.error("discovery: the engines found are no sources yet: %s", why, exc_info=defect)
-        self._refusal = why
+    def _put_off(self, why: str) -> bool:
+        """The sources are not those that were found: count it, and try again later. Returns whether it is news."""
+        news, self._refusal = why != self._refusal, why
+        if news:
+            log.error("discovery: the engines found are no sources yet: %s", why)
         for entry in self._entries.values():
             entry.stats.changes["refused"] += 1
         self._loop.call_later(LAST_PAUSE, self._changed.set)
+        return news
 
     def _keep(self, outcome: Outcome) -> None:
         """Keep the engines that are sources, whose state is on disk."""
@@ -290,7 +293,7 @@ class Discovery:
                 name: [engine for engine in entry.found.engines.values() if (name, engine.name) not in outcome.left_out]
                 for name, entry in self._entries.items()
             }
-            self._file.keep(found)
+            self._file.keep(found, self._loop.time())
 
     def _report(self, change: Change, before: dict[int, SourceStream]) -> None:
         """Log and count each change."""

@@ -15,6 +15,7 @@ from kvbus.telemetry.row import Row, by, counts, one
 HTTP_REASONS: Final = ("too_many", "slow", "tls", "revoked")
 QUERY_OUTCOMES: Final = ("answered", "invalid", "too_large", "slow", "busy", "building")
 RELOAD_OUTCOMES: Final = ("applied", "refused")
+SMALL_FILES: Final = ("slots", "found")
 DISCOVERY_CHANGES: Final = ("joined", "left", "moved", "refused")
 LOG_RECORDS: Final = (
     *("lost", "expired", "unusable", "late", "old_epoch", "double", "known", "erased", "malformed", "damaged"),
@@ -113,6 +114,12 @@ PROCESS: Final[tuple[Row[ProcessStats], ...]] = (
         "state_refused_total",
         "Files of a saved state that could not be used and were moved aside.",
         lambda p: p.state_refused,
+    ),
+    by(
+        "file",
+        "file_failures_total",
+        "Writes of the sources' slots, or of the engines found, that failed and are tried again.",
+        lambda p: counts(p.file_failures, SMALL_FILES),
     ),
     by(
         "state",
