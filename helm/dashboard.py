@@ -347,9 +347,10 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
         graph(
             "Routers",
             "short",
-            "Connected routers, their subscriptions, and engines that dial the same port.",
+            "Connected routers, subscriptions, engines that dial the same port; records that others took from Dynamo's etcd.",
             (f"kvbus_output_routers{{{OUTPUT}}}", OF_OUTPUT),
             (f"kvbus_output_subscribers{{{OUTPUT}}}", f"{OF_OUTPUT} subscriptions"),
+            (f"kvbus_output_records_gone_total{{{OUTPUT}}}", f"{OF_OUTPUT} records taken"),
             (f"kvbus_output_publishers{{{OUTPUT}}}", f"{OF_OUTPUT} engines"),
             (f"kvbus_output_publishers_limit{{{OUTPUT}}}", f"{OF_OUTPUT} engines at most"),
             (f"increase(kvbus_output_publishers_accepted_total{{{OUTPUT}}}[5m])", f"{OF_OUTPUT} engines accepted"),

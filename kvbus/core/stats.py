@@ -49,6 +49,8 @@ class OutputStats(msgspec.Struct):
     """Streams whose newest state in a log is late."""
     streams_fenced: int = 0
     """Streams of a log that this kvbus writes no more: another writer has them, or they were erased."""
+    records_gone: int = 0
+    """Records of Dynamo's discovery that somebody else took away or replaced, and that were put back."""
     queue_depth: int = 0
     queue_limit: int = 0
     router_queue_limit: int = 0
