@@ -347,7 +347,7 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
         graph(
             "Routers",
             "short",
-            "Connected routers, subscriptions, engines that dial the same port; records that others took from Dynamo's etcd.",
+            "Connected routers, subscriptions, engines that dial the same port, and records taken from Dynamo's etcd.",
             (f"kvbus_output_routers{{{OUTPUT}}}", OF_OUTPUT),
             (f"kvbus_output_subscribers{{{OUTPUT}}}", f"{OF_OUTPUT} subscriptions"),
             (f"kvbus_output_records_gone_total{{{OUTPUT}}}", f"{OF_OUTPUT} records taken"),

@@ -57,9 +57,9 @@ def state_of_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 Started = TypeVar("Started", bound=server.Server | clusters.Cluster)
 
 
-def _running(missing: str | None, make: Callable[[Path], Started], directory: Path) -> Iterator[Started]:
+def _running(there: object, missing: str, make: Callable[[Path], Started], directory: Path) -> Iterator[Started]:
     """A server that runs, or a skip that says what is missing."""
-    if missing is not None:
+    if not there:
         pytest.skip(missing)
     what = make(directory)
     try:
@@ -70,44 +70,42 @@ def _running(missing: str | None, make: Callable[[Path], Started], directory: Pa
             what.kill()
 
 
-def _no_kafka() -> str | None:
-    return None if os.environ.get(broker.HOME_ENV) else broker.MISSING
-
-
-def _no_nats() -> str | None:
-    return nats_server.MISSING if nats_server.command() is None else None
-
-
-def _no_redis() -> str | None:
-    return redis_server.MISSING if redis_server.command() is None else None
-
-
 @pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[broker.Broker]:
-    yield from _running(_no_kafka(), broker.Broker, tmp_path_factory.mktemp("kafka"))
+    yield from _running(
+        os.environ.get(broker.HOME_ENV), broker.MISSING, broker.Broker, tmp_path_factory.mktemp("kafka")
+    )
 
 
 @pytest.fixture(scope="session")
 def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[nats_server.NatsServer]:
-    yield from _running(_no_nats(), nats_server.NatsServer, tmp_path_factory.mktemp("nats"))
+    yield from _running(
+        nats_server.command(), nats_server.MISSING, nats_server.NatsServer, tmp_path_factory.mktemp("nats")
+    )
 
 
 @pytest.fixture(scope="session")
 def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[redis_server.RedisServer]:
     """Redis, or Valkey."""
-    yield from _running(_no_redis(), redis_server.RedisServer, tmp_path_factory.mktemp("redis"))
+    yield from _running(
+        redis_server.command(), redis_server.MISSING, redis_server.RedisServer, tmp_path_factory.mktemp("redis")
+    )
 
 
 @pytest.fixture(scope="session")
 def kafka_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[clusters.Cluster]:
     """Three brokers."""
-    yield from _running(_no_kafka(), clusters.brokers, tmp_path_factory.mktemp("brokers"))
+    yield from _running(
+        os.environ.get(broker.HOME_ENV), broker.MISSING, clusters.brokers, tmp_path_factory.mktemp("brokers")
+    )
 
 
 @pytest.fixture(scope="session")
 def nats_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[clusters.Cluster]:
     """Three nats-servers."""
-    yield from _running(_no_nats(), clusters.nats_servers, tmp_path_factory.mktemp("nats-servers"))
+    yield from _running(
+        nats_server.command(), nats_server.MISSING, clusters.nats_servers, tmp_path_factory.mktemp("nats-servers")
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -29,6 +29,7 @@ def test_a_server_ends_with_whoever_began_it_and_not_with_the_thread(tmp_path):
     begins = [sys.executable, "-c", BEGINS, str(tmp_path), str(free_port())]
     with subprocess.Popen(begins, stdout=subprocess.PIPE, text=True) as begun:
         try:
+            assert begun.stdout is not None
             server = int(begun.stdout.readline())
             os.kill(server, 0)
         finally:

@@ -56,7 +56,7 @@ def test_a_file_that_cannot_be_written_is_said(tmp_path, caplog):
 
 
 def test_one_that_could_not_be_written_is_tried_again(tmp_path):
-    failures = Counter()
+    failures: Counter[str] = Counter()
     file = FoundFile(tmp_path / "later", config("workers"), Disk(), failures)
     file.keep(ENGINES, 0.0)
     (tmp_path / "later").mkdir()

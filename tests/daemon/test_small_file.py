@@ -35,7 +35,7 @@ def test_one_that_cannot_be_written_leaves_the_one_before(tmp_path):
 
 def test_one_that_cannot_be_written_is_tried_again_more_and_more_rarely_and_with_the_newest_content(tmp_path, caplog):
     caplog.set_level("INFO")
-    failures = Counter()
+    failures: Counter[str] = Counter()
     kept = small_file.KeptFile(Disk(), tmp_path / "later", "name.kind", "it costs", failures)
     kept.keep(b"old", 0.0)
     tries = []

@@ -509,7 +509,7 @@ def test_a_shutdown_in_the_midst_of_the_first_checkpoint_of_changed_sources_leav
     process = started(tmp_path)
     process.publish(20)
     late = itertools.count(step=0.002)
-    monkeypatch.setattr(statestore.time, "perf_counter", lambda: next(late))
+    monkeypatch.setattr("kvbus.daemon.state_store.time.perf_counter", lambda: next(late))
     process.store.rename(["other", "routers"])
     assert process.store.busy
     process.store.close()

@@ -1224,7 +1224,10 @@ class TestFloodedStart:
 
 def flooded(choose, room):
     """One epoch of a publisher that keeps ``room`` batches: live stream and answers come in order, each at its pace."""
-    script, streamed, asked, answered = SequencerScript(), deque(), deque(), deque()
+    script = SequencerScript()
+    streamed: deque[Any] = deque()
+    asked: deque[Ask] = deque()
+    answered: deque[Any] = deque()
     published = choose.choice([0, 3, 3 * room])
 
     def happens(*what):

@@ -67,7 +67,7 @@ def test_a_file_that_nobody_touches_is_gone_and_one_that_is_put_again_is_not(tmp
     ids=["deleted", "another value", "no lease"],
 )
 def test_a_record_that_somebody_else_took_is_put_back_while_the_lease_holds(harm):
-    gone = []
+    gone: list[str] = []
     with Etcd() as etcd:
         store = EtcdStore(etcd.url, gone.append)
         store.put(RECORDS)
@@ -80,7 +80,7 @@ def test_a_record_that_somebody_else_took_is_put_back_while_the_lease_holds(harm
 
 
 def test_one_that_we_took_away_or_whose_lease_ran_out_was_taken_by_nobody():
-    gone = []
+    gone: list[str] = []
     with Etcd() as etcd:
         store = EtcdStore(etcd.url, gone.append)
         store.put(RECORDS)
