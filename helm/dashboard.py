@@ -347,9 +347,10 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
         graph(
             "Routers",
             "short",
-            "Connected routers, their subscriptions, and engines that dial the same port.",
+            "Connected routers, subscriptions, engines that dial the same port, and records taken from Dynamo's etcd.",
             (f"kvbus_output_routers{{{OUTPUT}}}", OF_OUTPUT),
             (f"kvbus_output_subscribers{{{OUTPUT}}}", f"{OF_OUTPUT} subscriptions"),
+            (f"kvbus_output_records_gone_total{{{OUTPUT}}}", f"{OF_OUTPUT} records taken"),
             (f"kvbus_output_publishers{{{OUTPUT}}}", f"{OF_OUTPUT} engines"),
             (f"kvbus_output_publishers_limit{{{OUTPUT}}}", f"{OF_OUTPUT} engines at most"),
             (f"increase(kvbus_output_publishers_accepted_total{{{OUTPUT}}}[5m])", f"{OF_OUTPUT} engines accepted"),
@@ -493,9 +494,10 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
         graph(
             "State on disk",
             "short",
-            "1 while the state is written to state_dir, and saved states that could not be used.",
+            "1 while the state is written to state_dir, saved states that could not be used, and writes that failed.",
             (f"kvbus_state_writing{{{TARGET}}}", "{{instance}} writing"),
             (f"kvbus_state_refused_total{{{TARGET}}}", "{{instance}} refused"),
+            (f"kvbus_file_failures_total{{{TARGET}}}", "{{instance}} not written: {{file}}"),
         ),
         graph(
             "Sources that have a slot",
@@ -516,7 +518,7 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
         graph(
             "Found engines that come and go",
             "short",
-            "Sources that joined, left or moved to another address, and attempts to ask that failed, since the start.",
+            "Sources that joined, left or moved to another address; changes refused, and attempts to ask that failed.",
             (f"kvbus_discovery_changes_total{{{TARGET}}}", "{{instance}} {{discovery}} {{change}}"),
             (f"kvbus_discovery_failures_total{{{TARGET}}}", "{{instance}} {{discovery}} failed"),
             (f"kvbus_discovery_records_total{{{TARGET}}}", "{{instance}} {{discovery}} records {{reason}}"),

@@ -7,7 +7,8 @@ Hypothesis is short and repeatable by default, twice as long with ``TEST_LONG=1`
 import gc
 import os
 import signal
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
@@ -56,7 +57,11 @@ def state_of_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 Started = TypeVar("Started", bound=server.Server | clusters.Cluster)
 
 
-def _running(what: Started) -> Iterator[Started]:
+def _running(there: object, missing: str, make: Callable[[Path], Started], directory: Path) -> Iterator[Started]:
+    """A server that runs, or a skip that says what is missing."""
+    if not there:
+        pytest.skip(missing)
+    what = make(directory)
     try:
         what.start()
         yield what
@@ -67,42 +72,40 @@ def _running(what: Started) -> Iterator[Started]:
 
 @pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[broker.Broker]:
-    """A running Kafka, or a skip that says what is missing."""
-    if not os.environ.get(broker.HOME_ENV):
-        pytest.skip(broker.MISSING)
-    yield from _running(broker.Broker(tmp_path_factory.mktemp("kafka")))
+    yield from _running(
+        os.environ.get(broker.HOME_ENV), broker.MISSING, broker.Broker, tmp_path_factory.mktemp("kafka")
+    )
 
 
 @pytest.fixture(scope="session")
 def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[nats_server.NatsServer]:
-    """A running nats-server, or a skip that says what is missing."""
-    if nats_server.command() is None:
-        pytest.skip(nats_server.MISSING)
-    yield from _running(nats_server.NatsServer(tmp_path_factory.mktemp("nats")))
+    yield from _running(
+        nats_server.command(), nats_server.MISSING, nats_server.NatsServer, tmp_path_factory.mktemp("nats")
+    )
 
 
 @pytest.fixture(scope="session")
 def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[redis_server.RedisServer]:
-    """A running Redis or Valkey, or a skip that says what is missing."""
-    if redis_server.command() is None:
-        pytest.skip(redis_server.MISSING)
-    yield from _running(redis_server.RedisServer(tmp_path_factory.mktemp("redis")))
+    """Redis, or Valkey."""
+    yield from _running(
+        redis_server.command(), redis_server.MISSING, redis_server.RedisServer, tmp_path_factory.mktemp("redis")
+    )
 
 
 @pytest.fixture(scope="session")
 def kafka_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[clusters.Cluster]:
-    """Three brokers that run, or a skip that says what is missing."""
-    if not os.environ.get(broker.HOME_ENV):
-        pytest.skip(broker.MISSING)
-    yield from _running(clusters.brokers(tmp_path_factory.mktemp("brokers")))
+    """Three brokers."""
+    yield from _running(
+        os.environ.get(broker.HOME_ENV), broker.MISSING, clusters.brokers, tmp_path_factory.mktemp("brokers")
+    )
 
 
 @pytest.fixture(scope="session")
 def nats_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[clusters.Cluster]:
-    """Three nats-servers that run, or a skip that says what is missing."""
-    if nats_server.command() is None:
-        pytest.skip(nats_server.MISSING)
-    yield from _running(clusters.nats_servers(tmp_path_factory.mktemp("nats-servers")))
+    """Three nats-servers."""
+    yield from _running(
+        nats_server.command(), nats_server.MISSING, clusters.nats_servers, tmp_path_factory.mktemp("nats-servers")
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -49,6 +49,8 @@ class OutputStats(msgspec.Struct):
     """Streams whose newest state in a log is late."""
     streams_fenced: int = 0
     """Streams of a log that this kvbus writes no more: another writer has them, or they were erased."""
+    records_gone: int = 0
+    """Records of Dynamo's discovery that somebody else took away or replaced, and that were put back."""
     queue_depth: int = 0
     queue_limit: int = 0
     router_queue_limit: int = 0
@@ -169,6 +171,8 @@ class ProcessStats:
         """The keys for which the newest configuration was refused; none while it is in force."""
         self.key_reloads: Counter[str] = Counter()
         """Key files that changed beside the configuration, by outcome."""
+        self.file_failures: Counter[str] = Counter()
+        """Writes of small files that failed and are tried again: slots, found."""
         self.views_limit = 0
         """The most different rights that owners of keys may have."""
         self.slots_present = self.slots_gone = self.slots_limit = 0

@@ -193,7 +193,8 @@ class Changes:
                 daemon.outputs.drivers[number].retire(slot)
         reached = [daemon.reservations.first(number, slot) for number in numbers for slot in lost]
         placement = forget(change.placement, reached)
-        daemon.placement_file.keep(placement)  # before the files of those that it forgets are gone
+        # before the files of those that it forgets are gone
+        daemon.placement_file.keep(placement, asyncio.get_running_loop().time())
         for number in numbers:
             for slot in lost:
                 daemon.reservations.forget(number, slot)

@@ -102,11 +102,11 @@ class Daemon:
         self._place = open_place(config, self._disk) if keep_seqs else Place()
         try:
             directory = self._place.seq_directory if keep_seqs else None
-            self.discovery.begin_with(FoundFile(directory, config, self._disk))
+            self.discovery.begin_with(FoundFile(directory, config, self._disk, self.process.file_failures))
             self.config = config = self.discovery.preview(config)
             self.keys = read_keys(config)
             self.views = Views(config, self.keys)
-            self.placement_file = PlacementFile(directory, config, self._disk)
+            self.placement_file = PlacementFile(directory, config, self._disk, self.process.file_failures)
             self.placement = place(self.placement_file.read(), config)
             self.streams = self.placement.streams(config)
             self.reservations = reserve_seqs(config, self.placement, directory, self._disk, self.views)
@@ -215,7 +215,7 @@ class Daemon:
     def keep_slots(self) -> None:
         """Keep who has which slot, before anything of them is sent."""
         placement, process = self.placement, self.process
-        self.placement_file.keep(placement)
+        self.placement_file.keep(placement, self._loop.time())
         process.slots_gone = len(placement.gone)
         process.slots_present = len(placement.slots) - len(placement.gone)
         process.slots_limit = self.config.limits.max_sources
@@ -338,6 +338,7 @@ class Daemon:
             self.feed(Tick(time.time(), self.clock.stood()))
             self._unreachable.look()
             self.discovery.look()
+            self.placement_file.look(now)
             self._look_at_sources(iter(tuple(self.streams)))
             self.admin.look(now)
             self._cache_resets.look()

@@ -102,17 +102,13 @@ class Discovery:
         self._file: FoundFile | None = None
         self._settled_at = self._loop.time()
         """When the engines found were last made sources; infinite while they are to be."""
-        self._level = False
+        self.level = not self._carried
+        """Whether what was in the logs has been handed on, once: to the sources of all streams found up to then."""
 
     @property
-    def level(self) -> bool:
-        """Whether what was in the logs has been handed on, once: to the sources of all streams found up to then."""
-        carried = [
-            (each, each.discoverer.lag) for each in self._entries.values() if isinstance(each.discoverer, Carrier)
-        ]
-        now = self._loop.time()
-        self._level = self._level or all(each.known and now - lag > self._settled_at for each, lag in carried)
-        return self._level
+    def _carried(self) -> list[tuple[Entry, float]]:
+        """The entries that read a log, each with its lag."""
+        return [(each, each.discoverer.lag) for each in self._entries.values() if isinstance(each.discoverer, Carrier)]
 
     @property
     def stats(self) -> list[DiscoveryStats]:
@@ -147,9 +143,14 @@ class Discovery:
         await end_tasks([*tasks, self._applying])
 
     def look(self) -> None:
-        """Tell discoverers that engines they have found have lost their connections."""
+        """Look whether logs are read and the file is written; tell discoverers that their engines are disconnected."""
         if not self._entries:
             return
+        if self._file is not None:
+            self._file.look(self._loop.time())
+        if not self.level:
+            now = self._loop.time()
+            self.level = all(each.known and now - lag > self._settled_at for each, lag in self._carried)
         away = {
             slot
             for slot, stream in self._daemon.streams.items()
@@ -246,7 +247,11 @@ class Discovery:
                     await self._changed.wait()
             self._changed.clear()
             async with self._daemon.changing:
-                await self._apply()
+                try:
+                    await self._apply()
+                except Exception as error:
+                    if self._put_off(f"a defect, {error!r}"):  # of a discoverer that is not ours, say
+                        log.exception("discovery: the defect")
             if not self._changed.is_set():
                 self._settled_at = self._loop.time()
 
@@ -265,14 +270,21 @@ class Discovery:
             before = daemon.streams
             await daemon.changes.apply(change, keys)
         except KvbusError as error:
-            if str(error) != self._refusal:
-                log.error("discovery: the engines found are no sources yet: %s", error)  # noqa: TRY400
-            self._refusal = str(error)
-            self._loop.call_later(LAST_PAUSE, self._changed.set)
+            self._put_off(str(error))
             return
         self._refusal = ""
         self._keep(outcome)
         self._report(change, before)
+
+    def _put_off(self, why: str) -> bool:
+        """The sources are not those that were found: count it, and try again later. Returns whether it is news."""
+        news, self._refusal = why != self._refusal, why
+        if news:
+            log.error("discovery: the engines found are no sources yet: %s", why)
+        for entry in self._entries.values():
+            entry.stats.changes["refused"] += 1
+        self._loop.call_later(LAST_PAUSE, self._changed.set)
+        return news
 
     def _keep(self, outcome: Outcome) -> None:
         """Keep the engines that are sources, whose state is on disk."""
@@ -281,7 +293,7 @@ class Discovery:
                 name: [engine for engine in entry.found.engines.values() if (name, engine.name) not in outcome.left_out]
                 for name, entry in self._entries.items()
             }
-            self._file.keep(found)
+            self._file.keep(found, self._loop.time())
 
     def _report(self, change: Change, before: dict[int, SourceStream]) -> None:
         """Log and count each change."""

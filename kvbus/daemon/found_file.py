@@ -6,6 +6,7 @@ So the sources are those that the state on disk belongs to, and one that cannot 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import msgspec
 from kvbus.config import Config
 from kvbus.daemon import small_file
 from kvbus.daemon.disk import Disk
+from kvbus.daemon.small_file import KeptFile
 from kvbus.discovery.contract import Engine
 
 log = logging.getLogger("kvbus.daemon.discovery")
@@ -29,12 +31,15 @@ class FoundFile:
         directory: None keeps nothing.
         config: the outputs in it say whose file it is.
         disk: the real one, or a test's.
+        failures: where writes that failed are counted.
     """
 
-    def __init__(self, directory: Path | None, config: Config, disk: Disk) -> None:
+    def __init__(self, directory: Path | None, config: Config, disk: Disk, failures: Counter[str]) -> None:
         self._directory = directory if any(source.discover is not None for source in config.sources) else None
         self._name = small_file.name_of(config, "found")
         self._disk = disk
+        cost = "a restart finds engines anew"
+        self._file = None if self._directory is None else KeptFile(disk, self._directory, self._name, cost, failures)
         self._kept: Mapping[str, list[Engine]] | None = None
 
     def read(self) -> Found:
@@ -49,12 +54,13 @@ class FoundFile:
             return {}
         return dict(self._kept)
 
-    def keep(self, found: Found) -> None:
+    def keep(self, found: Found, now: float) -> None:
         """Keep what was found."""
-        if self._directory is None or found == self._kept:
-            return
-        self._kept = found
-        try:
-            small_file.replace(self._disk, self._directory, self._name, msgspec.json.encode(found))
-        except OSError as error:
-            log.error("%s cannot be written (%s): a restart finds engines anew", self._name, error)  # noqa: TRY400
+        if self._file is not None and found != self._kept:
+            self._kept = found
+            self._file.keep(msgspec.json.encode(found), now)
+
+    def look(self, now: float) -> None:
+        """Try again what could not be written."""
+        if self._file is not None:
+            self._file.look(now)

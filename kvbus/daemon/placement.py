@@ -9,6 +9,7 @@ Outputs with a port for each source go by the list, as their routers do.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ import msgspec
 from kvbus.config import Config, SourceStream, topic_for
 from kvbus.daemon import small_file
 from kvbus.daemon.disk import Disk
+from kvbus.daemon.small_file import KeptFile
 from kvbus.errors import ConfigError, Problem
 
 log = logging.getLogger("kvbus.daemon.placement")
@@ -158,13 +160,16 @@ class PlacementFile:
         directory: None keeps nothing.
         config: the outputs in it say whose file it is.
         disk: the real one, or a test's.
+        failures: where writes that failed are counted.
     """
 
-    def __init__(self, directory: Path | None, config: Config, disk: Disk) -> None:
+    def __init__(self, directory: Path | None, config: Config, disk: Disk, failures: Counter[str]) -> None:
         by_name = any(output.layout != "per_source" for output in config.outputs)
         self._directory = directory if by_name else None
         self._name = small_file.name_of(config, "slots")
         self._disk = disk
+        cost = "a restart numbers sources by the list"
+        self._file = None if self._directory is None else KeptFile(disk, self._directory, self._name, cost, failures)
         self._kept: Placement | None = None
 
     def read(self) -> Placement:
@@ -187,17 +192,19 @@ class PlacementFile:
         self._kept = Placement(slots, gone, found.forgotten)
         return self._kept
 
-    def keep(self, placement: Placement) -> None:
+    def keep(self, placement: Placement, now: float) -> None:
         """Keep a placement. Called before anything of it is sent."""
-        if self._directory is None or placement == self._kept:
+        if self._file is None or placement == self._kept:
             return
         self._kept = placement
         slots = [(*worker, slot) for worker, slot in placement.slots.items()]
-        content = msgspec.json.encode(_File(_VERSION, slots, list(placement.gone), placement.forgotten))
-        try:
-            small_file.replace(self._disk, self._directory, self._name, content)
-        except OSError as error:
-            log.error("%s cannot be written (%s): a restart numbers sources by the list", self._name, error)  # noqa: TRY400
+        content = _File(_VERSION, slots, list(placement.gone), placement.forgotten)
+        self._file.keep(msgspec.json.encode(content), now)
+
+    def look(self, now: float) -> None:
+        """Try again what could not be written."""
+        if self._file is not None:
+            self._file.look(now)
 
 
 def forget(placement: Placement, reached: Iterable[int]) -> Placement:

@@ -77,6 +77,8 @@ class StateStore:
         self._checkpoint_seal: Seal | None = None
         self._checkpoint_id, self._checkpoint_end = NO_LOG, 0
         self._slices: Iterator[bytes] | None = None
+        self._renamed = False
+        """The checkpoint being written is the first one for these sources: the state before it is of others."""
         self._relay: Relay | None = None
         self._found: Committed | None = None
         """What the commit record of an earlier process said."""
@@ -310,6 +312,7 @@ class StateStore:
                     self._disk.sync_directory(self._files.directory)
                 if whole:
                     self._commit_generation()
+                self._renamed = False
                 self._files.drop(lambda generation: generation < self._generation)
                 self._say_sealed()
                 return
@@ -364,6 +367,7 @@ class StateStore:
         If kvbus is killed before the new checkpoint is complete, the next process refuses the state.
         """
         self._files.identity = identity(names)
+        self._renamed = True
         if not self.failed:
             try:
                 self._begin_generation()
@@ -371,8 +375,10 @@ class StateStore:
                 self.fail(error)
 
     def close(self) -> None:
-        """Write the last records and close the files."""
+        """Write the last records, and the rest of a checkpoint without which there is no state; close the files."""
         self.flush()
+        while self._renamed and self.busy and not self.failed:
+            self.work()
         self._close_files()
         if self._record is not None:
             self._record.close()

@@ -19,7 +19,7 @@ class DiscoveryStats:
         """Those that it lists now."""
         self.left_out = left_out
         self.changes: Counter[str] = Counter()
-        """Sources by what became of them: joined, left, moved to another address."""
+        """Sources by what became of them: joined, left, moved to another address; changes that were refused."""
         self.records: Counter[str] = Counter()
         """Records of a log that were not handed on, by reason."""
         self.lag = 0.0

@@ -64,6 +64,11 @@ OUTPUTS: Final[tuple[Row[OutputReading], ...]] = (
         lambda o: o.stats.streams_fenced,
     ),
     one(
+        "output_records_gone_total",
+        "Records in Dynamo's discovery that somebody else took away or replaced; they are put back.",
+        lambda o: o.stats.records_gone,
+    ),
+    one(
         "output_router_queue_limit",
         "Limit of batches that wait for one router.",
         lambda o: o.stats.router_queue_limit,

@@ -15,7 +15,8 @@ from kvbus.telemetry.row import Row, by, counts, one
 HTTP_REASONS: Final = ("too_many", "slow", "tls", "revoked")
 QUERY_OUTCOMES: Final = ("answered", "invalid", "too_large", "slow", "busy", "building")
 RELOAD_OUTCOMES: Final = ("applied", "refused")
-DISCOVERY_CHANGES: Final = ("joined", "left", "moved")
+SMALL_FILES: Final = ("slots", "found")
+DISCOVERY_CHANGES: Final = ("joined", "left", "moved", "refused")
 LOG_RECORDS: Final = (
     *("lost", "expired", "unusable", "late", "old_epoch", "double", "known", "erased", "malformed", "damaged"),
     "other_schema",
@@ -40,7 +41,7 @@ DISCOVERY: Final[tuple[Row[DiscoveryStats], ...]] = (
     by(
         "change",
         "discovery_changes_total",
-        "Sources (ranks) that a discovery has made join, leave or move to another address.",
+        "Sources (ranks) that a discovery has made join, leave or move to another address, and changes refused.",
         lambda d: counts(d.changes, DISCOVERY_CHANGES),
     ),
     by(
@@ -113,6 +114,12 @@ PROCESS: Final[tuple[Row[ProcessStats], ...]] = (
         "state_refused_total",
         "Files of a saved state that could not be used and were moved aside.",
         lambda p: p.state_refused,
+    ),
+    by(
+        "file",
+        "file_failures_total",
+        "Writes of the sources' slots, or of the engines found, that failed and are tried again.",
+        lambda p: counts(p.file_failures, SMALL_FILES),
     ),
     by(
         "state",

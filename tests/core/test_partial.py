@@ -168,7 +168,7 @@ class TestSince:
 
     @restarts
     def test_the_next_epoch_has_its_own(self, checkpoint: bool):
-        script = older_than_kvbus().hear(live(0, store([9])), tick(1, WALL + 1))
+        script = older_than_kvbus().hear(live(0, store([9])), replay_end(), tick(1, WALL + 1))
         assert not script.source.partial
         assert script.source.partial_since is None
         script.is_the_same_after_a_restart(checkpoint=checkpoint)
@@ -265,7 +265,8 @@ class TestAClear:
         assert emptied(script, 101, checkpoint)
 
     def test_that_kind_is_of_one_epoch(self, checkpoint: bool):
-        script = older_than_kvbus().hear(clears_every_tier(), live(0, store([1]), store([2], medium=HOST)))
+        script = older_than_kvbus().hear(clears_every_tier())
+        script.hear(live(0, store([1]), store([2], medium=HOST)), replay_end())
         assert not script.source.normalizer.clears.empty
         script.is_the_same_after_a_restart(checkpoint=checkpoint)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -117,12 +118,12 @@ def test_whatever_the_list_does(lists: list[list[str]]) -> None:
 
 def test_the_file(tmp_path: Path) -> None:
     made = config("a", "b")
-    file = PlacementFile(tmp_path, made, Disk())
+    file = PlacementFile(tmp_path, made, Disk(), Counter())
     assert file.read() == Placement()
     kept = forget(place(place(Placement(), made), config("b")), [7, 5])
-    file.keep(kept)
+    file.keep(kept, 0.0)
     assert kept.forgotten == 7
-    assert PlacementFile(tmp_path, made, Disk()).read() == kept
+    assert PlacementFile(tmp_path, made, Disk(), Counter()).read() == kept
     (path,) = tmp_path.iterdir()
     far = b'{"version":"kvbus-slots-1","slots":[["a",0,1000000000]],"gone":[],"forgotten":0}'
     for damage in (
@@ -133,16 +134,27 @@ def test_the_file(tmp_path: Path) -> None:
         b'{"version":"kvbus-slots-1","slots":[["a",0,0],["b",0,0]],"gone":[],"forgotten":0}',
     ):
         path.write_bytes(damage)
-        assert PlacementFile(tmp_path, made, Disk()).read() == Placement()
+        assert PlacementFile(tmp_path, made, Disk(), Counter()).read() == Placement()
     ports = config("a", outputs=[{"endpoint": "ipc:///run/out"}])
-    PlacementFile(tmp_path, ports, Disk()).keep(kept)
-    PlacementFile(None, made, Disk()).keep(kept)
+    PlacementFile(tmp_path, ports, Disk(), Counter()).keep(kept, 0.0)
+    PlacementFile(None, made, Disk(), Counter()).keep(kept, 0.0)
     assert list(tmp_path.iterdir()) == [path]
-    assert PlacementFile(tmp_path, config("a", outputs=[MERGED]), Disk()).read() == Placement()
+    assert PlacementFile(tmp_path, config("a", outputs=[MERGED]), Disk(), Counter()).read() == Placement()
 
 
 def test_a_directory_that_cannot_be_written_is_no_end(tmp_path: Path) -> None:
     made = config("a")
-    file = PlacementFile(tmp_path / "gone", made, Disk())
-    file.keep(place(Placement(), made))
+    file = PlacementFile(tmp_path / "gone", made, Disk(), Counter())
+    file.keep(place(Placement(), made), 0.0)
     assert file.read() == Placement()
+
+
+def test_one_that_could_not_be_written_is_tried_again(tmp_path: Path) -> None:
+    made, failures = config("a"), Counter[str]()
+    file = PlacementFile(tmp_path / "later", made, Disk(), failures)
+    kept = place(Placement(), made)
+    file.keep(kept, 0.0)
+    (tmp_path / "later").mkdir()
+    file.look(1.0)
+    assert PlacementFile(tmp_path / "later", made, Disk(), Counter()).read() == kept
+    assert failures == {"slots": 1}

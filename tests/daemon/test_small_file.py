@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from kvbus.daemon import small_file
@@ -29,3 +31,26 @@ def test_one_that_cannot_be_written_leaves_the_one_before(tmp_path):
     with pytest.raises(OSError, match="No space"):
         small_file.replace(Full(), tmp_path, "name", b"after")
     assert small_file.read(Disk(), tmp_path, "name") == b"before"
+
+
+def test_one_that_cannot_be_written_is_tried_again_more_and_more_rarely_and_with_the_newest_content(tmp_path, caplog):
+    caplog.set_level("INFO")
+    failures: Counter[str] = Counter()
+    kept = small_file.KeptFile(Disk(), tmp_path / "later", "name.kind", "it costs", failures)
+    kept.keep(b"old", 0.0)
+    tries = []
+    for now in range(200):
+        before = failures.total()
+        kept.look(now)
+        tries += [now] * (failures.total() - before)
+    assert tries == [1, 3, 7, 15, 31, 63, 123, 183]
+    kept.keep(b"new", 200.0)
+    (tmp_path / "later").mkdir()
+    kept.look(259.0)
+    assert small_file.read(Disk(), tmp_path / "later", "name.kind") is None
+    kept.look(260.0)
+    assert small_file.read(Disk(), tmp_path / "later", "name.kind") == b"new"
+    assert (failures, caplog.text.count("it costs"), caplog.text.count("is written")) == ({"kind": 10}, 1, 1)
+    (tmp_path / "later" / "name.kind").unlink()
+    kept.look(10_000.0)
+    assert small_file.read(Disk(), tmp_path / "later", "name.kind") is None, "nothing is left to be done"

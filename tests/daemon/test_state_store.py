@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import resource
 from pathlib import Path
@@ -499,6 +500,22 @@ def test_changed_sources_begin_a_generation_of_their_own(tmp_path: Path) -> None
     assert (again.resumed, again.next_seq, again.blocks) == (True, 25, process.blocks)
     again.kill()
     assert "another configuration" in refused(copy.put(tmp_path / "second"))
+
+
+def test_a_shutdown_in_the_midst_of_the_first_checkpoint_of_changed_sources_leaves_a_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The state before it is of other sources. A slice may be one frame long, where the machine is busy."""
+    process = started(tmp_path)
+    process.publish(20)
+    late = itertools.count(step=0.002)
+    monkeypatch.setattr("kvbus.daemon.state_store.time.perf_counter", lambda: next(late))
+    process.store.rename(["other", "routers"])
+    assert process.store.busy
+    process.store.close()
+    again = Process(tmp_path, ["other", "routers"])
+    assert (again.resumed, again.next_seq, again.blocks) == (True, 20, process.blocks)
+    again.kill()
 
 
 def test_a_file_that_cannot_be_deleted_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

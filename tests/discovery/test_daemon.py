@@ -261,6 +261,29 @@ async def test_a_defect_of_a_discoverer_costs_no_engine_and_is_tried_again(file,
     await one.stop()
 
 
+async def test_a_defect_while_sources_change_is_counted_and_tried_again(file, monkeypatch, caplog):
+    """A discoverer that is not ours may find an engine without a rank, which the contract does not forbid."""
+    monkeypatch.setattr("kvbus.daemon.discovery.LAST_PAUSE", 0.05)
+    one, two = Worker("pod-1", 1), Worker("pod-2", 2)
+    for worker in (one, two):
+        await worker.start()
+    write(file, [one.entry])
+    async with running(Bus(found_in(file))) as bus:
+        await bus.sources("pod-1")
+        with monkeypatch.context() as broken:
+            broken.setattr("kvbus.discovery.file.discoverer.publishers", lambda *_: ())
+            write(file, [one.entry, {"name": "pod-3", "endpoint": "tcp://127.0.0.1:1"}])
+            await eventually(lambda: bus.stats.changes["refused"] > 3, "several tries")
+        assert caplog.text.count("are no sources yet: a defect, IndexError") == 1
+        assert "Traceback" in caplog.text
+        await bus.exact(one)
+        write(file, [one.entry, two.entry])
+        await bus.sources("pod-1", "pod-2")
+        await bus.exact(one, two)
+    for worker in (one, two):
+        await worker.stop()
+
+
 async def test_engines_whose_keys_cannot_be_read_are_no_sources_until_they_can(file, tmp_path, caplog):
     """It is said once, and tried again with the next set."""
     one = Worker("pod-1", 1)

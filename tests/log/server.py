@@ -11,6 +11,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from tests.children import Watch
+
 KILL = signal.SIGKILL
 
 PATIENCE = 60.0
@@ -43,6 +45,7 @@ class Server:
         self._env = {**os.environ, **(env or {})}
         self._patience = patience
         self._process: subprocess.Popen[bytes] | None = None
+        self._watch: Watch | None = None
 
     @property
     def address(self) -> str:
@@ -67,6 +70,7 @@ class Server:
             self._process = subprocess.Popen(
                 self._command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=self._env, process_group=0
             )
+        self._watch = Watch(self._process.pid)
 
     def wait(self) -> None:
         """Until it answers."""
@@ -112,6 +116,9 @@ class Server:
             while self._answers():  # `timeout` is gone, the server goes
                 time.sleep(0.01)
             self._process = None
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
 
 
 def _states(group: int) -> Iterator[str]:

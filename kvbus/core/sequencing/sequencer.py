@@ -202,7 +202,11 @@ class Sequencer(Answers):
             self._check_done(now)
 
     def _below_next(self, seq: int, payload: bytes, now: float) -> None:
-        """Take in a live batch from before ``next``: a late copy, or one of a new epoch."""
+        """Take in a live batch from before ``next``: a late copy, or one of a new epoch.
+
+        Batch 0 of which nothing is known begins an epoch: the live stream has gone back. Where that has shown nothing
+        yet, it may only be older than what the publisher's buffer had left of the history, so the publisher is asked.
+        """
         tracker, unverified = self._tracker, self._known.unverified
         same = tracker.fingerprints.matches(seq, payload, self.next)
         if same is not True and seq < tracker.answered_end:
@@ -210,7 +214,8 @@ class Sequencer(Answers):
         if same:
             self.stats.duplicates += 1
             return
-        if same is False or (seq == 0 and tracker.answered_end == 0):
+        begins = seq == 0 and tracker.answered_end == 0 and (tracker.live_end > 0 or not self.settings.replay)
+        if same is False or begins:
             self._new_epoch(now, RestartReason.PAYLOAD)
             self.live(seq, payload, now)
             return

@@ -71,7 +71,7 @@ class DynamoOutput:
         self._plane = plane
         scope = Scope(plane.namespace, plane.component, plane.endpoint)
         self._host = plane.advertise or _own_address(config.endpoint)
-        self._announcer = Announcer(config.name, scope, _store(plane.discovery), self._host)
+        self._announcer = Announcer(config.name, scope, self._store(), self._host)
         stats = services.stats
         stats.router_queue_limit = config.send_hwm
         stats.refused.update(dict.fromkeys(REFUSALS, 0))
@@ -98,6 +98,15 @@ class DynamoOutput:
         fields = {"output": self._config.name, "stream": stream}
         log.info("output %s: bound %s for Dynamo", self._config.name, endpoint, extra=fields)
         self._announcer.add(stream, source)
+
+    def _store(self) -> Store:
+        discovery = self._plane.discovery
+        parts = urlsplit(discovery)
+        return FileStore(Path(unquote(parts.path))) if parts.scheme == "file" else EtcdStore(discovery, self._gone)
+
+    def _gone(self, path: str) -> None:
+        self._services.stats.records_gone += 1
+        log.warning("output %s: somebody else took %s, it is put back", self._config.name, path)
 
     def _advertised(self, endpoint: str) -> str:
         return f"tcp://{self._host}:{parse_endpoint(endpoint).port}"
@@ -220,11 +229,6 @@ class DynamoOutput:
         live = self._live.pop(stream, None)
         if live is not None:
             live.close(linger)
-
-
-def _store(discovery: str) -> Store:
-    parts = urlsplit(discovery)
-    return FileStore(Path(unquote(parts.path))) if parts.scheme == "file" else EtcdStore(discovery)
 
 
 def _own_address(endpoint: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import http.client
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -21,14 +21,18 @@ class EtcdStore:
 
     Args:
         url: ``http://host:2379``.
+        gone: called with the path of each record of ours that somebody else has taken away or replaced.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, gone: Callable[[str], None] = lambda _: None) -> None:
         parts = urlsplit(url)
         self._address = (parts.hostname or "", parts.port or 2379)
+        self._gone = gone
         self._lease: str | None = None
         self._held: dict[str, bytes] = {}
         """What is known to be there under the lease."""
+        self._missing: set[str] = set()
+        """What was not, when it was looked for: somebody else took it, if the lease still holds."""
 
     def put(self, records: Mapping[str, bytes]) -> None:
         """Write records, or show that they still hold.
@@ -40,6 +44,11 @@ class EtcdStore:
             kept = self._call("lease/keepalive", {"ID": self._lease}).get("result", {})
             if int(kept.get("TTL", 0)) <= 0:
                 self._lease = None
+        if self._lease is not None:
+            for path in self._missing & self._held.keys():
+                del self._held[path]
+                self._gone(path)
+        self._missing.clear()
         if self._lease is None:
             self._held.clear()
             granted = self._call("lease/grant", {"TTL": LEASE})
@@ -62,7 +71,7 @@ class EtcdStore:
             self._call("kv/deleterange", {"key": _coded(path.encode())})
 
     def find(self, prefix: str) -> dict[str, bytes]:
-        """The records whose path begins like this.
+        """The records whose path begins like this. One of ours that is not there as we put it, :meth:`put` puts again.
 
         Raises:
             OSError: as for :meth:`put`.
@@ -70,7 +79,14 @@ class EtcdStore:
         end = prefix[:-1] + chr(ord(prefix[-1]) + 1)
         asked = {"key": _coded(prefix.encode()), "range_end": _coded(end.encode())}
         found = self._call("kv/range", asked).get("kvs", [])
-        return {base64.b64decode(each["key"]).decode(): base64.b64decode(each.get("value", "")) for each in found}
+        paths = [base64.b64decode(each["key"]).decode() for each in found]
+        leases = {path: str(each.get("lease", "0")) for path, each in zip(paths, found, strict=True)}
+        records = {path: base64.b64decode(each.get("value", "")) for path, each in zip(paths, found, strict=True)}
+        for path, body in self._held.items():
+            if path.startswith(prefix):
+                there = records.get(path) == body and leases[path] == self._lease
+                (self._missing.discard if there else self._missing.add)(path)
+        return records
 
     def close(self) -> None:
         """Let go of the lease."""

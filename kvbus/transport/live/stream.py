@@ -155,7 +155,7 @@ class LivePublisher:
             self._losses.slow_router(router, count, events)
         if self._current:
             self._send(burst)
-        if self._behind.routers or self._undecided.missed:
+        if self._behind.routers or self._undecided:
             self._keep(burst)
         else:
             self._ring.skip(count)
@@ -211,7 +211,7 @@ class LivePublisher:
             router.asks = True
             if router.state in {RouterState.WAITING, RouterState.STALLED}:
                 self.flush()
-                missed = self._undecided.missed.get(peer.id)
+                missed = self._undecided.end(peer.id)
                 self._go_live(router)
                 if missed:
                     peer.write(b"".join([entry.message for entry in missed]))
@@ -268,7 +268,7 @@ class LivePublisher:
             router.reason = "subscribed"
             self._want_state(router)
             if self._shared is None:
-                self._undecided.missed[router.peer.id] = []
+                self._undecided.begin(router.peer.id)
         else:
             self._go_live(router)
 
@@ -303,7 +303,7 @@ class LivePublisher:
         name = router.peer.id
         for routers in (self._current, self._behind.routers, self._stalled):
             routers.pop(name, None)
-        self._undecided.missed.pop(name, None)
+        self._undecided.end(name)
         self._transfers.forget(router)
         router.reader = None
         router.state = state
@@ -338,7 +338,7 @@ class LivePublisher:
             if router is None or router.state is not RouterState.WAITING:
                 continue
             router.state = RouterState.RECEIVING
-            self._undecided.missed.pop(name, None)
+            self._undecided.end(name)
             router.reader = command.transfer.reader()
             self._behind.add(router, self._ring.end)
             self._stats.states_sent[router.reason] += 1

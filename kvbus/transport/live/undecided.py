@@ -19,12 +19,24 @@ class Undecided:
     """Keeps batches for these routers."""
 
     def __init__(self) -> None:
-        self.missed: dict[int, list[Entry]] = {}
+        self._missed: dict[int, list[Entry]] = {}
         """What was published since a router subscribed, by the id of its peer."""
+
+    def __bool__(self) -> bool:
+        """Whether there is one."""
+        return bool(self._missed)
+
+    def begin(self, router: int) -> None:
+        """A router has subscribed, and has not said anything yet."""
+        self._missed[router] = []
 
     def keep(self, burst: Sequence[Entry]) -> None:
         """Keep a burst for each of them; one that has missed too much finds a gap, and asks."""
-        for missed in self.missed.values():
+        for missed in self._missed.values():
             missed.extend(burst)
             if len(missed) > MOST:
                 missed.clear()
+
+    def end(self, router: int) -> list[Entry]:
+        """It is decided, if it was not: return what the router has missed until now."""
+        return self._missed.pop(router, [])

@@ -1,7 +1,9 @@
 """One publisher's batches put in order, by example; the state machine in tests/properties has the rest."""
 
+from collections import deque
 from itertools import pairwise
 from math import inf
+from random import Random
 from typing import Any
 
 import pytest
@@ -1164,3 +1166,89 @@ class TestTheDeadline:
             script.epoch += 1
             script.after(live(0))
         assert script.sequencer.deadline == script.now + FIRST_PAUSE
+
+
+class TestFloodedStart:
+    """An engine publishes more than its replay buffer holds while its history is read: nothing of that is a restart."""
+
+    def flooded(self, count):
+        """A history that was trimmed to its last two batches by the time it was answered."""
+        script = SequencerScript()
+        script.after(up())
+        assert script.after(replayed(count - 2)) == deliver(count - 2)
+        return script
+
+    @pytest.mark.parametrize("ended", [False, True])
+    def test_live_batches_from_before_the_trimmed_history_begin_no_epoch(self, ended):
+        script = self.flooded(6)
+        if ended:
+            script.after(replayed(5), replay_end())
+        said = [said for seq in range(4) for said in script.after(live(seq))]
+        assert delivered(said) == []
+        if not ended:
+            script.after(replayed(5), replay_end())
+        script.after(replayed(4), replayed(5), replay_end())
+        assert script.after(live(4), live(5), live(6)) == deliver(6)
+        assert (script.stats.restarts, script.sequencer.epoch, script.missing) == (0, 0, (0, 0, 0, 0))
+        assert script.sequencer.partial
+        assert script.stats.duplicates == 6
+
+    def test_nor_do_they_where_the_buffer_has_moved_on_once_more(self):
+        script = self.flooded(6)
+        script.after(replayed(5), replay_end())
+        assert asks(script.after(live(0)))
+        assert script.after(replayed(20), replayed(21), replay_end())
+        assert script.stats.restarts == 0
+        assert delivered(script.after(*map(live, range(1, 23)))) == list(range(6, 23))
+
+    def test_an_engine_that_did_begin_anew_is_found_out_by_its_answer(self):
+        script = self.flooded(6)
+        script.after(replayed(5), replay_end())
+        script.epoch = 1
+        assert asks(script.after(live(0)))
+        assert new_epoch() in script.after(replayed(0), replay_end())
+        assert delivered(script.after(live(1))) == [1]
+        assert script.stats.restarts == 1
+
+    @pytest.mark.parametrize("replay", [True, False])
+    def test_batch_0_behind_a_later_one_of_the_live_stream_begins_one_at_once(self, replay):
+        script = SequencerScript(replay=replay)
+        script.after(up(), live(4), *([replayed(3), replayed(4), replay_end()] if replay else []))
+        assert new_epoch() in script.after(live(0))
+        assert script.stats.restarts == 1
+
+    @pytest.mark.parametrize("room", [2, 12])
+    def test_in_whatever_order_it_comes(self, room):
+        assert [seed for seed in range(500) if flooded(Random(seed), room).stats.restarts] == []
+
+
+def flooded(choose, room):
+    """One epoch of a publisher that keeps ``room`` batches: live stream and answers come in order, each at its pace."""
+    script = SequencerScript()
+    streamed: deque[Any] = deque()
+    asked: deque[Ask] = deque()
+    answered: deque[Any] = deque()
+    published = choose.choice([0, 3, 3 * room])
+
+    def happens(*what):
+        asked.extend(said for said in script.after(*what) if isinstance(said, Ask))
+
+    happens(up())
+    for _ in range(25):
+        count = choose.choice([1, 1, 2, room, 3 * room])
+        match choose.choice(["publish", "publish", "live", "live", "ask", "answer", "answer", "tick"]):
+            case "publish":
+                streamed.extend(live(seq) for seq in range(published, published + count))
+                published += count
+            case "live":
+                happens(*(streamed.popleft() for _ in range(min(count, len(streamed)))))
+            case "ask" if asked:
+                question = asked.popleft()
+                kept = range(max(published - room, question.start), published)
+                answered.extend(replayed(seq, request=question.request) for seq in kept)
+                answered.append(replay_end(request=question.request))
+            case "answer":
+                happens(*(answered.popleft() for _ in range(min(count, len(answered)))))
+            case "tick":
+                happens(tick(0.05))
+    return script

@@ -69,7 +69,11 @@ class Etcd:
                 self.keys.pop(key, None)
             case "kv/range":
                 coded = [
-                    {"key": base64.b64encode(each).decode(), "value": base64.b64encode(held[0]).decode()}
+                    {
+                        "key": base64.b64encode(each).decode(),
+                        "value": base64.b64encode(held[0]).decode(),
+                        **({"lease": held[1]} if held[1] else {}),
+                    }
                     for each, held in sorted(self.keys.items())
                     if key <= each < end
                 ]

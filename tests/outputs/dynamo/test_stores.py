@@ -57,6 +57,43 @@ def test_a_file_that_nobody_touches_is_gone_and_one_that_is_put_again_is_not(tmp
     assert len(store.find(PREFIX)) == 1
 
 
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda keys, path: keys.pop(path),
+        lambda keys, path: keys.update({path: (b"other", keys[path][1])}),
+        lambda keys, path: keys.update({path: (keys[path][0], "")}),
+    ],
+    ids=["deleted", "another value", "no lease"],
+)
+def test_a_record_that_somebody_else_took_is_put_back_while_the_lease_holds(harm):
+    gone: list[str] = []
+    with Etcd() as etcd:
+        store = EtcdStore(etcd.url, gone.append)
+        store.put(RECORDS)
+        before, (path, *_) = dict(etcd.keys), [path for path in etcd.keys if path.startswith(PREFIX.encode())]
+        harm(etcd.keys, path)
+        store.find(PREFIX)
+        store.put(RECORDS)
+        store.find(PREFIX)
+        assert (gone, etcd.keys, etcd.leases) == ([path.decode()], before, ["1"])
+
+
+def test_one_that_we_took_away_or_whose_lease_ran_out_was_taken_by_nobody():
+    gone: list[str] = []
+    with Etcd() as etcd:
+        store = EtcdStore(etcd.url, gone.append)
+        store.put(RECORDS)
+        etcd.expire("1")
+        assert store.find(PREFIX) == {}
+        store.put(RECORDS)
+        assert len(store.find(PREFIX)) == 1
+        store.delete(RECORDS)
+        assert store.find(PREFIX) == {}
+        store.put({})
+        assert gone == []
+
+
 def test_a_lease_that_ran_out_is_replaced_and_one_that_holds_costs_nothing():
     with Etcd() as etcd:
         store = EtcdStore(etcd.url)

@@ -11,21 +11,24 @@ def burst(*names):
 def test_each_gets_what_was_published_since_it_came():
     undecided = Undecided()
     undecided.keep(burst(b"0"))
-    undecided.missed[1] = []
+    assert not undecided
+    undecided.begin(1)
     undecided.keep(burst(b"1", b"2"))
-    undecided.missed[2] = []
+    undecided.begin(2)
     undecided.keep(burst(b"3"))
-    assert {name: [entry.message for entry in missed] for name, missed in undecided.missed.items()} == {
-        1: [b"1", b"2", b"3"],
-        2: [b"3"],
-    }
+    assert undecided
+    assert [entry.message for entry in undecided.end(1)] == [b"1", b"2", b"3"]
+    assert [entry.message for entry in undecided.end(2)] == [b"3"]
+    assert not undecided
+    assert undecided.end(1) == []
 
 
 def test_one_that_missed_too_much_finds_a_gap():
     undecided = Undecided()
-    undecided.missed[1] = []
+    undecided.begin(1)
     undecided.keep(burst(*[b"x"] * MOST))
-    assert len(undecided.missed[1]) == MOST
-    undecided.missed[2] = []
+    undecided.begin(2)
+    undecided.begin(3)
+    assert len(undecided.end(3)) == 0
     undecided.keep(burst(b"y"))
-    assert [len(undecided.missed[name]) for name in (1, 2)] == [0, 1]
+    assert [len(undecided.end(name)) for name in (1, 2)] == [0, 1]
