@@ -199,3 +199,31 @@ async def test_only_the_first_group_counts():
     engines.store(0, (1, 4), group_idx=1, kv_cache_spec_kind="full_attention")
     assert len(index) == 2
     await live.close()
+
+
+async def test_it_is_built_in_turns_with_those_who_ask(monkeypatch):
+    monkeypatch.setattr(module, "SLICE", 0)
+    monkeypatch.setattr(module, "FEW", 1)
+    engines, pace, order = Engines(5), Pace(), []
+    for n in range(20):
+        engines.store(0, (n, n))
+    live = QueryIndex(engines.relay, ProcessStats(), pace)
+    read_store = QueryIndex._read_store
+
+    def read(self, slot, event):
+        order.append("built")
+        read_store(self, slot, event)
+
+    monkeypatch.setattr(QueryIndex, "_read_store", read)
+
+    async def crowd():
+        while live.index is None:
+            async with pace.piece():
+                order.append("asked")
+
+    asking = [asyncio.create_task(crowd()) for _ in range(10)]
+    await whole(live)
+    await asyncio.gather(*asking)
+    assert order.count("built") >= 20
+    assert ("built", "built") not in itertools.pairwise(order)
+    await live.close()
