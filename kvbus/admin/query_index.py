@@ -23,7 +23,7 @@ from kvbus.core.wire.codec import AnyEvent
 from kvbus.core.wire.parts import hashes_of, is_store, value
 from kvbus.core.wire.schema import AllBlocksCleared
 
-SLICE: Final = 0.0003
+SLICE: Final = 0.0002
 """Seconds of building that are a piece of work, as long as others of :mod:`~kvbus.admin.pace`."""
 
 BUILDING: Final = "query index"

@@ -10,7 +10,7 @@ from kvbus.admin import query_index as module
 from kvbus.admin.pace import Pace
 from kvbus.admin.query_index import QueryIndex
 from kvbus.core.blocks.announce import announce
-from kvbus.core.blocks.prefix_index import PrefixIndex
+from kvbus.core.blocks.prefix_index import PrefixIndex, medium_of
 from kvbus.core.events import BatchReceived, SourceDown, SourceRemoved, SourceUp, Tick
 from kvbus.core.stats import ProcessStats
 from tests.core.dsl import Script
@@ -208,13 +208,12 @@ async def test_it_is_built_in_turns_with_those_who_ask(monkeypatch):
     for n in range(20):
         engines.store(0, (n, n))
     live = QueryIndex(engines.relay, ProcessStats(), pace)
-    read_store = QueryIndex._read_store
 
-    def read(self, slot, event):
+    def read(event):
         order.append("built")
-        read_store(self, slot, event)
+        return medium_of(event)
 
-    monkeypatch.setattr(QueryIndex, "_read_store", read)
+    monkeypatch.setattr(module, "medium_of", read)
 
     async def crowd():
         while live.index is None:
