@@ -44,7 +44,7 @@ Asking = tuple[str, bool]
 class Pace:
     """All pieces of work together get a share of the loop's time, and each is in a turn of its own.
 
-    Addresses take turns, a piece each, and the probes of an address are apart from what else it asks. So whoever asks
+    The address goes first that has had least lately, and its probes are apart from what else it asks. So whoever asks
     now and then does not wait behind a crowd at another address, nor for the time that a crowd has used up.
     """
 
@@ -97,9 +97,13 @@ class Pace:
         known[asking] = known.get(asking, begun) + took / LITTLE
         self._little_used_until = known
 
+    def _had(self, asking: Asking) -> float:
+        """When what an address has had will be no more than :data:`LITTLE` of the time since it began."""
+        return self._little_used_until.get(asking, 0.0)
+
     def _due(self, asking: Asking) -> float:
         """When the next piece of an address may have its turn."""
-        share, little = self._share_used_until - BURST, self._little_used_until.get(asking, 0.0) - LATELY
+        share, little = self._share_used_until - BURST, self._had(asking) - LATELY
         return max(min(share, little), self._most_used_until - BURST)
 
     def _end(self) -> None:
@@ -116,10 +120,11 @@ class Pace:
         self._next = asyncio.get_running_loop().call_later(wait, self._give)
 
     def _give(self) -> None:
-        """Give its turn to the next piece of the address that has waited longest for one."""
+        """Give its turn to the next piece of the address that has had least lately."""
         self._next = None
         now = time.perf_counter()
-        while not self._at_work and (asking := next((each for each in self._waiting if self._due(each) <= now), None)):
+        while not self._at_work and (due := [each for each in self._waiting if self._due(each) <= now]):
+            asking = min(due, key=self._had)
             turns = self._waiting.pop(asking)
             turn = turns.popleft()
             if turns:

@@ -17,7 +17,7 @@ from aiohttp import web
 from kvbus.admin.connection_limits import CONNECTION_TIMEOUT
 from kvbus.admin.content_log import current
 from kvbus.admin.pace import Pace
-from kvbus.admin.query_body import MAX_BODY, MAX_HASHES, MSGPACK, PIECE, Query, RefusedError, in_pieces, names_of, read
+from kvbus.admin.query_body import MAX_BODY, MAX_HASHES, MSGPACK, Query, RefusedError, names_of, questions
 from kvbus.admin.query_index import QueryIndex
 from kvbus.admin.views import Analytics, analytics_entry
 from kvbus.config import Config
@@ -116,7 +116,7 @@ class Queries:
     def __init__(self, observed: Observed, pace: Pace) -> None:
         self._observed = observed
         self._pace = pace
-        self._index = QueryIndex(observed.relay, observed.process)
+        self._index = QueryIndex(observed.relay, observed.process, pace)
         self._waiting = 0
 
     async def close(self) -> None:
@@ -143,21 +143,19 @@ class Queries:
         if self._waiting > MAX_WAITING:
             raise RefusedError(429, "busy", f"{MAX_WAITING} requests are being answered; ask again")
         body, msgpack = await _body(request), request.content_type == MSGPACK
-        lists: list[bytes] = []
-        if len(body) > PIECE and not msgpack:
-            body, lists = await self._pace.in_turns(in_pieces(body))
-        async with self._pace.piece():
-            queries, analytics = read(body, lists, msgpack=msgpack)
+        queries, analytics = await self._pace.in_turns(questions(body, msgpack=msgpack))
         if analytics and not self._observed.config.analytics:
             raise RefusedError(400, "invalid", "analytics are off; the configuration has to say analytics: true")
         unsure: Unsure = {}
         results = await self._results(queries, unsure) if queries else []
-        async with self._pace.piece():
-            if not queries:
-                self._look(unsure)
-            answer = Answer(results, list(unsure.values()), self._analytics() if analytics else None)
+        caches = None
+        if analytics or not queries:
+            async with self._pace.piece():
+                if not queries:
+                    self._look(unsure)
+                caches = self._analytics() if analytics else None
         await asyncio.sleep(0)  # the loop's other work first
-        return answer
+        return Answer(results, list(unsure.values()), caches)
 
     async def _results(self, queries: Sequence[Query], unsure: Unsure) -> list[Result]:
         index = await self._index.ask(BUILD_TIMEOUT)

@@ -115,6 +115,14 @@ def in_pieces(body: bytes) -> Generator[None, None, tuple[bytes, list[bytes]]]:
     return (body, []) if b"\\" in short else (short, lists)
 
 
+def questions(body: bytes, *, msgpack: bool) -> Generator[None, None, tuple[list[Query], bool]]:
+    """What :func:`read` finds in a body, a piece at a time."""
+    lists: list[bytes] = []
+    if len(body) > PIECE and not msgpack:
+        body, lists = yield from in_pieces(body)
+    return read(body, lists, msgpack=msgpack)
+
+
 def read(body: bytes, lists: Sequence[bytes] = (), *, msgpack: bool = False) -> tuple[list[Query], bool]:
     """The questions of a body, from which :func:`in_pieces` may have taken the lists of token ids.
 

@@ -1,6 +1,6 @@
 """The tree of prefixes of a running bus: there while somebody asks, and not when nobody does.
 
-The first question has it built from the sources' indexes, in slices beside the stream. From then on it takes in what
+The first question has it built from the sources' indexes, in pieces beside the stream. From then on it takes in what
 leaves for routers. It is dropped when nobody has asked for a while. While there is none, the relay's hot path pays one
 comparison for each batch.
 """
@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import Final
 
+from kvbus.admin.pace import Pace, client
 from kvbus.core.blocks.announce import slices
 from kvbus.core.blocks.prefix_index import PrefixIndex, medium_of
 from kvbus.core.relay import Relay
@@ -22,11 +23,11 @@ from kvbus.core.wire.codec import AnyEvent
 from kvbus.core.wire.parts import hashes_of, is_store, value
 from kvbus.core.wire.schema import AllBlocksCleared
 
-SLICE: Final = 0.001
-"""Seconds of building before the loop's other work gets its turn."""
+SLICE: Final = 0.0002
+"""Seconds of building that are a piece of work, as long as others of :mod:`~kvbus.admin.pace`."""
 
-REST: Final = 2
-"""Building then rests for so many times as long."""
+BUILDING: Final = "query index"
+"""Takes turns with the addresses of those who ask, as one of them."""
 
 FEW: Final = 64
 """Blocks between two looks at the clock."""
@@ -49,12 +50,14 @@ class QueryIndex:
     Args:
         relay: whose blocks it shows.
         stats: where its size is counted.
+        pace: when it is built.
         idle: seconds without a question after which it is dropped.
     """
 
-    def __init__(self, relay: Relay, stats: ProcessStats, idle: float = IDLE) -> None:
+    def __init__(self, relay: Relay, stats: ProcessStats, pace: Pace, idle: float = IDLE) -> None:
         self._relay = relay
         self._stats = stats
+        self._pace = pace
         self._idle = idle
         self.index: PrefixIndex[int] | None = None
         """By slot of the source; None if there is none, or not all of it."""
@@ -92,12 +95,13 @@ class QueryIndex:
 
     async def _live(self) -> None:
         """Build, keep up, drop."""
+        client.set(BUILDING)
         self._growing = PrefixIndex()
         self._unread = {slot for slot, source in enumerate(self._relay.sources) if _shown(source)}
         self._relay.follow(self._take)
         try:
             while self._unread:
-                await self._read(self._unread.pop())
+                await self._pace.in_turns(self._read(next(iter(self._unread))))
             self.index = self._growing
             while time.monotonic() - self._asked < self._idle:
                 busy = self._growing.collect(FREED)
@@ -114,8 +118,9 @@ class QueryIndex:
             busy = self._growing.collect(FREED)
             await asyncio.sleep(FREE_EVERY)
 
-    async def _read(self, slot: int) -> None:
-        """Take in the blocks that a source holds now, a few at a time, beside what happens to them meanwhile."""
+    def _read(self, slot: int) -> Generator[None, None, None]:
+        """Take in the blocks that a source holds now, in pieces, beside what happens to them meanwhile."""
+        self._unread.remove(slot)
         source = self._relay.sources[slot]
         if not _shown(source):
             return
@@ -127,8 +132,8 @@ class QueryIndex:
         for events in slices(index, FEW):
             for event in events:
                 self._read_store(slot, event)
-            if (spent := time.perf_counter() - begun) >= SLICE:
-                await asyncio.sleep(REST * spent)
+            if time.perf_counter() - begun >= SLICE:
+                yield
                 begun = time.perf_counter()
             if self.reading is None:  # they were cleared
                 return

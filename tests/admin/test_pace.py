@@ -113,7 +113,8 @@ async def piece(pace, done, name, address="a", *, probe=False):
         done.append(name)
 
 
-async def test_addresses_take_turns_and_so_do_the_probes_of_each():
+async def test_addresses_take_turns_and_so_do_the_probes_of_each(monkeypatch):
+    Clock(monkeypatch)  # all have had the same
     pace = Pace()
     done: list[int | str] = []
     crowd = [piece(pace, done, n) for n in range(20)]
@@ -123,7 +124,27 @@ async def test_addresses_take_turns_and_so_do_the_probes_of_each():
     assert done[:7] == [0, "probe", "b0", "c", 1, "b1", 2]
 
 
-async def test_who_comes_back_at_once_does_not_go_before_others():
+async def test_who_has_had_least_lately_goes_first(monkeypatch):
+    clock, pace = Clock(monkeypatch), Pace()
+    done: list[int | str] = []
+
+    async def one_after_the_other(address, seconds):
+        client.set(address)
+        for n in range(4):
+            async with pace.piece():
+                done.append(f"{address}{n}")
+                clock.now += seconds
+
+    await ask(clock, pace, "crowd", 0.01)
+    await ask(clock, pace, "other", 0.004)
+    crowd, other = (one_after_the_other(*each) for each in (("crowd", 0.001), ("other", 0.003)))
+    await asyncio.gather(crowd, other)
+    assert done[:4] == ["other0", "other1", "crowd0", "crowd1"]
+    assert sorted(done) == [f"{each}{n}" for each in ("crowd", "other") for n in range(4)]
+
+
+async def test_who_comes_back_at_once_does_not_go_before_others(monkeypatch):
+    Clock(monkeypatch)  # both have had the same
     pace = Pace()
     done: list[int | str] = []
 

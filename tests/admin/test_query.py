@@ -325,7 +325,7 @@ async def test_a_client_that_leaves_in_the_middle_of_its_body_is_counted_and_no_
 async def test_while_the_tree_is_built_it_says_how_much_is_left(monkeypatch):
     monkeypatch.setattr(module, "BUILD_TIMEOUT", 0.05)
     monkeypatch.setattr(query_index, "SLICE", 0)
-    monkeypatch.setattr(query_index, "REST", 10**9)
+    monkeypatch.setattr(query_index, "slices", lambda *_: itertools.repeat([]))
     async with asking() as here:
         async with here.session.post(here.url, json={"tokens": TOKENS}) as answer:
             assert answer.status == 503

@@ -1,14 +1,16 @@
 """The tree behind ``/query``: built beside the stream, kept up with it, and dropped when nobody asks."""
 
 import asyncio
+import itertools
 import random
 
 import pytest
 
 from kvbus.admin import query_index as module
+from kvbus.admin.pace import Pace
 from kvbus.admin.query_index import QueryIndex
 from kvbus.core.blocks.announce import announce
-from kvbus.core.blocks.prefix_index import PrefixIndex
+from kvbus.core.blocks.prefix_index import PrefixIndex, medium_of
 from kvbus.core.events import BatchReceived, SourceDown, SourceRemoved, SourceUp, Tick
 from kvbus.core.stats import ProcessStats
 from tests.core.dsl import Script
@@ -80,12 +82,11 @@ async def whole(index):
 @pytest.mark.parametrize("seed", range(8))
 async def test_it_is_what_the_sources_hold_however_they_change_while_it_is_built(seed, monkeypatch):
     monkeypatch.setattr(module, "SLICE", 0)
-    monkeypatch.setattr(module, "REST", 0)
     monkeypatch.setattr(module, "FEW", 3)
     engines = Engines(seed, duplicates="ignore")
     for _ in range(400):
         engines.step()
-    live = QueryIndex(engines.relay, ProcessStats())
+    live = QueryIndex(engines.relay, ProcessStats(), Pace())
     asking = asyncio.create_task(live.ask(60))
     steps = 0
     while not asking.done():
@@ -103,12 +104,11 @@ async def test_it_is_what_the_sources_hold_however_they_change_while_it_is_built
 
 async def test_a_block_that_goes_before_it_is_read_is_not_held_and_one_that_is_back_is(monkeypatch):
     monkeypatch.setattr(module, "SLICE", 0)
-    monkeypatch.setattr(module, "REST", 0)
     monkeypatch.setattr(module, "FEW", 1)
     engines = Engines(0, duplicates="ignore")
     for n in range(40):
         engines.store(0, (n, n))
-    live = QueryIndex(engines.relay, ProcessStats())
+    live = QueryIndex(engines.relay, ProcessStats(), Pace())
     asking = asyncio.create_task(live.ask(60))
     while live.reading is None:  # noqa: ASYNC110 - it is one turn of the loop
         await asyncio.sleep(0)
@@ -126,13 +126,12 @@ async def test_a_block_that_goes_before_it_is_read_is_not_held_and_one_that_is_b
 
 async def test_a_block_that_came_and_went_while_others_were_read_is_not_held(monkeypatch):
     monkeypatch.setattr(module, "SLICE", 0)
-    monkeypatch.setattr(module, "REST", 0)
     monkeypatch.setattr(module, "FEW", 1)
     engines = Engines(0, duplicates="ignore")
     for source in SOURCES:
         for n in range(10):
             engines.store(source, (n,))
-    live = QueryIndex(engines.relay, ProcessStats())
+    live = QueryIndex(engines.relay, ProcessStats(), Pace())
     asking = asyncio.create_task(live.ask(60))
     while live.reading is None:  # noqa: ASYNC110 - it is one turn of the loop
         await asyncio.sleep(0)
@@ -152,7 +151,7 @@ async def test_it_is_dropped_when_nobody_asks_and_built_again():
     engines = Engines(1)
     engines.store(0, (1, 2))
     stats = ProcessStats()
-    live = QueryIndex(engines.relay, stats, idle=0.05)
+    live = QueryIndex(engines.relay, stats, Pace(), idle=0.05)
     assert (live.index, stats.query_index_blocks) == (None, 0)
     assert len(await whole(live)) == 2
     assert stats.query_index_blocks == 2
@@ -165,10 +164,10 @@ async def test_it_is_dropped_when_nobody_asks_and_built_again():
 
 async def test_it_is_not_there_before_it_is_whole(monkeypatch):
     monkeypatch.setattr(module, "SLICE", 0)
-    monkeypatch.setattr(module, "REST", 10**9)
+    monkeypatch.setattr(module, "slices", lambda *_: itertools.repeat([]))
     engines = Engines(2)
     engines.store(0, (1,))
-    live = QueryIndex(engines.relay, ProcessStats())
+    live = QueryIndex(engines.relay, ProcessStats(), Pace())
     assert await live.ask(0.01) is None
     assert live.unread == 3
     await live.close()
@@ -176,7 +175,7 @@ async def test_it_is_not_there_before_it_is_whole(monkeypatch):
 
 async def test_sources_that_are_gone_or_away_hold_nothing():
     engines = Engines(3)
-    live = QueryIndex(engines.relay, ProcessStats())
+    live = QueryIndex(engines.relay, ProcessStats(), Pace())
     for source in SOURCES:
         engines.store(source, (1,))
     engines.relay.handle(SourceDown(0), 0.0)
@@ -195,8 +194,35 @@ async def test_only_the_first_group_counts():
     engines = Engines(4)
     engines.store(0, (1, 2), group_idx=0, kv_cache_spec_kind="full_attention")
     engines.store(0, (1, 2, 3), group_idx=1, kv_cache_spec_kind="full_attention")
-    live = QueryIndex(engines.relay, ProcessStats())
+    live = QueryIndex(engines.relay, ProcessStats(), Pace())
     index = await whole(live)
     engines.store(0, (1, 4), group_idx=1, kv_cache_spec_kind="full_attention")
     assert len(index) == 2
+    await live.close()
+
+
+async def test_it_is_built_in_turns_with_those_who_ask(monkeypatch):
+    monkeypatch.setattr(module, "SLICE", 0)
+    monkeypatch.setattr(module, "FEW", 1)
+    engines, pace, order = Engines(5), Pace(), []
+    for n in range(20):
+        engines.store(0, (n, n))
+    live = QueryIndex(engines.relay, ProcessStats(), pace)
+
+    def read(event):
+        order.append("built")
+        return medium_of(event)
+
+    monkeypatch.setattr(module, "medium_of", read)
+
+    async def crowd():
+        while live.index is None:
+            async with pace.piece():
+                order.append("asked")
+
+    asking = [asyncio.create_task(crowd()) for _ in range(10)]
+    await whole(live)
+    await asyncio.gather(*asking)
+    assert order.count("built") >= 20
+    assert ("built", "built") not in itertools.pairwise(order)
     await live.close()

@@ -27,6 +27,7 @@ import msgspec
 import uvloop
 from aiohttp import web
 
+from kvbus.admin.connection_limits import CONNECTION_TIMEOUT, ConnectionLimits
 from kvbus.admin.content_log import Reading, current
 from kvbus.admin.pace import Pace
 from kvbus.admin.query import Queries
@@ -143,9 +144,11 @@ async def turns(load: Load, kind: str, questions: int, *, apart: bool) -> list[l
     app.router.add_post("/query", handle)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    url = f"http://127.0.0.1:{runner.addresses[0][1]}/query"
+    if runner.server is None:
+        raise RuntimeError("no server")
+    limits = ConnectionLimits(runner.server, observed.process, timeout=CONNECTION_TIMEOUT)  # bodies come through it
+    listener = await asyncio.get_running_loop().create_server(limits, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}/query"
     command = (sys.executable, "-m", "tests.bench.query", "--ask", url, "--as", kind, "--questions", str(questions))
     pipe = asyncio.subprocess.PIPE
     asking = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
@@ -176,6 +179,7 @@ async def turns(load: Load, kind: str, questions: int, *, apart: bool) -> list[l
     for each in timer:
         each.cancel()
     await asking.wait()
+    listener.close()
     await queries.close()
     await runner.cleanup()
     return [each for each in found if each][:questions]
