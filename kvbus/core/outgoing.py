@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from kvbus.core import write_ahead_log as wal
-from kvbus.core.blocks.announce import announce, removals_of
+from kvbus.core.blocks.announce import announce, blocks_in, removals_of
 from kvbus.core.blocks.index import Index
 from kvbus.core.commands import Command, Publish
 from kvbus.core.outputs.fitting import Cleared, fit, halves, in_batches
@@ -158,18 +158,22 @@ class Outgoing:
 
     def announce(self, i: int, source: Source, now: float) -> None:
         """Publish a source's blocks to routers that have been cleared."""
-        self._publish_batches(i, source, list(source.normalizer.announce()), now)
+        events = list(source.normalizer.announce())
+        self._publish_batches(i, source, events, blocks_in(events), now)
         for number, output in self._fitted_of(i):
             self._publish_fit(number, output, i, source, list(announce(output.index_of(i, source))), (), now)
 
-    def publish_all(self, i: int, source: Source, events: list[AnyEvent], now: float) -> None:
-        """Publish what leaves of a source's last batch in batches that every router takes: it may be a whole cache."""
-        self._publish_batches(i, source, events, now)
+    def publish_all(self, i: int, source: Source, events: list[AnyEvent], blocks: int, now: float) -> None:
+        """Publish what leaves of a source's last batch in batches that every router takes: it may be a whole cache.
+
+        The events name so many ``blocks``.
+        """
+        self._publish_batches(i, source, events, blocks, now)
         if self.fitted:
             self.publish_fitted(i, source, events, now, cleared=source.normalizer.cleared)
 
-    def _publish_batches(self, i: int, source: Source, events: list[AnyEvent], now: float) -> None:
-        for batch in in_batches(events, source.normalizer.block_size or 0):
+    def _publish_batches(self, i: int, source: Source, events: list[AnyEvent], blocks: int, now: float) -> None:
+        for batch in in_batches(events, source.normalizer.block_size or 0, blocks):
             self.publish(i, source, batch, now)
 
     def publish(
@@ -238,7 +242,7 @@ class Outgoing:
         whole: bytes | None = None,
     ) -> None:
         fitted = self._fit(output, i, source, events, cleared)
-        for batch in in_batches(fitted, source.normalizer.block_size or 0):
+        for batch in in_batches(fitted, source.normalizer.block_size or 0, blocks_in(fitted)):
             self._publish_on(number, output, i, source, batch, now, whole if batch is events else None)
 
     def _fit(

@@ -178,12 +178,13 @@ _EVENTS_AT: Final = {0xCB: 10, 0xCA: 6, 0xCF: 10, 0xD3: 10, 0xCE: 6, 0xD2: 6}
 
 def event_offset(payload: bytes | memoryview) -> int:
     """Offset of the first event's first byte in an array batch; 0 if there is none or the batch is no array."""
-    if len(payload) < 4 or payload[0] & 0xF0 != 0x90:
+    first = bytes(payload[:11])
+    if len(first) < 4 or first[0] & 0xF0 != 0x90:
         return 0
-    at = _EVENTS_AT.get(payload[1], 2)
-    if at >= len(payload):
+    at = _EVENTS_AT.get(first[1], 2)
+    if at >= len(first):
         return 0
-    head = payload[at]
+    head = first[at]
     if 0x91 <= head <= 0x9F:
         return at + 1
     return at + 3 if head == 0xDC else at + 5 if head == 0xDD else 0
