@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Final
 
 from kvbus.core import write_ahead_log as wal
 from kvbus.core.blocks.announce import announce, blocks_in, removals_of
@@ -16,6 +17,10 @@ from kvbus.core.source import Source
 from kvbus.core.wire.codec import AnyEvent
 from kvbus.core.wire.profiles import CANONICAL, Wire, encode
 from kvbus.core.wire.schema import AllBlocksCleared
+
+_encode: Final = encode
+_publish: Final = Publish
+"""Compiled code looks a name of another module up in a dictionary each time, and has its own at hand."""
 
 
 class Outgoing:
@@ -185,21 +190,23 @@ class Outgoing:
         """
         if self.follower is not None:
             self.follower(i, events)
-        payloads: dict[tuple[Wire, int], bytes] | None = None
+        payloads: dict[tuple[Wire, int], bytes] = {}
+        several = len(self._plain) > 1
         for number, output in self._plain:
             at, rank = (0, i) if output.merged else (i, source.rank)
             stream = output.streams[at]
             wire = stream.profile.wire
             payload = whole
             if payload is None or rank != source.rank or not (wire is CANONICAL or source.says(wire)):
-                payloads = payloads or {}
-                payload = payloads.get((wire, rank))
+                payload = payloads.get((wire, rank)) if several else None
                 if payload is None:
-                    payload = payloads[wire, rank] = encode(wire, events, source.ts, rank)
+                    payload = _encode(wire, events, source.ts, rank)
+                    if several:
+                        payloads[wire, rank] = payload
             seq = stream.append(payload, now)
             if stream.keeps_topic and stream.name != source.topic:
                 stream.rename(source.topic)
-            self.commands.append(Publish(number, at, stream.topic, seq, payload, len(events), stream.publisher_id))
+            self.commands.append(_publish(number, at, stream.topic, seq, payload, len(events), stream.publisher_id))
 
     def publish_fitted(
         self,

@@ -16,7 +16,7 @@ from msgspec.structs import astuple as fields_of
 from kvbus.core.blocks.announce import store_of
 from kvbus.core.blocks.chunk import Chunk, Meta, Rest
 from kvbus.core.blocks.index import MAX_RUN, MAX_SHARED, Index, weight_of
-from kvbus.core.normalizing.block_size import BlockSizeDetector
+from kvbus.core.normalizing.block_size import PROVEN, SINGLE, BlockSizeDetector
 from kvbus.core.normalizing.shape import KEYS, NOTHING_CARRIED, SPELLED, Shape, Sizes
 from kvbus.core.normalizing.validate import (
     MAX_SIZE,
@@ -223,11 +223,14 @@ class Admission:
         if sizes is None:
             sizes = Sizes(BlockSizeDetector(self._pinned, numbered=shape.group is not None))
             self.sizes[shape.group] = sizes
+        if sizes.quiet and (shape.matchers.get(blocks) or shape.expect(blocks)) is not None:
+            return
         detector = sizes.detector
-        before = _known(detector)
+        before = fields_of(detector)
         self.relearned |= detector.observe(size, blocks)
         sizes.quiet = detector.settled
-        if before != _known(detector):
+        after = fields_of(detector)
+        if before[PROVEN] != after[PROVEN] or before[SINGLE:] != after[SINGLE:]:
             sizes.learn()
             for other in self.shapes.values():
                 if other.group == shape.group:
@@ -349,12 +352,6 @@ class Admission:
         (self.ints, self.bytes), no_prefix, known = data
         self.no_prefix.update(no_prefix)
         self.known.update(known)
-
-
-def _known(detector: BlockSizeDetector) -> tuple[Any, ...]:
-    """What is known of the sizes: proven, single, divisor, variable."""
-    fields = fields_of(detector)
-    return fields[2], *fields[7:]
 
 
 def split_long(event: BlockStored[Any]) -> list[BlockStored[Any]]:

@@ -100,11 +100,10 @@ class Removals:
         coarse = self._left_out.coarse.get(key)
         if coarse is not None:
             self._as_they_came = plain = False
-            hashes = tuple(
-                [block for block in hashes if block not in coarse or not self._left_out.remove_coarse(key, block)]
-            )
-            if not hashes:
-                return
+            if any(block in coarse for block in hashes):
+                hashes = tuple([block for block in hashes if not self._left_out.remove_coarse(key, block)])
+                if not hashes:
+                    return
         gone = self._gone.get(key)
         if gone is None:
             gone = self._gone[key] = {}

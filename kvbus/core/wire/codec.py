@@ -140,7 +140,8 @@ def _decode_other(payload: bytes | memoryview, max_events: int, form: int) -> Ba
 
 def _uniform(found: Any, payload: bytes | memoryview, max_events: int, form: int) -> Batch | Reason:
     """A batch that was decoded in one go."""
-    ts, events, rank = found.ts, found.events, found.rank
+    fields: tuple[Any, ...] = fields_of(found)
+    ts, events, rank = fields[0], fields[1], fields[2]
     if not math.isfinite(ts):
         return Reason.BATCH_SHAPE
     if len(events) > max_events:
@@ -176,15 +177,18 @@ _EVENTS_AT: Final = {0xCB: 10, 0xCA: 6, 0xCF: 10, 0xD3: 10, 0xCE: 6, 0xD2: 6}
 """Where the events array starts, by the type byte of ``ts`` (float64 from every engine; others by hand-made peers)."""
 
 
-def event_offset(payload: bytes | memoryview) -> int:
+_BEFORE_EVENTS: Final = 16
+"""So many bytes of a batch have the first one of its first event, if there is any."""
+
+
+def event_offset(payload: bytes) -> int:
     """Offset of the first event's first byte in an array batch; 0 if there is none or the batch is no array."""
-    first = bytes(payload[:11])
-    if len(first) < 4 or first[0] & 0xF0 != 0x90:
+    if len(payload) < 4 or payload[0] & 0xF0 != 0x90:
         return 0
-    at = _EVENTS_AT.get(first[1], 2)
-    if at >= len(first):
+    at = _EVENTS_AT.get(payload[1], 2)
+    if at >= len(payload):
         return 0
-    head = first[at]
+    head = payload[at]
     if 0x91 <= head <= 0x9F:
         return at + 1
     return at + 3 if head == 0xDC else at + 5 if head == 0xDD else 0
@@ -192,8 +196,9 @@ def event_offset(payload: bytes | memoryview) -> int:
 
 def first_event_is_array(payload: bytes | memoryview) -> bool:
     """Whether a batch's first event is positional: the cheapest look that picks the right decoder."""
-    at = event_offset(payload)
-    return 0 < at < len(payload) and (payload[at] & 0xF0 == 0x90 or payload[at] in (0xDC, 0xDD))
+    head = bytes(payload[:_BEFORE_EVENTS])
+    at = event_offset(head)
+    return 0 < at < len(head) and (head[at] & 0xF0 == 0x90 or head[at] in (0xDC, 0xDD))
 
 
 def _decode_each(payload: bytes | memoryview, max_events: int) -> Batch | Reason:
