@@ -11,9 +11,7 @@ from __future__ import annotations
 
 from itertools import chain
 from operator import attrgetter, itemgetter
-from typing import TYPE_CHECKING, Any, Final
-
-from msgspec.structs import astuple
+from typing import TYPE_CHECKING, Final
 
 from kvbus.core.types import Hash
 
@@ -32,16 +30,14 @@ _hashes: Final = attrgetter("hashes")
 _tokens: Final = attrgetter("tokens")
 _keys: Final = attrgetter("extra_keys")
 _rest: Final = attrgetter("rest")
-_fields_of: Final = astuple
 
 
 def chunk_bytes(chunk: Chunk) -> int:
     """About what a chunk holds."""
-    fields: tuple[Any, ...] = _fields_of(chunk)
-    count: int = ITEM_BYTES * (1 + len(fields[0])) + len(fields[2])
-    if fields[4] is not None:
-        count += len(fields[4])
-    if fields[5] is not None:
+    count: int = ITEM_BYTES * (1 + len(chunk.hashes)) + len(chunk.tokens)
+    if chunk.extra_keys is not None:
+        count += len(chunk.extra_keys)
+    if chunk.rest is not None:
         count += chunk.meta.weight
         count += ITEM_BYTES * len(chunk.derived or ())
         count += sum(len(name) + len(value) for name, value in (chunk.extras or {}).items())

@@ -12,7 +12,7 @@ before any of it is applied (``admission``, then ``stores`` and ``removals``).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Any
 
 from msgspec import structs
 
@@ -34,8 +34,6 @@ from kvbus.core.types import Filtered, Hash
 from kvbus.core.wire.codec import ARRAYS, AnyEvent
 from kvbus.core.wire.schema import AllBlocksCleared, Batch, BlockRemoved, BlockStored, Event
 from kvbus.core.wire.tokens import are_pairs
-
-_fields_of: Final = structs.astuple
 
 
 class Normalizer:
@@ -185,8 +183,7 @@ class Normalizer:
             first_of_epoch: whether this batch has seq 0 (an engine that opens with AllBlocksCleared is SGLang, whose
                 clear resets every tier; vLLM's speaks of the GPU pool alone).
         """
-        fields: tuple[Any, ...] = _fields_of(batch)
-        events: list[Event] = fields[1]
+        events = batch.events
         if first_of_epoch and events and isinstance(events[0], AllBlocksCleared):
             self.clears.seen_to_clear_all = True
         out: list[AnyEvent] = []
@@ -195,9 +192,7 @@ class Normalizer:
         leaving.touched = admission.touched = self.emptied = False
         if leaving.cleared:
             leaving.cleared = []
-        form: int = fields[4]
-        uniform: bool = fields[5]
-        rejects = batch.rejects
+        rejects, form, uniform = batch.rejects, batch.form, batch.uniform
         if rejects:
             admission.count_rejects(rejects)
             self._copies.forget()
@@ -210,7 +205,7 @@ class Normalizer:
             if self._copies.changed:
                 self._settle_copies(missed=bool(rejects))
             self._removals.finish()
-        self.as_it_came = fields[3] and not (leaving.touched or admission.touched) and out == events
+        self.as_it_came = batch.canonical and not (leaving.touched or admission.touched) and out == events
         return out
 
     def _settle_copies(self, *, missed: bool) -> None:

@@ -140,8 +140,7 @@ def _decode_other(payload: bytes | memoryview, max_events: int, form: int) -> Ba
 
 def _uniform(found: Any, payload: bytes | memoryview, max_events: int, form: int) -> Batch | Reason:
     """A batch that was decoded in one go."""
-    fields: tuple[Any, ...] = fields_of(found)
-    ts, events, rank = fields[0], fields[1], fields[2]
+    ts, events, rank = found.ts, found.events, found.rank
     if not math.isfinite(ts):
         return Reason.BATCH_SHAPE
     if len(events) > max_events:
