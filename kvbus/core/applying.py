@@ -94,9 +94,10 @@ class Applier:
         if not events:
             return
         source.announced = True
+        blocks = blocks_in(events)
         if as_it_came:
             stats.as_they_came += 1
-            stats.as_they_came_blocks += blocks_in(events)
+            stats.as_they_came_blocks += blocks
             whole = payload if rank == source.rank else None
             self._out.publish(slot, source, events, now, whole)
             if self._out.fitted:
@@ -104,11 +105,11 @@ class Applier:
             return
         if batch.uniform:
             stats.encoded += 1
-            stats.encoded_blocks += blocks_in(events)
+            stats.encoded_blocks += blocks
         else:
             stats.by_event += 1
-            stats.by_event_blocks += blocks_in(events)
-        self._out.publish_all(slot, source, events, now)
+            stats.by_event_blocks += blocks
+        self._out.publish_all(slot, source, events, blocks, now)
 
     def _see_rank(self, slot: int, source: Source, rank: int, now: float) -> None:
         before = source.rank
@@ -172,7 +173,7 @@ class Applier:
         events = source.normalizer.removes_each_copy()
         if events and not source.expired:
             source.announced = True
-            self._out.publish_all(record.source, source, events, now)
+            self._out.publish_all(record.source, source, events, blocks_in(events), now)
 
     def _cache_emptied(self, record: wal.CacheEmptied, now: float) -> None:
         self._forget(record.source, now, same_epoch=True)
@@ -185,7 +186,7 @@ class Applier:
         if source.expired:
             self._out.keep(record.source, source, events)
         else:
-            self._out.publish_all(record.source, source, events, now)
+            self._out.publish_all(record.source, source, events, blocks_in(events), now)
 
     def _forget(self, slot: int, now: float, *, same_epoch: bool = False) -> None:
         """Forget what was known of this source's cache: it cannot be relied on any more."""

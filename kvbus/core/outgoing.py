@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Final
 
 from kvbus.core import write_ahead_log as wal
-from kvbus.core.blocks.announce import announce, removals_of
+from kvbus.core.blocks.announce import announce, blocks_in, removals_of
 from kvbus.core.blocks.index import Index
 from kvbus.core.commands import Command, Publish
 from kvbus.core.outputs.fitting import Cleared, fit, halves, in_batches
@@ -16,6 +17,10 @@ from kvbus.core.source import Source
 from kvbus.core.wire.codec import AnyEvent
 from kvbus.core.wire.profiles import CANONICAL, Wire, encode
 from kvbus.core.wire.schema import AllBlocksCleared
+
+_encode: Final = encode
+_publish: Final = Publish
+"""Compiled code looks a name of another module up in a dictionary each time, and has its own at hand."""
 
 
 class Outgoing:
@@ -158,18 +163,22 @@ class Outgoing:
 
     def announce(self, i: int, source: Source, now: float) -> None:
         """Publish a source's blocks to routers that have been cleared."""
-        self._publish_batches(i, source, list(source.normalizer.announce()), now)
+        events = list(source.normalizer.announce())
+        self._publish_batches(i, source, events, blocks_in(events), now)
         for number, output in self._fitted_of(i):
             self._publish_fit(number, output, i, source, list(announce(output.index_of(i, source))), (), now)
 
-    def publish_all(self, i: int, source: Source, events: list[AnyEvent], now: float) -> None:
-        """Publish what leaves of a source's last batch in batches that every router takes: it may be a whole cache."""
-        self._publish_batches(i, source, events, now)
+    def publish_all(self, i: int, source: Source, events: list[AnyEvent], blocks: int, now: float) -> None:
+        """Publish what leaves of a source's last batch in batches that every router takes: it may be a whole cache.
+
+        The events name so many ``blocks``.
+        """
+        self._publish_batches(i, source, events, blocks, now)
         if self.fitted:
             self.publish_fitted(i, source, events, now, cleared=source.normalizer.cleared)
 
-    def _publish_batches(self, i: int, source: Source, events: list[AnyEvent], now: float) -> None:
-        for batch in in_batches(events, source.normalizer.block_size or 0):
+    def _publish_batches(self, i: int, source: Source, events: list[AnyEvent], blocks: int, now: float) -> None:
+        for batch in in_batches(events, source.normalizer.block_size or 0, blocks):
             self.publish(i, source, batch, now)
 
     def publish(
@@ -181,21 +190,23 @@ class Outgoing:
         """
         if self.follower is not None:
             self.follower(i, events)
-        payloads: dict[tuple[Wire, int], bytes] | None = None
+        payloads: dict[tuple[Wire, int], bytes] = {}
+        several = len(self._plain) > 1
         for number, output in self._plain:
             at, rank = (0, i) if output.merged else (i, source.rank)
             stream = output.streams[at]
             wire = stream.profile.wire
             payload = whole
             if payload is None or rank != source.rank or not (wire is CANONICAL or source.says(wire)):
-                payloads = payloads or {}
-                payload = payloads.get((wire, rank))
+                payload = payloads.get((wire, rank)) if several else None
                 if payload is None:
-                    payload = payloads[wire, rank] = encode(wire, events, source.ts, rank)
+                    payload = _encode(wire, events, source.ts, rank)
+                    if several:
+                        payloads[wire, rank] = payload
             seq = stream.append(payload, now)
             if stream.keeps_topic and stream.name != source.topic:
                 stream.rename(source.topic)
-            self.commands.append(Publish(number, at, stream.topic, seq, payload, len(events), stream.publisher_id))
+            self.commands.append(_publish(number, at, stream.topic, seq, payload, len(events), stream.publisher_id))
 
     def publish_fitted(
         self,
@@ -238,7 +249,7 @@ class Outgoing:
         whole: bytes | None = None,
     ) -> None:
         fitted = self._fit(output, i, source, events, cleared)
-        for batch in in_batches(fitted, source.normalizer.block_size or 0):
+        for batch in in_batches(fitted, source.normalizer.block_size or 0, blocks_in(fitted)):
             self._publish_on(number, output, i, source, batch, now, whole if batch is events else None)
 
     def _fit(

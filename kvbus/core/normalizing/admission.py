@@ -15,9 +15,9 @@ from msgspec.structs import astuple as fields_of
 
 from kvbus.core.blocks.announce import store_of
 from kvbus.core.blocks.chunk import Chunk, Meta, Rest
-from kvbus.core.blocks.index import MAX_RUN, MAX_SHARED, Index, carried_bytes, weight_of
-from kvbus.core.normalizing.block_size import BlockSizeDetector
-from kvbus.core.normalizing.shape import KEYS, SPELLED, Shape, Sizes
+from kvbus.core.blocks.index import MAX_RUN, MAX_SHARED, Index, weight_of
+from kvbus.core.normalizing.block_size import PROVEN, SINGLE, BlockSizeDetector
+from kvbus.core.normalizing.shape import KEYS, NOTHING_CARRIED, SPELLED, Shape, Sizes
 from kvbus.core.normalizing.validate import (
     MAX_SIZE,
     check_removed,
@@ -53,6 +53,8 @@ Step = Checked | BlockRemoved[Any] | AllBlocksCleared
 
 _MAX_SHAPES: Final = 4096
 _NOT_SENT: Final = UNSET
+_chunk: Final = Chunk
+"""Compiled code looks a name of another module up in a dictionary each time, and has its own at hand."""
 
 
 class Admission:
@@ -204,12 +206,13 @@ class Admission:
         extras = None
         if batch.extras is not None:
             extras = next((batch.extras.get(at) for at, each in enumerate(batch.events) if each is event), None)
+        meta = shape.meta if shape.good and fields_of(event)[KEYS + 1 :] == NOTHING_CARRIED else None
         first, count = 0, len(event.block_hashes)
         for part in split_long(event):
             chunk, end = None, first + len(part.block_hashes)
             own = extras and extras_of(extras, count, first, end)
             if tokens:
-                chunk = chunk_of(self._index, part, own)
+                chunk = chunk_of(self._index, part, own, meta)
                 self._observe(shape, part.block_size, len(part.block_hashes))
             steps.append(Checked(part, shape, chunk, own))
             first = end
@@ -220,11 +223,14 @@ class Admission:
         if sizes is None:
             sizes = Sizes(BlockSizeDetector(self._pinned, numbered=shape.group is not None))
             self.sizes[shape.group] = sizes
+        if sizes.quiet and (shape.matchers.get(blocks) or shape.expect(blocks)) is not None:
+            return
         detector = sizes.detector
-        before = (detector.proven, detector.single, detector.divisor, detector.variable)
+        before = fields_of(detector)
         self.relearned |= detector.observe(size, blocks)
         sizes.quiet = detector.settled
-        if before != (detector.proven, detector.single, detector.divisor, detector.variable):
+        after = fields_of(detector)
+        if before[PROVEN] != after[PROVEN] or before[SINGLE:] != after[SINGLE:]:
             sizes.learn()
             for other in self.shapes.values():
                 if other.group == shape.group:
@@ -357,16 +363,18 @@ def split_long(event: BlockStored[Any]) -> list[BlockStored[Any]]:
     return cast("list[BlockStored[Any]]", parts(event, runs))
 
 
-def chunk_of(index: Index, event: BlockStored[Any], extras: Extras | None) -> Chunk:
-    """The blocks of a store that keeps the rules."""
-    meta = index.meta(event)
-    parent = event.parent_block_hash
-    chunk = Chunk(
-        event.block_hashes,
-        None if isinstance(parent, UnsetType) else parent,
-        bytes(event.token_ids),
+def chunk_of(index: Index, event: BlockStored[Any], extras: Extras | None, meta: Meta | None = None) -> Chunk:
+    """The blocks of a store that keeps the rules, with its ``meta`` where that is known."""
+    fields = fields_of(event)
+    parent, keys = fields[1], fields[KEYS]
+    if meta is None:
+        meta = index.meta(event)
+    chunk = _chunk(
+        fields[0],
+        None if parent is _NOT_SENT else parent,
+        bytes(fields[2]),
         meta,
-        carried_bytes(event.extra_keys),
+        None if keys is _NOT_SENT else bytes(keys),
     )
     if extras or meta.weight:
         chunk.rest = Rest({name: bytes(raw) for name, raw in (extras or {}).items()} or None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from msgspec import Raw
@@ -19,13 +19,17 @@ from kvbus.core.types import Hash
 from kvbus.core.wire.encoding import decode_value
 from kvbus.core.wire.tokens import array_head, divide
 
-_encode = msgspec.msgpack.Encoder().encode
+_encode: Final = msgspec.msgpack.Encoder().encode
+_of_integers: Final = blake2b(digest_size=8, person=b"kvbus.block.v1")
+_of_bytes: Final = blake2b(digest_size=32, person=b"kvbus.block.v1")
+"""To be copied: that costs a fifth of beginning anew."""
 
 
 def derive(parent: Hash | None, tokens: Sequence[Any] | Raw, salt: bytes, *, as_bytes: bool) -> Hash:
     """The hash of one sub-block behind ``parent``. ``salt`` separates equal tokens (LoRA, cache salt)."""
-    size = 32 if as_bytes else 8
-    digest = blake2b(_encode((parent, salt, tokens)), digest_size=size, person=b"kvbus.block.v1").digest()
+    hasher = (_of_bytes if as_bytes else _of_integers).copy()
+    hasher.update(_encode((parent, salt, tokens)))
+    digest = hasher.digest()
     return digest if as_bytes else int.from_bytes(digest, "big")
 
 

@@ -16,22 +16,29 @@ def leaf_first(gone: Sequence[Gone]) -> list[Hash]:
     Cycles (possible where hashes are not chained, SGLang before 0.5.8) are broken at the first member named.
     """
     order: list[Hash] = []
-    chain: list[Hash] = []
-    """From the root on: each block is the parent of the next one."""
+    chain = 0
+    """Where the blocks begin of which each is the parent of the next one."""
     last: Hash | None = None
     seen: set[Hash] = set()
     for block, parent in gone:
         if parent is None or parent != last:
             if parent in seen:
                 return _searched(gone)
-            chain.reverse()
-            order += chain
-            chain = []
-        chain.append(block)
+            _turn(order, chain)
+            chain = len(order)
+        order.append(block)
         seen.add(block)
         last = block
-    chain.reverse()
-    return order + chain
+    _turn(order, chain)
+    return order
+
+
+def _turn(order: list[Hash], chain: int) -> None:
+    """Turn what begins there, the root, round."""
+    if len(order) - chain > 1:
+        turned = order[chain:]
+        turned.reverse()
+        order[chain:] = turned
 
 
 def _searched(gone: Sequence[Gone]) -> list[Hash]:

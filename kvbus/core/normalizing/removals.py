@@ -97,19 +97,25 @@ class Removals:
             for block in hashes:
                 self.remove_one(key, block)
             return
-        if key in self._left_out.coarse:
+        coarse = self._left_out.coarse.get(key)
+        if coarse is not None:
             self._as_they_came = plain = False
-            hashes = tuple([block for block in hashes if not self._left_out.remove_coarse(key, block)])
-            if not hashes:
-                return
+            if any(block in coarse for block in hashes):
+                hashes = tuple([block for block in hashes if not self._left_out.remove_coarse(key, block)])
+                if not hashes:
+                    return
         gone = self._gone.get(key)
         if gone is None:
             gone = self._gone[key] = {}
-        blocks, copies = table.blocks, table.copies
+        copies, pop = table.copies, table.blocks.pop
         size = self._index.size
         watched = size.left
         before: Chunk | None = None
         """Whose block went last."""
+        parent: Hash | None = None
+        """Of its first block."""
+        meta: Meta | None = None
+        """The last one that was looked at."""
         start = at = -1
         """The places there of the first and of the last one that went, with all between."""
         names: tuple[Hash, ...] = ()
@@ -118,7 +124,7 @@ class Removals:
             if copies and block in copies and self._left_out.copies.keeps(key, table, block):
                 plain = False
                 continue
-            chunk = blocks.pop(block, None)
+            chunk = pop(block, None)
             if chunk is None:
                 self.remove_one(key, block)
                 plain = False
@@ -134,18 +140,20 @@ class Removals:
             else:
                 if before is not None:
                     size.run_gone(table, before, start, at)
-                    if (names[at - 1] if at else before.parent) in gone:
+                    if (names[at - 1] if at else parent) in gone:
                         plain = False
-                before, names = chunk, chunk.hashes
+                its: tuple[Any, ...] = _fields_of(chunk)
+                before, names, parent = chunk, its[0], its[1]
                 start = at = 0
                 if len(names) > 1:
                     start = at = self._last_at - 1  # engines that remove one by one go on before the last one
                     if chunk is not self._last or at < 0 or names[at] != block:
-                        start = at = names.index(block)
-                meta = chunk.meta
-                if meta.medium != medium or meta.group_idx != group_idx:
-                    plain = False
-                if chunk.rest is not None and chunk.derived is not None:
+                        start = at = _place(names, block)
+                if its[3] is not meta:
+                    meta = its[3]
+                    if meta.medium != medium or meta.group_idx != group_idx:
+                        plain = False
+                if its[5] is not None and its[5].derived is not None:
                     plain = False
                     before = None
                     if not at:
@@ -155,7 +163,7 @@ class Removals:
             gone[block] = chunk
         if before is not None:
             size.run_gone(table, before, start, at)
-            if (names[at - 1] if at else before.parent) in gone:
+            if (names[at - 1] if at else parent) in gone:
                 plain = False
             self._last, self._last_at = before, at
         size.blocks -= went
@@ -290,7 +298,7 @@ class Removals:
             full = len(named) == MAX_RUN
             if full or chunk is not last:
                 its = chunk.meta
-                if named and (full or (its.medium, its.group_idx) != (meta.medium, meta.group_idx)):
+                if named and (full or not _alike(its, meta)):
                     self._leave_run(named, meta)
                     named = []
                 last, meta = chunk, its
@@ -313,6 +321,19 @@ class Removals:
                 table.sub_blocks += 1
 
 
+def _place(names: tuple[Hash, ...], block: Hash) -> int:
+    """Where a block is, nearly always at an end."""
+    if names[0] == block:
+        return 0
+    last = len(names) - 1
+    return last if names[last] == block else names.index(block)
+
+
+def _alike(one: Meta, other: Meta) -> bool:
+    """Whether removals spell the blocks of both alike."""
+    return one is other or (one.medium == other.medium and one.group_idx == other.group_idx)
+
+
 def _with_parents(gone: dict[Hash, Chunk]) -> list[Gone]:
     """Blocks with their parents; the usual orders need no search."""
     pairs: list[Gone] = []
@@ -322,7 +343,7 @@ def _with_parents(gone: dict[Hash, Chunk]) -> list[Gone]:
     for block, chunk in gone.items():
         if chunk is not before:
             before, names = chunk, chunk.hashes
-            at = names.index(block)
+            at = _place(names, block)
         elif at and names[at - 1] == block:
             at -= 1
         elif at + 1 < len(names) and names[at + 1] == block:

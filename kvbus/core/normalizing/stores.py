@@ -6,9 +6,10 @@ The others are applied by :meth:`~kvbus.core.normalizing.normalizer.Normalizer.a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from msgspec import UNSET
+from msgspec.structs import astuple
 
 from kvbus.core.blocks.announce import announce, out_parent, reblocked_stores, stores_of
 from kvbus.core.blocks.chunk import Chunk
@@ -30,6 +31,8 @@ from kvbus.core.wire.encoding import with_extras
 from kvbus.core.wire.parts import extras_of
 from kvbus.core.wire.schema import BlockStored, Extras
 from kvbus.core.wire.tokens import divide
+
+_fields_of: Final = astuple
 
 
 class Stores:
@@ -153,8 +156,9 @@ class Stores:
     def place(self, event: BlockStored[Any], shape: Shape, chunk: Chunk, extras: Extras | None) -> None:
         """Apply one store, whatever has become of its parent. All fields that kvbus sends are there."""
         sizes = self._sizes[shape.group]
-        hashes = chunk.hashes
-        treatment = sizes.treatment(chunk.meta.block_size, len(hashes))
+        fields: tuple[Any, ...] = _fields_of(chunk)
+        hashes: tuple[Hash, ...] = fields[0]
+        treatment = sizes.treatment(fields[3].block_size, len(hashes))
         if treatment is Treatment.REJECT:
             self._stats.rejected[Reason.BLOCK_SIZE] += 1
             self._left_out.copies.forget()
@@ -167,7 +171,7 @@ class Stores:
         if treatment is Treatment.NATIVE:
             shape.table = table
         fresh = table.blocks.keys().isdisjoint(hashes)
-        if chunk.parent is not None and not self._parent_ok(shape, chunk, table):
+        if fields[1] is not None and not self._parent_ok(shape, chunk, table):
             return
         new = len(hashes) if fresh else len(hashes) - sum(map(table.blocks.__contains__, hashes))
         if treatment is Treatment.REBLOCK:

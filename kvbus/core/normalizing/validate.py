@@ -7,15 +7,22 @@ from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import UNSET, Raw
+from msgspec.structs import astuple
 
 from kvbus.core.types import MAX_HASH_BYTES, MAX_TOKEN_ID, Hash, Reason, medium_key
 from kvbus.core.wire.codec import lacks_field
 from kvbus.core.wire.encoding import decode_value
-from kvbus.core.wire.schema import BlockRemoved, BlockStored
+from kvbus.core.wire.schema import CARRIED, BlockRemoved, BlockStored
 from kvbus.core.wire.tokens import count_tokens
 
 MAX_SIZE: Final = 2**31
 """The largest block size."""
+
+_fields_of: Final = astuple
+_CARRIED: Final = -len(CARRIED)
+"""Among the fields of a store, where those begin that are only carried."""
+
+_NOTHING_CARRIED: Final[tuple[Any, ...]] = (UNSET,) * len(CARRIED)
 
 _decode_text: Final = msgspec.msgpack.Decoder(str | None).decode
 _decode_counts: Final = msgspec.msgpack.Decoder(list[Annotated[int, msgspec.Meta(ge=0)]] | None).decode
@@ -42,16 +49,17 @@ def check_stored(event: BlockStored[Any], *, uniform: bool = False) -> int | Rea
     """
     if lacks_field(event):
         return Reason.MISSING_FIELD
-    hashes = event.block_hashes
+    fields: tuple[Any, ...] = _fields_of(event)
+    hashes: tuple[Hash, ...] = fields[0]
     if medium_key(event.medium) is None:
         return Reason.UNKNOWN_MEDIUM
-    tokens = count_tokens(bytes(event.token_ids))
+    tokens = count_tokens(bytes(fields[2]))
     if isinstance(tokens, Reason):
         return tokens
-    if not _carried_ok(event):
+    if not _carried_ok(fields):
         return Reason.WRONG_TYPE
     count = len(hashes)
-    size = event.block_size
+    size: int = fields[3]
     if size < 0 or size > MAX_SIZE:
         return Reason.BLOCK_SIZE
     if count and tokens:
@@ -66,20 +74,21 @@ def check_stored(event: BlockStored[Any], *, uniform: bool = False) -> int | Rea
             return bad
         if len(set(hashes)) != count:
             return Reason.DUPLICATE_HASH
-        parent = None if uniform else event.parent_block_hash
+        parent = None if uniform else fields[1]
         if parent is not None and parent is not UNSET and (bad := check_hashes([hashes[0], parent])) is not None:
             return bad
     return tokens
 
 
-def _carried_ok(event: BlockStored[Any]) -> bool:
-    count = len(event.block_hashes)
-    keys: Any = event.extra_keys
-    lookahead: Any = event.lookahead_token_ids
+def _carried_ok(fields: tuple[Any, ...]) -> bool:
+    if fields[_CARRIED:] == _NOTHING_CARRIED:
+        return True
+    count = len(fields[0])
+    keys, *texts, lookahead = fields[_CARRIED:]
     return (
         (keys is UNSET or keys_ok(keys, count))
         and (lookahead is UNSET or lookahead_ok(lookahead, count))
-        and texts_ok((event.locality, event.ownership, event.session_id, event.cache_salt))
+        and texts_ok(texts)
     )
 
 

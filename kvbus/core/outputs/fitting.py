@@ -58,12 +58,12 @@ def fit(
     return events
 
 
-def in_batches(events: Sequence[AnyEvent], block_size: int) -> list[Sequence[AnyEvent]]:
-    """The events in batches that every router takes."""
+def in_batches(events: Sequence[AnyEvent], block_size: int, named: int) -> list[Sequence[AnyEvent]]:
+    """The events, which name so many blocks, in batches that every router takes."""
     if not events:
         return []
     most = most_blocks(block_size)
-    if len(events) <= MAX_BATCH_EVENTS and blocks_in(events) <= most:
+    if len(events) <= MAX_BATCH_EVENTS and named <= most:
         return [events]
     found: list[Sequence[AnyEvent]] = []
     batch: list[AnyEvent] = []

@@ -176,7 +176,11 @@ _EVENTS_AT: Final = {0xCB: 10, 0xCA: 6, 0xCF: 10, 0xD3: 10, 0xCE: 6, 0xD2: 6}
 """Where the events array starts, by the type byte of ``ts`` (float64 from every engine; others by hand-made peers)."""
 
 
-def event_offset(payload: bytes | memoryview) -> int:
+_BEFORE_EVENTS: Final = 16
+"""So many bytes of a batch have the first one of its first event, if there is any."""
+
+
+def event_offset(payload: bytes) -> int:
     """Offset of the first event's first byte in an array batch; 0 if there is none or the batch is no array."""
     if len(payload) < 4 or payload[0] & 0xF0 != 0x90:
         return 0
@@ -191,8 +195,9 @@ def event_offset(payload: bytes | memoryview) -> int:
 
 def first_event_is_array(payload: bytes | memoryview) -> bool:
     """Whether a batch's first event is positional: the cheapest look that picks the right decoder."""
-    at = event_offset(payload)
-    return 0 < at < len(payload) and (payload[at] & 0xF0 == 0x90 or payload[at] in (0xDC, 0xDD))
+    head = bytes(payload[:_BEFORE_EVENTS])
+    at = event_offset(head)
+    return 0 < at < len(head) and (head[at] & 0xF0 == 0x90 or head[at] in (0xDC, 0xDD))
 
 
 def _decode_each(payload: bytes | memoryview, max_events: int) -> Batch | Reason:

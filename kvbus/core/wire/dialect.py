@@ -39,6 +39,8 @@ class Sniffer:
         form = payload[0] << 8 | (payload[at] if at < len(payload) else 0)
         name = self._names.get(form)
         if name is None:
+            if payload.find(b"BlockRemoved", at, at + 24) >= 0:
+                return
             name = sniff(payload)
             if name is None:
                 return
