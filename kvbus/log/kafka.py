@@ -166,7 +166,7 @@ class KafkaReader:
             for record in records:
                 wanted = self._starts.get(record.key or b"")
                 if wanted is not None and record.offset >= wanted[1]:
-                    found.append(Entry(wanted[0], record.offset, record.value or b""))
+                    found.append(Entry(wanted[0], record.offset, record.value or b"", record.timestamp / 1000))
         return found
 
     async def ends(self) -> dict[str, int]:

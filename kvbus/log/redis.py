@@ -230,7 +230,7 @@ class RedisReader:
         for at, fields in records:
             position = int(at.partition(b"-")[0])
             self._next[name] = position + 1
-            yield Entry(self._keys[name], position, fields.get(b"r", b""))
+            yield Entry(self._keys[name], position, fields.get(b"r", b""), position / 1_000_000)
 
     async def ends(self) -> dict[str, int]:
         """Behind the newest record of each that has any."""

@@ -22,6 +22,8 @@ class Relayed:
         position: where reading goes on.
         slot: the source's; None while it is none.
         over: nothing is left of the stream, up to the next epoch.
+        written: when the log got its newest record, by the log's clock.
+        alive: that came while this reader was level: its writer lives, or did a moment ago.
         follower: which records count.
     """
 
@@ -32,6 +34,8 @@ class Relayed:
         self.position = pointer.position
         self.slot: int | None = None
         self.over = False
+        self.written = 0.0
+        self.alive = False
         self.follower = Follower()
         self._announced = False
         """The source in this slot has had a record."""
