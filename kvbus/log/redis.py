@@ -151,7 +151,7 @@ class RedisWriter:
         What is waited for are all writes up to the newest one of the connection, which need not be the claim's.
         """
         async with said(self._place, seconds):
-            role: Any = await self._client.execute_command("ROLE")
+            role: Any = await self._client.role()
             wanted = min(1, len(role[2]))
             asked = self._client.pipeline(transaction=False)
             asked.expire(self._names[1], KEEP)

@@ -41,6 +41,8 @@ class Relayed:
         """The source in this slot has had a record."""
         self._sent = 0
         """Epoch of the newest record that counted; it stays when reading begins again."""
+        self._begun = pointer
+        """Where reading began last."""
         self._sent_at = START
         """Its position, since reading began."""
 
@@ -50,7 +52,7 @@ class Relayed:
         self.follower.heard = before.heard
         self.follower.counts = before.counts
         self.position, self.over, self._announced = self.pointer.position, False, False
-        self._sent_at = START
+        self._sent_at, self._begun = START, self.pointer
 
     @property
     def misses_state(self) -> bool:
@@ -58,14 +60,16 @@ class Relayed:
 
         Records come that say nothing, or a later epoch is where records of an earlier one were read: positions ascend,
         so the log has lost what it had, and begins again. A state behind what was told cannot say what was missing
-        since, and its numbers are used.
+        since, and its numbers are used. A later epoch's may have been passed over: who read a server that the network
+        had cut off may be, by its positions, ahead of what the others had begun meanwhile. It is looked for once.
         """
         newest, follower = self.pointer, self.follower
         if newest.seq < 0:
             return False
         if 0 < follower.epoch < newest.epoch and newest.position <= self._sent_at:
             return True
-        return follower.stranded and (newest.epoch, newest.seq) >= (follower.epoch, follower.seq)
+        passed_over = newest.epoch > self._sent and newest != self._begun
+        return follower.stranded and (passed_over or (newest.epoch, newest.seq) >= (follower.epoch, follower.seq))
 
     def take(self, data: bytes, position: int, now: float) -> RecordReceived | None:
         """Take the next record; return what the relay has to know of it, if anything."""

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import click
 from redis.asyncio import Redis as Client
 
 from tests.chaos.places import Network
@@ -94,11 +95,16 @@ def run(*command: str) -> None:
     subprocess.run(command, check=True, timeout=60)
 
 
+def routes() -> None:
+    """Let this namespace hand packets on."""
+    run("ip", "link", "set", "lo", "up")
+    Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
+
+
 @contextlib.asynccontextmanager
 async def wired(directory: Path) -> AsyncIterator[Wires]:
     """A network for each member; this process's namespace is nobody else's."""
-    run("ip", "link", "set", "lo", "up")
-    Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
+    routes()
     networks = [Network(directory, f"{number}") for number in range(clusters.MEMBERS)]
     try:
         for each in networks:
@@ -149,7 +155,9 @@ async def watch(kind: Any, wires: Wires, root: Path, cuts: Sequence[str]) -> Non
                 await seen.goes_on()
             await seen.exact()
             stats = seen.leaf.stats
-            print(f"{what}: {took:.1f} s, epoch {seen.epoch}, {dict(stats.refused)}, {dict(stats.dropped_batches)}")
+            click.echo(
+                f"{what}: {took:.1f} s, epoch {seen.epoch}, {dict(stats.refused)}, {dict(stats.dropped_batches)}"
+            )
 
 
 if __name__ == "__main__":

@@ -41,7 +41,8 @@ class KafkaCutting:
             connection.close()
             raise errors.KafkaConnectionError("cut")
 
-    async def _answered(self, connection, answer):
+    async def answered(self, connection, answer):
+        """What comes back, unless that is cut."""
         found = await answer
         self.over(connection)
         return found
@@ -56,7 +57,7 @@ class KafkaCutting:
             if found is None:
                 return send(connection, request, *args, **keys)
             found.over(connection)
-            return found._answered(connection, send(connection, request, *args, **keys))
+            return found.answered(connection, send(connection, request, *args, **keys))
 
         monkeypatch.setattr(AIOKafkaConnection, "send", cutting)
 
