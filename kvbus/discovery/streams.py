@@ -1,8 +1,10 @@
 """Streams of a log as engines: a log says who there is, and brings what they publish.
 
 One entry reads all streams that its patterns name. A stream is an engine as soon as a record of it has come, until its
-writer ends it, or is silent for so long that its epoch is over. How a stream is told under the log's own numbers is in
-:mod:`kvbus.log.relayed`.
+writer ends it, or is silent for so long that its epoch is over. Who begins to read does not wait for that silence:
+when the log got the newest record of a stream, and of all of them, says whose writer is away. Clocks may be wrong, so
+that decides nothing for good: one more record, and the stream is an engine. How a stream is told under the log's own
+numbers is in :mod:`kvbus.log.relayed`.
 """
 
 from __future__ import annotations
@@ -72,6 +74,8 @@ class _Place:
     relayed: Relayed
     feed: Callable[[RelayEvent], None]
     drained: Callable[[], None]
+    ends: bool
+    """Nothing is told of it but its end, to routers that have its blocks from elsewhere."""
 
 
 class LogStreams:
@@ -84,6 +88,7 @@ class LogStreams:
     """
 
     give_up = LEASE_TTL
+    stale = LEASE_TTL
 
     def __init__(self, make: Callable[[], Log], patterns: StreamPatterns, where: str) -> None:
         self._make = make
@@ -102,6 +107,10 @@ class LogStreams:
         """What the log had then was read."""
         self._shown_at = self._level_at
         """When the set of engines was last told."""
+        self._newest = 0.0
+        """When the log got the newest record of all that were read, by its clock."""
+        self._level_once = False
+        """All was read that the log had when reading began."""
         self._ends: tuple[float, dict[str, int]] | None = None
         """Where the log ended at some time, by the streams that were not yet read so far."""
 
@@ -122,9 +131,13 @@ class LogStreams:
         relayed = self._relayed.get(endpoint.rpartition("#")[2])
         if relayed is None:
             return  # it was erased meanwhile, and leaves
+        place = self._slots[slot] = _Place(relayed, feed, drained, self._stale(relayed))
         relayed.slot = slot
+        if not place.ends:
+            self._begin_again(relayed)
+
+    def _begin_again(self, relayed: Relayed) -> None:
         relayed.begin_again()
-        self._slots[slot] = _Place(relayed, feed, drained)
         self._dirty = True
 
     def close(self, slot: int) -> None:
@@ -160,7 +173,7 @@ class LogStreams:
                 if looking.done():
                     looking.result()
                 if reader is None:
-                    self._level_at = self._clock()
+                    self._level_at, self._level_once = self._clock(), True
                     await asyncio.sleep(TAKE)
                 else:
                     await self._take(reader)
@@ -204,8 +217,7 @@ class LogStreams:
             if relayed is not None:
                 relayed.pointer = pointer
                 if relayed.misses_state:
-                    relayed.begin_again()
-                    self._dirty = True
+                    self._begin_again(relayed)
             elif self._wanted(name, pointer):
                 self._dirty = True
         for name in [name for name, each in self._relayed.items() if name not in pointers and each.slot is None]:
@@ -226,9 +238,20 @@ class LogStreams:
             self._relayed[name] = relayed
         return fits
 
-    @staticmethod
-    def _alive(relayed: Relayed) -> bool:
-        return not relayed.over and (relayed.follower.epoch > 0 or relayed.slot is not None)
+    def _alive(self, relayed: Relayed) -> bool:
+        """Whether a stream is an engine: one that is stale only for its end."""
+        if relayed.over or relayed.slot is not None:
+            return not relayed.over
+        return relayed.follower.epoch > 0 and (not self._stale(relayed) or self._silent(relayed))
+
+    def _stale(self, relayed: Relayed) -> bool:
+        """Whether nobody was told of a stream, and its writer was away when the log got what was read last."""
+        unknown = relayed.slot is None and not relayed.alive
+        return unknown and self._newest - relayed.written >= self.stale
+
+    def _silent(self, relayed: Relayed) -> bool:
+        """Whether the log has had nothing of a stream for so long, by this reader's clock, that its epoch is over."""
+        return self._level_at - relayed.follower.heard >= self.give_up
 
     def _engine(self, relayed: Relayed) -> Engine:
         stream = relayed.stream
@@ -242,6 +265,9 @@ class LogStreams:
         for at, entry in enumerate(entries, 1):
             relayed = self._relayed.get(entry.key)
             if relayed is not None:
+                self._note(relayed, entry.time)
+                if self._dirty:
+                    return
                 self._feed(relayed, relayed.take(entry.data, entry.position, self._clock()))
             if at % TURN == 0:
                 self._drain()
@@ -249,6 +275,15 @@ class LogStreams:
                 if self._dirty:
                     return
         self._drain()
+
+    def _note(self, relayed: Relayed, written: float) -> None:
+        """When the log got a record; see that a stream is told from its state on which was only to end."""
+        self._newest = max(self._newest, written)
+        relayed.written = written
+        if self._level_once and not relayed.alive:
+            relayed.alive = True
+            if relayed.slot is not None and self._slots[relayed.slot].ends:
+                self._begin_again(relayed)
 
     def _feed(self, relayed: Relayed, event: RecordReceived | None) -> None:
         if event is not None and relayed.slot is not None:
@@ -270,6 +305,7 @@ class LogStreams:
         for name, end in (await reader.ends()).items():
             if await reader.reached(name) < end:
                 return False
+        self._level_once = True
         return True
 
     async def _measure(self, reader: Reader) -> None:
@@ -287,6 +323,7 @@ class LogStreams:
                 return
             del ends[name]
         self._level_at, self._ends = at, None
+        self._level_once = True
 
     def _expire(self) -> None:
         """Give up epochs of which the log has had nothing for too long, as far as it was read.
@@ -294,7 +331,6 @@ class LogStreams:
         Also one that nothing was read of since reading began again: it was told before.
         """
         for each in self._relayed.values():
-            silent = self._level_at - each.follower.heard
-            if self._alive(each) and silent >= self.give_up:
+            if self._alive(each) and self._silent(each) and not self._stale(each):
                 self._feed(each, each.give_up())
         self._drain()

@@ -38,11 +38,15 @@ class Entry(NamedTuple):
 
     ``position`` ascends along a stream, and says nothing of other streams. Reading goes on at ``position + 1``. A log
     that has lost what it had may begin again at lower ones; a reader then goes on at the first that it has.
+
+    ``time`` is when the log got it, in seconds by the log's own clock: only two of them can be compared, and they are
+    as far out of step as that log's servers are (in Kafka, without LogAppendTime, as its writers).
     """
 
     key: str
     position: int
     data: bytes
+    time: float
 
 
 class Pointer(msgspec.Struct, array_like=True, frozen=True):

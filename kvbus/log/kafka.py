@@ -166,7 +166,7 @@ class KafkaReader:
             for record in records:
                 wanted = self._starts.get(record.key or b"")
                 if wanted is not None and record.offset >= wanted[1]:
-                    found.append(Entry(wanted[0], record.offset, record.value or b""))
+                    found.append(Entry(wanted[0], record.offset, record.value or b"", record.timestamp / 1000))
         return found
 
     async def ends(self) -> dict[str, int]:
@@ -258,7 +258,7 @@ class KafkaLog:
                     name = (record.key or b"").decode()
                     found.pop(name, None)  # a tombstone has no value
                     found[name] = read_pointer(record.value or b"")
-        return found
+        return found if key is None else {name: found[name] for name in found if name == key}
 
     async def everything(self, topic: str, key: str | None = None) -> AsyncGenerator[ConsumerRecord, None]:
         """Every record that is in a topic now, or in the partition of a key: each partition in its order.

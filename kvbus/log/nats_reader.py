@@ -203,7 +203,7 @@ class NatsReader:
             for number, data in enumerate(records_of(message.data)):
                 position = (sequence << SHIFT) + number
                 if position >= self._starts[key]:
-                    yield Entry(key, position, data)
+                    yield Entry(key, position, data, message.metadata.timestamp.timestamp())
 
     async def ends(self) -> dict[str, int]:
         """Behind the stream's newest message."""

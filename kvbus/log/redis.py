@@ -27,6 +27,9 @@ from kvbus.log.refusals import REQUEST, insisted
 KEEP: Final = 86_400
 """Seconds for which the server knows the pointer, or the erasure, of a stream that nobody writes."""
 
+REPLICATED: Final = 2.0
+"""Seconds in which a replica has to have a claim."""
+
 MOST: Final = 64
 """Records of one stream taken at once."""
 
@@ -91,15 +94,20 @@ return 0
 """A token, the pointer's epoch, seq and position, and seconds: what is older than they say and before it goes."""
 
 END: Final = (
-    OWN
+    """
+if redis.call('HGET', KEYS[2], 'token') == '' and redis.call('HGET', KEYS[2], 'ended') == ARGV[1] then return 0 end
+"""
+    + OWN
     + """
 redis.call('XTRIM', KEYS[1], 'MAXLEN', 1)
 redis.call('HDEL', KEYS[2], 'epoch', 'seq', 'position', 'before')
-redis.call('HSET', KEYS[2], 'token', '')
+redis.call('HSET', KEYS[2], 'token', '', 'ended', ARGV[1])
 return 0
 """
 )
-"""A token. The newest record stays, for readers to see, and its position: those of the next writer are above."""
+"""A token, which stays as that of who has ended it. The newest record stays, too, for readers to see, and its position:
+those of the next writer are above.
+"""
 
 
 KEEPS: Final = "return #redis.call('XRANGE', KEYS[1], ARGV[2], ARGV[2])"
@@ -135,6 +143,22 @@ class RedisWriter:
         epoch, floor = self._former.get(self._key, (0, 0))
         self.epoch, self._newest, last = await self._run(CLAIM, epoch, KEEP)
         self._floor = max(floor, last)
+        await insisted(self._replicated)
+
+    async def _replicated(self, seconds: float) -> None:
+        """See that a replica knows the epoch, if there is one: else who takes over may hand it out again.
+
+        What is waited for are all writes up to the newest one of the connection, which need not be the claim's.
+        """
+        async with said(self._place, seconds):
+            role: Any = await self._client.role()
+            wanted = min(1, len(role[2]))
+            asked = self._client.pipeline(transaction=False)
+            asked.expire(self._names[1], KEEP)
+            asked.wait(wanted, int(1000 * REPLICATED))
+            _, count = await asked.execute()
+        if count < wanted:
+            raise UnavailableError("no replica has heard of the new epoch", "too_few_replicas")
 
     async def append(self, records: Sequence[bytes]) -> int:
         """Append all of them, or none."""
@@ -230,7 +254,7 @@ class RedisReader:
         for at, fields in records:
             position = int(at.partition(b"-")[0])
             self._next[name] = position + 1
-            yield Entry(self._keys[name], position, fields.get(b"r", b""))
+            yield Entry(self._keys[name], position, fields.get(b"r", b""), position / 1_000_000)
 
     async def ends(self) -> dict[str, int]:
         """Behind the newest record of each that has any."""

@@ -22,6 +22,8 @@ class Relayed:
         position: where reading goes on.
         slot: the source's; None while it is none.
         over: nothing is left of the stream, up to the next epoch.
+        written: when the log got its newest record, by the log's clock.
+        alive: that came while this reader was level: its writer lives, or did a moment ago.
         follower: which records count.
     """
 
@@ -32,11 +34,15 @@ class Relayed:
         self.position = pointer.position
         self.slot: int | None = None
         self.over = False
+        self.written = 0.0
+        self.alive = False
         self.follower = Follower()
         self._announced = False
         """The source in this slot has had a record."""
         self._sent = 0
         """Epoch of the newest record that counted; it stays when reading begins again."""
+        self._begun = pointer
+        """Where reading began last."""
         self._sent_at = START
         """Its position, since reading began."""
 
@@ -46,7 +52,7 @@ class Relayed:
         self.follower.heard = before.heard
         self.follower.counts = before.counts
         self.position, self.over, self._announced = self.pointer.position, False, False
-        self._sent_at = START
+        self._sent_at, self._begun = START, self.pointer
 
     @property
     def misses_state(self) -> bool:
@@ -54,14 +60,16 @@ class Relayed:
 
         Records come that say nothing, or a later epoch is where records of an earlier one were read: positions ascend,
         so the log has lost what it had, and begins again. A state behind what was told cannot say what was missing
-        since, and its numbers are used.
+        since, and its numbers are used. A later epoch's may have been passed over: who read a server that the network
+        had cut off may be, by its positions, ahead of what the others had begun meanwhile. It is looked for once.
         """
         newest, follower = self.pointer, self.follower
         if newest.seq < 0:
             return False
         if 0 < follower.epoch < newest.epoch and newest.position <= self._sent_at:
             return True
-        return follower.stranded and (newest.epoch, newest.seq) >= (follower.epoch, follower.seq)
+        passed_over = newest.epoch > self._sent and newest != self._begun
+        return follower.stranded and (passed_over or (newest.epoch, newest.seq) >= (follower.epoch, follower.seq))
 
     def take(self, data: bytes, position: int, now: float) -> RecordReceived | None:
         """Take the next record; return what the relay has to know of it, if anything."""

@@ -12,10 +12,11 @@ from typing import Final
 
 from tests.log import nats_server, redis_server
 from tests.log.broker import PATIENCE, format_storage, java
-from tests.log.server import Server
+from tests.log.server import HERE, Seat, Server
 from tests.ports import free_ports
 
 MEMBERS: Final = 3
+SEATS: Final = (HERE,) * MEMBERS
 PRIMARY: Final = "kvbus"
 """What the Sentinels call it."""
 
@@ -23,8 +24,8 @@ KAFKA = """
 process.roles=broker,controller
 node.id={node}
 controller.quorum.voters={voters}
-listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
-advertised.listeners=PLAINTEXT://127.0.0.1:{port}
+listeners=PLAINTEXT://{host}:{port},CONTROLLER://{host}:{controller}
+advertised.listeners=PLAINTEXT://{host}:{port}
 listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
 controller.listener.names=CONTROLLER
 log.dirs={directory}/data
@@ -49,15 +50,17 @@ initial.broker.registration.timeout.ms=600000
 
 NATS = """
 server_name: n{node}
-listen: "127.0.0.1:{port}"
+listen: "{host}:{port}"
 jetstream {{ store_dir: "{directory}/data" }}
-cluster {{ name: kvbus, listen: "127.0.0.1:{route}", routes: [{routes}] }}
+cluster {{ name: kvbus, listen: "{host}:{route}", routes: [{routes}] }}
 """
 
 SENTINEL = """
+bind {host}
 port {port}
+protected-mode no
 dir {directory}
-sentinel monitor {name} 127.0.0.1 {primary} 2
+sentinel monitor {name} {at} {primary} 2
 sentinel down-after-milliseconds {name} 1000
 sentinel failover-timeout {name} 5000
 """
@@ -92,16 +95,18 @@ class Cluster:
             member.wait()
 
 
-def brokers(directory: Path) -> Cluster:
+def brokers(directory: Path, seats: Sequence[Seat] = SEATS) -> Cluster:
     """Kafka: three that are controllers, too, and keep every topic; two of them have to have a record."""
     ports, controllers = free_ports(MEMBERS), free_ports(MEMBERS)
-    voters = ",".join(f"{node}@127.0.0.1:{port}" for node, port in enumerate(controllers, 1))
+    quorum = enumerate(zip(seats, controllers, strict=True), 1)
+    voters = ",".join(f"{node}@{seat.host}:{controller}" for node, (seat, controller) in quorum)
     members = []
-    for node, (port, controller) in enumerate(zip(ports, controllers, strict=True), 1):
+    for node, (seat, port, controller) in enumerate(zip(seats, ports, controllers, strict=True), 1):
         home = directory / f"{node}"
         home.mkdir()
         settings = home / "server.properties"
-        settings.write_text(KAFKA.format(node=node, voters=voters, port=port, controller=controller, directory=home))
+        numbers = {"node": node, "host": seat.host, "port": port, "controller": controller}
+        settings.write_text(KAFKA.format(**numbers, voters=voters, directory=home))
         if node == 1:
             format_storage(settings)
         else:  # all that a node has of its own are its number and its directory's: to write them is a Java less
@@ -109,46 +114,48 @@ def brokers(directory: Path) -> Cluster:
             meta = home / "data" / "meta.properties"
             lines = [line for line in meta.read_text().splitlines() if not line.startswith("directory.id")]
             meta.write_text("\n".join(lines).replace("node.id=1", f"node.id={node}") + "\n")
-        members.append(Server(home, port, java("kafka.Kafka", str(settings)), patience=PATIENCE))
+        members.append(Server(home, port, java("kafka.Kafka", str(settings)), patience=PATIENCE, seat=seat))
     return Cluster(members)
 
 
-def nats_servers(directory: Path) -> Cluster:
+def nats_servers(directory: Path, seats: Sequence[Seat] = SEATS) -> Cluster:
     """NATS: three with JetStream."""
     command = nats_server.command()
     assert command is not None, nats_server.MISSING
     ports, routes = free_ports(MEMBERS), free_ports(MEMBERS)
-    known = ", ".join(f'"nats-route://127.0.0.1:{route}"' for route in routes)
+    known = ", ".join(f'"nats-route://{seat.host}:{route}"' for seat, route in zip(seats, routes, strict=True))
     members = []
-    for node, (port, route) in enumerate(zip(ports, routes, strict=True), 1):
+    for node, (seat, port, route) in enumerate(zip(seats, ports, routes, strict=True), 1):
         home = directory / f"{node}"
         home.mkdir()
         settings = home / "nats.conf"
-        settings.write_text(NATS.format(node=node, port=port, route=route, routes=known, directory=home))
-        members.append(Server(home, port, (command, "-c", str(settings))))
+        numbers = {"node": node, "host": seat.host, "port": port, "route": route}
+        settings.write_text(NATS.format(**numbers, routes=known, directory=home))
+        members.append(Server(home, port, (command, "-c", str(settings)), seat=seat))
     return Cluster(members)
 
 
 class Redises(Cluster):
     """Redis: Sentinels are the members; they know a primary and a replica of it."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, seats: Sequence[Seat] = SEATS) -> None:
         found = redis_server.command()
         assert found is not None, redis_server.MISSING
         self.servers = []
-        for name in ("one", "other"):
+        for name, seat in zip(("one", "other"), seats, strict=False):
             home = directory / name
             home.mkdir()
-            self.servers.append(redis_server.RedisServer(home))
+            self.servers.append(redis_server.RedisServer(home, seat))
         one, other = self.servers
         other.follow(one)
         sentinels = []
-        for node, port in enumerate(free_ports(MEMBERS)):
+        for node, (seat, port) in enumerate(zip(seats, free_ports(MEMBERS), strict=True)):
             home = directory / f"{node}"
             home.mkdir()
             settings = home / "sentinel.conf"
-            settings.write_text(SENTINEL.format(port=port, directory=home, name=PRIMARY, primary=one.port))
-            sentinels.append(Server(home, port, (found[0], str(settings), "--sentinel"), found[1]))
+            numbers = {"host": seat.host, "port": port, "at": one.host, "primary": one.port}
+            settings.write_text(SENTINEL.format(**numbers, directory=home, name=PRIMARY))
+            sentinels.append(Server(home, port, (found[0], str(settings), "--sentinel"), found[1], seat=seat))
         super().__init__(sentinels)
 
     def start(self) -> None:

@@ -1,4 +1,4 @@
-"""Between a writer and its server: an answer that never arrives."""
+"""Between a writer and its server: a request, or an answer, that never arrives."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from tests.ports import free_ports
 
 
 class Cutting:
-    """Hands everything on. While ``cut`` is set, what the server says ends the connection instead."""
+    """Hands everything on. While ``cut`` is set, what the server says ends the connection instead.
+
+    So does the piece with the number ``at``, whichever of the two says it; ``handed`` counts them.
+    """
 
     def __init__(self, server: int) -> None:
         self._server = server
         (self._port,) = free_ports(1)
         self.cut = False
-        self.cuts = 0
+        self.cuts = self.handed = self.at = 0
         self._connections: set[asyncio.Task[None]] = set()
 
     @property
@@ -46,18 +49,23 @@ class Cutting:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         server_reader, server_writer = await asyncio.open_connection("127.0.0.1", self._server)
-        there = asyncio.ensure_future(self._hand_on(reader, server_writer))
+        ways = [
+            asyncio.ensure_future(self._hand_on(reader, server_writer)),
+            asyncio.ensure_future(self._hand_on(server_reader, writer, cuts=True)),
+        ]
         try:
-            await self._hand_on(server_reader, writer, cuts=True)
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            there.cancel()
+            for way in ways:
+                way.cancel()
             writer.close()
             server_writer.close()
 
     async def _hand_on(self, source: asyncio.StreamReader, to: asyncio.StreamWriter, *, cuts: bool = False) -> None:
         with contextlib.suppress(ConnectionError):
             while data := await source.read(65536):
-                if cuts and self.cut:
+                self.handed += 1
+                if (cuts and self.cut) or self.handed == self.at:
                     self.cut = False
                     self.cuts += 1
                     return

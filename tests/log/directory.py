@@ -12,6 +12,7 @@ import contextlib
 import fcntl
 import os
 import struct
+import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,8 +21,8 @@ from urllib.parse import quote, unquote
 
 from kvbus.log.contract import Entry, FencedError, Pointer, UnavailableError, next_turn, read_pointer, write_pointer
 
-HEADER: Final = struct.Struct(">II")
-"""Length and CRC-32 of the record behind it."""
+HEADER: Final = struct.Struct(">IId")
+"""Length and CRC-32 of the record behind it, and when it was appended, in seconds."""
 
 SEGMENT_BYTES: Final = 64 * 1024 * 1024
 LOOK_AGAIN: Final = 0.02
@@ -93,22 +94,22 @@ class _Stream:
             return 0
         begin = begins[-1]
         whole = begin
-        for position, data in self.frames(begin, begin):
+        for position, data, _ in self.frames(begin, begin):
             whole = position + HEADER.size + len(data)
         if self.segment(begin).stat().st_size > whole - begin:
             os.truncate(self.segment(begin), whole - begin)
         return whole
 
-    def frames(self, begin: int, position: int) -> Iterator[tuple[int, bytes]]:
+    def frames(self, begin: int, position: int) -> Iterator[tuple[int, bytes, float]]:
         """The whole frames of one segment from a position on, with theirs."""
         with self.segment(begin).open("rb") as file:
             file.seek(position - begin)
             while len(header := file.read(HEADER.size)) == HEADER.size:
-                length, crc = HEADER.unpack(header)
+                length, crc, at = HEADER.unpack(header)
                 data = file.read(length)
                 if len(data) < length or zlib.crc32(data) != crc:
                     return
-                yield position, data
+                yield position, data, at
                 position += HEADER.size + length
 
     def next_segment(self, end: int) -> int:
@@ -143,7 +144,8 @@ class DirectoryWriter:
             if self._end - begin >= self._segment_bytes:
                 begin = stream.next_segment(self._end)
                 stream.trim(self._keep)
-            framed = [HEADER.pack(len(record), zlib.crc32(record)) + record for record in records]
+            now = time.time()
+            framed = [HEADER.pack(len(record), zlib.crc32(record), now) + record for record in records]
             with stream.segment(begin).open("r+b") as file:
                 file.seek(self._end - begin)
                 file.truncate()  # what an append that failed has left
@@ -212,12 +214,13 @@ class DirectoryReader:
                 continue
             start = max(begin, self._next[key]) if key in self._aligned else begin
             try:
-                for position, data in stream.frames(begin, start):
-                    if position < self._next[key]:
-                        continue
-                    found.append(Entry(key, position, data))
-                    self._next[key] = position + HEADER.size + len(data)
+                for position, data, at in stream.frames(begin, start):
+                    wanted = position >= self._next[key]
+                    self._next[key] = max(self._next[key], position + HEADER.size + len(data))
                     self._aligned.add(key)
+                    if not wanted:
+                        continue
+                    found.append(Entry(key, position, data, at))
                     if len(found) == MOST:
                         return found
             except FileNotFoundError:  # retention was faster

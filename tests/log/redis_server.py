@@ -9,7 +9,7 @@ from pathlib import Path
 
 from redis.asyncio import Redis
 
-from tests.log.server import Server
+from tests.log.server import HERE, Seat, Server
 from tests.ports import free_ports
 from tests.security.certificates import Authority
 
@@ -17,7 +17,8 @@ HOME_ENV = "TEST_REDIS_HOME"
 MISSING = f"no redis-server or valkey-server, and {HOME_ENV} names none: .ci/redis.sh DIR unpacks one; .ci/run does it"
 
 SETTINGS = """
-bind 127.0.0.1 127.0.0.2
+bind {host} 127.0.0.2
+protected-mode no
 port {port}
 tls-port {tls}
 tls-cert-file {directory}/server.crt
@@ -47,7 +48,7 @@ def command() -> tuple[str, dict[str, str]] | None:
 class RedisServer(Server):
     """One whose records survive being killed. Who comes without a name may do everything."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, seat: Seat = HERE) -> None:
         found = command()
         assert found is not None, MISSING
         port, self.tls_port = free_ports(2)
@@ -56,22 +57,22 @@ class RedisServer(Server):
         self.authority.issue("server")
         self.authority.issue("expired", days=-1)
         self._settings = directory / "redis.conf"
-        self._settings.write_text(SETTINGS.format(port=port, tls=self.tls_port, directory=directory))
-        super().__init__(directory, port, (found[0], str(self._settings)), found[1])
+        self._settings.write_text(SETTINGS.format(host=seat.host, port=port, tls=self.tls_port, directory=directory))
+        super().__init__(directory, port, (found[0], str(self._settings)), found[1], seat=seat)
 
     def follow(self, primary: RedisServer) -> None:
         """Begin as its replica."""
         with self._settings.open("a") as settings:
-            settings.write(f"replicaof 127.0.0.1 {primary.port}\n")
+            settings.write(f"replicaof {primary.host} {primary.port}\n")
 
     def client(self) -> Redis:
         """As who may do everything."""
-        return Redis(host="127.0.0.1", port=self.port, protocol=2, decode_responses=True)
+        return Redis(host=self.host, port=self.port, protocol=2, decode_responses=True)
 
     def _answers(self) -> bool:
         """While it reads what it has on its disk, it accepts connections and does nothing that it is told."""
         try:
-            with socket.create_connection(("127.0.0.1", self.port), timeout=5) as connection:
+            with socket.create_connection((self.host, self.port), timeout=5) as connection:
                 connection.sendall(b"PING\r\n")
                 return connection.recv(5) == b"+PONG"
         except OSError:

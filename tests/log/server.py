@@ -8,8 +8,9 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from tests.children import Watch
 
@@ -27,6 +28,16 @@ def under_timeout(process: subprocess.Popen[bytes]) -> int:
     return int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0])
 
 
+class Seat(NamedTuple):
+    """Where a server runs: its address, and the command that runs one there."""
+
+    host: str = "127.0.0.1"
+    inside: Callable[[list[str]], list[str]] = list
+
+
+HERE = Seat()
+
+
 class Server:
     """Runs from `start` to `kill`; its port stays over a restart."""
 
@@ -38,10 +49,11 @@ class Server:
         env: Mapping[str, str] | None = None,
         *,
         patience: float = PATIENCE,
+        seat: Seat = HERE,
     ) -> None:
         self._said = directory / "said"
-        self.port = port
-        self._command = ["timeout", "--signal=KILL", str(MOST), *command]
+        self.host, self.port = seat.host, port
+        self._command = ["timeout", "--signal=KILL", str(MOST), *seat.inside(list(command))]
         self._env = {**os.environ, **(env or {})}
         self._patience = patience
         self._process: subprocess.Popen[bytes] | None = None
@@ -49,7 +61,7 @@ class Server:
 
     @property
     def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        return f"{self.host}:{self.port}"
 
     @property
     def pid(self) -> int:
@@ -83,7 +95,7 @@ class Server:
 
     def _answers(self) -> bool:
         try:
-            socket.create_connection(("127.0.0.1", self.port), timeout=5).close()
+            socket.create_connection((self.host, self.port), timeout=5).close()
         except OSError:
             return False
         return True
@@ -101,7 +113,7 @@ class Server:
         self.signal(signal.SIGSTOP)
         try:
             until = time.monotonic() + PATIENCE
-            while not all(state == "T" for state in _states(group)):
+            while not all(state in "TZ" for state in _states(group)):  # a zombie runs no more, either
                 assert time.monotonic() < until, "the server does not stop"
                 time.sleep(0.001)
             yield

@@ -385,6 +385,69 @@ async def test_a_writer_that_dies_is_given_up_under_one_number_and_another_one_g
         await two.level(again)
 
 
+DEAD = b"kv@pod.c.engine.0@m"
+
+
+class Late:
+    """A writer that died, one that lives, and an aggregator that begins behind that."""
+
+    def __init__(self, kind, log, directory, monkeypatch):
+        self._kind, self._log, self._directory, self._monkeypatch = kind, log, directory, monkeypatch
+
+    @contextlib.asynccontextmanager
+    async def running(self, *, dies):
+        self.gone, lives = (self._log.leaf(topic=f"m␟pod.{name}/engine␟0".encode()) for name in "cb")
+        self.gone.store(30)
+        await self.gone.written()
+        before = Aggregator(self._kind, self._directory / "before", self._monkeypatch)
+        self.moved = Moving(before.endpoint)
+        await before.daemon.start()
+        try:
+            await eventually(lambda: self.moved.blocks(DEAD) == self.gone.blocks, "its blocks")
+        finally:
+            await before.daemon.close(0)
+        if dies:
+            await self.gone.close()
+        self._monkeypatch.setattr(LogStreams, "stale", 1.0)
+        await asyncio.sleep(1.5)  # the log's clock
+        lives.store(40)
+        await lives.written()
+        self.aggregator = Aggregator(self._kind, self._directory / "late", self._monkeypatch)
+        await self.aggregator.daemon.start()
+        self.moved.go_to(self.aggregator)
+        self.fresh = Moving(self.aggregator.endpoint)
+        try:
+            await eventually(lambda: not self.aggregator.daemon.awaited, "it to be ready")
+            assert self.aggregator.held == {"pod.b.engine.0": 40}
+            await eventually(lambda: self.fresh.blocks(b"kv@pod.b.engine.0@m") == lives.blocks, "who lives")
+            yield self
+        finally:
+            self.moved.close()
+            self.fresh.close()
+            await self.aggregator.daemon.close(0)
+
+
+async def test_who_begins_does_not_take_up_what_was_silent_for_long_but_tells_its_end(kind, tmp_path, monkeypatch):
+    async with fleet(kind) as log, Late(kind, log, tmp_path, monkeypatch).running(dies=True) as late:
+        assert late.moved.blocks(DEAD) == late.gone.blocks, "nothing was told"
+        monkeypatch.setattr(LogStreams, "give_up", 1.0)
+        await eventually(lambda: late.moved.blocks(DEAD) == set(), "the end")
+        assert late.moved.next[DEAD] == (1 << EPOCH_BITS | LAST) + 1
+        late.fresh.read()
+        assert late.fresh.next.get(DEAD, LAST + 1) > LAST, "of its blocks nobody heard"
+        assert late.moved.violations == late.fresh.violations == []
+        await eventually(lambda: "pod.c.engine.0" not in late.aggregator.state, "no source")
+
+
+async def test_what_was_silent_for_long_is_taken_up_when_its_writer_goes_on(kind, tmp_path, monkeypatch):
+    async with fleet(kind) as log, Late(kind, log, tmp_path, monkeypatch).running(dies=False) as late:
+        late.gone.store(5, gone=3)
+        for router in (late.fresh, late.moved):
+            await eventually(lambda router=router: router.blocks(DEAD) == late.gone.blocks, "all blocks, in this epoch")
+            assert router.violations == []
+            assert router.next[DEAD] >> EPOCH_BITS == 1
+
+
 async def test_how_far_behind_the_log_it_is_is_known_and_comes_back_to_nothing(kind, tmp_path, monkeypatch):
     async with fleet(kind) as log, Two(kind, tmp_path, monkeypatch) as two:
         leaf = log.leaf()

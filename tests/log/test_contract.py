@@ -5,6 +5,7 @@ A new log passes this file as it is; how it is made, trimmed and stopped is an e
 
 import asyncio
 import contextlib
+import time
 
 import pytest
 
@@ -78,6 +79,20 @@ async def test_records_come_in_their_order_and_from_any_position_on(kind):
         assert await behind.take(0.05) == []
 
 
+async def test_a_record_says_when_the_log_got_it(kind):
+    async with session(kind) as log:
+        one, two = await log.claim(ONE), await log.claim(TWO)
+        await one.append([b"before"])
+        await asyncio.sleep(1.5)
+        begun = time.monotonic()
+        await two.append([b"behind"])
+        await one.append([b"behind, too"])
+        took = time.monotonic() - begun
+        found = {entry.data: entry.time for entry in await taken(await log.reader(one=START, two=START), 3)}
+        assert found[b"behind"] - found[b"before"] > 1.4
+        assert -0.01 < found[b"behind, too"] - found[b"behind"] < took + 0.01
+
+
 async def test_a_reader_knows_when_it_has_all_that_the_log_had(kind):
     async with session(kind) as log:
         writer = await log.claim()
@@ -101,7 +116,7 @@ async def test_epochs_ascend_and_a_pointer_stays_for_the_next_writer(kind):
         one, other = await log.claim(ONE), await log.claim(TWO)
         assert (one.epoch, other.epoch) == (1, 1)
         assert await log.pointers() == {ONE: Pointer(1), TWO: Pointer(1)}
-        assert (await log.kind.open().pointers(TWO))[TWO] == Pointer(1)
+        assert await log.kind.open().pointers(TWO) == {TWO: Pointer(1)}
         at = await one.append([b"state"])
         await one.point(Pointer(1, 7, at))
         assert (await log.pointers())[ONE] == Pointer(1, 7, at)

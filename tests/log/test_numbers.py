@@ -368,3 +368,22 @@ def test_a_state_that_has_no_room_is_counted_and_given_to_nobody_until_the_next_
 
 def test_an_output_on_which_the_source_is_hidden_has_nothing_of_it() -> None:
     assert published(relay_of(hidden=frozenset({0})), RecordReceived(0, 7, begins=True, ends=True)) == []
+
+
+def test_a_state_that_was_passed_over_is_looked_for_once() -> None:
+    log = [
+        clear(1, 0, 1),
+        clear(2, 0, 5),
+        *(record(Kind.BATCH, 2, seq, payload=payload(store([5 + seq]))) for seq in (1, 2)),
+    ]
+    for state_of, whole in ((log[1], True), (log[1][:-1] + b"!", False)):
+        relayed = Relayed(KEY, Pointer(1, 0, 0))
+        relayed.slot = 0
+        assert relayed.take(log[0], 0, 0.0) is not None
+        relayed.pointer = Pointer(2, 0, 1)
+        assert relayed.take(log[3], 3, 0.0) is None, "nothing can be said of it"
+        assert relayed.misses_state
+        relayed.begin_again()
+        told = [relayed.take(data, 1 + at, 0.0) for at, data in enumerate([state_of, *log[2:]])]
+        assert [event is not None for event in told] == [whole] * 3
+        assert not relayed.misses_state

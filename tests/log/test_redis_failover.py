@@ -8,8 +8,8 @@ from kvbus.log.contract import UnavailableError
 from kvbus.log.redis import RedisLog
 from tests.log.clusters import Redises
 from tests.log.cutting import Cutting
-from tests.log.fleet import fleet
-from tests.log.kinds import Redis
+from tests.log.fleet import KEY, fleet
+from tests.log.kinds import Redis, insist
 from tests.log.load import Observed, asked, settles
 from tests.log.redis_server import MISSING, command
 
@@ -40,12 +40,31 @@ async def redises(tmp_path):
         made.kill()
 
 
+async def test_an_epoch_that_no_replica_has_is_nobodys(redises):
+    one, other = redises.servers
+    kind = Redis(one)
+    first = await insist(lambda: kind.open().claim(KEY))
+    await first.append([b"first"])
+    with other.standing_still():
+        with pytest.raises(UnavailableError, match="no replica") as error:
+            await kind.open().claim(KEY)
+        assert error.value.reason == "too_few_replicas"
+    second = await insist(lambda: kind.open().claim(KEY))
+    one.kill()
+    await told(other, "REPLICAOF", "NO", "ONE")
+    third = await Moved(other, other.address, kind.prefix).open().claim(KEY)
+    assert first.epoch < second.epoch < third.epoch, "who takes over knows of it"
+    for writer in (first, second, third):
+        await writer.close()
+
+
 class Moved(Redis):
     """A Redis at an address that may be another server's later."""
 
-    def __init__(self, server, address):
+    def __init__(self, server, address, prefix=None):
         super().__init__(server)
         self._at = address
+        self.prefix = prefix or self.prefix
 
     @property
     def _address(self):

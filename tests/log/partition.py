@@ -1,0 +1,164 @@
+"""A member of a cluster that the network cuts off, and that lives on: ``unshare --net python -m tests.log.partition nats``.
+
+Each member has a network namespace of its own; clients are in that of this process, which routes between them. What is
+cut is dropped silently, and nobody hears of it from the kernel. Afterwards who reads holds what the engine holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import click
+from redis.asyncio import Redis as Client
+
+from tests.chaos.places import Network
+from tests.log import clusters
+from tests.log.fleet import fleet
+from tests.log.kinds import Redis
+from tests.log.load import Observed, asked
+from tests.log.server import Seat, Server
+from tests.log.test_clusters import Brokers, NatsServers
+
+CUTS: Final = ("peers", "clients", "mute", "alone")
+"""Whom the member that leads is cut off from: its peers, its clients, its peers as far as they hear it, everybody."""
+
+SILENT: Final = 15.0
+"""Seconds that a cut takes: more than an append is tried, or two records of an epoch are apart."""
+
+
+class Sentinels(Redis):
+    """A Redis, by its Sentinels."""
+
+    def __init__(self, cluster: clusters.Redises) -> None:
+        super().__init__(cluster.servers[0], cluster)
+        self.cluster = cluster
+
+    async def _asked(self, server: Server, *words: Any) -> Any:
+        """A question to a Sentinel or a server."""
+        async with Client(host=server.host, port=server.port, protocol=2, decode_responses=True) as client:
+            return await client.execute_command(*words)
+
+    async def leader(self) -> Server:
+        """Whom all Sentinels call the primary."""
+        ask = ("SENTINEL", "GET-MASTER-ADDR-BY-NAME", clusters.PRIMARY)
+        (host,) = {(await self._asked(each, *ask))[0] for each in self.cluster.members}
+        (server,) = (each for each in self.cluster.servers if each.host == host)
+        return server
+
+    async def whole(self) -> bool:
+        """The other one follows the primary, and has what it has."""
+        leader = await self.leader()
+        (other,) = (each for each in self.cluster.servers if each is not leader)
+        role, primary, *_ = await self._asked(other, "ROLE")
+        return bool(role == "slave" and primary == leader.host and await self._asked(leader, "WAIT", 1, 1000))
+
+
+class Wires:
+    """The networks of the members, and what is cut between them."""
+
+    def __init__(self, networks: Sequence[Network]) -> None:
+        self._networks = networks
+
+    @property
+    def seats(self) -> list[Seat]:
+        return [Seat(each.address, each.inside) for each in self._networks]
+
+    @contextlib.asynccontextmanager
+    async def cut(self, host: str, what: str) -> AsyncIterator[None]:
+        """Drop what leaves, or reaches, the member at an address."""
+        (mine,) = (each for each in self._networks if each.address == host)
+        here = [["FORWARD", "-s", host]] if what != "clients" else []
+        if what in {"peers", "alone"}:
+            here.append(["FORWARD", "-d", host])
+        if what in {"clients", "alone"}:
+            here.append(["INPUT", "-s", host])
+            await mine.rule("INPUT", "-s", mine.outside, "-j", "DROP")
+        for rule in here:
+            run("iptables", "-w", "-A", *rule, "-j", "DROP")
+        try:
+            yield
+        finally:
+            for rule in here:
+                run("iptables", "-w", "-D", *rule, "-j", "DROP")
+            await mine.unrule("INPUT", "-s", mine.outside, "-j", "DROP")
+
+
+def run(*command: str) -> None:
+    subprocess.run(command, check=True, timeout=60)
+
+
+def routes() -> None:
+    """Let this namespace hand packets on."""
+    run("ip", "link", "set", "lo", "up")
+    Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
+
+
+@contextlib.asynccontextmanager
+async def wired(directory: Path) -> AsyncIterator[Wires]:
+    """A network for each member; this process's namespace is nobody else's."""
+    routes()
+    networks = [Network(directory, f"{number}") for number in range(clusters.MEMBERS)]
+    try:
+        for each in networks:
+            await each.open()
+            await each.run("ip", "route", "add", "default", "via", each.outside)
+        yield Wires(networks)
+    finally:
+        for each in networks:
+            await each.close()
+
+
+MAKE: Final[dict[str, Any]] = {
+    "kafka": lambda directory, seats: Brokers(clusters.brokers(directory, seats)),
+    "nats": lambda directory, seats: NatsServers(clusters.nats_servers(directory, seats)),
+    "redis": lambda directory, seats: Sentinels(clusters.Redises(directory, seats)),
+}
+
+
+async def main(name: str, cuts: Sequence[str]) -> None:
+    """Cut, heal and compare, one cut after the other."""
+    with tempfile.TemporaryDirectory() as made:
+        root = Path(made)
+        (root / "members").mkdir()
+        async with wired(root) as wires:
+            kind = MAKE[name](root / "members", wires.seats)
+            try:
+                await asyncio.to_thread(kind.cluster.start)
+                await watch(kind, wires, root, cuts)
+            finally:
+                kind.cluster.kill()
+
+
+async def watch(kind: Any, wires: Wires, root: Path, cuts: Sequence[str]) -> None:
+    """See :func:`main`."""
+    async with fleet(kind) as log, Observed(kind, log, root / "aggregator", None) as seen:
+        for what in cuts:
+            await asked(kind.whole, "all replicas")
+            await seen.exact()
+            leader = await asked(kind.leader, "a leader")
+            async with seen.load():
+                await seen.goes_on()
+                async with wires.cut(leader.host, what):
+                    await asyncio.sleep(SILENT)
+                healed = time.monotonic()
+                await seen.goes_on()
+                took = time.monotonic() - healed
+                await asked(kind.whole, "all replicas")
+                await seen.goes_on()
+            await seen.exact()
+            stats = seen.leaf.stats
+            click.echo(
+                f"{what}: {took:.1f} s, epoch {seen.epoch}, {dict(stats.refused)}, {dict(stats.dropped_batches)}"
+            )
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], sys.argv[2:] or CUTS))

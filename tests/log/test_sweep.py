@@ -1,0 +1,154 @@
+"""A connection that ends at any point of what a writer and its servers say to each other: each one in turn."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterator
+from contextvars import ContextVar
+
+import pytest
+from aiokafka import errors
+from aiokafka.conn import AIOKafkaConnection
+
+from kvbus.log.contract import START
+from kvbus.log.inventory import finish
+from kvbus.log.record import read
+from tests.log.cutting import Cutting
+from tests.log.fleet import fleet, stream_of
+from tests.log.kinds import Kafka, Nats, Redis, insist
+from tests.transport.loops import eventually
+
+AT_ONCE = 6
+"""Points that are tried side by side, each with a stream of its own."""
+
+_cutting: ContextVar[KafkaCutting | None] = ContextVar("_cutting", default=None)
+"""Of who writes in this context."""
+
+
+class KafkaCutting:
+    """As :class:`Cutting`, in the client: a broker sends its clients to its own address."""
+
+    def __init__(self) -> None:
+        self.cuts = self.handed = self.at = 0
+
+    def over(self, connection: AIOKafkaConnection) -> None:
+        """One more piece is on its way."""
+        self.handed += 1
+        if self.handed == self.at:
+            self.cuts += 1
+            connection.close()
+            raise errors.KafkaConnectionError("cut")
+
+    async def answered(self, connection, answer):
+        """What comes back, unless that is cut."""
+        found = await answer
+        self.over(connection)
+        return found
+
+    @staticmethod
+    def install(monkeypatch) -> None:
+        """Have all connections ask whether they are cut."""
+        send = AIOKafkaConnection.send
+
+        def cutting(connection, request, *args, **keys):
+            found = _cutting.get()
+            if found is None:
+                return send(connection, request, *args, **keys)
+            found.over(connection)
+            return found.answered(connection, send(connection, request, *args, **keys))
+
+        monkeypatch.setattr(AIOKafkaConnection, "send", cutting)
+
+
+@contextlib.contextmanager
+def here(cutting: Cutting | KafkaCutting) -> Iterator[None]:
+    """Whose connections are cut in the client: those of what begins in this block."""
+    token = _cutting.set(cutting if isinstance(cutting, KafkaCutting) else None)
+    try:
+        yield
+    finally:
+        _cutting.reset(token)
+
+
+@contextlib.asynccontextmanager
+async def between(kind) -> AsyncIterator[tuple]:
+    """What is between a writer and its log, and how to open it there."""
+    if isinstance(kind, Kafka):
+        yield KafkaCutting(), kind.open
+        return
+    async with Cutting(kind.server.port).running() as cutting:
+        yield cutting, lambda: type(kind.open())(kind.place(cutting.address))
+
+
+async def said(kind, key):
+    """All records of a stream, in their order."""
+    reader = await insist(lambda: kind.open().read({key: START}))
+    try:
+        end, found = (await reader.ends())[key], []
+        while await reader.reached(key) < end:
+            found += [read(entry.data) for entry in await reader.take(0.1)]
+        return found
+    finally:
+        await reader.close()
+
+
+async def script(log, at):
+    """A turn with a state of several records, batches, the end of the turn; then the stream is erased.
+
+    Returns whether there was a piece of this number, and so a cut.
+    """
+    async with between(log.kind) as (cutting, place):
+        cutting.at = at
+        topic = f"m␟pod-{at}/engine␟0".encode()
+        key = stream_of("eu", topic, 0).key
+        with here(cutting):
+            leaf = log.leaf(place(), topic=topic)
+        leaf.store(300)
+        await leaf.written()
+        reading = await log.reading(START, key)
+        for _ in range(2):
+            leaf.store(5, gone=4)
+            await eventually(lambda: not leaf.driver.busy, "an append, or its end")
+        await reading.holds(leaf)
+        stats = leaf.stats
+        assert stats.batches + sum(stats.dropped_batches.values()) == 2
+        assert not stats.dropped_batches["fenced"]
+        await leaf.close(linger=20.0)
+        contents = defaultdict(set)
+        records = await said(log.kind, key)
+        for record in records:
+            contents[record.epoch, record.seq].add(record.payload)
+        assert all(len(each) == 1 for each in contents.values()), "an epoch was handed out twice"
+        epochs = [record.epoch for record in records]
+        assert epochs == sorted(epochs)
+        with here(cutting):
+            await insist(lambda: finish(place(), key))
+        await reading.until(lambda: not reading.blocks)
+        assert await insist(lambda: log.kind.open().pointers(key)) == {}
+        assert reading.follower.counts["lost"] == 0
+        return cutting.cuts > 0
+
+
+async def tried(log, at):
+    """One point, in a context of its own."""
+    try:
+        async with asyncio.timeout(150):
+            return await script(log, at)
+    except BaseException as error:
+        error.add_note(f"cut at {at}")
+        raise
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["kafka", "nats", "redis"])
+async def test_a_connection_that_ends_anywhere_costs_nobody_a_block(name, request, monkeypatch):
+    KafkaCutting.install(monkeypatch)
+    kind = {"kafka": Kafka, "nats": Nats, "redis": Redis}[name](request.getfixturevalue(name))
+    async with fleet(kind) as log:
+        cuts = [True]
+        while all(cuts):
+            some = range(len(cuts), len(cuts) + AT_ONCE)
+            cuts += await asyncio.gather(*(tried(log, at) for at in some))
+        assert cuts.index(False) > 15, "so many points at least"
