@@ -6,6 +6,7 @@ import pytest
 from aiokafka.conn import AIOKafkaConnection
 from aiokafka.protocol.metadata import MetadataRequest
 
+from kvbus import tasks
 from kvbus.log import kafka_client as module
 from kvbus.log.contract import START
 from tests.log.fleet import KEY
@@ -67,14 +68,20 @@ async def test_a_client_that_does_not_end_in_time_leaves_none(kind, monkeypatch)
 
 async def test_a_client_whose_end_nobody_waits_for_leaves_none(kind, monkeypatch):
     held = Held(monkeypatch)
+    ending: asyncio.Queue[asyncio.Task[None]] = asyncio.Queue()
+
+    async def watched(work, seconds):
+        task = asyncio.ensure_future(work)
+        ending.put_nowait(task)
+        return await tasks.finish(task, seconds)
+
     reader = await kind.open().read({KEY: START})
     await reader.take(0.1)
     assert held.open
-    before = asyncio.all_tasks()
+    monkeypatch.setattr(module, "finish", watched)
     closing = asyncio.ensure_future(reader.close())
-    while not (ending := asyncio.all_tasks() - before - {closing}):
-        await asyncio.sleep(0)
+    ended = await ending.get()
     closing.cancel()
     await asyncio.wait([closing])
     assert held.open == []
-    await asyncio.wait(ending)
+    await asyncio.wait([ended])
