@@ -252,7 +252,7 @@ class Discovery:
                 except Exception as error:
                     if self._put_off(f"a defect, {error!r}"):  # of a discoverer that is not ours, say
                         log.exception("discovery: the defect")
-            if not self._changed.is_set():
+            if not self._changed.is_set() and not self._refusal:
                 self._settled_at = self._loop.time()
 
     async def _apply(self) -> None:
@@ -265,6 +265,7 @@ class Discovery:
         try:
             change = change_to(daemon.config, outcome.config, daemon.source_sockets.is_open, daemon.placement)
             if not (change.added or change.changed or change.removed or change.moved):
+                self._refusal = ""
                 return
             keys = await asyncio.to_thread(read_keys, outcome.config)
             before = daemon.streams

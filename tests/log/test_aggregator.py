@@ -14,6 +14,7 @@ from kvbus.daemon.daemon import Daemon
 from kvbus.discovery.contract import DiscoveryError, fitting_name
 from kvbus.discovery.streams import TAKE, LogStreams
 from kvbus.doctor.discovery import find
+from kvbus.errors import KvbusError
 from kvbus.log.contract import START
 from kvbus.log.kafka import KafkaLog
 from kvbus.log.nats import NatsLog
@@ -176,6 +177,32 @@ async def test_it_is_ready_as_soon_as_it_has_handed_on_what_the_log_has_and_not_
         finally:
             await aggregator.daemon.close(0)
         assert not aggregator.daemon.awaited, "it does not come back"
+
+
+async def test_it_is_not_ready_while_the_streams_found_are_refused(tmp_path, monkeypatch):
+    """As where a key file cannot be read."""
+
+    def refused(*_):
+        raise KvbusError("refused")
+
+    monkeypatch.setattr("kvbus.daemon.discovery.LAST_PAUSE", 1.0)
+    kind = Directory(tmp_path / "log")
+    async with fleet(kind) as log:
+        leaf = log.leaf()
+        leaf.store(20)
+        await leaf.written()
+        aggregator = Aggregator(kind, tmp_path / "bus", monkeypatch)
+        (stats,) = aggregator.daemon.discoveries
+        with monkeypatch.context() as broken:
+            broken.setattr("kvbus.daemon.discovery.change_to", refused)
+            await aggregator.daemon.start()
+            await eventually(lambda: stats.changes["refused"] > 1, "another try")
+            assert aggregator.daemon.awaited == "reading the log"
+        try:
+            await eventually(lambda: not aggregator.daemon.awaited, "it to be ready")
+            assert sum(aggregator.held.values()) == len(leaf.blocks)
+        finally:
+            await aggregator.daemon.close(0)
 
 
 async def cannot_be_reached(_):
