@@ -38,7 +38,7 @@ class ErasedRedis(Redis):
     async def nothing_but_the_end_is_left(self):
         records, pointer = names(self.place(""), KEY)
         async with self.server.client() as client:
-            assert set(await client.hgetall(pointer)) == {"token", "last"}
+            assert set(await client.hgetall(pointer)) == {"token", "ended", "last"}
             assert 0 < await client.ttl(pointer) <= 86_400
             assert await client.xlen(records) == 1
             assert 0 < await client.ttl(records) <= 300
