@@ -25,6 +25,7 @@ def test_nothing_is_kept_where_nothing_is_found(tmp_path):
         FoundFile(tmp_path, config(fixed=("a",)), Disk(), Counter()),
     ):
         file.keep(ENGINES, 0.0)
+        file.look(1.0)
         assert file.read() == {}
     assert list(tmp_path.iterdir()) == []
 
