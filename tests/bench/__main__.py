@@ -13,6 +13,8 @@ from typing import Any, Final
 
 import click
 
+from kvbus import compiled
+
 from . import asking, core, delivery, fanout, ingest, instructions, late, latency, state, workloads
 from .processes import pin
 from .render import render
@@ -99,6 +101,7 @@ def main(
         render()
         return
     pin()
+    click.echo(f"the {compiled.core()} core is measured\n", err=True)
     for name in only or SECTIONS:
         if name == "compiled" and (lacks := instructions.lacking()):
             if only:
@@ -113,7 +116,8 @@ def main(
         click.echo(f"{name}: {took:.0f} s\n", err=True)
         if out is not None:
             counted = 1 if name == "compiled" else runs  # it needs no more
-            save(out, section, {"quick": quick, "runs": counted, "seconds": round(took)})
+            settings = {"core": compiled.core(), "quick": quick, "runs": counted, "seconds": round(took)}
+            save(out, section, settings)
     sys.stdout.flush()
 
 

@@ -82,7 +82,7 @@ def run_ranks(*, quick: bool, runs: int) -> Section:
     kept = min(prefill + RATE * seconds, JOURNAL)
     journals = "journals full" if kept == JOURNAL else f"{kept:,} batches in each journal"
     section.targets += [
-        Target("ranks-cpu", f"{RANKS} ranks x {RATE} batches/s x 8 blocks: share of a core", Series(cores, "%"), 5.0),
+        Target("ranks-cpu", f"{RANKS} ranks x {RATE} batches/s x 8 blocks: share of a core", Series(cores, "%"), 4.0),
         Target("ranks-memory", f"the same: memory besides the blocks, {journals}", Series(besides, "MiB"), 80.0),
     ]
     section.facts |= {"base MiB": Series(base).median, "rank %": Series(cores).median / RANKS}

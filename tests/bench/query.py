@@ -139,7 +139,8 @@ async def turns(load: Load, kind: str, questions: int, *, apart: bool) -> list[l
 
     async def handle(request: web.Request) -> web.Response:
         current.set(Reading("bench", "/query"))  # as the server does
-        return await queries.handle(request)
+        with limits.answering(request.transport):
+            return await queries.handle(request)
 
     app.router.add_post("/query", handle)
     runner = web.AppRunner(app, access_log=None)

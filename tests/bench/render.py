@@ -15,7 +15,7 @@ RESULTS: Final = ROOT / "docs" / "bench" / "results.json"
 BEGIN: Final = "<!-- rendered from bench/results.json: python -m tests.bench --render -->"
 END: Final = "<!-- end of what is rendered -->"
 
-_ABOUT_RUN: Final = ("date", "machine", "quick", "runs", "seconds")
+_ABOUT_RUN: Final = ("date", "machine", "core", "quick", "runs", "seconds")
 
 
 def load(path: Path) -> list[tuple[dict[str, Any], Section]]:
@@ -34,7 +34,8 @@ def tables(parts: list[tuple[dict[str, Any], Section]]) -> str:
     for about, section in parts:
         runs = f"{about['runs']} runs" if about["runs"] > 1 else "one run"
         short = ", short" if about["quick"] else ""
-        lines += [markdown(section, with_targets=False).rstrip(), "", f"({about['date']}, {runs}{short})", ""]
+        core = f", {about['core']} core"
+        lines += [markdown(section, with_targets=False).rstrip(), "", f"({about['date']}, {runs}{short}{core})", ""]
     return "\n".join(lines)
 
 

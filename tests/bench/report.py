@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from math import comb
 from statistics import median
 from typing import Any, Literal
 
@@ -18,6 +19,18 @@ class Series:
     def median(self) -> float:
         """What is reported."""
         return median(self.values)
+
+    @property
+    def upper(self) -> float:
+        """What the median is below with 95 % confidence, by order alone: the greatest of five to seven values.
+
+        Of fewer than five no value is sure enough; then it is the greatest too.
+        """
+        ordered, count = sorted(self.values), len(self.values)
+        above = 0  # so many of the greatest may be passed over
+        while sum(comb(count, i) for i in range(above + 2)) <= 0.05 * 2**count:
+            above += 1
+        return ordered[-1 - above]
 
     def __str__(self) -> str:
         return number(self.median)
@@ -40,11 +53,13 @@ class Target:
     limit: float
     sense: Literal["<=", ">="] = "<="
     note: str = ""
+    surely: bool = False
+    """The bound is for what the median is below with 95 % confidence (:attr:`Series.upper`)."""
 
     @property
     def met(self) -> bool:
-        """Whether the median keeps the bound."""
-        value = self.measured.median
+        """Whether the median keeps the bound; with ``surely`` its upper bound."""
+        value = self.measured.upper if self.surely else self.measured.median
         return value <= self.limit if self.sense == "<=" else value >= self.limit
 
 
@@ -122,7 +137,7 @@ def target_rows(targets: list[Target]) -> list[list[str]]:
         [
             target.what,
             f"{'≤' if target.sense == '<=' else '≥'} {number(target.limit)} {target.measured.unit}".strip(),
-            with_unit(target.measured),
+            with_unit(target.measured) + (f", surely ≤ {number(target.measured.upper)}" if target.surely else ""),
             target.measured.spread,
             "met" if target.met else "**not met**",
         ]

@@ -1,13 +1,15 @@
 """Routers as a process: one SUB socket for each endpoint, each a connection of its own.
 
 Started with a JSON :class:`Spec`; says ``ready`` when it has connected, ``over`` when the end has come on all of them,
-and then, asked to ``count``, a :class:`Heard` for each socket. Every seq is checked to be the one after the last.
+and then, asked to ``count`` without the blocks of so many probes, a :class:`Heard` for each socket. Every seq is
+checked to be the one after the last.
 """
 
 from __future__ import annotations
 
 import sys
 from array import array
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +19,7 @@ import zmq
 from kvbus.core.wire.frames import ASKS_REPLAY
 
 from .counters import Counters
-from .loads import END, NUMBERED, PROBE, is_empty, monotonic, stamped, tally
+from .loads import END, NUMBERED, PROBE, is_empty, load_named, monotonic, stamped, tally
 
 TURN: Final = 64
 """Messages of one socket before the others are looked at."""
@@ -31,7 +33,7 @@ class Spec(msgspec.Struct):
         counters: file of counters; two for each socket.
         first: which socket of the counters' is the first of this process.
         times: write (time of arrival, latency) of each batch whose ``ts`` is a time to this file, as doubles.
-        verify: keep every payload, and count the blocks after the end.
+        verify: keep every payload of this load, and count the blocks after the end.
         patience: seconds without a message before the process gives up.
     """
 
@@ -39,7 +41,7 @@ class Spec(msgspec.Struct):
     counters: str
     first: int = 0
     times: str | None = None
-    verify: bool = False
+    verify: str | None = None
     patience: float = 30.0
 
 
@@ -72,7 +74,7 @@ class Listener:
         self._counters = Counters(Path(spec.counters)).values
         self._seen, self._next = 2 * slot, 2 * slot + 1
         self._seq = -1
-        self._kept: list[bytes] | None = [] if spec.verify else None
+        self._kept: list[bytes] | None = None if spec.verify is None else []
         self.times = array("d")
 
     def drain(self) -> int:
@@ -119,11 +121,15 @@ class Listener:
             self.heard.ended = monotonic()
             self.over = True
 
-    def count(self) -> Heard:
-        """What was heard; blocks are counted by decoding everything once more, off the clock."""
+    def count(self, probes: Collection[object]) -> Heard:
+        """What was heard; blocks are counted by decoding everything once more, off the clock.
+
+        Where the state is told anew, probes' blocks come with it; how many there are differs from run to run.
+        """
         heard, kept = self.heard, self._kept
         if kept is not None:
             heard.stored, heard.removed, live = tally(kept)
+            live = {block for block in live if block[2] not in probes}
             heard.live, heard.live_sum = len(live), sum(hash(repr(block)) for block in live) & (2**64 - 1)
         return heard
 
@@ -161,12 +167,16 @@ def main() -> None:
     _say("ready")
     listen(listeners, spec.patience)
     _say("over")
-    sys.stdin.readline()  # "count"
+    numbers = range(1, int(sys.stdin.readline().removeprefix("count")) + 1)
     if spec.times is not None:
         with Path(spec.times).open("wb") as file:
             for listener in listeners:
                 listener.times.tofile(file)
-    _say([listener.count() for listener in listeners])
+    probes: set[object] = set()
+    if spec.verify is not None:
+        load, ranks = load_named(spec.verify), range(len(set(spec.endpoints)))
+        probes = {block[2] for rank in ranks for block in tally([load.probe(number, rank) for number in numbers])[2]}
+    _say([listener.count(probes) for listener in listeners])
 
 
 def _say(what: object) -> None:

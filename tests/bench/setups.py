@@ -141,6 +141,11 @@ class Result:
     """(arrival, latency), in turn."""
 
     @property
+    def cpu_us(self) -> float:
+        """The relay's CPU time a batch, in microseconds."""
+        return self.cpu["relay"] / self.batches * 1e6
+
+    @property
     def latencies(self) -> list[float]:
         """Seconds, sorted."""
         return sorted(self.times[1::2])
@@ -189,12 +194,13 @@ class Running:
                 (self.live if setup.between == "direct" else self.out) * setup.routers,
                 str(self.counters),
                 times=str(self.times) if setup.rate else None,
-                verify=setup.verify,
+                verify=setup.load if setup.verify else None,
             ),
         )
         for child in (self.engine, self.routers):
             child.expect("ready")
-        self.probes = setup.ranks * self.engine.ask("probe")
+        self._probes: int = self.engine.ask("probe")
+        self.probes = setup.ranks * self._probes
         """Blocks that were sent before the load."""
         if setup.prefill:
             self.engine.ask("fill")
@@ -221,7 +227,7 @@ class Running:
         rss = rss_bytes(self.relay.pid) if self.relay is not None else 0
         waited = self._relay_waited() - self._waited
         ran = msgspec.convert(self.engine.answer(), engine.Ran)
-        heard = msgspec.convert(self.routers.ask("count"), list[router.Heard])
+        heard = msgspec.convert(self.routers.ask(f"count {self._probes}"), list[router.Heard])
         for each in heard:
             if each.missing or each.went_back:
                 raise RuntimeError(f"{self.setup}: a router missed batches: {each}")

@@ -135,7 +135,7 @@ def test_a_router_counts_what_is_missing_and_what_comes_again(tmp_path):
         assert listener.socket.poll(10_000)
         listener.drain()
     context.destroy(0)
-    heard = listener.count()
+    heard = listener.count(())
     assert (heard.batches, heard.missing, heard.went_back) == (5, 2, 1)
     assert Counters(tmp_path / "counters").values[1] == 5
 

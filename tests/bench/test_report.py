@@ -9,7 +9,7 @@ import pytest
 
 from .__main__ import save
 from .render import BEGIN, DOCUMENT, END, RESULTS, into_document, load, svg, tables
-from .report import Section, Series, Table, Target, from_json, markdown, number, plain, ratios
+from .report import Section, Series, Table, Target, from_json, markdown, number, plain, ratios, target_rows
 
 
 def a_section() -> Section:
@@ -42,6 +42,20 @@ def test_ratios_are_of_the_same_turn():
     assert ratios([2.0], [-5.0], floor=1.0).values == [2.0]
 
 
+@pytest.mark.parametrize(("count", "passed_over"), [(1, 0), (4, 0), (5, 0), (7, 0), (8, 1), (10, 1), (11, 2), (20, 5)])
+def test_the_upper_bound_of_a_median_is_a_value_that_it_exceeds_once_in_twenty(count, passed_over):
+    assert Series([float(i) for i in range(count)]).upper == count - 1 - passed_over
+
+
+def test_a_sure_target_is_met_by_its_upper_bound():
+    measured = Series([1.0, 1.1, 1.2, 1.3, 1.6], "x")
+    assert Target("a", "rate", measured, 1.5).met
+    sure = Target("a", "rate", measured, 1.5, surely=True)
+    assert not sure.met
+    (row,) = target_rows([sure])
+    assert row[2] == "1.20 x, surely ≤ 1.60"
+
+
 @pytest.mark.parametrize(
     ("value", "told"),
     [(0, "0"), (0.1234, "0.123"), (1.234, "1.23"), (12.34, "12.3"), (1234.5, "1,234"), (-150.2, "-150")],
@@ -57,7 +71,7 @@ def test_results_survive_the_file():
 
 def test_a_part_measured_again_replaces_itself_and_no_other(tmp_path):
     path = tmp_path / "bench" / "results.json"
-    about = {"quick": True, "runs": 1, "seconds": 3}
+    about = {"core": "compiled", "quick": True, "runs": 1, "seconds": 3}
     late, core = Section("late", "Late routers"), a_section()
     for section in (late, core, Section("late", "Late routers, again")):
         save(path, section, about)
@@ -65,6 +79,7 @@ def test_a_part_measured_again_replaces_itself_and_no_other(tmp_path):
     assert [section.title for _, section in parts] == ["The core", "Late routers, again"]
     assert all(known["quick"] and known["machine"]["cores"] for known, _ in parts)
     told = tables(parts)
+    assert ", one run, short, compiled core)" in told
     assert told.index("### The core") < told.index("### Late routers, again")
 
 
@@ -73,7 +88,7 @@ def test_sizing_names_what_was_measured_and_no_more():
         "date": "2026-11-22",
         "machine": {"processor": "P", "cores": 2, "memory_gib": 8, "system": "L", "python": "3"},
     }
-    about |= {"quick": True, "runs": 1, "seconds": 1}
+    about |= {"core": "pure", "quick": True, "runs": 1, "seconds": 1}
     section = a_section()
     assert "### Sizing" not in tables([(about, section)])
     section.facts = {"bytes 8x8": 170.0, "bytes 1x1": 300.0, "base MiB": 60.0, "rank %": 0.7}
