@@ -35,7 +35,7 @@ import zmq
 from kvbus.config import Config
 from kvbus.core.wire.frames import ASKS_REPLAY
 from kvbus.daemon import daemon as daemons
-from kvbus.daemon.serve import rest_collector
+from kvbus.daemon.collector import rest_collector
 from tests.ports import ports_in_a_row
 
 from .loads import load_named

@@ -26,7 +26,7 @@ from kvbus.core.relay import Relay
 from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source_spec import SourceSpec
 from kvbus.core.wire.profiles import PROFILES
-from kvbus.daemon.serve import rest_collector
+from kvbus.daemon.collector import rest_collector
 
 from .loads import load_named, mixed, stores
 from .processes import MEASURED_CORE, rss_bytes, run_child

@@ -36,7 +36,7 @@ from kvbus.core.source_spec import SourceSpec
 from kvbus.core.types import Reason
 from kvbus.core.wire import codec
 from kvbus.core.wire.profiles import PROFILES
-from kvbus.daemon.serve import rest_collector
+from kvbus.daemon.collector import rest_collector
 from kvbus.log.contract import Pointer
 from kvbus.log.follower import Follower
 from kvbus.log.record import Kind, Stream, divided

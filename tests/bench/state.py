@@ -17,8 +17,8 @@ from statistics import median
 from typing import Any, Final, NamedTuple
 
 from kvbus.core.write_ahead_log import Records
+from kvbus.daemon.collector import rest_collector
 from kvbus.daemon.generations import SPARE
-from kvbus.daemon.serve import rest_collector
 from kvbus.daemon.state_store import MIN_ROTATE, StateStore
 
 from .core import SLICE, Driver

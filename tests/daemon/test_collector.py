@@ -1,0 +1,74 @@
+"""The garbage collector looks at new objects once a burst is on its way, and leaves older ones to its automatic passes."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from kvbus.daemon.collector import NEWEST, collect_behind
+
+
+class Passes:
+    """The passes that begin, each by its generation, and what is sent."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def began(self, phase: str, about: dict[str, int]) -> None:
+        if phase == "start":
+            self.seen.append(f"pass over {about['generation']}")
+
+    def flush(self) -> None:
+        self.seen.append("sent")
+
+
+@pytest.fixture
+def passes() -> Iterator[Passes]:
+    """All passes of the test, with an automatic one out of reach; each collector's threshold as it was afterwards."""
+    before = gc.get_threshold(), gc.isenabled()
+    gc.enable()
+    gc.collect()
+    gc.set_threshold(1_000_000, 20, 100)
+    watching = Passes()
+    gc.callbacks.append(watching.began)
+    yield watching
+    gc.callbacks.remove(watching.began)
+    gc.set_threshold(*before[0])
+    if not before[1]:
+        gc.disable()
+
+
+async def test_a_pass_comes_behind_what_is_sent(passes: Passes):
+    drained = collect_behind(passes.flush)
+    kept = [[n] for n in range(2 * NEWEST)]
+    drained()
+    drained()  # another source's
+    assert passes.seen == ["sent", "sent"]
+    await asyncio.sleep(0)
+    assert passes.seen == ["sent", "sent", "pass over 0"]
+    assert len(kept) == 2 * NEWEST
+
+
+async def test_a_few_new_objects_wait(passes: Passes):
+    gc.collect()
+    passes.seen.clear()
+    collect_behind(passes.flush)()
+    await asyncio.sleep(0)
+    assert passes.seen == ["sent"]
+
+
+async def test_older_objects_are_left_to_the_automatic_passes(passes: Passes):
+    drained = collect_behind(passes.flush)
+    kept = []
+    for _ in range(50):
+        kept.append([[n] for n in range(2 * NEWEST)])
+        drained()
+        await asyncio.sleep(0)
+    assert [each for each in passes.seen if each != "sent"] == ["pass over 0"] * 21
+    passes.seen.clear()
+    gc.set_threshold(NEWEST, 20, 100)
+    kept.append([[n] for n in range(2 * NEWEST)])
+    assert passes.seen[0] == "pass over 1"
