@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition, errors
 from aiokafka.client import AIOKafkaClient
+from aiokafka.conn import AIOKafkaConnection
 from aiokafka.partitioner import murmur2
 
 from kvbus.log.kafka_errors import PROBE, shown
@@ -57,17 +58,44 @@ def whole(of: AIOKafkaConsumer | AIOKafkaProducer) -> None:
 
 
 async def stop(client: AIOKafkaConsumer | AIOKafkaProducer) -> None:
-    """Close a client's connections.
+    """Close a client's connections, and have it make no others.
 
     One that has only just begun is cancelled by its own stop, so this is a task of its own. Whatever else goes wrong,
     nobody needs the client any more.
     """
-    ended = False
     try:
-        ended = await finish(client.stop(), STOP)
+        await finish(client.stop(), STOP)
     finally:
-        for connection in () if ended else list(inner(client)._conns.values()):  # noqa: SLF001 - nobody else closes them
-            connection.close()
+        _give_up(inner(client))
+
+
+def _give_up(client: AIOKafkaClient) -> None:
+    """Close what a stop that failed, or took too long, has left open, and end what it has left under way.
+
+    A producer cancels one of its tasks and waits for the others, which connect again for as long as a broker takes
+    nothing. They end as cancelled once they ask for a connection, or for the topics.
+    """
+
+    def nothing(*_: object, **__: object) -> asyncio.Future[None]:
+        found = asyncio.get_running_loop().create_future()
+        found.cancel()
+        return found
+
+    client._get_conn = client.force_metadata_update = nothing  # noqa: SLF001 - it has no other way
+    for waited in (client._sync_task, client._md_update_fut):  # noqa: SLF001
+        if waited is not None:
+            waited.cancel()
+    client._conns = _Closing(client._conns)  # noqa: SLF001 - nobody else closes them
+    for connection in client._conns.values():  # noqa: SLF001
+        connection.close()
+
+
+class _Closing(dict[tuple[Any, Any], AIOKafkaConnection]):
+    """Connections of a client that has been given up: what it was still making is closed when it is made."""
+
+    def __setitem__(self, key: tuple[Any, Any], connection: AIOKafkaConnection) -> None:
+        connection.close()
+        super().__setitem__(key, connection)
 
 
 def client_options(place: Place, options: dict[str, Any]) -> dict[str, Any]:

@@ -122,8 +122,8 @@ class Kafka:
     @contextlib.asynccontextmanager
     async def admin(self) -> AsyncIterator[AIOKafkaAdminClient]:
         admin = AIOKafkaAdminClient(bootstrap_servers=self.broker.address)
-        await admin.start()
         try:
+            await admin.start()
             yield admin
         finally:
             await admin.close()

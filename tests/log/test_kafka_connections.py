@@ -5,8 +5,10 @@ import asyncio
 import pytest
 from aiokafka.conn import AIOKafkaConnection
 from aiokafka.protocol.metadata import MetadataRequest
+from aiokafka.protocol.transaction import AddPartitionsToTxnRequest
 
 from kvbus import tasks
+from kvbus.log import kafka as log_module
 from kvbus.log import kafka_client as module
 from kvbus.log.contract import START
 from tests.log.fleet import KEY
@@ -14,18 +16,18 @@ from tests.log.kinds import Kafka, insist
 
 
 class Held:
-    """Connections, each of which holds its question about topics back for a moment."""
+    """Connections, each of which holds one kind of question back for a moment: about topics, or another one."""
 
-    def __init__(self, monkeypatch):
+    def __init__(self, monkeypatch, question=MetadataRequest, seconds=0.1):
         self.made: set[AIOKafkaConnection] = set()
         self.asks = asyncio.Event()
         send = AIOKafkaConnection.send
 
         async def held(connection, request, expect_response=True):
             self.made.add(connection)
-            if isinstance(request, MetadataRequest):
+            if isinstance(request, question):
                 self.asks.set()
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(seconds)
             return await send(connection, request, expect_response)
 
         monkeypatch.setattr(AIOKafkaConnection, "send", held)
@@ -85,3 +87,19 @@ async def test_a_client_whose_end_nobody_waits_for_leaves_none(kind, monkeypatch
     await asyncio.wait([closing])
     assert held.open == []
     await asyncio.wait([ended])
+
+
+async def test_a_producer_that_is_given_up_leaves_nothing_that_connects_again(kind, monkeypatch):
+    before = asyncio.all_tasks()
+    writer = await kind.open().claim(KEY)
+    held = Held(monkeypatch, AddPartitionsToTxnRequest, seconds=1.0)
+    appending = asyncio.ensure_future(writer.append([b"record"]))
+    await held.asks.wait()
+    under_way = asyncio.all_tasks() - before - {appending}
+    for place in (log_module, module):
+        monkeypatch.setattr(place, "STOP", 0.02)
+    await writer.close()
+    appending.cancel()
+    _, left = await asyncio.wait({appending, *under_way}, timeout=10)
+    assert left == set()
+    assert held.open == []
