@@ -12,7 +12,8 @@ RUN python3 -m venv /opt/build \
  && /opt/build/bin/python -m pip install --no-cache-dir --only-binary :all: --require-hashes -r requirements-build.lock -r requirements-compiler.lock \
  && python3 -m venv --without-pip /opt/kvbus \
  && /opt/build/bin/python -m pip --python /opt/kvbus/bin/python install --no-cache-dir --no-compile --only-binary :all: --require-hashes -r requirements-runtime.lock
-COPY pyproject.toml hatch_build.py README.md LICENSE ./
+COPY pyproject.toml README.md LICENSE ./
+COPY tools/hatch_build.py ./tools/
 COPY kvbus ./kvbus
 # without a limit it compiles for the processor that builds; a Debian's own Python links with options that zig refuses
 ENV HATCH_BUILD_HOOK_ENABLE_CUSTOM=1 \

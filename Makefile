@@ -194,7 +194,7 @@ wheel: $(STAMP) $(BUILD)/.installed ## sdist and pure wheel in dist/, and the wh
 	@PYTHONPATH=$$(echo dist/*.whl) $(BIN)/python -P -m kvbus --version | grep -Fx "kvbus $(VERSION) (pure core)"
 
 client-wheel: wheel ## the wheel of the client library alone, in dist/; both are installed, alone and together
-	@$(DATED) $(BUILD)/bin/python client_wheel.py dist
+	@$(DATED) $(BUILD)/bin/python -m tools.client_wheel dist
 	@TEST_WHEELS=dist $(BIN)/python -m pytest -q tests/client/test_wheel.py
 
 compiled-wheel: $(STAMP) $(BUILD)/.installed ## the compiled wheel for this Python in dist/compiled, installed and tested (ARGS=tests/core)
@@ -216,7 +216,7 @@ image-layout: ## the image of this machine's architecture as an OCI layout in bu
 		--output type=oci,tar=false,rewrite-timestamp=true,dest=build/image/$(ARCHITECTURE)"
 
 release-check: $(STAMP) ## refuse what must not be released: changes in the tree, versions that disagree, no changelog section (TAG=v1.2.3)
-	@$(BIN)/python release.py check $(TAG)
+	@$(BIN)/python -m tools.release check $(TAG)
 
 release: release-check ## everything of a release in build/release, published by nobody (PARTS=compiled-wheel without docker)
 	@rm -rf build/image
@@ -225,7 +225,7 @@ release: release-check ## everything of a release in build/release, published by
 	@$(MAKE) --no-print-directory assemble
 
 assemble: $(TOOLS) $(SBOM)/.installed ## of what is built: charts, SBOM, notes and checksums with it (TAG=v1.2.3 ARGS=--complete)
-	@$(DATED) SBOM_HOME=$(SBOM) $(BIN)/python release.py assemble $(TAG) $(ARGS)
+	@$(DATED) SBOM_HOME=$(SBOM) $(BIN)/python -m tools.release assemble $(TAG) $(ARGS)
 	@cd build/release && sha256sum --check --quiet SHA256SUMS
 
 release-rehearsal: $(BUILD)/.installed ## a release of what is built already; the wheels are built again and are the same
@@ -234,7 +234,7 @@ release-rehearsal: $(BUILD)/.installed ## a release of what is built already; th
 		--output build/image/$(ARCHITECTURE) localhost/kvbus:ci; fi
 	@$(MAKE) --no-print-directory assemble TAG= ARGS=--rehearsal
 	@$(DATED) $(BUILD)/bin/python -m hatchling build -d build/again >/dev/null 2>&1
-	@$(DATED) $(BUILD)/bin/python client_wheel.py build/again >/dev/null
+	@$(DATED) $(BUILD)/bin/python -m tools.client_wheel build/again >/dev/null
 	@for file in build/again/*; do cmp "$$file" build/release/$$(basename $$file) || exit 1; done
 	@TEST_RELEASE=build/release $(BIN)/python -m pytest -q tests/docs/test_release.py -k the_files
 

@@ -3,13 +3,13 @@
 Counted by callgrind (package valgrind) in :meth:`Relay.handle` and all it calls, C included, with a full cache. Unlike a
 clock, the number is the same whatever else runs, within some tenths of a percent: so two versions of the code can be
 compared on a busy machine, and compiled code with its sources (``--pure``; ``--only compiled`` of the benchmarks has the
-table). ``--out DIR`` keeps callgrind's files, for ``callgrind_annotate`` and KCachegrind.
+table). ``--tree DIR`` counts the core of another checkout: what a block cost before a change, or long ago. ``--out DIR``
+keeps callgrind's files, for ``callgrind_annotate`` and KCachegrind.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import shutil
 import subprocess
@@ -22,14 +22,14 @@ from typing import Final
 import msgspec
 
 from kvbus.compiled import PURE, core
-from kvbus.core.events import BatchReceived
 
-from .core import Driver
 from .counted import LIVE
 from .loads import LOADS, Load, load_named, recorded, tally
 from .processes import CORES, ROOT, environment
 from .recorded import FAMILIES, plain_cost, shape_of
 from .report import Section, Series, Table, Target
+
+WATCHED: Final = ROOT / "tests" / "bench" / "watched.py"
 
 BLOCKS: Final = 4_000
 """Blocks of a synthetic load that are counted."""
@@ -53,33 +53,26 @@ def prepared(name: str) -> tuple[Load, int]:
     return load, load.loop or BLOCKS // (load.blocks or 64)
 
 
-def watched(payloads: list[bytes], batches: int, analytics: int) -> None:
-    """Under callgrind: fill the cache uncounted, then count the last batches."""
-    warm = len(payloads) - batches
-    driver = Driver(iter(payloads), analytics=analytics)
-    driver.feed(warm)
-    frames = [[b"", (warm + i).to_bytes(8, "big"), payload] for i, payload in enumerate(payloads[warm:])]
-    handle, pid = driver.handle, str(os.getpid())
-    subprocess.run(["callgrind_control", "-i", "on", pid], check=True, stdout=subprocess.DEVNULL)
-    for each in frames:
-        handle(BatchReceived(0, each), 1.0)
-    subprocess.run(["callgrind_control", "-i", "off", pid], check=True, stdout=subprocess.DEVNULL)
-    driver.check_recorded(batches)
+def instructions(name: str, out: Path, analytics: int = 0, *, pure: bool = False, tree: Path = ROOT) -> float:
+    """Of one block that is stored or removed.
 
-
-def instructions(name: str, out: Path, analytics: int = 0, *, pure: bool = False) -> float:
-    """Of one block that is stored or removed; ``pure`` runs the sources, whatever is compiled."""
+    Args:
+        name: of the load.
+        out: where callgrind's file is written.
+        analytics: follow so many blocks.
+        pure: run the sources, whatever is compiled.
+        tree: the checkout that is counted, of any age; the load is this one's.
+    """
     load, batches = prepared(name)
     payloads = load.take((load.warm or batches // 4) + batches)
     file, made = out / f"callgrind.{name}", out / f"payloads.{name}"
     made.write_bytes(msgspec.msgpack.encode(payloads))
     command = [
         *("valgrind", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={file}"),
-        *(sys.executable, "-m", "tests.bench.instructions", f"--analytics={analytics}"),
-        *(f"--watched={made}", f"--batches={batches}"),
+        *(sys.executable, "-P", str(WATCHED), str(made), str(batches), *([str(analytics)] if analytics else [])),
     ]
-    env = environment(**{PURE: "1"} if pure else {})
-    subprocess.run(command, cwd=ROOT, env=env, check=True, stderr=subprocess.PIPE)
+    env = environment(**{PURE: "1"} if pure else {}, PYTHONPATH=str(tree))
+    subprocess.run(command, cwd=tree, env=env, check=True, stderr=subprocess.PIPE)
     made.unlink()
     found = _TOTAL.search(file.read_text())
     assert found is not None, file
@@ -157,13 +150,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="keep callgrind's files in this directory")
     parser.add_argument("--analytics", type=int, default=0, metavar="BLOCKS", help="follow so many blocks (default: 0)")
     parser.add_argument("--pure", action="store_true", help="run the sources, whatever is compiled")
-    parser.add_argument("--watched", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--batches", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--tree", type=Path, default=ROOT, help="count another checkout's core, with the same loads")
     arguments = parser.parse_args()
-    if arguments.watched:
-        payloads = msgspec.msgpack.decode(arguments.watched.read_bytes(), type=list[bytes])
-        watched(payloads, arguments.batches, arguments.analytics)
-        return 0
     if shutil.which("callgrind_control") is None:
         sys.stderr.write("callgrind is not installed (package valgrind)\n")
         return 2
@@ -172,7 +160,7 @@ def main() -> int:
         out.mkdir(parents=True, exist_ok=True)
         first = 0.0
         for name in arguments.loads:
-            each = instructions(name, out, arguments.analytics, pure=arguments.pure)
+            each = instructions(name, out, arguments.analytics, pure=arguments.pure, tree=arguments.tree)
             first = first or each
             sys.stdout.write(
                 f"{name:22} {each:10,.0f} instructions a block, {each / first:6.2f} x {arguments.loads[0]}\n"

@@ -19,10 +19,10 @@ from pathlib import Path
 
 import pytest
 
-from client_wheel import REQUIRES, ROOT, configuration, files
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.client.blocks import batch, stored, tokens
 from tests.system.bus import eventually, running_bus
+from tools.client_wheel import REQUIRES, ROOT, configuration, files
 
 HERE = Path(sysconfig.get_path("purelib"))
 WHEELS = os.environ.get("TEST_WHEELS")

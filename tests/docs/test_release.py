@@ -1,4 +1,4 @@
-"""What a release must be before it is made, and that a commit gives the same files: release.py, Makefile."""
+"""What a release must be before it is made, and that a commit gives the same files: tools/release.py, Makefile."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from typing import Any, Final
 
 import pytest
 
-import release
-from release import ROOT, absent, assemble, chart, notes, pack, project, refusals
+from tools import release
+from tools.release import ROOT, absent, assemble, chart, notes, pack, project, refusals
 
 VERSION: Final = str(project(ROOT)["version"])
 DATED: Final = (

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from tests.architecture.imports import closure
 
-ROOT: Final = Path(__file__).parent
+ROOT: Final = Path(__file__).parents[1]
 NAME: Final = "kvbus-client"
 REQUIRES: Final = ("msgspec", "pyzmq")
 _NOT_OF_A_LIBRARY: Final = ("scripts", "entry-points", "optional-dependencies")

@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-ROOT: Final = Path(__file__).parent
+ROOT: Final = Path(__file__).parents[1]
 CHARTS: Final = ("kvbus", "kvbus-lib")
 ARCHITECTURES: Final = {"amd64": "x86_64", "arm64": "aarch64"}
 """What an image calls them, and what a wheel does."""

@@ -1,0 +1,1 @@
+"""What builds and releases kvbus; nothing of it is installed."""
