@@ -15,12 +15,6 @@ if TYPE_CHECKING:
     from kvbus.config.findings import Findings
 
 _LLM_D_PARTS: Final = 3
-_NOT_BY_TOPIC: Final = {
-    "aibrix": "know a worker by its connection, and need one for each",
-    "vllm-router": "take batches without a topic alone",
-    "smg": "keep one seq for each connection",
-}
-"""Profiles whose routers cannot read several streams on one connection, and why."""
 
 
 def templates(found: Findings) -> None:
@@ -62,9 +56,9 @@ def one_topic_each(found: Findings) -> None:
         if output.on_subscribe != "state" and found.sound((*at, "on_subscribe")):
             wrong = "with layout: per_topic there is no replay, so a router needs the state"
             found.report((*at, "on_subscribe"), wrong, value=output.on_subscribe, example="on_subscribe: state")
-        reads = _NOT_BY_TOPIC.get(output.profile)
-        if reads is not None and found.sound((*at, "profile")):
-            wrong = f"routers of profile {output.profile} {reads}"
+        why_not = PROFILES[output.profile].one_stream if found.sound((*at, "profile")) else ""
+        if why_not:
+            wrong = f"routers of profile {output.profile} {why_not}"
             found.report((*at, "layout"), wrong, value=output.layout, example="layout: merged")
         elif found.sound((*at, "topic")):
             _topic_of_each(found, (*at, "topic"), output.topic)

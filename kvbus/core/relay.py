@@ -6,6 +6,8 @@ Invariants:
 * an output's seq is dense and never goes back; each number is in the journal before it is sent;
 * an AllBlocksCleared reaches routers before anything of a new epoch does, or anything behind a hole;
 * a block is in a live source's index if and only if it was announced to routers.
+
+Sources that are read from a log have the log's own numbers, and an index only of records with tokens: ``numbered.py``.
 """
 
 from __future__ import annotations

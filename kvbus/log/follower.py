@@ -183,7 +183,10 @@ class Follower:
         return None
 
     def expire(self, now: float) -> bool:
-        """Whether the stream's blocks are void from now on, because nothing was heard of its writer for too long."""
+        """Whether the stream's blocks are void from now on, because nothing was heard of its writer for too long.
+
+        For whoever follows one stream by itself; an aggregator looks at how far it has read, too, and gives up.
+        """
         if self.holds is Holds.NOTHING or now - self.heard < LEASE_TTL:
             return False
         self.counts["expired"] += 1

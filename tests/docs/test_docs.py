@@ -72,15 +72,16 @@ def section(text: str, title: str) -> str:
 
 def definitions(path: Path) -> set[str]:
     """What a module defines: functions, classes, constants, and `Class.method`."""
+    functions = ast.FunctionDef | ast.AsyncFunctionDef
     names = set()
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.AnnAssign):
             names.add(ast.unparse(node.target))
-        elif isinstance(node, ast.FunctionDef):
+        elif isinstance(node, functions):
             names.add(node.name)
         elif isinstance(node, ast.ClassDef):
             names.add(node.name)
-            names.update(f"{node.name}.{each.name}" for each in node.body if isinstance(each, ast.FunctionDef))
+            names.update(f"{node.name}.{each.name}" for each in node.body if isinstance(each, functions))
     return names
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 import pytest
 from ruamel.yaml import YAML
 
-from release import ARCHITECTURES
+from tools.release import ARCHITECTURES
 
 ROOT: Final = Path(__file__).parents[2]
 GITHUB: Final = ROOT / ".github"

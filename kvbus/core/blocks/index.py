@@ -71,7 +71,10 @@ class Table:
             self.copies[block] = self.copies.get(block, 0) + copies
 
     def remove(self, block: Hash) -> Chunk | None:
-        """Take one copy away. The chunk if it was the last one; None if copies are left, or none was known."""
+        """Take one copy away, whatever ``duplicates`` says: of blocks that no router knows (``left_out.py``).
+
+        The chunk if it was the last one; None if copies are left, or none was known.
+        """
         copies = self.copies
         if copies and (left := copies.get(block)) is not None:
             if left == 1:

@@ -1,6 +1,6 @@
 """Stores that are not plainly new blocks behind a known parent: copies, orphans, offloads, blocks to be cut.
 
-The others are applied by :meth:`~kvbus.core.normalizing.normalizer.Normalizer.apply` itself.
+The others are applied by :class:`~kvbus.core.normalizing.plain.PlainEvents`.
 """
 
 from __future__ import annotations

@@ -91,6 +91,8 @@ class Profile(msgspec.Struct, frozen=True):
     one_group: bool = False
     """The router takes one group. The first one that carries prefixes leaves, without a number, and no other."""
     topics: Topics = "any"
+    one_stream: str = ""
+    """Why its routers cannot read several streams on one connection, as a sentence goes on; empty: they can."""
     snapshots: Snapshots = "batches"
     max_events: int = 0
     """Events of the largest batch it takes; 0: any number."""
@@ -139,13 +141,28 @@ PROFILES: Final[dict[str, Profile]] = {
         filled_replay=False,
         clears="pod or nothing",
         one_copy=True,
+        one_stream="know a worker by its connection, and need one for each",
         hashes_tokens=True,
     ),
     "sglang": Profile(CANONICAL, "3", snapshots="placements", hashes_tokens=True),
     "vllm-router": Profile(
-        CANONICAL, "4", filled_replay=False, topics="empty", max_events=4096, max_bytes=16 * _MIB, hashes_tokens=True
+        CANONICAL,
+        "4",
+        filled_replay=False,
+        topics="empty",
+        one_stream="take batches without a topic alone",
+        max_events=4096,
+        max_bytes=16 * _MIB,
+        hashes_tokens=True,
     ),
-    "smg": Profile(CANONICAL, "4", filled_replay=False, max_bytes=4 * _MIB, hashes_tokens=True),
+    "smg": Profile(
+        CANONICAL,
+        "4",
+        filled_replay=False,
+        one_stream="keep one seq for each connection",
+        max_bytes=4 * _MIB,
+        hashes_tokens=True,
+    ),
     "mooncake": Profile(Wire(drop_group=True), "4", one_group=True, hashes_tokens=True),
 }
 """By the name of ``outputs[].profile``. Where each rule comes from is in docs/decisions/profiles-of-routers.md."""

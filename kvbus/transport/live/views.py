@@ -1,4 +1,4 @@
-"""The routers of a stream as people see them: where each stands, how far behind it is, and who has left."""
+"""The routers of a stream as people see them, and as replays do: which of them has a state that answers its request."""
 
 from __future__ import annotations
 
