@@ -16,6 +16,7 @@ from rich.console import Console
 
 from kvbus import config, core
 from kvbus.cli import main
+from kvbus.core import commands, events
 from kvbus.core.blocks.compaction import StateSnapshot
 from kvbus.core.commands import Publish
 from kvbus.core.events import BatchReceived
@@ -192,6 +193,12 @@ class TestArchitecture:
         (place,) = core.__path__
         modules = {str(path.relative_to(place)) for path in Path(place).rglob("*.py") if path.name != "__init__.py"}
         assert set(first_cells(section(ARCHITECTURE, "### `kvbus/core/`: the relay, pure"))) == modules
+
+    @pytest.mark.parametrize("module", [commands, events], ids=["commands", "events"])
+    def test_the_code_map_names_all_that_passes_between_relay_and_shell(self, module):
+        row = first_cells(section(ARCHITECTURE, "### `kvbus/core/`: the relay, pure"))[Path(module.__file__).name]
+        told = set(re.findall(r"`([A-Z]\w+)`", "".join(row)))
+        assert told == {name for name in definitions(Path(module.__file__)) if name[0] != "_" and name != "RelayEvent"}
 
     def test_the_code_map_has_everything_around_it(self):
         told = " ".join(row[0] for row in first_cells(section(ARCHITECTURE, "### Around it")).values())
