@@ -80,7 +80,7 @@ class Outputs:
             log.warning("%d replay answers were not finished within shutdown_timeout", cut_off)
 
     def close(self, linger: float) -> None:
-        """Close every stream. libzmq goes on sending queued batches for up to ``linger`` seconds."""
+        """Close every stream; what is queued may go on being sent for up to ``linger`` seconds."""
         for driver in self.drivers:
             for stream in driver.streams:
                 driver.close(stream, linger)

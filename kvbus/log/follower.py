@@ -194,7 +194,7 @@ class Follower:
         return True
 
     def give_up(self) -> None:
-        """The epoch is over: who asks knows that the log had nothing of it for longer than :data:`SILENCE`.
+        """The epoch is over: who asks knows that the log had nothing of it for :data:`LEASE_TTL`.
 
         What comes of it after all is dropped; its writer begins another one.
         """

@@ -1,8 +1,8 @@
 """Which block size a stream of events really has.
 
-Most engines announce blocks of one size. Three kinds do not, and the wire does not say which kind it is:
+There are three kinds, and the wire does not say which one it is:
 
-* *coarse only*: there is one size, a multiple of the size the operator pinned; every block is reblocked;
+* *one size*, as most engines have; where it is a multiple of the size the operator pinned, every block is reblocked;
 * *variable* (SGLang before fixed pages): a whole radix node has one hash, ``block_size == len(token_ids)``; every event
   is reblocked;
 * *two sizes* (hybrid models): the same tokens are announced at a fine and at a coarse size; the fine stream is the
@@ -10,7 +10,7 @@ Most engines announce blocks of one size. Three kinds do not, and the wire does 
 
 One fact distinguishes them: an engine with real blocks sooner or later puts several of them into one event, and a
 radix node never carries more than one hash. If the size is learned too late, the group is announced again. Once a size
-has proven itself, one odd event does not overturn it: that event is rejected.
+has proven itself, by more than a few stores, one odd event does not overturn it: that event is rejected.
 
 Beside them there are *tail blocks* (vLLM with partial cache hits): the last tokens of a prompt, in one block smaller
 than those of its group. They are left out, and teach nothing once the group's size is known or pinned. Engines that

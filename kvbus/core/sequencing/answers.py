@@ -273,7 +273,7 @@ class Answers(Machine):
         tracker.drain()
 
     def _finish(self, asked: OpenRequest, now: float, *, answered: bool) -> None:
-        """An answer is over. Ask once more for what it did not bring, then give it up."""
+        """An answer is over: what it brought, and what it shows by that, is the next phase's input."""
         known = self._known
         over = Input.ANSWERED if answered else Input.SILENT
         if not answered and self.settings.compacted and self._goes_on(asked):

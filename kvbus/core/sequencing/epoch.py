@@ -1,7 +1,7 @@
 """What is known of one epoch of a publisher. A new epoch begins with a new one of these.
 
-It holds positions, batches that wait, how far back the history reaches, and what answers have shown. It asks nothing
-and decides nothing: that is the sequencer's.
+It holds positions, batches that wait, how far back the history reaches, and what answers have shown. It counts what
+was asked and notes what was given up; whether to do either is decided by the machine.
 """
 
 from __future__ import annotations
