@@ -239,7 +239,7 @@ class LogStreams:
         return fits
 
     def _alive(self, relayed: Relayed) -> bool:
-        """Whether a stream is an engine. One that is stale is, if all that is stale of it is its end: it is being given up."""
+        """Whether a stream is an engine. One that is stale still is, while it is being given up."""
         if relayed.over or relayed.slot is not None:
             return not relayed.over
         return relayed.follower.epoch > 0 and (not self._stale(relayed) or self._silent(relayed))

@@ -1,7 +1,8 @@
 """One stream appended to a log, with its state again wherever batches are missing.
 
 A broker is no router: it knows the engine's blocks only as far as its records reach. So a stream begins with the state,
-gets it again when batches were let go (the queue was full, the log was away), and when it is due (``state_due.py``). What waits is bounded, and no engine waits for the log.
+gets it again when batches were let go (the queue was full, the log was away), and when it is due (``state_due.py``).
+What waits is bounded, and no engine waits for the log.
 """
 
 from __future__ import annotations

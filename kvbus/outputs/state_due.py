@@ -1,8 +1,9 @@
 """When a log gets a stream's state again, though nothing is missing. Pure.
 
 For readers that begin, so that they read little: as soon as the batches behind the newest state have as many bytes as
-it has, and 4 MiB at least. So the batches behind a state pay for it, byte for byte, before there is another one: at any moment such states
-have at most the bytes of all batches and of the newest state, and twice the batches' bytes are written.
+it has, and 4 MiB at least. So the batches behind a state pay for it, byte for byte, before there is another one: at any
+moment such states have at most the bytes of all batches and of the newest state, and twice the batches' bytes are
+written.
 
 For retention: after a fixed time, and where the log has let go of the newest state already. That a log keeps none of
 what it is given shall not make it all that is written, so each such state doubles the time to the next look.

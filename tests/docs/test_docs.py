@@ -225,7 +225,6 @@ class TestArchitecture:
             "kvbus.outputs",
             "limits.max_held_bytes",
             "reorder_batches",
-            "replay_timeout",
         }
         assert found > 30
 

@@ -50,8 +50,8 @@ class ReplayAnswer(msgspec.Struct, frozen=True):
         begun: something of it was decided.
         snapshot: the newest one that it holds, so that whoever asks meanwhile gets the same one.
         outcome: what to count it as once it is over: ``subscription`` if END alone sent the router to the state of its
-            subscription, ``compacted`` if it holds a snapshot, ``late`` if it had to begin later than asked for, ``malformed`` if the
-            request could not be read, ``complete`` else.
+            subscription, ``compacted`` if it holds a snapshot, ``late`` if it had to begin later than asked for,
+            ``malformed`` if the request could not be read, ``complete`` else.
         over: the next message is its last one.
         state: asked for in place of batches (vllm#50134): all of it at the seq of the batch that comes next.
     """

@@ -1,8 +1,9 @@
 """Who gets the state, and when: routers that come together share one, and slow ones hold up nobody.
 
 A state that is being sent keeps the index of that moment alive, so few are sent at a time. Each has a group: all
-routers of its stream that were ready when it began, slow ones apart. Routers that are not done after a while belong to the slow ones, which have places of
-their own. A router that takes nothing at all loses its place, and waits for a new one once it reads again.
+routers of its stream that were ready when it began, slow ones apart. Routers that are not done after a while belong to
+the slow ones, which have places of their own. A router that takes nothing at all loses its place, and waits for a new
+one once it reads again.
 Streams that share an endpoint share the places too, and a router gets one state of theirs at a time.
 """
 
