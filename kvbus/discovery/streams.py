@@ -111,6 +111,8 @@ class LogStreams:
         """When the log got the newest record of all that were read, by its clock."""
         self._level_once = False
         """All was read that the log had when reading began."""
+        self.announced_at = -1.0
+        """What the log had then was read, and each stream of it was told, or has ended."""
         self._ends: tuple[float, dict[str, int]] | None = None
         """Where the log ended at some time, by the streams that were not yet read so far."""
 
@@ -183,11 +185,14 @@ class LogStreams:
                 looked_at = self._clock()
                 self._expire()
                 self._reach(reached=True)
+                level_at = self._level_at
                 engines = tuple(self._engine(each) for each in self._relayed.values() if self._alive(each))
                 if engines != shown and (reader is None or await self._level(reader) or (engines and self._waited())):
                     shown = engines
                     yield engines
                     self._shown_at = self._clock()
+                if engines == shown:
+                    self.announced_at = level_at
         except UnavailableError as error:
             self._reach(reached=False)
             raise DiscoveryError(f"{self._where}: {error}") from error

@@ -1,0 +1,153 @@
+"""Whoever reads a log in Python holds what its engines hold, with no kvbus between."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvbus.client import RouterError, Worker
+from kvbus.discovery.streams import LogStreams
+from kvbus.log_router import LogRouter
+from tests.log.fleet import fleet
+from tests.log.kinds import Directory
+from tests.transport.loops import eventually
+
+PAGE = Path(__file__).parents[2] / "docs" / "LOG.md"
+WORKER = Worker("pod.a.engine.3", 0)
+
+
+def where(kind, monkeypatch):
+    """The kind of a log, and the keys by which it is found."""
+    if isinstance(kind, Directory):  # no part of kvbus reads it
+        monkeypatch.setattr("kvbus.discovery.kafka.discoverer.KafkaLog", lambda _: kind.open())
+        return "kafka", {"endpoint": "tcp://127.0.0.1:9"}
+    ((name, named),) = kind.settings().items()
+    return name, {"endpoint": kind.endpoint, **named}
+
+
+@pytest.fixture
+def router(kind, monkeypatch):
+    """A router of that log, not open."""
+
+    def make(**more):
+        name, keys = where(kind, monkeypatch)
+        return LogRouter(name, {**keys, **more})
+
+    return make
+
+
+def known(router):
+    """The engine's blocks whose prompt is found at a worker."""
+    return {block for block in range(1, 200) if WORKER in router.longest_prefix([block] * 16)}
+
+
+async def holds(router, leaf):
+    await leaf.written()
+    await eventually(lambda: known(router) == leaf.blocks and len(router) == len(leaf.blocks), "the engine's blocks")
+    assert not any(router.refused.values())
+
+
+async def test_it_holds_what_the_engines_hold_from_the_log_alone(kind, router):
+    async with fleet(kind) as log:
+        leaf = log.leaf()
+        leaf.store(10)
+        await leaf.written()
+        async with router() as found:
+            await found.settled()
+            assert known(found) == leaf.blocks
+            leaf.store(5, gone=4)
+            await holds(found, leaf)
+            assert found.longest_prefix([999] * 16) == {}
+            late = log.leaf(topic="m␟late/engine␟0".encode())
+            late.store(7)
+            both = {WORKER: 1, Worker("late.engine.0", 0): 1}
+            await eventually(lambda: found.longest_prefix([7] * 16) == both, "a stream that began later")
+            await late.close()
+
+
+async def test_a_writer_that_begins_again_and_a_log_that_does_cost_no_block(kind, router):
+    async with fleet(kind) as log:
+        leaf = log.leaf()
+        leaf.store(10)
+        await leaf.written()
+        async with router() as found:
+            await holds(found, leaf)
+            await leaf.close()
+            again = log.leaf()
+            again.store(3)
+            await holds(found, again)
+            await kind.restart()
+            again.store(5, gone=2)
+            await holds(found, again)
+
+
+async def test_a_writer_that_is_silent_is_forgotten(kind, router, monkeypatch):
+    async with fleet(kind) as log:
+        leaf = log.leaf()
+        leaf.store(10)
+        await leaf.written()
+        async with router() as found:
+            await holds(found, leaf)
+            monkeypatch.setattr(LogStreams, "give_up", 0.5)
+            await leaf.close()
+            await eventually(lambda: len(found) == 0, "nothing of it")
+            assert found.longest_prefix([1] * 16) == {}
+
+
+async def test_the_example_of_the_docs(kind, capsys, monkeypatch):
+    (source,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(compile(source, str(PAGE), "exec"), names)  # noqa: S102 - our own page
+    async with fleet(kind) as log:
+        leaf = log.leaf()
+        leaf.store(3)
+        await leaf.written()
+        await names["route"](*where(kind, monkeypatch), [[2] * 16, [9] * 16])
+    assert capsys.readouterr().out == "pod.a.engine.3 has 1 blocks\nnobody has any\n"
+
+
+async def test_a_log_without_a_stream_is_settled_and_patterns_leave_out(kind, router):
+    async with fleet(kind) as log:
+        async with router() as found:
+            await found.settled()
+            assert len(found) == 0
+        leaf = log.leaf()
+        leaf.store(3)
+        await leaf.written()
+        async with router(worker="other*") as found:
+            await found.settled()
+            assert len(found) == 0
+            assert found.lag < 60
+
+
+async def test_while_the_log_cannot_be_read_what_was_known_stands_and_the_reason_is_told():
+    router = LogRouter("nats", {"endpoint": "tcp://127.0.0.1:9"})
+    async with router as found:
+        await eventually(lambda: found.unreachable, "a reason")
+        assert found.unreachable.startswith("nats://127.0.0.1:9")
+        assert found.longest_prefix([1] * 16) == {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys", "said"),
+    [
+        ("pulsar", {}, "there are kafka, nats, redis"),
+        ("file", {"path": "/nowhere"}, "no kind of log"),
+        ("kafka", {}, "endpoint"),
+        ("kafka", {"endpoint": "tcp://127.0.0.1:9", "topik": "x"}, "topik"),
+    ],
+)
+def test_what_is_no_log_is_refused(kind, keys, said):
+    with pytest.raises(ValueError, match=said):
+        LogRouter(kind, keys)
+
+
+def test_it_is_used_open():
+    router = LogRouter("nats", {"endpoint": "tcp://127.0.0.1:9"})
+    with pytest.raises(RouterError, match="async with"):
+        router.longest_prefix([1] * 16)
+    with pytest.raises(RouterError, match="async with"):
+        _ = router.lag
