@@ -27,6 +27,8 @@ from kvbus.core.blocks.prefix_index import PrefixIndex
 from kvbus.core.events import RecordReceived, RelayEvent
 from kvbus.core.types import Reason
 from kvbus.core.wire.codec import decode
+from kvbus.core.wire.schema import BlockStored
+from kvbus.core.wire.tokens import count_tokens
 from kvbus.discovery.contract import DiscoveryError, Engine, Services
 from kvbus.discovery.streams import LogStreams
 from kvbus.tasks import end_tasks
@@ -80,6 +82,8 @@ class LogRouter:
         self._task: asyncio.Task[None] | None = None
         self.unreachable = ""
         """Why the log cannot be read now; empty if it can."""
+        self.tokenless = 0
+        """Stores that came without tokens: no prompt finds their blocks. Their writers need ``token_ids: keep``."""
 
     def longest_prefix(
         self, tokens: Sequence[int], *, lora: Adapter = None, salt: str | None = None
@@ -180,6 +184,8 @@ class LogRouter:
         if isinstance(batch, Reason):
             feed.status.refused[batch] += 1
         elif batch is not None:
+            stores = (each for each in batch.events if isinstance(each, BlockStored) and each.block_hashes)
+            self.tokenless += sum(count_tokens(bytes(each.token_ids)) == 0 for each in stores)
             feed.apply(batch)
 
     def _check(self) -> None:

@@ -44,10 +44,10 @@ async def taken(reader, count):
 class Leaf:
     """A relay with one engine, and the driver that appends its stream."""
 
-    def __init__(self, place, *, topic=TOPIC, **keys):
+    def __init__(self, place, *, topic=TOPIC, profile=PROFILES["vllm"], **keys):
         self.relay = Relay(
             [SourceSpec("engine", 0, Settings(replay=False), Rules())],
-            [OutputSpec("log", PROFILES["vllm"], [topic], heartbeat=0)],
+            [OutputSpec("log", profile, [topic], heartbeat=0)],
         )
         self.stats = OutputStats()
         settings = {"name": "log", "type": "kafka", "endpoint": "tcp://127.0.0.1:9", "kafka": {"cluster": "eu"}, **keys}

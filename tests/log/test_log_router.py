@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kvbus.client import RouterError, Worker
+from kvbus.core.wire.profiles import PROFILES
 from kvbus.discovery.streams import LogStreams
 from kvbus.log_router import LogRouter
 from tests.log.fleet import fleet
@@ -107,6 +108,16 @@ async def test_the_example_of_the_docs(kind, capsys, monkeypatch):
         await leaf.written()
         await names["route"](*where(kind, monkeypatch), [[2] * 16, [9] * 16])
     assert capsys.readouterr().out == "pod.a.engine.3 has 1 blocks\nnobody has any\n"
+
+
+async def test_stores_without_tokens_are_counted(kind, router):
+    async with fleet(kind) as log:
+        leaf = log.leaf(profile=PROFILES["vllm"].without_tokens())
+        leaf.store(2)
+        await leaf.written()
+        async with router() as found:
+            await found.settled()
+            assert (len(found), found.tokenless) == (0, 2)
 
 
 async def test_a_log_without_a_stream_is_settled_and_patterns_leave_out(kind, router):
