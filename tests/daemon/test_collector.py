@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvbus.daemon.collector import NEWEST, collect_behind
+from kvbus.daemon.collector import NEWEST, collect_behind, rest_collector
 
 
 class Passes:
@@ -39,6 +39,16 @@ def passes() -> Iterator[Passes]:
     gc.set_threshold(*before[0])
     if not before[1]:
         gc.disable()
+
+
+def test_what_is_there_at_the_start_is_never_looked_at_again(passes: Passes):
+    try:
+        rest_collector()
+        assert passes.seen == ["pass over 2"]
+        assert gc.get_freeze_count() > 0
+        assert gc.get_threshold() == (2 * NEWEST, 20, 100)
+    finally:
+        gc.unfreeze()
 
 
 async def test_a_pass_comes_behind_what_is_sent(passes: Passes):
