@@ -78,6 +78,7 @@ class Relay:
         self, sources: Sequence[SourceSpec], outputs: Sequence[OutputSpec], limits: FrameLimits | None = None
     ) -> None:
         self.limits = limits or FrameLimits()
+        self._max_bytes = self.limits.max_frame_bytes
         self.sources: list[Source] = []
         """By slot; a slot that is free has a source that is ``gone``."""
         ranks = [spec.rank for spec in sources]
@@ -220,10 +221,9 @@ class Relay:
         stats.batches += 1
         if len(frames) == 3 and len(frames[1]) == SEQ_BYTES and source.publisher_id is None:
             topic, number, payload = frames
-            max_bytes = self.limits.max_frame_bytes
             seq = int.from_bytes(number, "big")
             fingerprint = None
-            if len(payload) <= max_bytes and len(topic) <= max_bytes:
+            if len(payload) <= self._max_bytes and len(topic) <= self._max_bytes:
                 fingerprint = source.sequencer.accept_in_order(seq, payload, now)
             if fingerprint is not None:
                 stats.bytes += len(payload)

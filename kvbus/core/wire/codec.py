@@ -7,9 +7,9 @@ batch live. Nothing here raises on bad input: it becomes a :class:`~kvbus.core.t
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable
+from math import isfinite
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -140,8 +140,8 @@ def _decode_other(payload: bytes | memoryview, max_events: int, form: int) -> Ba
 
 def _uniform(found: Any, payload: bytes | memoryview, max_events: int, form: int) -> Batch | Reason:
     """A batch that was decoded in one go."""
-    ts, events, rank = found.ts, found.events, found.rank
-    if not math.isfinite(ts):
+    ts, events, rank = fields_of(found)
+    if not isfinite(ts):
         return Reason.BATCH_SHAPE
     if len(events) > max_events:
         return Reason.TOO_MANY_EVENTS
@@ -204,7 +204,7 @@ def _decode_each(payload: bytes | memoryview, max_events: int) -> Batch | Reason
     envelope = _open(payload)
     if isinstance(envelope, Reason):
         return envelope
-    if not math.isfinite(envelope.ts):
+    if not isfinite(envelope.ts):
         return Reason.BATCH_SHAPE
     if len(envelope.events) > max_events:
         return Reason.TOO_MANY_EVENTS
