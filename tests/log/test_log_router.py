@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,9 @@ async def holds(router, leaf):
     assert not any(router.refused.values())
 
 
-async def test_it_holds_what_the_engines_hold_from_the_log_alone(kind, router):
+@contextlib.asynccontextmanager
+async def following(kind, router):
+    """A fleet with one engine of ten blocks, and a router that has read them."""
     async with fleet(kind) as log:
         leaf = log.leaf()
         leaf.store(10)
@@ -59,43 +62,38 @@ async def test_it_holds_what_the_engines_hold_from_the_log_alone(kind, router):
         async with router() as found:
             await found.settled()
             assert known(found) == leaf.blocks
-            leaf.store(5, gone=4)
-            await holds(found, leaf)
-            assert found.longest_prefix([999] * 16) == {}
-            late = log.leaf(topic="m␟late/engine␟0".encode())
-            late.store(7)
-            both = {WORKER: 1, Worker("late.engine.0", 0): 1}
-            await eventually(lambda: found.longest_prefix([7] * 16) == both, "a stream that began later")
-            await late.close()
+            yield log, leaf, found
+
+
+async def test_it_holds_what_the_engines_hold_from_the_log_alone(kind, router):
+    async with following(kind, router) as (log, leaf, found):
+        leaf.store(5, gone=4)
+        await holds(found, leaf)
+        assert found.longest_prefix([999] * 16) == {}
+        late = log.leaf(topic="m␟late/engine␟0".encode())
+        late.store(7)
+        both = {WORKER: 1, Worker("late.engine.0", 0): 1}
+        await eventually(lambda: found.longest_prefix([7] * 16) == both, "a stream that began later")
+        await late.close()
 
 
 async def test_a_writer_that_begins_again_and_a_log_that_does_cost_no_block(kind, router):
-    async with fleet(kind) as log:
-        leaf = log.leaf()
-        leaf.store(10)
-        await leaf.written()
-        async with router() as found:
-            await holds(found, leaf)
-            await leaf.close()
-            again = log.leaf()
-            again.store(3)
-            await holds(found, again)
-            await kind.restart()
-            again.store(5, gone=2)
-            await holds(found, again)
+    async with following(kind, router) as (log, leaf, found):
+        await leaf.close()
+        again = log.leaf()
+        again.store(3)
+        await holds(found, again)
+        await kind.restart()
+        again.store(5, gone=2)
+        await holds(found, again)
 
 
 async def test_a_writer_that_is_silent_is_forgotten(kind, router, monkeypatch):
-    async with fleet(kind) as log:
-        leaf = log.leaf()
-        leaf.store(10)
-        await leaf.written()
-        async with router() as found:
-            await holds(found, leaf)
-            monkeypatch.setattr(LogStreams, "give_up", 0.5)
-            await leaf.close()
-            await eventually(lambda: len(found) == 0, "nothing of it")
-            assert found.longest_prefix([1] * 16) == {}
+    async with following(kind, router) as (_, leaf, found):
+        monkeypatch.setattr(LogStreams, "give_up", 0.5)
+        await leaf.close()
+        await eventually(lambda: len(found) == 0, "nothing of it")
+        assert found.longest_prefix([1] * 16) == {}
 
 
 async def test_the_example_of_the_docs(kind, capsys, monkeypatch):
