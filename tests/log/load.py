@@ -55,7 +55,7 @@ class Observed(contextlib.AsyncExitStack):
 
     async def __aenter__(self) -> Self:
         await super().__aenter__()
-        self.leaf, self.reading = await self._log.followed_leaf(queue_batches=200)
+        self.leaf, self.reading = await self._log.followed_leaf(queue_batches=1000)
         self.aggregator = self._make()
         await self.aggregator.daemon.start()
         self.push_async_callback(self.aggregator.daemon.close, 0)
