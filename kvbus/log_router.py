@@ -28,7 +28,7 @@ from kvbus.core.events import RecordReceived, RelayEvent
 from kvbus.core.types import Reason
 from kvbus.core.wire.codec import decode
 from kvbus.core.wire.schema import BlockStored
-from kvbus.core.wire.tokens import count_tokens
+from kvbus.core.wire.tokens import array_head
 from kvbus.discovery.contract import DiscoveryError, Engine, Services
 from kvbus.discovery.streams import LogStreams
 from kvbus.tasks import end_tasks
@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 
 PAUSE: Final = 1.0
 """Seconds until a log that could not be read is tried again."""
+
+_NO_TOKENS: Final = array_head(0)
+"""The token ids of a store, as a writer leaves them out."""
 
 
 @dataclass(slots=True)
@@ -111,11 +114,9 @@ class LogRouter:
         """Seconds since the newest time of which is known that everything was read that the log had.
 
         Raises:
-            RouterError: the router is not open.
+            RouterError: the router is not open, or has failed.
         """
-        if self._carrier is None:
-            raise RouterError("the router is not open: use it in an async with statement")
-        return self._carrier.lag
+        return self._check().lag
 
     async def settled(self) -> None:
         """Wait until everything was read that the log had when reading began."""
@@ -133,12 +134,16 @@ class LogRouter:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        failed = self._task is not None and self._task.done()
-        if not failed:
+        try:
+            if kind is None:
+                self._check()
+        finally:
             await end_tasks([self._task])
-        if failed and kind is None:
-            self._check()
-        self._carrier = self._task = None
+            self._carrier = self._task = None
+            for stream in self._streams.values():
+                stream.feed.clear()
+            self._streams.clear()
+            self._settled.clear()
 
     # -- in the loop
 
@@ -162,18 +167,18 @@ class LogRouter:
             if endpoint not in self._streams:
                 self._slots += 1
                 stream = self._streams[endpoint] = _Stream(Feed(name, self._index, copies=False), self._slots)
-                carrier.open(endpoint, stream.slot, partial(self._take, stream.feed), lambda: None)
+                carrier.open(endpoint, stream.slot, partial(self._take, carrier, stream.feed), lambda: None)
         if not self._streams:
             self._settled.set()  # nobody is told as soon as the whole log was read
 
-    def _take(self, feed: Feed, event: RelayEvent) -> None:
+    def _take(self, carrier: LogStreams, feed: Feed, event: RelayEvent) -> None:
         if isinstance(event, RecordReceived):
             if not event.known:
                 self._apply(feed, event)
             if not event.more:
                 feed.status.state = "live"
-        elif not self._settled.is_set() and self._carrier is not None:
-            everyone = self._carrier.announced_at >= self._began_at
+        elif not self._settled.is_set():
+            everyone = carrier.announced_at >= self._began_at
             if everyone and all(each.feed.status.state == "live" for each in self._streams.values()):
                 self._settled.set()
 
@@ -185,11 +190,12 @@ class LogRouter:
             feed.status.refused[batch] += 1
         elif batch is not None:
             stores = (each for each in batch.events if isinstance(each, BlockStored) and each.block_hashes)
-            self.tokenless += sum(count_tokens(bytes(each.token_ids)) == 0 for each in stores)
+            self.tokenless += sum(bytes(each.token_ids) == _NO_TOKENS for each in stores)
             feed.apply(batch)
 
-    def _check(self) -> None:
-        if self._task is None:
+    def _check(self) -> LogStreams:
+        if self._task is None or self._carrier is None:
             raise RouterError("the router is not open: use it in an async with statement")
         if self._task.done() and not self._task.cancelled():
             raise RouterError("following the log has failed") from self._task.exception()
+        return self._carrier

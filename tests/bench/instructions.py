@@ -48,6 +48,7 @@ SLOW: Final = 2.0
 """How many times fewer instructions compiled code is to take than those sources: of what was slow then, too."""
 
 _ALL: Final = 0.99
+"""The share from which on nearly each batch was on the fast path."""
 
 _TOTAL: Final = re.compile(r"^totals: (\d+)", re.MULTILINE)
 
@@ -123,9 +124,9 @@ def told(found: dict[str, tuple[float, float]]) -> Section:
     compiled = [found[load][1] for load in SYNTHETIC]
     before = json.loads(BEFORE.read_text())
     then = {load: each["instructions"] for load, each in before["loads"].items()}
-    slow = {load: SLOW for load, each in before["loads"].items() if each["fast_path"] < _ALL}
+    bounds = LEAST | {load: SLOW for load, each in before["loads"].items() if each["fast_path"] < _ALL}
     for load, (pure, each) in found.items():
-        least, times = (LEAST | slow).get(load), then[load] / each
+        least, times = bounds.get(load), then[load] / each
         met = "" if least is None else "met" if times >= least else "**not met**"
         shape = shape_of(load) if load in FAMILIES else None
         plain = "" if shape is None else each / plain_cost(shape, *compiled)
@@ -145,7 +146,7 @@ def told(found: dict[str, tuple[float, float]]) -> Section:
         gain = Series([then[load] / found[load][1]], "x")
         what = f"instructions of the sources before, by the compiled core's now, {load}"
         section.targets.append(Target(f"compiled-{load}", what, gain, least, ">="))
-    gains = Series([then[load] / found[load][1] for load in found if load in slow], "x")
+    gains = Series([then[load] / found[load][1] for load in found if load in FAMILIES and load in bounds], "x")
     what = f"the same, recorded traffic that was slow then, the middle of {len(gains.values)} families"
     section.targets.append(Target("compiled-recorded", what, gains, SLOW, ">="))
     return section

@@ -23,7 +23,7 @@ from kvbus.telemetry.readings import read_sources
 from tests.doubles.topic_router import TopicRouter
 from tests.log.directory import DirectoryLog
 from tests.log.fleet import fleet
-from tests.log.kinds import Directory, Kafka, Nats
+from tests.log.kinds import Directory, Kafka, Nats, found_by
 from tests.transport.loops import eventually
 
 LEVEL = 2.0
@@ -60,14 +60,10 @@ class Aggregator:
     """A daemon that reads the log."""
 
     def __init__(self, kind, directory, monkeypatch, **keys):
-        if isinstance(kind, Directory):  # no part of kvbus reads it
-            monkeypatch.setattr("kvbus.discovery.kafka.discoverer.KafkaLog", lambda _: kind.open())
-            log = {"kafka": {"endpoint": "tcp://127.0.0.1:9"}}
-        else:
-            log = {name: {"endpoint": kind.endpoint, **named} for name, named in kind.settings().items()}
+        name, settings = found_by(kind, monkeypatch)
         self.endpoint = f"ipc://{directory}"
         output = {"endpoint": self.endpoint, "layout": "per_topic", "topic": "kv@{source}@m", "replay_endpoint": None}
-        discover = {name: {**settings, **keys} for name, settings in log.items()}
+        discover = {name: {**settings, **keys}}
         overrides = {
             "sources": [{"name": "fleet", "discover": discover}],
             "outputs": [output],

@@ -14,20 +14,11 @@ from kvbus.core.wire.profiles import PROFILES
 from kvbus.discovery.streams import LogStreams
 from kvbus.log_router import LogRouter
 from tests.log.fleet import fleet
-from tests.log.kinds import Directory
+from tests.log.kinds import found_by
 from tests.transport.loops import eventually
 
 PAGE = Path(__file__).parents[2] / "docs" / "LOG.md"
 WORKER = Worker("pod.a.engine.3", 0)
-
-
-def where(kind, monkeypatch):
-    """The kind of a log, and the keys by which it is found."""
-    if isinstance(kind, Directory):  # no part of kvbus reads it
-        monkeypatch.setattr("kvbus.discovery.kafka.discoverer.KafkaLog", lambda _: kind.open())
-        return "kafka", {"endpoint": "tcp://127.0.0.1:9"}
-    ((name, named),) = kind.settings().items()
-    return name, {"endpoint": kind.endpoint, **named}
 
 
 @pytest.fixture
@@ -35,7 +26,7 @@ def router(kind, monkeypatch):
     """A router of that log, not open."""
 
     def make(**more):
-        name, keys = where(kind, monkeypatch)
+        name, keys = found_by(kind, monkeypatch)
         return LogRouter(name, {**keys, **more})
 
     return make
@@ -96,6 +87,21 @@ async def test_a_writer_that_is_silent_is_forgotten(kind, router, monkeypatch):
         assert found.longest_prefix([1] * 16) == {}
 
 
+async def test_it_reads_anew_when_it_is_opened_again(kind, router):
+    async with fleet(kind) as log:
+        leaf = log.leaf()
+        leaf.store(10)
+        await leaf.written()
+        found = router()
+        for gone in (0, 4):
+            leaf.store(5, gone=gone)
+            await leaf.written()
+            async with found:
+                assert len(found) == 0
+                await found.settled()
+                await holds(found, leaf)
+
+
 async def test_the_example_of_the_docs(kind, capsys, monkeypatch):
     (source,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     names: dict[str, Any] = {}
@@ -104,7 +110,7 @@ async def test_the_example_of_the_docs(kind, capsys, monkeypatch):
         leaf = log.leaf()
         leaf.store(3)
         await leaf.written()
-        await names["route"](*where(kind, monkeypatch), [[2] * 16, [9] * 16])
+        await names["route"](*found_by(kind, monkeypatch), [[2] * 16, [9] * 16])
     assert capsys.readouterr().out == "pod.a.engine.3 has 1 blocks\nnobody has any\n"
 
 

@@ -1,9 +1,9 @@
 """Derived hashes: names for the fixed-size sub-blocks of an event that named only the whole.
 
 ``derived(i) = blake2b(msgpack([parent, salt, tokens]), person="kvbus.block.v1")``, where the parent is the sub-block
-before. So equal prefixes get
-equal names whatever blocks the engine makes of them, on every kvbus, in every run. A derived hash has eight bytes, read
-as an unsigned 64-bit integer, where the engine's hashes are integers, and 32 bytes where they are bytes.
+before. So equal prefixes get equal names whatever blocks the engine makes of them, on every kvbus, in every run. A
+derived hash has eight bytes, read as an unsigned 64-bit integer, where the engine's hashes are integers, and 32 bytes
+where they are bytes.
 """
 
 from __future__ import annotations
