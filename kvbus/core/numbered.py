@@ -51,6 +51,8 @@ class Numbered:
         source.stats.batches += 1
         source.stats.bytes += len(event.payload)
         whole = event.payload
+        if event.begins:
+            source.ranked = False  # a state says the rank anew, so whoever begins with it knows the same
         if event.begins and not whole:  # a state without a block
             whole = encode(CANONICAL, [AllBlocksCleared()], source.ts, source.rank)
         batch = codec.decode(whole, self._max_events, source.normalizer.form) if whole else None
@@ -61,7 +63,7 @@ class Numbered:
         if batch is not None:
             source.stats.last_batch = source.ts = batch.ts
             if batch.rank is not None:
-                source.see_rank(batch.rank)
+                self._see_rank(slot, source, batch.rank)
         # encoded before the index fills in what was not sent: so it is the same whether it is applied here or not
         leaving = [
             (number, output.streams[slot], self._encoded(output.spec.profile.wire, source, whole, batch))
@@ -96,6 +98,16 @@ class Numbered:
             source.analytics.see(events, batch.ts, now)
         if self._out.follower is not None:
             self._out.follower(slot, events)
+
+    def _see_rank(self, slot: int, source: Source, rank: int) -> None:
+        source.see_rank(rank)
+        for output in self._outputs:
+            output.streams[slot].rank = source.rank
+
+    def placed(self, slot: int) -> None:
+        """A source has come. Until it says its rank, routers know the one that was last said on its stream."""
+        for output in self._outputs:
+            self._sources[slot].rank = output.streams[slot].rank
 
     def removed(self, slot: int, now: float) -> None:
         """A source leaves. There is no number for that, so routers get AllBlocksCleared under the newest one again."""

@@ -106,9 +106,12 @@ class Outgoing:
                 output.add_stream(new.topic, rank, new.first_seq, new.publisher_id)
             stream = output.streams[i]
             stream.closed = new.hidden
-            if output.spec.by_topic and stream.topic != new.topic:
+            another = output.spec.by_topic and stream.topic != new.topic
+            if another:
                 stream.resume_at(new.first_seq)  # a topic has a numbering of its own
-            stream.rank, stream.keeps_topic = rank, new.topic is None
+            if another or not stream.numbered:
+                stream.rank = rank
+            stream.keeps_topic = new.topic is None
             if not stream.identity:
                 stream.identify(new.publisher_id)
             stream.rename(new.topic or b"")

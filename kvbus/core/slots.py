@@ -46,6 +46,8 @@ class Slots:
             self._sources.append(self._source(NOBODY))
         self._sources[slot] = self._source(event.spec)
         self._out.welcome(slot, event.spec.rank, event.streams, now)
+        if event.spec.numbered:
+            self._numbered.placed(slot)
 
     def removed(self, event: SourceRemoved, now: float) -> None:
         """Free a slot: what routers have of its source is cleared."""

@@ -25,7 +25,7 @@ from kvbus.log.contract import Pointer
 from kvbus.log.record import Kind, Stream
 from kvbus.log.relayed import Relayed
 from tests.doubles.payloads import payload, removed, store
-from tests.doubles.router import PlainSetRouter, events_of
+from tests.doubles.router import PlainSetRouter, events_of, unpack_rank
 from tests.log.records import clear, gone, lease, record, state
 
 KEY = Stream("eu", "m", "pod-a/engine", 0).key
@@ -327,6 +327,30 @@ def test_a_source_that_is_taken_away_is_cleared_under_the_newest_number_and_come
     assert published(relay, state) == [said]
     assert (relay.sources[0].state.value, len(relay.sources[0].normalizer.index)) == ("live", 1)
     assert followed
+
+
+def test_whatever_leaves_has_the_rank_that_the_records_say_last() -> None:
+    """A stream's key may name another one: the engine's word came later."""
+    relay = relay_of()
+    spec = relay.sources[0].spec
+
+    def ranks(*events: Any) -> set[int]:
+        commands = [each for event in events for each in relay.handle(event, 0.0)]
+        return {unpack_rank(each.payload) for each in commands if isinstance(each, Publish)}
+
+    def state(rank: int, seq: int) -> RecordReceived:
+        batch = payload({"type": "AllBlocksCleared"}, store([1]), rank=rank)
+        return RecordReceived(0, seq, batch, begins=True, ends=True)
+
+    placed, lease = SourcePlaced(0, spec, [NewStream(b"kv@a")]), RecordReceived(0, 8, known=True)
+    assert ranks(state(3, 7), lease) == {3}
+    assert ranks(RecordReceived(0, LAST, begins=True, ends=True), SourceRemoved(0)) == {3}
+    assert ranks(placed, SourceRemoved(0)) == {3}, "nothing of it was read"
+    assert ranks(placed, RecordReceived(0, LAST, begins=True, ends=True), SourceRemoved(0)) == {3}
+    assert ranks(placed, state(5, 7), lease, state(6, 9), SourceRemoved(0)) == {5, 6}
+    assert relay.sources[0].stats.filtered["other_rank"] == 0
+    renamed = SourcePlaced(0, spec, [NewStream(b"kv@b")])
+    assert ranks(renamed, RecordReceived(0, LAST, begins=True, ends=True)) == {0}, "nobody has said anything"
 
 
 def test_blocks_stand_while_the_log_is_away_and_nothing_else_takes_a_number() -> None:
