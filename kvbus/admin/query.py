@@ -29,7 +29,7 @@ from kvbus.core.types import DEVICE_MEDIUM
 from kvbus.telemetry.readings import read_analytics
 
 MAX_WAITING: Final = 16
-"""Requests that are read, wait for their turn, or are answered. One more gets 429."""
+"""Requests that had their first turn and are read, wait for a further one, or are answered. One more gets 429."""
 
 BUILD_TIMEOUT: Final = 2.0
 """Seconds that a request waits for the tree to be built."""

@@ -53,7 +53,7 @@ class LogKeys(LogAccess):
     cluster: Text = key("default", "First part of the streams' keys: who shares the log.", example="eu-1")
     state_every: Seconds = key(
         1800.0,
-        "Seconds after which a stream's state is written again.",
+        "Seconds after which a stream's state is written again, if nothing else had it written sooner.",
         example=1800.0,
         unit="s",
         ge=1,

@@ -99,7 +99,7 @@ class OutputConfig(Section):
     )
     queue_batches: Int = key(
         10_000,
-        "Batches waiting for this output before they are dropped.",
+        "Batches of a stream waiting for this output before they are dropped.",
         example=10_000,
         unit="batches",
         ge=1,
@@ -113,7 +113,7 @@ class OutputConfig(Section):
     )
     send_bytes: Int = key(
         16_777_216,
-        "Bytes kept for routers that are behind, per endpoint; they share them.",
+        "Bytes kept for routers that are behind, per endpoint, or per view where keys have rights; they share them.",
         example=16_777_216,
         unit="bytes",
         ge=1,

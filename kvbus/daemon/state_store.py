@@ -91,7 +91,7 @@ class StateStore:
         self.refused = 0
         """Files that could not be used and were moved aside."""
         self.failed = False
-        """Writing failed (disk full, directory gone), so kvbus goes on without state."""
+        """Writing failed (disk full, directory gone), so kvbus goes on without state until it is started again."""
 
     def load(self, relay: Relay, now: float) -> bool:
         """Load the newest state into a fresh relay; False if there is none. It changes nothing on disk.

@@ -223,6 +223,7 @@ class TestArchitecture:
         assert set(missing) == {
             "before_send",
             "kvbus.outputs",
+            "on_subscribe",
             "limits.max_held_bytes",
             "reorder_batches",
         }

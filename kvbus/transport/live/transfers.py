@@ -1,4 +1,4 @@
-"""Who gets the state, and when: routers that come together share one, and slow ones hold up nobody.
+"""When routers get the state that are to get it: those that come together share one, and slow ones hold up nobody.
 
 A state that is being sent keeps the index of that moment alive, so few are sent at a time. Each has a group: all
 routers of its stream that were ready when it began, slow ones apart. Routers that are not done after a while belong to

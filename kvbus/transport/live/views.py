@@ -1,4 +1,7 @@
-"""The routers of a stream as people see them, and as replays do: which of them has a state that answers its request."""
+"""The routers of a stream as people see them, and as replays do: which of them has a state that answers its request.
+
+No view of keys with rights is meant; that is in :mod:`kvbus.core.outputs.view`.
+"""
 
 from __future__ import annotations
 
