@@ -1,6 +1,6 @@
 """What delivery costs the whole process: by routers, by sources, and what a late router waits by how high the numbers are.
 
-``fan-out``: 1,000 one-block messages a second to 1, 16 and 64 routers, beside ``zmq_proxy`` and the floor.
+``fan-out``: 1,000 messages a second to 1, 16 and 64 routers, beside ``zmq_proxy`` and the floor.
 ``aggregator``: many sources in one process. ``numbers``: a router that comes when a stream has numbered 10,000 to
 100,000,000 batches. Nobody publishes that many: a reservation of an earlier process lets the numbering begin there, as
 it does after a restart.
@@ -8,6 +8,7 @@ it does after a restart.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final, Literal, NamedTuple
 
 import msgspec
@@ -16,7 +17,7 @@ from .core import child as core_child
 from .processes import many_descriptors
 from .reader import Answered, Spec
 from .report import Section, Series, Table, Target, ratios
-from .setups import Between, Result, Setup, running
+from .setups import Between, Result, Setup, running, with_a_cache
 from .setups import run as run_setup
 from .turns import alternate
 
@@ -25,30 +26,39 @@ RATE: Final = 1000
 ASKED: Final = 24
 """Descriptors of one source with its stream while it is asked for a replay; 8 when it is not."""
 
+FANNED: Final = {"sglang-map": "recorded batches of SGLang 0.5.23", "1x1": "batches of one block"}
+"""What many routers get, the real traffic first."""
+
 NUMBERS: Final = (10_000, 1_000_000, 100_000_000)
 
 
 def run_fan_out(*, quick: bool, runs: int) -> Section:
     """One stream, many routers."""
     section = Section("fan-out", "Fan-out to many routers")
-    seconds = 1 if quick else 10
+    for load, what in FANNED.items():
+        setup = with_a_cache(Setup("direct", load, RATE * (1 if quick else 10), rate=RATE))
+        _fan_out(section, setup, what, runs)
+    return section
+
+
+def _fan_out(section: Section, setup: Setup, load: str, runs: int) -> None:
     items: list[tuple[int, Between]] = [(n, between) for n in ROUTERS for between in ("proxy", "floor", "kvbus")]
 
     def measure(item: tuple[int, Between]) -> Result:
         routers, between = item
-        return run_setup(Setup(between, "1x1", RATE * seconds, routers=routers, rate=RATE))
+        return run_setup(replace(setup, between=between, routers=routers))
 
-    found = alternate("fan-out", runs, items, measure)
+    found = alternate(f"fan-out {setup.load}", runs, items, measure)
     table = Table(
-        f"The relay's process at {RATE:,} batches of one block a second",
+        f"The relay's process at {RATE:,} {load} a second",
         ["routers", "", "us a message", "% of a core", "spread", "by proxy's", "MiB", "MiB more than with one router"],
     )
     for (routers, between), results in found.items():
         cpu = Series(_percent(results))
         by = ratios(cpu.values, _percent(found[routers, "proxy"]))
         if between == "kvbus" and routers > 1:
-            what = f"CPU of the process with {routers} routers, against zmq.proxy's"
-            section.targets.append(Target(f"fan-out-{routers}", what, by, 1.0))
+            what = f"CPU of the process with {routers} routers, {load}, against zmq.proxy's"
+            section.targets.append(Target(f"fan-out-{setup.load}-{routers}", what, by, 1.0))
         each_us = Series([each.cpu["relay"] / each.batches * 1e6 for each in results]).median
         rss = Series([each.rss / 2**20 for each in results]).median
         more = rss - Series([each.rss / 2**20 for each in found[1, between]]).median
@@ -57,7 +67,6 @@ def run_fan_out(*, quick: bool, runs: int) -> Section:
     section.tables.append(table)
     least, most = (Series(_percent(found[n, "kvbus"])).median for n in (ROUTERS[0], ROUTERS[-1]))
     section.facts["router %"] = (most - least) / (ROUTERS[-1] - ROUTERS[0])
-    return section
 
 
 def _percent(results: list[Result]) -> list[float]:

@@ -14,6 +14,9 @@ from .turns import alternate
 MANY: Final = 64
 RANKS: Final = 8
 RATE: Final = 50
+RELAYED: Final = {"sglang-map": "recorded batches of SGLang 0.5.23", "1x8": "batches of one event of 8 blocks"}
+"""What eight ranks send, the real traffic first."""
+
 JOURNAL: Final = 10_000
 """Batches that a stream's journal keeps unless told otherwise."""
 
@@ -94,20 +97,23 @@ def run_ranks(*, quick: bool, runs: int) -> Section:
     table.add(f"of which {kept:,} batches in each journal, {size:.0f} bytes each", kept * RANKS * size / 2**20)
     table.add("the rest", Series(rss).median - live * each_block / 2**20 - kept * RANKS * size / 2**20)
     section.tables.append(table)
-    section.tables.append(_beside_other_relays(seconds, runs))
+    section.tables += [_beside_other_relays(load, what, seconds, runs) for load, what in RELAYED.items()]
     return section
 
 
-def _beside_other_relays(seconds: int, runs: int) -> Table:
+def _beside_other_relays(load: str, what: str, seconds: int, runs: int) -> Table:
     """What it takes to pass these batches on: at such a rate most of it is being woken up, once a batch."""
     relays: list[Between] = ["proxy", "floor", "blocking", "naive", "kvbus"]
 
     def measure(between: Between) -> float:
-        result = run_setup(Setup(between, "1x8", RATE * seconds, ranks=RANKS, rate=RATE, prefill=10))
+        result = run_setup(Setup(between, load, RATE * seconds + 10, ranks=RANKS, rate=RATE, prefill=10))
         return result.cpu["relay"] / result.seconds * 100
 
-    found = alternate("ranks", runs, relays, measure)
-    table = Table("The same rate through other relays, % of a core", ["", "%", "spread", "by proxy's"])
+    found = alternate(f"ranks {load}", runs, relays, measure)
+    table = Table(
+        f"{RANKS} ranks x {RATE} {what} a second, through other relays too, % of a core",
+        ["", "%", "spread", "by proxy's"],
+    )
     for between, values in found.items():
         table.add(between, Series(values).median, Series(values).spread, ratios(values, found["proxy"]).median)
     return table

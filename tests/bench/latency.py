@@ -1,18 +1,20 @@
 """What a relay adds to the way from engine to router, and the CPU time it spends on a small message.
 
-At 2,000 batches a second each batch carries the time it left; routers and engine read one clock. What is added is a
-percentile with a relay between, less the same percentile of the direct connection. CPU time is that of all threads of
-the relay's process.
+At 2,000 batches a second each batch carries the time it left; routers and engine read one clock. Recorded loads come
+first, with a full cache. What is added is a percentile with a relay between, less the same percentile of the direct
+connection. CPU time is that of all threads of the relay's process.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from .core import child as core_child
+from .recorded import FAMILIES
 from .report import Section, Series, Table, Target, ratios
-from .setups import BETWEEN, Between, Result, Setup, percentile
+from .setups import BETWEEN, Between, Result, Setup, check_batches, percentile, with_a_cache
 from .setups import run as run_setup
 from .turns import alternate
 
@@ -22,14 +24,25 @@ FLOOR: Final = 1.0
 
 SHARES: Final = {"p50": 0.5, "p99": 0.99}
 
+LOADS: Final = {
+    "vllm-map": "recorded batches of vLLM 0.33",
+    "sglang-map": "recorded batches of SGLang 0.5.23",
+    "1x1": "200-byte batches of one block",
+    "8x8": "4.5 kB batches of 64 blocks",
+}
+
+FEWER: Final[tuple[Between, ...]] = ("direct", "proxy", "floor", "kvbus")
+
 
 def run(*, quick: bool, runs: int) -> Section:
     """Paced, then at saturation."""
     section = Section("latency", "Added latency, and CPU time a message")
     seconds = 2 if quick else 10
-    for load, size in (("1x1", "200-byte batches of one block"), ("8x8", "4.5 kB batches of 64 blocks")):
+    for load, size in LOADS.items():
+        between = FEWER if load in FAMILIES else BETWEEN
+        setup = with_a_cache(Setup("direct", load, RATE * seconds, rate=RATE))
         paced = alternate(
-            f"latency {load}", runs, BETWEEN, lambda between, load=load: _paced(between, load, RATE * seconds)
+            f"latency {load}", runs, between, lambda who, setup=setup: _paced(replace(setup, between=who))
         )
         _added(section, paced, load, size)
     batches = 20_000 if quick else 200_000
@@ -58,10 +71,9 @@ def _around(section: Section, kvbus: list[float], floor: list[float], core: list
     section.targets.append(Target("cpu-saturated", what, ratios(kvbus, least), 1.3))
 
 
-def _paced(between: Between, load: str, batches: int) -> Result:
-    result = run_setup(Setup(between, load, batches, rate=RATE))
-    if result.heard[0].batches != batches:
-        raise RuntimeError(f"{between}: of {batches} batches there came {result.heard[0].batches}")
+def _paced(setup: Setup) -> Result:
+    result = run_setup(setup)
+    check_batches(setup, result)
     return result
 
 

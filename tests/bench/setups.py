@@ -13,7 +13,7 @@ import tempfile
 import urllib.request
 from array import array
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
@@ -24,6 +24,7 @@ from tests.ports import ports_in_a_row
 
 from . import asker, engine, reader, router
 from .counters import Counters
+from .loads import load_named
 from .processes import (
     LOAD_CORE,
     MEASURED_CORE,
@@ -34,6 +35,7 @@ from .processes import (
     wait_until,
     waited_seconds,
 )
+from .recorded import FAMILIES
 
 Between = Literal["direct", "proxy", "floor", "blocking", "naive", "asyncio", "kvbus"]
 BETWEEN: Final[tuple[Between, ...]] = ("direct", "proxy", "floor", "blocking", "naive", "asyncio", "kvbus")
@@ -380,6 +382,28 @@ def running(setup: Setup, before: Callable[[Child], object] | None = None) -> It
     with contextlib.ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvbus-bench-")))
         yield Running(setup, directory, stack).start(before)
+
+
+def with_a_cache(setup: Setup) -> Setup:
+    """The same, of a load whose cache fills first before the clock starts."""
+    warm = load_named(setup.load).warm
+    return replace(setup, batches=warm + setup.batches, prefill=warm)
+
+
+LEAST: Final = 0.98
+"""Share of a recording's batches that leaves kvbus: of copies nothing is left."""
+
+
+def check_batches(setup: Setup, result: Result) -> None:
+    """Every batch came to every router; of a recording nearly every one, where kvbus is between.
+
+    Raises:
+        RuntimeError: some did not.
+    """
+    least = setup.batches * (LEAST if setup.between == "kvbus" and setup.load in FAMILIES else 1)
+    for heard in result.heard:
+        if not least <= heard.batches <= setup.batches:
+            raise RuntimeError(f"{setup}: there came {heard}")
 
 
 def run(setup: Setup) -> Result:

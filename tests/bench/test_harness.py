@@ -15,8 +15,9 @@ from . import asker
 from .core import child
 from .counters import Counters
 from .loads import LOADS, NUMBERED, SEQUENCE, is_empty, load_named, stamp, stamped, tally
-from .router import Listener, Spec
-from .setups import BETWEEN, Setup, running
+from .recorded import LIVE
+from .router import Heard, Listener, Spec
+from .setups import BETWEEN, Result, Setup, check_batches, running, with_a_cache
 from .turns import alternate
 from .workloads import cases
 
@@ -77,6 +78,30 @@ def test_all_of_a_load_arrives_through(between):
     ] * 4
     assert result.seconds > 0
     assert min(result.cpu.values()) > 0
+
+
+@pytest.mark.parametrize(
+    ("between", "load", "came"),
+    [("kvbus", "vllm-map", 98), ("kvbus", "8x8", 100), ("direct", "vllm-map", 100), ("proxy", "1x1", 100)],
+)
+def test_of_a_recording_nearly_every_batch_leaves_kvbus_and_of_all_else_every_one(between, load, came):
+    setup = Setup(between, load, 100)
+
+    def check(batches):
+        check_batches(setup, Result(1.0, 100, [Heard(batches=100), Heard(batches=batches)], {}))
+
+    check(came)
+    check(100)
+    for wrong in (came - 1, 101):
+        with pytest.raises(RuntimeError, match=f"batches={wrong}"):
+            check(wrong)
+
+
+def test_a_recorded_load_is_measured_once_its_cache_is_full():
+    load = load_named("sglang-map")
+    setup = with_a_cache(Setup("kvbus", "sglang-map", 100))
+    assert (setup.batches, setup.prefill) == (load.warm + 100, load.warm)
+    assert len(tally(load.take(setup.prefill))[2]) >= LIVE
 
 
 def test_a_paced_load_gives_a_latency_for_each_batch():

@@ -11,7 +11,7 @@ from pathlib import Path
 from .loads import load_named
 from .recorded import FAMILIES, NARROWED, shape_of
 from .report import Section, Series, Table, ratios
-from .setups import BETWEEN, Between, Result, Setup
+from .setups import BETWEEN, Between, Result, Setup, with_a_cache
 from .setups import run as run_setup
 from .turns import alternate
 
@@ -90,9 +90,8 @@ def _recorded(families: list[str], runs: int, *, batches: int) -> Table:
     )
     between: list[Between] = ["naive", "kvbus"]
     for family in families:
-        load, shape = load_named(family), shape_of(family)
-        loops = max(batches // load.loop, 1)
-        setup = Setup("kvbus", family, load.warm + loops * load.loop, prefill=load.warm, verify=True)
+        shape, loop = shape_of(family), load_named(family).loop
+        setup = with_a_cache(Setup("kvbus", family, max(batches // loop, 1) * loop, verify=True))
         found = alternate(family, runs, between, lambda who, setup=setup: run_setup(replace(setup, between=who)))
         for who, results in found.items():
             rate = Series([each.batches / each.seconds for each in results])
