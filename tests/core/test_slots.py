@@ -1,14 +1,16 @@
 """Sources that come and go: slots, numberings, and what everybody else sees of it, which is nothing."""
 
+from msgspec import structs
+
 from kvbus.core.commands import Publish
-from kvbus.core.events import BatchReceived, SourcePlaced, SourceRemoved, Started, Tick
+from kvbus.core.events import BatchReceived, RecordReceived, SourcePlaced, SourceRemoved, Started, Tick
 from kvbus.core.normalizing.rules import Rules
 from kvbus.core.outputs.spec import NewStream, OutputSpec
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source_spec import NOBODY, SourceSpec
 from kvbus.core.wire.profiles import PROFILES
-from tests.doubles.payloads import batch, store
+from tests.doubles.payloads import batch, payload, store
 
 
 def source(label):
@@ -78,3 +80,17 @@ def test_a_merged_stream_hears_of_both_and_goes_on():
     assert sent(one.handle(SourcePlaced(0, source("c"), [NewStream()]), 3.0)) == []
     assert feed(one, 1, 1, 3) == [(0, 3)]
     assert one.outputs[0].rank_of(1, one.sources[1]) == 1
+
+
+def test_a_source_of_a_log_takes_no_number_when_it_comes_or_goes_and_keeps_the_rank_of_its_stream():
+    spec = structs.replace(source("a"), numbered=True)
+    output = OutputSpec("out", PROFILES["vllm"], [b"kv@a"], by_topic=True, numbered=True)
+    one = Relay([spec], [output])
+    came = SourcePlaced(0, spec, [NewStream(b"kv@a")])
+    state = payload({"type": "AllBlocksCleared"}, store([1]), rank=3)
+    assert sent(one.handle(RecordReceived(0, 7, state, begins=True, ends=True), 1.0)) == [(0, 7)]
+    assert sent(one.handle(SourceRemoved(0), 2.0)) == [(0, 7)]
+    assert sent(one.handle(came, 3.0)) == []
+    assert one.sources[0].rank == 3
+    assert sent(one.handle(SourcePlaced(0, spec, [NewStream(b"kv@b")]), 4.0)) == [(0, 7)]
+    assert one.sources[0].rank == 0
