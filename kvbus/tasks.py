@@ -27,10 +27,10 @@ async def end_tasks(tasks: Iterable[asyncio.Task[Any] | None]) -> None:
                 task.exception()  # nobody else asks, and asyncio would complain of that
 
 
-async def finish(work: Coroutine[Any, Any, object], seconds: float) -> bool:
+async def finish(work: Coroutine[Any, Any, object], seconds: float) -> None:
     """Let what closes something go on for so many seconds, also where whoever waits for it is cancelled meanwhile.
 
-    Whatever goes wrong, nobody needs it any more. Returns whether it has ended by itself.
+    Whatever goes wrong, nobody needs it any more.
     """
     task = asyncio.ensure_future(work)
     limit = asyncio.get_running_loop().call_later(seconds, task.cancel)
@@ -42,4 +42,3 @@ async def finish(work: Coroutine[Any, Any, object], seconds: float) -> bool:
 
     task.add_done_callback(ended)
     await asyncio.wait([task])
-    return not task.cancelled()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +26,9 @@ PROBE_EVERY: Final = 0.02
 BUFFER_STEPS: Final = 10_000
 """What vLLM keeps for replay."""
 
+WINDOW_BYTES: Final = 8 * 2**20
+"""Under way at most, each rank: a router that is slow is half as far behind as kvbus lets it be (``send_bytes``)."""
+
 
 class Spec(msgspec.Struct):
     """What to publish where.
@@ -34,7 +38,7 @@ class Spec(msgspec.Struct):
         load: name of the load.
         batches: how many, each rank.
         rate: batches a second of each rank; 0: as fast as the window lets them.
-        window: batches under way at most, each rank.
+        window: batches under way at most, each rank; of large ones fewer, see :data:`WINDOW_BYTES`.
         counters: file of the routers' counters; two for each of their sockets: seen, and the next number awaited.
         sockets: which rank each of those sockets listens to.
         prefill: batches of these that leave first, as fast as the window lets them, before the clock starts.
@@ -119,13 +123,13 @@ class Engine:
         return Ran(first, time.monotonic(), time.process_time() - cpu, late)
 
     def _at_full_speed(self, until: int) -> None:
-        window = self.spec.window
         ranks = list(enumerate(zip(self._ranks, self._payloads, strict=True)))
+        windows = [window_of(self.spec.window, payloads) for payloads in self._payloads]
         open_until = [self._at] * len(ranks)
         for at in range(self._at, until):
             for rank, (publisher, payloads) in ranks:
                 if at >= open_until[rank]:
-                    open_until[rank] = self._wait(rank, at, window)
+                    open_until[rank] = self._wait(rank, at, windows[rank])
                 publisher.publish(stamp(payloads[at], NUMBERED + at))
         self._at = until
 
@@ -155,6 +159,12 @@ class Engine:
             for publisher, payloads in zip(self._ranks, self._payloads, strict=True):
                 publisher.publish(stamp(payloads[at], monotonic()))
         return late
+
+
+def window_of(batches: int, payloads: Sequence[bytes]) -> int:
+    """So many batches may be under way, or fewer that have :data:`WINDOW_BYTES`; one at least."""
+    mean = sum(map(len, payloads)) / max(len(payloads), 1)
+    return max(1, min(batches, int(WINDOW_BYTES / max(mean, 1))))
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ from tests.doubles.router import events_of
 from . import asker
 from .core import child
 from .counters import Counters
+from .engine import window_of
 from .loads import LOADS, NUMBERED, SEQUENCE, is_empty, load_named, stamp, stamped, tally
 from .recorded import LIVE
 from .router import Heard, Listener, Spec
@@ -102,6 +103,12 @@ def test_a_recorded_load_is_measured_once_its_cache_is_full():
     setup = with_a_cache(Setup("kvbus", "sglang-map", 100))
     assert (setup.batches, setup.prefill) == (load.warm + 100, load.warm)
     assert len(tally(load.take(setup.prefill))[2]) >= LIVE
+
+
+@pytest.mark.parametrize(("size", "window"), [(200, 2000), (2**17, 64), (2**24, 1)])
+def test_of_large_batches_fewer_are_under_way(size, window):
+    assert window_of(2000, [bytes(size)] * 3) == window
+    assert window_of(2000, []) == 2000
 
 
 def test_a_paced_load_gives_a_latency_for_each_batch():

@@ -75,7 +75,7 @@ async def test_a_client_whose_end_nobody_waits_for_leaves_none(kind, monkeypatch
     async def watched(work, seconds):
         task = asyncio.ensure_future(work)
         ending.put_nowait(task)
-        return await tasks.finish(task, seconds)
+        await tasks.finish(task, seconds)
 
     reader = await kind.open().read({KEY: START})
     await reader.take(0.1)
