@@ -108,7 +108,15 @@ async def test_what_closes_something_has_so_long_and_may_fail():
     async def fails():
         raise ValueError("at the end")
 
-    lasts = asyncio.ensure_future(asyncio.sleep(3600))
+    cancelled = []
+
+    async def lasts():
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            cancelled.append(True)
+            raise
+
     await asyncio.wait_for(finish(fails(), 60.0), 30)
-    await asyncio.wait_for(finish(lasts, 0.01), 30)
-    assert lasts.cancelled()
+    await asyncio.wait_for(finish(lasts(), 0.01), 30)
+    assert cancelled
