@@ -89,7 +89,7 @@ async def probed(place: Servers, section: str, *, greets: bool = False) -> Unava
                         await writer.start_tls(context, server_hostname=host)
                     await reader.read(1)
                 finally:
-                    writer.close()
+                    writer.transport.abort()  # a close waits for the server's farewell
         except (OSError, TimeoutError, TlsFileError) as error:
             found = refusal(error, section)
             if found is not None:

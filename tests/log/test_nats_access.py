@@ -1,17 +1,21 @@
 """Who may come in at NATS: passwords and certificates, right and wrong, each wrong one by its name; permissions."""
 
 import asyncio
+import gc
 import json
 import logging
 import re
+import warnings
 from pathlib import Path
 
 import pytest
 
 from kvbus.config import load
 from kvbus.doctor.broker import broker, finding_key
+from kvbus.log import nats_client
 from kvbus.log.contract import START, Pointer, UnavailableError
 from kvbus.log.nats import NatsLog
+from kvbus.log.nats_client import Link
 from kvbus.log.nats_erase import erase, look
 from kvbus.log.record import Stream
 from tests.log import nats_server
@@ -104,6 +108,28 @@ def door(nats, tmp_path):
         yield Door(server, tmp_path)
     finally:
         server.kill()
+
+
+@pytest.mark.parametrize("ends", ["by itself", "not in time"])
+def test_nothing_of_a_connection_is_open_when_it_is_closed(door, ends, monkeypatch):
+    """Its socket neither, below TLS: that says farewell first, and waits for the server's."""
+
+    async def closed():
+        link = Link(door.mine())
+        client = await link.client()
+        if ends == "not in time":
+            vars(client)["_flush_pending"] = asyncio.Event().wait
+        below = vars(vars(client)["_transport"])["_bare_io_writer"].get_extra_info("socket")
+        await link.close()
+        await asyncio.sleep(0)
+        return below.fileno()
+
+    monkeypatch.setattr(nats_client, "STOP", 0.1 if ends == "not in time" else 10.0)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        assert asyncio.run(closed()) == -1
+        gc.collect()
+    assert [str(each.message) for each in said if each.category is ResourceWarning] == []
 
 
 async def test_a_right_password_and_certificate_write_and_read(door):
