@@ -53,8 +53,8 @@ class Numbered:
         whole = event.payload
         if event.begins:
             source.ranked = False  # a state says the rank anew, so whoever begins with it knows the same
-        if event.begins and not whole:  # a state without a block
-            whole = encode(CANONICAL, [AllBlocksCleared()], source.ts, source.rank)
+            if not whole:  # it has no block
+                whole = encode(CANONICAL, [AllBlocksCleared()], source.ts, source.rank)
         batch = codec.decode(whole, self._max_events, source.normalizer.form) if whole else None
         if isinstance(batch, Reason):
             source.stats.rejected[batch] += 1
@@ -100,9 +100,10 @@ class Numbered:
             self._out.follower(slot, events)
 
     def _see_rank(self, slot: int, source: Source, rank: int) -> None:
+        if not source.ranked:
+            for output in self._outputs:
+                output.streams[slot].rank = rank
         source.see_rank(rank)
-        for output in self._outputs:
-            output.streams[slot].rank = source.rank
 
     def placed(self, slot: int) -> None:
         """A source has come. Until it says its rank, routers know the one that was last said on its stream."""

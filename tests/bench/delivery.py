@@ -16,6 +16,7 @@ import msgspec
 from .core import child as core_child
 from .processes import many_descriptors
 from .reader import Answered, Spec
+from .recorded import RECORDED
 from .report import Section, Series, Table, Target, ratios
 from .setups import Between, Result, Setup, running, with_a_cache
 from .setups import run as run_setup
@@ -26,7 +27,7 @@ RATE: Final = 1000
 ASKED: Final = 24
 """Descriptors of one source with its stream while it is asked for a replay; 8 when it is not."""
 
-FANNED: Final = {"sglang-map": "recorded batches of SGLang 0.5.23", "1x1": "batches of one block"}
+FANNED: Final = {"sglang-map": RECORDED["sglang-map"], "1x1": "batches of one block"}
 """What many routers get, the real traffic first."""
 
 NUMBERS: Final = (10_000, 1_000_000, 100_000_000)

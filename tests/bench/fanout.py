@@ -6,6 +6,7 @@ from typing import Final
 
 from .core import child as core_child
 from .processes import rss_bytes
+from .recorded import RECORDED
 from .report import Section, Series, Table, Target, ratios
 from .setups import Between, Setup, running
 from .setups import run as run_setup
@@ -14,7 +15,7 @@ from .turns import alternate
 MANY: Final = 64
 RANKS: Final = 8
 RATE: Final = 50
-RELAYED: Final = {"sglang-map": "recorded batches of SGLang 0.5.23", "1x8": "batches of one event of 8 blocks"}
+RELAYED: Final = {"sglang-map": RECORDED["sglang-map"], "1x8": "batches of one event of 8 blocks"}
 """What eight ranks send, the real traffic first."""
 
 JOURNAL: Final = 10_000

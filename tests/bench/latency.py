@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from .core import child as core_child
-from .recorded import FAMILIES
+from .recorded import FAMILIES, RECORDED
 from .report import Section, Series, Table, Target, ratios
 from .setups import BETWEEN, Between, Result, Setup, check_batches, percentile, with_a_cache
 from .setups import run as run_setup
@@ -25,8 +25,7 @@ FLOOR: Final = 1.0
 SHARES: Final = {"p50": 0.5, "p99": 0.99}
 
 LOADS: Final = {
-    "vllm-map": "recorded batches of vLLM 0.33",
-    "sglang-map": "recorded batches of SGLang 0.5.23",
+    **RECORDED,
     "1x1": "200-byte batches of one block",
     "8x8": "4.5 kB batches of 64 blocks",
 }

@@ -402,6 +402,12 @@ Left out are captures that are one of these with fewer fields (vLLM 0.9 and 0.20
 restart, and pages that collide.
 """
 
+RECORDED: Final = {
+    "vllm-map": "recorded batches of vLLM 0.33",
+    "sglang-map": "recorded batches of SGLang 0.5.23",
+}
+"""The families that are measured beside synthetic loads, and what tables call their batches."""
+
 NARROWED: Final = frozenset({"vllm-window", "vllm-mamba", "vllm-hybrid", "vllm-two-sizes", "sglang-variable"})
 """Families of which kvbus does not hand on every block under its own name: groups without prefixes, coarse duplicates,
 radix nodes."""
