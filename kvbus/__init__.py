@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from kvbus import compiled, distributions
+from kvbus.common import compiled, distributions
 
 distributions.check(Path(__file__).parent)
 compiled.choose(Path(__file__).parent, __name__)

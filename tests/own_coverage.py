@@ -22,10 +22,10 @@ from typing import Any, Final, NamedTuple
 
 from coverage import Coverage
 
-from kvbus.compiled import PURE
+from kvbus.common.compiled import PURE
 
 ROOT: Final = Path(__file__).parents[1]
-PACKAGES: Final = ("core", "daemon", "admin", "client", "config", "conform", "transport/live")
+PACKAGES: Final = ("core", "daemon", "admin", "client", "config", "tools/conform", "transport/http", "transport/live")
 FILE: Final = Path(__file__).with_suffix(".toml")
 
 
@@ -52,8 +52,8 @@ def modules() -> list[str]:
 
 
 def mirror_of(module: str, mirrors: Mapping[str, str]) -> str:
-    """The tests of a module."""
-    where, _, name = module.rpartition("/")
+    """The tests of a module; those of each tool have a folder right below `tests`."""
+    where, _, name = module.removeprefix("tools/").rpartition("/")
     return mirrors.get(module, f"tests/{where}/test_{name}.py")
 
 

@@ -6,7 +6,7 @@ from typing import Final
 
 import pytest
 
-from kvbus.compiled import PURE, core
+from kvbus.common.compiled import PURE, core
 
 DEFECTIVE: Final = pytest.mark.skipif(core() == "compiled", reason=f"defects are put into the sources: {PURE}=1")
 """A test that replaces methods to see whether others find it out; compiled calls do not look at what was replaced."""

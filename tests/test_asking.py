@@ -10,8 +10,8 @@ import aiohttp
 import pytest
 from aiohttp import web as server
 
-from kvbus import asking as module
-from kvbus.asking import NoAnswerError, asking, base_url, get
+from kvbus.tools import asking as module
+from kvbus.tools.asking import NoAnswerError, asking, base_url, get
 from tests.ports import free_port
 
 

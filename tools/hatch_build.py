@@ -1,7 +1,7 @@
 """Compiles modules of the core into the wheel, from the sources that the wheel has too: mypyc.
 
 The hook is off unless HATCH_BUILD_HOOK_ENABLE_CUSTOM is set. Its table in pyproject.toml lists the modules. What kvbus
-does with the stamp is in kvbus/compiled.py.
+does with the stamp is in kvbus/common/compiled.py.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from kvbus.admin.tls import Tls, read_tls
 from kvbus.admin.tokens import Token, read_tokens
+from kvbus.common.errors import ConfigError, Problem
 from kvbus.config import Config
 from kvbus.config.problems import example_at
-from kvbus.errors import ConfigError, Problem
 from kvbus.transport.curve import KeyFileError
 from kvbus.transport.tls_files import TlsFileError
 

@@ -12,13 +12,13 @@ from typing import Any, Final, Protocol
 
 from aiohttp import web
 
-from kvbus.admin.connection_limits import CONNECTION_TIMEOUT
 from kvbus.admin.content_log import current
 from kvbus.admin.responses import problem, refused
 from kvbus.core.relay import Relay
 from kvbus.core.stats import HttpRefusal, ProcessStats
 from kvbus.core.types import HASH_FORMS
 from kvbus.telemetry.readings import LiveBlocks
+from kvbus.transport.http.connection_limits import CONNECTION_TIMEOUT
 
 DUMP_SLICE: Final = 0.001
 """Seconds for which lines of ``/blocks`` are made before the loop's other work gets its turn."""

@@ -17,7 +17,6 @@ from typing import Any, Final
 import msgspec
 from aiohttp import web
 
-from kvbus.admin.connection_limits import CONNECTION_TIMEOUT
 from kvbus.admin.content_log import Reading, current
 from kvbus.admin.history import History
 from kvbus.admin.timeline import Timeline
@@ -27,6 +26,7 @@ from kvbus.core.types import Hash, Reason, printable
 from kvbus.core.wire.codec import decode_batch
 from kvbus.core.wire.encoding import decode_value
 from kvbus.core.wire.schema import AllBlocksCleared, BlockStored, Event
+from kvbus.transport.http.connection_limits import CONNECTION_TIMEOUT
 
 MAX_LISTENERS: Final = 16
 """Clients at once. Further ones get 503."""

@@ -15,7 +15,6 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from kvbus.admin.access import Access, Caller, Review, how_to_get_in
-from kvbus.admin.connection_limits import CONNECTION_TIMEOUT, ConnectionLimits
 from kvbus.admin.content_log import ContentLog
 from kvbus.admin.credentials import Credentials
 from kvbus.admin.dumps import Dumps
@@ -28,13 +27,14 @@ from kvbus.admin.query import Queries
 from kvbus.admin.responses import as_json, in_parts, problem, refused
 from kvbus.admin.timeline import Timeline
 from kvbus.admin.views import router_entry, source_entry
+from kvbus.common.errors import BindError
 from kvbus.config import Config, SourceStream, parts
 from kvbus.core.outputs.output import Output
 from kvbus.core.stats import HttpRefusal
-from kvbus.errors import BindError
 from kvbus.telemetry import metrics
 from kvbus.telemetry.metrics import AT_ONCE, CONTENT_TYPE, Exposition
 from kvbus.telemetry.readings import read_routers, read_sources
+from kvbus.transport.http.connection_limits import CONNECTION_TIMEOUT, ConnectionLimits
 
 log = logging.getLogger("kvbus.admin.http")
 

@@ -14,7 +14,6 @@ from typing import Final, Protocol
 import msgspec
 from aiohttp import web
 
-from kvbus.admin.connection_limits import CONNECTION_TIMEOUT
 from kvbus.admin.content_log import current
 from kvbus.admin.pace import Pace
 from kvbus.admin.query_body import MAX_BODY, MAX_HASHES, MSGPACK, Query, RefusedError, names_of, questions
@@ -27,6 +26,7 @@ from kvbus.core.sequencing.settings import State
 from kvbus.core.stats import ProcessStats
 from kvbus.core.types import DEVICE_MEDIUM
 from kvbus.telemetry.readings import read_analytics
+from kvbus.transport.http.connection_limits import CONNECTION_TIMEOUT
 
 MAX_WAITING: Final = 16
 """Requests that had their first turn and are read, wait for a further one, or are answered. One more gets 429."""

@@ -9,8 +9,9 @@ import msgspec
 from kvbus.core.analytics import AnalyticsReading
 from kvbus.core.remarks import Said
 from kvbus.core.sequencing.settings import State
+from kvbus.core.source import Source
 from kvbus.core.stats import RouterView
-from kvbus.telemetry.readings import SourceReading
+from kvbus.telemetry.readings import SourceReading, read_source
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -156,6 +157,11 @@ def source_entry(
         blocks={medium: count for medium, count in source.blocks.items() if count},
         analytics=None if source.analytics is None else analytics_entry(source.analytics),
     )
+
+
+def bare_entry(source: Source) -> SourceEntry:
+    """Return the entry of a source as it is now, without its addresses."""
+    return source_entry(read_source(source), "", None)
 
 
 def analytics_entry(analytics: AnalyticsReading) -> Analytics:

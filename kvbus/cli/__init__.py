@@ -6,7 +6,7 @@ import click
 
 try:
     from kvbus.cli.program import Program, Subcommand
-    from kvbus.compiled import core
+    from kvbus.common.compiled import core
 except ModuleNotFoundError as error:
     if not (error.name or "").startswith("kvbus"):
         raise

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import click
 
-from kvbus.capture.anonymize import Anonymizer
-from kvbus.capture.format import CaptureError, CaptureWriter, read_capture
-from kvbus.capture.pseudonyms import Pseudonyms
 from kvbus.cli.until import say
+from kvbus.tools.capture.anonymize import Anonymizer
+from kvbus.tools.capture.format import CaptureError, CaptureWriter, read_capture
+from kvbus.tools.capture.pseudonyms import Pseudonyms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -40,7 +40,7 @@ def command(*, as_json: bool, connect: bool, without_keys: bool, **flags: Any) -
     from kvbus.daemon.keys import read_keys, read_state_keys_of, who_reads_what  # noqa: PLC0415
     from kvbus.daemon.outputs import factories  # noqa: PLC0415
     from kvbus.daemon.views import Views  # noqa: PLC0415
-    from kvbus.log.place import check_files  # noqa: PLC0415
+    from kvbus.parts.log.place import check_files  # noqa: PLC0415
 
     factories(config)
     keys = {} if without_keys else read_keys(config)

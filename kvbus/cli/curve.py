@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from kvbus.errors import ConfigError, Problem
+from kvbus.common.errors import ConfigError, Problem
 from kvbus.transport.curve import Curve, KeyFileError, read_public, read_secret
 
 if TYPE_CHECKING:

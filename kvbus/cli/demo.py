@@ -39,8 +39,8 @@ def command(*, seconds: float | None, seed: int, curve: bool, plain: bool) -> No
     # imported on use, to keep `kvbus --help` fast
     from rich.console import Console  # noqa: PLC0415
 
-    from kvbus.demo.run import perform, reporter_for  # noqa: PLC0415
-    from kvbus.demo.scene import Scene  # noqa: PLC0415
+    from kvbus.tools.demo.run import perform, reporter_for  # noqa: PLC0415
+    from kvbus.tools.demo.scene import Scene  # noqa: PLC0415
 
     exact = False
 

@@ -12,15 +12,15 @@ import click
 from kvbus.cli.login import bus_url, login, login_options
 from kvbus.cli.options import config_options_without_http, load_config
 from kvbus.cli.until import run_until_signal, say, until
-from kvbus.errors import ExitCode
+from kvbus.common.errors import ExitCode
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from kvbus.asking import Login
     from kvbus.config import Config
-    from kvbus.doctor.examine import Progress
-    from kvbus.doctor.findings import Report
+    from kvbus.tools.asking import Login
+    from kvbus.tools.doctor.examine import Progress
+    from kvbus.tools.doctor.findings import Report
 
 TIMEOUT = 5.0
 
@@ -82,19 +82,19 @@ def command(
 
 def examined(config: Config, timeout: float = TIMEOUT, *, history: bool = False) -> Report:
     """Examine a configuration."""
-    from kvbus.doctor.examine import examine  # noqa: PLC0415 - brings zmq
+    from kvbus.tools.doctor.examine import examine  # noqa: PLC0415 - brings zmq
 
     return _run(lambda progress: examine(config, timeout=timeout, history=history, progress=progress))
 
 
 def _asked(url: str, timeout: float, shown: Login) -> Report:
-    from kvbus.doctor.examine import examine_bus  # noqa: PLC0415 - brings aiohttp
+    from kvbus.tools.doctor.examine import examine_bus  # noqa: PLC0415 - brings aiohttp
 
     return _run(lambda _progress: examine_bus(url, timeout=timeout, login=shown))
 
 
 def _run(work: Callable[[Progress], Awaitable[Report]]) -> Report:
-    from kvbus.doctor.rendering import Waiting  # noqa: PLC0415 - imported on use
+    from kvbus.tools.doctor.rendering import Waiting  # noqa: PLC0415 - imported on use
 
     report: Report | None = None
     waiting = Waiting(sys.stderr)
@@ -118,7 +118,7 @@ def _run(work: Callable[[Progress], Awaitable[Report]]) -> Report:
 
 def show(report: Report, *, as_json: bool = False, err: bool = False) -> None:
     """Print a report, and end the process with 1 if there is a problem."""
-    from kvbus.doctor.rendering import coloured, render  # noqa: PLC0415 - imported on use
+    from kvbus.tools.doctor.rendering import coloured, render  # noqa: PLC0415 - imported on use
 
     out = sys.stderr if err else sys.stdout
     click.echo(render(report, as_json=as_json, colour=not as_json and coloured(out)), nl=False, err=err)

@@ -18,9 +18,9 @@ from kvbus.client.subscriber import Subscriber
 from kvbus.client.timeouts import Timing
 from kvbus.client.updates import Lost, Rejected, Synced
 from kvbus.client.view import BlockView
+from kvbus.common.errors import ExitCode, KvbusError
 from kvbus.core.sequencing.actions import LostReason
 from kvbus.core.types import HASH_FORMS
-from kvbus.errors import ExitCode, KvbusError
 
 if TYPE_CHECKING:
     from kvbus.transport.client.subscriber import AnswerFraming

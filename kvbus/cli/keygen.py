@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from kvbus.cli.until import say
-from kvbus.errors import ConfigError, Problem
+from kvbus.common.errors import ConfigError, Problem
 from kvbus.transport.curve import KeyFileError, certificate, generate, read_secret
 
 

@@ -13,8 +13,8 @@ from kvbus.cli.until import say
 
 if TYPE_CHECKING:
     from kvbus.config import OutputConfig
-    from kvbus.log.inventory import Erased, Inventory
-    from kvbus.log.record import Stream
+    from kvbus.parts.log.inventory import Erased, Inventory
+    from kvbus.parts.log.record import Stream
 
 
 @click.group("log")
@@ -84,9 +84,9 @@ def erase(
 
 
 def _output(config: Any, name: str | None) -> OutputConfig:
+    from kvbus.common.errors import ConfigError, Problem  # noqa: PLC0415
     from kvbus.daemon.outputs import factories  # noqa: PLC0415 - brings more
-    from kvbus.errors import ConfigError, Problem  # noqa: PLC0415
-    from kvbus.log.place import check_files  # noqa: PLC0415
+    from kvbus.parts.log.place import check_files  # noqa: PLC0415
 
     factories(config)
     check_files(config)
@@ -99,8 +99,8 @@ def _output(config: Any, name: str | None) -> OutputConfig:
 
 
 def _asked(output: OutputConfig, work: Any) -> Any:
-    from kvbus.errors import BindError  # noqa: PLC0415
-    from kvbus.log.contract import FencedError, UnavailableError  # noqa: PLC0415
+    from kvbus.common.errors import BindError  # noqa: PLC0415
+    from kvbus.parts.log.contract import FencedError, UnavailableError  # noqa: PLC0415
 
     try:
         return asyncio.run(work)
@@ -110,18 +110,18 @@ def _asked(output: OutputConfig, work: Any) -> Any:
 
 def _module(output: OutputConfig) -> Any:
     """What looks at a log of this type, and erases streams there: an extra."""
-    return import_module(f"kvbus.log.{output.type}_erase")
+    return import_module(f"kvbus.parts.log.{output.type}_erase")
 
 
 async def _looked(output: OutputConfig) -> Inventory:
-    from kvbus.log.place import place_of  # noqa: PLC0415
+    from kvbus.parts.log.place import place_of  # noqa: PLC0415
 
     found: Inventory = await _module(output).look(place_of(output))
     return found
 
 
 async def _erased(output: OutputConfig, found: Inventory, keys: list[str], *, states_too: bool) -> list[Erased]:
-    from kvbus.log.place import place_of  # noqa: PLC0415
+    from kvbus.parts.log.place import place_of  # noqa: PLC0415
 
     done: list[Erased] = await _module(output).erase(place_of(output), found, keys, states_too=states_too)
     return done

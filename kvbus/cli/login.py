@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from kvbus.cli.until import say
-from kvbus.errors import ConfigError, Problem
+from kvbus.common.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kvbus.asking import Login
+    from kvbus.tools.asking import Login
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
@@ -50,7 +50,7 @@ def bus_url(http: str) -> str:
     Raises:
         click.UsageError: it names none.
     """
-    from kvbus.asking import base_url  # noqa: PLC0415 - imported on use, to keep `kvbus --help` fast
+    from kvbus.tools.asking import base_url  # noqa: PLC0415 - imported on use, to keep `kvbus --help` fast
 
     try:
         return base_url(http)
@@ -65,7 +65,7 @@ def login(url: str, token_file: Path | None, ca: Path | None) -> Login:
         ConfigError: one cannot be used.
     """
     # imported on use: both bring more
-    from kvbus.asking import Login  # noqa: PLC0415
+    from kvbus.tools.asking import Login  # noqa: PLC0415
     from kvbus.transport.curve import KeyFileError, read_file  # noqa: PLC0415
 
     token, context = "", None

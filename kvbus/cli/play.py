@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Literal, cast
 
 import click
 
-from kvbus.capture.format import read_capture
-from kvbus.capture.play import Faults, Stats, play
 from kvbus.cli.until import run_until_signal, say, until
+from kvbus.tools.capture.format import read_capture
+from kvbus.tools.capture.play import Faults, Stats, play
 from kvbus.transport.engine.publisher import EnginePublisher, Framing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from kvbus.capture.format import Message
+    from kvbus.tools.capture.format import Message
 
 _PROBABILITY = click.FloatRange(0, 1)
 

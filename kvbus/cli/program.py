@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from kvbus.errors import ExitCode, KvbusError
+from kvbus.common.errors import ExitCode, KvbusError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -11,13 +11,13 @@ import click
 
 from kvbus.cli.login import bus_url, login, login_options
 from kvbus.cli.until import run_until_signal, say, until
-from kvbus.errors import ExitCode
+from kvbus.common.errors import ExitCode
 
 if TYPE_CHECKING:
     from pathlib import Path
     from typing import TextIO
 
-    from kvbus.asking import Login
+    from kvbus.tools.asking import Login
 
 _OK: Final = 200
 _BAD: Final = 400
@@ -159,7 +159,7 @@ async def ask(url: str, question: dict[str, Any], timeout: float, shown: Login) 
         NoAnswerError: nobody answers within ``timeout`` seconds, or the bus refuses.
         click.UsageError: the question is malformed.
     """
-    from kvbus.asking import NoAnswerError, asking  # noqa: PLC0415 - imported on use, to keep `kvbus --help` fast
+    from kvbus.tools.asking import NoAnswerError, asking  # noqa: PLC0415 - imported on use, to keep `kvbus --help` fast
 
     async with asking(url, timeout), shown.session() as session:
         while True:

@@ -7,7 +7,7 @@ import contextlib
 from typing import TYPE_CHECKING, Final
 
 from kvbus.cli.until import say
-from kvbus.errors import ExitCode, KvbusError
+from kvbus.common.errors import ExitCode, KvbusError
 from kvbus.transport.reach.dialling import dial
 from kvbus.transport.zmtp.roles import Role
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kvbus.capture.format import CaptureWriter
-from kvbus.capture.record import Stats, record
 from kvbus.cli.anonymize import anonymizer, key_file_option
 from kvbus.cli.curve import curve_keys, curve_options
 from kvbus.cli.reach import explained
 from kvbus.cli.until import run_until_signal, say, until
+from kvbus.tools.capture.format import CaptureWriter
+from kvbus.tools.capture.record import Stats, record
 from kvbus.transport.client.rawsub import RawSubscriber
 
 if TYPE_CHECKING:

@@ -33,8 +33,8 @@ def command(**flags: Any) -> None:
     # imported on use, to keep `kvbus --help` fast
     import uvloop  # noqa: PLC0415
 
+    from kvbus.common import logs  # noqa: PLC0415
     from kvbus.daemon.serve import serve  # noqa: PLC0415
-    from kvbus.telemetry import logs  # noqa: PLC0415
 
     logs.setup(level=config.log_level, log_format=config.log_format)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

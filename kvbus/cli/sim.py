@@ -13,17 +13,17 @@ import click
 
 from kvbus.cli.play import open_publisher
 from kvbus.cli.until import run_until_signal, say, until
+from kvbus.common.errors import ExitCode, KvbusError
 from kvbus.config.endpoints import endpoint_offset
-from kvbus.errors import ExitCode, KvbusError
-from kvbus.sim.dialects import DIALECTS, Hashes
-from kvbus.sim.engine import EngineOptions, SimEngine, run
-from kvbus.sim.workload import read_trace, synthetic
+from kvbus.tools.sim.dialects import DIALECTS, Hashes
+from kvbus.tools.sim.engine import EngineOptions, SimEngine, run
+from kvbus.tools.sim.workload import read_trace, synthetic
 from kvbus.transport.engine.publisher import EnginePublisher, Framing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from kvbus.sim.workload import Job
+    from kvbus.tools.sim.workload import Job
 
 
 class TruthError(KvbusError):

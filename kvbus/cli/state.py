@@ -10,7 +10,7 @@ import click
 
 from kvbus.cli.options import config_options, load_config
 from kvbus.cli.until import say
-from kvbus.errors import StateDirError
+from kvbus.common.errors import StateDirError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

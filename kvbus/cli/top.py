@@ -64,9 +64,9 @@ def command(
     # imported on use, to keep `kvbus --help` fast
     from rich.console import Console  # noqa: PLC0415
 
-    from kvbus.terminal import is_screen  # noqa: PLC0415
-    from kvbus.top.run import Watch, as_lines, on_screen  # noqa: PLC0415
-    from kvbus.top.view import Choice  # noqa: PLC0415
+    from kvbus.tools.terminal import is_screen  # noqa: PLC0415
+    from kvbus.tools.top.run import Watch, as_lines, on_screen  # noqa: PLC0415
+    from kvbus.tools.top.view import Choice  # noqa: PLC0415
 
     url = bus_url(http)
     shown = login(url, http_token_file, http_ca)

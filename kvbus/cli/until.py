@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvbus.errors import ExitCode
+from kvbus.common.errors import ExitCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

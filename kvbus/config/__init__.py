@@ -4,6 +4,7 @@
 values and contradictions between keys. It returns a frozen `Config`.
 """
 
+from kvbus.common.errors import ConfigError, Problem
 from kvbus.config.discovering import FoundRank
 from kvbus.config.dynamo import DynamoPlane
 from kvbus.config.endpoints import Address, endpoint_offset, parse_address, parse_endpoint
@@ -16,7 +17,6 @@ from kvbus.config.nats import NatsServers, NatsStream
 from kvbus.config.outputs import OutputConfig, StreamEndpoints
 from kvbus.config.redis import RedisKeys, RedisServer
 from kvbus.config.sources import FoundSource, SourceConfig
-from kvbus.errors import ConfigError, Problem
 
 __all__ = [
     "Address",

@@ -12,8 +12,8 @@ from kvbus.core.wire.profiles import PROFILES
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from kvbus.common.errors import Problem
     from kvbus.config.models import Config
-    from kvbus.errors import Problem
 
 _ONE_OF_EACH: Final = {
     "sources": "sources: [{endpoint: tcp://127.0.0.1:5557, replay_endpoint: tcp://127.0.0.1:5558}]",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kvbus.common.errors import Problem
 from kvbus.config.paths import Path, show
 from kvbus.config.problems import shown
-from kvbus.errors import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -87,4 +87,4 @@ def reviews(found: Findings) -> None:
         if not found.config.http_token_review:
             found.report(key, "must name an audience, or be null", value="", example="http_token_review: kvbus")
         elif "kubernetes" not in parts.installed(parts.REVIEWS):
-            found.report(key, "needs the part kvbus.reviews.kubernetes, which is not installed")
+            found.report(key, "needs the part kvbus.parts.reviews.kubernetes, which is not installed")

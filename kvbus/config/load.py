@@ -12,12 +12,12 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from kvbus.compiled import PURE
+from kvbus.common.compiled import PURE
+from kvbus.common.errors import ConfigError, Problem
 from kvbus.config import crosscheck, paths, yamlfile
 from kvbus.config.interpose import as_written
 from kvbus.config.models import Config
 from kvbus.config.problems import example_at, from_pydantic, shown
-from kvbus.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -12,13 +12,13 @@ from importlib.util import find_spec
 from typing import Any, Final
 
 OUTPUTS: Final = "kvbus.outputs"
-"""Entry point group of the drivers for ``outputs[].type``; see :mod:`kvbus.outputs`."""
+"""Entry point group of the drivers for ``outputs[].type``; see :mod:`kvbus.parts.outputs`."""
 DISCOVERY: Final = "kvbus.discovery"
-"""Entry point group of the kinds of ``sources[].discover``; see :mod:`kvbus.discovery`."""
+"""Entry point group of the kinds of ``sources[].discover``; see :mod:`kvbus.parts.discovery`."""
 FRONTS: Final = "kvbus.fronts"
-"""Entry point group of what stands before an engine's API; see :mod:`kvbus.front`."""
+"""Entry point group of what stands before an engine's API; see :mod:`kvbus.parts.front`."""
 REVIEWS: Final = "kvbus.reviews"
-"""Entry point group of third parties that know credentials; see :mod:`kvbus.reviews`."""
+"""Entry point group of third parties that know credentials; see :mod:`kvbus.parts.reviews`."""
 
 
 def _found(group: str) -> dict[str, EntryPoint]:

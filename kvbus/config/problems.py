@@ -6,8 +6,8 @@ import json
 import reprlib
 from typing import TYPE_CHECKING, Any, Final
 
+from kvbus.common.errors import Problem
 from kvbus.config.paths import Path, field_at, show, suggest
-from kvbus.errors import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from kvbus.common.errors import Problem
 from kvbus.config import topics
 from kvbus.config.models import render_topic
 from kvbus.config.paths import Path, show
 from kvbus.config.problems import shown
 from kvbus.core.wire.profiles import PROFILES
-from kvbus.errors import Problem
 
 if TYPE_CHECKING:
     from kvbus.config.findings import Findings

@@ -9,8 +9,8 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
+from kvbus.common.errors import ConfigError, Problem
 from kvbus.config.paths import show
-from kvbus.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
     from pathlib import Path

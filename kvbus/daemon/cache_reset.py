@@ -15,13 +15,13 @@ from typing import Final, Protocol
 
 import aiohttp
 
+from kvbus.common.tasks import end_tasks
 from kvbus.config import Config, SourceStream
 from kvbus.core.events import CacheResetTried, ClearsEveryTier, RelayEvent
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.settings import State
 from kvbus.core.source import Source
 from kvbus.core.types import CacheReset
-from kvbus.tasks import end_tasks
 from kvbus.transport import engine_api
 
 log = logging.getLogger("kvbus.daemon.cache_reset")

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from kvbus.common.errors import ConfigError, Problem
 from kvbus.config import Config, SourceStream
 from kvbus.daemon.placement import Placement, place, worker_of
-from kvbus.errors import ConfigError, Problem
 from kvbus.transport.curve import Curve
 
 RELOADABLE: Final = frozenset(

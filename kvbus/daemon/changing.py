@@ -6,6 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
+from kvbus.common.errors import BindError
 from kvbus.config import SourceStream
 from kvbus.core.commands import Command
 from kvbus.core.events import OutputPlaced, OutputTuned, SourceDown, SourcePlaced, SourceRemoved
@@ -25,8 +26,7 @@ from kvbus.daemon.outputs import allow, peer_policy_of
 from kvbus.daemon.placement import Placement, forget, worker_of
 from kvbus.daemon.resume import identity
 from kvbus.daemon.seq_reservation import MARGIN
-from kvbus.errors import BindError
-from kvbus.outputs.contract import OutputDriver, ViewDriver
+from kvbus.parts.outputs.contract import OutputDriver, ViewDriver
 
 if TYPE_CHECKING:
     from kvbus.daemon.daemon import Daemon

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator
-from itertools import islice
 from typing import Final
 
 from kvbus.admin.credentials import read_credentials
 from kvbus.admin.http import AdminServer
+from kvbus.common.errors import StateDirError
+from kvbus.common.front_stats import CallStats, FrontStats
 from kvbus.config import Config, SourceStream
 from kvbus.core.commands import (
     AnswerReplay,
@@ -45,11 +45,9 @@ from kvbus.daemon.state_place import Place, open_place
 from kvbus.daemon.state_store import StateStore
 from kvbus.daemon.unreachable import Unreachable
 from kvbus.daemon.views import Views
-from kvbus.errors import StateDirError
-from kvbus.log.place import check_files
-from kvbus.outputs.contract import OutputDriver, ViewDriver
+from kvbus.parts.log.place import check_files
+from kvbus.parts.outputs.contract import OutputDriver, ViewDriver
 from kvbus.telemetry.discovery import DiscoveryStats
-from kvbus.telemetry.front import CallStats, FrontStats
 from kvbus.transport.sockets import PeerPolicy, check_library, end, make_context
 from kvbus.transport.zap import ZapHandler
 
@@ -60,9 +58,6 @@ TICK: Final = 0.1
 
 CLOSING: Final = 3.0
 """Seconds in which what closed streams have sent reaches a log, and its connections are closed."""
-
-AT_ONCE: Final = 64
-"""Sources that are looked at in one turn of the loop: 0.25 ms."""
 
 CHECKPOINT_TICK: Final = 0.01
 """Seconds between two slices of a checkpoint."""
@@ -340,7 +335,7 @@ class Daemon:
             self._unreachable.look()
             self.discovery.look()
             self.placement_file.look(now)
-            self._look_at_sources(iter(tuple(self.streams)))
+            self._source_log.look_in_turns(self.relay, self.streams)
             self.admin.look(now)
             self._cache_resets.look()
             if self.state is not None:
@@ -352,13 +347,6 @@ class Daemon:
             busy = self.state is not None and self.state.busy
             self._next_tick = now if self.relay.backlog else now + (CHECKPOINT_TICK if busy else TICK)
             self._ticker = self._loop.call_at(self._next_tick, self._tick)
-
-    def _look_at_sources(self, slots: Iterator[int]) -> None:
-        """Log what has changed about sources, a few of them in a turn of the loop."""
-        some = list(islice(slots, AT_ONCE))
-        self._source_log.look(self.relay, [slot for slot in some if slot in self.streams])  # one may be gone by now
-        if len(some) == AT_ONCE:
-            self._loop.call_soon(self._look_at_sources, slots)
 
     def _show_state(self, store: StateStore) -> None:
         self.process.state_writing = not store.failed

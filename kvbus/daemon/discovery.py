@@ -13,6 +13,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
+from kvbus.common.errors import KvbusError
+from kvbus.common.tasks import end_tasks
 from kvbus.config import Config, SourceConfig, SourceStream, parts
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.phases import SEPARATED
@@ -23,9 +25,7 @@ from kvbus.daemon.found_file import FoundFile
 from kvbus.daemon.keys import read_keys
 from kvbus.daemon.placement import Placement
 from kvbus.daemon.source_sockets import SourceSockets
-from kvbus.discovery.contract import Carrier, Discoverer, DiscoveryError, Engine, Services
-from kvbus.errors import KvbusError
-from kvbus.tasks import end_tasks
+from kvbus.parts.discovery.contract import Carrier, Discoverer, DiscoveryError, Engine, Services
 from kvbus.telemetry.discovery import DiscoveryStats
 
 log = logging.getLogger("kvbus.daemon.discovery")

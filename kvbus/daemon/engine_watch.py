@@ -17,9 +17,9 @@ from typing import Final
 
 import aiohttp
 
+from kvbus.common.tasks import end_tasks
 from kvbus.core.events import CopiesRemovedEach, EngineEmptied, RelayEvent
 from kvbus.daemon.cache_reset import Observed
-from kvbus.tasks import end_tasks
 from kvbus.transport import engine_api
 
 log = logging.getLogger("kvbus.daemon.engine_watch")

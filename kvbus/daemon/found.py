@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from kvbus.config import Config, FoundRank, FoundSource, SourceConfig, topic_for
-from kvbus.discovery.contract import Engine
+from kvbus.parts.discovery.contract import Engine
 
 LEFT_OUT: Final = ("max_sources", "same_name", "same_endpoint", "same_topic")
 """Why an engine that was found is no source."""

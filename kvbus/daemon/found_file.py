@@ -16,7 +16,7 @@ from kvbus.config import Config
 from kvbus.daemon import small_file
 from kvbus.daemon.disk import Disk
 from kvbus.daemon.small_file import KeptFile
-from kvbus.discovery.contract import Engine
+from kvbus.parts.discovery.contract import Engine
 
 log = logging.getLogger("kvbus.daemon.discovery")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol, TypeVar, cast
 
+from kvbus.common.front_stats import CallStats, FrontStats
 from kvbus.config import Config, SourceStream, parts
 from kvbus.config.front import Fronting
-from kvbus.telemetry.front import CallStats, FrontStats
 
 Stats_co = TypeVar("Stats_co", covariant=True)
 

@@ -13,12 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from kvbus.common.errors import StateKeyError
 from kvbus.core.write_ahead_log import StateError
 from kvbus.daemon.commit_record import Committed
 from kvbus.daemon.disk import Disk
 from kvbus.daemon.state_file import HEADER_SIZE, StateFile, described, other_version
 from kvbus.daemon.state_keys import StateKeys
-from kvbus.errors import StateKeyError
 
 log = logging.getLogger("kvbus.state")
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
+from kvbus.common.errors import ConfigError, Problem
 from kvbus.config import Config, OutputConfig, SourceConfig, parse_endpoint
 from kvbus.config.paths import parse
 from kvbus.config.problems import example_at
 from kvbus.daemon.state_keys import StateKeys, read_state_keys
-from kvbus.errors import ConfigError, Problem
 from kvbus.transport.curve import Curve, KeyFileError, read_allowed, read_public, read_secret
 from kvbus.transport.grants import EVERYTHING, Clients, Grant
 

@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 from typing import Final
 
+from kvbus.common.errors import InUseError
 from kvbus.daemon.disk import Disk
-from kvbus.errors import InUseError
 
 log = logging.getLogger("kvbus.daemon.lock")
 

@@ -7,13 +7,13 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
+from kvbus.common.errors import ConfigError, Problem
 from kvbus.config import Config, parts
 from kvbus.core.events import RelayEvent
 from kvbus.core.stats import OutputStats
 from kvbus.daemon.keys import Keys, output_domain, rank_domain, source_domain
 from kvbus.daemon.views import Views
-from kvbus.errors import ConfigError, Problem
-from kvbus.outputs.contract import OutputDriver, OutputFactory, Services
+from kvbus.parts.outputs.contract import OutputDriver, OutputFactory, Services
 from kvbus.transport.answer_reader import Pull
 from kvbus.transport.interposed import Interposed, limits_of_publishers
 from kvbus.transport.sockets import PeerPolicy

@@ -17,11 +17,11 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from kvbus.common.errors import ConfigError, Problem
 from kvbus.config import Config, SourceStream, topic_for
 from kvbus.daemon import small_file
 from kvbus.daemon.disk import Disk
 from kvbus.daemon.small_file import KeptFile
-from kvbus.errors import ConfigError, Problem
 
 log = logging.getLogger("kvbus.daemon.placement")
 

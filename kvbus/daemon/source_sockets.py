@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final, cast
 
+from kvbus.common.errors import BindError
 from kvbus.config import SourceStream
 from kvbus.core.commands import CancelReplay, RequestReplay, RequestSnapshot
 from kvbus.core.events import (
@@ -30,8 +31,7 @@ from kvbus.core.outputs.snapshot import REQUEST as SNAPSHOT_REQUEST
 from kvbus.core.stats import Histogram
 from kvbus.core.types import Refused
 from kvbus.core.wire.frames import ASKS_REPLAY, replay_request
-from kvbus.discovery.contract import Carrier
-from kvbus.errors import BindError
+from kvbus.parts.discovery.contract import Carrier
 from kvbus.transport.ingress import Events, LiveStream, RequestConnection
 from kvbus.transport.interposed import AcceptedStream, Interposed
 from kvbus.transport.pump import MAX_KEPT_FRAMES, Handler

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from kvbus.errors import StateKeyError
+from kvbus.common.errors import StateKeyError
 from kvbus.transport.curve import KeyFileError, read_private
 
 if TYPE_CHECKING:

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from kvbus.common.errors import StateDirError
 from kvbus.config import Config
 from kvbus.config.endpoints import parse_endpoint
 from kvbus.daemon.disk import Disk
 from kvbus.daemon.lock import DirectoryLock
 from kvbus.daemon.seq_reservation import default_directory, reached
-from kvbus.errors import StateDirError
 
 log = logging.getLogger("kvbus.daemon.state_place")
 

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from kvbus.common.tasks import end_tasks
 from kvbus.config import SourceStream
 from kvbus.core.events import RelayEvent, SourceUnreachable
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.phases import SEPARATED
-from kvbus.tasks import end_tasks
 from kvbus.transport.curve import Curve
 from kvbus.transport.reach.dialling import dial
 from kvbus.transport.zmtp.roles import Role

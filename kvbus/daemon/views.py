@@ -14,11 +14,11 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
+from kvbus.common.errors import ConfigError, Problem
 from kvbus.config import Config, OutputConfig, topic_for
 from kvbus.core.wire.profiles import PROFILES
 from kvbus.daemon.keys import Keys, output_domain
 from kvbus.daemon.placement import Worker, worker_of
-from kvbus.errors import ConfigError, Problem
 from kvbus.transport.grants import EVERYTHING, Grant
 
 _DIGITS: Final = 16

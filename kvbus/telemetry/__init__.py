@@ -1,5 +1,5 @@
-"""Telemetry: Prometheus metrics and log lines.
+"""Telemetry: Prometheus metrics.
 
-In: the core's counters at each scrape; log records. Out: ``/metrics`` and JSON lines on stderr.
-Only this package uses prometheus_client. No label and no log line contains a token, a hash or a topic.
+In: the core's counters at each scrape. Out: ``/metrics``.
+Only this package uses prometheus_client. No label contains a token, a hash or a topic.
 """

@@ -11,10 +11,10 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
+from kvbus.common.front_stats import CallStats, FrontStats
 from kvbus.core.relay import Relay
 from kvbus.core.stats import Histogram, OutputStats, ProcessStats
 from kvbus.telemetry.discovery import DiscoveryStats
-from kvbus.telemetry.front import CallStats, FrontStats
 from kvbus.telemetry.output_rows import OUTPUTS
 from kvbus.telemetry.process_rows import DISCOVERY, FRONT, FRONT_GRPC, PROCESS
 from kvbus.telemetry.readings import Driver, SourceReading, read_outputs, read_sources

@@ -6,10 +6,10 @@ from functools import cache
 from importlib.metadata import version
 from typing import Final
 
-from kvbus.compiled import core
+from kvbus.common.compiled import core
+from kvbus.common.front_stats import CallStats, FrontStats
 from kvbus.core.stats import HttpRefusal, ProcessStats
 from kvbus.telemetry.discovery import DiscoveryStats
-from kvbus.telemetry.front import CallStats, FrontStats
 from kvbus.telemetry.row import Row, by, counts, one
 
 HTTP_REASONS: Final = ("too_many", "slow", "tls", "revoked")

@@ -11,8 +11,8 @@ from typing import Final
 
 import zmq
 
+from kvbus.common.errors import BindError
 from kvbus.core.types import Refused
-from kvbus.errors import BindError
 from kvbus.transport.monitor import ConnectionMonitor
 from kvbus.transport.pump import MAX_KEPT_FRAMES, Handler, Pump
 from kvbus.transport.sockets import (

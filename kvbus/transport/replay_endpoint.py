@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Collection
 from typing import Final
 
+from kvbus.common.errors import BindError
 from kvbus.core.stats import OutputStats
-from kvbus.errors import BindError
 from kvbus.transport.live.endpoint import REOPEN
 from kvbus.transport.requester import FIRST_SHARE
 from kvbus.transport.sockets import PeerPolicy

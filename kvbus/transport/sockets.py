@@ -14,8 +14,8 @@ from typing import Final
 
 import zmq
 
+from kvbus.common.errors import BindError, UnsupportedError
 from kvbus.core.wire.frames import REBUILDS
-from kvbus.errors import BindError, UnsupportedError
 from kvbus.transport.curve import Curve
 from kvbus.transport.grants import Clients
 

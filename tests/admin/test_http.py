@@ -15,8 +15,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvbus.admin import dumps as dumps_module
+from kvbus.common.errors import BindError
 from kvbus.core.types import Filtered, Reason, Refused
-from kvbus.errors import BindError
 from kvbus.telemetry.metrics import Exposition
 from kvbus.telemetry.output_rows import DROP_REASONS, EVENT_REASONS
 from kvbus.telemetry.readings import LiveBlocks

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kvbus.compiled import PURE, StaleError, changed, choose, core
+from kvbus.common.compiled import PURE, StaleError, changed, choose, core
 from kvbus.core import relay
 from tests.architecture.imports import modules
 

@@ -134,10 +134,13 @@ def test_a_dependency_that_the_client_would_bring_along_is_found(copy: Path, mod
 @pytest.mark.parametrize(
     ("module", "line", "broken"),
     [
-        ("kvbus.transport.sockets", "import kvbus.daemon.daemon", "no package imports one above it"),
+        ("kvbus.transport.sockets", "import kvbus.admin.pace", "no package imports one above it"),
         ("kvbus.config.values", "import kvbus.transport.sockets", "no package imports one above it"),
         ("kvbus.core.wire.frames", "import kvbus.core.blocks.index", "inside the core"),
         ("kvbus.core.blocks.index", "import kvbus.core.relay", "inside the core"),
+        ("kvbus.tools.capture.format", "import kvbus.tools.sim.cache", "inside the tools"),
+        ("kvbus.tools.sim.cache", "import kvbus.daemon.clock", "know no bus"),
+        ("kvbus.parts.log.record", "import kvbus.parts.discovery.contract", "inside the parts"),
         ("kvbus.daemon.daemon", "import zmq", "only transport imports zmq"),
         ("kvbus.admin.views", "import prometheus_client", "only telemetry imports prometheus_client"),
     ],

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import click
 
-from kvbus import compiled
+from kvbus.common import compiled
 
 from . import asking, core, delivery, fanout, ingest, instructions, late, latency, state, workloads
 from .processes import pin

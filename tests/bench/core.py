@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from itertools import islice, product
 from typing import Any, Final
 
-from kvbus.compiled import PURE
+from kvbus.common.compiled import PURE
 from kvbus.core.commands import Publish
 from kvbus.core.events import BatchReceived
 from kvbus.core.normalizing.rules import Rules

@@ -21,7 +21,7 @@ import tracemalloc
 from pathlib import Path
 from typing import Any, Final
 
-from kvbus.compiled import PURE, core
+from kvbus.common.compiled import PURE, core
 
 from .core import Driver
 from .loads import load_named, recorded, tally

@@ -22,7 +22,7 @@ from typing import Final
 
 import msgspec
 
-from kvbus.compiled import PURE, core
+from kvbus.common.compiled import PURE, core
 
 from .counted import LIVE
 from .loads import LOADS, Load, load_named, recorded, tally

@@ -20,9 +20,9 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from kvbus.sim.dialects import DIALECTS
-from kvbus.sim.engine import EngineOptions, SimEngine
-from kvbus.sim.workload import Job, read_trace, synthetic
+from kvbus.tools.sim.dialects import DIALECTS
+from kvbus.tools.sim.engine import EngineOptions, SimEngine
+from kvbus.tools.sim.workload import Job, read_trace, synthetic
 from tests.doubles.router import events_of
 from tests.wire.captures import CAPTURES
 

@@ -17,9 +17,9 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from kvbus.sim.dialects import DIALECTS
-from kvbus.sim.engine import EngineOptions, SimEngine
-from kvbus.sim.workload import synthetic
+from kvbus.tools.sim.dialects import DIALECTS
+from kvbus.tools.sim.engine import EngineOptions, SimEngine
+from kvbus.tools.sim.workload import synthetic
 from kvbus.transport.engine.publisher import EnginePublisher
 
 from .engine import BUFFER_STEPS

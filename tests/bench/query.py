@@ -27,7 +27,6 @@ import msgspec
 import uvloop
 from aiohttp import web
 
-from kvbus.admin.connection_limits import CONNECTION_TIMEOUT, ConnectionLimits
 from kvbus.admin.content_log import Reading, current
 from kvbus.admin.pace import Pace
 from kvbus.admin.query import Queries
@@ -43,6 +42,7 @@ from kvbus.core.stats import ProcessStats
 from kvbus.core.wire.encoding import encode_batch, encode_value
 from kvbus.core.wire.profiles import PROFILES
 from kvbus.core.wire.schema import BlockRemoved, BlockStored
+from kvbus.transport.http.connection_limits import CONNECTION_TIMEOUT, ConnectionLimits
 from tests.bench.setups import percentile
 
 SOURCES: Final = 100

@@ -37,12 +37,12 @@ from kvbus.core.types import Reason
 from kvbus.core.wire import codec
 from kvbus.core.wire.profiles import PROFILES
 from kvbus.daemon.collector import rest_collector
-from kvbus.log.contract import Pointer
-from kvbus.log.follower import Follower
-from kvbus.log.record import Kind, Stream, divided
-from kvbus.sim.dialects import DIALECTS
-from kvbus.sim.engine import EngineOptions, SimEngine
-from kvbus.sim.workload import synthetic
+from kvbus.parts.log.contract import Pointer
+from kvbus.parts.log.follower import Follower
+from kvbus.parts.log.record import Kind, Stream, divided
+from kvbus.tools.sim.dialects import DIALECTS
+from kvbus.tools.sim.engine import EngineOptions, SimEngine
+from kvbus.tools.sim.workload import synthetic
 from tests.log import broker, kinds, nats_server, redis_server
 from tests.log.records import record
 
@@ -58,7 +58,7 @@ SERVERS: Final[dict[str, Any]] = {
 }
 RUN: Final = """
 from kvbus.cli import main
-from kvbus.discovery.streams import LogStreams
+from kvbus.parts.discovery.streams import LogStreams
 LogStreams.give_up = 3600.0  # nobody writes leases meanwhile
 main()
 """

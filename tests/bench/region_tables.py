@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final, NamedTuple
 
-from kvbus.outputs.state_due import LEAST_TAIL
+from kvbus.parts.outputs.state_due import LEAST_TAIL
 
 from .processes import ROOT
 from .region_model import FITTED, MB, RECOVERIES, ROUTERS, WORDS, Compared, Point, compare, load_of, recoveries, windows

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from kvbus.capture.format import CaptureError, CaptureWriter, Message, read_capture
-from kvbus.errors import ExitCode
+from kvbus.common.errors import ExitCode
+from kvbus.tools.capture.format import CaptureError, CaptureWriter, Message, read_capture
 
 MESSAGES = [Message(0.0, b"", 0, b"\x90"), Message(1.5, b"kv@a", 2**64 - 2, b"\x00\xff")]
 

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from kvbus.capture.format import Message
-from kvbus.capture.play import Again, Faults, Restart, Stats, play, schedule
+from kvbus.tools.capture.format import Message
+from kvbus.tools.capture.play import Again, Faults, Restart, Stats, play, schedule
 from kvbus.transport.client.rawsub import RawSubscriber
 from kvbus.transport.engine.publisher import EnginePublisher
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from kvbus.capture.format import CaptureWriter, read_capture
-from kvbus.capture.record import Stats, record
+from kvbus.tools.capture.format import CaptureWriter, read_capture
+from kvbus.tools.capture.record import Stats, record
 from kvbus.transport.client.rawsub import RawSubscriber
 from kvbus.transport.engine.publisher import EnginePublisher
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import aiohttp
 
-from kvbus.errors import ExitCode
+from kvbus.common.errors import ExitCode
 from tests.chaos.clocked import WrongClock
 from tests.chaos.places import Place
 from tests.chaos.processes import Child, python

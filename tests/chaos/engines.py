@@ -16,9 +16,9 @@ from typing import Any, Final
 import zmq
 
 from kvbus.core.types import medium_key
-from kvbus.sim.dialects import DIALECTS
-from kvbus.sim.engine import EngineOptions, SimEngine
-from kvbus.sim.workload import Job, synthetic
+from kvbus.tools.sim.dialects import DIALECTS
+from kvbus.tools.sim.engine import EngineOptions, SimEngine
+from kvbus.tools.sim.workload import Job, synthetic
 from tests.chaos.places import Place
 from tests.chaos.plan import TRAFFIC, Shape
 from tests.chaos.processes import Child, python

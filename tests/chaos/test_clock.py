@@ -13,16 +13,16 @@ READS = {
     "admin/http.py": "when a sample of the history was taken, and since when the bus runs, as people are shown",
     "admin/timeline.py": "when a transition was seen, as people are shown",
     "admin/access.py": "until when a certificate holds, and a review of a token",
-    "reviews/kubernetes.py": "until when a token says that it holds",
+    "parts/reviews/kubernetes.py": "until when a token says that it holds",
     "daemon/daemon.py": "the `ts` of heartbeats, and of the clear that opens a numbering",
     "daemon/seq_reservation.py": "how far ahead a damaged numbering goes on: further than the last time",
     "daemon/generations.py": "the name of files that are moved aside",
-    "outputs/dynamo/files.py": "whether somebody still touches the record of a worker",
+    "parts/outputs/dynamo/files.py": "whether somebody still touches the record of a worker",
     "transport/live/hub.py": "when a router has left, as people are shown",
     "transport/live/views.py": "the same of one stream, and when it got the state",
     "transport/zmtp/peer.py": "since when a router is connected, as people are shown",
 }
-PEERS = ("sim/", "demo/", "cli/", "capture/", "conform/", "doctor/", "telemetry/logs.py")
+PEERS = ("cli/", "common/logs.py", "tools/")
 """Engines, and what people read: no part of the relay."""
 
 

@@ -16,8 +16,8 @@ from typing import Any, Final
 import pytest
 from ruamel.yaml import YAML
 
+from kvbus.common.errors import ConfigError
 from kvbus.config import load
-from kvbus.errors import ConfigError
 from tests.chart.charts import ROOT, containers, environment, render, script
 from tests.chart.definitions import PLATFORMS, mistakes, needs_platforms
 

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from kvbus.capture.format import CaptureWriter, Message, read_capture
-from kvbus.capture.pseudonyms import Pseudonyms
 from kvbus.cli import main
+from kvbus.tools.capture.format import CaptureWriter, Message, read_capture
+from kvbus.tools.capture.pseudonyms import Pseudonyms
 from tests.doubles.payloads import pack
 from tests.doubles.renaming import run, same_but_for_names
 from tests.ports import free_port

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from kvbus.cli import main
-from kvbus.conform.router.cases import CASES
+from kvbus.tools.conform.router.cases import CASES
 
 
 def test_it_lists_its_cases():

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from kvbus.cli import main
 from kvbus.cli.program import Program, Subcommand
-from kvbus.errors import BindError, ConfigError, KvbusError, Problem
+from kvbus.common.errors import BindError, ConfigError, KvbusError, Problem
 from tests.typed import there
 
 

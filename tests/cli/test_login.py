@@ -13,9 +13,9 @@ from click.testing import CliRunner, Result
 
 from kvbus.cli import main
 from kvbus.cli.login import login
+from kvbus.common.errors import ConfigError
 from kvbus.config import load
-from kvbus.doctor.examine import examine
-from kvbus.errors import ConfigError
+from kvbus.tools.doctor.examine import examine
 from tests.ports import free_port
 from tests.security.test_http_principals import BLOCK, RIGHT, WRONG, Pki, callers
 

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 import uvloop
 
-from kvbus.capture.play import play
 from kvbus.client import BlockView, Restarted, Snapshot, Subscriber, Synced
 from kvbus.core.wire.encoding import encode_batch
 from kvbus.core.wire.schema import BlockStored
+from kvbus.tools.capture.play import play
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.ports import free_ports
 from tests.system.bus import Bus, eventually, running_bus

@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from kvbus.client import PrefixRouter, Restarted, RouterError, Subscriber, SubscriberClosedError, Synced, Timing, Worker
-from kvbus.errors import BindError
+from kvbus.common.errors import BindError
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.client.blocks import batch, removed, stored, tokens
 from tests.ports import free_ports

@@ -13,8 +13,8 @@ import pytest
 from ruamel.yaml import YAML
 
 from kvbus.core.stats import HttpRefusal
-from kvbus.reviews import kubernetes
-from kvbus.reviews.kubernetes import Reviewer
+from kvbus.parts.reviews import kubernetes
+from kvbus.parts.reviews.kubernetes import Reviewer
 from tests.chart.charts import ROOT
 from tests.cluster.accounts import account_of
 from tests.cluster.api import Api, Object

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+from kvbus.common.errors import ExitCode, Problem
 from kvbus.config import Config, ConfigError, Limits, OutputConfig, SourceConfig, load
-from kvbus.errors import ExitCode, Problem
 
 MINIMAL = "sources: [{}]\noutputs: [{}]\n"
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from kvbus.common.errors import ConfigError
 from kvbus.config import load
-from kvbus.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 KINDS = ("kafka", "nats", "redis")

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from kvbus.common.errors import ConfigError
 from kvbus.config import load
-from kvbus.errors import ConfigError
 
 GOOD: dict[str, Any] = {"layout": "per_topic", "topic": "kv@{source}@{model}", "endpoint": "tcp://*:5657"}
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
-from kvbus.conform.vectors import CLEARED, pack, stored
+from kvbus.tools.conform.vectors import CLEARED, pack, stored
 from kvbus.transport.engine.publisher import EnginePublisher
 
 BLOCKS = 4

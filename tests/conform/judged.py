@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from kvbus.conform.engine.watch import Target, Watch
-from kvbus.conform.report import Report
+from kvbus.tools.conform.engine.watch import Target, Watch
+from kvbus.tools.conform.report import Report
 from tests.conform.results import RESULTS, SPEC, store
 from tests.ports import free_ports
 from tests.system.bus import PATIENCE, eventually

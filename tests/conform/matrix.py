@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any, Final
 
-from kvbus.conform.engine.clauses import WATCHED
-from kvbus.conform.router.cases import CASES, CLAUSES
-from kvbus.conform.vectors import VECTORS
+from kvbus.tools.conform.engine.clauses import WATCHED
+from kvbus.tools.conform.router.cases import CASES, CLAUSES
+from kvbus.tools.conform.vectors import VECTORS
 from tests.conform.judged import CAPTURES as ENGINES
 from tests.conform.judged import DECODERS
 from tests.conform.recordings import FILED

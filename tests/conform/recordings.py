@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Final
 
-from kvbus.conform.engine.recording import judge_recording
-from kvbus.conform.report import Report
-from kvbus.conform.verdict import Level, Outcome
+from kvbus.tools.conform.engine.recording import judge_recording
+from kvbus.tools.conform.report import Report
+from kvbus.tools.conform.verdict import Level, Outcome
 from tests.conform.results import RESULTS, SPEC
 from tests.wire.captures import CAPTURES, load
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from kvbus.conform.engine.clauses import OF_READERS, UNWATCHED, WATCHED
-from kvbus.conform.engine.judge import EngineJudge
-from kvbus.conform.verdict import Level, Outcome
+from kvbus.tools.conform.engine.clauses import OF_READERS, UNWATCHED, WATCHED
+from kvbus.tools.conform.engine.judge import EngineJudge
+from kvbus.tools.conform.verdict import Level, Outcome
 from tests.spec.test_spec import CLAUSES
 
 

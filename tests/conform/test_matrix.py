@@ -7,8 +7,8 @@ from typing import Final
 
 import pytest
 
-from kvbus.conform.engine.clauses import WATCHED
-from kvbus.conform.router.cases import CASES, CLAUSES
+from kvbus.tools.conform.engine.clauses import WATCHED
+from kvbus.tools.conform.router.cases import CASES, CLAUSES
 from tests.conform.matrix import PAGE, PUBLISHERS, ROUTERS, SPEC, page, publisher, read, reader
 from tests.conform.results import load
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from kvbus.conform.engine.clauses import WATCHED
-from kvbus.conform.router.cases import CASES
-from kvbus.conform.vectors import message, stored
+from kvbus.tools.conform.engine.clauses import WATCHED
+from kvbus.tools.conform.router.cases import CASES
+from kvbus.tools.conform.vectors import message, stored
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.ports import free_port
 from tests.system.bus import PATIENCE

@@ -10,9 +10,9 @@ from xml.etree import ElementTree as ET
 import pytest
 from rich.console import Console
 
-from kvbus.conform import report as forms
-from kvbus.conform.report import Exit, Report
-from kvbus.conform.verdict import MAX_EVIDENCE_BYTES, Clause, Evidence, Level, Outcome, Verdict, clause
+from kvbus.tools.conform import report as forms
+from kvbus.tools.conform.report import Exit, Report
+from kvbus.tools.conform.verdict import MAX_EVIDENCE_BYTES, Clause, Evidence, Level, Outcome, Verdict, clause
 from tests.spec.test_spec import TEXT
 
 KEPT = Verdict(clause("2.1", "three frames"), Outcome.KEPT, "120 batches")

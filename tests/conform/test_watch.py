@@ -15,11 +15,11 @@ import zmq
 from click.testing import CliRunner
 
 from kvbus.cli import main
-from kvbus.conform.engine import asking, prompts, watch
-from kvbus.conform.engine.watch import Target, Watch
-from kvbus.conform.report import Exit
-from kvbus.conform.vectors import pack, stored
-from kvbus.conform.verdict import Outcome
+from kvbus.tools.conform.engine import asking, prompts, watch
+from kvbus.tools.conform.engine.watch import Target, Watch
+from kvbus.tools.conform.report import Exit
+from kvbus.tools.conform.vectors import pack, stored
+from kvbus.tools.conform.verdict import Outcome
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.conform.engine import Engine, serving
 from tests.ports import free_port, ports_in_a_row

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from kvbus.common.errors import InUseError
 from kvbus.config import Config, load
 from kvbus.core.source_spec import NOBODY
 from kvbus.daemon.build import journal_bounds, make_relay, new_stream, next_seqs, reserve_seqs, source_spec
 from kvbus.daemon.placement import Placement, Worker, place
 from kvbus.daemon.seq_reservation import AHEAD, SeqReservations
 from kvbus.daemon.views import View
-from kvbus.errors import InUseError
 
 SOURCES = [
     {"name": "a", "endpoint": "ipc:///run/a", "data_parallel_size": 2},

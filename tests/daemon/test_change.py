@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from kvbus.common.errors import ConfigError
 from kvbus.config import Config, FoundRank, FoundSource, SourceConfig, load
 from kvbus.daemon.change import Change, change_to, must_reconnect, only_list
-from kvbus.errors import ConfigError
 from kvbus.transport.curve import Curve
 from kvbus.transport.grants import Client
 

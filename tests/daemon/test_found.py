@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kvbus.config import Config, load
 from kvbus.daemon.found import Listed, with_found
 from kvbus.daemon.placement import Placement, place
-from kvbus.discovery.contract import Engine, Publisher
+from kvbus.parts.discovery.contract import Engine, Publisher
 
 DISCOVER = {"file": {"path": "/run/engines.yaml"}}
 

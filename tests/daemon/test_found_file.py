@@ -8,7 +8,7 @@ import pytest
 
 from kvbus.daemon.disk import Disk
 from kvbus.daemon.found_file import FoundFile
-from kvbus.discovery.contract import Engine, Publisher
+from kvbus.parts.discovery.contract import Engine, Publisher
 from tests.daemon.test_found import config
 
 ENGINES = {"workers": [Engine("pod", (Publisher(0, "tcp://a:1", "tcp://a:2"), Publisher(1, "tcp://a:3")), "here", "t")]}

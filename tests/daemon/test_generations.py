@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from kvbus.common.errors import StateKeyError
 from kvbus.core.write_ahead_log import StateError
 from kvbus.daemon.commit_record import NO_LOG, Committed
 from kvbus.daemon.disk import Disk
 from kvbus.daemon.generations import SPARE, Generations, name_of
 from kvbus.daemon.state_file import MAGIC, header, identity
 from kvbus.daemon.state_keys import NO_KEYS, StateKeys
-from kvbus.errors import StateKeyError
 
 OURS = identity(["engine", "routers"])
 

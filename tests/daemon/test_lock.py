@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from kvbus.common.errors import InUseError
 from kvbus.daemon.lock import DirectoryLock
-from kvbus.errors import InUseError
 
 HOLD = """
 import subprocess, sys, time

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvbus.common.errors import ConfigError
 from kvbus.config import Config, load
 from kvbus.daemon.disk import Disk
 from kvbus.daemon.placement import Placement, PlacementFile, Worker, forget, place
-from kvbus.errors import ConfigError
 
 BY_TOPIC = {"endpoint": "ipc:///run/out", "layout": "per_topic", "topic": "kv@{source}.{rank}"}
 MERGED = {"endpoint": "ipc:///run/out", "layout": "merged"}

@@ -12,6 +12,7 @@ import pytest
 
 from kvbus.admin.credentials import Credentials, read_credentials
 from kvbus.admin.tokens import line_of, new_token
+from kvbus.common.errors import BindError, ConfigError, Problem
 from kvbus.config import Config, load
 from kvbus.core.stats import ProcessStats
 from kvbus.daemon import reload
@@ -21,7 +22,6 @@ from kvbus.daemon.daemon import Daemon
 from kvbus.daemon.keys import Keys, read_keys
 from kvbus.daemon.placement import Placement, place
 from kvbus.daemon.reload import Reloader
-from kvbus.errors import BindError, ConfigError, Problem
 from tests.security.keys import Keyring
 from tests.system.bus import eventually
 

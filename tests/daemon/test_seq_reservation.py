@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from kvbus.common.errors import InUseError
 from kvbus.daemon.disk import Disk
 from kvbus.daemon.seq_reservation import AHEAD, UNKNOWN, SeqReservations, reached
-from kvbus.errors import InUseError
 
 RESERVATION = 72
 """Bytes: what it is, and two copies of a number, the lowest number of a state and a checksum."""

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvbus.common.errors import StateDirError
 from kvbus.config import Config, load
 from kvbus.core.commands import Publish
 from kvbus.core.events import BatchReceived
@@ -26,7 +27,6 @@ from kvbus.daemon.generations import SPARE
 from kvbus.daemon.seq_reservation import AHEAD
 from kvbus.daemon.state_file import ID_BYTES, StateFile, header, identity, other_version, write_frame
 from kvbus.daemon.state_keys import NO_KEYS, StateKeys
-from kvbus.errors import StateDirError
 from tests.daemon.test_disk import OTHER_THAN_A_FILE
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import removed, store

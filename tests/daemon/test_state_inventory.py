@@ -11,12 +11,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from kvbus.cli import main
+from kvbus.common.errors import StateKeyError
 from kvbus.config import Config
 from kvbus.daemon import state_inventory
 from kvbus.daemon.daemon import Daemon
 from kvbus.daemon.disk import Disk
 from kvbus.daemon.state_inventory import Found, look
-from kvbus.errors import StateKeyError
 from tests.daemon.test_state_damage import blocks_of, next_seq_of
 from tests.daemon.test_state_keys import NAMES, ONE, TWO, config, files, plain, ran, with_keys
 

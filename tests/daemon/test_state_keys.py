@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kvbus.common.errors import ConfigError, StateKeyError
 from kvbus.config import Config, load
 from kvbus.core.events import BatchReceived
 from kvbus.daemon import state_store
@@ -15,7 +16,6 @@ from kvbus.daemon.daemon import Daemon
 from kvbus.daemon.generations import SPARE
 from kvbus.daemon.state_file import described
 from kvbus.daemon.state_keys import StateKeys, read_state_keys
-from kvbus.errors import ConfigError, StateKeyError
 from kvbus.transport.curve import KeyFileError
 from tests.daemon.test_state_damage import blocks_of, next_seq_of, rotated
 from tests.doubles.payloads import batch, pack, removed, store

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
+from kvbus.common.errors import InUseError, StateDirError
 from kvbus.config import Config, load
 from kvbus.core.events import BatchReceived
 from kvbus.daemon import state_place
 from kvbus.daemon.daemon import Daemon
 from kvbus.daemon.seq_reservation import SeqReservations
 from kvbus.daemon.state_place import MIN_FREE, Base, name_of, open_place, unusable
-from kvbus.errors import InUseError, StateDirError
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import store
 from tests.ports import free_ports

@@ -6,7 +6,7 @@ import asyncio
 import collections
 from itertools import chain
 
-from kvbus.daemon import daemon as module
+from kvbus.daemon import source_log as module
 from kvbus.daemon.source_log import SourceLog
 from tests.ports import free_ports
 from tests.system.bus import eventually, running_bus

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from kvbus.common.errors import ConfigError
 from kvbus.config import Config, load
 from kvbus.daemon.keys import Keys, output_domain, who_reads_what
 from kvbus.daemon.placement import Worker
 from kvbus.daemon.views import View, Views
-from kvbus.errors import ConfigError
 from kvbus.transport.curve import Curve
 from kvbus.transport.grants import EVERYTHING, Client, Grant, parse
 

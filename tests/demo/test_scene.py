@@ -9,18 +9,18 @@ import pytest
 from click.testing import CliRunner
 
 from kvbus.cli import main
+from kvbus.common.errors import BindError
 from kvbus.core.wire.schema import BlockRemoved
-from kvbus.demo import scene as scenes
-from kvbus.demo import stage
-from kvbus.demo.engines import CAST
-from kvbus.demo.ports import LOOPBACK, PortRun
-from kvbus.demo.routers import Feed
-from kvbus.demo.run import Lines, perform
-from kvbus.demo.scene import Scene
-from kvbus.demo.screen import Match
-from kvbus.demo.script import Act, Kind
-from kvbus.demo.story import Tone
-from kvbus.errors import BindError
+from kvbus.tools.demo import scene as scenes
+from kvbus.tools.demo import stage
+from kvbus.tools.demo.engines import CAST
+from kvbus.tools.demo.ports import LOOPBACK, PortRun
+from kvbus.tools.demo.routers import Feed
+from kvbus.tools.demo.run import Lines, perform
+from kvbus.tools.demo.scene import Scene
+from kvbus.tools.demo.screen import Match
+from kvbus.tools.demo.script import Act, Kind
+from kvbus.tools.demo.story import Tone
 
 
 async def play(scene, stop=None):

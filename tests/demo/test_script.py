@@ -4,7 +4,7 @@ from itertools import islice, pairwise
 
 import pytest
 
-from kvbus.demo.script import LAP_S, Kind, plan
+from kvbus.tools.demo.script import LAP_S, Kind, plan
 
 RANKS = ("vllm/0", "vllm/1", "sglang/0", "sglang/1")
 

@@ -5,10 +5,10 @@ import pytest
 
 from kvbus.client import BlockView
 from kvbus.core.wire.schema import BlockRemoved, BlockStored
-from kvbus.demo import plain
-from kvbus.demo.verdict import Verdict, compare, truth_keys, view_keys
-from kvbus.sim.engine import EngineOptions, SimEngine
-from kvbus.sim.workload import synthetic
+from kvbus.tools.demo import plain
+from kvbus.tools.demo.verdict import Verdict, compare, truth_keys, view_keys
+from kvbus.tools.sim.engine import EngineOptions, SimEngine
+from kvbus.tools.sim.workload import synthetic
 
 
 def stored(*hashes, medium="GPU", group=0):

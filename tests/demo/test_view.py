@@ -9,12 +9,12 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from kvbus.admin.views import Counts
-from kvbus.demo import plain
-from kvbus.demo.screen import Cell, Match, RouterRow, Screen, Sent, SourceRow
-from kvbus.demo.story import Line, Tone
-from kvbus.demo.verdict import Verdict, compare
-from kvbus.demo.view import render, render_story, render_verdict
-from kvbus.terminal import ASCII, UNICODE
+from kvbus.tools.demo import plain
+from kvbus.tools.demo.screen import Cell, Match, RouterRow, Screen, Sent, SourceRow
+from kvbus.tools.demo.story import Line, Tone
+from kvbus.tools.demo.verdict import Verdict, compare
+from kvbus.tools.demo.view import render, render_story, render_verdict
+from kvbus.tools.terminal import ASCII, UNICODE
 
 
 def source(label, **changes):

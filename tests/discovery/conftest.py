@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvbus.config import parts
-from kvbus.discovery.streams import LogStreams
+from kvbus.parts.discovery.streams import LogStreams
 from tests.discovery.worlds import WORLDS, World
 
 FINDING = [

@@ -1,4 +1,4 @@
-"""What every kind of discovery does, whoever it asks. See kvbus/discovery/contract.py."""
+"""What every kind of discovery does, whoever it asks. See kvbus/parts/discovery/contract.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvbus.config import parts
-from kvbus.discovery.contract import DiscoveryError, Engine, Publisher, Services, fitting_name
+from kvbus.parts.discovery.contract import DiscoveryError, Engine, Publisher, Services, fitting_name
 from tests.discovery.fleet import Bus, Worker, running
 from tests.discovery.worlds import Place, World
 from tests.system.bus import eventually

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kvbus.discovery.contract import DiscoveryError, Engine, Services
+from kvbus.parts.discovery.contract import DiscoveryError, Engine, Services
 from tests.discovery.fleet import Bus, Worker, running
 from tests.ports import free_port, free_ports
 from tests.system.bus import eventually
@@ -40,7 +40,7 @@ class Watched:
     """What is found in the DNS, set by set."""
 
     def __init__(self, server: DnsServer, **more: Any) -> None:
-        from kvbus.discovery.dns.discoverer import DnsDiscoverer, DnsSettings  # noqa: PLC0415 - an extra
+        from kvbus.parts.discovery.dns.discoverer import DnsDiscoverer, DnsSettings  # noqa: PLC0415 - an extra
 
         self.disconnected = asyncio.Event()
         settings = DnsSettings.model_validate(settings_of(server, **more))

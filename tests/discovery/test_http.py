@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from kvbus.discovery.contract import DiscoveryError, Publisher, Services
-from kvbus.discovery.engine_answers import of_sglang, of_vllm
-from kvbus.discovery.http.discoverer import HttpDiscoverer, HttpSettings
+from kvbus.parts.discovery.contract import DiscoveryError, Publisher, Services
+from kvbus.parts.discovery.engine_answers import of_sglang, of_vllm
+from kvbus.parts.discovery.http.discoverer import HttpDiscoverer, HttpSettings
 from tests.discovery.fleet import Bus, Worker, running
 from tests.discovery.worlds import HttpWorld, Place
 from tests.system.bus import eventually

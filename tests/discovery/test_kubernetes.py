@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from kvbus.discovery.contract import DiscoveryError, Engine, Services
-from kvbus.discovery.kubernetes import api, discoverer
-from kvbus.discovery.kubernetes.discoverer import KubernetesDiscoverer, KubernetesSettings
-from kvbus.discovery.kubernetes.objects import Ports, of_pods, of_slices
+from kvbus.parts.discovery.contract import DiscoveryError, Engine, Services
+from kvbus.parts.discovery.kubernetes import api, discoverer
+from kvbus.parts.discovery.kubernetes.discoverer import KubernetesDiscoverer, KubernetesSettings
+from kvbus.parts.discovery.kubernetes.objects import Ports, of_pods, of_slices
 from tests.discovery.kube_server import TOKEN, KubeServer, pod
 from tests.security.certificates import Authority
 from tests.system.bus import eventually

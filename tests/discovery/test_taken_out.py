@@ -10,7 +10,7 @@ import pytest
 from tests.long import sample
 from tests.outputs.test_taken_out import ROOT, Tree
 
-KINDS = sorted(path.parent.name for path in ROOT.glob("kvbus/discovery/*/__init__.py"))
+KINDS = sorted(path.parent.name for path in ROOT.glob("kvbus/parts/discovery/*/__init__.py"))
 SETTINGS = {
     "dns": "{dns: {name: engines, port: 5557}}",
     "file": "{file: {path: /run/engines.yaml}}",
@@ -45,7 +45,7 @@ def discovering(kind: str) -> tuple[str, ...]:
 @pytest.mark.parametrize("kind", sample(KINDS, len(KINDS)))
 def test_without_a_kind_the_rest_is_as_it_was(tree: Tree, kind: str) -> None:
     before = tree.modules()
-    folder = tree.root / "kvbus" / "discovery" / kind
+    folder = tree.root / "kvbus" / "parts" / "discovery" / kind
     own = {path for path in before if folder in path.parents}
     assert folder / "discoverer.py" in own
     assert tree.check(*discovering(kind)).returncode == 0

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from kvbus import config, core
 from kvbus.cli import main
+from kvbus.common.errors import ConfigError
 from kvbus.core import commands, events
 from kvbus.core.blocks.compaction import StateSnapshot
 from kvbus.core.commands import Publish
@@ -33,10 +34,9 @@ from kvbus.core.types import MEDIA, Filtered, Reason
 from kvbus.core.wire.frames import ReplayRequest
 from kvbus.core.wire.profiles import PROFILES
 from kvbus.daemon import seq_reservation as marks
-from kvbus.demo.verdict import Comparison, Verdict
-from kvbus.demo.view import render_verdict
-from kvbus.errors import ConfigError
-from kvbus.sim.dialects import DIALECTS
+from kvbus.tools.demo.verdict import Comparison, Verdict
+from kvbus.tools.demo.view import render_verdict
+from kvbus.tools.sim.dialects import DIALECTS
 from tests.docs import measured
 from tests.docs.phases import page
 from tests.doubles.answers import answer_of
@@ -202,9 +202,12 @@ class TestArchitecture:
 
     def test_the_code_map_has_everything_around_it(self):
         told = " ".join(row[0] for row in first_cells(section(ARCHITECTURE, "### Around it")).values())
-        for path in (ROOT / "kvbus").iterdir():
-            if path.is_dir() and (path / "__init__.py").exists() and path.name != "core":
-                assert f"`kvbus/{path.name}/`" in told, path.name
+        packages = [ROOT / "kvbus", ROOT / "kvbus" / "parts", ROOT / "kvbus" / "tools"]
+        for path in (each for package in packages for each in package.iterdir()):
+            if (path / "__init__.py").exists() and path.name not in ("core", "parts", "tools"):
+                assert f"`{path.relative_to(ROOT)}/`" in told, path
+            elif path.suffix == ".py" and path.name != "__init__.py":
+                assert f"`{path.relative_to(ROOT)}`" in told, path
             elif path.suffix == ".py" and path.name != "__init__.py":
                 assert re.search(rf"`(kvbus/)?{re.escape(path.name)}`", told), path.name
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from kvbus import asking
-from kvbus.doctor.examine import examine_bus
-from kvbus.doctor.rendering import render
+from kvbus.tools import asking
+from kvbus.tools.doctor.examine import examine_bus
+from kvbus.tools.doctor.rendering import render
 from tests.doctor.mistakes import Scene, made
 from tests.doctor.test_mistakes import examined
 from tests.ports import free_port

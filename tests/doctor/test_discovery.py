@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvbus.config import load
-from kvbus.doctor.examine import examine
+from kvbus.tools.doctor.examine import examine
 from tests.discovery.fleet import Worker, write
 from tests.ports import free_port, free_ports
 

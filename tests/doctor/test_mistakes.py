@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from kvbus.config import load
-from kvbus.doctor.examine import examine
-from kvbus.doctor.findings import Report
-from kvbus.doctor.rendering import render
+from kvbus.tools.doctor.examine import examine
+from kvbus.tools.doctor.findings import Report
+from kvbus.tools.doctor.rendering import render
 from tests.doctor.mistakes import MISTAKES, Scene, made
 
 OPERATIONS = Path(__file__).parents[2] / "docs" / "OPERATIONS.md"

@@ -10,7 +10,7 @@ Engines with a truth: there are two, because they answer different questions.
 
 * ``tests.properties.world.Engine`` is pure. It does what a script says (this block, this medium, one copy more), so that
   a failing run can be shortened to the few changes that matter. It has its own seqs, buffer, replay and snapshots.
-* ``tests.system.actors.Engine`` is :class:`kvbus.sim.engine.SimEngine`, a cache under a workload, on a real publisher.
+* ``tests.system.actors.Engine`` is :class:`kvbus.tools.sim.engine.SimEngine`, a cache under a workload, on a real publisher.
   Nobody says what it does next, and it makes batches like a release of a real engine. ``tests.chaos.engines`` runs the
   same cache as a process. Load generators (``tests.bench``) and publishers of a few batches need no truth.
 

@@ -9,12 +9,12 @@ from typing import Any, Final
 
 import msgspec
 
-from kvbus.capture.format import Message
 from kvbus.core.commands import AnswerReplay, Command, Publish, RequestReplay
 from kvbus.core.events import BatchReceived, ReplayReceived, SourceDown, SourceUp
 from kvbus.core.remarks import reasons
 from kvbus.core.source_stats import COUNTERS
 from kvbus.core.wire.frames import END_SEQ
+from kvbus.tools.capture.format import Message
 from tests.core.dsl import Script, asked, tick
 from tests.doubles.answers import reading
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from kvbus.discovery.contract import DiscoveryError, Publisher
-from kvbus.discovery.engine_answers import of_sglang as read_of_sglang
-from kvbus.discovery.engine_answers import of_vllm as read_of_vllm
-from kvbus.front.answers import Offer, of_kvbus, of_sglang, of_vllm
+from kvbus.parts.discovery.contract import DiscoveryError, Publisher
+from kvbus.parts.discovery.engine_answers import of_sglang as read_of_sglang
+from kvbus.parts.discovery.engine_answers import of_vllm as read_of_vllm
+from kvbus.parts.front.answers import Offer, of_kvbus, of_sglang, of_vllm
 from tests.discovery.test_http import LOCAL, SGLANG_023, VLLM_033, VLLM_LIST
 
 HOST = "10.0.0.9"

@@ -16,8 +16,8 @@ import pytest
 import pytest_asyncio
 from grpc import aio
 
-from kvbus.errors import BindError
-from kvbus.front.grpc.server import _here
+from kvbus.common.errors import BindError
+from kvbus.parts.front.grpc.server import _here
 from tests.chaos.proxy import Link
 from tests.front.grpc_pod import SOURCES, UNLIMITED, GrpcPod, running_grpc_pod
 from tests.ports import free_ports

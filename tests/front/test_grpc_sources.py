@@ -9,8 +9,8 @@ import pytest
 import pytest_asyncio
 from grpc import aio
 
-from kvbus.front.answers import Offer, UnanswerableError
-from kvbus.front.grpc.sources import of_kvbus, of_vllm
+from kvbus.parts.front.answers import Offer, UnanswerableError
+from kvbus.parts.front.grpc.sources import of_kvbus, of_vllm
 from tests.front.grpc_pod import SOURCES, GrpcPod, message, running_grpc_pod
 from tests.ports import free_ports
 

@@ -8,7 +8,7 @@ import logging
 
 import pytest
 
-from kvbus.front import engine, server
+from kvbus.parts.front import engine, server
 from tests.front.pod import Pod, running_pod
 from tests.system.bus import eventually
 

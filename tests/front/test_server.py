@@ -10,8 +10,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from kvbus.errors import BindError
-from kvbus.front import server
+from kvbus.common.errors import BindError
+from kvbus.parts.front import server
 from tests.front.pod import Pod, running_pod
 from tests.system.bus import eventually
 

@@ -14,23 +14,25 @@ FRONT_GRPC = ("--set", "front_grpc={listen: '127.0.0.1:50051', engine: '127.0.0.
 
 def test_without_the_front_the_rest_is_as_it_was(tmp_path: Path) -> None:
     tree = Tree(tmp_path)
-    folder = tree.root / "kvbus" / "front"
+    folder = tree.root / "kvbus" / "parts" / "front"
     assert (folder / "server.py").exists()
     shutil.rmtree(folder)
     assert tree.root / "kvbus" / "daemon" / "front.py" in tree.modules()
     done = tree.check(*FRONT)
     assert (done.returncode, done.stdout) == (78, "")
-    assert "it is registered, and what it needs is not installed: No module named 'kvbus.front'" in done.stderr
+    assert "it is registered, and what it needs is not installed: No module named 'kvbus.parts.front'" in done.stderr
     assert done.stderr.count("\n") == 2
 
 
 def test_without_its_grpc_part_it_is_as_it_was(tmp_path: Path) -> None:
     tree = Tree(tmp_path)
-    folder = tree.root / "kvbus" / "front" / "grpc"
+    folder = tree.root / "kvbus" / "parts" / "front" / "grpc"
     assert (folder / "server.py").exists()
     shutil.rmtree(folder)
-    assert tree.root / "kvbus" / "front" / "server.py" in tree.modules()
+    assert tree.root / "kvbus" / "parts" / "front" / "server.py" in tree.modules()
     assert tree.check(*FRONT).returncode == 0
     done = tree.check(*FRONT_GRPC)
     assert (done.returncode, done.stdout) == (78, "")
-    assert "it is registered, and what it needs is not installed: No module named 'kvbus.front.grpc'" in done.stderr
+    assert (
+        "it is registered, and what it needs is not installed: No module named 'kvbus.parts.front.grpc'" in done.stderr
+    )

@@ -14,7 +14,7 @@ import pytest
 from kvbus.core.commands import Publish
 from kvbus.core.events import BatchReceived
 from kvbus.core.types import Filtered
-from kvbus.sim.dialects import DIALECTS, Dialect
+from kvbus.tools.sim.dialects import DIALECTS, Dialect
 from tests.core.dsl import Script
 from tests.doubles.payloads import pack, payload
 from tests.long import LONG

@@ -14,7 +14,7 @@ from typing import Any, Final
 import pytest
 import uvloop
 
-from kvbus.capture.play import Faults, play
+from kvbus.tools.capture.play import Faults, play
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.image.conftest import IMAGE, SECURE, Podman
 from tests.system.bus import RouterOnASet, eventually

@@ -15,7 +15,7 @@ import zmq
 
 from kvbus.core.stats import OutputStats
 from kvbus.daemon.reload import Reloader
-from kvbus.outputs.zmq.driver import ZmqOutput
+from kvbus.parts.outputs.zmq.driver import ZmqOutput
 from kvbus.transport.engine.publisher import EnginePublisher
 from kvbus.transport.live.stream import LivePublisher
 from tests.doubles.socket_router import END

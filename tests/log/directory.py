@@ -19,7 +19,15 @@ from pathlib import Path
 from typing import Final, TypeVar
 from urllib.parse import quote, unquote
 
-from kvbus.log.contract import Entry, FencedError, Pointer, UnavailableError, next_turn, read_pointer, write_pointer
+from kvbus.parts.log.contract import (
+    Entry,
+    FencedError,
+    Pointer,
+    UnavailableError,
+    next_turn,
+    read_pointer,
+    write_pointer,
+)
 
 HEADER: Final = struct.Struct(">IId")
 """Length and CRC-32 of the record behind it, and when it was appended, in seconds."""
@@ -124,7 +132,7 @@ class _Stream:
 
 
 class DirectoryWriter:
-    """See :class:`~kvbus.log.contract.Writer`."""
+    """See :class:`~kvbus.parts.log.contract.Writer`."""
 
     def __init__(self, stream: _Stream, epoch: int, end: int, segment_bytes: int, keep: int) -> None:
         self.epoch = epoch
@@ -181,7 +189,7 @@ class DirectoryWriter:
 
 
 class DirectoryReader:
-    """See :class:`~kvbus.log.contract.Reader`."""
+    """See :class:`~kvbus.parts.log.contract.Reader`."""
 
     def __init__(self, root: Path, starts: Mapping[str, int]) -> None:
         self._root = root
@@ -246,7 +254,7 @@ def _end(stream: _Stream) -> int:
 
 
 class DirectoryLog:
-    """See :class:`~kvbus.log.contract.Log`.
+    """See :class:`~kvbus.parts.log.contract.Log`.
 
     Args:
         root: the directory.

@@ -13,11 +13,11 @@ from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source_spec import SourceSpec
 from kvbus.core.stats import OutputStats
 from kvbus.core.wire.profiles import PROFILES
-from kvbus.log.contract import Entry, UnavailableError
-from kvbus.log.follower import Follower, Holds
-from kvbus.log.record import Kind
-from kvbus.outputs.contract import Services
-from kvbus.outputs.log_output import LogOutput, stream_of
+from kvbus.parts.log.contract import Entry, UnavailableError
+from kvbus.parts.log.follower import Follower, Holds
+from kvbus.parts.log.record import Kind
+from kvbus.parts.outputs.contract import Services
+from kvbus.parts.outputs.log_output import LogOutput, stream_of
 from kvbus.transport.sockets import PLAIN
 from tests.doubles.payloads import payload, removed, store
 from tests.doubles.router import PlainSetRouter

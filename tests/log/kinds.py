@@ -15,15 +15,15 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
 from aiokafka.errors import TopicAlreadyExistsError
 
 from kvbus.config import KafkaTopic, NatsStream, RedisKeys
-from kvbus.log.contract import Log, UnavailableError
-from kvbus.log.kafka import KafkaLog
-from kvbus.log.kafka_client import partition_of
-from kvbus.log.nats import NatsLog
-from kvbus.log.nats_client import Link
-from kvbus.log.nats_reader import SHIFT
-from kvbus.log.place import POINTERS, NatsPlace, Place, RedisPlace
-from kvbus.log.redis import RedisLog
-from kvbus.log.redis_client import names
+from kvbus.parts.log.contract import Log, UnavailableError
+from kvbus.parts.log.kafka import KafkaLog
+from kvbus.parts.log.kafka_client import partition_of
+from kvbus.parts.log.nats import NatsLog
+from kvbus.parts.log.nats_client import Link
+from kvbus.parts.log.nats_reader import SHIFT
+from kvbus.parts.log.place import POINTERS, NatsPlace, Place, RedisPlace
+from kvbus.parts.log.redis import RedisLog
+from kvbus.parts.log.redis_client import names
 from tests.log.broker import PATIENCE, Broker
 from tests.log.clusters import PRIMARY, Cluster
 from tests.log.directory import DirectoryLog
@@ -52,7 +52,7 @@ def more(address: str) -> dict[str, Any]:
 def found_by(kind: Any, monkeypatch: Any) -> tuple[str, dict[str, Any]]:
     """The kind of a log, and the keys by which ``discover`` finds it."""
     if isinstance(kind, Directory):  # no part of kvbus reads it
-        monkeypatch.setattr("kvbus.discovery.kafka.discoverer.KafkaLog", lambda _: kind.open())
+        monkeypatch.setattr("kvbus.parts.discovery.kafka.discoverer.KafkaLog", lambda _: kind.open())
         return "kafka", {"endpoint": "tcp://127.0.0.1:9"}
     ((name, named),) = kind.settings().items()
     return name, {"endpoint": kind.endpoint, **named}

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from kvbus.log import contract, record
+from kvbus.parts.log import contract, record
 from tests.log.records import checked
 
 _write, _read = record.write, record.read

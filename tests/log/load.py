@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final, Self
 
 from kvbus.core.numbered import EPOCH_BITS
-from kvbus.log.contract import UnavailableError
-from kvbus.log.follower import Holds
+from kvbus.parts.log.contract import UnavailableError
+from kvbus.parts.log.follower import Holds
 from tests.log.fleet import Fleet
 from tests.log.test_aggregator import TOPIC, Aggregator, Moving
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kvbus.log.follower import Follower, Holds
-from kvbus.log.record import Kind
+from kvbus.parts.log.follower import Follower, Holds
+from kvbus.parts.log.record import Kind
 from tests.doubles.router import PlainSetRouter
 
 

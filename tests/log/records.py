@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import msgspec
 
-from kvbus.log.record import CHECK, SCHEMA, Kind, Record, write
+from kvbus.parts.log.record import CHECK, SCHEMA, Kind, Record, write
 from tests.doubles.payloads import cleared, payload, store
 
 PLAIN: Final[dict[str, Any]] = {

@@ -8,18 +8,18 @@ from typing import Protocol
 
 import pytest
 
+from kvbus.common.errors import KvbusError
 from kvbus.config import load
 from kvbus.core.numbered import EPOCH_BITS, LAST
 from kvbus.daemon.daemon import Daemon
-from kvbus.discovery.contract import DiscoveryError, fitting_name
-from kvbus.discovery.streams import TAKE, LogStreams
-from kvbus.doctor.discovery import find
-from kvbus.errors import KvbusError
-from kvbus.log.contract import START
-from kvbus.log.kafka import KafkaLog
-from kvbus.log.nats import NatsLog
-from kvbus.log.redis import RedisLog
+from kvbus.parts.discovery.contract import DiscoveryError, fitting_name
+from kvbus.parts.discovery.streams import TAKE, LogStreams
+from kvbus.parts.log.contract import START
+from kvbus.parts.log.kafka import KafkaLog
+from kvbus.parts.log.nats import NatsLog
+from kvbus.parts.log.redis import RedisLog
 from kvbus.telemetry.readings import read_sources
+from kvbus.tools.doctor.discovery import find
 from tests.doubles.topic_router import TopicRouter
 from tests.log.directory import DirectoryLog
 from tests.log.fleet import fleet
@@ -280,7 +280,7 @@ async def test_a_record_costs_no_look_at_all_streams(tmp_path, monkeypatch):
         return fitting_name(name)
 
     monkeypatch.setattr(DirectoryLog, "read", read)
-    monkeypatch.setattr("kvbus.discovery.streams.fitting_name", named)
+    monkeypatch.setattr("kvbus.parts.discovery.streams.fitting_name", named)
     kind = Directory(tmp_path / "log")
     async with fleet(kind) as log:
         leaves = [log.leaf(topic=f"m␟pod-{n}/engine␟{n}".encode()) for n in range(MANY)]

@@ -9,10 +9,10 @@ from typing import Any, Final
 import pytest
 from aiokafka.admin import NewTopic
 
-from kvbus.log.contract import START
-from kvbus.log.kafka_client import partition_of
-from kvbus.log.nats import NatsLog
-from kvbus.log.place import POINTERS
+from kvbus.parts.log.contract import START
+from kvbus.parts.log.kafka_client import partition_of
+from kvbus.parts.log.nats import NatsLog
+from kvbus.parts.log.place import POINTERS
 from tests.log.clusters import Cluster
 from tests.log.fleet import KEY, fleet
 from tests.log.kinds import Kafka, Nats, insist

@@ -1,4 +1,4 @@
-"""What every log has to do, on the real thing: see :mod:`kvbus.log.contract`.
+"""What every log has to do, on the real thing: see :mod:`kvbus.parts.log.contract`.
 
 A new log passes this file as it is; how it is made, trimmed and stopped is an entry in ``kinds.py``.
 """
@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from kvbus.log.contract import START, Entry, FencedError, Pointer, UnavailableError
-from kvbus.log.record import Stream
+from kvbus.parts.log.contract import START, Entry, FencedError, Pointer, UnavailableError
+from kvbus.parts.log.record import Stream
 from tests.log.kinds import insist
 from tests.transport.loops import both_loops
 

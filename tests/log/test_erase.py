@@ -10,10 +10,10 @@ import pytest
 from click.testing import CliRunner
 
 from kvbus.cli import main
-from kvbus.log import nats_erase, redis_erase
-from kvbus.log.redis_client import names
-from kvbus.outputs import appending
-from kvbus.outputs.log_output import stream_of
+from kvbus.parts.log import nats_erase, redis_erase
+from kvbus.parts.log.redis_client import names
+from kvbus.parts.outputs import appending
+from kvbus.parts.outputs.log_output import stream_of
 from tests.log.fleet import KEY, fleet
 from tests.log.kinds import Nats, Redis
 from tests.transport.loops import eventually

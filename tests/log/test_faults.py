@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from kvbus.log.contract import START
-from kvbus.log.nats import NatsLog
-from kvbus.log.redis import RedisLog
+from kvbus.parts.log.contract import START
+from kvbus.parts.log.nats import NatsLog
+from kvbus.parts.log.redis import RedisLog
 from tests.log.cutting import Cutting
 from tests.log.fleet import KEY, fleet, taken
 from tests.log.kinds import Nats, Redis, insist

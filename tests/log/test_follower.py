@@ -6,9 +6,9 @@ from typing import NamedTuple
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbus.log.follower import LEASE, LEASE_TTL, SILENCE, Follower, Holds
-from kvbus.log.record import Kind, read
-from kvbus.outputs.appending import ASK_AGAIN
+from kvbus.parts.log.follower import LEASE, LEASE_TTL, SILENCE, Follower, Holds
+from kvbus.parts.log.record import Kind, read
+from kvbus.parts.outputs.appending import ASK_AGAIN
 from tests.log.reading import Reading
 from tests.log.records import batch, clear, gone, lease, record, state
 

@@ -6,10 +6,10 @@ import logging
 import pytest
 
 from kvbus.config import load
-from kvbus.doctor.broker import broker, finding_key
-from kvbus.log.contract import START, UnavailableError
-from kvbus.log.kafka import KafkaLog
-from kvbus.log.place import Place
+from kvbus.parts.log.contract import START, UnavailableError
+from kvbus.parts.log.kafka import KafkaLog
+from kvbus.parts.log.place import Place
+from kvbus.tools.doctor.broker import broker, finding_key
 from tests.log.fleet import KEY, fleet
 from tests.log.kinds import Kafka, insist
 from tests.log.rights import Acl, Operation, Resource, rights

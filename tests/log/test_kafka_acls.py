@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from kvbus.log.contract import START, Pointer, UnavailableError
-from kvbus.log.kafka import KafkaLog
-from kvbus.log.kafka_erase import erase, look
-from kvbus.log.record import Stream
+from kvbus.parts.log.contract import START, Pointer, UnavailableError
+from kvbus.parts.log.kafka import KafkaLog
+from kvbus.parts.log.kafka_erase import erase, look
+from kvbus.parts.log.record import Stream
 from tests.log.kinds import Kafka
 from tests.log.rights import Acl, Operation, Resource, rights
 from tests.transport.loops import PATIENCE

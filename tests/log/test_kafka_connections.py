@@ -7,10 +7,10 @@ from aiokafka.conn import AIOKafkaConnection
 from aiokafka.protocol.metadata import MetadataRequest
 from aiokafka.protocol.transaction import AddPartitionsToTxnRequest
 
-from kvbus import tasks
-from kvbus.log import kafka as log_module
-from kvbus.log import kafka_client as module
-from kvbus.log.contract import START
+from kvbus.common import tasks
+from kvbus.parts.log import kafka as log_module
+from kvbus.parts.log import kafka_client as module
+from kvbus.parts.log.contract import START
 from tests.log.fleet import KEY
 from tests.log.kinds import Kafka, insist
 

@@ -8,10 +8,10 @@ import pytest
 from click.testing import CliRunner
 
 from kvbus.cli import main
-from kvbus.log.inventory import over
-from kvbus.log.kafka import KafkaLog
-from kvbus.log.kafka_erase import erase, look
-from kvbus.outputs.log_output import stream_of
+from kvbus.parts.log.inventory import over
+from kvbus.parts.log.kafka import KafkaLog
+from kvbus.parts.log.kafka_erase import erase, look
+from kvbus.parts.outputs.log_output import stream_of
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.payloads import payload, store
 from tests.log.fleet import KEY, fleet

@@ -11,8 +11,8 @@ import pytest
 
 from kvbus.client import RouterError, Worker
 from kvbus.core.wire.profiles import PROFILES
-from kvbus.discovery.streams import LogStreams
-from kvbus.log_router import LogRouter
+from kvbus.parts.discovery.streams import LogStreams
+from kvbus.parts.log_router import LogRouter
 from tests.log.fleet import fleet
 from tests.log.kinds import found_by
 from tests.transport.loops import eventually

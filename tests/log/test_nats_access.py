@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from kvbus.config import load
-from kvbus.doctor.broker import broker, finding_key
-from kvbus.log import nats_client
-from kvbus.log.contract import START, Pointer, UnavailableError
-from kvbus.log.nats import NatsLog
-from kvbus.log.nats_client import Link
-from kvbus.log.nats_erase import erase, look
-from kvbus.log.record import Stream
+from kvbus.parts.log import nats_client
+from kvbus.parts.log.contract import START, Pointer, UnavailableError
+from kvbus.parts.log.nats import NatsLog
+from kvbus.parts.log.nats_client import Link
+from kvbus.parts.log.nats_erase import erase, look
+from kvbus.parts.log.record import Stream
+from kvbus.tools.doctor.broker import broker, finding_key
 from tests.log import nats_server
 from tests.log.fleet import KEY, fleet
 from tests.log.kinds import Nats

@@ -7,9 +7,9 @@ import warnings
 
 import pytest
 
-from kvbus.log import nats_client as module
-from kvbus.log.contract import START, Entry, UnavailableError
-from kvbus.log.nats_client import Link
+from kvbus.parts.log import nats_client as module
+from kvbus.parts.log.contract import START, Entry, UnavailableError
+from kvbus.parts.log.nats_client import Link
 from tests.log.fleet import KEY, fleet, taken
 from tests.log.kinds import Nats
 from tests.transport.loops import eventually

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from kvbus.discovery.streams import LogStreams
+from kvbus.parts.discovery.streams import LogStreams
 from tests.log.fleet import fleet
 from tests.log.test_aggregator import TOPIC, Two
 from tests.transport.loops import eventually

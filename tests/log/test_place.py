@@ -7,9 +7,9 @@ import pytest
 from click.testing import CliRunner
 
 from kvbus.cli import main
+from kvbus.common.errors import ConfigError
 from kvbus.config import KafkaTopic, load
-from kvbus.errors import ConfigError
-from kvbus.log.place import Place, check_files, place_of
+from kvbus.parts.log.place import Place, check_files, place_of
 from tests.security.certificates import Authority
 
 

@@ -2,8 +2,8 @@
 
 import asyncio
 
-from kvbus.log.contract import START
-from kvbus.log.follower import Holds
+from kvbus.parts.log.contract import START
+from kvbus.parts.log.follower import Holds
 from tests.log.fleet import fleet
 from tests.transport.loops import eventually
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbus.log.record import (
+from kvbus.parts.log.record import (
     MAX_BYTES,
     MAX_EVENTS,
     SCHEMA,

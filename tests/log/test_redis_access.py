@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from kvbus.config import load
-from kvbus.doctor.broker import broker, finding_key
-from kvbus.log.contract import START, Pointer, UnavailableError
-from kvbus.log.record import Stream
-from kvbus.log.redis import RedisLog
-from kvbus.log.redis_erase import erase, look
+from kvbus.parts.log.contract import START, Pointer, UnavailableError
+from kvbus.parts.log.record import Stream
+from kvbus.parts.log.redis import RedisLog
+from kvbus.parts.log.redis_erase import erase, look
+from kvbus.tools.doctor.broker import broker, finding_key
 from tests.log.fleet import KEY, fleet
 from tests.log.kinds import Redis
 from tests.security.certificates import Authority

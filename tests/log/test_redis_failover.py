@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from kvbus.log.contract import UnavailableError
-from kvbus.log.redis import RedisLog
+from kvbus.parts.log.contract import UnavailableError
+from kvbus.parts.log.redis import RedisLog
 from tests.log.clusters import Redises
 from tests.log.cutting import Cutting
 from tests.log.fleet import KEY, fleet

@@ -7,10 +7,10 @@ import pytest
 from redis.asyncio import Redis as Client
 from redis.asyncio.connection import Connection
 
-from kvbus.log.contract import START, Entry, Pointer
-from kvbus.log.record import Stream
-from kvbus.log.redis import KEEP
-from kvbus.log.redis_client import names
+from kvbus.parts.log.contract import START, Entry, Pointer
+from kvbus.parts.log.record import Stream
+from kvbus.parts.log.redis import KEEP
+from kvbus.parts.log.redis_client import names
 from tests.log.fleet import KEY, fleet, taken
 from tests.log.kinds import Redis
 from tests.transport.loops import eventually

@@ -2,8 +2,8 @@
 
 import pytest
 
-from kvbus.log.contract import UnavailableError
-from kvbus.log.refusals import causes, insisted, refusal
+from kvbus.parts.log.contract import UnavailableError
+from kvbus.parts.log.refusals import causes, insisted, refusal
 from kvbus.transport.tls_files import TlsFileError
 
 

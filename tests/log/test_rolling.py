@@ -6,7 +6,7 @@ import contextlib
 
 import msgspec
 
-from kvbus.log.record import SCHEMA, Stream
+from kvbus.parts.log.record import SCHEMA, Stream
 from tests.log.kinds import Kafka, Redis
 from tests.log.later import NEXT
 from tests.log.processes import ADDITIVE, BREAKING, NOW

@@ -6,12 +6,12 @@ from collections import Counter
 import pytest
 
 from kvbus.core.events import BatchReceived
-from kvbus.log.contract import START
-from kvbus.log.record import Kind, read
-from kvbus.outputs import appending, state_due
-from kvbus.sim.dialects import DIALECTS
-from kvbus.sim.engine import EngineOptions, SimEngine
-from kvbus.sim.workload import synthetic
+from kvbus.parts.log.contract import START
+from kvbus.parts.log.record import Kind, read
+from kvbus.parts.outputs import appending, state_due
+from kvbus.tools.sim.dialects import DIALECTS
+from kvbus.tools.sim.engine import EngineOptions, SimEngine
+from kvbus.tools.sim.workload import synthetic
 from tests.log.fleet import KEY, fleet
 from tests.log.kinds import Directory, insist
 from tests.transport.loops import eventually, u64

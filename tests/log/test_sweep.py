@@ -12,9 +12,9 @@ import pytest
 from aiokafka import errors
 from aiokafka.conn import AIOKafkaConnection
 
-from kvbus.log.contract import START
-from kvbus.log.inventory import finish
-from kvbus.log.record import read
+from kvbus.parts.log.contract import START
+from kvbus.parts.log.inventory import finish
+from kvbus.parts.log.record import read
 from tests.log.cutting import Cutting
 from tests.log.fleet import fleet, stream_of
 from tests.log.kinds import Kafka, Nats, Redis, insist

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvbus.log.record import Kind, Stream, read, write
+from kvbus.parts.log.record import Kind, Stream, read, write
 from tests.log.reading import Reading
 from tests.log.vectors import DIRECTORY, FIELDS, LOGS, REFUSED, files, text_of
 

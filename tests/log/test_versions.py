@@ -4,11 +4,11 @@ import msgspec
 import pytest
 
 from kvbus.core.numbered import EPOCH_BITS, LAST
-from kvbus.discovery.streams import LogStreams
-from kvbus.doctor.discovery import find
-from kvbus.log.contract import Pointer, next_turn, read_pointer
-from kvbus.log.record import SCHEMA
-from kvbus.log.relayed import Relayed
+from kvbus.parts.discovery.streams import LogStreams
+from kvbus.parts.log.contract import Pointer, next_turn, read_pointer
+from kvbus.parts.log.record import SCHEMA
+from kvbus.parts.log.relayed import Relayed
+from kvbus.tools.doctor.discovery import find
 from tests.log.fleet import KEY, fleet
 from tests.log.kinds import Directory, insist
 from tests.log.records import checked
@@ -35,7 +35,7 @@ def test_a_pointer_may_have_further_fields_and_the_next_turn_has_none(more):
 async def test_a_stream_that_a_later_schema_goes_on_with_is_given_up_and_what_is_written_then_is_read(
     kind, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("kvbus.discovery.streams.LOOK", 0.2)
+    monkeypatch.setattr("kvbus.parts.discovery.streams.LOOK", 0.2)
     async with fleet(kind) as log, Two(kind, tmp_path, monkeypatch) as two:
         leaf = log.leaf()
         leaf.store(30)

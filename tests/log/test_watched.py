@@ -1,7 +1,7 @@
 """What an operator sees of a leaf: who has the stream, and whether its state comes."""
 
-from kvbus.log.contract import UnavailableError
-from kvbus.outputs import state_due
+from kvbus.parts.log.contract import UnavailableError
+from kvbus.parts.outputs import state_due
 from tests.log.fleet import KEY, fleet
 from tests.transport.loops import eventually
 

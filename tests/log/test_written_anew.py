@@ -4,7 +4,7 @@ from importlib import import_module
 
 import pytest
 
-from kvbus.log import follower
+from kvbus.parts.log import follower
 from tests.doubles.topic_router import TopicRouter
 from tests.log.fleet import KEY, fleet
 from tests.log.kinds import Kafka, Nats, Redis
@@ -21,7 +21,7 @@ def kind(request):
 
 async def erase(kind):
     (name,) = kind.settings()
-    module, place = import_module(f"kvbus.log.{name}_erase"), kind.place(kind.endpoint.removeprefix("tcp://"))
+    module, place = import_module(f"kvbus.parts.log.{name}_erase"), kind.place(kind.endpoint.removeprefix("tcp://"))
     await module.erase(place, await module.look(place), [KEY], states_too=False)
     assert KEY not in (await module.look(place)).keys(lambda _: True)
 

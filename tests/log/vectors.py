@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from kvbus.log.record import MAX_BYTES, MAX_EVENTS, SCHEMA, Kind, Stream
+from kvbus.parts.log.record import MAX_BYTES, MAX_EVENTS, SCHEMA, Kind, Stream
 from tests.doubles.payloads import cleared, payload, removed, store
 from tests.log.records import batch, checked, clear, gone, lease, record, state
 

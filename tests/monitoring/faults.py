@@ -23,10 +23,10 @@ import zmq
 from zmq.auth import create_certificates, load_certificate
 
 from kvbus.config import RedisKeys
-from kvbus.log.follower import LEASE
-from kvbus.log.place import RedisPlace
-from kvbus.log.record import SCHEMA, Stream
-from kvbus.log.redis import RedisLog
+from kvbus.parts.log.follower import LEASE
+from kvbus.parts.log.place import RedisPlace
+from kvbus.parts.log.record import SCHEMA, Stream
+from kvbus.parts.log.redis import RedisLog
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles import replay_faults
 from tests.doubles.payloads import payload, removed, store

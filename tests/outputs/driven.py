@@ -16,7 +16,7 @@ from kvbus.core.outputs.stream import OutputStream
 from kvbus.core.stats import OutputStats
 from kvbus.core.wire.frames import parse_replay_request
 from kvbus.core.wire.profiles import PROFILES
-from kvbus.outputs.contract import OutputDriver, Services
+from kvbus.parts.outputs.contract import OutputDriver, Services
 from kvbus.transport.sockets import PLAIN
 from tests.outputs.readers import KINDS, Batch, Reader
 from tests.transport.loops import eventually, turns

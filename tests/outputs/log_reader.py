@@ -12,8 +12,8 @@ from typing import Any
 
 from kvbus.config import OutputConfig
 from kvbus.core.stats import OutputStats
-from kvbus.log.contract import START, Log, UnavailableError
-from kvbus.log.record import Kind, Stream, read
+from kvbus.parts.log.contract import START, Log, UnavailableError
+from kvbus.parts.log.record import Kind, Stream, read
 from tests.doubles.payloads import payload, removed
 from tests.log.kinds import Kafka, Nats, Redis, insist
 

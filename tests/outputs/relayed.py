@@ -16,7 +16,7 @@ from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source_spec import SourceSpec
 from kvbus.core.stats import OutputStats
 from kvbus.core.wire.profiles import PROFILES
-from kvbus.outputs.contract import Services
+from kvbus.parts.outputs.contract import Services
 from kvbus.transport.sockets import PLAIN
 from tests.doubles.payloads import payload, store, unpack
 from tests.doubles.router import PlainSetRouter

@@ -1,4 +1,4 @@
-"""What every output type has to do, over its real readers: see :mod:`kvbus.outputs.contract`.
+"""What every output type has to do, over its real readers: see :mod:`kvbus.parts.outputs.contract`.
 
 A new type passes this file unchanged; how its readers are played is an entry in ``readers.py``.
 """
@@ -8,8 +8,8 @@ import resource
 
 import pytest
 
+from kvbus.common.errors import BindError
 from kvbus.core.stats import OutputStats
-from kvbus.errors import BindError
 from kvbus.transport.sockets import PLAIN
 from tests.outputs.driven import TOPIC
 from tests.transport.loops import both_loops, eventually

@@ -1,6 +1,6 @@
 """The folder of an optional output type is taken out of a copy of the tree: the rest is as it was.
 
-Whatever is added beside ``kvbus/outputs/zmq`` is taken out here, too. The example, put into the copy as a folder, shows
+Whatever is added beside ``kvbus/parts/outputs/zmq`` is taken out here, too. The example, put into the copy as a folder, shows
 that it works, and that it would be noticed if it did not.
 """
 
@@ -17,7 +17,7 @@ from tests.long import sample
 from tests.outputs.example.install import install
 
 ROOT = Path(__file__).parents[2]
-PARTS = sorted({path.parent.name for path in ROOT.glob("kvbus/outputs/*/__init__.py")} - {"zmq"})
+PARTS = sorted({path.parent.name for path in ROOT.glob("kvbus/parts/outputs/*/__init__.py")} - {"zmq"})
 
 EVERYTHING = """
 import importlib, json, pkgutil, kvbus
@@ -32,11 +32,11 @@ class Tree:
     def __init__(self, root):
         self.root = root
         shutil.copytree(ROOT / "kvbus", root / "kvbus")  # with its bytecode: most of what an import costs
-        install(root, "kvbus.outputs.lines.driver")
+        install(root, "kvbus.parts.outputs.lines.driver")
         self.folder("lines").joinpath("__init__.py").touch()
 
     def folder(self, part):
-        return self.root / "kvbus" / "outputs" / part
+        return self.root / "kvbus" / "parts" / "outputs" / part
 
     def python(self, *args):
         env = {key: value for key, value in os.environ.items() if not key.startswith("KVBUS_")}
@@ -82,7 +82,7 @@ def test_without_a_part_the_rest_is_as_it_was(tree, part):
 
 def test_a_rest_that_needs_the_part_is_found(tree):
     daemon = tree.root / "kvbus" / "daemon" / "outputs.py"
-    daemon.write_text(f"{daemon.read_text()}\n\nimport kvbus.outputs.lines.driver\n")
+    daemon.write_text(f"{daemon.read_text()}\n\nimport kvbus.parts.outputs.lines.driver\n")
     shutil.rmtree(tree.folder("lines"))
     with pytest.raises(AssertionError, match=r"No module named 'kvbus\.outputs\.lines'"):
         tree.modules()

@@ -34,10 +34,10 @@ def test_it_holds_an_unbroken_end_of_what_was_appended_within_its_limits(batches
         entries = entries_of(journal)
         assert journal.bytes == sum(len(entry.payload) for entry in entries)
         assert len(entries) == 1 or (len(entries) <= max_batches and journal.bytes <= max_bytes)
-        held = [(entry.seq + i, entry.payload) for entry in entries for i in range(entry.count)]
+        held = [(entry.seq + i, entry.payload) for entry in entries for i in range(entry.batches)]
         assert [number for number, _ in held] == list(range(there(journal.first_seq), seq + 1))
         assert all(payload == body(number, batches[number]) for number, payload in held)
-        assert all(entry.empty for entry in entries if entry.count > 1)
+        assert all(entry.empty for entry in entries if entry.batches > 1)
         assert not any(a.empty and b.empty for a, b in pairwise(entries))
 
 
@@ -82,4 +82,4 @@ def test_positions_find_the_entry_or_the_nearest(batches, max_batches, seq):
         assert entry.seq == first
     else:
         assert entry.seq <= seq
-        assert seq < entry.seq + entry.count or entry is entries_of(journal)[-1]
+        assert seq < entry.seq + entry.batches or entry == entries_of(journal)[-1]

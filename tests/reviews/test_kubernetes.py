@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from kvbus.common.errors import ConfigError
 from kvbus.config import load, parts
 from kvbus.core.stats import HttpRefusal
-from kvbus.errors import ConfigError
-from kvbus.reviews import kubernetes
-from kvbus.reviews.kubernetes import Outcome, Reviewer
+from kvbus.parts.reviews import kubernetes
+from kvbus.parts.reviews.kubernetes import Outcome, Reviewer
 from tests.ports import free_port
 from tests.security.certificates import Authority
 from tests.security.test_http_principals import REMOTE, Callers, another_machine, callers

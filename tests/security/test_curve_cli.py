@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from kvbus.cli import main
-from kvbus.errors import ConfigError
+from kvbus.common.errors import ConfigError
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import store

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import uvloop
 
-from kvbus.admin import connection_limits, dumps, http
+from kvbus.admin import dumps, http
 from kvbus.admin.pace import Pace
 from kvbus.core.stats import ProcessStats
 from kvbus.transport.engine.publisher import EnginePublisher
+from kvbus.transport.http import connection_limits
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import store
 from tests.system.bus import Bus, eventually, running_bus

@@ -17,9 +17,10 @@ from typing import Any
 import pytest
 import uvloop
 
-from kvbus.admin import connection_limits, content_log
+from kvbus.admin import content_log
 from kvbus.admin.tokens import line_of, new_token
 from kvbus.cli import main
+from kvbus.transport.http import connection_limits
 from tests.security.certificates import Authority, Issued
 from tests.security.test_http_principals import (
     BEARER,

@@ -11,9 +11,9 @@ import zmq.auth
 from click.testing import CliRunner
 
 from kvbus.cli import main
+from kvbus.common.errors import ConfigError
 from kvbus.config import load
 from kvbus.daemon.keys import in_clear, read_keys, read_state_keys_of
-from kvbus.errors import ConfigError
 from kvbus.transport.curve import (
     MAX_FILE_BYTES,
     KeyFileError,

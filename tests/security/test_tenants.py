@@ -15,13 +15,13 @@ import pytest
 import zmq
 from zmq.utils import z85
 
+from kvbus.common.errors import ConfigError
 from kvbus.config import load
 from kvbus.core.outputs.snapshot import REQUEST
 from kvbus.daemon.keys import read_keys
 from kvbus.daemon.outputs import peer_policy_of
 from kvbus.daemon.reload import Reloader
-from kvbus.errors import ConfigError
-from kvbus.outputs.contract import ViewDriver
+from kvbus.parts.outputs.contract import ViewDriver
 from kvbus.transport.engine.publisher import EnginePublisher
 from kvbus.transport.zmtp.reasons import Reason
 from tests.doubles.payloads import cleared, payload, removed, store, tokens_of

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvbus.sim.cache import GPU, Cleared, PrefixCache, Removed, Stored, make_block
+from kvbus.tools.sim.cache import GPU, Cleared, PrefixCache, Removed, Stored, make_block
 
 BLOCK = 4
 

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvbus.sim.dialects import DIALECTS
-from kvbus.sim.engine import EngineOptions, SimEngine, run
-from kvbus.sim.workload import Job, synthetic
+from kvbus.tools.sim.dialects import DIALECTS
+from kvbus.tools.sim.engine import EngineOptions, SimEngine, run
+from kvbus.tools.sim.workload import Job, synthetic
 from kvbus.transport.client.rawsub import RawSubscriber
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.sim.naive import apply, events_of, truth_of

@@ -1,7 +1,7 @@
 """Radix nodes: stores that fork split a node, removals of a part split it too."""
 
-from kvbus.sim.cache import make_block
-from kvbus.sim.nodes import RadixNodes
+from kvbus.tools.sim.cache import make_block
+from kvbus.tools.sim.nodes import RadixNodes
 
 
 def chain(text, parent=None):

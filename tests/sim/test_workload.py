@@ -2,7 +2,7 @@ from itertools import islice, pairwise
 
 import pytest
 
-from kvbus.sim.workload import TRACE_BLOCK, TraceError, expand, read_trace, synthetic
+from kvbus.tools.sim.workload import TRACE_BLOCK, TraceError, expand, read_trace, synthetic
 
 
 def test_the_same_seed_gives_the_same_load():

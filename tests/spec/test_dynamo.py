@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 import zmq
 
-from kvbus.conform.vectors import END, VECTORS, Vector, message, stored
+from kvbus.tools.conform.vectors import END, VECTORS, Vector, message, stored
 from tests.conform.matrix import INDEXER
 from tests.interop.dynamo import MASK, PYTHON_ENV, DynamoIndexer
 

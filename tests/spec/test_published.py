@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from kvbus.conform.vectors import VECTORS
+from kvbus.tools.conform.vectors import VECTORS
 from tests.conform.judged import CAPTURES, DECODERS, decoded, home_of, lacking
 
 

@@ -11,7 +11,7 @@ from typing import Final
 
 import pytest
 
-from kvbus.conform.vectors import VECTORS
+from kvbus.tools.conform.vectors import VECTORS
 from tests.log import vectors as log
 from tests.spec.vectors import DIRECTORY
 

@@ -10,13 +10,13 @@ from typing import Any, Final
 import msgspec
 import pytest
 
-from kvbus.conform.vectors import END, VECTORS, Vector
 from kvbus.core.commands import RequestReplay
 from kvbus.core.events import BatchReceived, ReplayReceived, SourceUp
 from kvbus.core.normalizing.rules import Rules
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source_spec import SourceSpec
+from kvbus.tools.conform.vectors import END, VECTORS, Vector
 from tests.long import sample
 from tests.spec.vectors import DIRECTORY, text_of
 from tests.wire.captures import CAPTURES, load

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from kvbus.conform.vectors import VECTORS
+from kvbus.tools.conform.vectors import VECTORS
 
 if TYPE_CHECKING:
-    from kvbus.conform.vectors import Frames, Vector
+    from kvbus.tools.conform.vectors import Frames, Vector
 
 DIRECTORY: Final = Path(__file__).parents[2] / "docs" / "spec" / "vectors"
 

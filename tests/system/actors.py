@@ -14,8 +14,8 @@ import zmq
 
 from kvbus.core.types import medium_key
 from kvbus.daemon.clock import RunningClock
-from kvbus.sim.engine import EngineOptions, SimEngine
-from kvbus.sim.workload import synthetic
+from kvbus.tools.sim.engine import EngineOptions, SimEngine
+from kvbus.tools.sim.workload import synthetic
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.router import PlainSetRouter
 from tests.doubles.socket_router import END, SocketRouter

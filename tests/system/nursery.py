@@ -14,9 +14,9 @@ import traceback
 import uvloop  # noqa: F401 - imported here once, for every child
 
 from kvbus.cli import main, run  # noqa: F401
+from kvbus.common import logs  # noqa: F401
 from kvbus.daemon import serve as daemon  # noqa: F401
 from kvbus.daemon import state_store
-from kvbus.telemetry import logs  # noqa: F401
 
 
 def child(config: str) -> None:

@@ -17,8 +17,8 @@ from aiohttp import web
 from kvbus.core.types import CacheReset, medium_key
 from kvbus.daemon import cache_reset
 from kvbus.daemon.daemon import Daemon
-from kvbus.sim.engine import EngineOptions, SimEngine
-from kvbus.sim.workload import synthetic
+from kvbus.tools.sim.engine import EngineOptions, SimEngine
+from kvbus.tools.sim.workload import synthetic
 from kvbus.transport import engine_api
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles import replay_faults

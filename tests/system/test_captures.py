@@ -9,7 +9,7 @@ from typing import Literal
 import pytest
 import uvloop
 
-from kvbus.capture.play import Faults, play
+from kvbus.tools.capture.play import Faults, play
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.long import LONG
 from tests.system.bus import RouterOnASet, eventually, running_bus

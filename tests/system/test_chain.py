@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import uvloop
 
-from kvbus.capture.play import Faults, play
 from kvbus.core.commands import Command
 from kvbus.core.events import BatchReceived, RelayEvent
+from kvbus.tools.capture.play import Faults, play
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.chaos.proxy import Link
 from tests.doubles.payloads import cleared, payload, store

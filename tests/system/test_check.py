@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kvbus.compiled import core
+from kvbus.common.compiled import core
 from kvbus.config import load
 from tests.security.keys import Keyring
 

@@ -10,8 +10,8 @@ import aiohttp
 import zmq
 
 from kvbus.daemon.reload import Reloader
-from kvbus.doctor.examine import examine
-from kvbus.doctor.findings import Severity
+from kvbus.tools.doctor.examine import examine
+from kvbus.tools.doctor.findings import Severity
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.payloads import payload, store, unpack
 from tests.long import LONG

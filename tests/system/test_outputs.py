@@ -16,12 +16,12 @@ import pytest
 import uvloop
 import zmq
 
+from kvbus.common.errors import InUseError
 from kvbus.config import load
 from kvbus.core.events import BatchReceived
 from kvbus.core.wire.frames import ASKS_REPLAY
 from kvbus.daemon.daemon import Daemon
 from kvbus.daemon.seq_reservation import AHEAD
-from kvbus.errors import InUseError
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import removed, store

@@ -11,7 +11,7 @@ import pytest
 import uvloop
 import zmq
 
-from kvbus.capture.play import play
+from kvbus.tools.capture.play import play
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.payloads import payload, removed, store
 from tests.doubles.sgl_router import SglRouter

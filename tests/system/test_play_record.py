@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvbus.capture.format import read_capture
+from kvbus.tools.capture.format import read_capture
 from tests.ports import free_port
 from tests.typed import there
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from kvbus.common.errors import BindError, InUseError
 from kvbus.config import Config, load
 from kvbus.core.events import BatchReceived
 from kvbus.daemon.daemon import Daemon
-from kvbus.errors import BindError, InUseError
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import store

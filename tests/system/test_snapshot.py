@@ -9,8 +9,8 @@ import pytest
 import uvloop
 import zmq
 
-from kvbus.capture.play import play
 from kvbus.core.wire.frames import END_SEQ
+from kvbus.tools.capture.play import play
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.payloads import payload, removed, store, unpack
 from tests.doubles.router import PlainSetRouter

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from kvbus.errors import UnsupportedError
+from kvbus.common.errors import UnsupportedError
 from kvbus.transport import sockets
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.payloads import payload as batch

@@ -19,7 +19,7 @@ import zmq
 from kvbus.client import BlockView, Subscriber, Synced
 from kvbus.core.outputs.stream import OutputStream
 from kvbus.core.stats import RouterView
-from kvbus.outputs.zmq.driver import ZmqOutput
+from kvbus.parts.outputs.zmq.driver import ZmqOutput
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.router import PlainSetRouter
 from tests.doubles.socket_router import END, Context, SocketRouter

@@ -91,7 +91,7 @@ def test_every_reason_of_a_router_that_is_refused_or_leaves_is_shown_from_the_st
     assert {*REFUSALS, *DISCONNECTS} == set(Reason)
 
 
-OPTIONAL = ROOT / "kvbus" / "outputs" / "dynamo"
+OPTIONAL = ROOT / "kvbus" / "parts" / "outputs" / "dynamo"
 """A part whose reasons show where an output is of its type."""
 
 

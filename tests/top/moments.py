@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from kvbus.top.moment import Moment, Output
+from kvbus.tools.top.moment import Moment, Output
 
 
 def source(name: str, batches: int = 100, **changes: Any) -> dict[str, Any]:

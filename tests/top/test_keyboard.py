@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kvbus.top.keyboard import pressed
-from kvbus.top.view import SORTS, Choice
+from kvbus.tools.top.keyboard import pressed
+from kvbus.tools.top.view import SORTS, Choice
 from tests.typed import there
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import aiohttp
 import pytest
 
-from kvbus.top.moment import moment, read
+from kvbus.tools.top.moment import moment, read
 from tests.admin.test_http import relayed, web_and_engine
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import store

@@ -8,9 +8,9 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from kvbus.terminal import ASCII, UNICODE, Glyphs
-from kvbus.top.history import History
-from kvbus.top.view import Choice, chart, lines, render
+from kvbus.tools.terminal import ASCII, UNICODE, Glyphs
+from kvbus.tools.top.history import History
+from kvbus.tools.top.view import Choice, chart, lines, render
 from tests.top.moments import moment, output, router, source
 
 URL = "http://127.0.0.1:9477"

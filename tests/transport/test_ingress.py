@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import zmq
 
+from kvbus.common.errors import BindError
 from kvbus.core.wire.frames import replay_request
-from kvbus.errors import BindError
 from kvbus.transport.engine.publisher import EnginePublisher
 from kvbus.transport.ingress import Events, LiveStream, RequestConnection
 from kvbus.transport.monitor import ConnectionMonitor, unread

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from kvbus.common.errors import KvbusError
 from kvbus.config import Config, load
 from kvbus.core.blocks import compaction
 from kvbus.daemon import (
@@ -27,8 +28,7 @@ from kvbus.daemon import (
 from kvbus.daemon import daemon as daemon_module
 from kvbus.daemon.daemon import Daemon
 from kvbus.daemon.reload import Reloader
-from kvbus.errors import KvbusError
-from kvbus.outputs.zmq.driver import ZmqOutput
+from kvbus.parts.outputs.zmq.driver import ZmqOutput
 from kvbus.transport.live import views
 from kvbus.transport.reach.dialling import Dialled
 from kvbus.transport.reach.outcome import Outcome, Stop

@@ -13,7 +13,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from kvbus.errors import BindError
+from kvbus.common.errors import BindError
 from kvbus.transport.zmtp import addresses, tcp
 from tests.vopr.process import SimLoop
 from tests.vopr.schedule import Schedule

@@ -15,8 +15,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
-from kvbus.capture.format import Message, read_capture
 from kvbus.core.types import PREFIX_KINDS, medium_key
+from kvbus.tools.capture.format import Message, read_capture
 from tests.doubles.router import PlainSetRouter
 
 DATA: Final = Path(__file__).parent / "data"

@@ -5,11 +5,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from kvbus.capture.format import read_capture
-from kvbus.sim.cache import make_block
-from kvbus.sim.dialects import DIALECTS
-from kvbus.sim.engine import EngineOptions, SimEngine
-from kvbus.sim.workload import synthetic
+from kvbus.tools.capture.format import read_capture
+from kvbus.tools.sim.cache import make_block
+from kvbus.tools.sim.dialects import DIALECTS
+from kvbus.tools.sim.engine import EngineOptions, SimEngine
+from kvbus.tools.sim.workload import synthetic
 
 DATA = Path(__file__).parent / "data"
 TIERS = {"CPU": 300, "DISK": 400}

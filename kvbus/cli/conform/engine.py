@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Sequence
 
-    from kvbus.conform.report import Report
+    from kvbus.tools.conform.report import Report
 
 
 @click.command("engine")
@@ -82,15 +82,15 @@ def command(
     Exit codes: 0 no MUST is broken, 1 one is (with --strict a SHOULD, too), 2 nothing could be judged.
     """  # noqa: D301 - \b is click's: keep these lines as they are
     if "://" in subject:
-        from kvbus.conform.engine.watch import Target  # noqa: PLC0415 - brings zmq
+        from kvbus.tools.conform.engine.watch import Target  # noqa: PLC0415 - brings zmq
 
         curve = curve_keys(curve_secret_key, curve_server_key, bind=named["bind"])
         url = None if api is None else (api if "://" in api else f"http://{api}").rstrip("/")
         target = Target(subject, api=url, topic=topic.encode(), curve=curve, **named)
         report = watched([target] if ranks == 1 else _ranks(target, ranks))
     else:
-        from kvbus.capture.format import read_capture  # noqa: PLC0415 - imported on use
-        from kvbus.conform.engine.recording import judge_recording  # noqa: PLC0415 - imported on use
+        from kvbus.tools.capture.format import read_capture  # noqa: PLC0415 - imported on use
+        from kvbus.tools.conform.engine.recording import judge_recording  # noqa: PLC0415 - imported on use
 
         report = judge_recording(subject, read_capture(Path(subject)))
     deliver(report, as_json=as_json, junit=junit, strict=strict, without_bytes=without_bytes)
@@ -107,9 +107,9 @@ def _ranks(target: Any, count: int) -> list[Any]:
 
 def watched(targets: Sequence[Any]) -> Report:
     """Watch publishers until the time is over or somebody presses Ctrl-C, and say what was seen."""
-    from kvbus.conform import report as forms  # noqa: PLC0415 - brings rich
-    from kvbus.conform.engine.watch import Watch  # noqa: PLC0415 - brings zmq
-    from kvbus.doctor.rendering import Line  # noqa: PLC0415 - imported on use
+    from kvbus.tools.conform import report as forms  # noqa: PLC0415 - brings rich
+    from kvbus.tools.conform.engine.watch import Watch  # noqa: PLC0415 - brings zmq
+    from kvbus.tools.doctor.rendering import Line  # noqa: PLC0415 - imported on use
 
     line = Line(sys.stderr)
     watches = [Watch(target, line.show) for target in targets]

@@ -11,7 +11,7 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kvbus.conform.report import Report
+    from kvbus.tools.conform.report import Report
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
@@ -32,7 +32,7 @@ def report_options(function: F) -> F:
 
 def deliver(report: Report, *, as_json: bool, junit: Path | None, strict: bool, without_bytes: bool) -> NoReturn:
     """Print a report, write its JUnit form, and end with its exit code."""
-    from kvbus.conform import report as forms  # noqa: PLC0415 - brings rich
+    from kvbus.tools.conform import report as forms  # noqa: PLC0415 - brings rich
 
     if without_bytes:
         report = report.without_bytes()

@@ -8,8 +8,8 @@ import click
 
 from kvbus.cli.conform.options import F, deliver, report_options
 from kvbus.cli.until import run_until_signal, say, until
-from kvbus.conform.router.options import OPTIONS, WAYS, Option
-from kvbus.errors import ExitCode
+from kvbus.common.errors import ExitCode
+from kvbus.tools.conform.router.options import OPTIONS, WAYS, Option
 
 if TYPE_CHECKING:
     import asyncio
@@ -71,8 +71,8 @@ def command(
 
     Exit codes: 0 no MUST is broken, 1 one is, 2 nothing could be tried, 130 Ctrl-C before anything was tried.
     """  # noqa: D301 - \b is click's: keep these lines as they are
-    from kvbus.conform.router.judge import table  # noqa: PLC0415 - brings zmq
-    from kvbus.conform.router.trial import trial  # noqa: PLC0415 - brings aiohttp, rich and zmq
+    from kvbus.tools.conform.router.judge import table  # noqa: PLC0415 - brings zmq
+    from kvbus.tools.conform.router.trial import trial  # noqa: PLC0415 - brings aiohttp, rich and zmq
 
     if listed:
         width = max(len(name) for name, _, _ in table())

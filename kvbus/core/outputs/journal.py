@@ -6,11 +6,10 @@ many they are, so that an idle night does not push the day out of the journal.
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_right
 from collections import deque
-from typing import Final
-
-from kvbus.core.outputs.journal_entry import Entry
+from typing import Final, NamedTuple
 
 RUNS: Final = 64
 """Entries that are given at a time."""
@@ -22,45 +21,86 @@ Run = tuple[int, bytes, int]
 """Batches with one payload: the first one's seq, the payload, how many."""
 
 
+SPARE: Final = 1024
+"""Numbers of entries that are gone which are still kept, at most: they are let go together."""
+
+
+class Entry(NamedTuple):
+    """So many ``batches`` from ``seq`` on with the same payload; more than one only if the batch is ``empty``."""
+
+    seq: int
+    payload: bytes
+    batches: int = 1
+    empty: bool = False
+
+
 class Journal:
-    """A ring of entries addressed by seq; entries also have absolute positions, which do not change when it trims."""
+    """A ring of entries addressed by seq; entries also have absolute positions, which do not change when it trims.
+
+    There are ten thousand entries for each stream, so an entry is no object: it has a payload, eight bytes of number,
+    and if it is empty a count.
+    """
 
     def __init__(self, max_batches: int, max_bytes: int) -> None:
         self.max_batches = max_batches
         self.max_bytes = max_bytes
         self.bytes = 0
-        self._entries: deque[Entry] = deque()
+        self._payloads: deque[bytes] = deque()
+        self._seqs: array[int] = array("Q")
+        """Of the first batch of each entry, behind those of entries that are gone."""
+        self._spare = 0
+        """So many of these are gone."""
+        self._empty: dict[int, int] = {}
+        """By absolute position: how many empty batches."""
         self.trimmed = 0
         """Entries ever dropped from the front, for a limit: the absolute position of the first one kept."""
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._payloads)
 
     @property
     def first_seq(self) -> int | None:
         """The oldest batch kept, None while empty."""
-        return self._entries[0].seq if self._entries else None
+        return self._seqs[self._spare] if self._payloads else None
 
     @property
     def beat(self) -> bytes | None:
         """The newest batch if it is an empty one: what goes on its run is the same, so that a replay gives it back."""
-        return self._entries[-1].payload if self._entries and self._entries[-1].empty else None
+        return self._payloads[-1] if self._newest in self._empty else None
+
+    @property
+    def _newest(self) -> int:
+        """The absolute position of the newest entry; of none if there is none."""
+        return self.trimmed + len(self._payloads) - 1
 
     def append(self, seq: int, payload: bytes, *, empty: bool = False) -> None:
         """Keep one batch; the oldest ones go when a limit is passed, the newest never does."""
-        entries = self._entries
-        if empty and entries and entries[-1].empty:
-            entries[-1].count += 1
-            return
-        entries.append(Entry(seq, payload, 1, empty))
+        payloads = self._payloads
+        if empty:
+            if self._newest in self._empty:
+                self._empty[self._newest] += 1
+                return
+            self._empty[self._newest + 1] = 1
+        payloads.append(payload)
+        self._seqs.append(seq)
         self.bytes += len(payload)
-        while len(entries) > 1 and (len(entries) > self.max_batches or self.bytes > self.max_bytes):
-            self.bytes -= len(entries.popleft().payload)
-            self.trimmed += 1
+        while len(payloads) > 1 and (len(payloads) > self.max_batches or self.bytes > self.max_bytes):
+            self._trim()
+
+    def _trim(self) -> None:
+        """Let the oldest entry go."""
+        self.bytes -= len(self._payloads.popleft())
+        if self._empty:
+            self._empty.pop(self.trimmed, None)
+        self.trimmed += 1
+        self._spare += 1
+        if self._spare == SPARE:
+            del self._seqs[:SPARE]
+            self._spare = 0
 
     def position(self, seq: int) -> int:
         """Absolute position of the entry that holds ``seq``, or of the oldest one if ``seq`` is gone."""
-        at = bisect_right(self._entries, seq, key=lambda entry: entry.seq) - 1
+        at = bisect_right(self._seqs, seq, self._spare) - 1 - self._spare
         return self.trimmed + max(at, 0)
 
     def runs(self, seq: int, end: int) -> list[Run]:
@@ -70,9 +110,9 @@ class Journal:
         size = 0
         while seq < end and len(found) < RUNS and size < RUNS_BYTES:
             entry = self.at(position)
-            if entry is None or not entry.seq <= seq < entry.seq + entry.count:
+            if entry is None or not entry.seq <= seq < entry.seq + entry.batches:
                 break
-            after = min(end, entry.seq + entry.count)
+            after = min(end, entry.seq + entry.batches)
             found.append((seq, entry.payload, after - seq))
             size += len(entry.payload)
             seq = after
@@ -82,4 +122,7 @@ class Journal:
     def at(self, position: int) -> Entry | None:
         """The entry at an absolute position; the oldest if that one was trimmed, None past the end."""
         at = max(position - self.trimmed, 0)
-        return self._entries[at] if at < len(self._entries) else None
+        if at >= len(self._payloads):
+            return None
+        count = self._empty.get(self.trimmed + at, 0)
+        return Entry(self._seqs[self._spare + at], self._payloads[at], max(count, 1), count > 0)

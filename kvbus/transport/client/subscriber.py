@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 import zmq
 
+from kvbus.common.errors import BindError
 from kvbus.core.outputs.snapshot import REQUEST
 from kvbus.core.wire.frames import ASKS_REPLAY, replay_request
-from kvbus.errors import BindError
 from kvbus.transport.ingress import Events, LiveStream, RequestConnection
 from kvbus.transport.pump import MAX_KEPT_FRAMES
 from kvbus.transport.sockets import PeerPolicy, check_peer, check_port, end, refused

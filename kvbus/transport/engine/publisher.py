@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final, Self
 
 import zmq
 
+from kvbus.common.errors import BindError
 from kvbus.core.wire.frames import ASKS_REPLAY
-from kvbus.errors import BindError
 from kvbus.transport.engine.replay import EngineReplayServer, Framing, ReplayBuffer, answer
 from kvbus.transport.sockets import attach_or_refuse, bound_endpoint, check_port, end, refused
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, NamedTuple, Protocol, TypeVar
 
-from kvbus.errors import BindError
+from kvbus.common.errors import BindError
 from kvbus.transport.live.ring import Share
 from kvbus.transport.live.transfers import Transfers
 

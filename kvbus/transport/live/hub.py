@@ -16,9 +16,9 @@ from typing import Final
 
 from msgspec import structs
 
+from kvbus.common.errors import BindError
 from kvbus.core.stats import OutputStats, RouterView
 from kvbus.core.wire.frames import ASKS_REPLAY
-from kvbus.errors import BindError
 from kvbus.transport.live.endpoint import Endpoint, Shared, reopening
 from kvbus.transport.live.ring import Share
 from kvbus.transport.live.router import Router, RouterState

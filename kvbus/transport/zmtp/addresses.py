@@ -12,7 +12,7 @@ import struct
 from dataclasses import dataclass
 from typing import Final
 
-from kvbus.errors import BindError
+from kvbus.common.errors import BindError
 from kvbus.transport.zmtp import tcp
 
 BACKLOG: Final = 1_024

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Mapping
 from typing import Final
 
-from kvbus.errors import BindError
+from kvbus.common.errors import BindError
 from kvbus.transport.zmtp import addresses
 from kvbus.transport.zmtp.connections import Connections, Refused
 from kvbus.transport.zmtp.mechanism import MechanismFactory

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from aiohttp import web
 
-from kvbus.conform.router import adapters
-from kvbus.conform.router.adapters import AdapterError, Driver, ScoreUrl, Stream, ViewCommand, ViewUrl
-from kvbus.conform.router.views import Held, Source
+from kvbus.tools.conform.router import adapters
+from kvbus.tools.conform.router.adapters import AdapterError, Driver, ScoreUrl, Stream, ViewCommand, ViewUrl
+from kvbus.tools.conform.router.views import Held, Source
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from kvbus.conform.report import Report
-from kvbus.conform.router.adapters import BLOCK_SIZE
-from kvbus.conform.router.judge import chosen, judge
-from kvbus.conform.verdict import Outcome
+from kvbus.tools.conform.report import Report
+from kvbus.tools.conform.router.adapters import BLOCK_SIZE
+from kvbus.tools.conform.router.judge import chosen, judge
+from kvbus.tools.conform.verdict import Outcome
 from tests.conform.results import load
 from tests.interop import kinds
 

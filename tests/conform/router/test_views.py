@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvbus.conform.router.views import Held, Score, Source, View, ViewError, canonical, parse, score
+from kvbus.tools.conform.router.views import Held, Score, Source, View, ViewError, canonical, parse, score
 
 PATH = {1: Source(None, [1, 2]), 2: Source(1, [3, 4]), 3: Source(2, [5, 6])}
 

@@ -1,7 +1,6 @@
 import pytest
 
-from kvbus.core.outputs.journal import RUNS, RUNS_BYTES, Journal
-from kvbus.core.outputs.journal_entry import Entry
+from kvbus.core.outputs.journal import RUNS, RUNS_BYTES, SPARE, Entry, Journal
 
 
 def filled(count, *, max_batches=100, max_bytes=10_000, size=10):
@@ -56,7 +55,7 @@ class TestEmptyBatches:
         journal.append(1, b"empty", empty=True)
         journal.append(2, b"full")
         journal.append(3, b"empty", empty=True)
-        assert [(entry.seq, entry.count) for entry in map(journal.at, range(4))] == [(0, 1), (1, 1), (2, 1), (3, 1)]
+        assert [(entry.seq, entry.batches) for entry in map(journal.at, range(4))] == [(0, 1), (1, 1), (2, 1), (3, 1)]
 
     def test_an_idle_night_does_not_push_out_the_day(self):
         journal = filled(100)
@@ -65,7 +64,24 @@ class TestEmptyBatches:
         assert (journal.first_seq, len(journal)) == (1, 100)
 
 
+    def test_a_run_that_was_trimmed_is_no_run_of_the_entry_in_its_place(self):
+        journal = Journal(2, 10_000)
+        for seq in range(10):
+            journal.append(seq, b"x", empty=seq % 3 == 0)
+        assert [(entry.seq, entry.empty) for entry in map(journal.at, (8, 9))] == [(8, False), (9, True)]
+        assert journal.beat == b"x"
+        journal.append(10, b"full")
+        assert journal.beat is None
+
+
 class TestPositions:
+    def test_numbers_are_right_before_and_after_those_that_are_gone_were_let_go(self):
+        journal = Journal(3, 10_000)
+        for seq in range(0, 5 * SPARE, 2):
+            journal.append(seq, b"x")
+            assert journal.first_seq == max(0, seq - 4)
+            assert seqs(journal) == list(range(max(0, seq - 4), seq + 1, 2))
+
     def test_positions_do_not_change_when_the_journal_trims(self):
         journal = filled(100)
         position = journal.position(60)

@@ -8,10 +8,10 @@ import logging
 
 import pytest
 
-from kvbus.outputs.dynamo import announcer
-from kvbus.outputs.dynamo.announcer import Announcer, Source
-from kvbus.outputs.dynamo.files import FileStore
-from kvbus.outputs.dynamo.records import CARDS, CHANNELS, INSTANCES, SOURCES, Scope, records
+from kvbus.parts.outputs.dynamo import announcer
+from kvbus.parts.outputs.dynamo.announcer import Announcer, Source
+from kvbus.parts.outputs.dynamo.files import FileStore
+from kvbus.parts.outputs.dynamo.records import CARDS, CHANNELS, INSTANCES, SOURCES, Scope, records
 from tests.transport.loops import both_loops, eventually
 
 SCOPE = Scope("dynamo", "backend", "generate")

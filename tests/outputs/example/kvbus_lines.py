@@ -11,16 +11,16 @@ import json
 from collections import deque
 from io import FileIO
 
+from kvbus.common.errors import BindError
 from kvbus.config import OutputConfig
 from kvbus.core.commands import AnswerReplay, AnswerSnapshot, Publish, SendState
 from kvbus.core.stats import RouterView
-from kvbus.errors import BindError
-from kvbus.outputs.contract import Services
+from kvbus.parts.outputs.contract import Services
 from kvbus.transport.sockets import PeerPolicy
 
 
 class LinesOutput:
-    """One output's files, by stream; see :class:`~kvbus.outputs.contract.OutputDriver`."""
+    """One output's files, by stream; see :class:`~kvbus.parts.outputs.contract.OutputDriver`."""
 
     busy = 0
     queue_max = 0

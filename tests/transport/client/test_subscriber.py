@@ -28,11 +28,11 @@ from kvbus.client import (
     Unreachable,
 )
 from kvbus.client import subscriber as subscriber_module
+from kvbus.common.errors import BindError
 from kvbus.core.types import Reason
 from kvbus.core.wire.codec import decode_batch
 from kvbus.core.wire.encoding import encode_batch
 from kvbus.core.wire.schema import BlockStored
-from kvbus.errors import BindError
 from kvbus.transport.client.subscriber import StreamSockets
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles import replay_faults

@@ -6,8 +6,8 @@ import struct
 import pytest
 import zmq
 
+from kvbus.common.errors import BindError
 from kvbus.core.wire.frames import END_SEQ
-from kvbus.errors import BindError
 from kvbus.transport.client.rawsub import RawSubscriber
 from kvbus.transport.engine.publisher import EnginePublisher, binds
 from tests.doubles import replay_faults

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import zmq
 
+from kvbus.common.errors import BindError
 from kvbus.core.commands import SendState
 from kvbus.core.outputs.state_transfer import StateTransfer
 from kvbus.core.stats import OutputStats
 from kvbus.core.wire.frames import ASKS_REPLAY
-from kvbus.errors import BindError
 from kvbus.transport.live import transfers
 from kvbus.transport.live.hub import Hub
 from kvbus.transport.live.ring import OVERHEAD

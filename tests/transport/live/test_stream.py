@@ -6,9 +6,9 @@ from collections.abc import Callable
 import pytest
 import zmq
 
+from kvbus.common.errors import BindError
 from kvbus.core.stats import OutputStats
 from kvbus.core.wire.frames import ASKS_REPLAY
-from kvbus.errors import BindError
 from kvbus.transport.live import transfers
 from kvbus.transport.live.stream import LivePublisher
 from kvbus.transport.zmtp.listener import Listener

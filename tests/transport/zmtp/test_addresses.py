@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from kvbus.errors import BindError
+from kvbus.common.errors import BindError
 from kvbus.transport.zmtp.addresses import bind, ipc_address, peer_address, split_tcp
 from tests.ports import free_port
 

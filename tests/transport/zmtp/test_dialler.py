@@ -8,7 +8,7 @@ import socket
 import pytest
 import zmq
 
-from kvbus.errors import BindError
+from kvbus.common.errors import BindError
 from kvbus.transport.zmtp import dialler as dialler_module
 from kvbus.transport.zmtp.dialler import Dialler
 from kvbus.transport.zmtp.frames import encode_message

@@ -7,7 +7,7 @@ import socket
 import pytest
 import zmq
 
-from kvbus.errors import BindError
+from kvbus.common.errors import BindError
 from kvbus.transport.zmtp.frames import encode_message
 from kvbus.transport.zmtp.limits import Limits
 from kvbus.transport.zmtp.listener import Listener

@@ -20,10 +20,10 @@ from typing import Any, Final
 
 import msgspec
 
-from kvbus.sim.cache import GPU
-from kvbus.sim.dialects import DIALECTS, Dialect
-from kvbus.sim.engine import EngineOptions, SimEngine
-from kvbus.sim.workload import Job, synthetic
+from kvbus.tools.sim.cache import GPU
+from kvbus.tools.sim.dialects import DIALECTS, Dialect
+from kvbus.tools.sim.engine import EngineOptions, SimEngine
+from kvbus.tools.sim.workload import Job, synthetic
 
 DATA: Final = Path(__file__).parents[1] / "data"
 BEGIN: Final = 1_763_000_000.0

@@ -1,0 +1,162 @@
+"""Logging: JSON lines on stderr, text on a terminal, and a rate limit for repeated lines.
+
+The rate limit is per message template, source and output: ``log.warning("gap at %s", label, extra={"source": label})``
+appears a few times per window for each source, and the first one of a later window says how many the limit suppressed.
+No line contains a token, a hash or a topic.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import threading
+import time
+from collections import OrderedDict
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final, Literal, TextIO
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+LogFormat = Literal["auto", "json", "text"]
+
+BURST: Final = 5
+WINDOW_S: Final = 10.0
+_MAX_TEMPLATES: Final = 8192
+"""Templates of sources and outputs that are remembered: two for each of the most ranks that a source may have."""
+_SUBJECTS: Final = ("source", "output", "stream", "caller", "path", "status")
+"""Fields of a record by which the limit tells lines apart: no rank, no output and no reader hides another."""
+_STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {
+    "message",
+    "asctime",
+    "suppressed",
+    "taskName",
+}
+_COLOURS: Final = {"DEBUG": "2", "INFO": "32", "WARNING": "33", "ERROR": "31", "CRITICAL": "31;1"}
+_CONTROL: Final = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))}
+
+
+def setup(
+    level: str = "info",
+    log_format: LogFormat = "auto",
+    *,
+    stream: TextIO | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> logging.Handler:
+    """Send all logging to one handler. A second call replaces the first one's handler.
+
+    Args:
+        level: lowest level to write: debug, info, warning or error.
+        log_format: ``auto`` is text on a terminal, else JSON lines.
+        stream: where to write, stderr by default.
+        clock: clock of the rate limit, in seconds.
+
+    Returns:
+        The handler, installed at the root logger.
+    """
+    stream = sys.stderr if stream is None else stream
+    terminal = stream.isatty()
+    handler = _Handler(stream)
+    if log_format == "text" or (log_format == "auto" and terminal):
+        colour = terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        handler.setFormatter(TextFormatter(colour=colour))
+    else:
+        handler.setFormatter(JsonFormatter())
+    handler.addFilter(RateLimit(clock=clock))
+    root = logging.getLogger()
+    for old in [old for old in root.handlers if isinstance(old, _Handler)]:
+        root.removeHandler(old)
+    root.addHandler(handler)
+    root.setLevel(level.upper())
+    logging.getLogger("aiohttp.access").setLevel(logging.WARNING)  # else each scrape logs a line
+    logging.captureWarnings(capture=True)
+    return handler
+
+
+class _Handler(logging.StreamHandler[TextIO]):
+    """The handler of `setup`, which finds its predecessor by this class."""
+
+
+class RateLimit(logging.Filter):
+    """Pass a message template of one source or output a few times per window; the next line says how many did not pass.
+
+    Debug lines always pass, because a user who turns them on wants all of them.
+    """
+
+    def __init__(
+        self, burst: int = BURST, window: float = WINDOW_S, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        super().__init__()
+        self._burst = burst
+        self._window = window
+        self._clock = clock
+        self._lock = threading.Lock()
+        # (logger, template, subjects) -> start of its window, lines in it; limited in size, the oldest are dropped
+        self._seen: OrderedDict[tuple[object, ...], tuple[float, int]] = OrderedDict()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether to write a record; set ``record.suppressed`` on the first one after suppressed ones."""
+        if record.levelno <= logging.DEBUG:
+            return True
+        key = (record.name, str(record.msg), *(getattr(record, name, None) for name in _SUBJECTS))
+        now = self._clock()
+        with self._lock:
+            start, count = self._seen.pop(key, (now, 0))
+            if now - start >= self._window:
+                record.suppressed = max(0, count - self._burst)
+                start, count = now, 0
+            self._seen[key] = (start, count + 1)
+            if len(self._seen) > _MAX_TEMPLATES:
+                self._seen.popitem(last=False)
+            return count < self._burst
+
+
+def _extra(record: logging.LogRecord) -> dict[str, Any]:
+    fields = {key: value for key, value in vars(record).items() if key not in _STANDARD}
+    if suppressed := getattr(record, "suppressed", 0):
+        fields["suppressed"] = suppressed
+    return fields
+
+
+def _plain(value: object) -> str:
+    return value.hex() if isinstance(value, bytes) else str(value)
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object per line: ``ts``, ``level``, ``logger``, ``message``, then the record's extra fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Format one record."""
+        moment = datetime.fromtimestamp(record.created, UTC)
+        line: dict[str, Any] = {
+            "ts": moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        line |= {key: value for key, value in _extra(record).items() if key not in line}
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=_plain)
+
+
+class TextFormatter(logging.Formatter):
+    """A line for people: time, level, message, ``key=value``, with control characters escaped."""
+
+    def __init__(self, *, colour: bool) -> None:
+        super().__init__()
+        self._colour = colour
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Format one record."""
+        moment = datetime.fromtimestamp(record.created, UTC).astimezone()
+        level = f"{record.levelname:<7}"
+        if self._colour:
+            level = f"\x1b[{_COLOURS.get(record.levelname, '0')}m{level}\x1b[0m"
+        text = record.getMessage() + "".join(f" {key}={_plain(value)}" for key, value in _extra(record).items())
+        line = f"{moment:%H:%M:%S}.{moment.microsecond // 1000:03d} {level} {text.translate(_CONTROL)}"
+        if record.exc_info:
+            line += "\n" + self.formatException(record.exc_info)
+        return line

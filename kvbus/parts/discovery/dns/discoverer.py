@@ -1,0 +1,189 @@
+"""Engines behind a name: each address is one, or each host of its SRV records, which also have the ports.
+
+A record is believed for its TTL, at least ``interval``; an engine without its connection is looked up again at once.
+NXDOMAIN and an answer without records mean that there is no engine. A server that fails, refuses or stays silent means
+nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+from collections.abc import AsyncGenerator
+from typing import Any, Final, Literal
+
+import dns.asyncresolver
+import dns.exception
+import dns.nameserver
+import dns.resolver
+from pydantic import model_validator
+
+from kvbus.config.endpoints import parse_address
+from kvbus.config.section import Section, key
+from kvbus.config.values import Int, Seconds, Text
+from kvbus.parts.discovery.contract import (
+    DiscoveryError,
+    Engine,
+    Publisher,
+    Services,
+    fitting_name,
+    host_in_url,
+    publishers,
+)
+
+LIFETIME: Final = 5.0
+"""Seconds for one look-up, however many servers and attempts it takes."""
+MAX_TTL: Final = 300.0
+"""Seconds for which a record is believed at most."""
+
+
+class DnsSettings(Section):
+    """The keys of ``discover: {dns: …}``."""
+
+    name: Text = key(
+        ...,
+        "The name to look up. With `port`: each of its addresses is an engine. Without: its SRV records are, such as "
+        "those of a headless Service's named port (`_kv-events._tcp.engines.default.svc.cluster.local`).",
+        example="engines.default.svc.cluster.local",
+    )
+    port: Int | None = key(
+        None, "Port of the publisher, of rank 0; null: from SRV records.", example=5557, ge=1, le=65535
+    )
+    replay_port: Int | None = key(None, "Port of the replay; null: none.", example=5558, ge=1, le=65535)
+    replay_name: Text | None = key(
+        None,
+        "A name whose SRV records have the replay's port of each host, in place of `replay_port`.",
+        example="_kv-replay._tcp.engines.default.svc.cluster.local",
+    )
+    family: Literal["auto", "ipv4", "ipv6"] = key(
+        "auto", "Addresses; auto: IPv4, or IPv6 where a host has no IPv4 address.", example="auto"
+    )
+    interval: Seconds = key(5.0, "Least time between two look-ups, whatever the TTL.", example=5.0, unit="s", gt=0)
+    servers: tuple[Text, ...] = key(
+        (), "Addresses of DNS servers, `host:port`; none: those of `/etc/resolv.conf`.", example=["10.96.0.10:53"]
+    )
+
+    @model_validator(mode="after")
+    def _sound(self) -> DnsSettings:
+        if self.port is not None and self.replay_name is not None:
+            raise ValueError("replay_name is for SRV records: leave port out, or give replay_port")
+        if self.replay_port is not None and self.replay_name is not None:
+            raise ValueError("replay_port and replay_name say the same in two ways")
+        for server in self.servers:
+            ipaddress.ip_address(parse_address(server)[0])
+        return self
+
+
+class DnsDiscoverer:
+    """Follows a name; see :class:`~kvbus.parts.discovery.contract.Discoverer`."""
+
+    Settings = DnsSettings
+
+    def __init__(self, settings: DnsSettings, services: Services) -> None:
+        self._settings = settings
+        self._services = services
+        self._addresses: dict[str, str] = {}
+        """The address used of each host: one that it still has is kept."""
+        self._ttl = 0.0
+
+    async def watch(self) -> AsyncGenerator[tuple[Engine, ...], None]:
+        """Yield the engines after each look-up."""
+        resolver = self._resolver()
+        disconnected = self._services.disconnected
+        while True:
+            self._ttl = MAX_TTL
+            disconnected.clear()
+            yield await (self._by_address(resolver) if self._settings.port is not None else self._by_srv(resolver))
+            await asyncio.sleep(self._settings.interval)
+            try:
+                async with asyncio.timeout(max(0.0, self._ttl - self._settings.interval)):
+                    await disconnected.wait()
+            except TimeoutError:
+                pass
+
+    def _resolver(self) -> dns.asyncresolver.Resolver:
+        try:
+            resolver = dns.asyncresolver.Resolver(configure=not self._settings.servers)
+        except dns.exception.DNSException as error:
+            raise DiscoveryError(f"/etc/resolv.conf: {error}") from error
+        if self._settings.servers:
+            resolver.nameservers = [
+                dns.nameserver.Do53Nameserver(*parse_address(server)) for server in self._settings.servers
+            ]
+        return resolver
+
+    async def _look_up(self, resolver: dns.asyncresolver.Resolver, name: str, kind: str) -> tuple[Any, ...]:
+        try:
+            answer = await resolver.resolve(name, kind, search=True, raise_on_no_answer=False, lifetime=LIFETIME)
+        except dns.resolver.NXDOMAIN:
+            self._ttl = 0.0
+            return ()
+        except dns.exception.DNSException as error:
+            raise DiscoveryError(f"{kind} of {name}: {error}") from error
+        self._ttl = min(self._ttl, answer.chaining_result.minimum_ttl)
+        return tuple(answer.rrset or ())
+
+    async def _addresses_of(self, resolver: dns.asyncresolver.Resolver, name: str) -> list[str]:
+        kinds = {"auto": ("A", "AAAA"), "ipv4": ("A",), "ipv6": ("AAAA",)}[self._settings.family]
+        for kind in kinds:
+            records = await self._look_up(resolver, name, kind)
+            if records:
+                return sorted({record.address for record in records})
+        return []
+
+    async def _by_address(self, resolver: dns.asyncresolver.Resolver) -> tuple[Engine, ...]:
+        settings = self._settings
+        return tuple(
+            Engine(
+                fitting_name(address),
+                publishers(
+                    f"tcp://{host_in_url(address)}:{settings.port}",
+                    None if settings.replay_port is None else f"tcp://{host_in_url(address)}:{settings.replay_port}",
+                    self._services.data_parallel_size,
+                ),
+                f"dns {settings.name}",
+            )
+            for address in await self._addresses_of(resolver, settings.name)
+        )
+
+    async def _by_srv(self, resolver: dns.asyncresolver.Resolver) -> tuple[Engine, ...]:
+        settings = self._settings
+        live = await self._ports(resolver, settings.name)
+        replay = {} if settings.replay_name is None else await self._ports(resolver, settings.replay_name)
+        addresses = {host: await self._addresses_of(resolver, host) for host in live}
+        self._addresses = {
+            host: kept if (kept := self._addresses.get(host)) in found else found[0]
+            for host, found in addresses.items()
+            if found
+        }
+        return tuple(self._engine(host, live[host], replay.get(host, [])) for host in self._addresses)
+
+    async def _ports(self, resolver: dns.asyncresolver.Resolver, name: str) -> dict[str, list[int]]:
+        """The ports of each host in the SRV records of a name, in order: one for each rank."""
+        found: dict[str, set[int]] = {}
+        for record in await self._look_up(resolver, name, "SRV"):
+            if record.target.to_text() != ".":  # RFC 2782: the service is decidedly not available
+                found.setdefault(record.target.to_text(), set()).add(record.port)
+        return {host: sorted(ports) for host, ports in sorted(found.items())}
+
+    def _engine(self, host: str, live: list[int], replay: list[int]) -> Engine:
+        """Make an engine of a host. Several ports are its ranks, in order; of a single one the ranks follow it."""
+        settings = self._settings
+        base = f"tcp://{host_in_url(self._addresses[host])}"
+        if not replay and settings.replay_port is not None:
+            replay = [settings.replay_port + rank for rank in range(len(live))]
+        if len(live) == 1:
+            back = f"{base}:{replay[0]}" if replay else None
+            ranks = publishers(f"{base}:{live[0]}", back, self._services.data_parallel_size)
+        else:
+            ranks = tuple(
+                Publisher(rank, f"{base}:{port}", f"{base}:{replay[rank]}" if len(replay) == len(live) else None)
+                for rank, port in enumerate(live)
+            )
+        return Engine(fitting_name(_short(host, settings.name)), ranks, f"dns {settings.name}, host {host.rstrip('.')}")
+
+
+def _short(host: str, name: str) -> str:
+    """Return a host without the domain that it shares with the service: ``pod-0`` of ``pod-0.engines.default.svc``."""
+    domain = ".".join(piece for piece in name.rstrip(".").split(".") if not piece.startswith("_"))
+    return host.rstrip(".").removesuffix(f".{domain}")

@@ -1,0 +1,103 @@
+"""A list of engines in a YAML or JSON file, read again and again.
+
+The content is compared, and not the file's time or number: so a file that is replaced by a rename is noticed, one that
+is written in place within a tick of the disk's clock, and a ConfigMap, whose directory changes by a link.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import ValidationError
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from kvbus.config.problems import from_pydantic
+from kvbus.config.section import Section, key
+from kvbus.config.values import ApiUrl, Endpoint, Int, Seconds, Text
+from kvbus.parts.discovery.contract import DiscoveryError, Engine, Services, fitting_name, publishers
+
+MAX_BYTES: Final = 4 * 1024 * 1024
+"""Of a file that is read."""
+
+
+class FileSettings(Section):
+    """The keys of ``discover: {file: …}``."""
+
+    path: Path = key(
+        ...,
+        "A YAML or JSON file with a list of engines: `name` and `endpoint`, and where they have it `replay_endpoint`, "
+        "`data_parallel_size`, `topic` and `api`. An empty list means that there is none; a missing file is an error.",
+        example="/etc/kvbus/engines.yaml",
+    )
+    interval: Seconds = key(1.0, "How often the file is read.", example=1.0, unit="s", gt=0)
+
+
+class Listed(Section):
+    """One engine of the list."""
+
+    name: Text = key(..., "Who it is.", example="pod-a")
+    endpoint: Endpoint = key(..., "Its publisher.", example="tcp://10.0.0.3:5557")
+    replay_endpoint: Endpoint | None = key(None, "Its replay.", example="tcp://10.0.0.3:5558")
+    data_parallel_size: Int | None = key(None, "Its ranks.", example=1, ge=1, le=4096)
+    topic: Text | None = key(None, "Its topic.", example="kv@pod-a@m")
+    api: ApiUrl | None = key(None, "Its HTTP API.", example="http://10.0.0.3:8000")
+
+
+class FileDiscoverer:
+    """Watches a list; see :class:`~kvbus.parts.discovery.contract.Discoverer`."""
+
+    Settings = FileSettings
+
+    def __init__(self, settings: FileSettings, services: Services) -> None:
+        self._settings = settings
+        self._services = services
+
+    async def watch(self) -> AsyncGenerator[tuple[Engine, ...], None]:
+        """Yield the list, at first and after each change."""
+        seen = None
+        while True:
+            text = await asyncio.to_thread(_read, self._settings.path)
+            if text != seen:
+                yield self._engines(text)
+                seen = text
+            await asyncio.sleep(self._settings.interval)
+
+    def _engines(self, text: bytes) -> tuple[Engine, ...]:
+        path = self._settings.path
+        try:
+            items = YAML(typ="safe", pure=True).load(text.decode())
+        except (YAMLError, ValueError, RecursionError) as error:
+            raise DiscoveryError(f"{path} is neither YAML nor JSON: {' '.join(str(error).split())}") from error
+        if not isinstance(items, list):
+            raise DiscoveryError(f"{path} has no list of engines; an empty one is []")
+        return tuple(self._engine(number, item) for number, item in enumerate(items))
+
+    def _engine(self, number: int, item: Any) -> Engine:
+        try:
+            each = Listed.model_validate(item)
+        except ValidationError as error:
+            problem = from_pydantic({**error.errors()[0], "loc": (number, *error.errors()[0]["loc"])}, {})
+            raise DiscoveryError(f"{self._settings.path}: {problem}") from error
+        ranks = each.data_parallel_size or self._services.data_parallel_size
+        return Engine(
+            fitting_name(each.name),
+            publishers(each.endpoint, each.replay_endpoint, ranks),
+            f"file {self._settings.path}",
+            each.topic,
+            each.api,
+        )
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            text = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise DiscoveryError(f"{path}: {error.strerror or error}") from error
+    if len(text) > MAX_BYTES:
+        raise DiscoveryError(f"{path} is larger than {MAX_BYTES} bytes")
+    return text

@@ -1,0 +1,341 @@
+"""Streams of a log as engines: a log says who there is, and brings what they publish.
+
+One entry reads all streams that its patterns name. A stream is an engine as soon as a record of it has come, until its
+writer ends it, or is silent for so long that its epoch is over. Who begins to read does not wait for that silence:
+when the log got the newest record of a stream, and of all of them, says whose writer is away. Clocks may be wrong, so
+that decides nothing for good: one more record, and the stream is an engine. How a stream is told under the log's own
+numbers is in :mod:`kvbus.parts.log.relayed`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Final, Literal, Self
+
+from pydantic import model_validator
+
+from kvbus.common.tasks import end_tasks
+from kvbus.config.endpoints import parse_endpoint
+from kvbus.config.logs import LogAccess, half
+from kvbus.config.section import key
+from kvbus.config.values import Endpoint, Text
+from kvbus.core.events import LogReached, RecordReceived, RelayEvent
+from kvbus.parts.discovery.contract import DiscoveryError, Engine, Publisher, fitting_name
+from kvbus.parts.log.contract import Log, Pointer, Reader, UnavailableError
+from kvbus.parts.log.follower import LEASE_TTL, OTHER_SCHEMA
+from kvbus.parts.log.relayed import Relayed
+
+logger = logging.getLogger("kvbus.discovery.streams")
+
+LOOK: Final = 2.0
+"""Seconds between two looks for new streams."""
+
+MEASURE: Final = 1.0
+"""Seconds between two questions where the log ends."""
+
+TAKE: Final = 0.1
+"""Seconds that one take waits for records, and between two looks at all streams."""
+
+TURN: Final = 64
+"""Records that are handed on before others have their turn."""
+
+
+class StreamPatterns(LogAccess):
+    """Which log is read, and which of its streams."""
+
+    endpoint: Endpoint = key(
+        ..., "A server of the log; of Redis and Valkey the primary, or a Sentinel.", example="tcp://kafka-0:9092"
+    )
+    cluster: Text = key("*", "Of streams whose cluster is this; `*` and `?` stand for any text.", example="eu-1")
+    model: Text = key("*", "Of streams whose model is this.", example="meta-llama/*")
+    worker: Text = key("*", "Of streams whose worker is this, `WORKER/SOURCE` as it was written.", example="prod-*")
+    token_ids: Literal["keep", "drop"] = key(
+        "drop", "keep: they were written with their tokens (`outputs[].token_ids` of the writers).", example="keep"
+    )
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if parse_endpoint(self.endpoint).is_ipc:
+            raise ValueError("endpoint: a log is reached over TCP alone; for example tcp://kafka-0:9092")
+        for name, wrong, _, example in half("", self):
+            raise ValueError(f"{name.removeprefix('.')}: {wrong}; for example {example}")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A stream that is a source of the relay, and what the relay takes from it."""
+
+    relayed: Relayed
+    feed: Callable[[RelayEvent], None]
+    drained: Callable[[], None]
+    ends: bool
+    """Nothing is told of it but its end, to routers that have its blocks from elsewhere."""
+
+
+class LogStreams:
+    """Reads a log; see :class:`~kvbus.parts.discovery.contract.Carrier`.
+
+    Args:
+        make: opens the log.
+        patterns: which of its streams.
+        where: the log, for people; the engines' endpoints begin with it.
+    """
+
+    give_up = LEASE_TTL
+    stale = LEASE_TTL
+
+    def __init__(self, make: Callable[[], Log], patterns: StreamPatterns, where: str) -> None:
+        self._make = make
+        self._patterns = patterns
+        self._where = where
+        self._relayed: dict[str, Relayed] = {}
+        self._slots: dict[int, _Place] = {}
+        self._former: Counter[str] = Counter()
+        """Of streams that the log does not know any more."""
+        self._unread: set[str] = set()
+        """Streams of which was said that they are not read here."""
+        self._dirty = True
+        """The reader has to begin at other positions, or with other streams."""
+        self._clock = asyncio.get_running_loop().time
+        self._level_at = self._clock()
+        """What the log had then was read."""
+        self._shown_at = self._level_at
+        """When the set of engines was last told."""
+        self._newest = 0.0
+        """When the log got the newest record of all that were read, by its clock."""
+        self._level_once = False
+        """All was read that the log had when reading began."""
+        self.announced_at = -1.0
+        """What the log had then was read, and each stream of it was told, or has ended."""
+        self._ends: tuple[float, dict[str, int]] | None = None
+        """Where the log ended at some time, by the streams that were not yet read so far."""
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Records that were not handed on, by reason; see :class:`~kvbus.parts.log.follower.Follower`."""
+        return sum((each.follower.counts for each in self._relayed.values()), self._former)
+
+    @property
+    def lag(self) -> float:
+        """Seconds since the newest time of which is known that everything was read that the log had."""
+        return self._clock() - self._level_at
+
+    # -- sources -------------------------------------------------------------------------------------------------------
+
+    def open(self, endpoint: str, slot: int, feed: Callable[[RelayEvent], None], drained: Callable[[], None]) -> None:
+        """From now on a stream is the source in this slot; its state comes first."""
+        relayed = self._relayed.get(endpoint.rpartition("#")[2])
+        if relayed is None:
+            return  # it was erased meanwhile, and leaves
+        place = self._slots[slot] = _Place(relayed, feed, drained, self._stale(relayed))
+        relayed.slot = slot
+        if not place.ends:
+            self._begin_again(relayed)
+
+    def _begin_again(self, relayed: Relayed) -> None:
+        relayed.begin_again()
+        self._dirty = True
+
+    def close(self, slot: int) -> None:
+        """The stream in this slot is a source no more."""
+        if slot in self._slots:
+            self._slots.pop(slot).relayed.slot = None
+
+    def _reach(self, *, reached: bool) -> None:
+        for slot, place in self._slots.items():
+            place.feed(LogReached(slot, reached))
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    async def watch(self) -> AsyncGenerator[tuple[Engine, ...], None]:
+        """Read; yield the streams that there are."""
+        log = self._make()
+        looking: asyncio.Task[None] | None = None
+        reader: Reader | None = None
+        try:
+            self._learn(await log.pointers())
+            looking = asyncio.get_running_loop().create_task(self._look(log))
+            self._dirty = True
+            shown: tuple[Engine, ...] | None = None
+            looked_at = -TAKE
+            while True:
+                if self._dirty:
+                    self._dirty = False
+                    if reader is not None:
+                        await reader.close()
+                    starts = {name: each.position for name, each in self._relayed.items()}
+                    reader = await log.read(starts) if starts else None
+                    self._ends = None
+                if looking.done():
+                    looking.result()
+                if reader is None:
+                    self._level_at, self._level_once = self._clock(), True
+                    await asyncio.sleep(TAKE)
+                else:
+                    await self._take(reader)
+                    await self._measure(reader)
+                if self._clock() - looked_at < TAKE:
+                    continue  # to look at all streams takes as long as many records
+                looked_at = self._clock()
+                self._expire()
+                self._reach(reached=True)
+                level_at = self._level_at
+                engines = tuple(self._engine(each) for each in self._relayed.values() if self._alive(each))
+                if engines != shown and (reader is None or await self._level(reader) or (engines and self._waited())):
+                    shown = engines
+                    yield engines
+                    self._shown_at = self._clock()
+                if engines == shown:
+                    self.announced_at = level_at
+        except UnavailableError as error:
+            self._reach(reached=False)
+            raise DiscoveryError(f"{self._where}: {error}") from error
+        finally:
+            await end_tasks([looking])
+            if reader is not None:
+                await reader.close()
+            await log.close()
+
+    async def _look(self, log: Log) -> None:
+        while True:
+            await asyncio.sleep(LOOK)
+            self._learn(await log.pointers())
+            self._tell_unread()
+
+    def _tell_unread(self) -> None:
+        """Say of each stream once that this version does not read it."""
+        found = {name for name, each in self._relayed.items() if each.follower.counts[OTHER_SCHEMA]} - self._unread
+        if found:
+            self._unread |= found
+            text = "%s: records of %s and %d other streams are of a schema that this version does not read: upgrade it"
+            logger.error(text, self._where, min(found), len(found) - 1)
+
+    def _learn(self, pointers: dict[str, Pointer]) -> None:
+        for name, pointer in pointers.items():
+            relayed = self._relayed.get(name)
+            if relayed is not None:
+                relayed.pointer = pointer
+                if relayed.misses_state:
+                    self._begin_again(relayed)
+            elif self._wanted(name, pointer):
+                self._dirty = True
+        for name in [name for name, each in self._relayed.items() if name not in pointers and each.slot is None]:
+            self._former.update(self._relayed.pop(name).follower.counts)
+
+    def _wanted(self, name: str, pointer: Pointer) -> bool:
+        try:
+            relayed = Relayed(name, pointer)
+        except ValueError:
+            return False
+        patterns, stream = self._patterns, relayed.stream
+        fits = (
+            fnmatchcase(stream.cluster, patterns.cluster)
+            and fnmatchcase(stream.model, patterns.model)
+            and fnmatchcase(stream.worker, patterns.worker)
+        )
+        if fits:
+            self._relayed[name] = relayed
+        return fits
+
+    def _alive(self, relayed: Relayed) -> bool:
+        """Whether a stream is an engine. One that is stale still is, while it is being given up."""
+        if relayed.over or relayed.slot is not None:
+            return not relayed.over
+        return relayed.follower.epoch > 0 and (not self._stale(relayed) or self._silent(relayed))
+
+    def _stale(self, relayed: Relayed) -> bool:
+        """Whether nobody was told of a stream, and its writer was away when the log got what was read last."""
+        unknown = relayed.slot is None and not relayed.alive
+        return unknown and self._newest - relayed.written >= self.stale
+
+    def _silent(self, relayed: Relayed) -> bool:
+        """Whether the log has had nothing of a stream for so long, by this reader's clock, that its epoch is over."""
+        return self._level_at - relayed.follower.heard >= self.give_up
+
+    def _engine(self, relayed: Relayed) -> Engine:
+        stream = relayed.stream
+        name = fitting_name(f"{stream.worker.replace('/', '.')}.{stream.rank}")
+        return Engine(name, (Publisher(stream.rank, f"{self._where}#{relayed.key}"),), self._where)
+
+    async def _take(self, reader: Reader) -> None:
+        entries = await reader.take(TAKE)
+        if self._dirty:
+            return  # some stream begins again: the next reader brings these, too
+        for at, entry in enumerate(entries, 1):
+            relayed = self._relayed.get(entry.key)
+            if relayed is not None:
+                self._note(relayed, entry.time)
+                if self._dirty:
+                    return
+                self._feed(relayed, relayed.take(entry.data, entry.position, self._clock()))
+            if at % TURN == 0:
+                self._drain()
+                await asyncio.sleep(0)
+                if self._dirty:
+                    return
+        self._drain()
+
+    def _note(self, relayed: Relayed, written: float) -> None:
+        """When the log got a record; see that a stream is told from its state on which was only to end."""
+        self._newest = max(self._newest, written)
+        relayed.written = written
+        if self._level_once and not relayed.alive:
+            relayed.alive = True
+            if relayed.slot is not None and self._slots[relayed.slot].ends:
+                self._begin_again(relayed)
+
+    def _feed(self, relayed: Relayed, event: RecordReceived | None) -> None:
+        if event is not None and relayed.slot is not None:
+            self._slots[relayed.slot].feed(event)
+
+    def _drain(self) -> None:
+        for place in list(self._slots.values())[:1]:
+            place.drained()
+
+    def _waited(self) -> bool:
+        """Whether new engines are told before all was read: what they said is read again.
+
+        So in the time that reading takes it is done a few times, and not for each engine.
+        """
+        return self._clock() - self._shown_at >= max(LOOK, self.lag / 2)
+
+    async def _level(self, reader: Reader) -> bool:
+        """Whether all was read that the log has: only then nobody is there."""
+        for name, end in (await reader.ends()).items():
+            if await reader.reached(name) < end:
+                return False
+        self._level_once = True
+        return True
+
+    async def _measure(self, reader: Reader) -> None:
+        """See how far reading is: what the log has now has to be read some time."""
+        if self._dirty:
+            return  # what was taken last was not handed on
+        if self._ends is None and self._clock() - self._level_at >= MEASURE:
+            self._ends = self._clock(), await reader.ends()
+        if self._ends is None:
+            return
+        at, ends = self._ends
+        while ends:
+            name, end = next(iter(ends.items()))
+            if await reader.reached(name) < end:
+                return
+            del ends[name]
+        self._level_at, self._ends = at, None
+        self._level_once = True
+
+    def _expire(self) -> None:
+        """Give up epochs of which the log has had nothing for too long, as far as it was read.
+
+        Also one that nothing was read of since reading began again: it was told before.
+        """
+        for each in self._relayed.values():
+            if self._alive(each) and self._silent(each) and not self._stale(each):
+                self._feed(each, each.give_up())
+        self._drain()

@@ -1,0 +1,149 @@
+"""What engines answer when they are asked where their events are, with kvbus's endpoints in it.
+
+The forms are those that :mod:`kvbus.parts.discovery.engine_answers` reads. Whatever else an answer says stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kvbus.config import parse_endpoint
+from kvbus.parts.discovery.contract import DiscoveryError
+from kvbus.parts.discovery.engine_answers import RANK, mapping, number
+
+_KVBUS: Final = {"publisher": "zmq", "topic": "", "encoding": "msgpack", "schema_version": 1}
+
+
+class UnanswerableError(DiscoveryError):
+    """It cannot be said where the events are. The text is for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Where kvbus has the events of one rank.
+
+    Attributes:
+        endpoint: the live stream, as the output has it.
+        replay_endpoint: its replay, if there is one.
+        topic: the topic it goes under; None: the engine's own.
+        host: stands for a wildcard in an endpoint.
+    """
+
+    endpoint: str
+    replay_endpoint: str | None
+    topic: str | None
+    host: str
+
+    @property
+    def reached(self) -> str:
+        """The live stream's endpoint with a host that others can dial."""
+        return _reached(self.endpoint, self.host)
+
+    @property
+    def replay_reached(self) -> str | None:
+        """The replay's, likewise."""
+        return None if self.replay_endpoint is None else _reached(self.replay_endpoint, self.host)
+
+
+Offers = Mapping[int, Offer]
+"""By rank."""
+
+
+def of_kvbus(offers: Offers) -> dict[str, Any]:
+    """Return an answer of ``/kv_event_sources`` for an engine that has no such path, as the vLLM router reads it."""
+    return {str(rank): _announced(_KVBUS, offer) for rank, offer in sorted(offers.items())}
+
+
+def of_vllm(answer: Any, offers: Offers) -> Any:
+    """Return an answer of ``/kv_event_sources`` with kvbus's endpoints.
+
+    Raises:
+        DiscoveryError: it is none of the known forms, or names a rank that kvbus has not.
+    """
+    if isinstance(answer, list):
+        return [_entry(each, offers) for each in answer]
+    if isinstance(answer, dict) and isinstance(answer.get("sources"), list):
+        return {**answer, "sources": [_entry(each, offers) for each in answer["sources"]]}
+    if isinstance(answer, dict):
+        return {rank: _entry(each, offers, rank) for rank, each in answer.items()}
+    raise UnanswerableError(f"the engine's answer is no list of publishers: {answer!r:.100}")
+
+
+def of_sglang(answer: Any, offers: Offers) -> Any:
+    """Return an answer of ``/server_info`` with kvbus's endpoints; one that speaks of no events is returned itself.
+
+    Raises:
+        DiscoveryError: the form of it cannot say where kvbus has them.
+    """
+    if not isinstance(answer, dict) or not (answer.get("kv_events") or answer.get("kv_event_sources")):
+        return answer
+    answer = dict(answer)
+    if described := answer.get("kv_events"):
+        answer["kv_events"] = _described(mapping(described), offers)
+    if isinstance(answer.get("kv_event_sources"), list):
+        answer["kv_event_sources"] = [_entry(each, offers) for each in answer["kv_event_sources"]]
+    return answer
+
+
+def _described(described: dict[str, Any], offers: Offers) -> dict[str, Any]:
+    """SGLang's description: rank r at a port of its own, base + r."""
+    ranks = range(number(described.get("dp_size", 1)))
+    first = offer_of(0, offers)
+    announced = {
+        **described,
+        # a wildcard means the host of the worker's URL, which is this one
+        "endpoint_host": parse_endpoint(first.endpoint).host,
+        "endpoint_port_base": _base([offer_of(rank, offers).endpoint for rank in ranks]),
+        "replay_endpoint_port_base": None
+        if first.replay_endpoint is None
+        else _base([str(offer_of(rank, offers).replay_endpoint) for rank in ranks]),
+    }
+    if first.topic is not None:
+        announced["topic"] = first.topic
+        if len({offer_of(rank, offers).topic for rank in ranks}) > 1:
+            raise UnanswerableError("each rank has a topic of its own, and SGLang's answer has one for all of them")
+    if isinstance(described.get("publishers"), list):
+        announced["publishers"] = [_entry(each, offers) for each in described["publishers"]]
+    return announced
+
+
+def _base(endpoints: list[str]) -> int:
+    ports = [parse_endpoint(each).port for each in endpoints]
+    if ports != list(range(ports[0], ports[0] + len(ports))):
+        raise UnanswerableError(f"SGLang's answer needs rank r at port + r, and here they are at {ports}")
+    return ports[0]
+
+
+def _entry(entry: Any, offers: Offers, rank: object = None) -> dict[str, Any]:
+    """One publisher; one that is not ZeroMQ's publishes nothing, and stays as it is."""
+    publisher = mapping(entry)
+    if publisher.get("publisher", "zmq") != "zmq":
+        return publisher
+    if rank is None:
+        rank = next((publisher[name] for name in RANK if name in publisher), 0)
+    return _announced(publisher, offer_of(number(rank), offers))
+
+
+def _announced(entry: Mapping[str, Any], offer: Offer) -> dict[str, Any]:
+    announced = {**entry, "endpoint": offer.reached, "replay_endpoint": offer.replay_reached}
+    return announced if offer.topic is None else {**announced, "topic": offer.topic}
+
+
+def offer_of(rank: int, offers: Offers) -> Offer:
+    """Return where kvbus has a rank.
+
+    Raises:
+        UnanswerableError: it has not.
+    """
+    try:
+        return offers[rank]
+    except KeyError:
+        have = ", ".join(map(str, sorted(offers)))
+        raise UnanswerableError(f"the engine publishes as rank {rank}, and kvbus has of it: {have}") from None
+
+
+def _reached(endpoint: str, host: str) -> str:
+    address = parse_endpoint(endpoint)
+    return f"tcp://{host}:{address.port}" if address.is_wildcard else endpoint

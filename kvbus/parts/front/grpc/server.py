@@ -1,0 +1,278 @@
+"""The gRPC front's port: who asks where the events are is answered, every other call is handed on to the engine.
+
+A call is a stream of messages each way, whatever its method says, so none has to be known here. Messages are handed on
+as bytes, each when the other side takes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from typing import Any, Final, TypeAlias
+from urllib.parse import unquote
+
+import grpc
+from grpc import aio
+
+from kvbus.common.errors import BindError
+from kvbus.common.front_stats import CallStats
+from kvbus.config import parse_address
+from kvbus.config.front import FrontGrpc
+from kvbus.parts.discovery.contract import DiscoveryError
+from kvbus.parts.front.answers import Offers
+from kvbus.parts.front.grpc.sources import of_kvbus, of_vllm
+from kvbus.parts.front.offers import Observed, offers
+
+log = logging.getLogger("kvbus.front.grpc.server")
+# what is no text is refused below, and needs no traceback
+logging.getLogger("grpc._cython.cygrpc").addFilter(lambda record: "Invalid encoding" not in str(record.msg))
+
+ASKED: Final = "/vllm.Control/GetKvEventSources"
+METADATA: Final = 65_536
+"""Bytes of a call's metadata, in each direction."""
+BACKOFF: Final = 1000
+"""Milliseconds, the most between two attempts to reach an engine that is down."""
+HANDSHAKE: Final = 20_000
+"""Milliseconds for a client to say that it speaks HTTP/2."""
+DEAD: Final = 60_000
+"""Milliseconds of silence after which a client is asked whether it is there; it has 20 s to answer."""
+ALONE: Final = 0.1
+"""Seconds for a request's end to come behind its first message."""
+GRACE: Final = 1.0
+"""Seconds for the calls under way when kvbus ends."""
+LOOK: Final = 0.01
+"""Seconds between two looks whether a connection is lost: gRPC says so behind the calls that were on it."""
+LOOKS: Final = 10
+
+_EVERYWHERE: Final = (("grpc.max_metadata_size", METADATA), ("grpc.absolute_max_metadata_size", METADATA))
+_SERVER: Final = (
+    *_EVERYWHERE,
+    ("grpc.so_reuseport", 0),  # a second kvbus would share the port
+    ("grpc.server_handshake_timeout_ms", HANDSHAKE),
+    ("grpc.keepalive_time_ms", DEAD),
+    # engines take as many pings as their clients send, and a client that is told otherwise loses its calls
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.keepalive_permit_without_calls", 1),
+)
+_CHANNEL: Final = (
+    *_EVERYWHERE,
+    ("grpc.enable_retries", 0),  # a generation is not repeated
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.service_config_disable_resolution", 1),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", BACKOFF),
+)
+
+Context: TypeAlias = aio.ServicerContext
+
+
+class GrpcFront:
+    """Listens in the engine's place.
+
+    Args:
+        observed: the configuration, and the sources that there are now.
+        front: its section.
+    """
+
+    def __init__(self, observed: Observed, front: FrontGrpc) -> None:
+        self._front = front
+        self._observed = observed
+        self.stats = CallStats(front.max_calls)
+        self.address: tuple[str, int] | None = None
+
+    async def start(self) -> None:
+        """Listen.
+
+        Raises:
+            BindError: the address cannot be bound.
+        """
+        sizes = [(f"grpc.max_{way}_message_length", self._front.max_message) for way in ("receive", "send")]
+        connections = ("grpc.max_allowed_incoming_connections", self._front.max_connections)
+        self._channel = aio.insecure_channel(self._front.engine, options=[*_CHANNEL, *sizes])
+        self._server = aio.server(options=[*_SERVER, connections, *sizes])
+        self._server.add_generic_rpc_handlers((self,))
+        host, port = parse_address(self._front.listen)
+        try:
+            port = self._server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+        except RuntimeError as error:
+            raise BindError(f"front_grpc {host}:{port}", "gRPC cannot bind it") from error
+        await self._server.start()
+        self.address = (host, port)
+
+    async def close(self) -> None:
+        """Stop listening, and end what is under way."""
+        if self.address is not None:
+            self.address = None
+            await self._server.stop(GRACE)
+            await self._channel.close()
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+        """Return what takes a call of any method."""
+
+        async def each(_: object, context: Context) -> None:
+            await self._each(details.method, context)
+
+        return grpc.stream_stream_rpc_method_handler(each)
+
+    async def _each(self, method: str, context: Context) -> None:
+        stats = self.stats
+        if stats.open >= stats.limit:
+            stats.calls["too_many"] += 1
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"kvbus hands on {stats.limit} calls at once")
+        if odd := [name for name, value in _metadata(context) if isinstance(value, str) and not _is_ascii(value)]:
+            stats.calls["bad_request"] += 1
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"kvbus hands on metadata in ASCII alone: {odd[0]}")
+        stats.open += 1
+        over = _Over(stats)
+        try:
+            await (self._where(context, over) if method == ASKED else self._hand_on(method, context, over))
+        except asyncio.CancelledError:
+            over("client_gone")
+            raise
+        finally:
+            stats.open -= 1
+
+    async def _hand_on(self, method: str, context: Context, over: _Over) -> None:
+        """Send the engine's answer as it comes: each message at once, and none faster than the client reads."""
+        call, sending = await self._begin(method, context)
+        begun = False
+        try:
+            head = await call.initial_metadata()
+            begun = call.done() is False
+            await context.send_initial_metadata(tuple(head))
+            while (message := await call.read()) is not aio.EOF:
+                await context.write(message)
+        except aio.AioRpcError:
+            pass  # its status is handed on below
+        finally:
+            if sending is not None:
+                sending.cancel()
+            call.cancel()
+        over(await self._outcome(call, begun=begun))
+        await _end(call, context)
+
+    async def _begin(self, method: str, context: Context) -> tuple[Any, asyncio.Future[None] | None]:
+        """Call the engine; also what hands on the client's further messages, if it may have some.
+
+        A request of one message, as nearly all are, is written with its end. grpcio forgets with what status the engine
+        has ended a call while it writes to it, and says INTERNAL.
+        """
+        options = {"timeout": context.time_remaining(), "metadata": _metadata(context)}
+        first = await context.read()
+        more = asyncio.ensure_future(_next(context, first))
+        try:
+            await asyncio.wait({more}, timeout=ALONE)
+        except asyncio.CancelledError:
+            more.cancel()
+            raise
+        if first is not aio.EOF and more.done() and more.result() is aio.EOF:
+            return self._channel.unary_stream(method)(first, **options), None
+        call = self._channel.stream_stream(method)(**options)
+        return call, asyncio.ensure_future(_send(context, call, first, more))
+
+    async def _outcome(self, call: Any, *, begun: bool) -> str:
+        """Say how a call has ended. UNAVAILABLE may be the engine's own word; else the connection to it is lost."""
+        if await call.code() is grpc.StatusCode.UNAVAILABLE:
+            for _ in range(LOOKS):
+                if self._channel.get_state() is not grpc.ChannelConnectivity.READY:
+                    return "engine_broke_off" if begun else "engine_down"
+                await asyncio.sleep(LOOK)
+        return "passed"
+
+    async def _where(self, context: Context, over: _Over) -> None:
+        """Answer where the events are. What the engine says beside that stays, and so does its refusal."""
+        asked = await context.read()
+        call = self._channel.unary_unary(ASKED)(
+            b"" if asked is aio.EOF else asked, timeout=context.time_remaining(), metadata=_metadata(context)
+        )
+        try:
+            answer = await call
+        except aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
+                over(await self._outcome(call, begun=False))
+                await _end(call, context)
+            answer = None
+        try:
+            offered = self._offers(context)
+            said = of_kvbus(offered) if answer is None else of_vllm(answer, offered)
+        except DiscoveryError as error:
+            log.warning("%s: %s", ASKED, error)
+            over("unanswered")
+            text = f"kvbus cannot say where the events are: {error}"
+            await context.abort(grpc.StatusCode.UNAVAILABLE, text)
+        over("answered")
+        if answer is not None:
+            context.set_trailing_metadata(tuple(await call.trailing_metadata()))
+            await context.send_initial_metadata(tuple(await call.initial_metadata()))
+        await context.write(said)
+
+    def _offers(self, context: Context) -> Offers:
+        return offers(self._observed, self._front, self._front.host or _here(context.peer()))
+
+
+class _Over:
+    """Counts how a call has ended, by the first who knows."""
+
+    def __init__(self, stats: CallStats) -> None:
+        self._stats = stats
+        self._known = False
+
+    def __call__(self, outcome: str) -> None:
+        if not self._known:
+            self._known = True
+            self._stats.calls[outcome] += 1
+
+
+async def _end(call: Any, context: Context) -> None:
+    """Hand on how the engine has ended a call."""
+    code, trailing = await call.code(), tuple(await call.trailing_metadata() or ())
+    if code is not grpc.StatusCode.OK:
+        await context.abort(code, await call.details() or "", trailing)
+    context.set_trailing_metadata(trailing)
+
+
+async def _next(context: Context, message: Any) -> Any:
+    """What the client sends behind a message; nothing comes behind the end."""
+    return message if message is aio.EOF else await context.read()
+
+
+async def _send(context: Context, call: Any, first: Any, more: asyncio.Future[Any]) -> None:
+    """Hand on the client's messages, and that there are no more."""
+    try:
+        if first is not aio.EOF:
+            await call.write(first)
+        message = await more
+        while message is not aio.EOF:
+            await call.write(message)
+            message = await context.read()
+        await call.done_writing()
+    except (aio.AioRpcError, aio.InternalError, asyncio.InvalidStateError):
+        pass  # the engine has ended the call: whoever reads its answer sees that
+    finally:
+        more.cancel()
+
+
+def _metadata(context: Context) -> tuple[tuple[str, str | bytes], ...]:
+    """A call's metadata without what gRPC itself sends to the engine."""
+    return tuple((name, value) for name, value in context.invocation_metadata() or () if name != "user-agent")
+
+
+def _is_ascii(value: str) -> bool:
+    """Whether gRPC lets it out; it lets more in."""
+    return value.isascii() and value.isprintable()
+
+
+def _here(peer: str) -> str:
+    """The address of this host from which a peer is reached; gRPC does not say at which one it has asked.
+
+    Args:
+        peer: as gRPC names it, ``ipv4:10.0.0.3:4711`` or ``ipv6:%5Bfd00::1%5D:4711``.
+    """
+    family, _, where = unquote(peer).partition(":")
+    with socket.socket(socket.AF_INET6 if family == "ipv6" else socket.AF_INET, socket.SOCK_DGRAM) as way:
+        way.connect((where.rpartition(":")[0].strip("[]"), 9))  # a datagram's: nothing is sent
+        here = str(way.getsockname()[0])
+    return f"[{here}]" if ":" in here else here

@@ -1,0 +1,232 @@
+"""The front's port: who asks where the events are is answered, everybody else is handed on to the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable
+from typing import Any, Final
+
+import aiohttp
+from aiohttp import ClientResponse, web
+from aiohttp.abc import AbstractAccessLogger
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.typedefs import Handler
+
+from kvbus.common.errors import BindError
+from kvbus.common.front_stats import FrontStats
+from kvbus.config import parse_address
+from kvbus.config.front import Front
+from kvbus.parts.discovery.contract import DiscoveryError
+from kvbus.parts.front.answers import Offers, UnanswerableError, of_kvbus, of_sglang, of_vllm
+from kvbus.parts.front.engine import IDLE, LINE, Answer, BodyError, Engine, as_it_came, end_to_end
+from kvbus.parts.front.offers import Observed, offers
+from kvbus.transport.http.connection_limits import ConnectionLimits
+
+log = logging.getLogger("kvbus.front.server")
+
+MAX_ANSWER: Final = 4 * 1024 * 1024
+"""Bytes of an answer that says where events are."""
+NO_SUCH_PATH: Final = (404, 405)
+
+PATHS: Final[dict[str, Callable[[Any, Offers], Any]]] = {
+    "/kv_event_sources": of_vllm,
+    "/server_info": of_sglang,
+    "/get_server_info": of_sglang,
+}
+"""Where consumers ask an engine for its events, and how the answer is rewritten."""
+
+
+class FrontServer:
+    """Listens in the engine's place.
+
+    Args:
+        observed: the configuration, and the sources that there are now.
+        front: its section.
+    """
+
+    def __init__(self, observed: Observed, front: Front) -> None:
+        self._front = front
+        self._observed = observed
+        self.stats = FrontStats(front.max_connections)
+        self._engine: Engine | None = None
+        self._runner: web.AppRunner | None = None
+        self._listener: asyncio.Server | None = None
+        self._connections: ConnectionLimits | None = None
+        self.address: tuple[str, int] | None = None
+
+    async def start(self) -> None:
+        """Listen.
+
+        Raises:
+            BindError: the address cannot be bound.
+        """
+        app = web.Application(middlewares=[self._each])
+        app.on_response_prepare.append(as_it_came)
+        self._engine = Engine(self._front.engine)
+        self._runner = web.AppRunner(
+            app,
+            access_log=log,
+            access_log_class=_bad_requests(self.stats),
+            logger=_quiet(),
+            handle_signals=False,
+            handler_cancellation=True,
+            shutdown_timeout=1.0,
+            keepalive_timeout=10.0**9,  # ConnectionLimits closes idle connections, and counts them
+            lingering_time=1.0,
+            auto_decompress=False,
+            max_line_size=LINE,
+            max_field_size=LINE,
+        )
+        await self._runner.setup()
+        server = self._runner.server
+        if server is None:  # pragma: no cover - set up above
+            return
+        self._connections = ConnectionLimits(server, self.stats, most=self._front.max_connections, timeout=IDLE)
+        where = parse_address(self._front.listen)
+        try:
+            self._listener = await asyncio.get_running_loop().create_server(
+                self._connections, *where, reuse_address=True
+            )
+        except OSError as error:
+            raise BindError(f"front {where[0]}:{where[1]}", error.strerror or str(error)) from error
+        host, port = self._listener.sockets[0].getsockname()[:2]
+        self.address = (host, port)
+
+    async def close(self) -> None:
+        """Stop listening, and end what is under way."""
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+        if self._connections is not None:
+            self._connections.close_all()
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+        if self._engine is not None:
+            await self._engine.close()
+            self._engine = None
+
+    @web.middleware
+    async def _each(self, request: web.Request, handler: Handler) -> web.StreamResponse:  # noqa: ARG002
+        connections, engine = self._connections, self._engine
+        if connections is None or engine is None:  # pragma: no cover - no request comes before `start` is over
+            return web.Response(status=503)
+        with connections.answering(request.transport):
+            try:
+                return await self._answer(request, engine)
+            except asyncio.CancelledError:
+                self.stats.requests["client_gone"] += 1
+                raise
+
+    async def _answer(self, request: web.Request, engine: Engine) -> web.StreamResponse:
+        if refusal := _refusal(request):
+            return self._problem(*refusal)
+        read = PATHS.get(request.path) if request.method == "GET" else None
+        try:
+            if read is not None:
+                return await self._where(request, engine, read)
+            upstream = await engine.ask(request)
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            if isinstance(error.__cause__, BodyError):
+                return self._problem("bad_request", 400, f"the request's body: {error.__cause__}")
+            text = f"the engine behind kvbus does not answer: {engine.base}: {str(error) or type(error).__name__}"
+            return self._problem("engine_down", 502, text)
+        except DiscoveryError as error:
+            log.warning("GET %s: %s", request.path, error)
+            return self._problem("unanswered", 503, f"kvbus cannot say where the events are: {error}")
+        return await self._hand_on(request, upstream)
+
+    async def _hand_on(self, request: web.Request, upstream: ClientResponse) -> web.StreamResponse:
+        """Send the engine's answer as it comes: each part at once, and none faster than the client reads."""
+        answer = Answer(upstream)
+        try:
+            await answer.prepare(request)
+            while part := await upstream.content.readany():
+                await answer.write(part)
+            await answer.write_eof()
+        except aiohttp.ClientConnectionResetError:
+            self.stats.requests["client_gone"] += 1
+        except aiohttp.ClientError as error:
+            log.warning("%s %s: the engine broke its answer off: %s", request.method, request.path, error)
+            self.stats.requests["engine_broke_off"] += 1
+            if request.transport is not None:
+                request.transport.close()  # without the last chunk, or short of its length
+        else:
+            self.stats.requests["passed"] += 1
+        finally:
+            upstream.close() if not upstream.content.at_eof() else upstream.release()
+        return answer
+
+    async def _where(
+        self, request: web.Request, engine: Engine, read: Callable[[Any, Offers], Any]
+    ) -> web.StreamResponse:
+        """Answer where the events are. What the engine says beside that stays, and so does its refusal."""
+        async with await engine.ask(request, without=frozenset({"accept-encoding"})) as upstream:
+            text = bytearray()
+            while part := await upstream.content.readany():
+                text += part
+                if len(text) > MAX_ANSWER:
+                    raise UnanswerableError(f"the engine's answer has more than {MAX_ANSWER} bytes")
+            status, headers = upstream.status, end_to_end(upstream.raw_headers)
+        if status in NO_SUCH_PATH and read is of_vllm:
+            self.stats.requests["answered"] += 1
+            return web.json_response(of_kvbus(self._offers(request)))
+        if status != 200:
+            self.stats.requests["passed"] += 1
+            return web.Response(status=status, headers=headers, body=bytes(text))
+        try:
+            answer = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise UnanswerableError(f"the engine's answer is no JSON: {error}") from error
+        announced = read(answer, self._offers(request))
+        if announced is not answer:
+            text[:] = json.dumps(announced, ensure_ascii=False, separators=(",", ":")).encode()
+            headers.popall("Content-Length", None)
+        self.stats.requests["answered"] += 1
+        return web.Response(status=status, headers=headers, body=bytes(text))
+
+    def _offers(self, request: web.Request) -> Offers:
+        host = self._front.host
+        if host is None:
+            here = "" if request.transport is None else str(request.transport.get_extra_info("sockname")[0])
+            host = f"[{here}]" if ":" in here else here
+        return offers(self._observed, self._front, host)
+
+    def _problem(self, outcome: str, status: int, text: str) -> web.Response:
+        """Say what is wrong, and end the connection: what is left on it was not read."""
+        self.stats.requests[outcome] += 1
+        response = web.json_response({"error": text}, status=status)
+        response.force_close()
+        return response
+
+
+def _refusal(request: web.Request) -> tuple[str, int, str] | None:
+    """What cannot be handed on: the outcome, the status and why."""
+    coding = ", ".join(request.headers.getall("Transfer-Encoding", ()))
+    if coding.lower() not in ("", "chunked"):
+        return "bad_request", 501, f"kvbus hands on no Transfer-Encoding but chunked: {coding!r:.100}"
+    if request.method == "CONNECT" or "websocket" in request.headers.get("Upgrade", "").lower():
+        return "upgrade", 501, "kvbus hands on HTTP requests alone, and no other protocol: ask the engine itself"
+    if not request.raw_path.startswith("/"):
+        return "bad_request", 400, f"a request names a path that begins with /: {request.raw_path!r:.100}"
+    return None
+
+
+def _bad_requests(stats: FrontStats) -> type[AbstractAccessLogger]:
+    """What counts requests that are none, which no handler sees."""
+
+    class BadRequests(AbstractAccessLogger):
+        def log(self, request: web.BaseRequest, response: web.StreamResponse, time: float) -> None:  # noqa: ARG002
+            if request.method == "UNKNOWN" or isinstance(response, web.HTTPExpectationFailed):
+                stats.requests["bad_request"] += 1
+
+    return BadRequests
+
+
+def _quiet() -> logging.Logger:
+    """What aiohttp reports to: no traceback for a request that is none."""
+    logger = logging.getLogger("kvbus.front.http")
+    logger.filters = [lambda record: not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))]
+    return logger

@@ -1,0 +1,332 @@
+"""A log in Kafka: one topic for records, a compacted one for pointers. Needs the extra ``kafka``.
+
+A writer is a producer whose transactional id is the stream's key: the broker refuses what a former one of the same id
+sends from the moment on when the next one has its id. Transactions are used for that fence alone. Readers see records
+before the commit, which comes with the leases: a commit for each batch would cost 20 ms, and one that a dead writer has
+left open would hold up every stream of its partition. An aborted record is one that was appended twice or by a writer
+before, which (epoch, seq) tells.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition, errors
+from aiokafka.protocol.offset import OffsetRequest
+
+from kvbus.parts.log.contract import (
+    START,
+    Entry,
+    FencedError,
+    Pointer,
+    UnavailableError,
+    next_turn,
+    read_pointer,
+    write_pointer,
+)
+from kvbus.parts.log.kafka_client import (
+    STOP,
+    Producer,
+    client_options,
+    inner,
+    leaders,
+    partition_of,
+    partitions_of,
+    stop,
+    whole,
+)
+from kvbus.parts.log.kafka_errors import insisted, said
+from kvbus.parts.log.place import Place
+from kvbus.parts.log.refusals import REQUEST
+
+FETCH: Final = 0.2
+"""Seconds to wait for records at a time. Behind the last ones are a transaction's own, which nobody is given."""
+
+COMMIT: Final = 5.0
+"""Seconds after which the next append also commits."""
+
+TRANSACTION: Final = 60.0
+"""Seconds after which the broker ends a transaction by itself, and fences who had it."""
+
+EARLIEST: Final = -2
+"""A time before that of every record."""
+
+CONFIRM: Final = 5.0
+"""Seconds for which it counts that most brokers of a partition have said who leads it."""
+
+MOST: Final = 500
+"""Records taken at once."""
+
+
+class KafkaWriter:
+    """See :class:`~kvbus.parts.log.contract.Writer`."""
+
+    def __init__(self, place: Place, options: dict[str, Any], key: str, producer: Producer, epoch: int) -> None:
+        self.epoch = epoch
+        self._place = place
+        self._options = options
+        self._key = key.encode()
+        self._producer = producer
+        self._begun: float | None = None
+        """When the open transaction began."""
+        self._over: FencedError | UnavailableError | None = None
+        """Why the turn is over."""
+
+    async def append(self, records: Sequence[bytes]) -> int:
+        """Append, and wait until every replica that has to has them."""
+        return await self._send(self._place.topic, records)
+
+    async def point(self, pointer: Pointer) -> None:
+        """Put the pointer."""
+        await self._send(self._place.pointers, [write_pointer(pointer)])
+
+    async def keeps(self, position: int) -> bool:
+        """Ask the leader of the partition for its first offset."""
+        client, topic = self._producer.client, self._place.topic
+        async with said(self._place):
+            partition = partition_of(self._key.decode(), len(partitions_of(client, topic)))
+            leader = client.cluster.leader_for_partition(TopicPartition(topic, partition))
+            answer = await client.send(leader, OffsetRequest(-1, 0, [(topic, [(partition, EARLIEST)])]))
+            ((_, ((_, code, *_, first),)),) = answer.topics
+            if code:
+                raise errors.for_code(code)(topic)
+        return bool(first <= position)
+
+    async def withdraw(self) -> None:
+        """Put a tombstone in place of the pointer: the next writer begins at epoch 1."""
+        await self._send(self._place.pointers, [None])
+
+    async def _send(self, topic: str, values: Sequence[bytes | None]) -> int:
+        if self._over is not None:
+            raise self._over
+        try:
+            async with said(self._place):
+                return await insisted(self._place, self._options, self._sent(topic, values))
+        except (FencedError, UnavailableError) as error:
+            self._over = error
+            raise
+
+    async def _sent(self, topic: str, values: Sequence[bytes | None]) -> int:
+        now = asyncio.get_running_loop().time()
+        if self._begun is not None and now - self._begun >= COMMIT:
+            await self._producer.commit_transaction()
+            self._begun = None
+        if self._begun is None:
+            await self._producer.begin_transaction()
+            self._begun = now
+        sent = [await self._producer.send(topic, value, key=self._key) for value in values]
+        found = await asyncio.gather(*sent)
+        position: int = found[-1].offset
+        return position
+
+    async def close(self) -> None:
+        """Commit what is open, and close the connections."""
+        if self._begun is not None and self._over is None:
+            with contextlib.suppress(TimeoutError, FencedError, UnavailableError):
+                async with asyncio.timeout(STOP), said(self._place):
+                    await self._producer.commit_transaction()
+        await stop(self._producer)
+
+
+class KafkaReader:
+    """See :class:`~kvbus.parts.log.contract.Reader`."""
+
+    def __init__(
+        self,
+        place: Place,
+        consumer: AIOKafkaConsumer,
+        starts: Mapping[str, int],
+        parts: Mapping[str, TopicPartition],
+    ) -> None:
+        self._place = place
+        self._consumer = consumer
+        self._parts = parts
+        self._starts = {key.encode(): (key, start) for key, start in starts.items()}
+        self._next: dict[TopicPartition, int] = {}
+        """Offsets behind what was taken."""
+        self._known: dict[TopicPartition, int | None] = {}
+        """Who led them when that was confirmed."""
+        self._confirmed_at = 0.0
+
+    async def take(self, seconds: float) -> list[Entry]:
+        """Take what the client has fetched."""
+        found = []
+        async with said(self._place):
+            taken = await self._consumer.getmany(timeout_ms=int(1000 * seconds), max_records=MOST)
+        for part, records in taken.items():
+            if records[0].offset < self._next.get(part, START):  # the log has lost what was taken, and begins again
+                for name, (key, _) in self._starts.items():
+                    if self._parts[key] == part:
+                        self._starts[name] = key, START
+            self._next[part] = records[-1].offset + 1
+            for record in records:
+                wanted = self._starts.get(record.key or b"")
+                if wanted is not None and record.offset >= wanted[1]:
+                    found.append(Entry(wanted[0], record.offset, record.value or b"", record.timestamp / 1000))
+        return found
+
+    async def ends(self) -> dict[str, int]:
+        """Ask the brokers for the ends of the partitions, and from time to time whether they lead them."""
+        parts = set(self._parts.values())
+        known = _led(self._consumer, parts)
+        async with said(self._place):
+            ends = await self._consumer.end_offsets(parts)
+        now = asyncio.get_running_loop().time()
+        if known != self._known or now - self._confirmed_at >= CONFIRM:
+            await _confirm(self._place, self._consumer, known)
+            self._known, self._confirmed_at = known, now
+        return {key: ends[part] for key, part in self._parts.items()}
+
+    async def reached(self, key: str) -> int:
+        """Where the client is in the stream's partition."""
+        async with said(self._place):
+            position: int = await self._consumer.position(self._parts[key])
+        return position
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await stop(self._consumer)
+
+
+def _led(consumer: AIOKafkaConsumer, parts: Iterable[TopicPartition]) -> dict[TopicPartition, int | None]:
+    """Who leads these partitions, as far as a client knows, which reads there."""
+    return {part: inner(consumer).cluster.leader_for_partition(part) for part in parts}
+
+
+async def _confirm(place: Place, consumer: AIOKafkaConsumer, known: dict[TopicPartition, int | None]) -> None:
+    """See that partitions were read where most of their brokers say that they are led.
+
+    One that is cut off and was read would hide what was appended since: an epoch would be handed out twice, or one that
+    lives be given up.
+
+    Raises:
+        UnavailableError: they were not, or too few brokers answer.
+    """
+    client = inner(consumer)
+    async with said(place):
+        found = await leaders(client, place.options(), list({part.topic for part in known}))
+    if any(found.get(part) != leader for part, leader in known.items()):
+        client.force_metadata_update()
+        raise UnavailableError("too few brokers say who leads a partition, or another one than was read")
+
+
+class KafkaLog:
+    """See :class:`~kvbus.parts.log.contract.Log`.
+
+    Args:
+        place: where it is. Both topics have to be there.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+
+    async def claim(self, key: str) -> KafkaWriter:
+        """A producer with the stream's transactional id, and the next epoch of the stream in the topic of pointers."""
+        async with said(self._place):
+            options = self._place.options()
+            producer = Producer(
+                **client_options(self._place, options),
+                transactional_id=key,
+                transaction_timeout_ms=int(1000 * TRANSACTION),
+                acks="all",
+                max_request_size=2 * 1024 * 1024,
+            )
+        whole(producer)
+        try:
+            async with said(self._place):
+                await insisted(self._place, options, producer.start())
+            writer = KafkaWriter(self._place, options, key, producer, 0)
+            # whoever had the stream has put its last pointer: nothing of it comes any more
+            pointer = next_turn((await self.pointers(key)).get(key))
+            await writer.point(pointer)
+        except BaseException:
+            await stop(producer)
+            raise
+        writer.epoch = pointer.epoch
+        return writer
+
+    async def pointers(self, key: str | None = None) -> dict[str, Pointer]:
+        """Read the whole topic of pointers, or the partition of a key: as a rule one record a stream."""
+        found: dict[str, Pointer] = {}
+        async with contextlib.aclosing(self.everything(self._place.pointers, key)) as records:
+            async for record in records:
+                with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
+                    name = (record.key or b"").decode()
+                    found.pop(name, None)  # a tombstone has no value
+                    found[name] = read_pointer(record.value or b"")
+        return found if key is None else {name: found[name] for name in found if name == key}
+
+    async def everything(self, topic: str, key: str | None = None) -> AsyncGenerator[ConsumerRecord, None]:
+        """Every record that is in a topic now, or in the partition of a key: each partition in its order.
+
+        Raises:
+            UnavailableError: they cannot be read to the end, or nobody knows whether that was the end.
+        """
+        time = asyncio.get_running_loop().time
+        async with self._consumer(topic) as (consumer, parts):
+            wanted = parts if key is None else [parts[partition_of(key, len(parts))]]
+            known = _led(consumer, wanted)
+            async with said(self._place):
+                ends = await consumer.end_offsets(wanted)
+                consumer.assign(wanted)
+                await consumer.seek_to_beginning(*wanted)
+            for part in wanted:
+                position, moved = -1, time()
+                while position < ends[part]:
+                    async with said(self._place):
+                        records = (await consumer.getmany(part, timeout_ms=int(1000 * FETCH))).get(part, [])
+                        before, position = position, await consumer.position(part)
+                    if records or position > before:
+                        moved = time()
+                    elif time() - moved > REQUEST:
+                        raise UnavailableError(f"{topic} cannot be read to its end")
+                    for record in records:
+                        yield record
+            await _confirm(self._place, consumer, known)
+
+    async def read(self, starts: Mapping[str, int]) -> KafkaReader:
+        """Read the partitions of these streams, each from the first of their positions on."""
+        async with self._consumer(self._place.topic, keep=True) as (consumer, parts):
+            of = {key: parts[partition_of(key, len(parts))] for key in starts}
+            first: dict[TopicPartition, int] = {}
+            for key, start in starts.items():
+                first[of[key]] = min(start, first.get(of[key], start))
+            async with said(self._place):
+                consumer.assign(list(first))
+                for part, start in first.items():
+                    consumer.seek(part, start)
+        return KafkaReader(self._place, consumer, starts, of)
+
+    @contextlib.asynccontextmanager
+    async def _consumer(
+        self, topic: str, *, keep: bool = False
+    ) -> AsyncIterator[tuple[AIOKafkaConsumer, list[TopicPartition]]]:
+        """A consumer, and the partitions of a topic.
+
+        It is stopped behind the block, with ``keep`` only if something went wrong.
+        """
+        # by a subscription it learns of the partitions; which of them it reads is another matter
+        async with said(self._place):
+            options = self._place.options()
+            consumer = AIOKafkaConsumer(
+                topic, **client_options(self._place, options), auto_offset_reset="earliest", enable_auto_commit=False
+            )
+        whole(consumer)
+        try:
+            async with said(self._place):
+                await consumer.start()
+                parts = partitions_of(inner(consumer), topic)
+                consumer.unsubscribe()
+            yield consumer, parts
+        except BaseException:
+            await stop(consumer)
+            raise
+        if not keep:
+            await stop(consumer)
+
+    async def close(self) -> None:
+        """Writers and readers have connections of their own."""

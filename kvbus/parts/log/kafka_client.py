@@ -1,0 +1,158 @@
+"""Clients of Kafka as the log needs them: that can be given up, that close what they open, and who leads what."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from typing import Any, Final
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition, errors
+from aiokafka.client import AIOKafkaClient
+from aiokafka.conn import AIOKafkaConnection
+from aiokafka.partitioner import murmur2
+
+from kvbus.common.tasks import end_tasks, finish
+from kvbus.parts.log.kafka_errors import PROBE, shown
+from kvbus.parts.log.place import Place
+from kvbus.parts.log.refusals import REQUEST
+
+STOP: Final = 2.0
+"""Seconds that a client has to commit, and to close its connections."""
+
+
+class Producer(AIOKafkaProducer):  # type: ignore[misc]
+    """One that can be given up: its own end waits until everything is sent, for ever if the broker takes nothing."""
+
+    async def stop(self) -> None:
+        """Close the connections. What is not committed is lost."""
+        self._closed = True
+        if self._sender is not None:
+            await self._sender.close()
+        await self.client.close()
+
+
+def inner(client: AIOKafkaConsumer | AIOKafkaProducer) -> AIOKafkaClient:
+    """What has the connections and knows the brokers."""
+    return client.client if isinstance(client, AIOKafkaProducer) else client._client  # noqa: SLF001 - it has no name
+
+
+def whole(of: AIOKafkaConsumer | AIOKafkaProducer) -> None:
+    """Have a client end its first questions though it is cancelled: aiokafka would forget the connection it asks by."""
+    client = inner(of)
+    ask = client.bootstrap
+
+    async def bootstrap() -> None:
+        asking = asyncio.ensure_future(ask())
+        asking.add_done_callback(lambda done: done.cancelled() or done.exception())
+        try:
+            await asyncio.shield(asking)
+        except asyncio.CancelledError:
+            try:
+                await asyncio.wait([asking], timeout=STOP)
+            finally:
+                asking.cancel()
+            raise
+
+    client.bootstrap = bootstrap
+
+
+async def stop(client: AIOKafkaConsumer | AIOKafkaProducer) -> None:
+    """Close a client's connections, and have it make no others.
+
+    One that has only just begun is cancelled by its own stop, so this is a task of its own. Whatever else goes wrong,
+    nobody needs the client any more.
+    """
+    try:
+        await finish(client.stop(), STOP)
+    finally:
+        _give_up(inner(client))
+
+
+def _give_up(client: AIOKafkaClient) -> None:
+    """Close what a stop that failed, or took too long, has left open, and end what it has left under way.
+
+    A producer cancels one of its tasks and waits for the others, which connect again for as long as a broker takes
+    nothing. They end as cancelled once they ask for a connection, or for the topics.
+    """
+
+    def nothing(*_: object, **__: object) -> asyncio.Future[None]:
+        found = asyncio.get_running_loop().create_future()
+        found.cancel()
+        return found
+
+    client._get_conn = client.force_metadata_update = nothing  # noqa: SLF001 - it has no other way
+    for waited in (client._sync_task, client._md_update_fut):  # noqa: SLF001
+        if waited is not None:
+            waited.cancel()
+    client._conns = _Closing(client._conns)  # noqa: SLF001 - nobody else closes them
+    for connection in client._conns.values():  # noqa: SLF001
+        connection.close()
+
+
+class _Closing(dict[tuple[Any, Any], AIOKafkaConnection]):
+    """Connections of a client that has been given up: what it was still making is closed when it is made."""
+
+    def __setitem__(self, key: tuple[Any, Any], connection: AIOKafkaConnection) -> None:
+        connection.close()
+        super().__setitem__(key, connection)
+
+
+def client_options(place: Place, options: dict[str, Any]) -> dict[str, Any]:
+    """What every client takes, with those of TLS and authentication."""
+    return {"bootstrap_servers": place.servers.split(","), "request_timeout_ms": int(1000 * REQUEST), **options}
+
+
+def partition_of(key: str, partitions: int) -> int:
+    """Where Kafka's own clients put a key."""
+    return int(murmur2(key.encode()) & 0x7FFFFFFF) % partitions
+
+
+def partitions_of(client: AIOKafkaClient, topic: str) -> list[TopicPartition]:
+    """All partitions of a topic.
+
+    Raises:
+        UnknownTopicOrPartitionError: the broker that was asked knows none.
+    """
+    found = sorted(client.cluster.partitions_for_topic(topic) or ())
+    if not found:
+        raise errors.UnknownTopicOrPartitionError(topic)
+    return [TopicPartition(topic, number) for number in found]
+
+
+async def leaders(client: AIOKafkaClient, options: dict[str, Any], topics: list[str]) -> dict[TopicPartition, int]:
+    """Who leads each partition, as most of the brokers say that have it: the node's number.
+
+    A broker that is cut off from the others does not know that it leads no more, and what it says of its partitions is
+    old. Of two brokers one is enough, as nobody could read otherwise while the other one is away. A partition of which
+    too few say the same is left out.
+    """
+    votes: dict[TopicPartition, Counter[int]] = {}
+    sizes: dict[TopicPartition, int] = {}
+    asked = {
+        asyncio.ensure_future(shown(each.host, each.port, options, topics)): each.nodeId
+        for each in client.cluster.brokers()
+    }
+
+    def agreed(part: TopicPartition, needed: float) -> int | None:
+        ((leader, count),) = votes[part].most_common(1)
+        return leader if leader >= 0 and count >= needed * sizes[part] else None
+
+    left = set(asked)
+    try:
+        async with asyncio.timeout(PROBE):
+            while left and not (votes and all(agreed(part, 0.51) is not None for part in votes)):
+                done, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+                for each in done:
+                    with contextlib.suppress(errors.KafkaError, OSError, TimeoutError):
+                        for code, topic, _, parts in each.result().topics:
+                            for _, number, leader, replicas, *_ in () if code else parts:
+                                if asked[each] in replicas:
+                                    part = TopicPartition(topic, number)
+                                    votes.setdefault(part, Counter())[leader] += 1
+                                    sizes[part] = len(replicas)
+    except TimeoutError:
+        pass
+    finally:
+        await end_tasks(left)
+    return {part: leader for part in votes if (leader := agreed(part, 0.5)) is not None}

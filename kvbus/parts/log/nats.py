@@ -1,0 +1,243 @@
+"""A log in NATS JetStream: a stream for records, and one for pointers. Needs the extra ``nats``.
+
+A record's subject is the stream's key. A message holds the records of one append. Each is published only if the newest
+message of its subject is the one that the writer expects: whoever claims the stream puts a message without records
+there, and the former writer's next one is refused. A message has an id, so one that is sent again because nothing was
+heard of it is there once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from base64 import b64decode
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+from uuid import uuid4
+
+import msgspec
+from nats.js.errors import APIError
+
+from kvbus.parts.log.contract import (
+    START,
+    FencedError,
+    Pointer,
+    UnavailableError,
+    next_turn,
+    read_pointer,
+    write_pointer,
+)
+from kvbus.parts.log.nats_client import ATTEMPT, WRONG_SEQUENCE, Link, refused
+from kvbus.parts.log.nats_reader import SHIFT, NatsReader, Pulled
+from kvbus.parts.log.place import NatsPlace
+from kvbus.parts.log.refusals import insisted
+
+MOST_BYTES: Final = 768 * 1024
+"""Of a message with several records: servers take 1 MiB as a rule."""
+
+NO_MESSAGE: Final = 10037
+"""JetStream's code where a subject has none."""
+
+
+class _MovedError(Exception):
+    """Something else came before a message."""
+
+
+class NatsWriter:
+    """See :class:`~kvbus.parts.log.contract.Writer`."""
+
+    def __init__(self, place: NatsPlace, key: str, former: dict[str, int]) -> None:
+        self.epoch = 0
+        self._place = place
+        self._key = key
+        self._former = former
+        self._link = Link(place)
+        self._token = uuid4().hex
+        self._sent = 0
+        self._newest = 0
+        """Sequence of the newest message of the stream's records."""
+        self._pointer = 0
+        """Sequence of the stream's pointer."""
+        self._over: FencedError | UnavailableError | None = None
+        """Why the turn is over."""
+
+    async def claim(self) -> None:
+        """Put the pointer of the next epoch, and then a message that fences whoever had the stream.
+
+        The records are looked at before the pointer: who has the newer pointer has the newer message, too.
+        """
+        while True:
+            newest, _ = await newest_of(self._link, self._place.keys.stream, self._key)
+            at, data = await newest_of(self._link, self._place.pointers, self._key)
+            try:
+                if not self._pointer:
+                    turn = next_turn(_pointer(data))
+                    self.epoch = max(turn.epoch, self._former.get(self._key, 0) + 1)
+                    turn = msgspec.structs.replace(turn, epoch=self.epoch)
+                    self._pointer = await self._publish(self._place.pointers, write_pointer(turn), at)
+                elif at != self._pointer:
+                    raise FencedError("another writer has the stream")
+                self._newest = await self._publish(self._place.keys.stream, b"", newest)
+            except _MovedError:
+                continue
+            return
+
+    async def append(self, records: Sequence[bytes]) -> int:
+        """Append them by one message, or by several where they are large."""
+        position = START
+        for group in _groups(records):
+            data = msgspec.msgpack.encode(group)
+            self._newest = await self._own(self._place.keys.stream, data, self._newest)
+            position = (self._newest << SHIFT) + len(group) - 1
+        return position
+
+    async def point(self, pointer: Pointer) -> None:
+        """Put the pointer."""
+        self._pointer = await self._own(self._place.pointers, write_pointer(pointer), self._pointer)
+
+    async def keeps(self, position: int) -> bool:
+        """Ask for the stream's first sequence: what is limited is the whole stream."""
+        info = await self._link.api(f"STREAM.INFO.{self._place.keys.stream}")
+        return bool(info["state"]["first_seq"] <= position >> SHIFT)
+
+    async def withdraw(self) -> None:
+        """Put nothing in place of the pointer: the next writer begins at epoch 1."""
+        self._pointer = await self._own(self._place.pointers, b"", self._pointer)
+
+    async def _own(self, stream: str, data: bytes, expected: int) -> int:
+        if self._over is not None:
+            raise self._over
+        try:
+            try:
+                return await self._publish(stream, data, expected)
+            except _MovedError:
+                raise await self._why() from None
+        except (FencedError, UnavailableError) as error:
+            self._over = error
+            self._former[self._key] = self.epoch
+            raise
+
+    async def _why(self) -> FencedError | UnavailableError:
+        """Why the newest message is another one: somebody has the stream, or the server has lost messages."""
+        at, data = await newest_of(self._link, self._place.pointers, self._key)
+        pointer = _pointer(data)
+        if at == self._pointer or not at or (pointer is not None and pointer.epoch < self.epoch):
+            return UnavailableError("the server has lost records", "data_lost")
+        return FencedError("another writer has the stream")
+
+    async def _publish(self, stream: str, data: bytes, expected: int) -> int:
+        self._sent += 1
+        headers = {
+            "Nats-Expected-Stream": stream,
+            "Nats-Expected-Last-Subject-Sequence": str(expected),
+            "Nats-Msg-Id": f"{self._token}.{self._sent}",
+        }
+
+        async def attempt(seconds: float) -> Any:
+            return await self._link.ask(f"{stream}.{self._key}", data, min(seconds, ATTEMPT), headers)
+
+        try:
+            answer = await insisted(attempt)
+        except APIError as error:
+            if error.err_code in WRONG_SEQUENCE:
+                raise _MovedError from error
+            raise refused(error) from error
+        sequence: int = answer["seq"]
+        return sequence
+
+    async def close(self) -> None:
+        """Close the connection."""
+        if self._over is None:
+            self._former.pop(self._key, None)
+        await self._link.close()
+
+
+async def newest_of(link: Link, stream: str, key: str) -> tuple[int, bytes]:
+    """Sequence and data of the newest message of a stream's key; 0 where there is none."""
+    subject = f"$JS.API.STREAM.MSG.GET.{stream}"
+    wanted = msgspec.json.encode({"last_by_subj": f"{stream}.{key}"})
+
+    async def attempt(seconds: float) -> tuple[int, bytes]:
+        try:
+            found = (await link.ask(subject, wanted, min(seconds, ATTEMPT)))["message"]
+        except APIError as error:
+            if error.err_code == NO_MESSAGE:
+                return 0, b""
+            raise refused(error) from error
+        return found["seq"], b64decode(found.get("data", ""))
+
+    return await insisted(attempt)
+
+
+def _pointer(data: bytes) -> Pointer | None:
+    """The pointer in a message; None where it was erased, or is none."""
+    with contextlib.suppress(msgspec.MsgspecError):
+        return read_pointer(data)
+    return None
+
+
+def _groups(records: Sequence[bytes]) -> Iterator[list[bytes]]:
+    group: list[bytes] = []
+    size = 0
+    for record in records:
+        if group and (size + len(record) > MOST_BYTES or len(group) == 1 << SHIFT):
+            yield group
+            group, size = [], 0
+        group.append(record)
+        size += len(record)
+    yield group
+
+
+class NatsLog:
+    """See :class:`~kvbus.parts.log.contract.Log`.
+
+    Args:
+        place: where it is. Both streams have to be there.
+    """
+
+    def __init__(self, place: NatsPlace) -> None:
+        self._place = place
+        self._former: dict[str, int] = {}
+        """By key: the epoch of a turn that has failed, which the server may have lost."""
+
+    async def claim(self, key: str) -> NatsWriter:
+        """Put the next pointer, and a message that fences."""
+        writer = NatsWriter(self._place, key, self._former)
+        try:
+            await writer.claim()
+        except BaseException:
+            await writer.close()
+            raise
+        return writer
+
+    async def pointers(self, key: str | None = None) -> dict[str, Pointer]:
+        """Take the newest message of each subject of the stream of pointers, or of one."""
+        found: dict[str, Pointer] = {}
+        link = Link(self._place)
+        try:
+            if key is not None:
+                _, data = await newest_of(link, self._place.pointers, key)
+                pointer = _pointer(data)
+                return {} if pointer is None else {key: pointer}
+            pulled = Pulled(link, self._place.pointers, 1)
+            while not await pulled.level():
+                for _, message in await pulled.take(1.0):
+                    name = message.subject.removeprefix(f"{self._place.pointers}.")
+                    pointer = _pointer(message.data)
+                    if pointer is not None:
+                        found[name] = pointer
+        finally:
+            await link.close()
+        return found
+
+    async def read(self, starts: Mapping[str, int]) -> NatsReader:
+        """Read the whole stream by one consumer, from the first of these positions on."""
+        reader = NatsReader(self._place, starts)
+        try:
+            await reader.ends()
+        except BaseException:
+            await reader.close()
+            raise
+        return reader
+
+    async def close(self) -> None:
+        """Writers and readers have connections of their own."""

@@ -1,0 +1,223 @@
+"""Reading a log in NATS JetStream: messages pulled by a consumer that acknowledges nothing, and the records in them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+from uuid import uuid4
+
+import msgspec
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+
+from kvbus.parts.log.contract import START, Entry, UnavailableError
+from kvbus.parts.log.nats_client import Link
+from kvbus.parts.log.place import NatsPlace
+from kvbus.parts.log.refusals import REQUEST, insisted
+
+SHIFT: Final = 10
+"""Bits of a position behind the message's sequence: which of its records it is."""
+
+MOST: Final = 64
+"""Messages asked for at once."""
+
+IDLE: Final = 60
+"""Seconds for which the server keeps the place of a reader that asks for nothing."""
+
+CREATE: Final = 1.0
+"""Seconds in which a consumer is made, or another one is tried: for a minute servers are given one that are away."""
+
+HEARTBEAT: Final = 2
+"""Seconds without a message after which the server says that it is still asked. What keeps a reader's place is one of
+several servers, and may be another one than that of its connection: nobody says that it went."""
+
+SOON: Final = 0.01
+"""Seconds for a message that is there."""
+
+_records: Final = msgspec.msgpack.Decoder(list[bytes])
+
+
+def records_of(data: bytes) -> list[bytes]:
+    """The records of a message; one that fences has none.
+
+    Raises:
+        msgspec.MsgspecError: it is no message of a log.
+    """
+    return _records.decode(data) if data else []
+
+
+class Pulled:
+    """The messages of a stream from a sequence on, asked for as they are wanted.
+
+    Args:
+        link: the connection.
+        stream: its name.
+        start: the first sequence.
+    """
+
+    def __init__(self, link: Link, stream: str, start: int) -> None:
+        self._link = link
+        self._stream = stream
+        self.next = start
+        """The sequence that comes next, as far as is known."""
+        self.anew = False
+        """The stream is another one than before: what it has is new, and its sequences begin at 1."""
+        self._created = ""
+        """When the stream was."""
+        self._inbox: Subscription | None = None
+        self._client: Any = None
+        self._name = ""
+        self._taken = 0
+        """Messages of this consumer."""
+        self._asked = 0
+        """Messages that may still come of what was asked for."""
+        self._heard = 0.0
+        """When anything came of it."""
+
+    async def _begin(self) -> tuple[Any, Subscription]:
+        client = await self._link.client()
+        if self._inbox is not None and client is self._client:
+            return client, self._inbox
+        info = await self._link.api(f"STREAM.INFO.{self._stream}")
+        if self._created not in {"", info["created"]}:
+            self.next, self.anew = 1, True
+        self._created = info["created"]
+        config = {
+            "deliver_policy": "by_start_sequence",
+            "opt_start_seq": min(max(1, self.next), info["state"]["last_seq"] + 1),  # it may have lost its newest ones
+            "ack_policy": "none",
+            "filter_subject": f"{self._stream}.>",
+            "inactive_threshold": IDLE * 10**9,
+            "mem_storage": True,
+        }
+
+        async def attempt(seconds: float) -> None:
+            self._name = uuid4().hex
+            subject = f"CONSUMER.CREATE.{self._stream}.{self._name}.{self._stream}.>"
+            named = {**config, "name": self._name}
+            await self._link.api(subject, min(seconds, CREATE), stream_name=self._stream, config=named)
+
+        await insisted(attempt)
+        client = await self._link.client()
+        inbox: Subscription = await client.subscribe(client.new_inbox())
+        self._inbox, self._client, self._taken, self._asked = inbox, client, 0, 0
+        return client, inbox
+
+    async def take(self, seconds: float) -> list[tuple[int, Msg]]:
+        """Sequences and messages; none where none has come for so long.
+
+        Raises:
+            UnavailableError: nothing was taken.
+        """
+        now = asyncio.get_running_loop().time
+        try:
+            client, inbox = await self._begin()
+            if not self._asked:
+                times = {"expires": IDLE * 10**9 // 2, "idle_heartbeat": HEARTBEAT * 10**9}
+                wanted = msgspec.json.encode({"batch": MOST, **times})
+                subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self._name}"
+                await client.publish(subject, wanted, reply=inbox.subject)
+                self._asked, self._heard = MOST, now()
+            found: list[tuple[int, Msg]] = []
+            until = now() + seconds
+            async with self._link.said(seconds + REQUEST):
+                with contextlib.suppress(TimeoutError):
+                    while not found or inbox.pending_msgs:
+                        message = await inbox.next_msg(max(SOON, until - now()))
+                        self._heard = now()
+                        if message.headers and "Status" in message.headers:
+                            self._judge(message.headers["Status"])
+                            continue
+                        found.append((self._count(message), message))
+            self._listen(now())
+        except UnavailableError:
+            self.begin_again()
+            raise
+        if found:
+            self.next = found[-1][0] + 1
+        return found
+
+    def _listen(self, now: float) -> None:
+        if self._asked and now - self._heard > REQUEST:
+            raise UnavailableError("the server that keeps the consumer says nothing")
+
+    def begin_again(self) -> None:
+        """Have another consumer, from the next message on."""
+        self._inbox = None
+
+    def _judge(self, status: str) -> None:
+        if status == "100":  # a heartbeat
+            return
+        self._asked = 0
+        if status != "408":  # of which nothing more comes; any other one says that there is nobody to ask
+            raise UnavailableError(f"the consumer has gone ({status})")
+
+    def _count(self, message: Msg) -> int:
+        self._taken += 1
+        self._asked -= 1
+        if message.metadata.sequence.consumer != self._taken:
+            raise UnavailableError("messages were lost on their way")
+        sequence: int = message.metadata.sequence.stream
+        return sequence
+
+    async def bounds(self) -> tuple[int, int]:
+        """The first sequence that the stream has, and the one that comes behind its last.
+
+        The stream's leader says so: a consumer may be at a server that is behind.
+        """
+        state = (await self._link.api(f"STREAM.INFO.{self._stream}"))["state"]
+        end: int = state["last_seq"] + 1
+        return (state["first_seq"] if state["messages"] else end), end
+
+    async def level(self) -> bool:
+        """Whether everything was taken that the stream has."""
+        first, end = await self.bounds()
+        return max(self.next, first) >= end
+
+
+class NatsReader:
+    """See :class:`~kvbus.parts.log.contract.Reader`."""
+
+    def __init__(self, place: NatsPlace, starts: Mapping[str, int]) -> None:
+        self._place = place
+        self._starts = starts
+        self._link = Link(place)
+        self._first = START
+        self._prefix = f"{place.keys.stream}."
+        self.pulled = Pulled(self._link, place.keys.stream, min(starts.values(), default=START) >> SHIFT)
+
+    async def take(self, seconds: float) -> list[Entry]:
+        """Take what was asked for, and ask again."""
+        messages = await self.pulled.take(seconds)
+        if self.pulled.anew:
+            self._starts, self.pulled.anew = dict.fromkeys(self._starts, START), False
+        return [entry for at, message in messages for entry in self._of(at, message)]
+
+    def _of(self, sequence: int, message: Msg) -> Iterator[Entry]:
+        key = message.subject.removeprefix(self._prefix)
+        if key not in self._starts:
+            return
+        with contextlib.suppress(msgspec.MsgspecError):
+            for number, data in enumerate(records_of(message.data)):
+                position = (sequence << SHIFT) + number
+                if position >= self._starts[key]:
+                    yield Entry(key, position, data, message.metadata.timestamp.timestamp())
+
+    async def ends(self) -> dict[str, int]:
+        """Behind the stream's newest message."""
+        first, end = await self.pulled.bounds()
+        if self.pulled.next > end:
+            self.pulled.begin_again()  # what was taken is lost, and others come under its sequences
+        self._first = first << SHIFT
+        return dict.fromkeys(self._starts, end << SHIFT)
+
+    async def reached(self, key: str) -> int:
+        """Where the consumer is, or what is kept begins."""
+        del key
+        return max(self.pulled.next << SHIFT, self._first)
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await self._link.close()

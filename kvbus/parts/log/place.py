@@ -1,0 +1,176 @@
+"""Where a log is, and as whom kvbus comes there: the files of TLS and authentication."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from kvbus.common.errors import ConfigError, Problem
+from kvbus.config import Config, KafkaServers, KafkaTopic, LogAccess, NatsServers, OutputConfig, RedisKeys, RedisServer
+from kvbus.config.logs import TYPES
+from kvbus.transport.tls_files import TlsFileError, read_text, show, trust
+
+POINTERS: Final = "-pointers"
+"""What Kafka's topic, or NATS's stream, of pointers has behind the name of the other one."""
+
+MECHANISM: Final = "SCRAM-SHA-512"
+
+
+@dataclass(frozen=True)
+class Servers:
+    """Where a log is.
+
+    Attributes:
+        servers: ``host:port``, several with commas.
+        keys: of the output: TLS, and who kvbus is there.
+    """
+
+    servers: str
+    keys: LogAccess = field(default_factory=LogAccess)
+
+    @property
+    def addresses(self) -> Iterator[tuple[str, int]]:
+        """Each server's host and port."""
+        for server in self.servers.split(","):
+            host, _, port = server.rpartition(":")
+            yield host.strip("[]"), int(port)
+
+    def tls(self) -> ssl.SSLContext | None:
+        """What a connection needs, of the files as they are now; None: it is in clear.
+
+        Raises:
+            TlsFileError: a file cannot be used.
+        """
+        keys = self.keys
+        if keys.tls_ca_file is None:
+            return None
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        trust(context, "tls_ca_file", read_text("tls_ca_file", keys.tls_ca_file))
+        if keys.tls_certificate_file is not None and keys.tls_key_file is not None:
+            read_text("tls_certificate_file", keys.tls_certificate_file)
+            read_text("tls_key_file", keys.tls_key_file, secret=True)
+            show(context, "tls_certificate_file", keys.tls_certificate_file, keys.tls_key_file)
+        return context
+
+    def password(self) -> str | None:
+        """The password, as it is in its file now; None: there is none.
+
+        Raises:
+            TlsFileError: the file cannot be used.
+        """
+        if self.keys.password_file is None:
+            return None
+        text = read_text("password_file", self.keys.password_file, secret=True)
+        password = text.removesuffix("\n").removesuffix("\r")
+        if not password:
+            raise TlsFileError("password_file", "is empty")
+        return password
+
+
+@dataclass(frozen=True)
+class Place(Servers):
+    """Where a log in Kafka is: ``keys`` name the topic, too."""
+
+    keys: KafkaServers = field(default_factory=KafkaServers)
+
+    @property
+    def topic(self) -> str:
+        """The topic of the records."""
+        return self.keys.topic
+
+    @property
+    def pointers(self) -> str:
+        """The topic of the pointers."""
+        return self.keys.topic + POINTERS
+
+    def options(self) -> dict[str, Any]:
+        """What a connection needs, of the files as they are now.
+
+        Raises:
+            TlsFileError: a file cannot be used.
+        """
+        context, password = self.tls(), self.password()
+        if context is None:
+            return {}
+        if password is None:
+            return {"security_protocol": "SSL", "ssl_context": context}
+        return {
+            "security_protocol": "SASL_SSL",
+            "ssl_context": context,
+            "sasl_mechanism": MECHANISM,
+            "sasl_plain_username": self.keys.username,
+            "sasl_plain_password": password,
+        }
+
+
+@dataclass(frozen=True)
+class NatsPlace(Servers):
+    """Where a log in NATS is: ``keys`` name the stream, too."""
+
+    keys: NatsServers = field(default_factory=NatsServers)
+
+    @property
+    def pointers(self) -> str:
+        """The stream of the pointers."""
+        return self.keys.stream + POINTERS
+
+
+@dataclass(frozen=True)
+class RedisPlace(Servers):
+    """Where a log in Redis is: ``keys`` name the database and the prefix, too."""
+
+    keys: RedisServer = field(default_factory=RedisServer)
+
+    @property
+    def retention(self) -> float:
+        """Seconds for which a writer keeps what is needless."""
+        return (self.keys if isinstance(self.keys, RedisKeys) else RedisKeys()).retention
+
+
+def place_of(output: OutputConfig) -> Any:
+    """The log that an output writes: a :class:`Servers` of its type."""
+    return place_at(output.endpoint, output.log or KafkaTopic())
+
+
+def place_at(endpoint: str, keys: LogAccess) -> Any:
+    """The log that is at an endpoint: a :class:`Servers` of the keys' type."""
+    more = keys.more_servers if isinstance(keys, (KafkaServers, NatsServers, RedisServer)) else ()
+    servers = ",".join(each.removeprefix("tcp://") for each in (endpoint, *more))
+    if isinstance(keys, NatsServers):
+        return NatsPlace(servers, keys)
+    if isinstance(keys, RedisServer):
+        return RedisPlace(servers, keys)
+    return Place(servers, keys if isinstance(keys, KafkaServers) else KafkaTopic())
+
+
+def check_files(config: Config) -> None:
+    """Read every file that kvbus needs at the servers of logs, whether it writes or reads there.
+
+    Raises:
+        ConfigError: it cannot use one. It names all such files, and never quotes one.
+    """
+    problems = []
+    for at, keys in _accesses(config):
+        servers = Servers("", keys)
+        for read in (servers.tls, servers.password):
+            try:
+                read()
+            except TlsFileError as error:
+                problems.append(Problem(f"{at}.{error.key}", str(error), str(getattr(keys, error.key))))
+    if problems:
+        raise ConfigError(problems)
+
+
+def _accesses(config: Config) -> Iterator[tuple[str, LogAccess]]:
+    """Where the configuration says who kvbus is to a log, and what it says there."""
+    for number, source in enumerate(config.sources):
+        for kind, settings in (source.discover or {}).items():
+            if kind in TYPES:
+                given = {name: settings[name] for name in LogAccess.model_fields}
+                yield f"sources[{number}].discover.{kind}", LogAccess.model_validate(given)
+    for number, output in enumerate(config.outputs):
+        if output.log is not None:
+            yield f"outputs[{number}].{output.type}", output.log

@@ -1,0 +1,344 @@
+"""A log in Redis or Valkey: a stream and a hash for each stream of kvbus. Needs the extra ``redis``.
+
+The hash holds the pointer, and the token of the turn that may write. Every change is a script, which checks that token
+first: whoever has another one is fenced. It also checks that the newest record is the one that the writer has appended
+last. So an append that is repeated because nothing was heard of it changes nothing, and a server that has lost records
+(a replica took over, or it began again without them) is noticed, and gets the state again.
+
+A position is the server's clock in microseconds, or more where a record has it already: it ascends along a stream even
+where the server has forgotten what it had.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import Any, Final
+from uuid import uuid4
+
+from redis.asyncio import Redis
+
+from kvbus.parts.log.contract import START, Entry, FencedError, Pointer, UnavailableError
+from kvbus.parts.log.place import RedisPlace
+from kvbus.parts.log.redis_client import connected, names, opened, said, seen, stop
+from kvbus.parts.log.refusals import REQUEST, insisted
+
+KEEP: Final = 86_400
+"""Seconds for which the server knows the pointer, or the erasure, of a stream that nobody writes."""
+
+REPLICATED: Final = 2.0
+"""Seconds in which a replica has to have a claim."""
+
+MOST: Final = 64
+"""Records of one stream taken at once."""
+
+BEHIND: Final = 16
+"""Streams that are taken at once of those with more than that waiting."""
+
+FENCED: Final = -1
+LOST: Final = -2
+"""What scripts return instead of a position."""
+
+CLAIM: Final = """
+local last = tonumber(redis.call('HGET', KEYS[2], 'last') or 0)
+local epoch = math.max(tonumber(redis.call('HGET', KEYS[2], 'epoch') or 0), tonumber(ARGV[2])) + 1
+local newest = redis.call('XLEN', KEYS[1]) > 0 and last or 0
+redis.call('HSET', KEYS[2], 'token', ARGV[1], 'epoch', epoch, 'seq', -1, 'last', string.format('%.0f', newest))
+redis.call('HSETNX', KEYS[2], 'position', 0)
+redis.call('EXPIRE', KEYS[2], ARGV[3])
+return {epoch, newest, last}
+"""
+"""Keys: records, pointer. A token, an epoch that was there before, seconds. Returns the epoch, the newest
+position or 0, and the newest one that there has ever been.
+"""
+
+OWN: Final = """
+local token = redis.call('HGET', KEYS[2], 'token')
+if not token then return -2 end
+if token ~= ARGV[1] then return -1 end
+"""
+
+APPEND: Final = (
+    OWN
+    + """
+local last = redis.call('HGET', KEYS[2], 'last')
+if last ~= ARGV[2] then
+  return redis.call('HGET', KEYS[2], 'before') == ARGV[2] and tonumber(last) or -2
+end
+if last ~= '0' and redis.call('XLEN', KEYS[1]) == 0 then return -2 end
+local time = redis.call('TIME')
+local at = math.max(tonumber(last), tonumber(ARGV[3]), time[1] * 1000000 + time[2])
+for i = 6, #ARGV do
+  at = at + 1
+  redis.call('XADD', KEYS[1], string.format('%.0f-0', at), 'r', ARGV[i])
+end
+redis.call('HSET', KEYS[2], 'before', ARGV[2], 'last', string.format('%.0f', at))
+redis.call('EXPIRE', KEYS[1], ARGV[4])
+redis.call('EXPIRE', KEYS[2], ARGV[5])
+return at
+"""
+)
+"""A token, the newest position, one that all have to be above, seconds for records and pointer, and the records."""
+
+POINT: Final = (
+    OWN
+    + """
+local time = redis.call('TIME')
+local old = time[1] * 1000000 + time[2] - ARGV[5] * 1000000
+redis.call('HSET', KEYS[2], 'epoch', ARGV[2], 'seq', ARGV[3], 'position', ARGV[4])
+redis.call('XTRIM', KEYS[1], 'MINID', string.format('%.0f-0', math.max(0, math.min(old, tonumber(ARGV[4])))))
+return 0
+"""
+)
+"""A token, the pointer's epoch, seq and position, and seconds: what is older than they say and before it goes."""
+
+END: Final = (
+    """
+if redis.call('HGET', KEYS[2], 'token') == '' and redis.call('HGET', KEYS[2], 'ended') == ARGV[1] then return 0 end
+"""
+    + OWN
+    + """
+redis.call('XTRIM', KEYS[1], 'MAXLEN', 1)
+redis.call('HDEL', KEYS[2], 'epoch', 'seq', 'position', 'before')
+redis.call('HSET', KEYS[2], 'token', '', 'ended', ARGV[1])
+return 0
+"""
+)
+"""A token, which stays as that of who has ended it. The newest record stays, too, for readers to see, and its position:
+those of the next writer are above.
+"""
+
+
+KEEPS: Final = "return #redis.call('XRANGE', KEYS[1], ARGV[2], ARGV[2])"
+"""A token, and the id of a record. Returns how many there are of it."""
+
+
+def _judged(found: int) -> int:
+    if found == FENCED:
+        raise FencedError("another writer has the stream")
+    if found == LOST:
+        raise UnavailableError("the server has lost records", "data_lost")
+    return found
+
+
+class RedisWriter:
+    """See :class:`~kvbus.parts.log.contract.Writer`."""
+
+    def __init__(self, place: RedisPlace, client: Redis, key: str, former: dict[str, tuple[int, int]]) -> None:
+        self.epoch = 0
+        self._place = place
+        self._retention = int(place.retention)
+        self._client = client
+        self._key = key
+        self._names = names(place, key)
+        self._former = former
+        self._token = uuid4().hex
+        self._newest = self._floor = 0
+        self._over: FencedError | UnavailableError | None = None
+        """Why the turn is over."""
+
+    async def claim(self) -> None:
+        """Begin the turn."""
+        epoch, floor = self._former.get(self._key, (0, 0))
+        self.epoch, self._newest, last = await self._run(CLAIM, epoch, KEEP)
+        self._floor = max(floor, last)
+        await insisted(self._replicated)
+
+    async def _replicated(self, seconds: float) -> None:
+        """See that a replica knows the epoch, if there is one: else who takes over may hand it out again.
+
+        What is waited for are all writes up to the newest one of the connection, which need not be the claim's.
+        """
+        async with said(self._place, seconds):
+            role: Any = await self._client.role()
+            wanted = min(1, len(role[2]))
+            asked = self._client.pipeline(transaction=False)
+            asked.expire(self._names[1], KEEP)
+            asked.wait(wanted, int(1000 * REPLICATED))
+            _, count = await asked.execute()
+        if count < wanted:
+            raise UnavailableError("no replica has heard of the new epoch", "too_few_replicas")
+
+    async def append(self, records: Sequence[bytes]) -> int:
+        """Append all of them, or none."""
+        self._newest = await self._changed(APPEND, self._newest, self._floor, self._retention, KEEP, *records)
+        return self._newest
+
+    async def point(self, pointer: Pointer) -> None:
+        """Put the pointer, and let go of what has been kept long enough before it."""
+        await self._changed(POINT, pointer.epoch, pointer.seq, pointer.position, self._retention)
+
+    async def keeps(self, position: int) -> bool:
+        """Look for the record there, which goes before any behind it."""
+        return bool(await self._run(KEEPS, f"{position}-0"))
+
+    async def withdraw(self) -> None:
+        """Delete the pointer, and all records but the newest: the next writer begins at epoch 1."""
+        await self._changed(END)
+
+    async def _changed(self, script: str, *args: Any) -> int:
+        if self._over is not None:
+            raise self._over
+        try:
+            return _judged(await self._run(script, *args))
+        except (FencedError, UnavailableError) as error:
+            self._over = error
+            self._former[self._key] = (self.epoch, max(self._newest, self._floor))
+            raise
+
+    async def _run(self, script: str, *args: Any) -> Any:
+        registered = self._client.register_script(script)
+
+        async def attempt(seconds: float) -> Any:
+            async with said(self._place, seconds):
+                return await registered(self._names, [self._token, *args])
+
+        return await insisted(attempt)
+
+    async def close(self) -> None:
+        """Close the connection."""
+        if self._over is None:
+            self._former.pop(self._key, None)
+        await stop(self._client)
+
+
+class RedisReader:
+    """See :class:`~kvbus.parts.log.contract.Reader`."""
+
+    def __init__(self, place: RedisPlace, starts: Mapping[str, int]) -> None:
+        self._place = place
+        self._client: Redis | None = None
+        self._keys = {names(place, key)[0].encode(): key for key in starts}
+        self._next = {name: starts[key] for name, key in self._keys.items()}
+        self._behind = dict.fromkeys(self._next)
+        """Streams of which more may wait than was taken, in turn."""
+
+    @contextlib.asynccontextmanager
+    async def client(self, seconds: float = REQUEST) -> AsyncIterator[Redis]:
+        """The connection, with so many seconds for what it is for; whoever is the primary may be another one then.
+
+        Raises:
+            UnavailableError: the server has not done it.
+        """
+        try:
+            async with said(self._place, seconds):
+                if self._client is None:
+                    self._client = await connected(self._place)
+                yield self._client
+        except UnavailableError:
+            await self.close()
+            raise
+
+    async def take(self, seconds: float) -> list[Entry]:
+        """Take what is there of the streams that are level, and of some that are behind; wait only if none is."""
+        if not self._next:
+            await asyncio.sleep(seconds)
+            return []
+        while True:
+            some = list(self._behind)[:BEHIND]
+            level = [name for name in self._next if name not in self._behind]
+            wanted: dict[Any, Any] = {name: max(0, self._next[name] - 1) for name in (*some, *level)}
+            block = None if some else max(1, int(1000 * seconds))
+            async with self.client(seconds + REQUEST) as client:
+                taken: Any = await client.xread(wanted, MOST, block)
+            for name in some:
+                del self._behind[name]
+            found = [entry for name, records in taken for entry in self._of(name, records)]
+            if found or not some:
+                return found
+
+    def _of(self, name: bytes, records: list[tuple[bytes, dict[bytes, bytes]]]) -> Iterator[Entry]:
+        if len(records) == MOST:
+            self._behind[name] = None
+        for at, fields in records:
+            position = int(at.partition(b"-")[0])
+            self._next[name] = position + 1
+            yield Entry(self._keys[name], position, fields.get(b"r", b""), position / 1_000_000)
+
+    async def ends(self) -> dict[str, int]:
+        """Behind the newest record of each that has any."""
+        async with self.client() as client:
+            asked = client.pipeline(transaction=False)
+            for key in self._keys.values():
+                records, pointer = names(self._place, key)
+                asked.xlen(records)
+                asked.hget(pointer, "last")
+            found = await asked.execute()
+        counts, last = found[::2], found[1::2]
+        return {
+            key: int(at) + 1 if count and at else START
+            for key, count, at in zip(self._keys.values(), counts, last, strict=True)
+        }
+
+    async def reached(self, key: str) -> int:
+        """Behind the newest one taken."""
+        return self._next[names(self._place, key)[0].encode()]
+
+    async def close(self) -> None:
+        """Close the connection."""
+        client, self._client = self._client, None
+        if client is not None:
+            await stop(client)
+
+
+class RedisLog:
+    """See :class:`~kvbus.parts.log.contract.Log`.
+
+    Args:
+        place: where it is.
+    """
+
+    def __init__(self, place: RedisPlace) -> None:
+        self._place = place
+        self._former: dict[str, tuple[int, int]] = {}
+        """By key: the epoch and the newest position of a turn that has failed, which the server may have lost."""
+
+    async def claim(self, key: str) -> RedisWriter:
+        """Put a token of its own, and the next epoch, into the stream's hash."""
+        async with said(self._place):
+            client = await connected(self._place)
+        writer = RedisWriter(self._place, client, key, self._former)
+        try:
+            await writer.claim()
+        except BaseException:
+            await stop(client)
+            raise
+        return writer
+
+    async def pointers(self, key: str | None = None) -> dict[str, Pointer]:
+        """Look through the whole database for hashes of streams, or at one."""
+        found: dict[str, Pointer] = {}
+        async with opened(self._place) as client:
+            if key is not None:
+                return await self._pointers(client, [key])
+            async with contextlib.aclosing(seen(self._place, client, "hash")) as groups:
+                async for keys in groups:
+                    found.update(await self._pointers(client, keys))
+        return found
+
+    async def _pointers(self, client: Redis, keys: Sequence[str]) -> dict[str, Pointer]:
+        async with said(self._place):
+            asked = client.pipeline(transaction=False)
+            for key in keys:
+                asked.hmget(names(self._place, key)[1], "epoch", "seq", "position")
+            rows = await asked.execute()
+        found: dict[str, Pointer] = {}
+        for key, row in zip(keys, rows, strict=True):
+            with contextlib.suppress(TypeError, ValueError):  # it was erased, or is none
+                found[key] = Pointer(*map(int, row))
+        return found
+
+    async def read(self, starts: Mapping[str, int]) -> RedisReader:
+        """Read the streams by one connection."""
+        reader = RedisReader(self._place, starts)
+        try:
+            async with reader.client() as client:
+                await client.ping()
+        except BaseException:
+            await reader.close()
+            raise
+        return reader
+
+    async def close(self) -> None:
+        """Writers and readers have connections of their own."""

@@ -1,0 +1,179 @@
+"""Redis or Valkey as the log finds it: one connection, why a server refuses, and the names of its keys."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from typing import Any, Final, Literal
+
+from redis import exceptions
+from redis.asyncio import Connection, ConnectionPool, Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from kvbus.common.tasks import finish
+from kvbus.parts.log.contract import UNREACHABLE, UnavailableError
+from kvbus.parts.log.place import RedisPlace
+from kvbus.parts.log.refusals import REQUEST, causes, probed, refusal
+from kvbus.transport.tls_files import TlsFileError
+
+SENTINEL: Final = 2.0
+"""Seconds that one Sentinel has to answer."""
+
+STOP: Final = 2.0
+"""Seconds that a connection has to close."""
+
+MOST_KEYS: Final = 500
+"""Keys looked through at once."""
+
+DENIED: Final = ("denied", "no ACL allows this")
+IN_SCRIPT: Final = "The user executing the script can't"
+"""How that begins of a command in a script, without a code."""
+
+CODES: Final = {
+    "OOM": ("memory_full", "the server's memory is full"),
+    "READONLY": ("read_only", "the server is a replica"),
+    "MISCONF": ("not_saved", "the server cannot save, and takes nothing"),
+    "MOVED": ("slot_elsewhere", "the server is one of a cluster, and another one has this stream"),
+    "NOREPLICAS": ("too_few_replicas", "fewer replicas are connected than min-replicas-to-write wants"),
+    "NOPERM": DENIED,
+    "NOAUTH": ("authentication_failed", "the server wants a password"),
+    "WRONGPASS": ("authentication_failed", "authentication failed: no such user, or its password"),
+}
+"""By the code of the server's error: the reason, and the same as a sentence."""
+
+
+class _Tls(Connection):
+    """A connection with the context that it is given."""
+
+    def __init__(self, *, context: Any, **options: Any) -> None:
+        super().__init__(**options)
+        self._context = context
+
+    def _connection_arguments(self) -> Mapping[str, Any]:
+        return {**super()._connection_arguments(), "ssl": self._context}
+
+
+async def connected(place: RedisPlace) -> Redis:
+    """A client of the primary, with one connection; files are read for each of them.
+
+    Where Sentinels know who that is, it stays with the one that they name now.
+
+    Raises:
+        TlsFileError: a file cannot be used.
+        UnavailableError, RedisError, OSError, TimeoutError: no Sentinel says who it is.
+    """
+    if place.keys.sentinel is None:
+        ((host, port),) = place.addresses
+    else:
+        host, port = await _primary(place, place.keys.sentinel)
+    return _client(place, host, port, place.keys.database)
+
+
+def _client(place: RedisPlace, host: str, port: int, database: int) -> Redis:
+    context = place.tls()
+    options: dict[str, Any] = {} if context is None else {"connection_class": _Tls, "context": context}
+    return Redis.from_pool(
+        ConnectionPool(
+            host=host,
+            port=port,
+            db=database,
+            username=place.keys.username,
+            password=place.password(),
+            protocol=2,
+            retry=Retry(NoBackoff(), 0),
+            socket_timeout=None,
+            socket_connect_timeout=REQUEST,
+            max_connections=1,
+            **options,
+        )
+    )
+
+
+async def _primary(place: RedisPlace, name: str) -> tuple[str, int]:
+    """Where the primary is, by the first Sentinel that knows it."""
+    unknown: Exception | None = None
+    wrong: Exception | None = None
+    for host, port in place.addresses:
+        client = _client(place, host, port, 0)
+        try:
+            async with asyncio.timeout(SENTINEL):
+                found: Any = await client.sentinel_get_master_addr_by_name(name)
+            if found is not None:
+                return found[0].decode(), found[1]
+            unknown = UnavailableError(f"no Sentinel knows a primary {name}", "primary_unknown")
+        except (exceptions.RedisError, OSError, TimeoutError) as error:
+            wrong = error
+        finally:
+            await stop(client)
+    raise unknown or wrong or AssertionError("there is a server")
+
+
+async def stop(client: Redis) -> None:
+    """Close a client's connection. Whatever goes wrong, nobody needs it any more."""
+    await finish(client.aclose(), STOP)
+
+
+def _named(error: BaseException) -> UnavailableError:
+    """An error of the client in the words of the contract."""
+    for at in causes(error):
+        found = refusal(at, "redis")
+        if found is not None:
+            return found
+        if isinstance(at, exceptions.RedisError):
+            code = getattr(at, "status_code", None) or str(at).partition(" ")[0]
+            found_code = DENIED if IN_SCRIPT in str(at) else CODES.get(code)
+            if found_code is not None:
+                reason, sentence = found_code
+                return UnavailableError(sentence, reason)
+    return UnavailableError(f"{type(error).__name__}: {error}")
+
+
+@contextlib.asynccontextmanager
+async def opened(place: RedisPlace) -> AsyncIterator[Redis]:
+    """A client for a while.
+
+    Raises:
+        UnavailableError: a file cannot be used, or no Sentinel says who the primary is.
+    """
+    async with said(place):
+        client = await connected(place)
+    try:
+        yield client
+    finally:
+        await stop(client)
+
+
+@contextlib.asynccontextmanager
+async def said(place: RedisPlace, seconds: float = REQUEST) -> AsyncIterator[None]:
+    """Give the server so long.
+
+    Raises:
+        UnavailableError: it has not done it.
+    """
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except (exceptions.RedisError, TlsFileError, OSError, TimeoutError) as error:
+        found = _named(error)
+        if found.reason == UNREACHABLE:
+            found = await probed(place, "redis") or found
+        raise found from error
+
+
+def names(place: RedisPlace, key: str) -> list[str]:
+    """The keys of a stream's records and of its pointer; what is in braces is what a cluster looks at."""
+    records = f"{place.keys.prefix}:{{{key}}}"
+    return [records, f"{records}:pointer"]
+
+
+async def seen(place: RedisPlace, client: Redis, kind: Literal["stream", "hash"]) -> AsyncGenerator[list[str], None]:
+    """The keys of streams that have records (``stream``), or a pointer or an erasure (``hash``); some come twice."""
+    before, behind = names(place, "*")[kind == "hash"].split("*")
+    cursor: int | None = None
+    while cursor != 0:
+        async with said(place):
+            scanned: Any = await client.scan(cursor or 0, f"{before}*{behind}", MOST_KEYS, kind)
+        cursor, found = scanned
+        yield [name.decode().removeprefix(before).removesuffix(behind) for name in found]

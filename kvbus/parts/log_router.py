@@ -1,0 +1,201 @@
+"""`LogRouter`: streams of a log as one index of prefixes, for routers in Python that read the log themselves.
+
+It needs the extra of the log's kind (``kvbus[kafka]``, ``kvbus[nats]`` or ``kvbus[redis]``), and streams that were
+written with their tokens (``outputs[].token_ids: keep``).
+
+>>> from kvbus.parts.log_router import LogRouter
+>>> async def choose(prompt: list[int]) -> None:
+...     async with LogRouter("kafka", {"endpoint": "tcp://kafka-0:9092", "model": "meta-llama/*"}) as router:
+...         await router.settled()
+...         print(router.longest_prefix(prompt))
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from kvbus.client import RouterError, Worker
+from kvbus.client.feed import Feed
+from kvbus.common.tasks import end_tasks
+from kvbus.config import parts
+from kvbus.config.discovering import checked
+from kvbus.config.logs import TYPES
+from kvbus.core.blocks.prefix_index import PrefixIndex
+from kvbus.core.events import RecordReceived, RelayEvent
+from kvbus.core.types import Reason
+from kvbus.core.wire.codec import decode
+from kvbus.core.wire.schema import BlockStored
+from kvbus.core.wire.tokens import array_head
+from kvbus.parts.discovery.contract import DiscoveryError, Engine, Services
+from kvbus.parts.discovery.streams import LogStreams
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from kvbus.core.blocks.prefix_labels import Adapter
+
+PAUSE: Final = 1.0
+"""Seconds until a log that could not be read is tried again."""
+
+_NO_TOKENS: Final = array_head(0)
+"""The token ids of a store, as a writer leaves them out."""
+
+
+@dataclass(slots=True)
+class _Stream:
+    """One stream of the log, and the index's worker that it is."""
+
+    feed: Feed
+    slot: int
+
+
+class LogRouter:
+    """Follow the streams of a log, and ask which worker holds the longest prefix of a prompt.
+
+    It is used by ``async with``, in the event loop that follows the log. A worker is called as an aggregator's source,
+    ``WORKER.SOURCE.RANK``. It is forgotten when its writer ends the stream, or is silent for 30 s while the log can be
+    read. Where the log cannot be read everything stays as it was, and :attr:`lag` grows.
+
+    Args:
+        kind: of the log: ``kafka``, ``nats`` or ``redis``.
+        keys: as under ``sources[].discover.KIND``: ``endpoint``, which streams, TLS and authentication.
+
+    Raises:
+        ValueError: there is no such kind, what it needs is not installed, or a key is bad; each is named.
+    """
+
+    def __init__(self, kind: str, keys: Mapping[str, Any]) -> None:
+        if kind not in TYPES:
+            raise ValueError(f"{kind!r} is no kind of log; there are {', '.join(TYPES)}")
+        settings = checked({kind: {**keys, "token_ids": "keep"}})[kind]
+        part = parts.load(parts.DISCOVERY, kind)
+        self._make = partial(part, part.Settings.model_validate(settings))
+
+        self._index: Final = PrefixIndex[Worker]()
+        self._streams: Final[dict[str, _Stream]] = {}
+        self._slots = 0
+        self._settled: Final = asyncio.Event()
+
+        self._carrier: LogStreams | None = None
+        self._began_at = 0.0
+        self._task: asyncio.Task[None] | None = None
+        self.unreachable = ""
+        """Why the log cannot be read now; empty if it can."""
+        self.tokenless = 0
+        """Stores that came without tokens: no prompt finds their blocks. Their writers need ``token_ids: keep``."""
+
+    def longest_prefix(
+        self, tokens: Sequence[int], *, lora: Adapter = None, salt: str | None = None
+    ) -> dict[Worker, int]:
+        """How many blocks each worker holds of a prompt, from its beginning on, where it holds any; the most first.
+
+        Raises:
+            ValueError: a token id is none of 32 bits.
+            RouterError: the router is not open, or has failed.
+        """
+        self._check()
+        return self._index.longest_prefix(tokens, lora=lora, salt=salt)
+
+    def __len__(self) -> int:
+        """Blocks of all workers."""
+        return len(self._index)
+
+    @property
+    def refused(self) -> dict[str, dict[Reason, int]]:
+        """Events and batches that were left out, by worker and reason."""
+        return {each.feed.names[0]: dict(each.feed.status.refused) for each in self._streams.values()}
+
+    @property
+    def lag(self) -> float:
+        """Seconds since the newest time of which is known that everything was read that the log had.
+
+        Raises:
+            RouterError: the router is not open, or has failed.
+        """
+        return self._check().lag
+
+    async def settled(self) -> None:
+        """Wait until everything was read that the log had when reading began."""
+        self._check()
+        await self._settled.wait()
+        self._check()
+
+    async def __aenter__(self) -> Self:
+        loop = asyncio.get_running_loop()
+        self._carrier, self._began_at = self._make(Services("log", 1, asyncio.Event())), loop.time()
+        self._task = loop.create_task(self._follow(self._carrier))
+        self._task.add_done_callback(lambda _: self._settled.set())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                self._check()
+        finally:
+            await end_tasks([self._task])
+            self._carrier = self._task = None
+            for stream in self._streams.values():
+                stream.feed.clear()
+            self._streams.clear()
+            self._settled.clear()
+
+    # -- in the loop
+
+    async def _follow(self, carrier: LogStreams) -> None:
+        while True:
+            try:
+                async for engines in carrier.watch():
+                    self.unreachable = ""
+                    self._take_over(carrier, engines)
+            except DiscoveryError as error:
+                self.unreachable = str(error)
+                await asyncio.sleep(PAUSE)
+
+    def _take_over(self, carrier: LogStreams, engines: Sequence[Engine]) -> None:
+        there = {publisher.endpoint: engine.name for engine in engines for publisher in engine.publishers}
+        for endpoint in self._streams.keys() - there:
+            stream = self._streams.pop(endpoint)
+            carrier.close(stream.slot)
+            stream.feed.clear()
+        for endpoint, name in there.items():
+            if endpoint not in self._streams:
+                self._slots += 1
+                stream = self._streams[endpoint] = _Stream(Feed(name, self._index, copies=False), self._slots)
+                carrier.open(endpoint, stream.slot, partial(self._take, carrier, stream.feed), lambda: None)
+        if not self._streams:
+            self._settled.set()  # nobody is told as soon as the whole log was read
+
+    def _take(self, carrier: LogStreams, feed: Feed, event: RelayEvent) -> None:
+        if isinstance(event, RecordReceived):
+            if not event.known:
+                self._apply(feed, event)
+            if not event.more:
+                feed.status.state = "live"
+        elif not self._settled.is_set():
+            everyone = carrier.announced_at >= self._began_at
+            if everyone and all(each.feed.status.state == "live" for each in self._streams.values()):
+                self._settled.set()
+
+    def _apply(self, feed: Feed, event: RecordReceived) -> None:
+        if event.begins:
+            feed.clear()
+        batch = decode(event.payload) if event.payload else None
+        if isinstance(batch, Reason):
+            feed.status.refused[batch] += 1
+        elif batch is not None:
+            stores = (each for each in batch.events if isinstance(each, BlockStored) and each.block_hashes)
+            self.tokenless += sum(bytes(each.token_ids) == _NO_TOKENS for each in stores)
+            feed.apply(batch)
+
+    def _check(self) -> LogStreams:
+        if self._task is None or self._carrier is None:
+            raise RouterError("the router is not open: use it in an async with statement")
+        if self._task.done() and not self._task.cancelled():
+            raise RouterError("following the log has failed") from self._task.exception()
+        return self._carrier

@@ -1,0 +1,393 @@
+"""One stream appended to a log, with its state again wherever batches are missing.
+
+A broker is no router: it knows the engine's blocks only as far as its records reach. So a stream begins with the state,
+gets it again when batches were let go (the queue was full, the log was away), and when it is due (``state_due.py``).
+What waits is bounded, and no engine waits for the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from dataclasses import dataclass
+from typing import Final
+
+from kvbus.config import OutputConfig
+from kvbus.core.commands import Publish
+from kvbus.core.events import Subscribed
+from kvbus.core.outputs.state_transfer import Transfer
+from kvbus.parts.log.contract import START, FencedError, Log, Pointer, UnavailableError, Writer, taken
+from kvbus.parts.log.follower import LEASE, SILENCE
+from kvbus.parts.log.record import SCHEMA, Kind, Record, Stream, block_size_of, divided, write
+from kvbus.parts.outputs.contract import Services
+from kvbus.parts.outputs.state_due import StateDue
+
+log = logging.getLogger("kvbus.daemon")
+
+MOST_RECORDS: Final = 256
+MOST_BYTES: Final = 512 * 1024
+"""Of one append; a single record may have more."""
+
+PAUSE: Final = 0.2
+MOST_PAUSE: Final = 5.0
+"""Seconds before the log is tried again; they double."""
+
+ASK_AGAIN: Final = 1.0
+"""Seconds before the relay is asked again for a state that it could not say."""
+
+FAREWELL: Final = 5.0
+"""Seconds in which the end of a stream has to be in the log."""
+
+READER: Final = 1
+"""The log as a router of the stream."""
+
+QUEUE_FULL: Final = "queue_full"
+UNAVAILABLE: Final = "log_unavailable"
+FENCED: Final = "fenced"
+CLOSED: Final = "closed"
+"""Why a batch was let go."""
+
+
+@dataclass(frozen=True)
+class _State:
+    """A state to be appended, in its place between the batches."""
+
+    transfer: Transfer
+    reason: str
+
+
+class _Gone:
+    """The stream's end, in its place behind the batches."""
+
+
+class Appender:
+    """One stream, from its first state to its end.
+
+    Args:
+        place: where it is.
+        stream: whose batches.
+        config: the output's configuration.
+        services: the daemon's.
+        asks: asks the relay for the state: :meth:`state` is called, unless the relay cannot say it yet.
+        state_every: seconds after which the state is appended again.
+    """
+
+    def __init__(
+        self, place: Log, stream: Stream, config: OutputConfig, services: Services, asks: Subscribed, state_every: float
+    ) -> None:
+        self._log = place
+        self._stream = stream
+        self._config = config
+        self._stats = stats = services.stats
+        self._feed = services.feed
+        self._asks = asks
+        self._due = StateDue(state_every, asyncio.get_running_loop().time())
+        self._fresh: deque[Publish | _State | _Gone] = deque()
+        """Not yet flushed."""
+        self._queue: deque[Publish | _State | _Gone] = deque()
+        self._in_flight: list[Publish] = []
+        self._wake = asyncio.Event()
+        self._shown = True
+        """Its queue counts in the gauges."""
+        self._missing = "subscribed" if config.on_subscribe == "state" else ""
+        """Why nothing can be appended before a state; empty if nothing is missing."""
+        self._reason = ""
+        """Under which the batches are counted that are let go until the state comes; empty before the first turn."""
+        self._asked = False
+        self._coming = False
+        """A state waits in the queue."""
+        self._ask_at = 0.0
+        self._seq = 0
+        self._block_size = 0
+        self._appended_at: float | None = None
+        """When the newest record of this turn was."""
+        self._overdue = self._fenced = False
+        stats.queue_limit += config.queue_batches
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    # -- what comes ----------------------------------------------------------------------------------------------------
+
+    def publish(self, command: Publish) -> None:
+        """Queue one batch, or let it go where a state has to come first. An empty one says nothing to a log."""
+        if not command.events:
+            return
+        if self._missing:
+            if self._reason:
+                self._drop(self._reason, command)
+            return
+        if len(self._fresh) + len(self._queue) + len(self._in_flight) >= self._config.queue_batches:
+            self._drop(QUEUE_FULL, command)
+            if self._config.on_subscribe == "state":
+                self._missing, self._reason = "lost", QUEUE_FULL
+                self._wake.set()
+            return
+        self._fresh.append(command)
+        self._stats.queue_depth += 1
+
+    def state(self, transfer: Transfer) -> None:
+        """Queue the state that was asked for; what is published from now on comes behind it."""
+        if self._asked:
+            self._fresh.append(_State(transfer, self._missing))
+            self._asked, self._coming = False, True
+            self._missing = ""
+
+    @property
+    def fresh(self) -> bool:
+        """Something was queued since the last flush."""
+        return bool(self._fresh)
+
+    def flush(self) -> None:
+        """Let go of what was queued."""
+        self._queue.extend(self._fresh)
+        self._fresh.clear()
+        self._wake.set()
+
+    @property
+    def busy(self) -> int:
+        """What has not reached the log."""
+        waiting = len(self._fresh) + len(self._queue) + len(self._in_flight)
+        return waiting if self._shown else int(not self._task.done())
+
+    def close(self, linger: float) -> None:
+        """Append what is queued, within ``linger`` seconds."""
+        self.flush()
+        self._hide()
+        if linger > 0 and self._queue and not self._task.done():
+            asyncio.get_running_loop().call_later(linger, self._end)
+        else:
+            self._end()
+
+    def retire(self) -> None:
+        """Append what is queued, and that the stream is over."""
+        self._fresh.append(_Gone())
+        self.close(FAREWELL)
+
+    def _hide(self) -> None:
+        if self._shown:
+            self._shown = False
+            self._stats.queue_limit -= self._config.queue_batches
+            self._stats.queue_depth -= sum(isinstance(item, Publish) for item in (*self._queue, *self._in_flight))
+            self._stats.streams_fenced -= self._fenced
+            self._show_overdue()
+
+    def _show_overdue(self) -> None:
+        """Count the stream where its state is to be newer than it is, and somebody writes it."""
+        wanted = self._shown and not self._fenced and self._config.on_subscribe == "state"
+        before, self._overdue = self._overdue, wanted and self._due.overdue(asyncio.get_running_loop().time())
+        self._stats.states_overdue += self._overdue - before
+
+    def _end(self) -> None:
+        self._let_go(CLOSED)
+        self._task.cancel()
+
+    def _drop(self, reason: str, command: Publish) -> None:
+        self._stats.dropped_batches[reason] += 1
+        self._stats.dropped_events[reason] += command.events
+
+    def _let_go(self, reason: str) -> None:
+        """Nothing of what waits will be appended."""
+        for item in (*self._in_flight, *self._queue, *self._fresh):
+            if isinstance(item, Publish):
+                self._drop(reason, item)
+                self._stats.queue_depth -= self._shown
+        for items in (self._in_flight, self._queue, self._fresh):
+            items.clear()
+        self._coming = False
+
+    # -- what leaves ---------------------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        pause, fields = PAUSE, {"output": self._config.name, "stream": self._stream.key}
+        while True:
+            self._show_overdue()
+            try:
+                writer = await self._log.claim(self._stream.key)
+            except (UnavailableError, FencedError) as error:
+                self._count(error)
+                if pause == PAUSE:
+                    text = "output %s: the log does not take %s: %s"
+                    log.warning(text, self._config.name, self._stream.key, error, extra=fields)
+                await asyncio.sleep(pause)
+                pause = min(MOST_PAUSE, 2 * pause)
+                continue
+            pause = PAUSE
+            text = "output %s: writes %s in epoch %d"
+            log.info(text, self._config.name, self._stream.key, writer.epoch, extra=fields)
+            try:
+                self._stats.streams_written += 1
+                await self._turn(writer)
+            except UnavailableError as error:
+                text = "output %s: the log is away from %s: %s"
+                log.warning(text, self._config.name, self._stream.key, error, extra=fields)
+                self._count(error)
+                self._lose(UNAVAILABLE)
+            except FencedError:
+                self._lose(FENCED)
+                if await taken(self._log, self._stream.key, writer.epoch, MOST_PAUSE):
+                    text = (
+                        "output %s: %s was taken by another writer, or erased: nothing is appended until kvbus restarts"
+                    )
+                    log.error(text, self._config.name, self._stream.key, extra=fields)  # noqa: TRY400 - not a defect
+                    self._fenced = self._shown
+                    self._stats.streams_fenced += self._fenced
+                    self._show_overdue()
+                    return
+            else:
+                return
+            finally:
+                self._stats.streams_written -= 1
+                await writer.close()
+
+    def _count(self, error: Exception) -> None:
+        if isinstance(error, UnavailableError):
+            self._stats.refused[error.reason] += 1
+
+    def _lose(self, reason: str) -> None:
+        self._let_go(reason)
+        self._asked = False
+        if self._config.on_subscribe == "state":
+            self._missing, self._reason = "lost", reason
+
+    async def _turn(self, writer: Writer) -> None:
+        """One epoch. It returns when the stream is closed and everything is in the log."""
+        now = asyncio.get_running_loop().time
+        self._seq = 0
+        self._ask_at = now()
+        self._appended_at = None
+        self._due.begin(now())
+        while True:
+            self._wake.clear()
+            self._show_overdue()
+            if self._shown:
+                await self._look(writer)
+                self._ask()
+            if self._queue:
+                item = self._queue[0]
+                if isinstance(item, _State):
+                    await self._append_state(writer, item)
+                elif isinstance(item, _Gone):
+                    await self._append(writer, [write(self._record(writer, Kind.GONE))])
+                    self._queue.popleft()
+                else:
+                    await self._append_batches(writer)
+                continue
+            if not self._shown:
+                return
+            if self._appended_at is not None and now() - self._appended_at >= LEASE:
+                await self._append(writer, [write(self._record(writer, Kind.LEASE))])
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(ASK_AGAIN):
+                    await self._wake.wait()
+
+    async def _look(self, writer: Writer) -> None:
+        """See from time to time whether readers that begin find the newest state."""
+        now = asyncio.get_running_loop().time
+        if not self._due.looks(now()):
+            return
+        kept = True  # as long as nobody says otherwise
+        try:
+            kept = await writer.keeps(self._due.position or START)
+        except UnavailableError as error:
+            self._count(error)
+        self._due.looked(now(), kept=kept)
+
+    def _ask(self) -> None:
+        """Ask for a state where one is due, or missing and nothing waits before it.
+
+        The relay cannot say it while the source is not there.
+        """
+        now = asyncio.get_running_loop().time()
+        due = self._config.on_subscribe == "state" and self._due.due(now) and not self._coming
+        if ((self._missing and not self._queue) or due) and now >= self._ask_at:
+            self._asked, self._ask_at = True, now + ASK_AGAIN
+            self._feed(self._asks)
+
+    async def _append_batches(self, writer: Writer) -> None:
+        """Append what waits, in one go as far as it may."""
+        records: list[bytes] = []
+        size = 0
+        while self._queue and len(records) < MOST_RECORDS and size < MOST_BYTES:
+            item = self._queue[0]
+            if not isinstance(item, Publish):
+                break
+            self._queue.popleft()
+            self._in_flight.append(item)
+            for payload in divided(item.payload, item.events):
+                records.append(write(self._record(writer, Kind.BATCH, payload, item.seq)))
+                size += len(records[-1])
+        await self._append(writer, records)
+        self._due.wrote_batches(size)
+        stats = self._stats
+        for item in self._in_flight:
+            stats.batches += 1
+            stats.events += item.events
+            stats.bytes += len(item.payload)
+            stats.queue_depth -= self._shown
+        self._in_flight.clear()
+
+    async def _append_state(self, writer: Writer, item: _State) -> None:
+        """Append a state, then the pointer to it."""
+        reader = item.transfer.reader()
+        begin = self._seq
+        position = size = 0
+        records: list[bytes] = []
+        while not reader.done:
+            batch = reader.next_batch()
+            if batch is None:
+                await asyncio.sleep(0)
+                continue
+            seq, payload = batch
+            pieces = divided(payload, 2**31)
+            for at, piece in enumerate(pieces):
+                kind = Kind.CLEAR if self._seq == begin else Kind.STATE
+                more = not reader.done or at + 1 < len(pieces)
+                record = self._record(
+                    writer, kind, piece, seq, more=more, resync=kind is Kind.CLEAR and bool(item.reason)
+                )
+                # to pack a large one takes milliseconds, and needs no interpreter
+                records.append(await asyncio.to_thread(write, record))
+                size += len(records[-1])
+                if kind is Kind.CLEAR:
+                    position = await self._append(writer, records)
+                    records = []
+                elif len(records) == MOST_RECORDS or sum(map(len, records)) >= MOST_BYTES:
+                    await self._append(writer, records)
+                    records = []
+        if records:
+            await self._append(writer, records)
+        await writer.point(Pointer(writer.epoch, begin, position))
+        self._queue.popleft()
+        self._coming = any(isinstance(each, _State) for each in self._queue)
+        self._stats.states_sent[item.reason or ("trimmed" if self._due.trimmed else "refreshed")] += 1
+        self._stats.state_bytes += size
+        self._due.wrote_state(size, position, asyncio.get_running_loop().time())
+
+    async def _append(self, writer: Writer, records: list[bytes]) -> int:
+        position = await writer.append(records)
+        now, before = asyncio.get_running_loop().time(), self._appended_at
+        if before is not None and now - before >= SILENCE:
+            raise UnavailableError(
+                f"nothing was appended for {now - before:.0f} s: readers may have given the epoch up"
+            )
+        self._appended_at = now
+        return position
+
+    def _record(
+        self,
+        writer: Writer,
+        kind: Kind,
+        payload: bytes = b"",
+        origin: int = 0,
+        *,
+        more: bool = False,
+        resync: bool = False,
+    ) -> Record:
+        """The next record of the epoch."""
+        if not self._block_size and payload:
+            self._block_size = block_size_of(payload)
+        numbers = (writer.epoch, self._seq)
+        record = Record(SCHEMA, kind, *numbers, payload, origin, self._block_size, more, resync, packed=False)
+        self._seq += 1
+        return record

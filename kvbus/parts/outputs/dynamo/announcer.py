@@ -1,0 +1,215 @@
+"""Says in Dynamo's discovery where each stream is, as long as the worker it belongs to has a model card there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Protocol, TypeVar
+
+from kvbus.parts.outputs.dynamo import records
+from kvbus.parts.outputs.dynamo.records import CARDS, CHANNELS, INSTANCES, SOURCES, Found, Scope
+
+log = logging.getLogger("kvbus.outputs")
+
+Asked = TypeVar("Asked")
+Got = TypeVar("Got")
+
+PACE: Final = 2.0
+"""Seconds between two looks. Records that nobody touches for ten seconds are gone."""
+
+
+class Store(Protocol):
+    """Where the records are. Its methods block; what goes wrong is an :class:`OSError`."""
+
+    def put(self, records: Mapping[str, bytes]) -> None:
+        """Write records, or show that they still hold."""
+
+    def delete(self, paths: Iterable[str]) -> None:
+        """Take records away."""
+
+    def find(self, prefix: str) -> dict[str, bytes]:
+        """The records whose path begins like this."""
+
+    def close(self) -> None:
+        """Let go of what was held."""
+
+
+@dataclass(eq=False)
+class Source:
+    """One stream, as discovery has to know it.
+
+    Attributes:
+        name: the worker's name in kvbus.
+        rank: the data-parallel rank.
+        endpoint: where routers find the stream.
+        wanted: the worker's id, or None: it is found.
+        publisher: a new publisher's id, which stands for one incarnation of the worker.
+        moved: called with the worker's id or None, the publisher's, and the rank, when any of them changes, before
+            anything is said.
+    """
+
+    name: str
+    rank: int
+    endpoint: str
+    wanted: int | None
+    publisher: Callable[[], int]
+    moved: Callable[[int | None, int, int], None]
+    worker: int | None = None
+    said_rank: int = 0
+    said: tuple[str, ...] = ()
+    number: int = 0
+    trouble: str = ""
+
+
+class Announcer:
+    """Keeps the records of all streams of one output.
+
+    Args:
+        output: the output's name, for logs.
+        scope: the endpoint that the workers serve.
+        store: where the records are.
+        host: the host at which routers find this process; a worker at the same one is the one beside it.
+    """
+
+    def __init__(self, output: str, scope: Scope, store: Store, host: str) -> None:
+        self._output = output
+        self._scope = scope
+        self._store = store
+        self._host = host
+        self._sources: dict[int, Source] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._lock = threading.Lock()
+        self._unreachable = False
+
+    def add(self, stream: int, source: Source) -> None:
+        """Announce one stream more."""
+        self._sources[stream] = source
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def set_rank(self, stream: int, rank: int) -> None:
+        """The engine says which rank a stream is of: it is announced anew under that one."""
+        self._sources[stream].rank = rank
+
+    def remove(self, stream: int) -> None:
+        """Announce a stream no more. The records go in a thread: a store that does not answer holds up nobody."""
+        source = self._sources.pop(stream, None)
+        last = not self._sources
+        if last and self._task is not None:
+            self._task.cancel()
+            self._task = None
+        if source is not None and source.said:
+            threading.Thread(target=self._withdraw, args=(source.said, last)).start()
+
+    def _withdraw(self, paths: tuple[str, ...], last: bool) -> None:
+        with self._lock, contextlib.suppress(OSError):  # what stays is forgotten in ten seconds
+            self._store.delete(paths)
+            if last:
+                self._store.close()
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._look()
+                if self._unreachable:
+                    log.info("output %s: Dynamo's discovery answers again", self._output)
+                self._unreachable = False
+            except OSError as error:
+                if not self._unreachable:
+                    log.warning("output %s: no way to Dynamo's discovery: %s", self._output, error)
+                self._unreachable = True
+            await asyncio.sleep(PACE)
+
+    async def _look(self) -> None:
+        cards, instances = await self._find(f"{CARDS}/{self._scope.workers}", f"{INSTANCES}/{self._scope.workers}")
+        found = records.workers(cards, instances)
+        sources, channels = await self._find(f"{SOURCES}/{self._scope.events}", f"{CHANNELS}/{self._scope.events}")
+        for source in list(self._sources.values()):
+            worker = self._worker(source, found)
+            if worker != source.worker or (worker is not None and source.rank != source.said_rank):
+                await self._move(source, worker)
+            if worker is None:
+                continue
+            await self._clear_up(source, worker, sources, channels)
+            about = records.records(self._scope, source.number, worker, source.said_rank, source.endpoint)
+            source.said = tuple(about)
+            await self._call(partial(self._put, source), about)
+
+    def _put(self, source: Source, about: Mapping[str, bytes]) -> None:
+        if source in self._sources.values():  # it may have been removed meanwhile
+            self._store.put(about)
+
+    async def _move(self, source: Source, worker: int | None) -> None:
+        """The stream belongs to another worker, or to none."""
+        if source.said:
+            said, source.said = source.said, ()
+            await self._call(self._store.delete, said)
+        source.worker, source.said_rank, source.number = worker, source.rank, source.publisher()
+        source.moved(worker, source.number, source.rank)
+        fields = {"output": self._output, "worker": source.name}
+        if worker is None:
+            log.info("output %s: worker %s has no model card in Dynamo", self._output, source.name, extra=fields)
+        else:
+            text = "output %s: worker %s, rank %d is worker %d in Dynamo"
+            log.info(text, self._output, source.name, source.said_rank, worker, extra=fields)
+
+    def _worker(self, source: Source, found: list[Found]) -> int | None:
+        """The worker that a stream belongs to, if it has a card."""
+        if source.wanted is not None:
+            known = [each.worker for each in found if each.worker == source.wanted]
+        elif len(found) == 1:
+            known = [found[0].worker]
+        else:
+            known = [each.worker for each in found if each.host == self._host]
+        if len(known) == 1:
+            source.trouble = ""
+            return known[0]
+        if found and source.trouble != "unknown":
+            source.trouble = "unknown"
+            log.warning(
+                "output %s: which of Dynamo's workers is %s? None of %s can be told from the others at %s; "
+                "`dynamo.workers` can name it",
+                self._output,
+                source.name,
+                [each.worker for each in found],
+                self._host,
+            )
+        return None
+
+    async def _clear_up(
+        self, source: Source, worker: int, sources: dict[str, bytes], channels: dict[str, bytes]
+    ) -> None:
+        """Take away what a former process of ours has left: two sources of one rank, and routers take neither."""
+        strangers = []
+        for other in records.others(sources, channels, worker, source.said_rank, source.number):
+            if other.endpoint == source.endpoint:
+                path = f"{self._scope.events}{other.publisher:x}"
+                await self._call(self._store.delete, (f"{CHANNELS}/{path}", f"{SOURCES}/{path}"))
+            else:
+                strangers.append(other.endpoint or f"publisher {other.publisher:x}")
+        if strangers and source.trouble != "ambiguous":
+            log.warning(
+                "output %s: worker %d, rank %d has another source of events at %s: Dynamo's routers take neither",
+                self._output,
+                worker,
+                source.said_rank,
+                ", ".join(strangers),
+            )
+            source.trouble = "ambiguous"
+        elif not strangers and source.trouble == "ambiguous":
+            source.trouble = ""
+
+    async def _find(self, *prefixes: str) -> list[dict[str, bytes]]:
+        return [await self._call(self._store.find, prefix) for prefix in prefixes]
+
+    async def _call(self, what: Callable[[Asked], Got], asked: Asked) -> Got:
+        def locked() -> Got:
+            with self._lock:
+                return what(asked)
+
+        return await asyncio.to_thread(locked)

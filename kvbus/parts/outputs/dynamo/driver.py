@@ -1,0 +1,242 @@
+"""The driver of Dynamo's event plane: a live side for each stream, whose peers get RouterEvents, and its records."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+from kvbus.config import DynamoPlane, OutputConfig, parse_endpoint
+from kvbus.core.commands import AnswerReplay, AnswerSnapshot, Publish, SendState
+from kvbus.core.events import Subscribed
+from kvbus.core.stats import RouterView
+from kvbus.parts.outputs.contract import Services
+from kvbus.parts.outputs.dynamo.announcer import Announcer, Source, Store
+from kvbus.parts.outputs.dynamo.etcd import EtcdStore
+from kvbus.parts.outputs.dynamo.files import FileStore
+from kvbus.parts.outputs.dynamo.numbering import TOPIC, Numbering, rank_of
+from kvbus.parts.outputs.dynamo.records import Scope
+from kvbus.transport.live.behind import UNSENT
+from kvbus.transport.live.endpoint import reopening
+from kvbus.transport.live.stream import LivePublisher
+from kvbus.transport.sockets import PeerPolicy
+from kvbus.transport.zmtp.listener import Listener
+from kvbus.transport.zmtp.peer import Peer, PeerHandler
+from kvbus.transport.zmtp.reasons import DISCONNECTS, REFUSALS, Reason
+from kvbus.transport.zmtp.roles import Role
+from kvbus.transport.zmtp.settings import Settings
+
+log = logging.getLogger("kvbus.daemon")
+
+SETTLE: Final = 1.0
+"""Seconds between a router's connection and its state. A router drops what comes before it has put the records of the
+source and the card of the worker together, and says nothing of it."""
+
+PUBLISHER_BITS: Final = 53
+"""A publisher's id is a number that JSON has exactly."""
+
+
+class Stream(LivePublisher):
+    """The live side of one stream; each peer has ids of its own."""
+
+    numbering: Numbering
+
+    def opened(self, peer: Peer) -> None:
+        """Number a new peer."""
+        peer.rewrite = self.numbering.connection().rewrite
+        super().opened(peer)
+
+
+class DynamoOutput:
+    """One output's streams; see :class:`~kvbus.parts.outputs.contract.OutputDriver`.
+
+    Args:
+        output: index of the output in the configuration.
+        config: the output's configuration.
+        services: the daemon's services.
+    """
+
+    def __init__(self, output: int, config: OutputConfig, services: Services) -> None:
+        self._output = output
+        self._config = config
+        self._services = services
+        self._live: dict[int, Stream] = {}
+        self._waiting: list[Callable[[], None]] = []
+        plane = config.dynamo or DynamoPlane()
+        self._plane = plane
+        scope = Scope(plane.namespace, plane.component, plane.endpoint)
+        self._host = plane.advertise or _own_address(config.endpoint)
+        self._announcer = Announcer(config.name, scope, self._store(), self._host)
+        stats = services.stats
+        stats.router_queue_limit = config.send_hwm
+        stats.refused.update(dict.fromkeys(REFUSALS, 0))
+        stats.router_disconnects.update(dict.fromkeys(DISCONNECTS, 0))
+
+    def open(self, stream: int, topic: bytes, policy: PeerPolicy) -> None:
+        """Bind one stream's endpoint, and announce it as soon as its worker is known.
+
+        Raises:
+            BindError: the endpoint cannot be bound.
+        """
+        del policy  # Dynamo's routers have no keys
+        worker, _, rank = topic.decode().rpartition("@")
+        endpoint = self._config.stream_endpoints(stream).endpoint
+        source = Source(
+            worker,
+            int(rank) if rank.isdigit() else 0,
+            self._advertised(endpoint),
+            self._plane.workers.get(worker),
+            lambda: secrets.randbits(PUBLISHER_BITS),
+            lambda worker, publisher, rank: self._moved(stream, worker, publisher, rank),
+        )
+        self._live[stream] = self._live_side(stream, endpoint, Numbering(0, 0, source.rank, self._left_out))
+        fields = {"output": self._config.name, "stream": stream}
+        log.info("output %s: bound %s for Dynamo", self._config.name, endpoint, extra=fields)
+        self._announcer.add(stream, source)
+
+    def _store(self) -> Store:
+        discovery = self._plane.discovery
+        parts = urlsplit(discovery)
+        return FileStore(Path(unquote(parts.path))) if parts.scheme == "file" else EtcdStore(discovery, self._gone)
+
+    def _gone(self, path: str) -> None:
+        self._services.stats.records_gone += 1
+        log.warning("output %s: somebody else took %s, it is put back", self._config.name, path)
+
+    def _advertised(self, endpoint: str) -> str:
+        return f"tcp://{self._host}:{parse_endpoint(endpoint).port}"
+
+    def _moved(self, stream: int, worker: int | None, publisher: int, rank: int) -> None:
+        """A worker has come, another one, or none: whoever is connected knows the source under its former id."""
+        live = self._live[stream]
+        live.numbering = Numbering(publisher, worker or 0, rank, self._left_out)
+        for peer in live.peers:
+            peer.close(Reason.CLOSED)
+
+    def _left_out(self, events: int) -> None:
+        self._services.stats.dropped_events["not_local"] += events
+
+    def _live_side(self, stream: int, endpoint: str, numbering: Numbering, *, again: bool = False) -> Stream:
+        config, services = self._config, self._services
+
+        def refused(reason: str, address: str, _detail: str) -> None:
+            services.stats.refused[reason] += 1
+            fields = {"output": config.name, "stream": stream, "peer": address}
+            log.info("output %s: refused %s: %s", config.name, address or "a connection", reason, extra=fields)
+
+        def open_endpoint(handler: PeerHandler) -> Listener:
+            return Listener(endpoint, Role.PUB, handler, settings=Settings(unsent_bytes=UNSENT), refused=refused)
+
+        made = Stream(
+            stream,
+            TOPIC,
+            config.name,
+            reopening(open_endpoint) if again else open_endpoint,
+            stats=services.stats,
+            queue_limit=config.queue_batches,
+            max_batches=config.send_hwm,
+            max_bytes=config.send_bytes,
+            before_send=services.before_send,
+            request_state=self._requests(stream) if config.on_subscribe == "state" else None,
+            waiting=self._waiting,
+        )
+        made.numbering = numbering
+        return made
+
+    def _requests(self, stream: int) -> Callable[[tuple[int, ...]], None]:
+        def request_state(routers: tuple[int, ...]) -> None:
+            """Ask for those that have been here for long enough; for the others this is called again."""
+            now = asyncio.get_running_loop().time()
+            peers = self._live[stream].peers
+            settled = tuple(peer.id for peer in peers if peer.id in routers and now - peer.since >= SETTLE)
+            if settled:
+                self._services.feed(Subscribed(self._output, stream, settled))
+
+        return request_state
+
+    def publish(self, command: Publish) -> None:
+        """Queue one batch."""
+        rank = rank_of(command.payload)
+        if rank != self._live[command.stream].numbering.rank:
+            self._announcer.set_rank(command.stream, rank)
+        self._live[command.stream].publish(TOPIC, command.seq.to_bytes(8, "big"), command.payload, command.events)
+
+    def flush(self) -> None:
+        """Send the batches of this burst."""
+        waiting = self._waiting
+        while waiting:
+            waiting.pop()()
+
+    def answer(self, command: AnswerReplay | AnswerSnapshot) -> None:
+        """Nobody can ask."""
+
+    def send_state(self, command: SendState) -> None:
+        """Send the state to routers that have subscribed."""
+        live = self._live.get(command.stream)
+        if live is not None:
+            live.send_state(command)
+
+    @property
+    def routers(self) -> list[RouterView]:
+        """The connected routers, and those that left last."""
+        return [view for live in self._live.values() for view in live.views.routers]
+
+    @property
+    def queue_max(self) -> int:
+        """The most batches that wait for one router."""
+        return max((live.views.queue_max for live in self._live.values()), default=0)
+
+    @property
+    def behind_seconds(self) -> float:
+        """How far behind the router is that is furthest behind."""
+        return max((live.views.behind_seconds for live in self._live.values()), default=0.0)
+
+    def allow(self, policy: PeerPolicy) -> bool:
+        """There are no keys."""
+        del policy
+        return False
+
+    def reopen(self, policy: PeerPolicy) -> None:
+        """Disconnect every router, and let them in again."""
+        del policy
+        for stream, live in list(self._live.items()):
+            live.close()
+            endpoint = self._config.stream_endpoints(stream).endpoint
+            self._live[stream] = self._live_side(stream, endpoint, live.numbering, again=True)
+
+    @property
+    def streams(self) -> list[int]:
+        """Slots of the open streams."""
+        return list(self._live)
+
+    @property
+    def busy(self) -> int:
+        """Routers to which something is on its way."""
+        return sum(live.views.busy for live in self._live.values())
+
+    def end_answers(self) -> int:
+        """There are none."""
+        return 0
+
+    def close(self, stream: int, linger: float = 0.0) -> None:
+        """Announce one stream no more, and close it; queued messages have ``linger`` seconds to leave."""
+        self._announcer.remove(stream)
+        live = self._live.pop(stream, None)
+        if live is not None:
+            live.close(linger)
+
+
+def _own_address(endpoint: str) -> str:
+    """The address at which routers find this host: that of the endpoint, or what the host's name stands for."""
+    address = parse_endpoint(endpoint)
+    if not address.is_wildcard:
+        return address.host
+    try:
+        return socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return "127.0.0.1"

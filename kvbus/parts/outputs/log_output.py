@@ -1,0 +1,116 @@
+"""The driver of outputs that are a log: one :class:`~kvbus.parts.outputs.appending.Appender` for each stream."""
+
+from __future__ import annotations
+
+from kvbus.config import LogKeys, OutputConfig
+from kvbus.config.logs import SEPARATOR
+from kvbus.core.commands import AnswerReplay, AnswerSnapshot, Publish, SendState
+from kvbus.core.events import Subscribed
+from kvbus.core.stats import RouterView
+from kvbus.parts.log.contract import Log
+from kvbus.parts.log.record import Stream
+from kvbus.parts.outputs.appending import READER, Appender
+from kvbus.parts.outputs.contract import Services
+from kvbus.transport.sockets import PeerPolicy
+
+
+class LogOutput:
+    """One output's streams; see :class:`~kvbus.parts.outputs.contract.OutputDriver`.
+
+    Args:
+        output: index of the output in the configuration.
+        config: the output's configuration.
+        services: the daemon's services.
+        place: the log.
+    """
+
+    queue_max = 0
+    behind_seconds = 0.0
+
+    def __init__(self, output: int, config: OutputConfig, services: Services, place: Log) -> None:
+        keys = config.log or LogKeys()
+        self._output = output
+        self._config = config
+        self._services = services
+        self._log = place
+        self._cluster = keys.cluster
+        self._state_every = keys.state_every
+        self._open: dict[int, Appender] = {}
+        self._closing: list[Appender] = []
+
+    def open(self, stream: int, topic: bytes, policy: PeerPolicy) -> None:
+        """Take one stream in the log, as soon as the log can be reached."""
+        del policy  # the broker knows who may read
+        named = stream_of(self._cluster, topic, stream)
+        asks = Subscribed(self._output, stream, (READER,))
+        self._open[stream] = Appender(self._log, named, self._config, self._services, asks, self._state_every)
+
+    def publish(self, command: Publish) -> None:
+        """Queue one batch."""
+        self._open[command.stream].publish(command)
+
+    def flush(self) -> None:
+        """Hand over the batches of this burst, once the daemon's own log has them."""
+        fresh = [each for each in self._open.values() if each.fresh]
+        if fresh and self._services.before_send is not None:
+            self._services.before_send()
+        for each in fresh:
+            each.flush()
+
+    def answer(self, command: AnswerReplay | AnswerSnapshot) -> None:
+        """Nobody can ask."""
+
+    def send_state(self, command: SendState) -> None:
+        """Queue the state that was asked for."""
+        appender = self._open.get(command.stream)
+        if appender is not None:
+            appender.state(command.transfer)
+
+    def allow(self, policy: PeerPolicy) -> bool:
+        """Who may read is the broker's business."""
+        del policy
+        return True
+
+    def reopen(self, policy: PeerPolicy) -> None:
+        """Nobody is connected."""
+
+    @property
+    def routers(self) -> list[RouterView]:
+        """Nobody knows who reads the log."""
+        return []
+
+    @property
+    def streams(self) -> list[int]:
+        """Slots of the open streams."""
+        return list(self._open)
+
+    @property
+    def busy(self) -> int:
+        """What is on its way to the log, of closed streams too."""
+        self._closing = [each for each in self._closing if each.busy]
+        return sum(each.busy for each in (*self._open.values(), *self._closing))
+
+    def end_answers(self) -> int:
+        """There are none."""
+        return 0
+
+    def retire(self, stream: int) -> None:
+        """Append the end of one stream."""
+        appender = self._open.pop(stream)
+        self._closing.append(appender)
+        appender.retire()
+
+    def close(self, stream: int, linger: float = 0.0) -> None:
+        """Stop writing one stream; what is queued has ``linger`` seconds to be appended."""
+        appender = self._open.pop(stream, None)
+        if appender is not None:
+            self._closing.append(appender)
+            appender.close(linger)
+
+
+def stream_of(cluster: str, topic: bytes, slot: int) -> Stream:
+    """The stream of a topic; one of another form names a worker, whose rank is the slot."""
+    parts = topic.decode().split(SEPARATOR)
+    if len(parts) == 3 and parts[2].isdigit():
+        return Stream(cluster, parts[0], parts[1], int(parts[2]))
+    return Stream(cluster, "", topic.decode(), slot)

@@ -1,0 +1,347 @@
+"""The ZeroMQ driver: for each stream a live side and, where configured, a replay and a snapshot server.
+
+With ``layout: per_topic`` all streams have one endpoint, and a :class:`~kvbus.transport.live.hub.Hub` has its routers.
+
+kvbus speaks ZMTP itself (:mod:`kvbus.transport.zmtp`): so it knows each router, sends the state to one alone, and
+counts what each of them loses.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+from kvbus.config import OutputConfig
+from kvbus.core.commands import AnswerReplay, AnswerSnapshot, Publish, SendState
+from kvbus.core.events import ReplayAsked, SnapshotAsked, Subscribed
+from kvbus.core.stats import RouterView
+from kvbus.parts.outputs.contract import Services
+from kvbus.parts.outputs.zmq.doors import Doors, NoDoor
+from kvbus.transport.answer_reader import AnswerReader
+from kvbus.transport.interposed import Interposed
+from kvbus.transport.live.behind import UNSENT
+from kvbus.transport.live.endpoint import Endpoint, reopening
+from kvbus.transport.live.hub import Hub
+from kvbus.transport.live.stream import LivePublisher
+from kvbus.transport.replay import ReplayServer
+from kvbus.transport.replay_budget import Budget
+from kvbus.transport.sockets import PLAIN, PeerPolicy
+from kvbus.transport.zmtp.dialler import Dialler
+from kvbus.transport.zmtp.limits import DEFAULT, Limits
+from kvbus.transport.zmtp.listener import Listener
+from kvbus.transport.zmtp.peer import Peer, PeerHandler
+from kvbus.transport.zmtp.reasons import DISCONNECTS, REFUSALS, Reason
+from kvbus.transport.zmtp.roles import Role
+from kvbus.transport.zmtp.settings import Settings
+from kvbus.transport.zmtp_keys import Keys
+
+log = logging.getLogger("kvbus.daemon")
+
+_HUB: Final = -1
+"""Stands for all streams of an output that share an endpoint."""
+
+
+class ZmqOutput:
+    """One output's sockets, by stream; see :class:`~kvbus.parts.outputs.contract.OutputDriver`.
+
+    Args:
+        output: index of the output in the configuration.
+        config: the output's configuration.
+        services: the daemon's services.
+    """
+
+    def __init__(self, output: int, config: OutputConfig, services: Services) -> None:
+        self._output = output
+        self._config = config
+        self._services = services
+        self._budget = Budget(services.max_replay_sessions, services.stats)
+        self._policy = PLAIN
+        self._live: dict[tuple[int, int], LivePublisher] = {}
+        """By the number of the output, or of its view, and the stream."""
+        self._waiting: list[Callable[[], None]] = []
+        self._topics: dict[int, bytes] = {}
+        self._keys: dict[int, Keys] = {}
+        """By stream; the hub's at :data:`_HUB`."""
+        self._hub: Hub | None = None
+        self._replays: dict[int, ReplayServer] = {}
+        self._snapshots: dict[int, ReplayServer] = {}
+        services.stats.router_queue_limit = config.send_hwm
+        services.stats.refused.update(dict.fromkeys(REFUSALS, 0))
+        services.stats.router_disconnects.update(dict.fromkeys(DISCONNECTS, 0))
+
+    def open(self, stream: int, topic: bytes, policy: PeerPolicy) -> None:
+        """Bind one stream's endpoints, or connect its live endpoint.
+
+        Raises:
+            BindError: an endpoint cannot be bound; nothing of the stream is left open.
+        """
+        config = self._config
+        self._policy = policy
+        self._topics[stream] = topic
+        endpoints = config.stream_endpoints(stream)
+        try:
+            if config.layout == "per_topic" and self._hub is None:
+                opener, stats = self._opener(_HUB, endpoints.endpoint), self._services.stats
+                self._hub = Hub(config.name, opener, stats=stats, max_bytes=config.send_bytes, name_of=self._name_of)
+            self._live[self._output, stream] = self._live_side(stream, topic, endpoints.endpoint)
+            verb, fields = "bound" if config.bind else "connecting to", {"output": config.name, "stream": stream}
+            log.info("output %s: %s %s", config.name, verb, endpoints.endpoint, extra=fields)
+            if endpoints.replay_endpoint is not None:
+                self._replays[stream] = self._server(
+                    endpoints.replay_endpoint, lambda frames: self._asked(stream, frames), stream
+                )
+                log.info("output %s: replay at %s", config.name, endpoints.replay_endpoint, extra=fields)
+            if endpoints.snapshot_endpoint is not None:
+                self._snapshots[stream] = self._server(
+                    endpoints.snapshot_endpoint, lambda frames: self._snapshot_asked(stream, frames), stream
+                )
+                log.info("output %s: snapshots at %s", config.name, endpoints.snapshot_endpoint, extra=fields)
+        except BaseException:
+            self.close(stream)
+            raise
+
+    def _opener(self, key: int, endpoint: str) -> Callable[[PeerHandler], Endpoint]:
+        """What binds or dials a live endpoint, for whoever handles its peers."""
+        config, services, policy = self._config, self._services, self._policy.at(key)
+        limits = DEFAULT
+        if policy.max_frame_bytes >= 0:
+            limits = Limits(frame_bytes=policy.max_frame_bytes, message_bytes=policy.max_frame_bytes)
+        settings = Settings(limits, unsent_bytes=UNSENT)
+        keys = self._keys[key] = Keys(policy.curve, bind=config.bind)
+
+        def refused(reason: str, address: str, detail: str) -> None:
+            services.stats.refused[reason] += 1
+            fields = {"output": config.name, "peer": address} | ({} if key == _HUB else {"stream": key})
+            why = f"{reason} ({detail})" if detail else reason
+            log.info("output %s: refused %s: %s", config.name, address or "a connection", why, extra=fields)
+
+        def open_endpoint(handler: PeerHandler) -> Endpoint:
+            if config.interpose:
+                both = replace(settings, publisher_limits=services.publisher_limits)
+                port = Interposed(endpoint, handler, settings=both, stats=services.stats, refused=refused)
+                services.interposed[endpoint] = port
+                return port
+            kind = Listener if config.bind else Dialler
+            if policy.curve is not None and config.bind and self._hub is None:
+                handler = Doors(lambda peer: self._live.get((self._view_of(peer.key), key)))
+            return kind(endpoint, Role.PUB, handler, settings=settings, refused=refused, mechanism=keys.mechanism)
+
+        return open_endpoint
+
+    def _live_side(self, stream: int, topic: bytes, endpoint: str) -> LivePublisher:
+        hub = self._hub
+        opener: Callable[[LivePublisher], Endpoint]
+        opener = self._opener(stream, endpoint) if hub is None else partial(hub.open, stream, topic)
+        return self._publisher(self._output, stream, topic, opener)
+
+    def _publisher(
+        self, number: int, stream: int, topic: bytes, opener: Callable[[LivePublisher], Endpoint]
+    ) -> LivePublisher:
+        config, services, hub = self._config, self._services, self._hub
+
+        def request_state(routers: tuple[int, ...]) -> None:
+            services.feed(Subscribed(number, stream, routers))
+
+        return LivePublisher(
+            stream,
+            topic,
+            config.name,
+            opener,
+            stats=services.stats,
+            queue_limit=config.queue_batches,
+            max_batches=config.send_hwm,
+            max_bytes=config.send_bytes,
+            before_send=services.before_send,
+            request_state=request_state if config.on_subscribe == "state" else None,
+            waiting=self._waiting,
+            shared=None if hub is None else hub.shared,
+            name_of=self._name_of,
+            left=None if number == self._output else self._live[self._output, stream].views.left,
+        )
+
+    def open_view(self, number: int, stream: int, topic: bytes) -> None:
+        """Serve one stream of a view to the routers that read it."""
+        self._live[number, stream] = self._publisher(number, stream, topic, lambda _: NoDoor())
+
+    def close_view(self, number: int, stream: int) -> None:
+        """Stop serving one stream of a view, and end the connections of its routers."""
+        live = self._live.pop((number, stream))
+        for peer in live.peers:
+            peer.close(Reason.REVOKED)
+        live.close()
+
+    @property
+    def views(self) -> list[tuple[int, int]]:
+        """The streams of views that are served, with the views' numbers."""
+        return [key for key in self._live if key[0] != self._output]
+
+    def _view_of(self, key: bytes) -> int:
+        return self._policy.views.get(key, self._output)
+
+    def _name_of(self, key: bytes) -> str:
+        curve = self._policy.curve
+        client = None if curve is None else curve.clients.get(key)
+        return "" if client is None else client.name
+
+    def _server(
+        self, endpoint: str, event: Callable[[list[bytes]], ReplayAsked | SnapshotAsked | None], stream: int
+    ) -> ReplayServer:
+        services = self._services
+
+        def on_request(frames: list[bytes]) -> None:
+            asked = event(frames)
+            if asked is not None:
+                services.feed(asked)
+
+        return ReplayServer(
+            endpoint,
+            on_request=on_request,
+            stats=services.stats,
+            budget=self._budget,
+            before_send=services.before_send,
+            policy=self._policy.at(stream),
+            on_end_alone=lambda peer: self._end_alone(stream, peer),
+            clock=services.clock,
+        )
+
+    def _end_alone(self, stream: int, peer: Peer) -> None:
+        live = self._live.get((self._view_of(peer.key), stream))
+        if live is not None:
+            live.answered_by_state(peer.address.rpartition(":")[0])
+
+    def _asked(self, stream: int, frames: list[bytes]) -> ReplayAsked | None:
+        """A replay request, and whether its router gets the state anyway; None if its view is not served any more."""
+        server = self._replays[stream]
+        number = self._view_of(server.key_of(frames[0]))
+        live = self._live.get((number, stream))
+        if live is None:
+            return None
+        return ReplayAsked(number, stream, frames, live.views.claim_state(server.host_of(frames[0])))
+
+    def _snapshot_asked(self, stream: int, frames: list[bytes]) -> SnapshotAsked | None:
+        number = self._view_of(self._snapshots[stream].key_of(frames[0]))
+        return SnapshotAsked(number, stream, frames) if (number, stream) in self._live else None
+
+    def publish(self, command: Publish) -> None:
+        """Queue one batch."""
+        self._live[command.output, command.stream].publish(
+            command.topic, command.seq.to_bytes(8, "big") + command.publisher_id, command.payload, command.events
+        )
+
+    def flush(self) -> None:
+        """Send the batches of this burst."""
+        waiting = self._waiting
+        while waiting:
+            waiting.pop()()
+
+    def answer(self, command: AnswerReplay | AnswerSnapshot) -> None:
+        """Send an answer."""
+        servers = self._replays if isinstance(command, AnswerReplay) else self._snapshots
+        servers[command.stream].send(AnswerReader(command, self._services.pull))
+
+    def send_state(self, command: SendState) -> None:
+        """Send the state to routers that have subscribed."""
+        live = self._live.get((command.output, command.stream))
+        if live is not None:
+            live.send_state(command)
+
+    @property
+    def routers(self) -> list[RouterView]:
+        """The connected routers, and those that left last."""
+        if self._hub is not None:
+            return self._hub.routers
+        return [
+            view
+            for (number, _), live in self._live.items()
+            for view in (live.views.routers if number == self._output else live.views.connected)
+        ]
+
+    @property
+    def queue_max(self) -> int:
+        """The most batches that wait for one router."""
+        return max((live.views.queue_max for live in self._live.values()), default=0)
+
+    @property
+    def behind_seconds(self) -> float:
+        """How far behind the router is that is furthest behind."""
+        return max((live.views.behind_seconds for live in self._live.values()), default=0.0)
+
+    def allow(self, policy: PeerPolicy) -> bool:
+        """Replace the allow-list, and end the connections of routers that are not on it any more."""
+        if policy.curve is None:
+            return False
+        before, self._policy = self._policy.curve, policy
+        known = {} if before is None else before.clients
+        # whoever has other rights now comes back to another view
+        moved = {key for key, each in policy.curve.clients.items() if key in known and known[key].grant != each.grant}
+        for stream, keys in self._keys.items():
+            clients = policy.clients(stream)
+            for allowed in (clients.keys() - moved, clients):
+                keys.allow(allowed, self._peers_of(stream))
+        for servers in (self._replays, self._snapshots):
+            for stream, server in servers.items():
+                clients = policy.clients(stream)
+                server.allow(clients.keys() - moved)
+                server.allow(clients)
+        return True
+
+    def _peers_of(self, stream: int) -> list[Peer]:
+        if self._hub is not None:
+            return self._hub.peers
+        return [peer for (_, at), live in self._live.items() if at == stream for peer in live.peers]
+
+    def reopen(self, policy: PeerPolicy) -> None:
+        """Open all sockets again, with other keys."""
+        self._policy = policy
+        if self._hub is not None:
+            self._hub.reopen(self._opener(_HUB, self._config.endpoint))
+        else:
+            for stream in self.streams:
+                self._live[self._output, stream].close()
+                opener = reopening(self._opener(stream, self._config.stream_endpoints(stream).endpoint))
+                self._live[self._output, stream] = self._publisher(self._output, stream, self._topics[stream], opener)
+        for servers in (self._replays, self._snapshots):
+            for stream, server in servers.items():
+                server.reopen(policy.at(stream))
+
+    @property
+    def streams(self) -> list[int]:
+        """Slots of the open streams."""
+        return [stream for number, stream in self._live if number == self._output]
+
+    @property
+    def _servers(self) -> list[ReplayServer]:
+        return [*self._replays.values(), *self._snapshots.values()]
+
+    @property
+    def busy(self) -> int:
+        """Unfinished answers, and routers to which something is on its way."""
+        return sum(live.views.busy for live in self._live.values()) + sum(server.busy for server in self._servers)
+
+    def end_answers(self) -> int:
+        """Send END for every answer that is not sent whole, and count them; how many they were."""
+        return sum(server.end() for server in self._servers)
+
+    def retire(self, stream: int) -> None:
+        """Serve one stream no more. Whoever lacks something of it gets the state before, which is empty."""
+        live = self._live.get((self._output, stream))
+        if live is not None:
+            live.retire()
+        self.close(stream)
+
+    def close(self, stream: int, linger: float = 0.0) -> None:
+        """Close one stream's sockets; queued messages have ``linger`` seconds to leave."""
+        for servers in (self._replays, self._snapshots):
+            server = servers.pop(stream, None)
+            if server is not None:
+                server.close(linger)
+        self._keys.pop(stream, None)
+        own = self._live.pop((self._output, stream), None)
+        for key in [key for key in self._live if key[1] == stream]:
+            self._live.pop(key).close()
+        if own is not None:
+            self._services.interposed.pop(self._config.stream_endpoints(stream).endpoint, None)
+            own.close(linger)

@@ -1,0 +1,105 @@
+"""A running bus, asked over HTTP, and in words what comes in place of an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import ssl
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+from urllib.parse import urlsplit
+
+import aiohttp
+from aiohttp.abc import AbstractResolver
+
+from kvbus.common.errors import ExitCode, KvbusError
+
+MAX_BYTES: Final = 64 * 1024 * 1024
+"""Of one answer."""
+
+
+class NoAnswerError(KvbusError):
+    """There is no bus at the address, or it does not answer as one. ``listens``: something accepts connections."""
+
+    exit_code = ExitCode.CANNOT_BIND
+
+    def __init__(self, text: str, *, listens: bool = True) -> None:
+        super().__init__(text)
+        self.listens = listens
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """What is shown to a bus, and what its certificate is held to.
+
+    Attributes:
+        token: a bearer token; empty for none.
+        context: for https; None for the system's authorities.
+    """
+
+    token: str = field(default="", repr=False)
+    context: ssl.SSLContext | None = None
+
+    def session(self, resolver: AbstractResolver | None = None) -> aiohttp.ClientSession:
+        """Return a session that shows it. Use it for one bus alone."""
+        connector = aiohttp.TCPConnector(resolver=resolver, ssl=self.context or True)
+        headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
+        return aiohttp.ClientSession(connector=connector, headers=headers)
+
+
+def base_url(address: str) -> str:
+    """Return the URL that an address stands for: ``HOST:PORT`` or ``http://HOST:PORT/``.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    url = (address if "://" in address else f"http://{address}").rstrip("/")
+    try:
+        parts = urlsplit(url)
+        known = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that there is none of
+        known = False
+    if not known:
+        raise ValueError(f"{address!r} is not HOST:PORT or http://HOST:PORT")
+    return url
+
+
+@contextlib.asynccontextmanager
+async def asking(url: str, seconds: float) -> AsyncIterator[None]:
+    """Ask the bus at a URL, and read its answers, within this time.
+
+    Raises:
+        NoAnswerError: it does not answer in time, or with something else.
+    """
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError as error:
+        raise NoAnswerError(f"{url} does not answer within {seconds:g} s") from error
+    except aiohttp.ClientConnectorCertificateError as error:
+        why = getattr(error.certificate_error, "verify_message", "") or str(error.certificate_error)
+        raise NoAnswerError(f"the certificate of {url} does not hold ({why}); --http-ca names its authority") from error
+    except aiohttp.ClientConnectorError as error:
+        code = error.os_error.errno
+        why = os.strerror(code) if code and code > 0 else error.os_error.strerror or str(error)
+        raise NoAnswerError(f"no bus answers at {url} ({why.lower()})", listens=False) from error
+    except (aiohttp.ClientError, OSError, ValueError, KeyError, TypeError) as error:
+        why = " ".join(str(error).split())[:80] or type(error).__name__
+        raise NoAnswerError(f"what answers at {url} is no kvbus ({why})") from error
+
+
+async def get(session: aiohttp.ClientSession, url: str) -> tuple[bytes, Mapping[str, str]]:
+    """Return what a URL answers, and its headers; for use in `asking`."""
+    async with session.get(url, allow_redirects=False) as response:
+        if response.status == 403:
+            raise NoAnswerError(f"{response.url.path}: {(await response.json())['error']}")
+        if response.status != 200:
+            raise ValueError(f"GET {response.url.path}: {response.status}")
+        body = bytearray()
+        async for part in response.content.iter_chunked(65_536):
+            body += part
+            if len(body) > MAX_BYTES:
+                raise ValueError(f"GET {response.url.path}: more than {MAX_BYTES} bytes")
+        return bytes(body), response.headers

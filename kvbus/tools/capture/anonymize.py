@@ -1,0 +1,339 @@
+"""Captures that can be shown to others: who reads one learns no token, hash, salt or name.
+
+A payload is rewritten as bytes. Every header of msgpack and every length stays where it is, and only values change. So
+a payload that is refused is still refused, at the same place. What stays is on a list: numbers that kvbus decides by,
+media that it knows, words of the engine's code (types of events, names of fields, kinds of groups) and times.
+Everything else gets a pseudonym.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from enum import Enum, auto
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from kvbus.core.types import medium_key
+from kvbus.tools.capture.format import Message
+
+if TYPE_CHECKING:
+    from kvbus.tools.capture.pseudonyms import Pseudonyms
+
+
+class _Role(Enum):
+    """What a value is by its place."""
+
+    CONTENT = auto()
+    """It gets a pseudonym, and so does everything inside."""
+    NUMBER = auto()
+    """A number that kvbus decides by: a size, a group, a rank, a time."""
+    NUMBERS = auto()
+    """A list of such numbers."""
+    BATCH = auto()
+    EVENTS = auto()
+    EVENT = auto()
+    WORD = auto()
+    """The engine's: a type of events, the name of a field, a kind of groups."""
+    MEDIUM = auto()
+    SEVENTH = auto()
+    """A LoRA's name, or a map with a salt (SGLang 0.5.18 and 0.5.19)."""
+    SALT_NAME = auto()
+    """A name in that map."""
+
+
+_C, _N, _W, _M = _Role.CONTENT, _Role.NUMBER, _Role.WORD, _Role.MEDIUM
+_BATCH_ROW: Final = (_N, _Role.EVENTS, _N)
+_BATCH_FIELDS: Final = {b"ts": _N, b"events": _Role.EVENTS, b"data_parallel_rank": _N, b"attn_dp_rank": _N}
+_EVENT_FIELDS: Final = {
+    b"type": _W,
+    b"event_type": _W,
+    b"block_size": _N,
+    b"medium": _M,
+    b"group_idx": _N,
+    b"kv_cache_spec_kind": _W,
+    b"kv_cache_spec_sliding_window": _N,
+    b"remaining_copy_counts": _Role.NUMBERS,
+}
+_OF: Final = {_Role.EVENTS: _Role.EVENT, _Role.NUMBERS: _N}
+"""What is in an array."""
+
+_TAG: Final = (_W,)
+_ROWS: Final = {
+    b"BlockStored": (*_TAG, _C, _C, _C, _N, _C, _M, _Role.SEVENTH, _C, _N, _W, _N),
+    b"BlockRemoved": (*_TAG, _C, _M, _N),
+}
+"""Of positional events, by their tag."""
+
+_is_word: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}").fullmatch
+_STAYS: Final[dict[_Role, Callable[[str], bool]]] = {
+    _W: lambda text: _is_word(text) is not None,
+    _M: lambda text: medium_key(text) is not None,
+    _Role.SALT_NAME: lambda text: text == "cache_salt",
+}
+"""By role, what says of a text whether it stays."""
+
+_INT: Final = rb"(?:[\x00-\x7f\xe0-\xff]|[\xcc\xd0].|[\xcd\xd1]..|[\xce\xd2].{4}|[\xcf\xd3].{8})"
+_ITEM: Final = rb"(?:" + _INT + rb"|\x92" + _INT + _INT + rb")"
+_ITEM_BYTES: Final = 19
+"""The longest pair of integers."""
+
+_run: Final = re.compile(_ITEM + rb"*+", re.DOTALL).match
+_items: Final = re.compile(_ITEM, re.DOTALL).findall
+_ints: Final = re.compile(_INT, re.DOTALL).findall
+
+_WIDTHS: Final = {0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8}
+"""Bytes of a number, by its head."""
+
+_LENGTHS: Final = {0xD9: 1, 0xDA: 2, 0xDB: 4, 0xC4: 1, 0xC5: 2, 0xC6: 4, 0xC7: 1, 0xC8: 2, 0xC9: 4}
+"""Bytes of the length, by the head of a text, a byte string or an extension."""
+
+_COUNTS: Final = {0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}
+"""Bytes of the count, by the head of an array or a map."""
+
+_TIME: Final = 0xFF
+"""The type of an extension that is a time."""
+
+_LONGEST: Final = 1 << 10
+"""Bytes of a text that is remembered."""
+
+
+class _Open:
+    """An array or a map whose items are being read. The items of a map are names and values in turn.
+
+    Attributes:
+        left: items that are to come.
+        row: the roles of an array's first items.
+        role: the role of the others.
+        name: the role of the names of a map; None in an array.
+        fields: the roles of values, by their names.
+    """
+
+    __slots__ = ("_at", "_value", "fields", "left", "name", "role", "row")
+
+    def __init__(
+        self,
+        left: int,
+        role: _Role = _Role.CONTENT,
+        *,
+        row: tuple[_Role, ...] = (),
+        name: _Role | None = None,
+        fields: Mapping[bytes, _Role] = MappingProxyType({}),
+    ) -> None:
+        self.left = left
+        self.row = row
+        self.role = role
+        self.name = name
+        self.fields = fields
+        self._at = 0
+        self._value = role
+
+    @property
+    def plain(self) -> bool:
+        """Whether all items are content."""
+        return self.role is _Role.CONTENT and self.name is None and not self.row
+
+    def next_role(self) -> _Role:
+        """Count an item that begins; its role."""
+        at = self._at
+        self._at += 1
+        self.left -= 1
+        if self.name is None:
+            return self.row[at] if at < len(self.row) else self.role
+        if at & 1:
+            return self._value
+        self._value = self.role
+        return self.name
+
+    def read_text(self, value: bytes) -> None:
+        """The item was this text. It may be the name of the next one, or the tag of an event."""
+        if self.name is not None:
+            if self._at & 1:
+                self._value = self.fields.get(value, self.role)
+        elif self.row is _TAG and self._at == 1:
+            self.row = _ROWS.get(value, _TAG)
+
+
+def _opened(role: _Role, count: int, *, is_map: bool) -> _Open:
+    """An array or a map in this role, with so many items or pairs of them."""
+    if is_map:
+        if role is _Role.BATCH:
+            return _Open(2 * count, name=_W, fields=_BATCH_FIELDS)
+        if role is _Role.EVENT:
+            return _Open(2 * count, name=_W, fields=_EVENT_FIELDS)
+        return _Open(2 * count, name=_Role.SALT_NAME if role is _Role.SEVENTH else _C)
+    if role in _OF:
+        return _Open(count, _OF[role])
+    return _Open(count, row=_BATCH_ROW if role is _Role.BATCH else _TAG if role is _Role.EVENT else ())
+
+
+def _bounds(data: bytes, at: int) -> tuple[int, int]:
+    """Where the bytes of a value begin and end; behind the data where it is cut off or no msgpack.
+
+    The items of an array or a map are values of their own.
+    """
+    head = data[at]
+    start, size = at + 1, 0
+    if head in _WIDTHS:
+        size = _WIDTHS[head]
+    elif 0xA0 <= head <= 0xBF:
+        size = head & 0x1F
+    elif 0xD4 <= head <= 0xD8:
+        start, size = at + 2, 1 << head - 0xD4
+    elif head in _LENGTHS:
+        start = at + 1 + _LENGTHS[head]
+        size = int.from_bytes(data[at + 1 : start], "big")
+        start += 0xC7 <= head <= 0xC9
+    elif head in _COUNTS:
+        start = at + 1 + _COUNTS[head]
+    elif head == 0xC1:
+        size = len(data)
+    return (start, start + size) if start <= len(data) else (at + 1, len(data) + 1)
+
+
+class _Numbers(dict[bytes, bytes]):
+    """Integers, and pairs of them, as msgpack; their names are in the same spelling."""
+
+    def __init__(self, names: Pseudonyms, remembered: int) -> None:
+        self._names: Final = names
+        self._remembered: Final = remembered
+
+    def __missing__(self, raw: bytes) -> bytes:
+        pair = raw[0] == 0x92
+        found = raw[:1] + b"".join(map(self._renamed, _ints(raw, 1))) if pair else self._renamed(raw)
+        if len(self) >= self._remembered:
+            self.clear()
+        self[raw] = found
+        return found
+
+    def _renamed(self, raw: bytes) -> bytes:
+        if len(raw) == 1:
+            return (self._names.number(int.from_bytes(raw, "big", signed=True)) & 0xFF).to_bytes(1, "big")
+        signed = raw[0] >= 0xD0
+        value = self._names.number(int.from_bytes(raw[1:], "big", signed=signed))
+        return raw[:1] + value.to_bytes(len(raw) - 1, "big", signed=signed)
+
+
+class Anonymizer:
+    """Renames what messages hold. It keeps no message, and a bounded number of values.
+
+    Args:
+        names: the renaming.
+        remembered: how many numbers, as to find a name takes fifty times as long as to look it up. Of texts it is a
+            sixteenth as many.
+    """
+
+    def __init__(self, names: Pseudonyms, remembered: int = 1 << 18) -> None:
+        self._names: Final = names
+        self._numbers: Final = _Numbers(names, remembered)
+        self._max_texts: Final = remembered // 16
+        self._texts: Final[dict[tuple[bytes, _Role], bytes]] = {}
+        self.unreadable = 0
+        """Payloads that are not one whole value of msgpack."""
+
+    def message(self, message: Message) -> Message:
+        """The message under other names; time and seq stay."""
+        return Message(message.t, self.topic(message.topic), message.seq, self.payload(message.payload))
+
+    def topic(self, topic: bytes) -> bytes:
+        """A topic; the ``kv@`` that llm-d demands stays."""
+        if topic.startswith(b"kv@"):
+            return b"kv@" + self._names.text(topic[3:])
+        return self._names.text(topic, lambda name: name.startswith("kv@"))
+
+    def payload(self, payload: bytes) -> bytes:
+        """A batch, or anything else."""
+        out = bytearray()
+        whole, at = self._read(payload, out)
+        self.unreadable += not (whole and at == len(payload))
+        out += self._names.octets(payload[at:])
+        return bytes(out)
+
+    def _read(self, data: bytes, out: bytearray) -> tuple[bool, int]:
+        """Rewrite one value; whether it is whole, and where it ends or ceases to be msgpack."""
+        stack = [_Open(1, _Role.BATCH)]
+        at = 0
+        while stack:
+            if not stack[-1].left:
+                stack.pop()
+                continue
+            if at == len(data):
+                return False, at
+            role = stack[-1].next_role()
+            head = data[at]
+            start, end = _bounds(data, at)
+            out += data[at:start]
+            if end > len(data):
+                return False, start
+            if 0x80 <= head <= 0x9F or head in _COUNTS:
+                count = int.from_bytes(data[at + 1 : start], "big") if head in _COUNTS else head & 0x0F
+                stack.append(_opened(role, count, is_map=head <= 0x8F or head >= 0xDE))
+                if stack[-1].plain:
+                    end += self._copy_items(data, end, stack[-1], out)
+            elif start == end and (head <= 0x7F or head >= 0xE0):
+                if role is not _N:
+                    out[-1:] = self._numbers[data[at:end]]
+            elif start < end:
+                out += self._renamed(data[at:start], data[start:end], role)
+                if 0xA0 <= head <= 0xBF or 0xD9 <= head <= 0xDB:
+                    stack[-1].read_text(data[start:end])
+            at = end
+        return True, at
+
+    def _copy_items(self, data: bytes, at: int, array: _Open, out: bytearray) -> int:
+        """Rewrite the integers, and pairs of them, that an array begins with, all at once; how many bytes they are."""
+        run = _run(data, at, at + _ITEM_BYTES * array.left)
+        found = _items(run[0])[: array.left] if run is not None else []
+        numbers = self._numbers
+        out += b"".join([numbers[item] for item in found])
+        array.left -= len(found)
+        return sum(map(len, found))
+
+    def _renamed(self, header: bytes, value: bytes, role: _Role) -> bytes:
+        """The name of a number, text, byte string or extension, without its header."""
+        head = header[0]
+        if 0xA0 <= head <= 0xBF or 0xD9 <= head <= 0xDB:
+            return self._text(value, role)
+        if head in _WIDTHS:
+            if role is _N:
+                return value
+            if head >= 0xCC:
+                return self._numbers[header + value][1:]
+            return self._names.floating(int.from_bytes(value, "big"), len(value)).to_bytes(len(value), "big")
+        if header[-1] != _TIME or head <= 0xC6:
+            return self._names.octets(value)
+        if _is_time(header + value):
+            return value
+        while _is_time(header + (value := self._names.octets(value))):
+            pass
+        return value
+
+    def _text(self, value: bytes, role: _Role) -> bytes:
+        found = self._texts.get((value, role))
+        if found is None:
+            found = self._new_text(value, _STAYS.get(role))
+            if len(value) <= _LONGEST:
+                if len(self._texts) >= self._max_texts:
+                    self._texts.clear()
+                self._texts[value, role] = found
+        return found
+
+    def _new_text(self, value: bytes, stays: Callable[[str], bool] | None) -> bytes:
+        if stays is None:
+            return self._names.text(value)
+        try:
+            if stays(value.decode()):
+                return value
+        except UnicodeDecodeError:
+            pass
+        return self._names.text(value, stays)
+
+
+def _is_time(raw: bytes) -> bool:
+    try:
+        msgspec.msgpack.decode(raw)
+    except msgspec.DecodeError:
+        return False
+    return True

@@ -1,0 +1,137 @@
+"""The capture format: JSON lines, one published message per line.
+
+A line is ``{"t": 0.0107, "topic": "", "seq": 1, "payload": "k8tB2s…"}``: seconds since the recording began, the topic
+in base64, the sequence number, the msgpack batch in base64. A file whose name ends in ``.gz`` is compressed.
+"""
+
+from __future__ import annotations
+
+import gzip
+import sys
+from typing import IO, TYPE_CHECKING, Final, Literal, Self, cast
+
+import msgspec
+
+from kvbus.common.errors import ExitCode, KvbusError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+    from types import TracebackType
+
+
+class CaptureError(KvbusError):
+    """kvbus cannot read or write a capture. The message has file and line."""
+
+    exit_code = ExitCode.CONFIG
+
+
+class Message(msgspec.Struct, frozen=True):
+    """One published message.
+
+    Attributes:
+        t: seconds since the recording began.
+        topic: the first frame.
+        seq: sequence number, unsigned 64-bit.
+        payload: the msgpack batch.
+    """
+
+    t: float
+    topic: bytes
+    seq: int
+    payload: bytes
+
+
+_DECODER: Final = msgspec.json.Decoder(Message)
+_ENCODER: Final = msgspec.json.Encoder()
+
+
+def read_capture(path: Path) -> Iterator[Message]:
+    """Yield a capture's messages; ``-`` reads standard input.
+
+    Raises:
+        CaptureError: the file cannot be read, or a line is no message.
+    """
+    number = 0
+    try:
+        with _open(path, "rb") as lines:
+            for number, line in enumerate(lines, 1):
+                if not line.strip():
+                    continue
+                try:
+                    message = _DECODER.decode(line)
+                except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                    raise CaptureError(f"{path}:{number}: not a recorded message: {error}") from error
+                if not 0 <= message.seq < 2**64:
+                    raise CaptureError(f"{path}:{number}: seq {message.seq} is not an unsigned 64-bit number")
+                yield message
+    except (OSError, EOFError) as error:
+        raise CaptureError(f"{path}:{number + 1}: {getattr(error, 'strerror', None) or error}") from error
+
+
+class CaptureWriter:
+    """Write a capture. `write` flushes every line, except in a compressed file.
+
+    Args:
+        path: the file to create or overwrite; ``-`` writes to standard output.
+
+    Raises:
+        CaptureError: the file cannot be created.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path: Final = path
+        self.written = 0
+        self._failed = False
+        try:
+            self._file = _open(path, "wb")
+        except OSError as error:
+            raise CaptureError(f"{path}: {error.strerror}") from error
+
+    def write(self, message: Message) -> None:
+        """Append one message.
+
+        Raises:
+            CaptureError: writing fails, for example on a full disk.
+        """
+        try:
+            self._file.write(_ENCODER.encode(message) + b"\n")
+            # flushing every line would undo the compression
+            if self.path.suffix != ".gz":
+                self._file.flush()
+        except BrokenPipeError:
+            raise  # the reader of our standard output has closed it, which is no error of the capture
+        except OSError as error:
+            self._failed = True
+            raise CaptureError(f"{self.path}: {error.strerror}") from error
+        self.written += 1
+
+    def close(self) -> None:
+        """Finish the file.
+
+        Raises:
+            CaptureError: writing the rest fails, for example on a full disk.
+        """
+        if self._file is sys.stdout.buffer:
+            return
+        try:
+            self._file.close()
+        except OSError as error:
+            if not self._failed:  # `write` has reported it already
+                raise CaptureError(f"{self.path}: {error.strerror}") from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _open(path: Path, mode: Literal["rb", "wb"]) -> IO[bytes]:
+    if str(path) == "-":
+        return sys.stdin.buffer if mode == "rb" else sys.stdout.buffer
+    if path.suffix == ".gz":
+        return cast("IO[bytes]", gzip.open(path, mode))
+    return path.open(mode)

@@ -1,0 +1,78 @@
+"""Record a stream into a capture."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvbus.tools.capture.format import Message
+
+if TYPE_CHECKING:
+    from kvbus.tools.capture.anonymize import Anonymizer
+    from kvbus.tools.capture.format import CaptureWriter
+    from kvbus.transport.client.rawsub import RawSubscriber
+
+
+@dataclass(slots=True)
+class Stats:
+    """Counters of a recorder."""
+
+    recorded: int = 0
+    unusable: int = 0
+    missing: int = 0
+    restarts: int = 0
+
+
+async def record(
+    subscriber: RawSubscriber,
+    writer: CaptureWriter,
+    *,
+    count: int | None = None,
+    seconds: float | None = None,
+    anonymizer: Anonymizer | None = None,
+    stats: Stats | None = None,
+) -> Stats:
+    """Write every message of a stream until a limit is reached.
+
+    Args:
+        subscriber: the stream, started.
+        writer: the capture.
+        count: messages to record, None for no limit.
+        seconds: time to record, None for no limit.
+        anonymizer: writes other names for tokens, hashes, salts and names, None for those that came.
+        stats: counters to update while recording. The recorder counts gaps and restarts and does not repair them. It
+            counts and leaves out messages that are not ``[topic, seq, payload]``.
+
+    Returns:
+        The counters.
+
+    Raises:
+        CaptureError: the capture cannot be written.
+    """
+    stats = stats or Stats()
+    loop = asyncio.get_running_loop()
+    begin: float | None = None
+    expected: int | None = None
+    try:
+        async with asyncio.timeout(seconds):
+            while count is None or stats.recorded < count:
+                frames = await subscriber.recv()
+                # the sequence frame has 8 bytes, or 24 with the publisher's id
+                if len(frames) != 3 or len(frames[1]) not in (8, 24):
+                    stats.unusable += 1
+                    continue
+                now = loop.time()
+                if begin is None:
+                    begin = now
+                seq = int.from_bytes(frames[1][:8], "big")
+                if expected is not None:
+                    stats.missing += max(0, seq - expected)
+                    stats.restarts += seq < expected - 1
+                expected = seq + 1
+                message = Message(round(now - begin, 6), frames[0], seq, frames[2])
+                writer.write(anonymizer.message(message) if anonymizer is not None else message)
+                stats.recorded += 1
+    except TimeoutError:
+        pass
+    return stats

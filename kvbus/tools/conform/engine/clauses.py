@@ -1,0 +1,99 @@
+"""The clauses of docs/spec that bind publishers: how each is seen from outside, or why it cannot be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from kvbus.tools.conform.verdict import Clause, Level, clause
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A clause that is watched.
+
+    Attributes:
+        clause: the clause.
+        noun: what it was seen in, as the noun of a number.
+        unseen: how to see it, where it was not.
+        level: how strongly the clause asks for the most of it.
+    """
+
+    clause: Clause
+    noun: str
+    unseen: str
+    level: Level = Level.MUST
+
+
+_MUST, _SHOULD = Level.MUST, Level.SHOULD
+_REPLAY: Final = "no replay endpoint was given (--replay)"
+_API: Final = "no API was given (--api)"
+_BATCH: Final = "no batch was seen"
+_STORE: Final = "no store was seen"
+_LATE: Final = "no second subscriber got a state while blocks were live"
+
+_ROWS: Final = (
+    ("1.1", "a PUB socket, ZMTP 3.0 or later", "connections", "a recording shows no socket", _MUST),
+    ("1.2", "a publisher for each rank", "batches with a rank", "no batch had a rank", _MUST),
+    ("1.3", "the API says the endpoints", "answers", _API, _SHOULD),
+    ("1.4", "publishes while it answers", "batches during an answer", "nothing was published during an answer", _MUST),
+    ("1.5", "a PING without a PONG cuts nothing", "PINGs", "no PING came", _MUST),
+    ("2.1", "three frames", "messages", _BATCH, _MUST),
+    ("2.2", "a number of 8 bytes below 2^63", "messages", _BATCH, _MUST),
+    ("2.3", "one topic in an epoch", "messages", "fewer than two batches were seen", _SHOULD),
+    ("3.1", "dense numbers, none twice", "batches", "fewer than two batches were seen", _MUST),
+    ("3.3", "a new epoch begins with 0 or goes on", "restarts", "no restart was seen (--await-restart)", _SHOULD),
+    ("3.6", "an empty batch in each silent second", "silent seconds", "it was never silent for seconds", _SHOULD),
+    ("4.1", "a request without the empty frame is answered", "answers", _REPLAY, _SHOULD),
+    ("4.2", "the frames of an answer and of END", "messages of answers", _REPLAY, _MUST),
+    ("4.3", "END for every answer, and nothing lost", "answers", _REPLAY, _MUST),
+    ("4.4", "no hole in an answer; a late one brings the state", "answers", _REPLAY, _MUST),
+    ("4.6", "an answer without filling", "long answers", "no answer had a thousand messages", _SHOULD),
+    ("4.8", "a silent requester delays nobody", "answers", "no answer was long enough to hold anybody up", _MUST),
+    ("5.1", "the state on subscription", "subscriptions", _LATE, _SHOULD),
+    ("5.2", "empty batches for all others under its numbers", "batches of a state", _LATE, _MUST),
+    ("5.3", "a replay from inside a state brings the state", "answers", "no state had several batches", _MUST),
+    ("5.4", "batches of a state: 4,096 events, 4 MiB", "batches of a state", _LATE, _SHOULD),
+    ("5.5", "the form of a snapshot", "snapshots", "no snapshot endpoint was given (--snapshot)", _MUST),
+    ("6.1", "[ts, events, rank]", "payloads", _BATCH, _MUST),
+    ("6.2", "events are maps with a type", "events", "no event was seen", _MUST),
+    ("6.3", "a key that was sent once is sent always", "stores", "fewer than two stores were seen", _SHOULD),
+    ("6.4", "a store has hashes, parent, tokens and size", "stores", _STORE, _MUST),
+    ("6.5", "as many tokens as the blocks hold", "stores", "no store with tokens was seen", _MUST),
+    ("6.6", "hashes of 64 bits or up to 64 bytes, of one kind", "hashes", "no hash was seen", _MUST),
+    ("6.7", "a hash names its block and all before it", "hashes", "no block came twice or behind two parents", _MUST),
+    ("6.8", "the same hashes after a restart", "hashes", "no content was stored before and after a restart", _SHOULD),
+    ("6.9", "token ids from 0 to 2^32 - 1", "stores", "no store with tokens was seen", _MUST),
+    ("6.11", "the parent of a store is live", "stores", "no store behind a parent was seen from the start", _SHOULD),
+    ("6.12", "children leave before parents", "removed blocks", "no removal was seen from the beginning", _SHOULD),
+    ("7.1", "one store, one removal", "blocks", "no removal was seen from the beginning", _MUST),
+    ("7.2", "one that counts copies says so", "removals of copies", "no live block was stored again", _MUST),
+    ("7.3", "no live block is stored again without a copy", "blocks", "no prompt was sent twice (--api)", _MUST),
+    ("8.1", "groups are told apart", "events with a group", "no event had a group", _MUST),
+    ("8.2", "one block size in a group", "stores", _STORE, _MUST),
+    ("9.1", "known media", "events", "no event with a medium was seen", _MUST),
+    ("9.2", "a removal speaks of its medium", "removed blocks", "no block on two media was removed from one", _MUST),
+    ("10.1", "one rank in an epoch", "batches with a rank", "no batch had a rank", _MUST),
+    ("11.1", "a clear speaks of all media", "clears", "no clear of live blocks was seen, and batches behind", _MUST),
+    ("11.2", "a clear at once", "resets and sleeps", "no cache was emptied (--api)", _MUST),
+    ("11.3", "an epoch, or each subscription, begins with a clear", "epochs", "no batch 0 was seen", _SHOULD),
+    ("12.1", "at most 65,536 events and 16 MiB", "batches", _BATCH, _MUST),
+    ("12.3", "the ranges of group, window and adapter", "values", "none of these had a value", _MUST),
+    ("14.1", "CURVE is offered", "connections", "on this machine alone, or in a file", _SHOULD),
+)  # fmt: skip
+
+WATCHED: Final[dict[str, Asked]] = {
+    number: Asked(clause(number, title), noun, unseen, level) for number, title, noun, unseen, level in _ROWS
+}
+"""By number, in the order of the text."""
+
+UNWATCHED: Final[dict[str, str]] = {
+    "6.10": "a publisher may store and remove a hash in one batch: nothing to break; readers owe the order",
+    "13.2": "what a new field means shows in no frame",
+    "14.2": "a publisher may leave tokens out: nothing to break",
+    "14.3": "logs and metrics of an engine cannot be seen from its sockets",
+}
+"""Clauses that bind publishers too, and why they are not judged."""
+
+OF_READERS: Final = frozenset({"2.4", "3.2", "3.4", "3.5", "3.7", "4.5", "4.7", "6.13", "10.2", "11.4", "12.2", "13.1"})
+"""Clauses that bind readers alone."""

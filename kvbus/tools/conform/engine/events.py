@@ -1,0 +1,323 @@
+"""Payloads as events, strictly as section 6 has them; whatever deviates is noted, and read as far as it can be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+
+from kvbus.tools.conform.engine.ledger import Ledger
+from kvbus.tools.conform.verdict import Evidence, Level
+
+MAX_EVENTS: Final = 65_536
+MAX_BATCH_BYTES: Final = 16 * 1024 * 1024
+MAX_HASH_BYTES: Final = 64
+_MAX_TOKEN: Final = 2**32 - 1
+_DEVICE: Final = frozenset({"GPU", "DEVICE"})
+_MEDIA: Final = _DEVICE | {
+    *("CPU", "CPU_PINNED", "CPU_TIER1", "CPU_TIER2", "FS", "DISK", "NVME", "STORAGE"),
+    *("OBJ", "EXTERNAL", "REMOTE", "NETWORK", "SHARED"),
+}
+_PREFIXES: Final = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
+_STORED: Final = (
+    *("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name", "extra_keys"),
+    *("group_idx", "kv_cache_spec_kind", "kv_cache_spec_sliding_window"),
+)
+_REMOVED: Final = ("block_hashes", "medium", "group_idx")
+_RANGES: Final = {
+    "group_idx": _MAX_TOKEN,
+    "kv_cache_spec_sliding_window": _MAX_TOKEN,
+    "lora_id": 2**63 - 1,
+}
+_APART: Final = ("lora_id", "lora_name", "cache_salt")
+"""Keys whose values keep caches apart, for all blocks of a store alike; extra_keys do for each block."""
+
+Hash = int | bytes
+Place = tuple[int | None, str]
+"""Group and medium (the device: GPU)."""
+
+_batch: Final = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
+_any: Final = msgspec.msgpack.Decoder(Any, strict=True).decode
+_encode: Final = msgspec.msgpack.Encoder().encode
+
+
+@dataclass(slots=True)
+class Event:
+    """One event that could be read.
+
+    Attributes:
+        kind: its type.
+        place: group and medium; of a clear without a medium the medium is empty.
+        hashes: its blocks; integers as 64 bits without a sign.
+        parent: of the first block of a store; None at the root.
+        tokens: of a store, a list.
+        block_size: of a store.
+        apart: what keeps the blocks of a store apart from others with the same tokens.
+        extras: the same for each block; empty where nothing does.
+        remaining: of a removal, how many copies of each block are left, where it says so.
+        raw: its bytes.
+        where: its place in the stream, for people.
+    """
+
+    kind: str
+    place: Place
+    hashes: list[Hash] = field(default_factory=list)
+    parent: Hash | None = None
+    tokens: list[Any] = field(default_factory=list)
+    block_size: int = 0
+    apart: list[Any] = field(default_factory=list)
+    extras: list[Any] = field(default_factory=list)
+    remaining: list[Any] | None = None
+    raw: bytes = b""
+    where: str = ""
+
+    @property
+    def evidence(self) -> Evidence:
+        """Its bytes, to show."""
+        return Evidence(self.where, self.raw)
+
+    def content_of(self, block: int) -> bytes | None:
+        """Return what one block of a store holds, without what is before it; None where its tokens are not known."""
+        tokens = self.tokens[block * self.block_size : (block + 1) * self.block_size]
+        if not tokens or len(tokens) != self.block_size:
+            return None
+        return _encode([tokens, self.apart, self.extras[block] if self.extras else None])
+
+
+@dataclass(slots=True)
+class Payload:
+    """One payload that could be read.
+
+    Attributes:
+        rank: as sent.
+        events: those that could be read.
+        empty: it has no events at all.
+        size: in bytes.
+    """
+
+    rank: Any
+    events: list[Event]
+    empty: bool
+    size: int
+
+    @property
+    def clears_first(self) -> bool:
+        """Whether it begins with a clear of everything."""
+        return bool(self.events) and self.events[0].kind == "AllBlocksCleared" and not self.events[0].place[1]
+
+
+class EventReader:
+    """Reads payloads of one stream, and notes what is not as sections 6, 8, 9 and 12 have it."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._kinds: set[type] = set()
+        self._keys: frozenset[str] = frozenset()
+        self._sizes: dict[int | None, int] = {}
+
+    def new_epoch(self) -> None:
+        """An epoch has begun: block sizes may differ from those before it."""
+        self._sizes.clear()
+
+    def read(self, payload: bytes, seq: int) -> Payload | None:
+        """Read a payload; None where it is no batch."""
+        ledger, shown = self._ledger, Evidence(f"payload of batch {seq}", payload)
+        ledger.kept("12.1")
+        if len(payload) > MAX_BATCH_BYTES:
+            ledger.broken("12.1", f"batch {seq} has {len(payload):,} bytes")
+        try:
+            parts = _batch(payload)
+            raws = _batch(parts[1]) if len(parts) > 1 else []
+            ts, rank = _any(parts[0]), _any(parts[2]) if len(parts) > 2 else None
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, IndexError):
+            ledger.broken("6.1", f"the payload of batch {seq} is no MessagePack array [ts, events, rank]", shown)
+            return None
+        self._check_envelope(parts, ts, rank, seq, shown)
+        if len(raws) > MAX_EVENTS:
+            ledger.broken("12.1", f"batch {seq} has {len(raws):,} events")
+        return Payload(rank, list(self._events(raws, seq)), not raws, len(payload))
+
+    def _check_envelope(self, parts: list[msgspec.Raw], ts: Any, rank: Any, seq: int, shown: Evidence) -> None:
+        wrong = ""
+        if len(parts) != 3:
+            wrong = f"has {len(parts)} elements"
+        elif not isinstance(ts, float) or not math.isfinite(ts):
+            wrong = f"has {type(ts).__name__} {ts!r:.30} for its time, and no float"
+        elif rank is not None and (not isinstance(rank, int) or isinstance(rank, bool)):
+            wrong = f"has {type(rank).__name__} for its rank"
+        if wrong:
+            self._ledger.broken("6.1", f"batch {seq} {wrong}", shown)
+        else:
+            self._ledger.kept("6.1")
+
+    def _events(self, raws: list[msgspec.Raw], seq: int) -> Iterator[Event]:
+        for at, raw in enumerate(raws):
+            data, where = bytes(raw), f"event {at} of batch {seq}"
+            try:
+                value = _any(data)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                self._ledger.broken("6.1", f"{where} is no MessagePack", Evidence(where, data))
+                continue
+            event = self._event(value, data, where)
+            if event is not None:
+                yield event
+
+    def _event(self, value: Any, data: bytes, where: str) -> Event | None:
+        ledger, shown = self._ledger, Evidence(where, data)
+        fields: dict[Any, Any]
+        if isinstance(value, dict) and isinstance(value.get("type"), str):
+            ledger.kept("6.2")
+            fields, named = value, True
+        elif isinstance(value, list) and value and isinstance(value[0], str):
+            ledger.broken("6.2", f"{where} is an array", shown)
+            names = _STORED if value[0] == "BlockStored" else _REMOVED if value[0] == "BlockRemoved" else ()
+            fields, named = {"type": value[0], **dict(zip(names, value[1:], strict=False))}, False
+        else:
+            ledger.broken("6.2", f"{where} has no type", shown)
+            return None
+        kind = fields["type"]
+        if kind not in {"BlockStored", "BlockRemoved", "AllBlocksCleared"}:
+            return None  # of a later version: 13.1
+        event = Event(kind, self._place(fields, kind, where, shown), raw=data, where=where)
+        if kind != "AllBlocksCleared":
+            self._check_ranges(fields, where, shown)
+            if not self._hashes(event, fields, shown):
+                return None
+        if kind == "BlockRemoved":
+            remaining = fields.get("remaining_copy_counts")
+            event.remaining = remaining if isinstance(remaining, list) else None
+        if kind == "BlockStored":
+            self._store(event, fields, shown)
+            if named:
+                self._check_keys(frozenset(map(str, fields)), where, shown)
+        return event
+
+    def _place(self, fields: dict[Any, Any], kind: str, where: str, shown: Evidence) -> Place:
+        medium = fields.get("medium")
+        if isinstance(medium, str):
+            name = medium.upper()
+            if name in _MEDIA:
+                self._ledger.kept("9.1")
+            else:
+                self._ledger.broken("9.1", f"{where} is on {medium!r:.40}", shown)
+        elif medium is not None:
+            self._ledger.broken("9.1", f"{where} has {type(medium).__name__} for its medium", shown)
+            name = "GPU"
+        else:
+            name = "" if kind == "AllBlocksCleared" else "GPU"
+        group = fields.get("group_idx")
+        if kind == "BlockStored":
+            self._check_group(group, fields.get("kv_cache_spec_kind"), where, shown)
+        return group if isinstance(group, int) else None, "GPU" if name in _DEVICE else name
+
+    def _check_group(self, group: Any, kind: Any, where: str, shown: Evidence) -> None:
+        if group is None:
+            if isinstance(kind, str) and kind not in _PREFIXES:
+                self._ledger.broken("8.1", f"{where} is of kind {kind!r:.40} and has no group_idx", shown)
+        elif kind is None:
+            text = f"{where} has group_idx {group!r:.20} and no kv_cache_spec_kind"
+            self._ledger.broken("8.1", text, shown, level=Level.SHOULD)
+        else:
+            self._ledger.kept("8.1")
+
+    def _check_ranges(self, fields: dict[Any, Any], where: str, shown: Evidence) -> None:
+        for name, most in _RANGES.items():
+            value = fields.get(name)
+            if value is None:
+                continue
+            if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most:
+                self._ledger.kept("12.3")
+            else:
+                self._ledger.broken("12.3", f"{where} has {name} {value!r:.40}", shown)
+
+    def _check_keys(self, keys: frozenset[str], where: str, shown: Evidence) -> None:
+        before, self._keys = self._keys, keys | self._keys
+        if not before:
+            return
+        if missing := before - keys:
+            self._ledger.broken("6.3", f"{where} leaves out {', '.join(sorted(missing)):.80}", shown)
+        elif more := keys - before:
+            self._ledger.broken("6.3", f"{where} has {', '.join(sorted(more)):.80}, which stores before had not", shown)
+        else:
+            self._ledger.kept("6.3")
+
+    def _hashes(self, event: Event, fields: dict[Any, Any], shown: Evidence) -> bool:
+        """Read the hashes; False where the event names no blocks."""
+        clause = "6.4" if event.kind == "BlockStored" else "6.12"
+        hashes = fields.get("block_hashes")
+        if not isinstance(hashes, list):
+            self._ledger.broken(clause, f"{event.where} has no block_hashes", shown, level=Level.MUST)
+            return False
+        for value in hashes:
+            found = self._hash(value, event.where, shown)
+            if found is None:
+                return False
+            event.hashes.append(found)
+        return True
+
+    def _hash(self, value: Any, where: str, shown: Evidence) -> Hash | None:
+        wrong = ""
+        if isinstance(value, bytes):
+            wrong = "" if 0 < len(value) <= MAX_HASH_BYTES else f"a hash of {len(value)} bytes"
+        elif not isinstance(value, int) or isinstance(value, bool):
+            wrong = f"{type(value).__name__} for a hash"
+        if not wrong:
+            self._kinds.add(type(value))
+            if len(self._kinds) > 1:
+                wrong = "hashes of another kind than those before"
+        if wrong:
+            self._ledger.broken("6.6", f"{where} has {wrong}", shown)
+            return None
+        self._ledger.kept("6.6")
+        return value if isinstance(value, bytes) else value % 2**64
+
+    def _store(self, event: Event, fields: dict[Any, Any], shown: Evidence) -> None:
+        ledger, where = self._ledger, event.where
+        parent, tokens, size = fields.get("parent_block_hash"), fields.get("token_ids"), fields.get("block_size")
+        if parent is not None:
+            event.parent = self._hash(parent, where, shown)
+        event.block_size = size if isinstance(size, int) and not isinstance(size, bool) else 0
+        event.tokens = tokens if isinstance(tokens, list) else []
+        if not isinstance(tokens, list) or event.block_size <= 0:
+            what = "no token_ids" if not isinstance(tokens, list) else f"a block_size of {size!r:.20}"
+            ledger.broken("6.4", f"{where} has {what}", shown)
+        elif not event.hashes:
+            ledger.broken("6.4", f"{where} stores no block: its block_hashes are empty", shown)
+        else:
+            ledger.kept("6.4")
+        event.apart = [fields[key] for key in _APART if fields.get(key) is not None]
+        extra = fields.get("extra_keys")
+        event.extras = extra if isinstance(extra, list) and len(extra) == len(event.hashes) else []
+        self._check_tokens(event, shown)
+        known = self._sizes.setdefault(event.place[0], event.block_size)
+        if known == event.block_size:
+            ledger.kept("8.2")
+        else:
+            group = "" if event.place[0] is None else f" of group {event.place[0]}"
+            ledger.broken("8.2", f"{where}{group} has block_size {event.block_size} behind {known}", shown)
+
+    def _check_tokens(self, event: Event, shown: Evidence) -> None:
+        if not event.tokens:
+            return
+        wanted = len(event.hashes) * event.block_size
+        if len(event.tokens) == wanted:
+            self._ledger.kept("6.5")
+        else:
+            text = f"{event.where} has {len(event.tokens)} tokens for {len(event.hashes)} blocks of {event.block_size}"
+            self._ledger.broken("6.5", text, shown)
+        pairs = isinstance(event.tokens[0], list)
+        flat = (
+            [token for pair in event.tokens for token in pair] if pairs and _are_pairs(event.tokens) else event.tokens
+        )
+        wrong = next((each for each in flat if type(each) is not int or not 0 <= each <= _MAX_TOKEN), None)
+        if wrong is None:
+            self._ledger.kept("6.9")
+        else:
+            self._ledger.broken("6.9", f"{event.where} has the token {wrong!r:.40}", shown)
+
+
+def _are_pairs(tokens: list[Any]) -> bool:
+    return all(isinstance(each, list) and len(each) == 2 for each in tokens)

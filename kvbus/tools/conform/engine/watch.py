@@ -1,0 +1,322 @@
+"""A running publisher, watched on its sockets: what comes goes to the judge, and what does not come is asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Final, Self
+
+from kvbus.config.endpoints import endpoint_offset, parse_endpoint
+from kvbus.core.types import Refused
+from kvbus.tools.conform.engine.asking import Asking
+from kvbus.tools.conform.engine.judge import EngineJudge
+from kvbus.tools.conform.engine.late import View, judge_late
+from kvbus.tools.conform.engine.ledger import Ledger
+from kvbus.tools.conform.engine.prompts import Api
+from kvbus.tools.conform.engine.stream import Message, parse
+from kvbus.tools.conform.report import Report
+from kvbus.tools.conform.verdict import Evidence
+from kvbus.transport.client.subscriber import StreamSockets
+from kvbus.transport.curve import Curve
+from kvbus.transport.reach.dialling import dial
+from kvbus.transport.reach.outcome import Outcome, Stop
+from kvbus.transport.zmtp.roles import Role
+
+_TICK_S: Final = 0.1
+_DIAL_S: Final = 5.0
+_CONNECT_S: Final = 10.0
+_LATE_S: Final = 3.0
+"""Seconds for what a late subscriber gets."""
+_PING: Final = b"\x04PING"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What is watched, and how.
+
+    Attributes:
+        endpoint: of the live stream.
+        replay: of the replay, None for none.
+        snapshot: of snapshots, None for none.
+        api: URL of an OpenAI-style API, None for none.
+        model: to ask there; empty for the first that it names.
+        topic: subscription prefix.
+        bind: listen at the endpoint.
+        curve: keys.
+        seconds: to watch, at least.
+        prompts: different ones to send.
+        await_restart: watch on until an epoch has begun.
+        rank: of the publisher; None for the one that its first batch has.
+    """
+
+    endpoint: str
+    replay: str | None = None
+    snapshot: str | None = None
+    api: str | None = None
+    model: str = ""
+    topic: bytes = b""
+    bind: bool = False
+    curve: Curve | None = field(default=None, repr=False)
+    seconds: float = 30.0
+    prompts: int = 32
+    await_restart: bool = False
+    rank: int | None = None
+
+    def of_rank(self, rank: int) -> Target:
+        """Return the target of another rank, whose ports are those of rank 0 plus the rank (1.2).
+
+        Raises:
+            ValueError: an endpoint has no port to count from.
+        """
+        replay, snapshot = (each and endpoint_offset(each, rank) for each in (self.replay, self.snapshot))
+        return replace(self, endpoint=endpoint_offset(self.endpoint, rank), replay=replay, snapshot=snapshot, rank=rank)
+
+
+class Tap:
+    """A subscription whose messages are taken one by one."""
+
+    def __init__(self, target: Target) -> None:
+        self.messages: Final[deque[list[bytes]]] = deque()
+        self.ups: Final[deque[bool]] = deque()
+        """Connections made and lost, in order."""
+        self.arrived: Final = asyncio.Event()
+        self.refused: Refused | None = None
+        self.sockets: Final = StreamSockets(
+            target.endpoint, None, handler=self, topic=target.topic, bind=target.bind, curve=target.curve
+        )
+
+    async def __aenter__(self) -> Self:
+        self.sockets.open()
+        self.sockets.read(on=True)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.sockets.aclose()
+
+    def on_live(self, frames: list[bytes]) -> None:
+        """Take a live message."""
+        self.messages.append(frames)
+        self.arrived.set()
+
+    def on_connection(self, up: bool) -> None:
+        """Take a connection made or lost, behind the messages before it."""
+        self.ups.append(up)
+        self.messages.append([])  # holds its place
+        self.arrived.set()
+
+    def on_refused(self, reason: Refused) -> None:
+        """Remember why there is no connection."""
+        self.refused = reason
+
+    def on_replayed(self, frames: list[bytes]) -> None:
+        """Nothing is asked on these sockets."""
+
+    def on_snapshot(self, frames: list[bytes]) -> None:
+        """Nothing is asked on these sockets."""
+
+
+class Watch:
+    """Watches a publisher for a while; `report` says at any time what was seen so far."""
+
+    def __init__(self, target: Target, progress: Callable[[str], None] = lambda _: None) -> None:
+        self.judge: Final = EngineJudge(target.rank)
+        self._target = target
+        self._progress = progress
+        self._asking = Asking(self.judge, target.replay, target.snapshot, target.curve)
+        self._notes: list[str] = []
+        self.connected = False
+        """The connection stands, as far as the messages that were taken say."""
+        self._steady = False
+        """The connection has stood since the last batch."""
+        self._ups = 0
+        self._judged = False
+        """There is a verdict, though there was no connection to watch."""
+        self._doing = "connecting"
+        self._others: dict[int, bytes] | None = None
+        """What comes by number, while a late subscriber is compared with it."""
+
+    def report(self) -> Report:
+        """Return what was seen so far."""
+        judge = self.judge
+        seen = f"{judge.batches:,} batches, {judge.events:,} events"
+        tried = self._judged or self._ups > 0
+        verdicts = judge.verdicts() if tried else []
+        return Report("engine", self._target.endpoint, verdicts, seen, tried=tried, notes=self._notes)
+
+    async def run(self) -> None:
+        """Watch until everything was tried and the time is over."""
+        target = self._target
+        if not target.bind and not await self._look():
+            return
+        async with Tap(target) as tap:
+            if not await self._until_connected(tap):
+                self._notes.append(f"no connection to {target.endpoint} within {_CONNECT_S:g} s")
+                return
+            pinged = asyncio.ensure_future(self._unanswered_pings())
+            try:
+                await self._begin()
+                await self._watch(tap)
+            finally:
+                pinged.cancel()
+                await asyncio.gather(pinged, return_exceptions=True)
+
+    async def _look(self) -> bool:
+        """Dial once by hand: which socket it is, and whether it wants keys."""
+        endpoint, ledger = self._target.endpoint, self.judge.ledger
+        async with dial(endpoint, Role.SUB, seconds=_DIAL_S, curve=self._target.curve) as dialled:
+            outcome = dialled.outcome
+        if outcome.stop is not Stop.OPEN:
+            self._notes.append(outcome.sentence)
+            return False
+        if outcome.no_publisher or outcome.version < (3, 0):
+            ledger.broken("1.1", outcome.no_publisher or f"{endpoint} speaks ZMTP {outcome.version}")
+            self._judged = True
+            return False
+        ledger.kept("1.1")
+        self._keys(outcome)
+        return True
+
+    def _keys(self, outcome: Outcome) -> None:
+        if outcome.mechanism == "CURVE":
+            self.judge.ledger.kept("14.1")
+        elif not parse_endpoint(self._target.endpoint).is_loopback:
+            self.judge.ledger.broken("14.1", f"{self._target.endpoint} takes whoever connects, without CURVE")
+
+    async def _until_connected(self, tap: Tap) -> bool:
+        try:
+            async with asyncio.timeout(_CONNECT_S if not self._target.bind else self._target.seconds):
+                while not self._ups:
+                    await self._take(tap)
+        except TimeoutError:
+            return False
+        return True
+
+    async def _begin(self) -> None:
+        self._doing = "asking for the history"
+        answer = await self._asking.ask(0)
+        if answer is not None:
+            self.judge.begin(answer)
+
+    async def _watch(self, tap: Tap) -> None:
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self._target.seconds
+        probing = asyncio.ensure_future(self._probe())
+        try:
+            while loop.time() < end or not probing.done() or (self._target.await_restart and not self.judge.restarts):
+                self._say(max(0.0, end - loop.time()))
+                await self._take(tap)
+            await probing
+        finally:
+            probing.cancel()
+            await asyncio.gather(probing, return_exceptions=True)
+
+    async def _take(self, tap: Tap) -> None:
+        """Take what has come, or wait a moment for it."""
+        if not tap.messages:
+            tap.arrived.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(tap.arrived.wait(), _TICK_S)
+            if not tap.messages:
+                if self.connected:
+                    self.judge.silence.passed(_TICK_S)
+                return
+        frames = tap.messages.popleft()
+        if frames:
+            await self._message(frames)
+        else:
+            await self._connection(tap.ups.popleft())
+        await asyncio.sleep(0)
+
+    async def _message(self, frames: list[bytes]) -> None:
+        message = self.judge.parse(frames)
+        if message is None:
+            return
+        gap = self.judge.gap_before(message)
+        if gap is not None:
+            # one that is there shows where an answer begins: a number missing behind it was never sent
+            answer = await self._asking.ask(max(0, gap - 1))
+            if answer is not None:
+                self.judge.fill(message, answer)
+        if not self._steady:
+            self.judge.welcome(message)
+        self.judge.take(message, connected=self._steady)
+        self._steady = True
+        if self._others is not None:
+            self._others[message.seq] = message.payload
+
+    async def _connection(self, up: bool) -> None:
+        self.connected, self._steady = up, False
+        if not up:
+            return
+        self._ups += 1
+        if self._ups > 1:
+            self.judge.reconnected(await self._asking.ask(0))
+
+    async def _probe(self) -> None:
+        if self._target.api is not None:
+            self._doing = "sending prompts"
+            await Api(self.judge, self._target.api, self._target.model, self._target.prompts, self._notes).provoke()
+        else:
+            await asyncio.sleep(self._target.seconds / 2)
+        self._doing = "asking for replays"
+        await self._asking.probe(lambda: self.judge.batches)
+        await self._asking.snapshot()
+        self._doing = "subscribing once more"
+        await self._late()
+        self._doing = "watching"
+
+    async def _late(self) -> None:
+        """Subscribe once more, and compare."""
+        if not len(self.judge.stream.blocks) or self._target.bind:
+            return
+        self._others = {}
+        async with Tap(self._target) as late:
+            await asyncio.sleep(_LATE_S)
+            joined, live = await self._at_one(late)
+            others, self._others = self._others, None
+            state = judge_late(self.judge.ledger, joined, others, live)
+        if state > 1 and self._target.replay is not None:
+            answer = await self._asking.ask(joined[0].seq + 1)
+            first = answer.batches[0] if answer is not None and answer.batches else None
+            if first is not None and self.judge.clears_first(first):
+                self.judge.ledger.kept("5.3")
+            else:
+                shown = [] if first is None else [Evidence(f"payload of batch {first.seq}", first.payload)]
+                self.judge.ledger.broken("5.3", "a replay from inside a state did not bring the state", *shown)
+
+    async def _at_one(self, late: Tap) -> tuple[list[Message], View | None]:
+        """Wait until both subscribers have come equally far; return what the late one got, and the view then."""
+        joined: list[Message] = []
+        end = asyncio.get_running_loop().time() + _LATE_S
+        while True:
+            joined += [found for frames in late.messages if frames and (found := parse(frames, Ledger()))]
+            late.messages.clear()
+            stream = self.judge.stream
+            if not joined or joined[-1].seq + 1 == stream.expected:
+                return joined, stream.blocks.live
+            if asyncio.get_running_loop().time() > end:
+                return joined, None
+            await asyncio.sleep(0.01)
+
+    async def _unanswered_pings(self) -> None:
+        """Stay connected without answering a PING."""
+        if self._target.curve is not None or self._target.bind:
+            return
+        ledger, endpoint = self.judge.ledger, self._target.endpoint
+        async with dial(endpoint, Role.SUB, seconds=_DIAL_S) as dialled:
+            connection = dialled.connection
+            if connection is None:
+                return
+            pings = 0
+            while data := await connection.receive_raw():
+                pings += data.count(_PING)
+                ledger.kept("1.5", data.count(_PING))
+            if pings and self.connected:
+                ledger.broken("1.5", "the connection was cut behind a PING without a PONG")
+
+    def _say(self, left: float) -> None:
+        judge = self.judge
+        self._progress(f"{self._doing}: {judge.batches:,} batches, {len(judge.stream.blocks):,} blocks, {left:.0f} s")

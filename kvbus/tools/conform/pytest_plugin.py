@@ -1,0 +1,191 @@
+"""A pytest plugin: items for the clauses of docs/spec, at an engine and at a router.
+
+``pytest --kv-engine tcp://…`` has an item for each clause that binds publishers, ``pytest --kv-router driver=…`` one
+for each clause in each case that is played to routers. The first item that runs does the work for all that were chosen.
+A broken MUST fails; a broken SHOULD and what was not seen are skipped, with the reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+import pytest
+
+from kvbus.tools.conform.router.options import OPTIONS, WAYS, Option
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from kvbus.tools.conform.report import Report
+    from kvbus.tools.conform.router.trial import Trial
+    from kvbus.tools.conform.verdict import Verdict
+
+_ENGINE: Final = "--kv-engine"
+_ROUTER: Final = "--kv-router"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options. They begin with ``--kv-``."""
+    group = parser.getgroup("kvbus", "KV-cache events over ZeroMQ: is my engine right? Is my router?")
+    group.addoption(_ENGINE, metavar="ENDPOINT", help="judge the publisher at this endpoint, an item for each clause")
+    group.addoption(f"{_ENGINE}-replay", metavar="ENDPOINT", help="its replay endpoint")
+    group.addoption(f"{_ENGINE}-snapshot", metavar="ENDPOINT", help="its snapshot endpoint")
+    group.addoption(
+        f"{_ENGINE}-api", metavar="URL", help="its OpenAI-style API: its cache is reset, it is put to sleep"
+    )
+    group.addoption(f"{_ENGINE}-seconds", type=float, default=30.0, metavar="S", help="watch for so long (default: 30)")
+    ways = " ".join(f"{_way(each)}: {each.help}" for each in WAYS)
+    group.addoption(
+        _ROUTER,
+        metavar="WAY",
+        help=f"judge the router that is asked in this way, an item for each clause in each case. {ways}",
+    )
+    for option in OPTIONS:
+        default = f" (default: {option.default})" if option.default else ""
+        group.addoption(f"{_ROUTER}-{option.name}", help=option.help + default, **_form(option))
+    group.addoption("--kv-strict", action="store_true", help="a SHOULD that is broken fails, too")
+
+
+def _way(option: Option) -> str:
+    return f"{option.name}={option.metavar}" if option.metavar else option.name
+
+
+def _form(option: Option) -> dict[str, Any]:
+    match option.default:
+        case bool():
+            return {"action": "store_true"}
+        case tuple():
+            return {"action": "append", "default": [], "metavar": option.metavar}
+        case float():
+            return {"type": _seconds, "default": option.default, "metavar": option.metavar}
+    return {"default": option.default, "metavar": option.metavar}
+
+
+def _seconds(text: str) -> float:
+    if not (seconds := float(text)) > 0:
+        raise argparse.ArgumentTypeError(f"{text} is not more than 0")
+    return seconds
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Add the items, where an engine or a router is named."""
+    for judged in (Engine, Router):
+        if config.getoption(judged.option):
+            items.extend(judged.from_parent(session, name=judged.option).collect())
+
+
+class Judged(pytest.Collector):
+    """All items of one peer, and the report that the first of them makes.
+
+    Attributes:
+        option: names the peer.
+    """
+
+    option: ClassVar[str]
+    _report: Report | None = None
+
+    def collect(self) -> Iterator[VerdictItem]:
+        """Yield the items."""
+        raise NotImplementedError
+
+    def judge(self) -> Report:
+        """Return what is found at the peer."""
+        raise NotImplementedError
+
+    def verdict(self, number: str, case: str) -> tuple[Verdict, list[str]]:
+        """Return the verdict about a clause in a case, and what has to be known beyond it."""
+        if self._report is None:
+            self._report = self.judge()
+        if not self._report.tried:
+            pytest.fail(" ".join(self._report.notes), pytrace=False)
+        found = (each for each in self._report.verdicts if (str(each.clause), each.case) == (number, case))
+        return next(found), self._report.notes
+
+
+class Engine(Judged):
+    """The publisher behind an endpoint."""
+
+    option = _ENGINE
+
+    def collect(self) -> Iterator[VerdictItem]:
+        """Yield an item for each clause."""
+        from kvbus.tools.conform.engine.clauses import WATCHED  # noqa: PLC0415 - imported on use
+
+        for number, asked in WATCHED.items():
+            yield VerdictItem.from_parent(self, name=f"{number} {asked.clause.title}", number=number)
+
+    def judge(self) -> Report:
+        """Watch it."""
+        from kvbus.tools.conform.engine.watch import Target, Watch  # noqa: PLC0415 - brings zmq
+
+        said = {name: self.config.getoption(f"{_ENGINE}-{name}") for name in ("replay", "snapshot", "api", "seconds")}
+        watch = Watch(Target(self.config.getoption(_ENGINE), **said))
+        asyncio.run(watch.run())
+        return watch.report()
+
+
+class Router(Judged):
+    """The router that is asked in one way."""
+
+    option = _ROUTER
+
+    def collect(self) -> Iterator[VerdictItem]:
+        """Yield an item for each clause in each case."""
+        from kvbus.tools.conform.router.cases import CASES, CLAUSES  # noqa: PLC0415 - imported on use
+
+        self._trial(())  # what the options say wrongly is said now
+        for case in CASES:
+            for number in case.clauses:
+                name = f"{number} {case.name}: {CLAUSES[number].title}"
+                yield VerdictItem.from_parent(self, name=name, number=number, case=case.name)
+
+    def judge(self) -> Report:
+        """Play the cases of the chosen items, and the plainest before them."""
+        chosen = [each.case for each in self.session.items if isinstance(each, VerdictItem) and each.parent is self]
+        trial = self._trial(chosen)
+        asyncio.run(trial.run(str))
+        return trial.report
+
+    def _trial(self, names: Iterable[str]) -> Trial:
+        from kvbus.tools.conform.router.trial import trial  # noqa: PLC0415 - brings zmq
+
+        name, _, what = str(self.config.getoption(_ROUTER)).partition("=")
+        way = next((each for each in WAYS if each.name == name and bool(each.metavar) == bool(what)), None)
+        if way is None:
+            raise pytest.UsageError(f"{_ROUTER}: name one way to ask it: {', '.join(map(_way, WAYS))}")
+        said = {each.key: self.config.getoption(f"{_ROUTER}-{each.name}") for each in OPTIONS}
+        try:
+            return trial(way.key, what, said, names, f"{_ROUTER}-")
+        except ValueError as error:
+            raise pytest.UsageError(str(error)) from error
+
+
+class VerdictItem(pytest.Item):
+    """One clause, of routers in one case."""
+
+    def __init__(self, *, number: str, case: str = "", **named: Any) -> None:
+        super().__init__(**named)
+        self._number = number
+        self.case = case
+
+    def runtest(self) -> None:
+        """Fail where the clause is broken, skip where nothing is certain to be wrong."""
+        from kvbus.tools.conform.verdict import Outcome  # noqa: PLC0415 - imported on use
+
+        judged = self.parent
+        assert isinstance(judged, Judged)  # noqa: S101 - made so
+        verdict, notes = judged.verdict(self._number, self.case)
+        text = f"{verdict.outcome} ({verdict.level}): {verdict.seen}"
+        if verdict.fails(strict=self.config.getoption("--kv-strict")):
+            shown = [f"{each.what}: {each.data[:64].hex()} ({len(each.data)} bytes)" for each in verdict.evidence]
+            pytest.fail("\n".join([text, *shown, *(f"note: {note}" for note in notes)]), pytrace=False)
+        if verdict.outcome is not Outcome.KEPT:
+            pytest.skip(text)
+
+    def reportinfo(self) -> tuple[str, None, str]:
+        """Where it is from, for people."""
+        assert isinstance(self.parent, Judged)  # noqa: S101 - made so
+        return self.parent.option, None, self.name

@@ -1,0 +1,370 @@
+"""The ways to ask a router what it holds."""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import contextlib
+import json
+import os
+import signal
+from collections.abc import Sequence
+from typing import Any, ClassVar, Final, NamedTuple
+
+import aiohttp
+
+from kvbus.client import BlockView, Subscriber
+from kvbus.tools.conform.router.views import MASK, Held, Known, View, ViewError, canonical, parse, view_of
+
+BLOCK_SIZE: Final = 2
+"""Tokens in a block of every case."""
+
+_TIMEOUT_S: Final = 30.0
+_END_S: Final = 5.0
+_LINE: Final = 256 * 1024 * 1024
+
+
+class Stream(NamedTuple):
+    """Where a router reads the batches of one rank."""
+
+    live: str
+    replay: str
+    topic: str = ""
+
+
+class AdapterError(Exception):
+    """The router cannot be asked. ``crashed``: it could before."""
+
+    def __init__(self, text: str, *, crashed: bool = False) -> None:
+        super().__init__(text)
+        self.crashed = crashed
+
+
+class Adapter(abc.ABC):
+    """A router, and the way to ask it.
+
+    Attributes:
+        fresh: each case has a router that holds nothing, and reads streams of its own.
+    """
+
+    fresh: ClassVar[bool] = False
+
+    async def start(self, streams: Sequence[Stream]) -> None:  # noqa: B027 - a router that runs needs nothing
+        """Let the router read these streams."""
+
+    @abc.abstractmethod
+    async def view(self, known: Known) -> View:
+        """Ask which blocks it holds.
+
+        Raises:
+            AdapterError: it does not answer, or not with blocks.
+        """
+
+    async def ended(self) -> str:
+        """Wait until the router has ended by itself, and say how; for ever where nobody can know."""
+        never: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        return await never
+
+    async def stop(self) -> None:  # noqa: B027 - the same
+        """End it."""
+
+
+def _asked(known: Known) -> dict[str, Any]:
+    return {"known": [[block, source.parent, source.tokens] for block, source in known.items()]}
+
+
+class Driver(Adapter):
+    """A program that runs a router: it is given the streams as a line of JSON, and answers each further line.
+
+    Args:
+        command: that starts it, once for each case.
+    """
+
+    fresh = True
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._command: Final = command
+        self._process: asyncio.subprocess.Process | None = None
+        self._answered = False
+
+    async def start(self, streams: Sequence[Stream]) -> None:
+        """Run the program."""
+        self._answered = False
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                limit=_LINE,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise AdapterError(f"{self._command[0]}: {error.strerror}") from error
+        named = [{"name": f"w{rank}", **stream._asdict()} for rank, stream in enumerate(streams)]
+        await self._write({"streams": named, "block_size": BLOCK_SIZE})
+
+    async def view(self, known: Known) -> View:
+        """Write a line, and read one."""
+        await self._write(_asked(known))
+        process = self._running()
+        assert process.stdout is not None  # noqa: S101 - it is a pipe
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                line = await process.stdout.readline()
+        except TimeoutError as error:
+            raise AdapterError(f"the driver does not answer within {_TIMEOUT_S:g} s", crashed=self._answered) from error
+        if not line:
+            raise AdapterError(await self.ended(), crashed=self._answered)
+        try:
+            view = view_of(json.loads(line))
+        except (ValueError, AttributeError) as error:
+            raise AdapterError(f"the driver's answer: {error}") from error
+        self._answered = True
+        return view
+
+    async def ended(self) -> str:
+        """Wait for its exit code."""
+        return f"the router ended (exit code {await self._running().wait()})"
+
+    async def stop(self) -> None:
+        """Close its input, then end it and what it has started."""
+        if self._process is None:
+            return
+        process, self._process = self._process, None
+        assert process.stdin is not None  # noqa: S101 - it is a pipe
+        process.stdin.close()
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            try:
+                async with asyncio.timeout(_END_S):
+                    await process.wait()
+                break
+            except TimeoutError:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, number)
+        await process.wait()
+
+    async def _write(self, line: dict[str, Any]) -> None:
+        process = self._running()
+        assert process.stdin is not None  # noqa: S101 - it is a pipe
+        process.stdin.write(json.dumps(line).encode() + b"\n")
+        with contextlib.suppress(ConnectionError):  # it has ended: its output says so
+            await process.stdin.drain()
+
+    def _running(self) -> asyncio.subprocess.Process:
+        if self._process is None:
+            raise AdapterError("the driver does not run")
+        return self._process
+
+
+class ViewCommand(Adapter):
+    """A command that prints what a running router holds. On its input it is given the blocks to look for.
+
+    Args:
+        command: run at each look.
+    """
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._command: Final = command
+
+    async def view(self, known: Known) -> View:
+        """Run it."""
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *self._command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+            )
+        except OSError as error:
+            raise AdapterError(f"{self._command[0]}: {error.strerror}") from error
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                out, _ = await process.communicate(json.dumps(_asked(known)).encode() + b"\n")
+        except TimeoutError as error:
+            process.kill()
+            await process.wait()
+            raise AdapterError(f"the command does not end within {_TIMEOUT_S:g} s") from error
+        if process.returncode:
+            raise AdapterError(f"the command ended with exit code {process.returncode}")
+        return _parsed(out.decode(errors="replace"))
+
+
+class _Http(Adapter):
+    """A router that is asked over HTTP."""
+
+    async def _call(self, method: str, url: str, body: Any = None) -> str:
+        timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=timeout) as session,
+                session.request(method, url, json=body) as answer,
+            ):
+                text = await answer.text()
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            raise AdapterError(f"{url}: {error or type(error).__name__}") from error
+        if answer.status >= 300:
+            raise AdapterError(f"{url}: {answer.status} {text[:100]}")
+        return text
+
+
+class ViewUrl(_Http):
+    """A URL that answers with what a running router holds."""
+
+    def __init__(self, url: str) -> None:
+        self._url: Final = url
+
+    async def view(self, known: Known) -> View:  # noqa: ARG002 - it tells all
+        """Ask it."""
+        return _parsed(await self._call("GET", self._url))
+
+
+class ScoreUrl(_Http):
+    """A URL that says how much of the beginning of a prompt a running router takes for cached.
+
+    Args:
+        url: that takes a POST.
+        body: of the request, as JSON in which the string ``{tokens}`` stands for the list of tokens.
+        pointer: where the score is in the answer, as a JSON pointer; the highest one below it counts.
+        blocks: the score counts blocks, and not tokens.
+    """
+
+    def __init__(self, url: str, body: str, pointer: str, *, blocks: bool) -> None:
+        self._url: Final = url
+        self._body: Final = body
+        self._pointer: Final = pointer
+        self._unit: Final = 1 if blocks else BLOCK_SIZE
+
+    async def view(self, known: Known) -> View:
+        """Ask for each path from a root to a leaf."""
+        inner = {source.parent for source in known.values()}
+        held: set[Held] = set()
+        for leaf in known.keys() - inner:
+            path = _path(leaf, known)
+            if path is None:
+                continue
+            tokens = [token for block in path for token in known[block].tokens]
+            body = json.loads(self._body.replace('"{tokens}"', json.dumps(tokens)))
+            answer = json.loads(await self._call("POST", self._url, body))
+            held.update(Held(block) for block in path[: self._highest(answer) // self._unit])
+        return View(frozenset(held), by_prefix=True)
+
+    def _highest(self, answer: Any) -> int:
+        for part in self._pointer.strip("/").split("/") if self._pointer.strip("/") else []:
+            if isinstance(answer, dict):
+                answer = answer.get(part, 0)
+            elif isinstance(answer, list) and part.isdecimal() and int(part) < len(answer):
+                answer = answer[int(part)]
+            else:
+                answer = 0
+        return _highest(answer)
+
+
+def _highest(value: Any) -> int:
+    if isinstance(value, dict | list):
+        return max(map(_highest, value.values() if isinstance(value, dict) else value), default=0)
+    return int(value) if isinstance(value, int | float) else 0
+
+
+def _path(leaf: int, known: Known) -> list[int] | None:
+    """Return the blocks from the root to a leaf; None where one is not known."""
+    path: list[int] = []
+    at: int | None = leaf
+    while at is not None:
+        if at not in known or at in path:
+            return None
+        path.insert(0, at)
+        at = known[at].parent
+    return path
+
+
+class DynamoIndexer(_Http):
+    """Dynamo's standalone indexer: each case is a model of its own.
+
+    Args:
+        url: where it answers.
+    """
+
+    fresh = True
+
+    def __init__(self, url: str) -> None:
+        self._url: Final = url.rstrip("/")
+        self._model = ""
+        self._cases = 0
+
+    async def start(self, streams: Sequence[Stream]) -> None:
+        """Register each stream as a rank of a worker."""
+        self._cases += 1
+        self._model = f"kvbus-conform-{os.getpid()}-{self._cases}"
+        for rank, stream in enumerate(streams):
+            await self._call("POST", f"{self._url}/register", {
+                "instance_id": self._cases, "endpoint": stream.live, "replay_endpoint": stream.replay,
+                "model_name": self._model, "block_size": BLOCK_SIZE, "dp_rank": rank,
+            })  # fmt: skip
+
+    async def view(self, known: Known) -> View:  # noqa: ARG002 - it tells all
+        """Unroll what it dumps."""
+        dump = json.loads(await self._call("GET", f"{self._url}/dump"))
+        held = set()
+        for entry in dump.get(f"{self._model}:default", {}).get("events", []):
+            medium = _DYNAMO_TIERS.get(entry["storage_tier"])
+            for block in entry["event"]["data"]["stored"]["blocks"]:
+                held.add(Held(block["block_hash"] & MASK, medium, None, entry["event"]["dp_rank"]))
+        return View(frozenset(held), frozenset({"medium", "rank"}))
+
+    async def stop(self) -> None:
+        """Take the model out again."""
+        with contextlib.suppress(AdapterError):
+            body = {"instance_id": self._cases, "model_name": self._model}
+            await self._call("POST", f"{self._url}/unregister", body)
+
+
+_DYNAMO_TIERS: Final = {"device": "GPU", "host_pinned": "CPU", "disk": "DISK"}
+
+
+class Client(Adapter):
+    """kvbus's own library for routers, in this process.
+
+    Args:
+        copies: it reads an engine, which may count copies; kvbus does not.
+    """
+
+    fresh = True
+
+    def __init__(self, *, copies: bool = True) -> None:
+        self._copies: Final = copies
+        self._views: list[BlockView] = []
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self, streams: Sequence[Stream]) -> None:
+        """Subscribe to each stream."""
+        self._views = [BlockView(copies=self._copies) for _ in streams]
+        self._tasks = [
+            asyncio.ensure_future(_follow(Subscriber(stream.live, stream.replay), view))
+            for stream, view in zip(streams, self._views, strict=True)
+        ]
+
+    async def view(self, known: Known) -> View:  # noqa: ARG002 - it tells all
+        """Look."""
+        for task in self._tasks:
+            if task.done():
+                task.result()
+        held = {
+            Held(canonical(block.hash), block.medium, block.group_idx, rank if block.rank is None else block.rank)
+            for rank, view in enumerate(self._views) for block in view
+        }  # fmt: skip
+        return View(frozenset(held), frozenset({"medium", "group", "rank"}))
+
+    async def stop(self) -> None:
+        """Close the subscriptions."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+async def _follow(subscriber: Subscriber, view: BlockView) -> None:
+    async for update in subscriber:
+        view.update(update)
+
+
+def _parsed(text: str) -> View:
+    try:
+        return parse(text)
+    except ViewError as error:
+        raise AdapterError(str(error)) from error

@@ -1,0 +1,287 @@
+"""Every case that a router is tried with: the faults that docs/spec names, and its vectors."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Final
+
+from kvbus.tools.conform.router.steps import (
+    Again,
+    Batch,
+    BrokenOff,
+    Case,
+    Churn,
+    Join,
+    Late,
+    Message,
+    Pause,
+    Restart,
+    Seen,
+    Step,
+    Trimmed,
+    changed,
+    device,
+)
+from kvbus.tools.conform.router.views import Held, canonical
+from kvbus.tools.conform.vectors import CLEARED, VECTORS, Frames, Vector, message, removed, stored
+from kvbus.tools.conform.verdict import Clause, Level, clause
+
+CLAUSES: Final[dict[str, Clause]] = {
+    number: clause(number, title)
+    for number, title in {
+        "1.1": "PUB and SUB",
+        "1.5": "PING is answered",
+        "2.1": "three frames",
+        "2.2": "a number of 8 bytes",
+        "2.3": "any topic",
+        "3.1": "an epoch begins with any number",
+        "3.2": "a number that goes back is a new epoch",
+        "3.3": "a restart that goes on behind all numbers",
+        "3.4": "a missing number is replayed, or nothing is believed",
+        "3.5": "no batch is applied twice",
+        "3.6": "an empty batch is a batch",
+        "3.7": "a pause is no end",
+        "4.1": "the form of a request",
+        "4.2": "the form of an answer",
+        "4.4": "a late answer that begins with the state",
+        "4.5": "an answer that begins late is a loss",
+        "4.7": "an answer that breaks off is asked for again",
+        "5.1": "the state on subscription",
+        "6.1": "a batch",
+        "6.2": "maps and arrays",
+        "6.3": "nulls",
+        "6.4": "stores and their parents",
+        "6.5": "tokens that fit",
+        "6.6": "hashes of 64 bits and of bytes",
+        "6.9": "token ids",
+        "6.10": "events in order",
+        "6.11": "unknown parents",
+        "6.12": "removals leave children",
+        "6.13": "an unreadable event costs itself",
+        "7.2": "copies are counted",
+        "8.1": "groups apart",
+        "9.1": "names of media",
+        "9.2": "media apart",
+        "10.2": "ranks apart",
+        "11.1": "what a clear clears",
+        "11.4": "a clear is obeyed",
+        "12.1": "large batches",
+        "12.2": "bounds",
+        "13.1": "what nobody knows yet",
+    }.items()
+}
+"""Of routers, those that are tried."""
+
+UNTRIED: Final[dict[str, str]] = {
+    "2.4": "a topic that is dialled needs an address that nobody should dial",
+    "5.5": "snapshots are the router's choice",
+    "14.3": "logs and metrics are not asked for",
+}
+"""Of routers, those that are not tried, and why."""
+
+FLOW: Final = Churn(stored, removed)
+COUNT: Final = 64
+OTHER: Final = Churn(stored, removed, first=300)
+"""What comes behind a restart."""
+
+
+def flow(*, start: int = 0, stop: int = COUNT, lost: range = range(0)) -> list[Batch]:
+    """Batches of `FLOW`, some of them lost."""
+    return [each._replace(lost=at in lost) for at, each in enumerate(FLOW.batches(start, stop), start=start)]
+
+
+def _twice() -> list[Step]:
+    return [step for at, each in enumerate(flow()) for step in (each, Again(at))]
+
+
+def _swapped() -> list[Step]:
+    """Of two batches the second arrives first."""
+    steps: list[Step] = []
+    for at, each in enumerate(flow()):
+        steps.append(each._replace(lost=at % 2 == 0))
+        if at % 2:
+            steps.append(Again(at - 1))
+    return steps
+
+
+def _own(block: int) -> dict[str, Any]:
+    """Return the store of a block with tokens that no other of thousands has."""
+    return stored(block, token_ids=[20_000 + 2 * block, 20_001 + 2 * block])
+
+
+_LONG: Final = 2_195
+"""Stores of 64 blocks in a batch that is just below 4 MiB: two hashes of 9 bytes and two tokens of 5 for each block."""
+
+
+def _long() -> Batch:
+    """Return a batch of a prompt that comes in so many stores, and is evicted but for its first two blocks."""
+    stores = [
+        stored(
+            *range(first, first + 64),
+            parent=first - 1 or None,
+            token_ids=[*range(10**6 + 2 * first, 10**6 + 2 * first + 128)],
+        )
+        for first in range(1, 64 * _LONG, 64)
+    ]
+    return Batch([*stores, removed(*range(64 * _LONG, 2, -1))])
+
+
+FAULTS: Final = (
+    Case(name="flow", clauses=("1.1", "6.4", "6.10"), title="64 batches that store and evict, without a fault",
+         steps=(*flow(),), cache=FLOW.live(COUNT)),
+    Case(name="loss", clauses=("3.4",), title="every ninth of 64 batches is lost, and can be replayed",
+         steps=(*flow(lost=range(8, COUNT, 9)),), cache=FLOW.live(COUNT)),
+    Case(name="long-loss", clauses=("3.4",), title="20 batches in a row are lost, and can be replayed",
+         steps=(*flow(stop=30), Seen(), *flow(start=30, lost=range(30, 50))), cache=FLOW.live(COUNT)),
+    Case(name="late-answer", clauses=("3.4",), title="a replay is answered a second late, while batches flow",
+         steps=(Late(1.0), *flow(stop=30), *flow(start=30, stop=40, lost=range(30, 35)), Pause(0.3), *flow(start=40)),
+         cache=FLOW.live(COUNT), timeouts=2.0),
+    Case(name="trimmed", clauses=("4.5",), title="20 batches are lost, and half of them cannot be replayed any more",
+         steps=(*flow(stop=30), Seen(), Trimmed(40), *flow(start=30, stop=50, lost=range(30, 50)), *flow(start=50)),
+         cache=FLOW.live(COUNT)),
+    Case(name="trimmed-state", clauses=("4.4", "4.5"), title="the same, and the answer begins with the whole state",
+         steps=(*flow(stop=30), Seen(), Trimmed(50), *flow(start=30, stop=50, lost=range(30, 50)),
+                Batch([CLEARED, stored(900), stored(901, parent=900)], lost=True), Batch([stored(902, parent=901)])),
+         cache=device(900, 901, 902)),
+    Case(name="broken-off", clauses=("4.7",), title="an answer breaks off without END",
+         steps=(*flow(stop=30), Seen(), BrokenOff(2), *flow(start=30, lost=range(30, 50))),
+         cache=FLOW.live(COUNT), timeouts=4.0),
+    Case(name="unanswered", clauses=("4.7",), title="a request is not answered at all",
+         steps=(*flow(stop=30), Seen(), BrokenOff(0), *flow(start=30, lost=range(30, 50))),
+         cache=FLOW.live(COUNT), timeouts=4.0),
+    Case(name="duplicates", clauses=("3.5",), title="each batch arrives twice", steps=(*_twice(),),
+         cache=FLOW.live(COUNT)),
+    Case(name="reordered", clauses=("3.4", "3.5"), title="of each two batches the second arrives first",
+         steps=(*_swapped(),), cache=FLOW.live(COUNT)),
+    Case(name="tail-loss", clauses=("3.6",), title="the last ten batches are lost, and an empty one comes",
+         steps=(*flow(stop=54), Seen(), *flow(start=54, lost=range(54, COUNT)), Batch()),
+         cache=FLOW.live(COUNT), marker=False),
+    Case(name="pause", clauses=("3.7",), title="three seconds of silence", steps=(*flow(), Seen(), Pause(3.0)),
+         cache=FLOW.live(COUNT)),
+    Case(name="late-join", clauses=("3.4",), level=Level.SHOULD,
+         title="it comes behind 64 batches that can be replayed", steps=(*flow(), Join()), cache=FLOW.live(COUNT)),
+    Case(name="state", clauses=("5.1",), title="it comes late, and is sent the state",
+         steps=(*flow(), Trimmed(COUNT), Join(),
+                Batch([CLEARED, stored(900), stored(901, parent=900)]), Batch([stored(902, parent=901)])),
+         cache=device(900, 901, 902)),
+    Case(name="high-numbers", clauses=("3.1",), title="an epoch begins with the number 2,000,000",
+         steps=(Message(message(2_000_000, stored(1, 2))), Message(message(2_000_001, stored(3, parent=2)))),
+         cache=device(1, 2, 3), first=True),
+    Case(name="large-batch", clauses=("12.1",), title="a batch of 4,096 events",
+         steps=(Batch([*map(_own, range(1, 2049)), *map(removed, range(2, 2049)), _own(2)]),),
+         cache=device(1, 2)),
+    Case(name="long-batch", clauses=("12.1",), title="a batch of 4 MiB: a long prompt comes and goes",
+         steps=(_long(),), cache=device(1, 2)),
+    Case(name="two-ranks", clauses=("10.2",), title="a rank removes a block that another has as well",
+         steps=(Batch([stored(1), stored(2)]), Batch([stored(1), stored(3)], rank=1), Seen(),
+                Batch([removed(1)], rank=1)),  # not before rank 0 is read
+         cache=device(1, 2) | device(3, rank=1)),
+    Case(name="two-ranks-clear", clauses=("10.2", "11.1"), title="a rank is cleared, and the other is not",
+         steps=(Batch([stored(1), stored(2)]), Batch([stored(3), stored(4)], rank=1), Seen(),
+                Batch([CLEARED], rank=1), Batch([stored(5)], rank=1)),
+         cache=device(1, 2) | device(5, rank=1)),
+    Case(name="two-ranks-restart", clauses=("10.2", "3.2"), title="a rank restarts, and the other does not",
+         steps=(Batch([stored(1), stored(2)]), Batch([stored(3), stored(4)], rank=1), Seen(),
+                Restart(rank=1), Batch([stored(5)], rank=1)),
+         cache=device(1, 2) | device(5, rank=1)),
+    Case(name="heartbeats", clauses=("1.5",), title="the publisher cuts off whoever does not answer PING",
+         steps=(Batch([stored(1)]), Seen(), Pause(3.0), Batch([stored(2)])), cache=device(1, 2), heartbeats=True),
+)  # fmt: skip
+
+RESTARTS: Final = (
+    Case(name="restart-behind", clauses=("3.3", "11.4"), title="a restart that clears, and goes on behind",
+         steps=(*flow(stop=40), Seen(), Batch([CLEARED]), *OTHER.batches(0, 10)), cache=OTHER.live(10)),
+    Case(name="restart-connected", clauses=("3.2",), title="a restart behind a proxy: no connection ends",
+         steps=(*flow(stop=40), Seen(), Restart(connected=True), *OTHER.batches(0, 10)), cache=OTHER.live(10)),
+    Case(name="restart", clauses=("3.2",), title="a restart: numbers begin with 0 again",
+         steps=(*flow(stop=40), Seen(), Restart(), *OTHER.batches(0, 10)), cache=OTHER.live(10)),
+    Case(name="restart-longer", clauses=("3.2",), title="the same, and the new epoch becomes longer than the old one",
+         steps=(*flow(stop=40), Seen(), Restart(), *OTHER.batches(0, COUNT)), cache=OTHER.live(COUNT)),
+)  # fmt: skip
+"""Last: where no router is started anew, one that does not survive a restart reads nothing of the cases behind it."""
+
+
+_SHOULD: Final = {"publisher-id", "arrays"}
+"""Vectors of which the text says so."""
+
+_OF_MAPS: Final = {"nulls-left-out", "unknown-field"}
+"""Vectors of which arrays have nothing to show."""
+
+
+def _number(frames: Frames) -> bytes:
+    return frames[-2][:8] if len(frames) > 1 else b""
+
+
+def of_vector(name: str, vector: Vector, *, small: bool = False) -> Case:
+    """Return a vector as a case: what only its answer has is lost. ``small``: with hashes as they are in its file."""
+    sent = {_number(frames) for frames in vector.live}
+    answered = {_number(frames): frames for frames in vector.replay[:-1]}
+    steps = [Message(frames) for frames in vector.live]
+    for number, frames in answered.items():
+        if number not in sent:
+            steps.insert(next(at for at, step in enumerate(steps) if _number(step.frames) > number),
+                         Message([b"", *frames[-2:]], lost=True))  # fmt: skip
+    return Case(
+        name=name,
+        clauses=tuple(vector.clauses),
+        title=vector.title,
+        steps=tuple(steps if small else map(_wide_step, steps)),
+        cache=frozenset(
+            Held(canonical(block if small else wide(block)), medium, group, 0) for group, medium, block in vector.view
+        ),
+        level=Level.SHOULD if name in _SHOULD else Level.MUST,
+        maps=name in _OF_MAPS,
+        first=isinstance(vector.view[0][2] if vector.view else 0, bytes),  # hashes of a stream are of one kind (6.6)
+        framing="3" if vector.replay and len(vector.replay[0]) == 3 else "4",
+    )
+
+
+WIDE: Final = 2**62
+"""Added to small hashes: those of engines fill 64 bits, and some readers take no others."""
+
+
+def wide(value: Any) -> Any:
+    """Return a hash as engines make them."""
+    if not isinstance(value, int) or abs(value) >= 2**32:
+        return value
+    return value + WIDE if value >= 0 else value - WIDE
+
+
+def _wide_event(event: Any) -> Any:
+    if isinstance(event, list):
+        hashes = [[wide(block) for block in each] if at == 1 else each for at, each in enumerate(event)]
+        return [wide(each) if at == 2 else each for at, each in enumerate(hashes)]
+    changed = dict(event)
+    if "block_hashes" in event:
+        changed["block_hashes"] = [wide(block) for block in event["block_hashes"]]
+    if "parent_block_hash" in event:
+        changed["parent_block_hash"] = wide(event["parent_block_hash"])
+    return changed
+
+
+def _wide_step(step: Step) -> Step:
+    return changed(step, _wide_event)
+
+
+def _wide_case(case: Case) -> Case:
+    cache = frozenset(block._replace(hash=canonical(wide(block.hash))) for block in case.cache)
+    return replace(case, steps=tuple(map(_wide_step, case.steps)), cache=cache)
+
+
+_SMALL: Final = replace(
+    of_vector("small-hashes", VECTORS["stores"], small=True),
+    clauses=("6.6",),
+    title="hashes that take few bytes",
+)
+
+_MAPS: Final = replace(of_vector("maps", VECTORS["stores"]), clauses=("6.2",), title="events as maps", maps=True)
+
+CASES: Final = (
+    of_vector("stores", VECTORS["stores"]),
+    *map(_wide_case, FAULTS),
+    *(of_vector(name, vector) for name, vector in VECTORS.items() if name != "stores"),
+    _SMALL,
+    _MAPS,
+    *map(_wide_case, RESTARTS),
+)
+"""In the order in which they are played: the plainest first."""

@@ -1,0 +1,230 @@
+"""Examine a configuration: everything at the same time, each endpoint within the timeout."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import ssl
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import aiohttp
+
+from kvbus.config import Config, FoundSource, SourceStream, endpoint_offset
+from kvbus.daemon.keys import Keys, output_domain, source_domain
+from kvbus.tools.asking import Login
+from kvbus.tools.doctor import bus as buses
+from kvbus.tools.doctor import discovery, machine
+from kvbus.tools.doctor.bus import Bus
+from kvbus.tools.doctor.findings import Finding, Report, Severity
+from kvbus.tools.doctor.heard import differing_roots
+from kvbus.tools.doctor.outputs import OutputProber
+from kvbus.tools.doctor.ports import holder
+from kvbus.tools.doctor.probes import Looked, Prober
+from kvbus.tools.doctor.sources import judge
+from kvbus.transport import engine_api
+
+T = TypeVar("T")
+
+AT_ONCE: Final = 128
+"""Publishers that are looked at at the same time: each takes a few file descriptors."""
+
+Progress = Callable[[str, bool], None]
+"""Called with what is being looked at, and whether that is over."""
+
+
+async def examine_bus(
+    url: str,
+    *,
+    timeout: float,  # noqa: ASYNC109 - of each endpoint
+    login: Login | None = None,
+) -> Report:
+    """Ask a running bus what is wrong; its endpoints mean something where it runs, and not here."""
+    bus = await buses.ask(url, timeout, login)
+    if not bus.runs:
+        return Report([Finding(bus.problem, "http", "name the address of a running bus, http://HOST:9477")])
+    report = buses.judge(bus)
+    report.seen += buses.seen(bus)
+    return report
+
+
+async def examine(
+    config: Config,
+    *,
+    timeout: float,  # noqa: ASYNC109 - of each endpoint
+    history: bool = False,
+    progress: Progress = lambda _what, _over: None,
+) -> Report:
+    """Look at every endpoint of a configuration, those of engines that are found too, and at the bus if it runs."""
+    with_engines, report = await discovery.find(config)
+    looked = await _Examination(with_engines, timeout, history=history, progress=progress).run()
+    report.merge(discovery.in_words_of(config, with_engines, looked))
+    return report
+
+
+class _Examination:
+    def __init__(self, config: Config, seconds: float, *, history: bool, progress: Progress) -> None:
+        self._config = config
+        self._seconds = seconds
+        self._history = history
+        self._progress = progress
+        self._gate = asyncio.Semaphore(AT_ONCE)
+        self._report = Report()
+        self._streams = config.streams()
+        self._ports = frozenset(_ports(config, self._streams))
+
+    async def run(self) -> Report:
+        report, config = self._report, self._config
+        report.add(machine.library())
+        keys, findings = machine.keys(config)
+        report.add(findings)
+        bus, running = await self._bus()
+        report.add(machine.state(config, running=bool(running)))
+        looked = await self._sources(
+            keys, may_bind=running is False, spoke=bus.spoke if bus is not None else frozenset()
+        )
+        await self._outputs(keys, running, looked)
+        if bus is not None and bus.runs:
+            said = frozenset(re.sub(r"\[\d+\]", "[]", finding.key) for finding in report.findings)
+            report.merge(buses.judge(bus, keys=said))
+        return report
+
+    async def _bus(self) -> tuple[Bus | None, bool | None]:
+        """Return the bus, and whether it runs this configuration; None if nobody knows."""
+        address = self._config.http_address
+        if address is None or address[1] == 0:
+            return None, None
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address[0], address[0])  # noqa: S104 - recognised
+        certificate = self._config.http_tls_certificate_file
+        url = f"{'https' if certificate else 'http'}://{f'[{host}]' if ':' in host else host}:{address[1]}"
+        login = Login() if certificate is None else Login(context=_pinned(certificate))
+        bus = await self._shown(f"http {url}", buses.ask(url, self._seconds, login))
+        if not bus.listens and not bus.runs:
+            return None, False
+        if not bus.runs:
+            do = "choose another address for http, or stop what is there"
+            who = holder(address[1])
+            self._report.add([Finding(f"{bus.problem}{f': {who}' if who else ''}", "http", do)])
+            return None, False
+        streams = {stream.endpoint for stream in self._streams}
+        theirs = {source.endpoint for source in bus.sources}
+        if streams != theirs:
+            cause = f"the bus at {url} runs another configuration: it follows {', '.join(sorted(theirs)) or 'nothing'}"
+            self._report.add(
+                [Finding(cause, "sources", "restart it (SIGHUP for sources), or give this one another http")]
+            )
+            return None, None
+        return bus, True
+
+    async def _sources(self, keys: Keys, *, may_bind: bool, spoke: frozenset[str]) -> list[Looked]:
+        config, curve = self._config, {}
+        for index, source in enumerate(config.sources):
+            known = keys.get(source_domain(source.name))
+            if known is not None:
+                curve[index] = known
+        prober = Prober(config, curve, timeout=self._seconds, history=self._history, may_bind=may_bind)
+        streams = [
+            stream
+            for stream in self._streams
+            if config.sources[stream.source_index].curve_secret_key_file is None or stream.source_index in curve
+        ]
+        beyond = {index: stream for index in range(len(config.sources)) if (stream := self._beyond(index)) is not None}
+        looks = [self._look(prober, stream) for stream in (*streams, *beyond.values())]
+        found = await asyncio.gather(*looks)
+        looked, behind = found[: len(streams)], dict(zip(beyond, found[len(streams) :], strict=True))
+        for index in range(len(config.sources)):
+            ranks = [each for each in looked if each.stream.source_index == index]
+            if ranks:
+                report = judge(config, index, ranks, behind.get(index), history=self._history, spoke=spoke)
+                self._report.merge(report)
+        for one, other in differing_roots([(each.stream.label, each.heard) for each in looked]):
+            cause = f"{one} and {other} name the same first block differently: PYTHONHASHSEED is unset, or not the same"
+            do = "set it to one value in all engines, if the router compares hashes of several workers"
+            self._report.add([Finding(cause, "sources", do, Severity.NOTE)])
+        await asyncio.gather(*(self._api(index) for index in range(len(config.sources))))
+        return looked
+
+    def _beyond(self, index: int) -> SourceStream | None:
+        """The port behind the last rank's, unless it is an endpoint of this configuration."""
+        source = self._config.sources[index]
+        if source.bind or source.endpoint.startswith("ipc://") or isinstance(source, FoundSource):
+            return None
+        try:
+            endpoint = endpoint_offset(source.endpoint, source.data_parallel_size)
+        except ValueError:
+            return None
+        if _port(endpoint) in self._ports:
+            return None
+        last = next(each for each in reversed(self._streams) if each.source_index == index)
+        return replace(
+            last, endpoint=endpoint, replay_endpoint=None, snapshot_endpoint=None, rank=source.data_parallel_size
+        )
+
+    async def _look(self, prober: Prober, stream: SourceStream) -> Looked:
+        async with self._gate:
+            return await self._shown(f"{stream.label} {stream.endpoint}", prober.look(stream))
+
+    async def _api(self, index: int) -> None:
+        source = self._config.sources[index]
+        api = source.api
+        if api is None or (isinstance(source, FoundSource) and self._config.on_partial != "reset"):
+            return
+        try:
+            async with asyncio.timeout(self._seconds), engine_api.session() as client:
+                await self._shown(f"api {api}", engine_api.kind_of(client, api))
+        except (engine_api.RefusedError, aiohttp.ClientError, TimeoutError) as error:
+            cause = f"the engine's API at {api} cannot be asked ({error or 'no answer'})"
+            do = "correct it; vLLM needs VLLM_SERVER_DEV_MODE=1"
+            self._report.add([Finding(cause, f"sources[{index}].api", do)])
+
+    async def _outputs(self, keys: Keys, running: bool | None, looked: list[Looked]) -> None:
+        topics = {each.stream.index: next(iter(each.heard.topics)) for each in looked if each.heard.topics}
+        probers = [
+            OutputProber(
+                self._config,
+                index,
+                keys.get(output_domain(output.name)),
+                timeout=self._seconds,
+                running=running,
+                topics=topics,
+                gate=self._gate,
+            )
+            for index, output in enumerate(self._config.outputs)
+            if output.type == "zmq"
+        ]
+        for report in await asyncio.gather(
+            *(self._shown(f"outputs[{number}]", prober.look()) for number, prober in enumerate(probers))
+        ):
+            self._report.merge(report)
+
+    async def _shown(self, what: str, work: Coroutine[Any, Any, T]) -> T:
+        self._progress(what, False)
+        try:
+            return await work
+        finally:
+            self._progress(what, True)
+
+
+def _pinned(certificate: Path) -> ssl.SSLContext:
+    """A context that takes this certificate alone, whatever name is on it, and nothing if it cannot be read."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN
+    with contextlib.suppress(OSError):  # ssl.SSLError is one; the file is a finding of its own
+        context.load_verify_locations(certificate)
+    return context
+
+
+def _ports(config: Config, streams: list[SourceStream]) -> Iterator[str]:
+    """Yield the port of every endpoint of a configuration."""
+    for stream in streams:
+        ours = [output.stream_endpoints(stream.index) for output in config.outputs]
+        theirs = (stream.endpoint, stream.replay_endpoint, stream.snapshot_endpoint)
+        yield from (_port(each) for endpoints in (theirs, *ours) for each in endpoints if each is not None)
+
+
+def _port(endpoint: str) -> str:
+    return endpoint.rpartition(":")[2]

@@ -1,0 +1,222 @@
+"""What is wrong with an output: its ports, or (``bind: false``) the router that it dials."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import ipaddress
+import os
+import socket
+from collections.abc import Coroutine
+from typing import Any, Final
+
+from kvbus.config import Config, SourceStream, parse_endpoint, render_topic
+from kvbus.core.wire.frames import ASKS_REPLAY, END_SEQ, FrameLimits, LiveMessage, parse_live, replay_request
+from kvbus.core.wire.profiles import PROFILES
+from kvbus.tools.doctor.broker import broker
+from kvbus.tools.doctor.findings import Finding, Report, Seen
+from kvbus.tools.doctor.ports import holder
+from kvbus.tools.doctor.probes import NEWEST, local
+from kvbus.tools.doctor.sources import NETWORK, wrong
+from kvbus.transport.curve import Curve
+from kvbus.transport.reach.dialling import ClosedError, Connection, dial
+from kvbus.transport.reach.outcome import Stop
+from kvbus.transport.zmtp.addresses import ipc_address, split_tcp
+from kvbus.transport.zmtp.limits import Limits
+from kvbus.transport.zmtp.reasons import ProtocolError
+from kvbus.transport.zmtp.roles import Role
+
+Looked = tuple[list[Finding], str]
+"""What is wrong with an endpoint, and what was seen of it."""
+
+SUBSCRIPTION_S: Final = 0.5
+"""Seconds in which a router that was dialled says what it subscribes to."""
+
+
+class OutputProber:
+    """Looks at one output.
+
+    Args:
+        config: the configuration.
+        index: the output's position.
+        curve: the output's keys; None without.
+        timeout: seconds for each endpoint; all are looked at at the same time.
+        running: a bus with this configuration runs; None if nobody knows.
+        topics: what each source publishes under, by slot, as far as it was heard.
+        gate: bounds how many endpoints are looked at at the same time.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        index: int,
+        curve: Curve | None,
+        *,
+        timeout: float,
+        running: bool | None,
+        topics: dict[int, bytes],
+        gate: asyncio.Semaphore,
+    ) -> None:
+        self._config = config
+        self._output = config.outputs[index]
+        self._at = f"outputs[{index}]"
+        self._curve = curve
+        self._timeout = timeout
+        self._running = running
+        self._topics = topics
+        self._gate = gate
+
+    async def look(self) -> Report:
+        """Look at every stream's endpoints."""
+        report = Report()
+        if self._output.log is not None:
+            findings, text = await self._gated(broker(self._output, self._at, self._timeout))
+            report.add(findings)
+            report.seen.append(Seen(self._at, self._output.name, text))
+            return report
+        shared = self._output.layout != "per_source"
+        streams = self._config.streams()[: 1 if shared else None]
+        looks = []
+        for stream in streams:
+            endpoints = self._output.stream_endpoints(0 if shared else stream.index)
+            if self._output.bind:
+                looks.append(self._port(endpoints.endpoint, "endpoint", "PUB"))
+            else:
+                looks.append(self._router(endpoints.endpoint, self._topics_at(stream)))
+            if endpoints.replay_endpoint is not None:
+                looks.append(self._port(endpoints.replay_endpoint, "replay_endpoint", "ROUTER"))
+            if endpoints.snapshot_endpoint is not None:
+                looks.append(self._port(endpoints.snapshot_endpoint, "snapshot_endpoint", "ROUTER"))
+        texts = []
+        for findings, text in await asyncio.gather(*map(self._gated, looks)):
+            report.add(findings)
+            texts.append(text)
+        report.seen.append(Seen(self._at, self._output.name, "; ".join(filter(None, texts))))
+        return report
+
+    async def _gated(self, look: Coroutine[Any, Any, Looked]) -> Looked:
+        async with self._gate:
+            return await look
+
+    def _topics_at(self, stream: SourceStream) -> set[bytes]:
+        """The topics at the endpoint of a stream, as far as they are known."""
+        streams = self._config.streams() if self._output.layout == "per_topic" else [stream]
+        return {topic for each in streams if (topic := self._topic(each)) is not None}
+
+    def _topic(self, stream: SourceStream) -> bytes | None:
+        if PROFILES[self._output.profile].topics == "empty":
+            return b""
+        if self._output.topic is None:
+            return self._topics.get(stream.index)
+        return render_topic(self._output.topic, stream, self._config)
+
+    async def _port(self, endpoint: str, name: str, kind: str) -> Looked:
+        address = parse_endpoint(endpoint)
+        key = f"{self._at}.{name}"
+        if (problem := _not_here(endpoint)) and not self._running:
+            do = 'name an address of this machine, or "*" for all of them'
+            return [Finding(f"kvbus cannot listen on {endpoint}: {problem}", key, do)], ""
+        role = Role.SUB if kind == "PUB" else Role.DEALER
+        async with dial(local(endpoint), role, seconds=self._timeout, curve=self._as_client()) as dialled:
+            outcome = dialled.outcome
+            if outcome.stop is Stop.REFUSED:
+                if self._running:
+                    do = "the running bus has another configuration: restart it"
+                    return [Finding(f"a bus runs, and nothing listens at {endpoint}", key, do)], ""
+                return [], f"{endpoint} is free"
+            if outcome.stop in NETWORK:
+                # an interface's name means nothing to who dials
+                return [], f"{endpoint} was not looked at ({outcome.stop})"
+            if self._running is False or (outcome.stop is Stop.OPEN and outcome.socket_type != kind):
+                who = holder(address.port) if not address.is_ipc else ""
+                what = f"a {outcome.socket_type} socket" if outcome.socket_type else outcome.detail or "something else"
+                do = "stop it, or choose another port"
+                return [Finding(f"{endpoint} is in use by {who or what}", key, do)], ""
+            if dialled.connection is None:
+                if outcome.stop is Stop.KEYS or outcome.stop is Stop.MECHANISM:
+                    # only routers have the keys to come in
+                    return [], f"{endpoint} {outcome.mechanism}"
+                return [wrong(outcome, self._at, name)], ""
+            said = await self._listen(dialled.connection) if kind == "PUB" else await _ask(dialled.connection)
+            if kind == "ROUTER" and not said and name == "replay_endpoint":
+                return [Finding(f"the replay at {endpoint} does not answer", key, "look at kvbus's log")], ""
+            return [], f"{endpoint} {outcome.socket_type}{said}"
+
+    def _as_client(self) -> Curve | None:
+        return None if self._output.bind else self._curve
+
+    async def _listen(self, connection: Connection) -> str:
+        """Listen for a batch as an ordinary subscriber does that wants no state."""
+        with contextlib.suppress(TimeoutError, ClosedError, ProtocolError):
+            async with asyncio.timeout(min(self._timeout, (self._output.heartbeat or 0.5) + 0.5)):
+                await connection.send(b"\x01" + ASKS_REPLAY)
+                await connection.send(b"\x01")
+                message = parse_live(await connection.receive(), FrameLimits())
+                if isinstance(message, LiveMessage):
+                    return f" at seq {message.seq:,}"
+        return ""
+
+    async def _router(self, endpoint: str, topics: set[bytes]) -> Looked:
+        key = f"{self._at}.endpoint"
+        async with dial(endpoint, Role.PUB, seconds=self._timeout, curve=self._curve, limits=Limits()) as dialled:
+            outcome = dialled.outcome
+            if outcome.stop is Stop.REFUSED:
+                do = "start the router, correct the port, or set bind: true if the router dials"
+                cause = f"no router listens at {endpoint}: if it dials, both ends do"
+                return [Finding(cause, f"{self._at}.bind", do)], ""
+            if outcome.stop is not Stop.OPEN:
+                return [wrong(outcome, self._at, "endpoint")], ""
+            if outcome.socket_type not in {"SUB", "XSUB"}:
+                do = "name the port that the router binds"
+                return [Finding(f"{endpoint} is a {outcome.socket_type} socket and no subscriber", key, do)], ""
+            wanted = await _subscriptions(dialled.connection) if dialled.connection is not None else []
+        shown = ", ".join(repr(each.decode("utf-8", "replace")) for each in wanted)
+        if wanted and topics and not any(topic.startswith(tuple(wanted)) for topic in topics):
+            name = min(topics).decode("utf-8", "replace")
+            cause = f"the router at {endpoint} subscribes to {shown}, and the stream's topic is {name!r}"
+            do = "give the output the topic that this router reads, and its profile"
+            return [Finding(cause, f"{self._at}.topic", do)], ""
+        return [], f"{endpoint} {outcome.socket_type}, subscribed to {shown or 'nothing so far'}"
+
+
+async def _ask(connection: Connection) -> str:
+    """Ask a replay for what nobody has: it answers with END alone."""
+    with contextlib.suppress(TimeoutError, ClosedError, ProtocolError):
+        async with asyncio.timeout(1.0):
+            await connection.send(*replay_request(NEWEST))
+            while END_SEQ not in await connection.receive():
+                pass
+            return " answers"
+    return ""
+
+
+async def _subscriptions(connection: Connection) -> list[bytes]:
+    found: list[bytes] = []
+    with contextlib.suppress(TimeoutError, ClosedError, ProtocolError):
+        async with asyncio.timeout(SUBSCRIPTION_S):
+            while True:
+                found.append(await connection.subscribed())
+    return found
+
+
+def _not_here(endpoint: str) -> str:
+    """Return why this machine cannot listen at an endpoint, whatever the port; empty if it can."""
+    path = ipc_address(endpoint)
+    if path is not None:
+        directory = os.path.dirname(path) or "."  # noqa: PTH120 - a path as the endpoint has it
+        return "" if path.startswith("\0") or os.access(directory, os.W_OK) else f"{directory} is not to be written"
+    host, _ = split_tcp(endpoint)
+    if host == "*" or host in {name for _, name in socket.if_nameindex()}:
+        return ""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return "it names no address and no interface of this machine"
+    with socket.socket(socket.AF_INET6 if address.version == 6 else socket.AF_INET, socket.SOCK_STREAM) as trying:
+        try:
+            trying.bind((host, 0))
+        except OSError as error:
+            if error.errno == errno.EADDRNOTAVAIL:
+                return "it is no address of this machine"
+    return ""

@@ -1,0 +1,221 @@
+"""The probes of one publisher: its live stream as a SUB, its replay as a DEALER that asks for the newest batches."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import dataclass, field
+from typing import Final
+
+from kvbus.common.errors import BindError
+from kvbus.config import Config, SourceStream
+from kvbus.core.sequencing.fingerprints import fingerprint
+from kvbus.core.types import Reason
+from kvbus.core.wire.frames import ASKS_REPLAY, FrameLimits, ReplayEnd, parse_replay, replay_request
+from kvbus.daemon.build import source_spec
+from kvbus.tools.doctor.heard import Heard
+from kvbus.transport.curve import Curve
+from kvbus.transport.reach.accepting import accept
+from kvbus.transport.reach.dialling import ClosedError, Connection, Dialled, dial
+from kvbus.transport.reach.outcome import PUBLISHERS, Outcome, Stop
+from kvbus.transport.zmtp.limits import Limits
+from kvbus.transport.zmtp.reasons import ProtocolError
+from kvbus.transport.zmtp.reasons import Reason as Broken
+from kvbus.transport.zmtp.roles import Role
+
+NEWEST: Final = 2**63 - 1
+"""A seq that no batch has: a replay from there is END alone."""
+REACH: Final = 16
+"""Batches that a replay is asked for, where the newest one is known."""
+ENOUGH_S: Final = 1.0
+"""Seconds to listen to a publisher that says something."""
+LISTENING: Final = 0.6
+"""Part of the timeout after which a silent publisher is given up: its replay has to be asked too."""
+
+
+@dataclass(slots=True)
+class Answer:
+    """A replay answer.
+
+    Attributes:
+        start: the seq asked for.
+        batches: fingerprints by seq.
+        ended: the END came.
+        malformed: messages that are no part of an answer.
+    """
+
+    start: int
+    batches: dict[int, int] = field(default_factory=dict)
+    ended: bool = False
+    malformed: int = 0
+
+    @property
+    def first(self) -> int | None:
+        """The oldest batch."""
+        return min(self.batches, default=None)
+
+
+@dataclass(slots=True)
+class Looked:
+    """What one publisher showed.
+
+    Attributes:
+        stream: the publisher as configured.
+        live: the dial of its live stream; None where it dials in and nobody else has the port.
+        heard: what came.
+        replay: the dial of its replay; None without one.
+        answer: of the replay; None if it was not asked.
+        snapshot: the dial of its snapshots; None without.
+        dialled_in: what each publisher was that dialled in.
+        taken: why the port to be dialled could not be bound.
+    """
+
+    stream: SourceStream
+    heard: Heard
+    live: Outcome | None = None
+    replay: Outcome | None = None
+    answer: Answer | None = None
+    snapshot: Outcome | None = None
+    dialled_in: list[Outcome] = field(default_factory=list)
+    taken: str = ""
+
+
+class Prober:
+    """Looks at one publisher within ``timeout`` seconds.
+
+    Args:
+        config: the configuration that names it.
+        curve: keys by position in ``sources``.
+        timeout: seconds for everything.
+        history: ask the replay from seq 0.
+        may_bind: no bus runs, so the port that an engine dials may be bound.
+    """
+
+    def __init__(
+        self, config: Config, curve: dict[int, Curve], *, timeout: float, history: bool = False, may_bind: bool = False
+    ) -> None:
+        self._config = config
+        self._curve = curve
+        self._timeout = timeout
+        self._history = history
+        self._may_bind = may_bind
+        limits = config.limits
+        self._frames = FrameLimits(limits.max_frames, limits.max_frame_bytes, limits.max_events)
+        self._limits = Limits(
+            frame_bytes=limits.max_frame_bytes, message_frames=256, message_bytes=4 * limits.max_frame_bytes
+        )
+
+    async def look(self, stream: SourceStream) -> Looked:
+        """Look at one publisher: at its endpoints at the same time."""
+        looked = Looked(stream, Heard(source_spec(self._config, stream), self._frames))
+        over = asyncio.get_running_loop().time() + self._timeout
+        heard = asyncio.Event()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._live(looked, heard))
+            if stream.replay_endpoint is not None:
+                tasks.create_task(self._replay(looked, stream.replay_endpoint, heard, over))
+            if stream.snapshot_endpoint is not None:
+                tasks.create_task(self._snapshot(looked, stream.snapshot_endpoint))
+        return looked
+
+    def _dial(self, looked: Looked, endpoint: str, role: Role) -> contextlib.AbstractAsyncContextManager[Dialled]:
+        curve = self._curve.get(looked.stream.source_index)
+        return dial(endpoint, role, seconds=self._timeout, curve=curve, limits=self._limits)
+
+    async def _live(self, looked: Looked, done: asyncio.Event) -> None:
+        stream = looked.stream
+        try:
+            if stream.bind:
+                async with asyncio.timeout(self._timeout * LISTENING) as limit:
+                    await self._dialled_in(looked, limit)
+                return
+            async with self._dial(looked, stream.endpoint, Role.SUB) as dialled:
+                looked.live = dialled.outcome
+                if dialled.connection is not None and dialled.outcome.socket_type in PUBLISHERS:
+                    async with asyncio.timeout(self._timeout * LISTENING) as limit:
+                        await _listen(dialled.connection, looked.heard, limit)
+        except TimeoutError:
+            return  # it has been listened to for long enough
+        finally:
+            done.set()
+
+    async def _dialled_in(self, looked: Looked, limit: asyncio.Timeout) -> None:
+        endpoint = looked.stream.endpoint
+        if looked.stream.interposed and not self._may_bind:
+            looked.taken = "bus"  # whoever dials in is a router there
+            return
+        here = local(endpoint)
+        async with dial(here, Role.SUB, seconds=1.0) as dialled:
+            if dialled.outcome.stop is not Stop.REFUSED:
+                looked.live = dialled.outcome
+                return
+        if not self._may_bind:
+            looked.taken = "bus"
+            return
+        curve = self._curve.get(looked.stream.source_index)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                async for accepted in accept(endpoint, Role.SUB, curve, self._limits):
+                    looked.dialled_in.append(accepted.outcome)
+                    if accepted.connection is not None and accepted.outcome.socket_type in PUBLISHERS:
+                        tasks.create_task(_listen(accepted.connection, looked.heard, limit))
+        except BindError as error:
+            looked.taken = error.reason
+
+    async def _replay(self, looked: Looked, endpoint: str, heard: asyncio.Event, over: float) -> None:
+        async with self._dial(looked, endpoint, Role.DEALER) as dialled:
+            looked.replay = dialled.outcome
+            if dialled.connection is None or dialled.outcome.socket_type != "ROUTER":
+                return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._timeout * LISTENING):
+                    await heard.wait()
+            newest = looked.heard.newest
+            start = NEWEST if newest is None else max(newest - REACH, 0)
+            looked.answer = answer = Answer(0 if self._history else start)
+            with contextlib.suppress(TimeoutError, ClosedError, ProtocolError):
+                async with asyncio.timeout_at(over):
+                    await dialled.connection.send(*replay_request(answer.start))
+                    await self._read(dialled.connection, answer, looked.heard)
+
+    async def _read(self, connection: Connection, answer: Answer, heard: Heard) -> None:
+        while not answer.ended:
+            message = parse_replay(await connection.receive(), self._frames)
+            if isinstance(message, ReplayEnd):
+                answer.ended = True
+            elif isinstance(message, Reason):
+                answer.malformed += 1
+            else:
+                answer.batches[message.seq] = fingerprint(message.payload)
+                heard.take([heard.source.spec.topic, message.seq.to_bytes(8, "big"), message.payload], live=False)
+
+    async def _snapshot(self, looked: Looked, endpoint: str) -> None:
+        async with self._dial(looked, endpoint, Role.DEALER) as dialled:
+            looked.snapshot = dialled.outcome
+
+
+async def _listen(connection: Connection, heard: Heard, limit: asyncio.Timeout) -> None:
+    """Take in what comes; a second after the first batch that says something, it is enough."""
+    loop = asyncio.get_running_loop()
+    try:
+        # no state for this subscription; and every topic, to see whether it is the topic that keeps things away
+        await connection.send(b"\x01" + ASKS_REPLAY)
+        await connection.send(b"\x01")
+        enough = False
+        while True:
+            heard.take(await connection.receive(), live=True)
+            if not enough and heard.stores:
+                enough = True
+                when = limit.when()
+                limit.reschedule(min(loop.time() + ENOUGH_S, loop.time() + ENOUGH_S if when is None else when))
+    except ProtocolError as error:
+        heard.oversize = heard.oversize or error.reason in {Broken.FRAME_BYTES, Broken.MESSAGE_BYTES}
+    except ClosedError:
+        return
+
+
+def local(endpoint: str) -> str:
+    """Return where something that is bound to an endpoint is reached from this machine."""
+    for wildcard in ("*", "0.0.0.0", "[::]"):  # noqa: S104 - recognised, not bound
+        endpoint = endpoint.replace(f"tcp://{wildcard}:", "tcp://127.0.0.1:")
+    return endpoint

@@ -1,0 +1,342 @@
+"""A prefix cache in miniature: real allocation, hits, reference counts and eviction, without a model.
+
+The cache is pure and deterministic. It keeps a fixed pool of blocks, as vLLM's block pool does. A request references
+the blocks of its longest cached prefix, and allocates the rest from the least recently freed blocks, which evicts their
+old content. A finished request frees its last block first, so leaves go before their parents. Real engines differ in
+one rule, which decides the events:
+
+* With ``copies=True`` (vLLM) a prompt that is cached in full still computes its last block again, into a
+  second physical block with the same hash: the hash is stored twice and removed twice.
+* With ``copies=False`` (SGLang's radix cache) the request moves over to the cached block: every hash is
+  stored once.
+
+A finished request writes its blocks to the lower tiers (write-through, parents first). A request whose prefix continues
+in a lower tier copies the block back (onboard): the block is then live in both. Events are abstract;
+`kvbus.tools.sim.dialects` gives them an engine's form.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+GPU: Final = "GPU"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Block:
+    """One full block's content, independent of its copies.
+
+    Attributes:
+        digest: 32 bytes, sha256 chained over the whole prefix.
+        parent: the block before it, None at the start of a prompt.
+        tokens: its token ids, ``block_size`` of them.
+        tenant: its LoRA adapter or cache salt, "" for none.
+    """
+
+    digest: bytes
+    parent: Block | None
+    tokens: tuple[int, ...]
+    tenant: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A run of blocks became live. Each block is the parent of the next."""
+
+    blocks: tuple[Block, ...]
+    tier: str
+    group_idx: int
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """One copy of each block is gone from a tier."""
+
+    blocks: tuple[Block, ...]
+    tier: str
+    group_idx: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """The GPU pool was reset: nothing is left in it."""
+
+
+Event = Stored | Removed | Cleared
+
+
+@dataclass(slots=True)
+class LiveBlock:
+    """A live block, and the number of its physical copies."""
+
+    block: Block
+    copies: int
+
+
+def make_block(parent: Block | None, tokens: Sequence[int], tenant: str = "") -> Block:
+    """Hash one block's tokens, chained to its parent. `tenant` separates equal prompts of two tenants."""
+    digest = hashlib.sha256(parent.digest if parent else tenant.encode())
+    digest.update(struct.pack(f"<{len(tokens)}Q", *tokens))
+    return Block(digest.digest(), parent, tuple(tokens), tenant)
+
+
+@dataclass(slots=True, eq=False)
+class _Slot:
+    """One physical block of the GPU pool."""
+
+    number: int
+    refs: int = 0
+    block: Block | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A request that holds blocks.
+
+    Attributes:
+        tokens: all tokens, prompt first; the engine knows the output in advance.
+        prompt: number of prompt tokens.
+        computed: number of tokens in the cache.
+        cached_prompt: number of prompt tokens found in the cache.
+        tenant: its LoRA adapter or cache salt.
+    """
+
+    tokens: Sequence[int]
+    prompt: int
+    tenant: str = ""
+    computed: int = 0
+    cached_prompt: int = 0
+    slots: list[_Slot] = field(default_factory=list)
+    chain: list[Block] = field(default_factory=list)
+
+    @property
+    def done(self) -> bool:
+        """Whether every token is computed."""
+        return self.computed >= len(self.tokens)
+
+
+class PrefixCache:
+    """The cache of one engine rank and one KV-cache group.
+
+    Args:
+        blocks: size of the GPU pool in blocks.
+        block_size: tokens per block.
+        copies: True if several physical blocks may have one hash (vLLM), False if only one may (SGLang).
+        tiers: capacity in blocks of each lower tier, fastest first, e.g. ``{"CPU": 4000, "DISK": 20000}``.
+        group_idx: the KV-cache group in its events.
+
+    Every method that changes the cache adds events; `take_events` returns them.
+    """
+
+    def __init__(
+        self,
+        blocks: int,
+        block_size: int,
+        *,
+        copies: bool = True,
+        tiers: Mapping[str, int] | None = None,
+        group_idx: int = 0,
+    ) -> None:
+        if blocks < 2 or block_size < 1:
+            raise ValueError(f"a cache needs 2 blocks of 1 token or more, not {blocks} of {block_size}")
+        self.capacity: Final = blocks
+        self.block_size: Final = block_size
+        self.group_idx: Final = group_idx
+        self._copies = copies
+        self._free = OrderedDict((number, _Slot(number)) for number in range(blocks))
+        self._cached: dict[bytes, dict[int, _Slot]] = {}
+        self._tiers: dict[str, tuple[int, OrderedDict[bytes, Block]]] = {
+            name: (capacity, OrderedDict()) for name, capacity in (tiers or {}).items()
+        }
+        self._running: dict[int, Request] = {}
+        self._events: list[Event] = []
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks without a reference, cached or not: requests can take them."""
+        return len(self._free)
+
+    def take_events(self) -> list[Event]:
+        """Return the events since the last call, in order."""
+        events, self._events = self._events, []
+        return events
+
+    def fits(self, length: int) -> bool:
+        """Whether a request of `length` tokens, prompt and output, can start now."""
+        return self._blocks_for(length) <= self.free_blocks
+
+    def start(self, tokens: Sequence[int], prompt: int, tenant: str = "") -> Request:
+        """Admit a request: reference its cached prefix and allocate blocks for all the rest.
+
+        Args:
+            tokens: prompt and output together.
+            prompt: number of prompt tokens. A request always computes the last prompt token. So a prompt that is
+                cached to its end still computes one block (vLLM's rule, and the reason for second copies).
+            tenant: its LoRA adapter or cache salt.
+
+        Raises:
+            ValueError: it does not fit; check `fits` first.
+        """
+        if not self.fits(len(tokens)):
+            raise ValueError(f"{len(tokens)} tokens do not fit in {self.free_blocks} free blocks")
+        request = Request(tokens, prompt, tenant)
+        reusable = max(0, prompt - 1) // self.block_size
+        self._reuse(request, reusable)
+        while len(request.slots) < self._blocks_for(len(tokens)):
+            request.slots.append(self._allocate())
+        request.cached_prompt = request.computed = len(request.chain) * self.block_size
+        self._running[id(request)] = request
+        return request
+
+    def compute(self, request: Request, tokens: int) -> None:
+        """Compute the next `tokens` tokens of a request, and cache each block that becomes full."""
+        request.computed = min(request.computed + tokens, len(request.tokens))
+        stored: list[Block] = []
+        while (len(request.chain) + 1) * self.block_size <= request.computed:
+            block = self._block_of(request)
+            slot = request.slots[len(request.chain)]
+            copies = self._cached.get(block.digest)
+            if copies and not self._copies:
+                # a radix cache keeps its own page and frees the request's
+                own, slot = slot, next(iter(copies.values()))
+                self._reference(slot)
+                block = slot.block or block
+                request.slots[len(request.chain)] = slot
+                own.refs = 0
+                self._free[own.number] = own
+                self._free.move_to_end(own.number, last=False)
+                self._flush(stored, GPU)
+            else:
+                self._hold(slot, block)
+                stored.append(block)
+            request.chain.append(block)
+        self._flush(stored, GPU)
+
+    def finish(self, request: Request) -> None:
+        """Free a request's blocks, leaf first. Cached blocks stay until their eviction."""
+        del self._running[id(request)]
+        for tier in self._tiers:
+            self._write_through(request.chain, tier)
+        for slot in reversed(request.slots):
+            slot.refs -= 1
+            if slot.refs:
+                continue
+            self._free[slot.number] = slot
+            if slot.block is None:  # never full: reuse it first
+                self._free.move_to_end(slot.number, last=False)
+
+    def clear(self, *, lower_tiers: bool = True) -> None:
+        """Reset the cache: requests end, the GPU pool empties.
+
+        Args:
+            lower_tiers: True empties these too, with a removal for every block, because `Cleared` is about the GPU pool
+                only.
+        """
+        for request in list(self._running.values()):
+            self.finish(request)
+        if lower_tiers:
+            for name, (_, held) in self._tiers.items():
+                if held:
+                    self._events.append(Removed(tuple(held.values()), name, self.group_idx))
+                    held.clear()
+        for slots in self._cached.values():
+            for slot in slots.values():
+                slot.block = None
+        self._cached.clear()
+        self._events.append(Cleared())
+
+    def live_blocks(self) -> dict[tuple[int, str, bytes], LiveBlock]:
+        """Return the true live set, keyed by (group_idx, tier, digest)."""
+        live: dict[tuple[int, str, bytes], LiveBlock] = {}
+        for digest, slots in self._cached.items():
+            block = next(iter(slots.values())).block
+            if block is not None:
+                live[self.group_idx, GPU, digest] = LiveBlock(block, len(slots))
+        for name, (_, held) in self._tiers.items():
+            live.update({(self.group_idx, name, digest): LiveBlock(block, 1) for digest, block in held.items()})
+        return live
+
+    def _blocks_for(self, tokens: int) -> int:
+        return -(-tokens // self.block_size)
+
+    def _block_of(self, request: Request) -> Block:
+        """Return the content of a request's next block."""
+        start = len(request.chain) * self.block_size
+        parent = request.chain[-1] if request.chain else None
+        return make_block(parent, request.tokens[start : start + self.block_size], request.tenant)
+
+    def _reference(self, slot: _Slot) -> None:
+        if slot.refs == 0:
+            del self._free[slot.number]
+        slot.refs += 1
+
+    def _allocate(self) -> _Slot:
+        _, slot = self._free.popitem(last=False)
+        if slot.block is not None:
+            copies = self._cached[slot.block.digest]
+            del copies[slot.number]
+            if not copies:
+                del self._cached[slot.block.digest]
+            self._events.append(Removed((slot.block,), GPU, self.group_idx))
+            slot.block = None
+        slot.refs = 1
+        return slot
+
+    def _reuse(self, request: Request, reusable: int) -> None:
+        """Take the longest cached prefix, and copy blocks of a lower tier into the GPU pool."""
+        onboarded: list[Block] = []
+        while len(request.chain) < reusable:
+            block = self._block_of(request)
+            copies = self._cached.get(block.digest)
+            if copies:
+                slot = next(iter(copies.values()))
+                self._reference(slot)
+                block = slot.block or block  # share the chain: one object per block, not per request
+                self._flush(onboarded, GPU)
+            elif any(block.digest in held for _, held in self._tiers.values()):
+                slot = self._allocate()
+                self._hold(slot, block)
+                onboarded.append(block)
+            else:
+                break
+            request.slots.append(slot)
+            request.chain.append(block)
+        self._flush(onboarded, GPU)
+
+    def _hold(self, slot: _Slot, block: Block) -> None:
+        slot.block = block
+        self._cached.setdefault(block.digest, {})[slot.number] = slot
+
+    def _write_through(self, chain: list[Block], tier: str) -> None:
+        """Copy a finished request's blocks to a lower tier, and evict leaves to make room."""
+        capacity, held = self._tiers[tier]
+        own = {block.digest for block in chain}
+        stored: list[Block] = []
+        for block in chain:
+            if block.digest in held:
+                self._flush(stored, tier)
+                continue
+            if len(held) >= capacity:
+                oldest = next(iter(held), None)
+                if oldest is None or oldest in own:
+                    break  # the chain is larger than the tier, and a child without its parent is useless
+                self._flush(stored, tier)
+                self._events.append(Removed((held.pop(oldest),), tier, self.group_idx))
+            held[block.digest] = block
+            stored.append(block)
+        self._flush(stored, tier)
+        for block in reversed(chain):
+            if block.digest in held:
+                held.move_to_end(block.digest)
+
+    def _flush(self, stored: list[Block], tier: str) -> None:
+        if stored:
+            self._events.append(Stored(tuple(stored), tier, self.group_idx))
+            stored.clear()

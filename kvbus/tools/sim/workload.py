@@ -1,0 +1,133 @@
+"""The requests of simulated engines: a seeded synthetic load, or a request trace.
+
+Both are lazy iterators of `Job`, endless or long. With the same seed, equal prefixes have equal tokens on all ranks
+and engines.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from kvbus.common.errors import ExitCode, KvbusError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+TRACE_BLOCK: Final = 512
+"""Prompt tokens per `hash_ids` entry of a trace."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One request: all of its tokens, the number of prompt tokens, and its tenant."""
+
+    tokens: tuple[int, ...]
+    prompt: int
+    tenant: str = ""
+
+
+class TraceError(KvbusError):
+    """kvbus cannot use a trace file. The message has file and line."""
+
+    exit_code = ExitCode.CONFIG
+
+
+class _TraceLine(msgspec.Struct):
+    timestamp: float
+    input_length: int
+    output_length: int
+    hash_ids: list[int]
+
+
+def _tokens(rng: random.Random, count: int) -> tuple[int, ...]:
+    """Return token ids below 65,536: they are fast to make, and few real vocabularies are smaller."""
+    return struct.unpack(f"<{count}H", rng.randbytes(2 * count))
+
+
+def synthetic(
+    seed: int,
+    rank: int = 0,
+    *,
+    system_prompts: int = 4,
+    system_tokens: int = 256,
+    conversations: int = 32,
+    turns: int = 6,
+    turn_tokens: int = 192,
+    output_tokens: int = 192,
+    max_tokens: int = 4096,
+    tenants: int = 0,
+) -> Iterator[Job]:
+    """Yield an endless load of multi-turn conversations that share system prompts.
+
+    Args:
+        seed: the same seed gives the same system prompts on every rank.
+        rank: rank that has these conversations.
+        system_prompts: number of system prompts; the first are the most popular.
+        system_tokens: tokens of the longest system prompt.
+        conversations: number of conversations at once.
+        turns: maximum turns of one conversation.
+        turn_tokens: maximum tokens of a user turn.
+        output_tokens: maximum tokens of an answer.
+        max_tokens: tokens at which a conversation ends.
+        tenants: LoRA adapters or cache salts in use; 0 for none.
+    """
+    shared = random.Random(f"kvbus/system/{seed}")
+    systems = [_tokens(shared, shared.randint(system_tokens // 2, system_tokens)) for _ in range(system_prompts)]
+    popularity = [1 / (n + 1) for n in range(system_prompts)]
+    rng = random.Random(f"kvbus/load/{seed}/{rank}")
+    alive: list[tuple[tuple[int, ...], int, str]] = []
+    while True:
+        if len(alive) < conversations:
+            tenant = f"adapter-{rng.randint(1, tenants)}" if tenants and rng.random() < 0.5 else ""
+            history = rng.choices(systems, popularity)[0] if systems else ()
+            left = rng.randint(1, turns)
+        else:
+            history, left, tenant = alive.pop(rng.randrange(len(alive)))
+        prompt = history + _tokens(rng, rng.randint(1, turn_tokens))
+        tokens = prompt + _tokens(rng, rng.randint(1, output_tokens))
+        yield Job(tokens, len(prompt), tenant)
+        if left > 1 and len(tokens) < max_tokens:
+            alive.append((tokens, left - 1, tenant))
+
+
+@functools.lru_cache(maxsize=8192)
+def expand(hash_id: int) -> tuple[int, ...]:
+    """Return the 512 token ids of a trace's block id, always the same."""
+    return _tokens(random.Random(f"kvbus/trace/{hash_id}"), TRACE_BLOCK)
+
+
+def read_trace(path: Path, *, rank: int = 0, ranks: int = 1) -> Iterator[Job]:
+    """Yield the requests of a trace file, every `ranks`-th one from `rank` on.
+
+    The file is JSON lines as in Mooncake's FAST'25 traces: ``timestamp`` (ms, unused, because the publisher has a fixed
+    rate), ``input_length`` and ``output_length`` in tokens, ``hash_ids`` with one id per 512-token prompt block.
+
+    Raises:
+        TraceError: the file cannot be read, or a line is not such an object.
+    """
+    decoder = msgspec.json.Decoder(_TraceLine)
+    try:
+        with path.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                if (number - 1) % ranks != rank or not line.strip():
+                    continue
+                try:
+                    request = decoder.decode(line)
+                except msgspec.DecodeError as error:
+                    raise TraceError(f"{path}:{number}: not a trace request: {error}") from error
+                prompt = [token for hash_id in request.hash_ids for token in expand(hash_id)]
+                if not 0 < request.input_length <= len(prompt):
+                    known = f"{len(request.hash_ids)} hash_ids"
+                    raise TraceError(f"{path}:{number}: input_length {request.input_length} with {known}")
+                del prompt[request.input_length :]
+                output = _tokens(random.Random(f"kvbus/output/{number}"), request.output_length)
+                yield Job((*prompt, *output), len(prompt))
+    except OSError as error:
+        raise TraceError(f"{path}: {error.strerror}") from error

@@ -1,0 +1,106 @@
+"""Watch a bus until the user has seen enough."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from rich.console import Console
+from rich.live import Live
+
+from kvbus.tools.asking import Login, NoAnswerError
+from kvbus.tools.terminal import glyphs_for
+from kvbus.tools.top.history import History
+from kvbus.tools.top.keyboard import keys, pressed
+from kvbus.tools.top.moment import read
+from kvbus.tools.top.view import Choice, lines, render
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """What is watched, and how.
+
+    Attributes:
+        url: of the bus.
+        interval: seconds between two looks.
+        count: looks; None: until the end.
+        choice: what to show first.
+        login: what is shown to the bus.
+    """
+
+    url: str
+    interval: float
+    count: int | None
+    choice: Choice
+    login: Login = field(default_factory=Login)
+
+
+async def on_screen(watch: Watch, console: Console, stop: asyncio.Event) -> None:
+    """Draw the bus on the terminal; ``q`` sets ``stop``.
+
+    Raises:
+        NoAnswerError: the first look fails. Later ones are shown as trouble, and tried again.
+    """
+    history, trouble, choice = History(), None, watch.choice
+    loop, glyphs = asyncio.get_running_loop(), glyphs_for(console)
+    async with watch.login.session() as session:
+        history.add(await read(session, watch.url))
+        with Live(console=console, screen=True, auto_refresh=False) as live:
+
+            def draw() -> None:
+                width, height = console.size
+                drawn = render(
+                    history, choice, watch.url, trouble, loop.time(), width=width, height=height, glyphs=glyphs
+                )
+                live.update(drawn, refresh=True)
+
+            def on_key(key: str) -> None:
+                nonlocal choice
+                wanted = pressed(choice, key)
+                if wanted is None:
+                    stop.set()
+                    return
+                choice = wanted
+                draw()
+
+            looks = 1
+            with keys(on_key):
+                draw()
+                while not stop.is_set() and (watch.count is None or looks < watch.count):
+                    await _pause(stop, watch.interval)
+                    if not choice.paused and not stop.is_set():
+                        try:
+                            history.add(await read(session, watch.url))
+                            trouble = None
+                        except NoAnswerError as error:
+                            trouble = str(error)
+                        looks += 1
+                    draw()
+
+
+async def as_lines(watch: Watch, write: Callable[[str], None], stop: asyncio.Event) -> None:
+    """Write the bus's state as lines, a block for each look.
+
+    Raises:
+        NoAnswerError: a look fails.
+    """
+    history, looks = History(), 0
+    async with watch.login.session() as session:
+        while not stop.is_set():
+            history.add(await read(session, watch.url))
+            looks += 1
+            if looks > 1:
+                write("")
+            for line in lines(history, watch.choice, watch.url):
+                write(line)
+            if looks == watch.count:
+                return
+            await _pause(stop, watch.interval)
+
+
+async def _pause(stop: asyncio.Event, seconds: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await stop.wait()

@@ -1,0 +1,308 @@
+"""A moment of a bus on a terminal, or as plain lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from kvbus.tools.terminal import UNICODE, Glyphs, counted, panel, plain_table, short_dialect, state_cell
+from kvbus.tools.top.history import History, batches_of, of_output, of_reason
+from kvbus.tools.top.moment import Moment, Output
+
+_WIDE: Final = 124
+_STALE_S: Final = 3.0
+_CHART: Final = 16
+_MAX_REASONS: Final = 6
+
+SORTS: Final = ("name", "rate", "blocks", "missing", "rejected", "queue")
+"""What sources may be sorted by; all but the name with the largest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What its user wants to see.
+
+    Attributes:
+        sort: one of :data:`SORTS`.
+        wanted: sources, outputs and routers with this text somewhere are shown; empty: all of them.
+        typing: the text is being typed.
+        paused: the screen stands still.
+    """
+
+    sort: str = "name"
+    wanted: str = ""
+    typing: bool = False
+    paused: bool = False
+
+
+def render(
+    history: History, choice: Choice, url: str, trouble: str | None, now: float, *,
+    width: int, height: int, glyphs: Glyphs = UNICODE,
+) -> RenderableType:  # fmt: skip
+    """Draw the newest moment for a terminal of this many columns and lines.
+
+    Args:
+        history: with at least one moment.
+        choice: of the user.
+        url: of the bus.
+        trouble: why there is nothing newer, None if there is.
+        now: the reader's clock.
+        width: columns.
+        height: lines.
+        glyphs: signs the terminal can show.
+    """
+    moment, wide = history.moments[-1], width >= _WIDE
+    sources = _wanted_sources(history, choice)
+    outputs = [output for output in moment.outputs if _matches(choice, output.name)]
+    routers = [r for r in moment.routers if _matches(choice, r["peer"], r["output"], r["state"], *r["topics"])]
+    reasons = _reasons(history, choice)
+    age = now - moment.at
+    trouble = trouble if age > _STALE_S and not choice.paused else None  # who has paused asks nobody
+    room = max(4, height - 2 - (trouble is not None) - 3 * 3 - (len(reasons) + 2 if reasons else 0))
+    shown = _shares(room, len(sources), len(outputs), len(routers))
+    parts: list[RenderableType] = [_head(moment, choice, url, age, glyphs, stale=trouble is not None)]
+    if trouble is not None:
+        parts.append(Text(f" {trouble}", "red bold", no_wrap=True, overflow="ellipsis"))
+    parts += [
+        _section(_sources(history, sources[: shown[0]], glyphs, wide=wide), "sources", len(sources), shown[0]),
+        _section(_outputs(history, outputs[: shown[1]], glyphs, wide=wide), "outputs", len(outputs), shown[1]),
+        _section(_routers(routers[: shown[2]], wide=wide), "routers", len(routers), shown[2]),
+    ]
+    if reasons:
+        parts.append(panel(Group(*reasons), "reasons", "yellow"))
+    parts.append(_foot(choice, glyphs))
+    return Group(*parts)
+
+
+def lines(history: History, choice: Choice, url: str) -> Iterator[str]:
+    """Yield the newest moment as plain lines, each complete by itself."""
+    moment = history.moments[-1]
+    yield f"kvbus {moment.version} at {url}: up {_span(moment.age)}, {_size(moment.memory)}"
+    for source in _wanted_sources(history, choice):
+        blocks = "+".join(f"{count} {medium}" for medium, count in source["blocks"].items()) or "0"
+        counts = source["counts"]
+        yield (
+            f"source {source['name']}: {_state(source)}, {_source_rate(history, source):.1f}/s, {blocks} blocks, "
+            f"missing {counts['missing']}, recovered {counts['recovered']}, lost {counts['lost']}, "
+            f"rejected {sum(counts['rejected'].values())}, queued {source['queue_depth']}"
+        )
+        if source["partial_reason"]:
+            yield f"source {source['name']} is partial: {source['partial_reason']}"
+        for reason in source["reasons"]:
+            yield f"source {source['name']}: {reason['text']}"
+    for output in moment.outputs:
+        if _matches(choice, output.name):
+            rate = history.rate(of_output(output.name, lambda each: each.batches))
+            yield (
+                f"output {output.name}: {output.routers:.0f} routers, {rate:.1f}/s, queued {output.queued:.0f}, "
+                f"behind {output.behind:.1f} s, dropped {output.dropped:.0f}"
+            )
+    for router in moment.routers:
+        if _matches(choice, router["peer"], router["output"], router["state"]):
+            yield (
+                f"router {router['peer']} of {router['output']}: {router['state']}, queued {router['queued']}, "
+                f"behind {router['behind_seconds']:.1f} s, dropped {router['dropped']['batches']}"
+            )
+    for reason, count in sorted(moment.reasons.items()):
+        yield f"{reason}: {count:.0f}"
+
+
+def chart(values: Sequence[float], glyphs: Glyphs) -> str:
+    """A row of signs, the largest value as the highest one."""
+    most = max(values, default=0.0)
+    top = len(glyphs.levels) - 1
+    return "".join(glyphs.levels[0 if not most else round(value / most * top)] for value in values)
+
+
+def _wanted_sources(history: History, choice: Choice) -> list[dict[str, Any]]:
+    found = [
+        source
+        for source in history.moments[-1].sources
+        if _matches(choice, source["name"], source["state"], source["endpoint"], source["dialect"] or "")
+    ]
+    keys = {
+        "rate": lambda source: _source_rate(history, source),
+        "blocks": lambda source: sum(source["blocks"].values()),
+        "missing": lambda source: source["counts"]["missing"],
+        "rejected": lambda source: sum(source["counts"]["rejected"].values()),
+        "queue": lambda source: source["queue_depth"],
+    }
+    key = keys.get(choice.sort)
+    return found if key is None else sorted(found, key=key, reverse=True)
+
+
+def _matches(choice: Choice, *texts: str) -> bool:
+    return not choice.wanted or any(choice.wanted.lower() in text.lower() for text in texts)
+
+
+def _source_rate(history: History, source: dict[str, Any]) -> float:
+    return history.rate(batches_of(source["name"]))
+
+
+def _state(source: dict[str, Any]) -> str:
+    return f"{source['state']} (partial)" if source["partial"] else str(source["state"])
+
+
+def _shares(room: int, *wanted: int) -> list[int]:
+    """How many rows each table gets: the smaller ones all of theirs, the others what is left in equal parts."""
+    shares = [0] * len(wanted)
+    order = sorted(range(len(wanted)), key=lambda at: wanted[at])
+    for done, at in enumerate(order):
+        shares[at] = min(wanted[at], room // (len(wanted) - done))
+        room -= shares[at]
+    return shares
+
+
+def _section(body: Table, title: str, there: int, shown: int) -> RenderableType:
+    more = Text(f" {there - shown} more ", "dim") if there > shown else None
+    return panel(body, f"{title} {there}", "cyan", more)
+
+
+def _head(moment: Moment, choice: Choice, url: str, age: float, glyphs: Glyphs, *, stale: bool) -> Table:
+    head = Table.grid(expand=True, padding=0)
+    head.add_column(no_wrap=True)
+    head.add_column(justify="right", no_wrap=True, overflow="ellipsis")
+    title = Text.assemble((" kvbus top ", "reverse bold"), "  ", (url, "bold"))
+    title.append(f" {glyphs.away} {moment.version} {glyphs.away} up {_span(moment.age)}", "dim")
+    title.append(f" {glyphs.away} {_size(moment.memory)}", "dim")
+    if stale:
+        note = Text(f"as of {age:.0f} s ago", "red bold")
+    elif choice.paused:
+        note = Text(f"paused {_span(age)} ago", "yellow bold")
+    else:
+        note = Text(f"as of {max(age, 0.0):.0f} s ago", "dim")
+    head.add_row(title, note)
+    return head
+
+
+def _foot(choice: Choice, glyphs: Glyphs) -> Text:
+    if choice.typing:
+        return Text.assemble(("filter: ", "bold"), choice.wanted, ("_", "blink"), ("  Enter: done  Esc: all", "dim"))
+    keys = [("q", "quit"), ("s", f"sort by {choice.sort}"), ("/", f"filter {choice.wanted or 'none'}")]
+    keys.append(("p", "go on" if choice.paused else "pause"))
+    return Text(f" {glyphs.away} ").join(
+        Text.assemble((f" {key} ", "reverse"), " ", (what, "dim")) for key, what in keys
+    )
+
+
+def _sources(history: History, rows: Sequence[dict[str, Any]], glyphs: Glyphs, *, wide: bool) -> Table:
+    body = plain_table()
+    body.add_column("source", no_wrap=True, overflow="ellipsis")
+    body.add_column("state", min_width=12, no_wrap=True)
+    body.add_column("", no_wrap=True, width=_CHART if wide else _CHART // 2)
+    numbers = ["/s", "blocks", "miss", "lost", "reject", "queue"]
+    if wide:
+        body.add_column("dialect", no_wrap=True, overflow="ellipsis")
+        numbers = ["batches/s", "blocks", "missing", "recovered", "lost", "rejected", "queued", "epoch"]
+    for name in numbers:
+        body.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        counts = row["counts"]
+        state = state_cell(row["state"], glyphs)
+        if row["partial"]:
+            state.append(" partial" if wide else "*", "yellow")
+        course = history.course(batches_of(row["name"]), _CHART if wide else _CHART // 2)
+        rate, blocks = f"{_source_rate(history, row):.1f}", f"{sum(row['blocks'].values()):,}"
+        missing, lost = counted(counts["missing"], "yellow"), counted(counts["lost"], "red bold")
+        rejected = counted(sum(counts["rejected"].values()), "red bold")
+        queue = counted(row["queue_depth"], "yellow")
+        cells: list[RenderableType] = [Text(row["name"], "bold"), state, Text(chart(course, glyphs), "cyan")]
+        if wide:
+            recovered = counted(counts["recovered"], "green")
+            cells.append(Text(short_dialect(row["dialect"] or ""), "dim"))
+            cells += [rate, blocks, missing, recovered, lost, rejected, queue, str(row["epoch"])]
+        else:
+            cells += [rate, blocks, missing, lost, rejected, queue]
+        body.add_row(*cells)
+    return body
+
+
+def _outputs(history: History, rows: Sequence[Output], glyphs: Glyphs, *, wide: bool) -> Table:
+    body = plain_table()
+    body.add_column("output", no_wrap=True, overflow="ellipsis")
+    body.add_column("", no_wrap=True, width=_CHART if wide else _CHART // 2)
+    names = ["batches/s", "bytes/s", "routers", "queued", "behind", "dropped", "states", "replays"]
+    for name in names if wide else [names[0], *names[2:6]]:
+        body.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        sent = of_output(row.name, lambda each: each.batches)
+        cells: list[RenderableType] = [
+            f"{history.rate(sent):.1f}",
+            _size(history.rate(of_output(row.name, lambda each: each.bytes))),
+            f"{row.routers:.0f}",
+            counted(row.queued, "yellow"),
+            Text(f"{row.behind:.1f} s", "yellow" if row.behind >= 1 else "dim"),
+            counted(row.dropped, "red bold"),
+            f"{row.states:.0f}",
+            f"{row.replays:.0f}",
+        ]
+        course = Text(chart(history.course(sent, _CHART if wide else _CHART // 2), glyphs), "cyan")
+        body.add_row(Text(row.name, "bold"), course, *(cells if wide else [cells[0], *cells[2:6]]))
+    return body
+
+
+def _routers(rows: Sequence[dict[str, Any]], *, wide: bool) -> Table:
+    body = plain_table()
+    body.add_column("router", no_wrap=True, overflow="ellipsis")
+    body.add_column("state", no_wrap=True)
+    body.add_column("output", no_wrap=True, overflow="ellipsis")
+    if wide:
+        body.add_column("topics", no_wrap=True, overflow="ellipsis")
+    for name in ("queued", "behind", "dropped", "states sent" if wide else "states"):
+        body.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        colour = {"live": "green", "stalled": "red bold"}.get(row["state"], "yellow")
+        topics = [Text(", ".join(topic or "(all)" for topic in row["topics"]), "dim")] if wide else []
+        body.add_row(
+            Text(row["peer"], "bold"),
+            Text(row["state"], colour),
+            Text(f"{row['output']}/{row['stream']}", "dim"),
+            *topics,
+            counted(row["queued"], "yellow"),
+            Text(f"{row['behind_seconds']:.1f} s", "yellow" if row["behind_seconds"] >= 1 else "dim"),
+            counted(row["dropped"]["batches"], "red bold"),
+            str(row["state_sent"]["count"]),
+        )
+    return body
+
+
+def _reasons(history: History, choice: Choice) -> list[Text]:
+    """What is not as it should be, in words first, and what is counted, the busiest first."""
+    moment = history.moments[-1]
+    found: list[Text] = []
+    for source in moment.sources:
+        if _matches(choice, source["name"]):
+            said = [f"partial: {source['partial_reason']}"] if source["partial_reason"] else []
+            said += [reason["text"] for reason in source["reasons"]]
+            found += [Text.assemble((source["name"], "bold"), f" {what}") for what in said]
+    counts = [(history.rate(of_reason(reason)), count, reason) for reason, count in moment.reasons.items()]
+    for rate, count, reason in sorted(counts, reverse=True):
+        if _matches(choice, reason):
+            found.append(Text.assemble(f"{reason} ", (f"{count:,.0f}", "bold"), (f"  {rate:.1f}/s", "dim")))
+    for text in found:
+        text.no_wrap, text.overflow = True, "ellipsis"
+    if len(found) > _MAX_REASONS:
+        found[_MAX_REASONS - 1 :] = [Text(f"{len(found) - _MAX_REASONS + 1} more", "dim")]
+    return found
+
+
+def _span(seconds: float) -> str:
+    minutes, hours, days = seconds / 60, seconds / 3600, seconds / 86400
+    if days >= 2:
+        return f"{days:.0f} d"
+    if hours >= 2:
+        return f"{hours:.0f} h"
+    return f"{minutes:.0f} min" if minutes >= 2 else f"{seconds:.0f} s"
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"

@@ -1,0 +1,122 @@
+"""Tasks end: those that clean up, that fail, and that lose their cancellation."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from kvbus.common import tasks
+from kvbus.common.tasks import end_tasks, finish
+from tests.transport.loops import eventually
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch):
+    monkeypatch.setattr(tasks, "AGAIN", 0.05)
+
+
+async def test_tasks_that_wait_fail_and_have_ended():
+    async def fails_at_the_end():
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            raise ValueError("at the end")
+
+    each = [asyncio.create_task(asyncio.sleep(3600)), asyncio.create_task(fails_at_the_end()), None]
+    ended = asyncio.create_task(asyncio.sleep(0))
+    await ended
+    await asyncio.sleep(0)
+    await end_tasks([*each, ended])
+    assert all(task is None or task.done() for task in each)
+    await end_tasks([])
+
+
+async def test_who_cleans_up_is_waited_for(monkeypatch):
+    monkeypatch.setattr(tasks, "AGAIN", 60.0)
+    cleaned = []
+
+    async def cleans_up():
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            await asyncio.sleep(0.1)
+            cleaned.append(True)
+
+    task = asyncio.create_task(cleans_up())
+    await asyncio.sleep(0)
+    await end_tasks([task])
+    assert cleaned == [True]
+
+
+async def test_a_cancellation_that_was_lost_is_not_the_last_one():
+    """As `asyncio.wait_for` of Python 3.11 loses it, when what it waits for comes in the turn of the cancellation."""
+    lost = 0
+
+    async def asks_for_ever():
+        nonlocal lost
+        while True:
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                lost += 1
+                if lost == 3:
+                    raise
+
+    task = asyncio.create_task(asks_for_ever())
+    await asyncio.sleep(0)
+    begin = time.monotonic()
+    await asyncio.wait_for(end_tasks([task]), 60)
+    assert lost == 3
+    assert task.cancelled()
+    assert time.monotonic() - begin >= 0.1
+
+
+async def test_the_answer_comes_in_the_turn_of_the_cancellation():
+    """The wait of dnspython and nats-py itself, on whatever Python this is."""
+    answer = asyncio.get_running_loop().create_future()
+
+    async def asks_again_and_again():
+        await asyncio.wait_for(answer, 60)
+        await asyncio.sleep(3600)
+
+    task = asyncio.create_task(asks_again_and_again())
+    await asyncio.sleep(0)
+    answer.set_result(None)
+    await asyncio.wait_for(end_tasks([task]), 60)
+    assert task.cancelled()
+
+
+async def test_what_closes_something_goes_on_though_nobody_waits_any_more():
+    goes_on, closed = asyncio.Event(), []
+
+    async def closes():
+        await goes_on.wait()
+        closed.append(True)
+
+    waits = asyncio.create_task(finish(closes(), 60.0))
+    await asyncio.sleep(0)
+    waits.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waits
+    goes_on.set()
+    await eventually(lambda: closed, "the end of it")
+
+
+async def test_what_closes_something_has_so_long_and_may_fail():
+    async def fails():
+        raise ValueError("at the end")
+
+    cancelled = []
+
+    async def lasts():
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            cancelled.append(True)
+            raise
+
+    await asyncio.wait_for(finish(fails(), 60.0), 30)
+    await asyncio.wait_for(finish(lasts(), 0.01), 30)
+    assert cancelled
