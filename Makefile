@@ -95,7 +95,7 @@ links: site $(LINKS)/.installed ## every link of the site that leaves it, follow
 	@$(LINKS)/bin/linkchecker --check-extern --no-robots --no-status --ignore-url '^http://127\.0\.0\.1[:/]' build/site/html/index.html
 
 test: $(STAMP) ## the test suite (TEST_LONG=1: tests of chance at length)
-	@$(BIN)/python -m pytest -n 6 --dist loadgroup $(ARGS)
+	@$(BIN)/python -m pytest -n 8 --dist loadgroup $(ARGS)
 
 coverage: $(STAMP) ## each module by its own tests alone (ARGS="core/source")
 	@$(BIN)/python -m tests.own_coverage $(ARGS)

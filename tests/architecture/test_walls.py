@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 PURE = {
     "__future__",
+    "array",
     "bisect",
     "collections",
     "enum",

@@ -52,9 +52,10 @@ def requirements(tmp_path):
 
 def test_no_module_of_the_daemon_is_in_it():
     assert {re.split(r"[/.]", path)[1] for path in files(ROOT)} == {
-        *("__init__", "client", "compiled", "core", "distributions", "errors", "py", "transport")
+        *("__init__", "client", "common", "core", "py", "transport")
     }
     assert "kvbus/core/relay.py" not in files(ROOT)
+    assert "kvbus/common/logs.py" not in files(ROOT)
 
 
 def test_it_is_a_library_of_the_same_version():

@@ -132,6 +132,28 @@ def test_nothing_of_a_connection_is_open_when_it_is_closed(door, ends, monkeypat
     assert [str(each.message) for each in said if each.category is ResourceWarning] == []
 
 
+async def test_a_connection_that_is_closed_before_it_has_a_socket_is_not_open_afterwards(nats, monkeypatch):
+    loop, asked, go_on = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+    look_up = loop.getaddrinfo
+
+    async def slow(*arguments, **keys):
+        asked.set()
+        await go_on.wait()
+        return await look_up(*arguments, **keys)
+
+    monkeypatch.setattr(loop, "getaddrinfo", slow)
+    link = Link(Nats(nats).place(nats.address.replace("127.0.0.1", "localhost")))
+    connecting = asyncio.create_task(link.client())
+    await asked.wait()
+    client = vars(link)["_client"]
+    await link.close()
+    go_on.set()
+    with pytest.raises(UnavailableError):
+        await connecting
+    assert client.is_closed
+    assert vars(vars(client)["_transport"])["_io_writer"].is_closing()
+
+
 async def test_a_right_password_and_certificate_write_and_read(door):
     await door.make()
     issued = door.server.authority.issue("client")

@@ -84,6 +84,6 @@ def test_a_rest_that_needs_the_part_is_found(tree):
     daemon = tree.root / "kvbus" / "daemon" / "outputs.py"
     daemon.write_text(f"{daemon.read_text()}\n\nimport kvbus.parts.outputs.lines.driver\n")
     shutil.rmtree(tree.folder("lines"))
-    with pytest.raises(AssertionError, match=r"No module named 'kvbus\.outputs\.lines'"):
+    with pytest.raises(AssertionError, match=r"No module named 'kvbus\.parts\.outputs\.lines'"):
         tree.modules()
     assert tree.check().returncode == 70

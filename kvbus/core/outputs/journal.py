@@ -84,19 +84,17 @@ class Journal:
         payloads.append(payload)
         self._seqs.append(seq)
         self.bytes += len(payload)
-        while len(payloads) > 1 and (len(payloads) > self.max_batches or self.bytes > self.max_bytes):
-            self._trim()
-
-    def _trim(self) -> None:
-        """Let the oldest entry go."""
-        self.bytes -= len(self._payloads.popleft())
-        if self._empty:
-            self._empty.pop(self.trimmed, None)
-        self.trimmed += 1
-        self._spare += 1
-        if self._spare == SPARE:
-            del self._seqs[:SPARE]
-            self._spare = 0
+        kept = len(payloads)
+        while kept > 1 and (kept > self.max_batches or self.bytes > self.max_bytes):
+            kept -= 1
+            self.bytes -= len(payloads.popleft())
+            if self._empty:
+                self._empty.pop(self.trimmed, None)
+            self.trimmed += 1
+            self._spare += 1
+            if self._spare == SPARE:
+                del self._seqs[:SPARE]
+                self._spare = 0
 
     def position(self, seq: int) -> int:
         """Absolute position of the entry that holds ``seq``, or of the oldest one if ``seq`` is gone."""

@@ -91,15 +91,19 @@ class Link:
         async with self.said(ATTEMPT):
             tls, password = self._place.tls(), self._place.password()
             client = self._client = _Client()
-            await client.connect(
-                [f"nats://{server}" for server in self._place.servers.split(",")],
-                error_cb=self._heard,
-                allow_reconnect=False,
-                connect_timeout=int(ATTEMPT),
-                tls=tls,
-                user=self._place.keys.username,
-                password=password,
-            )
+            try:
+                await client.connect(
+                    [f"nats://{server}" for server in self._place.servers.split(",")],
+                    error_cb=self._heard,
+                    allow_reconnect=False,
+                    connect_timeout=int(ATTEMPT),
+                    tls=tls,
+                    user=self._place.keys.username,
+                    password=password,
+                )
+            finally:
+                if self._client is not client:  # closed meanwhile: before there is a socket, its own close ends nothing
+                    await self._end(client)
             if not client.is_connected:
                 raise errors.Error("the server ended the connection")
         return client
@@ -162,10 +166,14 @@ class Link:
         """Close the connection. Whatever goes wrong, nobody needs it any more."""
         client, self._client = self._client, None
         if client is not None:
-            try:
-                await finish(client.close(), STOP)
-            finally:
-                client.drop()
+            await self._end(client)
+
+    @staticmethod
+    async def _end(client: _Client) -> None:
+        try:
+            await finish(client.close(), STOP)
+        finally:
+            client.drop()
 
 
 def refused(error: APIError) -> UnavailableError:
