@@ -23,7 +23,8 @@ from kvbus.client.updates import (
 from kvbus.core.blocks.prefix_index import medium_of
 from kvbus.core.normalizing.validate import check_removed, check_stored
 from kvbus.core.types import PREFIX_KINDS, Hash, Reason
-from kvbus.core.wire.schema import AllBlocksCleared, Batch, BlockStored
+from kvbus.core.wire.batch import Batch
+from kvbus.core.wire.schema import AllBlocksCleared, BlockStored
 
 if TYPE_CHECKING:
     from kvbus.client.updates import Update

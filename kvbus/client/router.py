@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from kvbus.core.blocks.prefix_labels import Adapter
-    from kvbus.core.wire.schema import Batch
+    from kvbus.core.wire.batch import Batch
 
 T = TypeVar("T")
 

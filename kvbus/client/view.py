@@ -10,7 +10,8 @@ from msgspec import UNSET, UnsetType
 
 from kvbus.client.updates import Lost, Received, Restarted, Snapshot
 from kvbus.core.types import DEVICE_MEDIUM, Hash, Reason, medium_key, printable
-from kvbus.core.wire.schema import AllBlocksCleared, Batch, BlockRemoved, BlockStored
+from kvbus.core.wire.batch import Batch
+from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored
 from kvbus.core.wire.tokens import Token, count_tokens, decode_tokens, divide, joined
 
 if TYPE_CHECKING:

@@ -18,8 +18,9 @@ from kvbus.core.sequencing.phases import Phase
 from kvbus.core.source import Source
 from kvbus.core.types import Reason
 from kvbus.core.wire import codec
+from kvbus.core.wire.batch import Batch
 from kvbus.core.wire.profiles import CANONICAL, Wire, encode
-from kvbus.core.wire.schema import AllBlocksCleared, Batch
+from kvbus.core.wire.schema import AllBlocksCleared
 
 EPOCH_BITS: Final = 40
 """A number on the wire is the record's epoch above so many bits of its seq: 35 years of 1,000 records a second."""
@@ -117,7 +118,7 @@ class Numbered:
             stream = output.streams[slot]
             if stream.next_seq:
                 seq = stream.next_seq - 1
-                payload = encode(stream.profile.wire, [AllBlocksCleared()], source.ts, source.rank)
+                payload = encode(stream.wire, [AllBlocksCleared()], source.ts, source.rank)
                 stream.resume_at(seq)
                 stream.append(payload, now)
                 self._out.commands.append(Publish(number, slot, stream.topic, seq, payload, 1, stream.publisher_id))

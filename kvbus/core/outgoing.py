@@ -18,6 +18,7 @@ from kvbus.core.wire.codec import AnyEvent
 from kvbus.core.wire.profiles import CANONICAL, Wire, encode
 from kvbus.core.wire.schema import AllBlocksCleared
 
+_CANONICAL: Final = CANONICAL
 _encode: Final = encode
 _publish: Final = Publish
 """Compiled code looks a name of another module up in a dictionary each time, and has its own at hand."""
@@ -139,7 +140,7 @@ class Outgoing:
 
     def _publish_clear(self, number: int, at: int, rank: int, now: float) -> None:
         stream = self._outputs[number].streams[at]
-        payload = encode(stream.profile.wire, [AllBlocksCleared()], self.wall, rank)
+        payload = encode(stream.wire, [AllBlocksCleared()], self.wall, rank)
         seq = stream.append(payload, now)
         self.commands.append(Publish(number, at, stream.topic, seq, payload, 1, stream.publisher_id))
 
@@ -198,9 +199,9 @@ class Outgoing:
         for number, output in self._plain:
             at, rank = (0, i) if output.merged else (i, source.rank)
             stream = output.streams[at]
-            wire = stream.profile.wire
+            wire = stream.wire
             payload = whole
-            if payload is None or rank != source.rank or not (wire is CANONICAL or source.says(wire)):
+            if payload is None or rank != source.rank or not (wire is _CANONICAL or source.says(wire)):
                 payload = payloads.get((wire, rank)) if several else None
                 if payload is None:
                     payload = _encode(wire, events, source.ts, rank)
@@ -252,7 +253,7 @@ class Outgoing:
         whole: bytes | None = None,
     ) -> None:
         fitted = self._fit(output, i, source, events, cleared)
-        for batch in in_batches(fitted, source.normalizer.block_size or 0, blocks_in(fitted)):
+        for batch in in_batches(fitted, source.normalizer.block_size or 0, blocks_in(list(fitted))):
             self._publish_on(number, output, i, source, batch, now, whole if batch is events else None)
 
     def _fit(
@@ -345,7 +346,7 @@ class Outgoing:
             if not output.spec.merged or self._sources:
                 source = self._sources[0 if output.spec.merged else at]
                 ts, rank = max(self.wall, source.ts), output.rank_of(at, source)
-            payload = encode(stream.profile.wire, [], ts, rank)
+            payload = encode(stream.wire, [], ts, rank)
         seq = stream.append(payload, now, empty=True)
         output.stats.heartbeats += 1
         self.commands.append(Publish(number, at, stream.topic, seq, payload, 0, stream.publisher_id))

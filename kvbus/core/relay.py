@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import inf
+from struct import Struct
 from typing import Final
 
 from kvbus.core import write_ahead_log as wal
@@ -69,6 +70,11 @@ from kvbus.core.write_ahead_log import Records
 
 SLICE: Final = 256
 """Batches delivered per event handled: a long catch-up is spread over many, so that the loop stays alive."""
+
+_BATCH: Final = BatchReceived
+"""Compiled code looks a name of another module up in a dictionary each time, and has its own at hand."""
+
+_number: Final = Struct(">Q").unpack
 
 
 class Relay:
@@ -129,7 +135,10 @@ class Relay:
 
     def handle(self, event: RelayEvent, now: float) -> list[Command]:
         """Take in one event at ``now`` (seconds, monotonic); the commands that follow from it."""
-        self._handlers[type(event)](event, now)
+        if type(event) is _BATCH:
+            self._batch(event, now)
+        else:
+            self._handlers[type(event)](event, now)
         out = self._out
         commands, out.commands = out.commands, []
         return commands
@@ -221,7 +230,7 @@ class Relay:
         stats.batches += 1
         if len(frames) == 3 and len(frames[1]) == SEQ_BYTES and source.publisher_id is None:
             topic, number, payload = frames
-            seq = int.from_bytes(number, "big")
+            (seq,) = _number(number)
             fingerprint = None
             if len(payload) <= self._max_bytes and len(topic) <= self._max_bytes:
                 fingerprint = source.sequencer.accept_in_order(seq, payload, now)

@@ -30,8 +30,9 @@ from kvbus.client import (
 from kvbus.client.feed import Feed
 from kvbus.core.blocks.prefix_index import PrefixIndex
 from kvbus.core.types import Reason
+from kvbus.core.wire.batch import Batch
 from kvbus.core.wire.codec import decode_batch
-from kvbus.core.wire.schema import AllBlocksCleared, Batch, BlockStored
+from kvbus.core.wire.schema import AllBlocksCleared, BlockStored
 from tests.client.blocks import batch, removed, stored, tokens
 from tests.wire.captures import DATA, load
 
@@ -159,7 +160,9 @@ def test_a_bad_event_is_left_out_and_counted(event, reason):
 
 def test_events_that_could_not_be_read_are_counted():
     fed = Fed()
-    fed.feed.apply(Batch(1.0, [], 0, rejects=[Reason.NOT_MSGPACK]))
+    batch = Batch(1.0, [], 0)
+    batch.rejects.append(Reason.NOT_MSGPACK)
+    fed.feed.apply(batch)
     fed.feed.status.note(Rejected(7, b"", Reason.NOT_MSGPACK))
     assert fed.feed.status.refused == {Reason.NOT_MSGPACK: 2}
 

@@ -122,17 +122,17 @@ def test_a_router_that_ignores_removals_ends_it_with_exit_code_1(monkeypatch):
 
     def deaf(self, update):
         batch = getattr(update, "batch", None)
-        if batch is not None and self.source == "vllm/1":
+        if batch is not None and self.source == "sglang/1":
             batch.events[:] = [event for event in batch.events if not isinstance(event, BlockRemoved)]
         take(self, update)
 
     monkeypatch.setattr(Feed, "take", deaf)
     monkeypatch.setattr(scenes, "TIMEOUT_S", 1.0)
-    # caches so small that they evict within the first second
-    monkeypatch.setattr(stage, "CAST", [replace(each, rates=(30.0, 30.0), blocks=80) for each in CAST])
+    # caches so small that they evict within the first second, and an engine that does not start again
+    monkeypatch.setattr(stage, "CAST", [replace(each, rates=(30.0, 30.0), blocks=32) for each in CAST])
     done = CliRunner().invoke(main, ["demo", "--seconds", "3"])
     assert done.exit_code == 1, done.output
-    assert "router-a vllm/1: " in done.output
+    assert "router-a sglang/1: " in done.output
     assert "DIFFERENT" in done.output
     assert "dead: GPU" in done.output
 

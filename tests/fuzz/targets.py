@@ -14,6 +14,7 @@ from kvbus.core.relay import Relay
 from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source_spec import SourceSpec
 from kvbus.core.types import Reason
+from kvbus.core.wire.batch import Batch
 from kvbus.core.wire.codec import decode_batch
 from kvbus.core.wire.encoding import encode_batch, encode_positional_batch
 from kvbus.core.wire.frames import (
@@ -26,7 +27,7 @@ from kvbus.core.wire.frames import (
     parse_replay_request,
 )
 from kvbus.core.wire.profiles import PROFILES
-from kvbus.core.wire.schema import Batch, BlockRemoved, BlockStored
+from kvbus.core.wire.schema import BlockRemoved, BlockStored
 from tests.doubles.accounting import all_accounted_for, size_is_true
 from tests.doubles.answers import reading
 from tests.doubles.router import PlainSetRouter

@@ -5,6 +5,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvbus.core.types import Reason
+from kvbus.core.wire.batch import Batch
 from kvbus.core.wire.codec import decode_batch
 from kvbus.core.wire.dialect import sniff
 from kvbus.core.wire.encoding import encode_batch, encode_positional_batch
@@ -17,7 +18,7 @@ from kvbus.core.wire.frames import (
     parse_replay,
     parse_replay_request,
 )
-from kvbus.core.wire.schema import AllBlocksCleared, Batch, BlockRemoved, BlockStored
+from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored
 from kvbus.core.wire.tokens import decode_tokens
 from tests.core.dsl import Script, raw, tick
 from tests.doubles.payloads import pack, payload, plain_all, removed, store

@@ -203,7 +203,7 @@ def _consecutive(positions: list[int]) -> Iterator[tuple[int, int]]:
         start = end
 
 
-def blocks_in(events: Sequence[AnyEvent]) -> int:
+def blocks_in(events: list[AnyEvent]) -> int:
     """How many blocks the events name."""
     count = 0
     for event in events:

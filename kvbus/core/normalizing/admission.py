@@ -28,9 +28,10 @@ from kvbus.core.normalizing.validate import (
 )
 from kvbus.core.source_stats import SourceStats
 from kvbus.core.types import PREFIX_KINDS, UNKNOWN_MEDIUM, Filtered, Hash, Reason, medium_key
+from kvbus.core.wire.batch import Batch
 from kvbus.core.wire.codec import lacks_field
 from kvbus.core.wire.parts import extras_of, parts
-from kvbus.core.wire.schema import AllBlocksCleared, Batch, BlockInactive, BlockRemoved, BlockStored, Event, Extras
+from kvbus.core.wire.schema import AllBlocksCleared, BlockInactive, BlockRemoved, BlockStored, Event, Extras
 from kvbus.core.wire.tokens import body_at
 
 
@@ -114,6 +115,9 @@ class Admission:
         # What is cached; :meth:`forget` empties it.
         self.shapes: dict[tuple[Any, ...], Shape] = {}
         """By the spelling of a store."""
+        self.newest_spelling: tuple[Any, ...] | None = None
+        self.newest_shape: Shape | None = None
+        """The one that was looked up last: most stores are spelled as the one before, and to compare costs less."""
         self._good_metas: dict[tuple[Any, ...], Meta] = {}
         """By shape and what is only carried."""
         self.usual_keys: dict[int, tuple[Raw, bytes]] = {}
@@ -127,6 +131,7 @@ class Admission:
     def forget(self) -> None:
         """Empty the caches: tables have gone. No plain event will see a shape that was made before."""
         self.shapes.clear()
+        self.newest_spelling = self.newest_shape = None
         self._good_metas.clear()
 
     def count_left_out(self, reason: Filtered) -> None:

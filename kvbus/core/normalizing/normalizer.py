@@ -31,8 +31,9 @@ from kvbus.core.normalizing.shape import Sizes
 from kvbus.core.normalizing.stores import Stores
 from kvbus.core.source_stats import SourceStats
 from kvbus.core.types import Filtered, Hash
+from kvbus.core.wire.batch import Batch
 from kvbus.core.wire.codec import ARRAYS, AnyEvent
-from kvbus.core.wire.schema import AllBlocksCleared, Batch, BlockRemoved, BlockStored, Event
+from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored, Event
 from kvbus.core.wire.tokens import are_pairs
 
 

@@ -100,7 +100,13 @@ class PlainEvents:
                 parent: Any = fields[1]
                 raw_keys: Any = fields[KEYS]
                 count = len(hashes)
-                shape = shapes.get(fields[SPELLED:KEYS])
+                spelling = fields[SPELLED:KEYS]
+                if spelling == admission.newest_spelling:
+                    shape = admission.newest_shape
+                else:
+                    shape = shapes.get(spelling)
+                    if shape is not None:
+                        admission.newest_spelling, admission.newest_shape = spelling, shape
                 if shape is None:
                     shape = admission.plain_shape(event)
                     if shape is None:

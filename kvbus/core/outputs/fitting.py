@@ -83,7 +83,7 @@ def halves(events: Sequence[AnyEvent]) -> list[Sequence[AnyEvent]]:
     if len(events) > 1:
         middle = len(events) // 2
         return [events[:middle], events[middle:]]
-    count = blocks_in(events)
+    count = blocks_in(list(events))
     if count < 2:
         return [events]
     return [[part] for part in parts(events[0], [(0, count // 2), (count // 2, count)])]

@@ -206,5 +206,5 @@ def _state_part(answer: ReplayAnswer, stream: OutputStream, snapshot: StateSnaps
     if filler > (0 if first == 0 and stream.profile.late_replay else MAX_FILLER):
         first, outcome = first + filler, "late"
     went = structs.replace(answer, seq=end, end=max(answer.end, end), begun=True, snapshot=snapshot, outcome=outcome)
-    empty = encode(stream.profile.wire, [], 0.0, stream.rank)
+    empty = encode(stream.wire, [], 0.0, stream.rank)
     return StatePart(went, stream.topic, stream.publisher_id, first, end, chunks, empty)

@@ -25,6 +25,7 @@ class OutputStream:
     ) -> None:
         self.keeps_topic = topic is None
         self.profile = profile
+        self.wire = profile.wire
         self.journal = journal
         self.heartbeat = heartbeat
         self.rank = rank

@@ -18,13 +18,13 @@ from msgspec.structs import astuple as fields_of
 
 from kvbus.core.types import MAX_HASH_BYTES, Hash, Reason
 from kvbus.core.wire import rfc1527
+from kvbus.core.wire.batch import Batch
 from kvbus.core.wire.schema import (
     CARRIED,
     NO_SIZE,
     NO_TOKENS,
     AllBlocksCleared,
     ArrayBatch,
-    Batch,
     BlockInactive,
     BlockRemoved,
     BlockStored,
@@ -60,6 +60,9 @@ _decode_map_event: Final[Callable[[Raw | bytes], Event]] = msgspec.msgpack.Decod
     BlockStored[Hash] | BlockRemoved[Hash] | AllBlocksCleared | BlockInactive
 ).decode
 _decode_array_event: Final = msgspec.msgpack.Decoder(StoredArray[Hash] | RemovedArray[Hash] | ClearedArray).decode
+_fields_of: Final = fields_of
+"""Compiled code looks a name of another module up in a dictionary each time, and has its own at hand."""
+
 _decode_raw_fields: Final = msgspec.msgpack.Decoder(dict[str, Raw]).decode
 _decode_raw_list: Final = msgspec.msgpack.Decoder(list[Raw]).decode
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -140,19 +143,19 @@ def _decode_other(payload: bytes | memoryview, max_events: int, form: int) -> Ba
 
 def _uniform(found: Any, payload: bytes | memoryview, max_events: int, form: int) -> Batch | Reason:
     """A batch that was decoded in one go."""
-    ts, events, rank = fields_of(found)
-    if not isfinite(ts):
+    fields: tuple[float, list[Any], int | None] = _fields_of(found)
+    ts, events, rank = fields
+    if ts - ts != 0.0:  # it is not finite
         return Reason.BATCH_SHAPE
     if len(events) > max_events:
         return Reason.TOO_MANY_EVENTS
     if form >= ARRAYS:
         return Batch(ts, [_from_array(event) for event in events], rank, False, form, True)
-    canonical = rank is not None and payload[:2] == _CANONICAL_HEAD
+    if not isinstance(payload, bytes):
+        payload = bytes(payload[:2])
+    # an array of three that begins with a float64, as every engine sends it
+    canonical = rank is not None and payload[0] == 0x93 and payload[1] == 0xCB
     return Batch(ts, events, rank, canonical, form, True)
-
-
-_CANONICAL_HEAD: Final = b"\x93\xcb"
-"""An array of three that begins with a float64, as every engine sends it."""
 
 
 def lacks_field(event: BlockStored[Any]) -> bool:
@@ -209,7 +212,7 @@ def _decode_each(payload: bytes | memoryview, max_events: int) -> Batch | Reason
     if len(envelope.events) > max_events:
         return Reason.TOO_MANY_EVENTS
     unknown: set[str] = set()
-    batch = Batch(rfc1527.seconds(envelope.ts), [], envelope.rank, unknown=unknown, rejects=[])
+    batch = Batch(rfc1527.seconds(envelope.ts), [], envelope.rank, unknown=unknown)
     for raw in envelope.events:
         extras: Extras = {}
         event = _decode_event(raw, extras, unknown)
@@ -351,7 +354,7 @@ def _typed(tag: str, fields: Extras) -> Event | Reason:
 
 def _from_array(event: StoredArray[Any] | RemovedArray[Any] | ClearedArray) -> Event:
     if type(event) is StoredArray:
-        hashes, parent, tokens, size, lora_id, medium, seventh, keys, group, kind, window = fields_of(event)
+        hashes, parent, tokens, size, lora_id, medium, seventh, keys, group, kind, window = _fields_of(event)
         name = seventh if type(seventh) is str else None
         stored: BlockStored[Any] = BlockStored(
             hashes, parent, tokens, size, lora_id, medium, name, group, kind, window, keys

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Generic, TypeVar
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from kvbus.core.types import MAX_HASH_BYTES, Hash, Reason
+from kvbus.core.types import MAX_HASH_BYTES, Hash
 
 Rank = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Small = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
@@ -166,29 +166,3 @@ class RawMapBatch(msgspec.Struct):
 
 Extras = dict[str, Raw]
 """Fields no struct knows, as raw msgpack, to be sent on where the output's encoding has a place for them (maps)."""
-
-
-class Batch(msgspec.Struct):
-    """One decoded batch.
-
-    Attributes:
-        ts: its time.
-        events: as they came.
-        rank: None where the engine sends none (vLLM 0.9.0).
-        canonical: it is exactly ``[ts, events, rank]`` with map events of known fields.
-        form: in what form it came: pass it on with the next batch of a stream.
-        uniform: its hashes are of one kind, and no event had to be looked at alone.
-        extras: by an event's position, fields this version does not know.
-        unknown: what those and events of an unknown kind are called, bounded and harmless to show.
-        rejects: one reason for each event that was left out.
-    """
-
-    ts: float
-    events: list[Event]
-    rank: int | None = None
-    canonical: bool = False
-    form: int = 0
-    uniform: bool = False
-    extras: dict[int, Extras] | None = None
-    unknown: set[str] | None = None
-    rejects: list[Reason] = []

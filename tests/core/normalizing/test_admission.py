@@ -7,9 +7,10 @@ from kvbus.core.normalizing import admission as module
 from kvbus.core.normalizing.admission import Admission, Checked
 from kvbus.core.source_stats import SourceStats
 from kvbus.core.types import Filtered, Reason
+from kvbus.core.wire.batch import Batch
 from kvbus.core.wire.codec import decode
 from kvbus.core.wire.encoding import decode_value
-from kvbus.core.wire.schema import AllBlocksCleared, Batch, BlockRemoved
+from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved
 from tests.core.dsl import Bench
 from tests.doubles.payloads import cleared, payload, plain, plain_all, removed, store, tokens_of
 from tests.sources import DEFECTIVE

@@ -12,8 +12,8 @@ from kvbus.core.normalizing.normalizer import Normalizer
 from kvbus.core.normalizing.rules import Rules
 from kvbus.core.source_stats import SourceStats
 from kvbus.core.wire import codec
+from kvbus.core.wire.batch import Batch
 from kvbus.core.wire.codec import AnyEvent
-from kvbus.core.wire.schema import Batch
 
 SIZE = 4
 
