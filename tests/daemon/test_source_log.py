@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 import pytest
@@ -14,7 +15,7 @@ from kvbus.core.sequencing.phases import Phase
 from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source_spec import SourceSpec
 from kvbus.core.wire.frames import END_SEQ
-from kvbus.daemon.source_log import SourceLog
+from kvbus.daemon.source_log import AT_ONCE, SourceLog
 from tests.doubles.payloads import batch, payload, store
 
 
@@ -42,6 +43,21 @@ def test_each_change_of_state_is_one_line(relay: Relay, caplog: pytest.LogCaptur
     log.look(relay, [0])
     log.look(relay, [0])
     assert lines(caplog) == ["source engine: connecting -> syncing, epoch 0, next seq 0, 0 blocks"]
+
+
+async def test_of_many_sources_a_few_are_looked_at_in_a_turn_of_the_loop_and_none_that_has_gone_meanwhile() -> None:
+    names = [f"engine-{n}" for n in range(2 * AT_ONCE)]
+    relay = Relay([SourceSpec(name, 0, Settings(), Rules()) for name in names], [])
+    for slot in range(len(names)):
+        relay.handle(SourceUp(slot), 1.0)
+    seen: list[str] = []
+    log = SourceLog(lambda kind, name, led_to, text: seen.append(name))
+    there = dict.fromkeys(range(len(names)))
+    log.look_in_turns(relay, there)
+    assert seen == names[:AT_ONCE]
+    del there[AT_ONCE]
+    await asyncio.sleep(0)
+    assert seen == names[:AT_ONCE] + names[AT_ONCE + 1 :]
 
 
 def test_partial_is_said_once_with_what_heals_it(relay: Relay, caplog: pytest.LogCaptureFixture) -> None:
