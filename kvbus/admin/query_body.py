@@ -23,8 +23,9 @@ MAX_ITEMS: Final = 131_072
 MAX_HASHES: Final = 16_384
 """Hashes of one question, and look-ups by hash in one go."""
 
-PIECE: Final = 32 * 1024
-"""Bytes of a list of token ids that are read in one go: 0.15 ms. A shorter body is read whole."""
+PIECE: Final = 64 * 1024
+"""Bytes of a list of token ids that are read in one go: 0.25 ms, less than the walk down the tree. A shorter body is
+read whole."""
 
 
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKEN_ID)]
