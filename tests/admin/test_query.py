@@ -376,7 +376,7 @@ async def test_however_many_ask_each_turn_of_the_loop_has_one_piece_of_their_wor
 
     monkeypatch.setattr(query_body, "packed", counted(packed))
     monkeypatch.setattr(PrefixIndex, "matches", counted(PrefixIndex.matches))
-    body = json.dumps({"tokens": TOKENS + [100_000] * 16_384}).encode()
+    body = json.dumps({"tokens": TOKENS + [100_000] * 28_000}).encode()
     assert len(body) > 3 * query_body.PIECE
     few = aiohttp.TCPConnector(limit=50)
     async with asking() as here, aiohttp.ClientSession(connector=few) as here.session:
