@@ -1,4 +1,4 @@
-"""The read-only HTTP server: probes, metrics and state for everybody, token ids for loopback and principals."""
+"""The read-only HTTP server: probes, metrics, how sources and routers stand, token ids for whoever may read them."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ class AdminServer:
         return handler if self._observed.config.http_open == "status" else self._guarded(handler, content=False)
 
     def _content(self, handler: Handler) -> Handler:
-        """Guard a handler whose answer has token ids: only local clients and principals reach it."""
+        """Guard a handler whose answer has token ids: local clients reach it, and principals who may read content."""
         return self._guarded(handler, content=True)
 
     def _guarded(self, handler: Handler, *, content: bool) -> Handler:

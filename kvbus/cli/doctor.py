@@ -60,9 +60,9 @@ def command(
       kvbus doctor --http http://10.0.0.7:9477
       kvbus doctor kvbus.yaml --json | jq -r '.findings[].cause'
 
-    One line for each finding: the cause, [the configuration key], what to do. The most certain come first; a line that
-    begins with "note:" may be meant so. Then a line for each source and output with what was seen. It disturbs nobody:
-    each engine gets one subscriber more for a moment, and one small replay request (with --history a large one).
+    One line for each finding: the cause, [the configuration key], what to do. Problems come first; what begins with
+    "note:" may be meant so. Then a line for each source and output with what was seen. It disturbs nobody: each engine
+    gets one subscriber more for a moment, and one small replay request (with --history a large one).
 
     Exit codes: 0 nothing is wrong, 1 something is, 78 bad configuration, 130 Ctrl-C.
     """  # noqa: D301 - \b is click's: keep these lines as they are

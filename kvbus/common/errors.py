@@ -1,6 +1,6 @@
 """The errors that kvbus raises on purpose, each with its exit code.
 
-The codes are those of ``sysexits.h``. They let a supervisor distinguish a bad configuration (do not restart) from a
+Those from 64 to 78 are of ``sysexits.h``. They let a supervisor distinguish a bad configuration (do not restart) from a
 busy port (try again) without the log.
 """
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class ExitCode(IntEnum):
-    """What an exit code of ``kvbus`` means."""
+    """What an exit code of ``kvbus`` means. A command that judges also has 1, and a signal 128 and its number."""
 
     OK = 0
     USAGE = 2
@@ -92,7 +92,7 @@ class BindError(KvbusError):
 
 
 class InUseError(KvbusError):
-    """Something that belongs to one process at a time is another's; trying again helps once that one has ended.
+    """Something that one process has at a time is another's. Trying again helps once that process has ended.
 
     Args:
         what: The thing, such as a directory.

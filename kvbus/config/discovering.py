@@ -26,7 +26,7 @@ def checked(value: object) -> dict[str, dict[str, Any]]:
     """Return a discovery's kind with all its settings, defaults included.
 
     Raises:
-        ValueError: it is not one kind that is installed, or a setting is bad.
+        ValueError: it is not one kind that is installed with what it needs, or a setting is bad.
     """
     found = parts.installed(parts.DISCOVERY)
     if not isinstance(value, dict) or len(value) != 1 or next(iter(value)) not in found:

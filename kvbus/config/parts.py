@@ -1,8 +1,12 @@
-"""Optional parts. A part is a folder of code, an entry point that registers it, and an extra with its dependencies.
+"""Optional parts. A part is a folder of code and an entry point that registers it; some need a library, by an extra.
 
 Output drivers register under ``kvbus.outputs``, ways to find engines under ``kvbus.discovery``, what stands before an
-engine's API under ``kvbus.fronts``. A configuration that
-names a part that is not installed gets an error that lists the installed ones.
+engine's API under ``kvbus.fronts``, third parties that know credentials under ``kvbus.reviews``.
+
+A configuration that names a part that is not registered is refused where it is read
+(:mod:`~kvbus.config.values`, :mod:`~kvbus.config.discovering`), with the names of those that are. One that is
+registered without the library it needs is refused there if it is a way to find engines, and else where the daemon makes
+it (``factories`` in :mod:`kvbus.daemon.outputs`).
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Each stream has one small file. kvbus writes a number into it *before* it uses t
 time. The kernel keeps it even if the process is killed. After a kill the numbering goes on at the number in the file.
 After a graceful shutdown it goes on exactly where it stopped. The number is there twice, each with a checksum of its
 own; where neither is right, the numbering goes on far ahead of all that can have been used.
-The file of a merged stream also has how many sources it ever carried, so that one that is taken away while kvbus is
-down is cleared when it is back.
+The file of a merged stream also has how many sources it ever carried. So a source that is taken away while kvbus is
+down is cleared when kvbus is back.
 A process locks the files it uses: two processes would overwrite each other's reservations.
 """
 

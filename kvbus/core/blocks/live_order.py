@@ -1,7 +1,7 @@
 """The order in which live blocks are announced: device first, one medium at a time, parents before children.
 
-It is found by walking the index as it is, so that nothing has to be kept for it. Many blocks may have their parent in
-one of the last chunks, and a parent that was stored again may lie behind its children.
+It is found by walking the index as it is, so that nothing has to be kept for it. The index has blocks in the order in
+which they were stored, which is not this one: a parent that was stored again lies behind its children.
 """
 
 from __future__ import annotations

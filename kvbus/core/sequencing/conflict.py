@@ -11,7 +11,7 @@ from collections import deque
 from typing import Final
 
 MAX_EPOCHS: Final = 4
-"""New epochs on one connection, within :data:`WINDOW` seconds, that are taken for restarts behind a proxy."""
+"""So many new epochs on one connection may be restarts behind a proxy, within :data:`WINDOW` seconds. One more not."""
 
 WINDOW: Final = 10.0
 FIRST_PAUSE: Final = 5.0

@@ -1,12 +1,11 @@
 """When a log gets a stream's state again, though nothing is missing. Pure.
 
-For readers that begin, so that they read little: as soon as the batches behind the newest state have as many bytes as
-it has, and 4 MiB at least. So the batches behind a state pay for it, byte for byte, before there is another one: at any
-moment such states have at most the bytes of all batches and of the newest state, and twice the batches' bytes are
-written.
+For readers that begin, so that they read little: a state is due as soon as the batches behind the newest one have as
+many bytes as it has, and 4 MiB at least. So all states but the newest have at most the bytes of all batches, and at
+most twice the batches' bytes are written.
 
-For retention: after a fixed time, and where the log has let go of the newest state already. That a log keeps none of
-what it is given shall not make it all that is written, so each such state doubles the time to the next look.
+For retention: a state is due after a fixed time, and where the log has let go of the newest one already. A log may keep
+nothing for long. So that kvbus does not write states alone to it, each such state doubles the time to the next look.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class StateDue:
         self.trimmed = False
 
     def begin(self, now: float) -> None:
-        """A turn begins; its first state is missing, so it is no matter of this."""
+        """A turn begins. Its first state is missing, and not due: the appender asks for that one."""
         self._state_at = now
         self.position, self.trimmed = None, False
 

@@ -73,7 +73,7 @@ class Report:
 
     @property
     def ordered(self) -> list[Finding]:
-        """Problems first, else in the order of the configuration."""
+        """Problems first, else as they were found: sources, then outputs, then what engines' APIs answered."""
         return sorted(self.findings, key=lambda finding: finding.severity is Severity.NOTE)
 
     @property
