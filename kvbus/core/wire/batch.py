@@ -42,3 +42,6 @@ class Batch:
         self.extras: dict[int, Extras] | None = None
         self.unknown = unknown
         self.rejects: list[Reason] = []
+
+    def __repr__(self) -> str:
+        return f"Batch(ts={self.ts}, events={self.events}, rank={self.rank})"

@@ -54,6 +54,9 @@ class TestDialects:
         batch = well_formed(pack({"ts": 1.5, "events": [GOOD], name: 3}))
         assert (batch.ts, batch.rank, plain_all(batch.events)) == (1.5, 3, plain_all([GOOD]))
 
+    def test_a_batch_can_be_printed(self):
+        assert repr(decoded(cleared(), rank=1)) == "Batch(ts=1.0, events=[AllBlocksCleared()], rank=1)"
+
     @pytest.mark.parametrize("rank", [0, 7, None])
     def test_the_rank_is_handed_on(self, rank):
         assert decoded(GOOD, rank=rank).rank == rank
