@@ -29,6 +29,10 @@ LATELY: Final = 1.0
 BURST: Final = 0.01
 """Seconds that work may be ahead of its share of the event loop's time."""
 
+TIMER: Final = 0.001
+"""Seconds that a wait takes at least. uvloop's timers know no less, and a shorter one would come again and again before
+its time. What it takes too much is not lost, since work may be ahead by :data:`BURST`."""
+
 REQUEST: Final = 0.0003
 """Seconds of the loop's time that a request takes beside its pieces of work: it is read, and its answer is written."""
 
@@ -116,8 +120,8 @@ class Pace:
             return
         if self._next is not None:
             self._next.cancel()
-        wait = max(0.0, min(map(self._due, self._waiting)) - time.perf_counter())
-        self._next = asyncio.get_running_loop().call_later(wait, self._give)
+        wait = min(map(self._due, self._waiting)) - time.perf_counter()
+        self._next = asyncio.get_running_loop().call_later(max(wait, TIMER) if wait > 0 else 0, self._give)
 
     def _give(self) -> None:
         """Give its turn to the next piece of the address that has had least lately."""

@@ -3,10 +3,12 @@
 import asyncio
 import collections
 import contextlib
+import time
 from types import SimpleNamespace
 
 import aiohttp
 import pytest
+import uvloop
 
 from kvbus.admin import http
 from kvbus.admin import pace as module
@@ -59,7 +61,29 @@ async def test_what_each_request_takes_beside_its_work_counts_too(monkeypatch, c
             pass
         async with pace.piece():
             pass
-    assert clock.now == pytest.approx(100.0 + 4 * 100 * module.REQUEST - module.BURST)
+    assert clock.now == pytest.approx(100.0 + 4 * 100 * module.REQUEST - module.BURST, abs=module.TIMER)
+    assert {seconds for seconds in clock.waited if seconds < module.TIMER} == {0}
+
+
+def test_a_wait_that_is_too_short_for_a_timer_of_the_loop_does_not_spin(crowd, monkeypatch):
+    given, real = [], vars(Pace)["_give"]
+
+    def give(pace):
+        given.append(1)
+        real(pace)
+
+    async def work():
+        pace = Pace()
+        for _ in range(200):
+            async with pace.piece():
+                until = time.perf_counter() + 0.0001
+                while time.perf_counter() < until:
+                    pass
+
+    monkeypatch.setattr(Pace, "_give", give)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # as the daemon does
+        runner.run(work())
+    assert len(given) < 2 * 200
 
 
 async def ask(clock, pace, address, seconds, *, probe=False):
