@@ -216,7 +216,7 @@ class Outgoing:
         self,
         i: int,
         source: Source,
-        events: Sequence[AnyEvent],
+        events: list[AnyEvent],
         now: float,
         whole: bytes | None = None,
         *,
@@ -247,18 +247,16 @@ class Outgoing:
         output: Output,
         i: int,
         source: Source,
-        events: Sequence[AnyEvent],
+        events: list[AnyEvent],
         cleared: Cleared,
         now: float,
         whole: bytes | None = None,
     ) -> None:
         fitted = self._fit(output, i, source, events, cleared)
-        for batch in in_batches(fitted, source.normalizer.block_size or 0, blocks_in(list(fitted))):
+        for batch in in_batches(fitted, source.normalizer.block_size or 0, blocks_in(fitted)):
             self._publish_on(number, output, i, source, batch, now, whole if batch is events else None)
 
-    def _fit(
-        self, output: Output, i: int, source: Source, events: Sequence[AnyEvent], cleared: Cleared
-    ) -> Sequence[AnyEvent]:
+    def _fit(self, output: Output, i: int, source: Source, events: list[AnyEvent], cleared: Cleared) -> list[AnyEvent]:
         return fit(
             output.spec.profile,
             events,
@@ -300,7 +298,7 @@ class Outgoing:
         output: Output,
         i: int,
         source: Source,
-        events: Sequence[AnyEvent],
+        events: list[AnyEvent],
         now: float,
         whole: bytes | None,
     ) -> None:

@@ -108,7 +108,6 @@ class Relay:
             SourceRemoved: self._slots.removed,
             OutputPlaced: self._output_placed,
             OutputTuned: self._output_tuned,
-            BatchReceived: self._batch,
             RecordReceived: self._numbered.received,
             LogReached: self._log_reached,
             Oversize: self._oversize,

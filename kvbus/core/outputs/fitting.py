@@ -30,14 +30,14 @@ MAX_BATCH_EVENTS: Final = 1024
 
 def fit(
     profile: Profile,
-    events: Sequence[AnyEvent],
+    events: list[AnyEvent],
     cleared: Cleared,
     others: Sequence[Index],
     *,
     merged: bool,
     group: int | None,
     stats: NumberingStats,
-) -> Sequence[AnyEvent]:
+) -> list[AnyEvent]:
     """The events of one source for routers of a family; the same object where nothing changes.
 
     Args:
@@ -58,14 +58,14 @@ def fit(
     return events
 
 
-def in_batches(events: Sequence[AnyEvent], block_size: int, named: int) -> list[Sequence[AnyEvent]]:
+def in_batches(events: list[AnyEvent], block_size: int, named: int) -> list[list[AnyEvent]]:
     """The events, which name so many blocks, in batches that every router takes."""
     if not events:
         return []
     most = most_blocks(block_size)
     if len(events) <= MAX_BATCH_EVENTS and named <= most:
         return [events]
-    found: list[Sequence[AnyEvent]] = []
+    found: list[list[AnyEvent]] = []
     batch: list[AnyEvent] = []
     blocks = 0
     for event in events:
@@ -78,18 +78,18 @@ def in_batches(events: Sequence[AnyEvent], block_size: int, named: int) -> list[
     return [*found, batch]
 
 
-def halves(events: Sequence[AnyEvent]) -> list[Sequence[AnyEvent]]:
+def halves(events: list[AnyEvent]) -> list[list[AnyEvent]]:
     """A batch in two; in one where it cannot be divided."""
     if len(events) > 1:
         middle = len(events) // 2
         return [events[:middle], events[middle:]]
-    count = blocks_in(list(events))
+    count = blocks_in(events)
     if count < 2:
         return [events]
     return [[part] for part in parts(events[0], [(0, count // 2), (count // 2, count)])]
 
 
-def _named(events: Sequence[AnyEvent], cleared: Cleared) -> list[AnyEvent]:
+def _named(events: list[AnyEvent], cleared: Cleared) -> list[AnyEvent]:
     left = iter(cleared)
     found: list[AnyEvent] = []
     for event in events:
@@ -100,7 +100,7 @@ def _named(events: Sequence[AnyEvent], cleared: Cleared) -> list[AnyEvent]:
     return found
 
 
-def _of_group(events: Sequence[AnyEvent], group: int | None, stats: NumberingStats) -> Sequence[AnyEvent]:
+def _of_group(events: list[AnyEvent], group: int | None, stats: NumberingStats) -> list[AnyEvent]:
     kept = [event for event in events if isinstance(event, AllBlocksCleared) or value(event, "group_idx") == group]
     if len(kept) == len(events):
         return events

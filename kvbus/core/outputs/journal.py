@@ -77,10 +77,11 @@ class Journal:
         """Keep one batch; the oldest ones go when a limit is passed, the newest never does."""
         payloads = self._payloads
         if empty:
-            if self._newest in self._empty:
-                self._empty[self._newest] += 1
+            newest = self._newest
+            if newest in self._empty:
+                self._empty[newest] += 1
                 return
-            self._empty[self._newest + 1] = 1
+            self._empty[newest + 1] = 1
         payloads.append(payload)
         self._seqs.append(seq)
         self.bytes += len(payload)

@@ -52,7 +52,7 @@ def plan(ranks: Sequence[str], seconds: float | None, seed: int) -> Iterator[Act
         seconds: length of the demo.
         seed: seed of the plan.
     """
-    rng = random.Random(f"kvbus/tools/demo/{seed}")  # noqa: S311 - repeatable, not secret
+    rng = random.Random(f"kvbus/demo/{seed}")  # noqa: S311 - repeatable, not secret
     engines = list(dict.fromkeys(rank.partition("/")[0] for rank in ranks))
     first = LAP_S if seconds is None else min(LAP_S, seconds)
     end = float("inf") if seconds is None else seconds - min(_REST_S, seconds / 6)
