@@ -143,7 +143,7 @@ class Queries:
         if self._waiting > MAX_WAITING:
             raise RefusedError(429, "busy", f"{MAX_WAITING} requests are being answered; ask again")
         body, msgpack = await _body(request), request.content_type == MSGPACK
-        queries, analytics = await self._pace.in_turns(questions(body, msgpack=msgpack))
+        queries, analytics = await self._pace.in_turns(questions(body, self._index.texts, msgpack=msgpack))
         if analytics and not self._observed.config.analytics:
             raise RefusedError(400, "invalid", "analytics are off; the configuration has to say analytics: true")
         unsure: Unsure = {}

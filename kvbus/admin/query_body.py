@@ -1,4 +1,4 @@
-"""The body of ``POST /query``: what may be asked, and how a long one is read in pieces beside the stream."""
+"""The body of ``POST /query``: what may be asked, and how much of it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from kvbus.core.blocks.prefix_labels import packed
+from kvbus.admin.query_text import PIECE, Texts
 from kvbus.core.types import MAX_HASH_BYTES, MAX_TOKEN_ID, Hash
 
 MAX_BODY: Final = 1024 * 1024
@@ -22,11 +22,6 @@ MAX_ITEMS: Final = 131_072
 
 MAX_HASHES: Final = 16_384
 """Hashes of one question, and look-ups by hash in one go."""
-
-PIECE: Final = 64 * 1024
-"""Bytes of a list of token ids that are read in one go: 0.25 ms, less than the walk down the tree. A shorter body is
-read whole."""
-
 
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKEN_ID)]
 
@@ -67,65 +62,20 @@ MSGPACK: Final = "application/msgpack"
 
 _of_json: Final = msgspec.json.Decoder(Request).decode
 _of_msgpack: Final = msgspec.msgpack.Decoder(Request).decode
-_ids: Final = msgspec.json.Decoder(list[int]).decode
-"""Ids beyond 32 bits are found as they are packed, which is cheaper."""
-
-_TOKENS: Final = b'"tokens"'
-_list: Final = re.compile(_TOKENS + rb"[ \t\r\n]*:[ \t\r\n]*\[").match
 _is_number: Final = re.compile(r"-?[0-9]{1,20}|0[xX][0-9a-fA-F]{1,16}").fullmatch
 _is_hex: Final = re.compile(rf"(?:[0-9a-fA-F]{{2}}){{1,{MAX_HASH_BYTES}}}").fullmatch
 
 
-def in_pieces(body: bytes) -> Generator[None, None, tuple[bytes, list[bytes]]]:
-    """Take the token ids out of a JSON body, a piece at a time: they are packed, and ``[n]`` stands for the n-th list.
-
-    What looks like a list of token ids is one: ``"`` is escaped inside a JSON string. A list is its pieces with commas
-    between them, each with an id at least. Any other body comes back as it is, and is read whole.
-    """
-    rest: list[bytes] = []
-    lists: list[bytes] = []
-    done, at = 0, body.find(_TOKENS)
-    while at >= 0:
-        found = _list(body, at)
-        at += len(_TOKENS)
-        if found is not None:
-            at = found.end()
-            rest.append(b"%b%d" % (body[done:at], len(lists)))
-            end, to = body.find(b"]", at), -1
-            if end < 0 or len(lists) == MAX_QUERIES:
-                return body, []
-            pieces: list[bytes] = []
-            while to < end:
-                to = body.find(b",", at + PIECE, end)
-                to = end if to < 0 else to
-                try:
-                    ids = packed(_ids(b"[%b]" % body[at:to]))
-                except (ValueError, UnicodeDecodeError):  # msgspec's errors are among them
-                    return body, []
-                if not ids and (pieces or to != end):
-                    return body, []
-                pieces.append(ids)
-                at = to + 1
-                yield
-            lists.append(b"".join(pieces))
-            done = at = end
-        at = body.find(_TOKENS, at)
-    rest.append(body[done:])
-    short = b"".join(rest)
-    # an escape may hide a list's name
-    return (body, []) if b"\\" in short else (short, lists)
-
-
-def questions(body: bytes, *, msgpack: bool) -> Generator[None, None, tuple[list[Query], bool]]:
-    """What :func:`read` finds in a body, a piece at a time."""
+def questions(body: bytes, texts: Texts, *, msgpack: bool) -> Generator[None, None, tuple[list[Query], bool]]:
+    """What :func:`read` finds in a body, some pieces at a time."""
     lists: list[bytes] = []
     if len(body) > PIECE and not msgpack:
-        body, lists = yield from in_pieces(body)
+        body, lists = yield from texts.in_pieces(body, MAX_QUERIES)
     return read(body, lists, msgpack=msgpack)
 
 
 def read(body: bytes, lists: Sequence[bytes] = (), *, msgpack: bool = False) -> tuple[list[Query], bool]:
-    """The questions of a body, from which :func:`in_pieces` may have taken the lists of token ids.
+    """The questions of a body, from which :class:`Texts` may have taken the lists of token ids.
 
     Beside them whether it asks for analytics.
 

@@ -13,6 +13,7 @@ from collections.abc import Generator, Sequence
 from typing import Final
 
 from kvbus.admin.pace import Pace, client
+from kvbus.admin.query_text import Texts
 from kvbus.core.blocks.announce import slices
 from kvbus.core.blocks.prefix_index import PrefixIndex, medium_of
 from kvbus.core.relay import Relay
@@ -61,6 +62,8 @@ class QueryIndex:
         self._idle = idle
         self.index: PrefixIndex[int] | None = None
         """By slot of the source; None if there is none, or not all of it."""
+        self.texts = Texts(stats)
+        """Reads questions; keeps as long what it has read."""
         self._growing: PrefixIndex[int] = PrefixIndex()
         self._work: asyncio.Task[None] | None = None
         self._asked = 0.0
@@ -99,6 +102,7 @@ class QueryIndex:
         self._growing = PrefixIndex()
         self._unread = {slot for slot, source in enumerate(self._relay.sources) if _shown(source)}
         self._relay.follow(self._take)
+        self.texts.keep()
         try:
             while self._unread:
                 await self._pace.in_turns(self._read(next(iter(self._unread))))
@@ -111,6 +115,7 @@ class QueryIndex:
             self._relay.follow(None)
             self.index = None
             self._stats.query_index_blocks = 0
+            self.texts.forget()
         for slot in self._growing.workers:
             self._growing.clear(slot)
         busy = True

@@ -142,6 +142,11 @@ PROCESS: Final[tuple[Row[ProcessStats], ...]] = (
         "Blocks in the tree that answers /query; 0 while nobody asks.",
         lambda p: p.query_index_blocks,
     ),
+    one(
+        "query_text_bytes",
+        "Bytes of token ids that were asked for as JSON lately, as text and packed.",
+        lambda p: p.query_text_bytes,
+    ),
     by(
         "outcome",
         "query_requests_total",

@@ -17,10 +17,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvbus.admin import query as module
-from kvbus.admin import query_body, query_index
+from kvbus.admin import query_body, query_index, query_text
+from kvbus.admin.query_text import Texts
 from kvbus.core.blocks.prefix_index import PrefixIndex
 from kvbus.core.blocks.prefix_labels import packed
 from kvbus.core.source import Source
+from kvbus.core.stats import ProcessStats
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import removed, store
@@ -215,15 +217,22 @@ async def test_bad_bodies_are_refused_with_a_sentence_and_the_next_one_is_answer
             assert (await here.post(cut[:end]))[0] == 400
 
 
-def taken_out(body):
-    """What :func:`in_pieces` makes of a body, and how many pieces it was."""
-    work, pieces = query_body.in_pieces(body), 0
+def keeping():
+    """A reader that keeps what it reads."""
+    texts = Texts(ProcessStats())
+    texts.keep()
+    return texts
+
+
+def taken_out(body, texts):
+    """What is made of a body in turns, and how many turns it was besides the last one."""
+    work, turns = texts.in_pieces(body, query_body.MAX_QUERIES), 0
     while True:
         try:
             next(work)
         except StopIteration as done:
-            return *done.value, pieces
-        pieces += 1
+            return *done.value, turns
+        turns += 1
 
 
 ODD = st.sampled_from(
@@ -249,21 +258,67 @@ def questions(body, lists=()):
 @example(b'1,2],"salt":"\\"tokens\\":[3', 1)
 @example(b'1,2],"salt":"tokens', 1)
 def test_a_body_read_in_pieces_asks_what_it_asks_read_whole(odd, size):
+    texts = keeping()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(query_body, "PIECE", size)
+        patch.setattr(query_text, "PIECE", size)
+        patch.setattr(query_text, "KEPT", 2000)
         for body in (odd, b'{"tokens":[' + odd, b'{"tokens":[%b]}' % odd, b'{"queries":[{"tokens":[%b]}]}' % odd):
-            short, lists, _ = taken_out(body)
-            assert questions(short, lists) == questions(body)
+            for _ in range(2):
+                short, lists, _ = taken_out(body, texts)
+                assert questions(short, lists) == questions(body)
 
 
-def test_a_long_list_is_read_in_pieces_and_no_more_lists_than_questions():
+def prompt_of(ids):
+    return json.dumps({"tokens": ids, "salt": "s"}).encode()
+
+
+def test_a_long_list_is_read_in_turns_and_no_more_lists_than_questions():
     ids = list(range(100_000, 132_768))
-    body = json.dumps({"tokens": ids, "salt": "s"}).encode()
-    short, lists, pieces = taken_out(body)
+    body = prompt_of(ids)
+    short, lists, turns = taken_out(body, Texts(ProcessStats()))
     assert (short, lists) == (b'{"tokens": [0], "salt": "s"}', [packed(ids)])
-    assert pieces == len(body) // query_body.PIECE
+    assert turns == len(body) // query_text.PIECE // query_text.TURN
     many = json.dumps({"queries": [{"tokens": []}] * (query_body.MAX_QUERIES + 1)}).encode()
-    assert taken_out(many) == (many, [], query_body.MAX_QUERIES)
+    assert taken_out(many, keeping()) == (many, [], 0)
+
+
+def test_what_was_asked_before_is_not_read_again(monkeypatch):
+    ids = list(range(100_000, 132_768))
+    texts = keeping()
+    read = []
+    monkeypatch.setattr(query_text, "packed", lambda some: read.append(len(some)) or packed(some))
+    assert taken_out(prompt_of(ids), texts)[1] == [packed(ids)]
+    assert sum(read) == len(ids)
+    pieces, last = len(read), read[-1]
+    read.clear()
+    for asked in (ids, ids + [7] * 9):  # the same, and a longer one: its end alone is new
+        assert taken_out(prompt_of(asked), texts)[1] == [packed(asked)]
+    assert read == [last + 9]
+    texts.forget()
+    for _ in range(2):  # it is not told to keep anything now
+        read.clear()
+        taken_out(prompt_of(ids), texts)
+        assert len(read) == pieces
+
+
+def test_what_has_not_been_asked_for_longest_is_forgotten_where_it_is_too_much(monkeypatch):
+    stats = ProcessStats()
+    texts = Texts(stats)
+    texts.keep()
+    prompts = [prompt_of([number] * 12_000) for number in range(3)]
+    assert taken_out(prompts[0], texts)[1]
+    one = stats.query_text_bytes
+    monkeypatch.setattr(query_text, "KEPT", 2 * one)
+    read = []
+    monkeypatch.setattr(query_text, "packed", lambda some: read.append(some[0]) or packed(some))
+    for which in (1, 0, 2, 0, 1):
+        taken_out(prompts[which], texts)
+        assert stats.query_text_bytes <= 2 * one
+    assert set(read[:3]) == {1}
+    assert list(dict.fromkeys(read)) == [1, 2]  # the first one was asked for between the others
+    assert read.count(1) == 2 * read.count(2)
+    texts.forget()
+    assert stats.query_text_bytes == 0
 
 
 @pytest.mark.parametrize(
@@ -362,9 +417,9 @@ async def test_however_many_ask_each_turn_of_the_loop_has_one_piece_of_their_wor
     work: collections.Counter[int] = collections.Counter()
     turn = 0
 
-    def counted(real):
+    def counted(real, share):
         def call(*args, **more):
-            work[turn] += 1
+            work[turn] += share
             return real(*args, **more)
 
         return call
@@ -374,16 +429,17 @@ async def test_however_many_ask_each_turn_of_the_loop_has_one_piece_of_their_wor
         turn += 1
         timer[0] = asyncio.get_running_loop().call_soon(look)
 
-    monkeypatch.setattr(query_body, "packed", counted(packed))
-    monkeypatch.setattr(PrefixIndex, "matches", counted(PrefixIndex.matches))
-    body = json.dumps({"tokens": TOKENS + [100_000] * 28_000}).encode()
-    assert len(body) > 3 * query_body.PIECE
+    monkeypatch.setattr(query_text, "packed", counted(packed, 1))
+    monkeypatch.setattr(PrefixIndex, "matches", counted(PrefixIndex.matches, query_text.TURN))
+    ids = range(100_000, 128_000)
+    bodies = [json.dumps({"tokens": [*TOKENS, number, *ids[number:]]}).encode() for number in range(100)]
+    assert len(bodies[0]) > 3 * query_text.PIECE * query_text.TURN
     few = aiohttp.TCPConnector(limit=50)
     async with asking() as here, aiohttp.ClientSession(connector=few) as here.session:
         await here.ask(tokens=TOKENS)
         work.clear()
         timer = [asyncio.get_running_loop().call_soon(look)]
-        asked = [asyncio.create_task(here.post(body)) for _ in range(100)]
+        asked = [asyncio.create_task(here.post(body)) for body in bodies]
         await eventually(lambda: here.bus.daemon.process.queries["busy"], "more who ask than may wait")
         for n in range(100, 105):
             await here.say(store([n]))
@@ -395,8 +451,8 @@ async def test_however_many_ask_each_turn_of_the_loop_has_one_piece_of_their_wor
         assert {status for status, _ in answers} == {200, 429}
         for status, answer in answers:
             assert status == 429 or answer["results"] == [{"matches": [BEST]}]
-        assert max(work.values()) == 1
-        assert work.total() >= 16 * 4
+        assert max(work.values()) == query_text.TURN
+        assert work.total() >= 16 * 4 * query_text.TURN
 
 
 async def test_other_sites_and_proxies_may_not_ask():

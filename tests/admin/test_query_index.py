@@ -156,8 +156,11 @@ async def test_it_is_dropped_when_nobody_asks_and_built_again():
     assert (live.index, stats.query_index_blocks) == (None, 0)
     assert len(await whole(live)) == 2
     assert stats.query_index_blocks == 2
+    assert list(live.texts.in_pieces(b'{"tokens": [1]}', 1)) == []
+    assert stats.query_text_bytes
     await eventually(lambda: live.index is None, "the tree dropped")
-    assert stats.query_index_blocks == 0
+    assert list(live.texts.in_pieces(b'{"tokens": [2]}', 1)) == []
+    assert (stats.query_index_blocks, stats.query_text_bytes) == (0, 0)
     engines.store(1, (1,))  # nobody takes it in
     assert (await whole(live)).longest_prefix([100, 101, 102, 103]) == {0: 1, 1: 1}
     await live.close()

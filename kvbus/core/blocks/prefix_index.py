@@ -20,6 +20,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from msgspec import UNSET
 
+from kvbus.core.blocks.names import Names
 from kvbus.core.blocks.prefix_labels import Adapter, Label, Shape, Tokens, adapter, asked, stored
 from kvbus.core.blocks.prefix_tree import PrefixTree, count
 from kvbus.core.types import DEVICE_MEDIUM, Hash, medium_key
@@ -74,7 +75,7 @@ class _Holder:
 
     def __init__(self, bit: int) -> None:
         self.bit = bit
-        self.places: dict[str, dict[Hash, int | _Waiting]] = {}
+        self.places: dict[str, Names[int | _Waiting]] = {}
         """By medium and name: the node."""
         self.waiting: dict[Hash, set[tuple[str, Hash]]] = {}
         """Blocks that wait, by their parent."""
@@ -101,7 +102,7 @@ class PrefixIndex(Generic[W]):
 
     def __len__(self) -> int:
         """Blocks of all workers on all media."""
-        return sum(len(places) for holder in self._holders.values() for places in holder.places.values())
+        return sum(places.size for holder in self._holders.values() for places in holder.places.values())
 
     @property
     def nodes(self) -> int:
@@ -162,14 +163,14 @@ class PrefixIndex(Generic[W]):
             holder = self._begin(worker)
         places = holder.places.get(medium)
         if places is None:
-            places = holder.places[medium] = {}
+            places = holder.places[medium] = Names()
         if found is None:
             for block in hashes:  # an offloaded block is where it is on another medium
-                if block not in places:
+                if places.get(block) is None:
                     if node := self._place(holder, block):
                         self._put(holder, block, medium, places, node)
                     else:
-                        places[block] = _NOWHERE
+                        places.put(block, _NOWHERE)
             return
         shape, labels = found
         root = 0
@@ -186,7 +187,7 @@ class PrefixIndex(Generic[W]):
                     if holder.waiting:
                         self._join(holder, block, node)
                 else:
-                    places[block] = _Waiting(parent, label)
+                    places.put(block, _Waiting(parent, label))
                     holder.waiting.setdefault(parent, set()).add((medium, block))  # type: ignore[arg-type]
             else:
                 node = place if isinstance(place, int) else 0
@@ -197,7 +198,8 @@ class PrefixIndex(Generic[W]):
     def remove(self, worker: W, block: Hash, medium: str = DEVICE_MEDIUM) -> bool:
         """A worker does not hold a block on a medium any more; False if it was not known to."""
         holder = self._holders.get(worker)
-        place = None if holder is None else holder.places.get(medium, {}).pop(block, None)
+        places = None if holder is None else holder.places.get(medium)
+        place = None if places is None else places.pop(block)
         if holder is None or place is None:
             return False
         if isinstance(place, int):
@@ -212,7 +214,8 @@ class PrefixIndex(Generic[W]):
     def holds(self, worker: W, block: Hash, medium: str = DEVICE_MEDIUM) -> bool:
         """Whether a worker holds a block on a medium."""
         holder = self._holders.get(worker)
-        return holder is not None and block in holder.places.get(medium, ())
+        places = None if holder is None else holder.places.get(medium)
+        return places is not None and places.get(block) is not None
 
     def clear(self, worker: W) -> None:
         """A worker holds nothing any more. Its blocks are freed as others come, or by :meth:`collect`."""
@@ -233,12 +236,12 @@ class PrefixIndex(Generic[W]):
                 self._free_bits.append(holder.bit)
                 continue
             medium, places = next(iter(holder.places.items()))
-            while places and most > 0:
-                _, place = places.popitem()
+            while places.size and most > 0:
+                place = places.pop_any()
                 if isinstance(place, int):
                     self._take(holder, medium, place)
                 most -= 1
-            if not places:
+            if not places.size:
                 del holder.places[medium]
         return self._tree.shrink(most) or bool(self._cleared)
 
@@ -291,13 +294,13 @@ class PrefixIndex(Generic[W]):
         first, *rest = holder.places.values()
         count = 0
         for block in hashes:
-            if block not in first and not any(block in places for places in rest):
+            if first.get(block) is None and all(places.get(block) is None for places in rest):
                 break
             count += 1
         if not count:
             return None
         held = hashes[:count]
-        tiers = {medium: sum(block in places for block in held) for medium, places in holder.places.items()}
+        tiers = {medium: places.how_many(held) for medium, places in holder.places.items()}
         return Match(count, self._tree.size_at(self._place(holder, held[0])), _some(tiers))
 
     @property
@@ -342,8 +345,8 @@ class PrefixIndex(Generic[W]):
                 return place
         return 0
 
-    def _put(self, holder: _Holder, block: Hash, medium: str, places: dict[Hash, int | _Waiting], node: int) -> None:
-        places[block] = node
+    def _put(self, holder: _Holder, block: Hash, medium: str, places: Names[int | _Waiting], node: int) -> None:
+        places.put(block, node)
         if not self._tree.hold(node, medium, holder.bit):
             holder.more[node, medium] = holder.more.get((node, medium), 0) + 1
 
@@ -365,7 +368,7 @@ class PrefixIndex(Generic[W]):
             parent, above = placed.pop()
             for medium, child in holder.waiting.pop(parent, ()):
                 places = holder.places[medium]
-                place = places[child]
+                place = places.get(child)
                 if isinstance(place, _Waiting):
                     below = self._tree.child(above, place.label)
                     self._put(holder, child, medium, places, below)

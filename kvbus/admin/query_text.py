@@ -1,0 +1,120 @@
+"""Long lists of token ids in JSON, read in pieces beside the stream; and those that were read lately, which come again.
+
+A conversation's next prompt begins with the text of the one before. To make 32,768 integers of their digits takes
+0.75 ms, to find them again 0.07.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Generator
+from typing import Final
+
+import msgspec
+
+from kvbus.core.blocks.prefix_labels import packed
+from kvbus.core.stats import ProcessStats
+
+PIECE: Final = 16 * 1024
+"""Bytes of a list of token ids that are read, and found again, together. A body that is no longer is read whole."""
+
+TURN: Final = 4
+"""Pieces that are read in one go: 0.25 ms, less than the walk down the tree."""
+
+KEPT: Final = 16 * 1024 * 1024
+"""Bytes of pieces, as text and packed: of fifty prompts of 2,048 blocks."""
+
+ENTRY: Final = 200
+"""Bytes that an entry takes besides, about."""
+
+_ids: Final = msgspec.json.Decoder(list[int]).decode
+"""Ids beyond 32 bits are found as they are packed, which is cheaper."""
+
+_TOKENS: Final = b'"tokens"'
+_list: Final = re.compile(_TOKENS + rb"[ \t\r\n]*:[ \t\r\n]*\[").match
+
+Whole = tuple[bytes, list[bytes]]
+"""A body in which ``[n]`` stands for the n-th list of token ids, and these lists, packed."""
+
+
+class Texts:
+    """Reads lists of token ids, and keeps them if it is to: of too many those go first that have not come for longest.
+
+    Args:
+        stats: where it is counted how much that is.
+    """
+
+    def __init__(self, stats: ProcessStats) -> None:
+        self._stats = stats
+        self._keeps = False
+        self._known: OrderedDict[bytes, bytes] = OrderedDict()
+
+    def keep(self) -> None:
+        """Keep what is read from now on."""
+        self._keeps = True
+
+    def forget(self) -> None:
+        """Keep nothing, until told to."""
+        self._keeps = False
+        self._known.clear()
+        self._stats.query_text_bytes = 0
+
+    def in_pieces(self, body: bytes, most: int) -> Generator[None, None, Whole]:
+        """Take up to so many lists of token ids out of a JSON body, some pieces at a time.
+
+        What looks like a list of token ids is one: ``"`` is escaped inside a JSON string. A list is its pieces with
+        commas between them, each with an id at least. Any other body, and one with more lists, comes back as it is.
+        """
+        rest: list[bytes] = []
+        lists: list[bytes] = []
+        done, at, anew = 0, body.find(_TOKENS), 0
+        while at >= 0:
+            found = _list(body, at)
+            at += len(_TOKENS)
+            if found is not None:
+                at = found.end()
+                rest.append(b"%b%d" % (body[done:at], len(lists)))
+                end, to = body.find(b"]", at), -1
+                if end < 0 or len(lists) == most:
+                    return body, []
+                pieces: list[bytes] = []
+                while to < end:
+                    to = body.find(b",", at + PIECE, end)
+                    to = end if to < 0 else to
+                    text = body[at:to]
+                    ids = self._read_before(text)
+                    if ids is None:
+                        try:
+                            ids = packed(_ids(b"[%b]" % text))
+                        except (ValueError, UnicodeDecodeError):  # msgspec's errors are among them
+                            return body, []
+                        if not ids and (pieces or to != end):
+                            return body, []
+                        if self._keeps:
+                            self._add(text, ids)
+                        anew += 1
+                        if anew % TURN == 0:
+                            yield
+                    pieces.append(ids)
+                    at = to + 1
+                lists.append(b"".join(pieces))
+                done = at = end
+            at = body.find(_TOKENS, at)
+        rest.append(body[done:])
+        short = b"".join(rest)
+        # an escape may hide a list's name
+        return (body, []) if b"\\" in short else (short, lists)
+
+    def _read_before(self, text: bytes) -> bytes | None:
+        ids = self._known.get(text)
+        if ids is not None:
+            self._known.move_to_end(text)
+        return ids
+
+    def _add(self, text: bytes, ids: bytes) -> None:
+        self._known[text] = ids
+        self._stats.query_text_bytes += len(text) + len(ids) + ENTRY
+        while self._stats.query_text_bytes > KEPT:
+            oldest = self._known.popitem(last=False)
+            self._stats.query_text_bytes -= sum(map(len, oldest)) + ENTRY
