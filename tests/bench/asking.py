@@ -7,6 +7,7 @@ Whoever asks is polite (nice): on two cores they share one with engine and route
 
 from __future__ import annotations
 
+import itertools
 from typing import Final, NamedTuple
 
 import msgspec
@@ -31,10 +32,12 @@ SHARES: Final = {"p50": 0.5, "p99": 0.99}
 class Noticed(NamedTuple):
     """One run: of the stream and of each probed path the percentiles in seconds, and what those who asked got.
 
-    ``failed`` are probes without an answer.
+    ``questions`` are the percentiles of those who asked them, zeros if nobody did; ``failed`` are probes without an
+    answer.
     """
 
     stream: dict[str, float]
+    questions: dict[str, float]
     probes: dict[str, dict[str, float]]
     failed: int
     answered: float
@@ -57,6 +60,8 @@ def run(*, quick: bool, runs: int) -> Section:
             "p50 x",
             "p99, us",
             "p99 x",
+            "question p50, ms",
+            "p99, ms",
             "/livez p99, ms",
             "p99 x",
             "/metrics p99, ms",
@@ -76,12 +81,17 @@ def run(*, quick: bool, runs: int) -> Section:
                 Series(late).median * 1e3,
                 _with_spread(ratios(late, [each.probes[path]["p99"] for each in alone])),
             ]
+        asked = {name: Series([each.questions[name] * 1e3 for each in results], "ms") for name in SHARES}
+        questions: list[float | str] = ["", ""]
+        if CASES[case] is not None:
+            questions = [asked["p50"].median, _with_spread(asked["p99"])]
         table.add(
             case,
             Series(times["p50"]).median * 1e6,
             _with_spread(by["p50"]),
             Series(times["p99"]).median * 1e6,
             _with_spread(by["p99"]),
+            *questions,
             *probed,
             sum(each.failed for each in results),
             Series([each.answered for each in results]).median,
@@ -89,6 +99,9 @@ def run(*, quick: bool, runs: int) -> Section:
         )
         if CASES[case] is not None:
             section.targets.append(Target(f"asking-{CASES[case]}", f"the stream's p99 with {case}", by["p99"], 1.2))
+        if CASES[case] == "questions":
+            what = f"p99 of a question of {asker.BLOCKS:,} blocks as JSON, {case}"
+            section.targets.append(Target("asking-question", what, asked["p99"], 2.0))
     section.tables.append(table)
     return section
 
@@ -111,9 +124,12 @@ def _measure(case: str, blocks: int, seconds: int) -> Noticed:
         processes.check_kvbus()
     answered = sum(each.statuses.get(200, 0) for each in asked)
     refused = sum(sum(each.statuses.values()) for each in asked) - answered
-    probes = {path: _shares(sorted(times)) for path, times in probed.times.items()}
+    times = sorted(itertools.chain.from_iterable(each.times.get("/query", ()) for each in asked)) or [0.0]
+    probes = {path: _shares(sorted(late)) for path, late in probed.times.items()}
     failed = sum(probed.statuses.values()) - probed.statuses.get(200, 0)
-    return Noticed(_shares(result.latencies), probes, failed, answered / result.seconds, refused / result.seconds)
+    return Noticed(
+        _shares(result.latencies), _shares(times), probes, failed, answered / result.seconds, refused / result.seconds
+    )
 
 
 def _shares(ordered: list[float]) -> dict[str, float]:

@@ -1,8 +1,9 @@
 """What questions cost: ``python -m tests.bench.query [--questions N]``.
 
 A million blocks of a hundred sources in one tree. First the tree alone. Then another process asks over HTTP for prompts
-of 2,048 blocks. All is CPU time of the thread that works, so that other programs on the machine count little. How late
-batches are, one a millisecond beside 50 questions a second, is computed from these times.
+of 2,048 blocks, packed, as JSON, and as JSON that came before (a conversation's text does). It says how long it waited.
+The rest is CPU time of the thread that works, so that other programs on the machine count little. How late batches are,
+one a millisecond beside 50 questions a second, is computed from these times.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import sys
 import time
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -127,8 +128,10 @@ def tree_alone(load: Load) -> None:
         say(f"tree: {blocks:5} blocks asked: {statistics.median(times) * 1e6:7.1f} us, least {min(times) * 1e6:.1f} us")
 
 
-async def turns(load: Load, kind: str, questions: int, *, apart: bool) -> list[list[float]]:
+async def turns(load: Load, kind: str, questions: int, *, apart: bool) -> tuple[list[list[float]], list[float]]:
     """For each question the CPU seconds that it took, or those of each turn of the loop if ``apart``.
+
+    Beside them the seconds that whoever asked waited for each answer.
 
     A callback comes round with every turn then, which costs something itself: a body comes in smaller pieces. The clock
     is the thread's own, so that other programs do not count.
@@ -159,6 +162,7 @@ async def turns(load: Load, kind: str, questions: int, *, apart: bool) -> list[l
     await asking.stdout.readline()  # the tree is built
     loop = asyncio.get_running_loop()
     found: list[list[float]] = [[]]
+    waited = []
     last = time.thread_time()
 
     def look() -> None:
@@ -175,15 +179,16 @@ async def turns(load: Load, kind: str, questions: int, *, apart: bool) -> list[l
             now = time.thread_time()
             found[-1].append(now - last)
             last = now
-        if line == b"next\n":
+        if line.startswith(b"next "):
             found.append([])
+            waited.append(float(line.split()[1]))
     for each in timer:
         each.cancel()
     await asking.wait()
     listener.close()
     await queries.close()
     await runner.cleanup()
-    return [each for each in found if each][:questions]
+    return [each for each in found if each][:questions], waited
 
 
 def batch_times(load: Load, count: int) -> list[float]:
@@ -227,6 +232,8 @@ async def ask(url: str, questions: int, kind: str) -> None:
     """Ask one after the other, and say a line after each."""
     prompts = json.loads(sys.stdin.readline())
     bodies = [msgspec.json.encode({"tokens": prompt}) for prompt in prompts]
+    if kind == "json":  # no piece of a text is another's
+        bodies = [b'{"tokens":[' + b" " * at + bodies[at % len(bodies)][11:] for at in range(questions)]
     if kind == "packed":
         bodies = [msgspec.msgpack.encode({"tokens": array("I", prompt).tobytes()}) for prompt in prompts]
     headers = {"Content-Type": MSGPACK} if kind == "packed" else {}
@@ -237,9 +244,10 @@ async def ask(url: str, questions: int, kind: str) -> None:
             await asyncio.sleep(0.2)
         say("built")
         for number in range(questions):
+            begun = time.perf_counter()
             if await _post(session, url, bodies[number % len(bodies)]) != 200:
                 raise RuntimeError("refused")
-            say("next")
+            say(f"next {time.perf_counter() - begun}")
             await asyncio.sleep(0.02)
 
 
@@ -247,6 +255,11 @@ async def _post(session: aiohttp.ClientSession, url: str, body: bytes) -> int:
     async with session.post(url, data=body) as answer:
         await answer.read()
         return answer.status
+
+
+def _shares(times: Iterable[float]) -> str:
+    ordered = sorted(times)
+    return " p99 ".join(f"{percentile(ordered, share) * 1e3:.2f}" for share in (0.5, 0.99))
 
 
 def say(text: str) -> None:
@@ -272,16 +285,15 @@ def main() -> None:
     alone = lateness(batches, [])
     middle, most = statistics.median(batches) * 1e6, percentile(sorted(batches), 0.99) * 1e6
     say(f"batch: {middle:.0f} us, p99 {most:.0f} us; late at 1,000 a second: p99 {alone * 1e6:.0f} us")
-    for kind in ("json", "packed"):
+    for kind in ("json", "json-again", "packed"):
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # as the daemon does
-            whole = sorted(map(sum, runner.run(turns(load, kind, options.questions, apart=False))))
-            found = runner.run(turns(load, kind, options.questions, apart=True))
+            whole, waited = runner.run(turns(load, kind, options.questions, apart=False))
+            found, _ = runner.run(turns(load, kind, options.questions, apart=True))
         longest = sorted(map(max, found))
         late = lateness(batches, found)
         say(
-            f"{LONG} blocks asked by HTTP as {kind}: CPU {percentile(whole, 0.5) * 1e3:.2f} ms, p99 "
-            f"{percentile(whole, 0.99) * 1e3:.2f} ms, of it in one turn of the loop {percentile(longest, 0.5) * 1e3:.2f} ms; "
-            f"batches at 50 questions a second late: p99 {late * 1e6:.0f} us, x {late / alone:.2f}"
+            f"{LONG} blocks asked by HTTP as {kind}: answered after {_shares(waited)} ms, CPU {_shares(map(sum, whole))} ms, "
+            f"of it in one turn of the loop {percentile(longest, 0.5) * 1e3:.2f} ms; batches at 50 questions a second late: p99 {late * 1e6:.0f} us, x {late / alone:.2f}"
         )
 
 

@@ -52,7 +52,6 @@ class Target:
     measured: Series
     limit: float
     sense: Literal["<=", ">="] = "<="
-    note: str = ""
     surely: bool = False
     """The bound is for what the median is below with 95 % confidence (:attr:`Series.upper`)."""
 
