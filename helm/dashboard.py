@@ -597,6 +597,12 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
             "Blocks in the tree that answers /query, about 210 bytes each.",
             (f"kvbus_query_index_blocks{{{TARGET}}}", "{{instance}}"),
         ),
+        graph(
+            "Text of questions",
+            "bytes",
+            "Token ids that /query was asked for as JSON lately, which need not be read again: at most 16 MiB.",
+            (f"kvbus_query_text_bytes{{{TARGET}}}", "{{instance}}"),
+        ),
         panel("table", "Versions", "short", "", (f"kvbus_build_info{{{TARGET}}}", "")),
     ],
 }

@@ -91,7 +91,7 @@ class Texts:
                             return body, []
                         if not ids and (pieces or to != end):
                             return body, []
-                        if self._keeps:
+                        if self._keeps and ids:  # nothing is a piece of its own list alone
                             self._add(text, ids)
                         anew += 1
                         if anew % TURN == 0:

@@ -301,6 +301,17 @@ def test_what_was_asked_before_is_not_read_again(monkeypatch):
         assert len(read) == pieces
 
 
+def test_an_empty_list_that_was_asked_before_is_not_the_end_of_another_one(monkeypatch):
+    monkeypatch.setattr(query_text, "PIECE", 1)
+    texts = keeping()
+    for empty in (b"", b"  "):
+        assert taken_out(b'{"tokens":[%b]}' % empty, texts)[1] == [b""]
+        for odd in (b"1,%b", b"%b,1", b"1,%b,1"):
+            body = b'{"tokens":[%b]}' % (odd % empty)
+            assert taken_out(body, texts)[:2] == (body, [])
+            assert questions(body) == 400
+
+
 def test_what_has_not_been_asked_for_longest_is_forgotten_where_it_is_too_much(monkeypatch):
     stats = ProcessStats()
     texts = Texts(stats)
