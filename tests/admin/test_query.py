@@ -279,14 +279,19 @@ def test_a_long_list_is_read_in_turns_and_no_more_lists_than_questions():
     assert (short, lists) == (b'{"tokens": [0], "salt": "s"}', [packed(ids)])
     assert turns == len(body) // query_text.PIECE // query_text.TURN
     many = json.dumps({"queries": [{"tokens": []}] * (query_body.MAX_QUERIES + 1)}).encode()
-    assert taken_out(many, keeping()) == (many, [], 0)
+    assert taken_out(many, keeping()) == (many, [], query_body.MAX_QUERIES // query_text.TURN)
 
 
 def test_what_was_asked_before_is_not_read_again(monkeypatch):
     ids = list(range(100_000, 132_768))
     texts = keeping()
     read = []
-    monkeypatch.setattr(query_text, "packed", lambda some: read.append(len(some)) or packed(some))
+
+    def counted(some):
+        read.append(len(some))
+        return packed(some)
+
+    monkeypatch.setattr(query_text, "packed", counted)
     assert taken_out(prompt_of(ids), texts)[1] == [packed(ids)]
     assert sum(read) == len(ids)
     pieces, last = len(read), read[-1]
@@ -321,7 +326,12 @@ def test_what_has_not_been_asked_for_longest_is_forgotten_where_it_is_too_much(m
     one = stats.query_text_bytes
     monkeypatch.setattr(query_text, "KEPT", 2 * one)
     read = []
-    monkeypatch.setattr(query_text, "packed", lambda some: read.append(some[0]) or packed(some))
+
+    def counted(some):
+        read.append(some[0])
+        return packed(some)
+
+    monkeypatch.setattr(query_text, "packed", counted)
     for which in (1, 0, 2, 0, 1):
         taken_out(prompts[which], texts)
         assert stats.query_text_bytes <= 2 * one
