@@ -9,8 +9,8 @@ leaves its node behind, so that they count again when it is back. A worker's blo
 prefix. Blocks of one worker with equal tokens behind equal parents are one place, whatever makes their names differ.
 
 It costs some 210 bytes for each block at a place of its own and 60 for each further worker's there, beside the names
-(CPython 3.11, 16 tokens a block). What is removed is free at once, what is cleared in steps
-(:meth:`PrefixIndex.collect`).
+(CPython 3.11, 16 tokens a block), and 2 kB for each medium of a worker. What is removed is free at once, what is
+cleared in steps (:meth:`PrefixIndex.collect`).
 """
 
 from __future__ import annotations
