@@ -113,8 +113,12 @@ class Pump:
         if self._soon is not None:
             self._soon.cancel()
             self._soon = None
-        if self.closed or (self._paused and self._pending()):  # looking rearms the signal, else the loop would spin
+        if self.closed:
             return
+        if self._paused:
+            if not self._pending():  # looking rearms the signal, else the loop would spin
+                self._call_those_behind(0, pending=False)
+            return  # what comes behind that look stays, too
         try:
             more, taken = True, 0
             for taken in range(CAP):

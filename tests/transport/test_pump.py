@@ -368,6 +368,31 @@ async def test_a_paused_pump_leaves_messages_where_they_are_and_takes_them_when_
 
 
 @both_loops
+async def test_a_paused_pump_leaves_a_message_that_comes_just_behind_its_look(context, monkeypatch):
+    got: list[Any] = []
+    looks: list[bool] = []
+    look = zmq.zmq_poll
+    async with pumped(context, got.append) as (pair, pump):
+
+        def looked(sockets, timeout):
+            found = look(sockets, timeout)
+            if not looks:
+                pair.theirs.send(b"1")
+                assert pair.mine.poll(60_000)
+            looks.append(bool(found))
+            return found
+
+        pump.pause()
+        pump.kick()
+        monkeypatch.setattr(zmq, "zmq_poll", looked)
+        await turns()
+        assert looks[0] is False
+        assert got == []
+        pump.resume()
+        await eventually(lambda: got == [[b"1"]], "the message")
+
+
+@both_loops
 async def test_the_frames_kept_of_a_message_are_as_many_as_its_reader_wants(context):
     got: list[Any] = []
     pair = Pair(context)
