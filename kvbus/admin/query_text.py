@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from typing import Final
 
 import msgspec
@@ -75,29 +75,22 @@ class Texts:
             if found is not None:
                 at = found.end()
                 rest.append(b"%b%d" % (body[done:at], len(lists)))
-                end, to = body.find(b"]", at), -1
+                end = body.find(b"]", at)
                 if end < 0 or len(lists) == most:
                     return body, []
                 pieces: list[bytes] = []
-                while to < end:
-                    to = body.find(b",", at + PIECE, end)
-                    to = end if to < 0 else to
-                    text = body[at:to]
+                for text in _texts(body, at, end):
                     ids = self._read_before(text)
                     if ids is None:
-                        try:
-                            ids = packed(_ids(b"[%b]" % text))
-                        except (ValueError, UnicodeDecodeError):  # msgspec's errors are among them
-                            return body, []
-                        if not ids and (pieces or to != end):
-                            return body, []
-                        if self._keeps and ids:  # nothing is a piece of its own list alone
-                            self._add(text, ids)
+                        ids = self._read(text)
                         anew += 1
                         if anew % TURN == 0:
                             yield
+                    if ids is None:
+                        return body, []
                     pieces.append(ids)
-                    at = to + 1
+                if len(pieces) > 1 and b"" in pieces:  # nothing is a list, but no piece of one
+                    return body, []
                 lists.append(b"".join(pieces))
                 done = at = end
             at = body.find(_TOKENS, at)
@@ -112,9 +105,30 @@ class Texts:
             self._known.move_to_end(text)
         return ids
 
+    def _read(self, text: bytes) -> bytes | None:
+        """The ids of a text, packed; None if it is something else."""
+        try:
+            ids = packed(_ids(b"[%b]" % text))
+        except (ValueError, UnicodeDecodeError):  # msgspec's errors are among them
+            return None
+        if self._keeps and ids:  # to keep nothing would save nothing
+            self._add(text, ids)
+        return ids
+
     def _add(self, text: bytes, ids: bytes) -> None:
         self._known[text] = ids
         self._stats.query_text_bytes += len(text) + len(ids) + ENTRY
         while self._stats.query_text_bytes > KEPT:
             oldest = self._known.popitem(last=False)
             self._stats.query_text_bytes -= sum(map(len, oldest)) + ENTRY
+
+
+def _texts(body: bytes, at: int, end: int) -> Iterator[bytes]:
+    """A list's text, cut at commas."""
+    while True:
+        to = body.find(b",", at + PIECE, end)
+        if to < 0:
+            yield body[at:end]
+            return
+        yield body[at:to]
+        at = to + 1
