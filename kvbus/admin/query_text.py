@@ -25,13 +25,18 @@ TURN: Final = 4
 KEPT: Final = 16 * 1024 * 1024
 """Bytes of pieces, as text and packed: of fifty prompts of 2,048 blocks."""
 
-ENTRY: Final = 200
+END: Final = 64
+"""Bytes of each end of a text by which, and by its length, it is found. Then all of it is compared, which takes a third
+of what a hash of all of it takes."""
+
+ENTRY: Final = 400
 """Bytes that an entry takes besides, about."""
 
 _ids: Final = msgspec.json.Decoder(list[int]).decode
 """Ids beyond 32 bits are found as they are packed, which is cheaper."""
 
 _TOKENS: Final = b'"tokens"'
+_NOTHING: Final = (b"", b"")
 _list: Final = re.compile(_TOKENS + rb"[ \t\r\n]*:[ \t\r\n]*\[").match
 
 Whole = tuple[bytes, list[bytes]]
@@ -48,7 +53,8 @@ class Texts:
     def __init__(self, stats: ProcessStats) -> None:
         self._stats = stats
         self._keeps = False
-        self._known: OrderedDict[bytes, bytes] = OrderedDict()
+        self._known: OrderedDict[bytes, tuple[bytes, bytes]] = OrderedDict()
+        """Texts and what was read of them."""
 
     def keep(self) -> None:
         """Keep what is read from now on."""
@@ -79,10 +85,10 @@ class Texts:
                 if end < 0 or len(lists) == most:
                     return body, []
                 pieces: list[bytes] = []
-                for text in _texts(body, at, end):
-                    ids = self._read_before(text)
+                for first, last in _cut(body, at, end):
+                    ids = self._read_before(body, first, last)
                     if ids is None:
-                        ids = self._read(text)
+                        ids = self._read(body[first:last])
                         anew += 1
                         if anew % TURN == 0:
                             yield
@@ -99,10 +105,12 @@ class Texts:
         # an escape may hide a list's name
         return (body, []) if b"\\" in short else (short, lists)
 
-    def _read_before(self, text: bytes) -> bytes | None:
-        ids = self._known.get(text)
-        if ids is not None:
-            self._known.move_to_end(text)
+    def _read_before(self, body: bytes, first: int, last: int) -> bytes | None:
+        key = _key(body, first, last)
+        text, ids = self._known.get(key, _NOTHING)
+        if not text or not body.startswith(text, first):  # nothing of it is copied
+            return None
+        self._known.move_to_end(key)
         return ids
 
     def _read(self, text: bytes) -> bytes | None:
@@ -116,19 +124,28 @@ class Texts:
         return ids
 
     def _add(self, text: bytes, ids: bytes) -> None:
-        self._known[text] = ids
-        self._stats.query_text_bytes += len(text) + len(ids) + ENTRY
-        while self._stats.query_text_bytes > KEPT:
-            oldest = self._known.popitem(last=False)
-            self._stats.query_text_bytes -= sum(map(len, oldest)) + ENTRY
+        """Keep a text, instead of one of the same length with the same ends."""
+        key = _key(text, 0, len(text))
+        size = self._stats.query_text_bytes + _size((text, ids)) - _size(self._known.pop(key, _NOTHING))
+        self._known[key] = text, ids
+        while size > KEPT:
+            size -= _size(self._known.popitem(last=False)[1])
+        self._stats.query_text_bytes = size
 
 
-def _texts(body: bytes, at: int, end: int) -> Iterator[bytes]:
-    """A list's text, cut at commas."""
-    while True:
-        to = body.find(b",", at + PIECE, end)
-        if to < 0:
-            yield body[at:end]
-            return
-        yield body[at:to]
-        at = to + 1
+def _key(body: bytes, first: int, last: int) -> bytes:
+    """The length and both ends of a piece."""
+    return b"%d:%b%b" % (last - first, body[first : min(first + END, last)], body[max(first, last - END) : last])
+
+
+def _size(entry: tuple[bytes, bytes]) -> int:
+    text, ids = entry
+    return len(text) + len(ids) + ENTRY if text else 0
+
+
+def _cut(body: bytes, first: int, end: int) -> Iterator[tuple[int, int]]:
+    """Where the pieces of a list are: they end at commas."""
+    while (last := body.find(b",", first + PIECE, end)) >= 0:
+        yield first, last
+        first = last + 1
+    yield first, end

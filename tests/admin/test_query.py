@@ -317,6 +317,18 @@ def test_an_empty_list_that_was_asked_before_is_not_the_end_of_another_one(monke
             assert questions(body) == 400
 
 
+def test_a_text_with_both_ends_of_another_one_is_read_for_itself_and_kept_instead():
+    stats = ProcessStats()
+    texts = Texts(stats)
+    texts.keep()
+    sizes = set()
+    for middle in (1000, 2000, 1000, 1000):
+        ids = [7] * 100 + [middle] + [7] * 100
+        assert taken_out(prompt_of(ids), texts)[1] == [packed(ids)]
+        sizes.add(stats.query_text_bytes)
+    assert len(sizes) == 1
+
+
 def test_what_has_not_been_asked_for_longest_is_forgotten_where_it_is_too_much(monkeypatch):
     stats = ProcessStats()
     texts = Texts(stats)

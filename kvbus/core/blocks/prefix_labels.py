@@ -31,6 +31,9 @@ Adapter = str | int | None
 
 _ID: Final = Struct("<I")
 
+_AT_ONCE: Final = 32
+"""Labels that are made together: a third of the cost, where there are twice as many."""
+
 _NO_KEYS: Final = (b"\xc0", b"\x90", b"\x91\xc0", b"\x91\x90")
 """No extra keys of any block, or of the one there is."""
 
@@ -108,4 +111,10 @@ def packed(tokens: Sequence[int]) -> bytes:
 
 def _divided(tokens: bytes, size: int) -> Iterator[bytes]:
     """The tokens of each block of so many."""
-    return chain.from_iterable(Struct(f"{4 * size}s").iter_unpack(tokens))
+    label = f"{4 * size}s"
+    one = Struct(label).iter_unpack
+    if len(tokens) < 8 * size * _AT_ONCE:
+        return chain.from_iterable(one(tokens))
+    several = Struct(label * _AT_ONCE)
+    cut = len(tokens) // several.size * several.size
+    return chain.from_iterable(chain(several.iter_unpack(tokens[:cut]), one(tokens[cut:])))
