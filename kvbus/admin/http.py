@@ -113,6 +113,7 @@ class AdminServer:
             self.application(),
             access_log=None,
             handle_signals=False,
+            handler_cancellation=True,  # else answers of many pieces are made for nobody, and others wait behind them
             shutdown_timeout=1.0,
             keepalive_timeout=_NEVER,  # ConnectionLimits closes idle connections, and counts them
             lingering_time=1.0,
@@ -170,8 +171,8 @@ class AdminServer:
         """Let a handler make its whole answer when it is its turn."""
 
         async def answer(request: web.Request) -> web.StreamResponse:
-            async with self._turn(request, probe=probe) as kept:
-                return await handler(request) if kept else web.Response(status=503)
+            async with self._turn(request, probe=probe):
+                return await handler(request)
 
         return answer
 
@@ -179,20 +180,20 @@ class AdminServer:
         """Let a handler that makes its answer in pieces begin when it is its turn."""
 
         async def answer(request: web.Request) -> web.StreamResponse:
-            async with self._turn(request) as kept:
+            async with self._turn(request):
                 pass
-            return await handler(request) if kept else web.Response(status=503)
+            return await handler(request)
 
         return answer
 
     @contextlib.asynccontextmanager
-    async def _turn(self, request: web.Request, *, probe: bool = False) -> AsyncIterator[bool]:
-        """The first piece of a request; False if it was given up meanwhile."""
+    async def _turn(self, request: web.Request, *, probe: bool = False) -> AsyncIterator[None]:
+        """The first piece of a request."""
         limits = None if probe else self.connections
         async with contextlib.AsyncExitStack() as stack:
             with contextlib.nullcontext() if limits is None else limits.waiting(request.transport):
                 await stack.enter_async_context(self._pace.piece(probe=probe, first=True))
-            yield request.transport is not None
+            yield
 
     def _status(self, handler: Handler) -> Handler:
         """Guard a handler whose answer has no content: a configuration may close it."""

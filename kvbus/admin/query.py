@@ -133,6 +133,9 @@ class Queries:
             process.queries[refused.outcome] += 1
             retry = {"Retry-After": "1"} if refused.outcome in {"busy", "building"} else None
             return web.json_response({"error": str(refused)}, status=refused.status, headers=retry)
+        except asyncio.CancelledError:
+            process.queries["gone"] += 1
+            raise
         finally:
             self._waiting -= 1
         process.queries["answered"] += 1
@@ -240,6 +243,4 @@ async def _body(request: web.Request) -> bytes:
                 parts.append(part)
     except TimeoutError as error:
         raise RefusedError(408, "slow", f"no whole body within {CONNECTION_TIMEOUT:g} s") from error
-    except (web.RequestPayloadError, ConnectionError) as error:
-        raise RefusedError(400, "invalid", "the body broke off") from error
     return b"".join(parts)

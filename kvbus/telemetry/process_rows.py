@@ -13,7 +13,7 @@ from kvbus.telemetry.discovery import DiscoveryStats
 from kvbus.telemetry.row import Row, by, counts, one
 
 HTTP_REASONS: Final = ("too_many", "slow", "tls", "revoked")
-QUERY_OUTCOMES: Final = ("answered", "invalid", "too_large", "slow", "busy", "building")
+QUERY_OUTCOMES: Final = ("answered", "invalid", "too_large", "slow", "busy", "building", "gone")
 RELOAD_OUTCOMES: Final = ("applied", "refused")
 SMALL_FILES: Final = ("slots", "found")
 DISCOVERY_CHANGES: Final = ("joined", "left", "moved", "refused")

@@ -91,6 +91,26 @@ async def relayed(client, count):
     await eventually(lambda: client.bus.source.sequencer.next == count, f"{count} batches relayed")
 
 
+async def test_no_answer_is_made_for_a_client_that_has_gone(monkeypatch):
+    ended = []
+
+    def endless(_exposition):
+        try:
+            while True:
+                yield
+        finally:
+            ended.append(True)
+
+    async with web() as client:
+        monkeypatch.setattr(Exposition, "render", endless)
+        asking = asyncio.create_task(client.status("/metrics"))
+        await eventually(lambda: client.bus.daemon.process.http_connections == 1, "the request")
+        await client.text("/livez")
+        assert not ended
+        asking.cancel()
+        await eventually(lambda: ended, "the end of the work")
+
+
 # -- /sources
 
 

@@ -403,9 +403,7 @@ async def test_a_client_that_leaves_in_the_middle_of_its_body_is_counted_and_no_
         await eventually(lambda: here.bus.daemon.process.http_connections == 1, "the connection is there")
         await here.ask(tokens=TOKENS)  # by now it waits for the rest
         writer.transport.abort()
-        await eventually(
-            lambda: here.outcomes == {"answered": 1, "invalid": 1}, "the request that broke off is counted"
-        )
+        await eventually(lambda: here.outcomes == {"answered": 1, "gone": 1}, "the request that broke off is counted")
         await here.ask(tokens=TOKENS)
     assert "Traceback" not in caplog.text
 

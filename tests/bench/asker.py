@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-import random
 import sys
 from collections import Counter
 from typing import Any, Final, Literal
@@ -24,7 +23,7 @@ PROBES: Final = ("/livez", "/metrics")
 CROWD: Final = ("/query", "/metrics", "/sources", "/livez", "/readyz")
 PROBE_EVERY: Final = 0.05
 BLOCKS: Final = 2048
-"""Of a prompt, of which the bus holds the first sequence."""
+"""Of the prompt, which a source of the bus holds."""
 
 
 Kind = Literal["probe", "questions", "crowd"]
@@ -49,13 +48,11 @@ class Asked(msgspec.Struct):
 
 
 def prompt(load: str) -> list[int]:
-    """A prompt whose first sequence of the load is stored."""
+    """The longest prompt that a load stores."""
     chains: dict[Any, list[int]] = {}
     for event in itertools.chain.from_iterable(map(events_of, load_named(load).take(64))):
         chains[event["block_hashes"][-1]] = chains.pop(event["parent_block_hash"], []) + event["token_ids"]
-    tokens = max(chains.values(), key=len)
-    rng = random.Random(1)
-    return tokens + [rng.randrange(150_000) for _ in range(BLOCKS * 16 - len(tokens))]
+    return max(chains.values(), key=len)
 
 
 class Asker:
@@ -67,21 +64,22 @@ class Asker:
         self._session = session
         self._body = msgspec.json.encode({"tokens": prompt(spec.load)})
 
-    async def ask(self, path: str) -> None:
-        """One request, waited for."""
+    async def ask(self, path: str) -> bytes:
+        """One request, waited for; what comes back, nothing if the connection broke."""
         began = monotonic()
         try:
             url = f"http://{self.spec.http}{path}"
             asking = self._session.post(url, data=self._body) if path == "/query" else self._session.get(url)
             async with asking as answer:
-                await answer.read()
+                body = await answer.read()
         except (aiohttp.ClientError, OSError):
             self.asked.statuses[0] += 1
             await asyncio.sleep(0.01)
-            return
+            return b""
         self.asked.statuses[answer.status] += 1
         if answer.status == 200:
             self.asked.times.setdefault(path, []).append(monotonic() - began)
+        return body
 
     async def run(self) -> None:
         """Ask as it was said to."""
@@ -112,7 +110,10 @@ async def main(spec: Spec) -> None:
         asker = Asker(spec, session)
         if spec.kind != "probe":
             while 200 not in asker.asked.statuses:  # the first one has the tree built
-                await asker.ask("/query")
+                answer = await asker.ask("/query")
+            longest = msgspec.json.decode(answer)["results"][0]["matches"][0]["blocks"]
+            if longest != BLOCKS:
+                raise RuntimeError(f"{longest} blocks of the prompt are held")
             asker.asked = Asked(Counter(), {})
         _say("ready")
         while (command := (await loop.run_in_executor(None, sys.stdin.readline)).strip()) == "run":

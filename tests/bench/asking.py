@@ -19,6 +19,8 @@ from .setups import Setup, percentile, running
 from .turns import alternate
 
 RATE: Final = 1000
+"""Batches a second of all sources."""
+SOURCES: Final = 100
 QUESTIONS: Final = 50.0
 CLIENTS: Final = 100
 CASES: Final[dict[str, asker.Kind | None]] = {
@@ -47,9 +49,10 @@ class Noticed(NamedTuple):
 
 def run(*, quick: bool, runs: int) -> Section:
     """All cases in turn."""
-    blocks, seconds = (64_000, 2) if quick else (1_000_000, 20)
+    blocks, seconds = (256_000, 2) if quick else (1_000_000, 20)
     section = Section(
-        "asking", f"The stream while clients ask, at {blocks:,} live blocks and {RATE:,} batches a second"
+        "asking",
+        f"The stream while clients ask, at {blocks:,} live blocks of {SOURCES} sources and {RATE:,} batches a second",
     )
     found = alternate("asking", runs, list(CASES), lambda case: _measure(case, blocks, seconds))
     alone = found["nobody"]
@@ -112,8 +115,9 @@ def _with_spread(series: Series) -> str:
 
 
 def _measure(case: str, blocks: int, seconds: int) -> Noticed:
-    fill = blocks // 64
-    setup = Setup("kvbus", f"filled:{fill}", fill + seconds * RATE, rate=RATE, prefill=fill)
+    fill, rate = blocks // 64 // SOURCES, RATE / SOURCES
+    batches = fill + round(seconds * rate)
+    setup = Setup("kvbus", f"asked:{fill}", batches, ranks=SOURCES, rate=rate, prefill=fill, apart=True)
     with running(setup) as processes:
         probe = processes.asker(asker.Spec(processes.http, "probe", setup.load))
         kind = CASES[case]
@@ -125,7 +129,7 @@ def _measure(case: str, blocks: int, seconds: int) -> Noticed:
             child.tell("run")
         result = processes.run()
         probed, *asked = [msgspec.convert(child.ask("stop"), asker.Asked, strict=False) for child in (probe, *others)]
-        processes.check_kvbus()
+        processes.check_kvbus(joined_late=True)  # a hundred connections take their time
     answered = sum(each.statuses.get(200, 0) for each in asked)
     refused = sum(sum(each.statuses.values()) for each in asked) - answered
     times = sorted(itertools.chain.from_iterable(each.times.get("/query", ()) for each in asked)) or [0.0]

@@ -11,6 +11,7 @@ import asyncio
 import sys
 import time
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Final
 
@@ -42,6 +43,7 @@ class Spec(msgspec.Struct):
         counters: file of the routers' counters; two for each of their sockets: seen, and the next number awaited.
         sockets: which rank each of those sockets listens to.
         prefill: batches of these that leave first, as fast as the window lets them, before the clock starts.
+        apart: at a rate the ranks take turns; else each leaves its batch when the others do.
     """
 
     endpoints: list[tuple[str, str | None]]
@@ -52,6 +54,7 @@ class Spec(msgspec.Struct):
     rate: float = 0.0
     window: int = 2000
     prefill: int = 0
+    apart: bool = False
 
 
 class Ran(msgspec.Struct):
@@ -147,16 +150,19 @@ class Engine:
 
     def _at_rate(self) -> int:
         interval = 1 / self.spec.rate
+        ranks = list(zip(self._ranks, self._payloads, strict=True))
+        turns = [[each] for each in ranks] if self.spec.apart else [ranks]
+        interval /= len(turns)
         late = 0
         begin = time.monotonic()
-        for i, at in enumerate(range(self._at, self.spec.batches)):
+        for i, (at, turn) in enumerate(product(range(self._at, self.spec.batches), turns)):
             due = begin + i * interval
             delay = due - time.monotonic()
             if delay > 0:
                 time.sleep(delay)
             else:
                 late += delay < -interval
-            for publisher, payloads in zip(self._ranks, self._payloads, strict=True):
+            for publisher, payloads in turn:
                 publisher.publish(stamp(payloads[at], monotonic()))
         return late
 

@@ -130,10 +130,11 @@ class Sequence:
         self.tokens = _tokens(rng, ids)
         """Of each block, as msgpack."""
 
-    def stored(self, a: int, b: int) -> bytes:
-        """BlockStored of blocks ``[a, b)``."""
+    def stored(self, a: int, b: int, behind: Sequence | None = None) -> bytes:
+        """BlockStored of blocks ``[a, b)``; the first block is a root, or behind another sequence."""
         real = self.ids == "vocabulary"
-        parent = self.hashes[(a - 1) * _HASH_BYTES : a * _HASH_BYTES] if a else b"\xc0"
+        before = self.hashes[: a * _HASH_BYTES] if a else behind.hashes if behind is not None else b"\xc0"
+        parent = before[-_HASH_BYTES:]
         return b"".join(
             (
                 _STORED_0_33 if real else _STORED,
@@ -320,6 +321,31 @@ def filled(batches: int) -> Load:
     return Load(f"filled:{batches}", f"8x8, after {batches} batches 1x8", 0, make)
 
 
+_PROMPTS: Final = 1 << 59
+"""Sequences from here on are those of the prompt that is asked for."""
+
+
+def _prompt(blocks: int) -> list[bytes]:
+    """Stores of eight blocks each, one behind the other: a prompt."""
+    sequences = [Sequence(_PROMPTS + at) for at in range(0, blocks, SEQUENCE)]
+    return [
+        each.stored(at, at + 8, before)
+        for before, each in zip([None, *sequences], sequences, strict=False)
+        for at in range(0, min(blocks, SEQUENCE), 8)
+    ]
+
+
+def asked(batches: int) -> Load:
+    """``filled``, with a prompt of 2,048 blocks in the cache of rank 0, of which the others have the first 32."""
+
+    def make(rank: int) -> Iterator[bytes]:
+        events = _prompt(32 if rank else 2048)
+        prompt = [batch(events[at : at + 8], rank) for at in range(0, len(events), 8)]
+        return chain(prompt, filled(batches - len(prompt)).make(rank))
+
+    return Load(f"asked:{batches}", f"a prompt of 2,048 blocks, then filled:{batches}", 0, make)
+
+
 def recorded(name: str, live: int = LIVE) -> Load:
     """The looped recording of a family, or of any capture, with so many live blocks at least after ``warm`` batches."""
     capture = FAMILIES.get(name, name)
@@ -336,11 +362,13 @@ def recorded(name: str, live: int = LIVE) -> Load:
 
 
 def load_named(name: str) -> Load:
-    """A load by its name, that of a family or capture, ``trace:FILE`` or ``filled:BATCHES``."""
+    """A load by its name, that of a family or capture, ``trace:FILE``, ``filled:BATCHES`` or ``asked:BATCHES``."""
     if name in FAMILIES or name in CAPTURES:
         return recorded(name)
     if name.startswith("filled:"):
         return filled(int(name.removeprefix("filled:")))
+    if name.startswith("asked:"):
+        return asked(int(name.removeprefix("asked:")))
     if name.startswith("trace:"):
         path = Path(name.removeprefix("trace:"))
         return Load(name, f"a simulated vLLM 0.33 engine, requests of {path.name}", 0, lambda rank: simulated(path))

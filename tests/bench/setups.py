@@ -98,6 +98,7 @@ class Setup:
         routers: how many; each listens to every rank.
         ranks: of the engine.
         rate: batches a second of each rank; 0: as fast as the routers take them.
+        apart: at a rate the ranks take turns.
         window: batches under way at most.
         prefill: of the batches, so many leave before the clock starts.
         verify: the routers keep everything and count the blocks.
@@ -120,6 +121,7 @@ class Setup:
     kvbus: dict[str, Any] = field(default_factory=dict)
     state_dir: bool = False
     first_seq: int = 0
+    apart: bool = False
 
 
 @dataclass
@@ -188,6 +190,7 @@ class Running:
                 setup.rate,
                 setup.window,
                 setup.prefill,
+                setup.apart,
             ),
         )
         self.routers = self._child(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from itertools import pairwise
 
 import msgspec
 import pytest
@@ -120,7 +121,8 @@ def test_a_paced_load_gives_a_latency_for_each_batch():
 
 
 def test_clients_are_answered_while_a_load_runs():
-    setup = Setup("kvbus", "filled:5", 905, rate=300, prefill=5)  # three seconds: a question is one of some pieces
+    # three seconds: a question is one of some pieces
+    setup = Setup("kvbus", "asked:40", 490, ranks=2, rate=150, prefill=40, apart=True)
     with running(setup) as processes:
         kinds: tuple[asker.Kind, ...] = ("probe", "questions", "crowd")
         clients = [processes.asker(asker.Spec(processes.http, kind, setup.load, clients=5)) for kind in kinds]
@@ -131,6 +133,30 @@ def test_clients_are_answered_while_a_load_runs():
     assert set(asked[0].statuses) == {200}
     assert [set(each.times) for each in asked] == [set(asker.PROBES), {"/query"}, set(asker.CROWD)]
     assert min(each.statuses[200] for each in asked) > 1
+
+
+def test_ranks_that_take_turns_leave_their_batches_one_at_a_time():
+    with running(Setup("direct", "1x1", 100, ranks=4, rate=50, apart=True)) as processes:
+        result = processes.run()
+    arrived = sorted(result.times[0::2])
+    assert len(arrived) == 400
+    gaps = sorted(after - before for before, after in pairwise(arrived))
+    assert gaps[len(gaps) // 4] > 0.001  # all at once they would be some microseconds apart, three times in four
+
+
+def test_the_prompt_that_is_asked_for_is_of_one_source_and_begins_like_that_of_others():
+    stored = [
+        {
+            block
+            for payload in load_named("asked:40").take(50, rank)
+            for event in events_of(payload)
+            for block in event["block_hashes"]
+        }
+        for rank in range(3)
+    ]
+    assert [len(each) for each in stored] == [40 * 64 + 10 * 8, 39 * 64 + 32 + 10 * 8, 39 * 64 + 32 + 10 * 8]
+    assert len(stored[0] & stored[1]) == len(stored[0] & stored[1] & stored[2]) == 32
+    assert len(asker.prompt("asked:40")) == 16 * asker.BLOCKS
 
 
 def test_a_filled_cache_goes_on_with_blocks_of_its_own():
