@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Final
@@ -149,22 +149,25 @@ class Engine:
             time.sleep(0.0001)
 
     def _at_rate(self) -> int:
-        interval = 1 / self.spec.rate
-        ranks = list(zip(self._ranks, self._payloads, strict=True))
-        turns = [[each] for each in ranks] if self.spec.apart else [ranks]
-        interval /= len(turns)
+        spec = self.spec
         late = 0
         begin = time.monotonic()
-        for i, (at, turn) in enumerate(product(range(self._at, self.spec.batches), turns)):
-            due = begin + i * interval
-            delay = due - time.monotonic()
+        for after, at, ranks in schedule(range(self._at, spec.batches), len(self._ranks), spec.rate, apart=spec.apart):
+            delay = begin + after - time.monotonic()
             if delay > 0:
                 time.sleep(delay)
             else:
-                late += delay < -interval
-            for publisher, payloads in turn:
-                publisher.publish(stamp(payloads[at], monotonic()))
+                late += delay < -1 / spec.rate
+            for rank in ranks:
+                self._ranks[rank].publish(stamp(self._payloads[rank][at], monotonic()))
         return late
+
+
+def schedule(batches: range, ranks: int, rate: float, *, apart: bool) -> Iterator[tuple[float, int, range]]:
+    """After so many seconds this batch leaves these ranks."""
+    turns = [range(rank, rank + 1) for rank in range(ranks)] if apart else [range(ranks)]
+    for turn, (at, leaving) in enumerate(product(batches, turns)):
+        yield turn / (rate * len(turns)), at, leaving
 
 
 def window_of(batches: int, payloads: Sequence[bytes]) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from itertools import pairwise
 
 import msgspec
 import pytest
@@ -15,7 +14,7 @@ from tests.doubles.router import events_of
 from . import asker
 from .core import child
 from .counters import Counters
-from .engine import window_of
+from .engine import schedule, window_of
 from .loads import LOADS, NUMBERED, SEQUENCE, is_empty, load_named, stamp, stamped, tally
 from .recorded import LIVE
 from .router import Heard, Listener, Spec
@@ -135,13 +134,14 @@ def test_clients_are_answered_while_a_load_runs():
     assert min(each.statuses[200] for each in asked) > 1
 
 
-def test_ranks_that_take_turns_leave_their_batches_one_at_a_time():
-    with running(Setup("direct", "1x1", 100, ranks=4, rate=50, apart=True)) as processes:
-        result = processes.run()
-    arrived = sorted(result.times[0::2])
-    assert len(arrived) == 400
-    gaps = sorted(after - before for before, after in pairwise(arrived))
-    assert gaps[len(gaps) // 4] > 0.001  # all at once they would be some microseconds apart, three times in four
+def test_ranks_leave_their_batches_together_or_one_after_the_other():
+    assert list(schedule(range(5, 7), 2, 10.0, apart=False)) == [(0.0, 5, range(2)), (0.1, 6, range(2))]
+    assert list(schedule(range(5, 7), 2, 10.0, apart=True)) == [
+        (0.0, 5, range(1)),
+        (0.05, 5, range(1, 2)),
+        (0.1, 6, range(1)),
+        (0.15, 6, range(1, 2)),
+    ]
 
 
 def test_the_prompt_that_is_asked_for_is_of_one_source_and_begins_like_that_of_others():
