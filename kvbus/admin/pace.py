@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Generator
@@ -112,6 +113,8 @@ class Pace:
 
     def _end(self) -> None:
         self._at_work = False
+        # sockets' threads have batches to take in; on one core they would wait until the last piece is done
+        os.sched_yield()
         self._go_on()
 
     def _go_on(self) -> None:

@@ -54,6 +54,20 @@ async def test_pieces_leave_the_loop_three_quarters_of_its_time(monkeypatch, cro
     assert clock.waited[5:] == [0, 0.05]
 
 
+async def test_behind_each_piece_the_threads_of_sockets_may_have_the_core(monkeypatch):
+    done = []
+    monkeypatch.setattr(module, "os", SimpleNamespace(sched_yield=lambda: done.append("theirs")))
+
+    def work():
+        for at in range(3):
+            done.append(at)
+            yield
+        return "done"
+
+    assert await Pace().in_turns(work()) == "done"
+    assert done == [0, "theirs", 1, "theirs", 2, "theirs", "theirs"]
+
+
 async def test_what_each_request_takes_beside_its_work_counts_too(monkeypatch, crowd):
     clock, pace = Clock(monkeypatch), Pace()
     for _ in range(100):

@@ -30,6 +30,13 @@ def pin(*cores: int) -> None:
     os.sched_setaffinity(0, cores or CORES)
 
 
+def go_first(pid: int) -> None:
+    """Let a process run before ordinary ones on its core at once, not at the end of their turn; only root may say so."""
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(PermissionError):
+            os.sched_setscheduler(int(task.name), os.SCHED_RR, os.sched_param(1))
+
+
 def cpu_seconds(pid: int) -> float:
     """CPU time of all threads of a process, those that have ended included: to 10 ms."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
