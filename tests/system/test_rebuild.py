@@ -32,11 +32,13 @@ BUFFER: Final = 50
 
 
 @contextlib.asynccontextmanager
-async def routers(bus: Bus, count: int = 1, *, replay: str | None = None, hwm: int = 0) -> AsyncIterator[Any]:
+async def routers(
+    bus: Bus, count: int = 1, *, replay: str | None = None, hwm: int = 0, idle: float = 2.0
+) -> AsyncIterator[Any]:
     """Strict routers, subscribed."""
     stats = bus.daemon.outputs.stats[0]
     before = stats.subscribers
-    made = [StrictRouter(bus.out, replay or bus.out_replay, hwm=hwm) for _ in range(count)]
+    made = [StrictRouter(bus.out, replay or bus.out_replay, hwm=hwm, idle=idle) for _ in range(count)]
     try:
         await eventually(lambda: stats.subscribers == before + count, "the subscriptions")
         yield made
@@ -126,7 +128,8 @@ def test_late_routers_share_one_cut_while_traffic_goes_on(cuts: list[int], tmp_p
         async with (
             circuit(batches=3000, blocks=10_000, replay_endpoint=replay) as (bus, engine),
             # they take little at a time, so that no answer is over before the last one has begun
-            routers(bus, count, replay=replay, hwm=1) as late,
+            # a quarter of a second's work of this process passes between two messages to the last one of them
+            routers(bus, count, replay=replay, hwm=1, idle=30.0) as late,
         ):
             output = bus.daemon.relay.outputs[0]
             newest = output.streams[0].next_seq - 1
