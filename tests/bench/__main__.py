@@ -15,7 +15,7 @@ import click
 
 from kvbus.common import compiled
 
-from . import asking, core, delivery, fanout, ingest, instructions, late, latency, state, workloads
+from . import asking, core, delivery, end_to_end, fanout, ingest, instructions, late, latency, state, workloads
 from .processes import pin
 from .render import render
 from .report import Section, plain
@@ -24,6 +24,7 @@ SECTIONS: Final[dict[str, Callable[..., Section]]] = {
     "core": core.run,
     "compiled": instructions.run,
     "ingest": ingest.run,
+    "end-to-end": end_to_end.run,
     "latency": latency.run,
     "late": late.run,
     "asking": asking.run,
