@@ -60,12 +60,12 @@ async def test_behind_each_piece_the_threads_of_sockets_may_have_the_core(monkey
 
     def work():
         for at in range(3):
-            done.append(at)
+            done.append(f"piece {at}")
             yield
         return "done"
 
     assert await Pace().in_turns(work()) == "done"
-    assert done == [0, "theirs", 1, "theirs", 2, "theirs", "theirs"]
+    assert done == ["piece 0", "theirs", "piece 1", "theirs", "piece 2", "theirs", "theirs"]
 
 
 async def test_what_each_request_takes_beside_its_work_counts_too(monkeypatch, crowd):
