@@ -381,6 +381,24 @@ async def test_a_dump_is_one_moment_however_slowly_it_is_read():
         await writer.wait_closed()
 
 
+async def test_a_dump_that_nobody_reads_is_broken_off(monkeypatch):
+    """It does not look whole, and leaves its place to another one."""
+    async with web_and_engine() as (client, engine):
+        for first in range(0, 60_000, 1000):
+            engine.publish(batch(store(list(range(first, first + 1000)), tokens=[70_000] * 1000, block_size=1)))
+        await relayed(client, 60)
+        monkeypatch.setattr(dumps_module, "CONNECTION_TIMEOUT", 0.1)
+        reader, writer = await asyncio.open_connection(*there(client.bus.daemon.http_address), limit=2**12)
+        writer.write(b"GET /blocks HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        await eventually(lambda: client.bus.daemon.process.http_dumps == 0, "the end of a dump that nobody reads")
+        assert not (await reader.read()).endswith(b"\r\n0\r\n\r\n")  # the last chunk is missing
+        writer.close()
+        await writer.wait_closed()
+        monkeypatch.undo()
+        assert len(await client.blocks()) == 60_000
+
+
 async def test_other_requests_and_the_stream_interleave_with_a_dump(monkeypatch):
     """The loop has a turn after every part, of all dumps together: on a clock by which ten lines take too long."""
     async with web_and_engine() as (client, engine):

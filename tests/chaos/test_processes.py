@@ -26,6 +26,8 @@ from tests.chaos.processes import Child
 async def main():
     child = Child("child", ["sleep", "600"], Path(sys.argv[1]))
     await child.start()
+    while Path(f"/proc/{child.pid}/comm").read_text() != "sleep\\n":  # what makes it end with this one begins before it
+        await asyncio.sleep(0.01)
     print(child.pid, flush=True)
     await asyncio.sleep(600)
 
