@@ -381,12 +381,17 @@ async def test_a_dump_is_one_moment_however_slowly_it_is_read():
         await writer.wait_closed()
 
 
+async def more_than_sockets_hold(client, engine):
+    """60,000 blocks."""
+    for first in range(0, 60_000, 1000):
+        engine.publish(batch(store(list(range(first, first + 1000)), tokens=[70_000] * 1000, block_size=1)))
+    await relayed(client, 60)
+
+
 async def test_a_dump_that_nobody_reads_is_broken_off(monkeypatch):
     """It does not look whole, and leaves its place to another one."""
     async with web_and_engine() as (client, engine):
-        for first in range(0, 60_000, 1000):
-            engine.publish(batch(store(list(range(first, first + 1000)), tokens=[70_000] * 1000, block_size=1)))
-        await relayed(client, 60)
+        await more_than_sockets_hold(client, engine)
         monkeypatch.setattr(dumps_module, "CONNECTION_TIMEOUT", 0.1)
         reader, writer = await asyncio.open_connection(*there(client.bus.daemon.http_address), limit=2**12)
         writer.write(b"GET /blocks HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
@@ -432,9 +437,7 @@ async def test_other_requests_and_the_stream_interleave_with_a_dump(monkeypatch)
 
 async def test_too_many_dumps_at_once_are_told_to_come_back():
     async with web_and_engine() as (client, engine):
-        for first in range(0, 60_000, 1000):
-            engine.publish(batch(store(list(range(first, first + 1000)), tokens=[70_000] * 1000, block_size=1)))
-        await relayed(client, 60)
+        await more_than_sockets_hold(client, engine)
         writers = []
         for _ in range(dumps_module.MAX_DUMPS):
             reader, writer = await asyncio.open_connection(*there(client.bus.daemon.http_address), limit=2**12)

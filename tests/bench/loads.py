@@ -348,7 +348,7 @@ def asked(batches: int) -> Load:
         less, more = stores(size - 1, 8, rank=rank, first=1 << 30), stores(size, 8, rank=rank)
         smaller = min(rank, left)
         filling = chain(islice(less, smaller), islice(more, left - smaller))
-        return chain(prompt, filling, stores(1, 8, rank=rank, first=1 << 31))
+        return chain(prompt, filling, filled(0).make(rank))
 
     return Load(f"asked:{batches}", f"a prompt of 2,048 blocks, about filled:{batches}", 0, make)
 

@@ -32,13 +32,11 @@ BUFFER: Final = 50
 
 
 @contextlib.asynccontextmanager
-async def routers(
-    bus: Bus, count: int = 1, *, replay: str | None = None, hwm: int = 0, idle: float = 2.0
-) -> AsyncIterator[Any]:
+async def routers(bus: Bus, count: int = 1, *, replay: str | None = None, **options: Any) -> AsyncIterator[Any]:
     """Strict routers, subscribed."""
     stats = bus.daemon.outputs.stats[0]
     before = stats.subscribers
-    made = [StrictRouter(bus.out, replay or bus.out_replay, hwm=hwm, idle=idle) for _ in range(count)]
+    made = [StrictRouter(bus.out, replay or bus.out_replay, **options) for _ in range(count)]
     try:
         await eventually(lambda: stats.subscribers == before + count, "the subscriptions")
         yield made
