@@ -6,7 +6,7 @@ has happened since is in the write-ahead log (:mod:`kvbus.core.write_ahead_log`)
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -27,7 +27,7 @@ _decode: Final = msgspec.msgpack.Decoder(list[Any]).decode
 
 
 def dump(relay: Relay) -> Iterator[bytes]:
-    """The state as blobs. It is frozen when the first one is taken; the others may follow when there is time."""
+    """The state as it is now, as blobs that may be taken when there is time."""
     head = {
         "sources": [_source_head(source) for source in relay.sources],
         "outputs": [[output.spec.name, list(map(_stream_head, output.streams))] for output in relay.outputs],
@@ -38,7 +38,11 @@ def dump(relay: Relay) -> Iterator[bytes]:
         for output, which, index in _indexes(relay, slot, source)
         for key, table in _tables(index)
     ]
-    yield _encode(["head", head])
+    return _blobs(_encode(["head", head]), frozen)
+
+
+def _blobs(head: bytes, frozen: Sequence[tuple[list[Any], Table]]) -> Iterator[bytes]:
+    yield head
     for address, table in frozen:
         yield _encode(["table", *address, list(table.copies.items())])
         yield from _chunks(address, table)

@@ -43,6 +43,9 @@ MIN_ROTATE: Final = 128 * 1024 * 1024
 """kvbus rotates a log that is larger than this and than four times its checkpoint. A checkpoint costs a few
 microseconds for each store in it; reading a log costs as much as handling its batches did."""
 
+SLICE_SECONDS: Final = 0.003
+"""How long kvbus goes on with a checkpoint before it looks after the traffic again."""
+
 
 class StateStore:
     """The generations of one configuration in one directory.
@@ -298,7 +301,7 @@ class StateStore:
     def _go_on(self, *, whole: bool = False) -> None:
         if self._slices is None or self._checkpoint is None:
             return
-        until = time.perf_counter() + 0.003
+        until = time.perf_counter() + SLICE_SECONDS
         while whole or time.perf_counter() < until:
             body = next(self._slices, None)
             if body is None:

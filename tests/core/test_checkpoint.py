@@ -59,6 +59,22 @@ def announced(normalizer):
     return plain_all(normalizer.announce())
 
 
+def test_a_checkpoint_is_of_the_moment_it_was_asked_for():
+    """Whatever comes before its slices are taken is in the log behind it."""
+    first, second = Script(), Script()
+    first >> live(0, store([1, 2]))
+    first.whatever()
+    before = announced(first.source.normalizer)
+    slices = dump(first.relay)
+    first >> live(1, removed([2]), store([3], 1))
+    first.whatever()
+    loader = Loader(second.relay)
+    for blob in slices:
+        loader.feed(blob)
+    assert announced(second.source.normalizer) == before != announced(first.source.normalizer)
+    assert second.source.sequencer.next == second.relay.outputs[0].streams[0].next_seq == 1
+
+
 @pytest.mark.parametrize(
     "options",
     [{}, {"block_size": 8}, {"profiles": ("dynamo",)}, {"topic": b"kv"}],

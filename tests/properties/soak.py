@@ -84,6 +84,7 @@ def draw_step(rng: random.Random) -> Step:
             ("answers_are_lost", (source,)),
             ("a_reply_to_nothing", (source, rng.randrange(50), rng.randrange(20))),
             ("time_passes", (rng.choice([0.1, 1.0, 3.0]),)),
+            ("checkpoint_begins", ()),
             ("kvbus_is_killed", (rng.random() < 0.5,)),
             ("kvbus_is_killed_without_state", ()),
             ("router_link", (place, rng.random() < 0.5)),
@@ -97,7 +98,7 @@ def draw_step(rng: random.Random) -> Step:
             ("subscriber_is_cut", (place,)),
             ("quiescence", ()),
         ],
-        weights=[20, 2, 3, 1, 1, 6, 3, 12, 5, 10, 2, 1, 6, 2, 1, 3, 2, 2, 4, 1, 4, 2, 4, 3, 1],
+        weights=[20, 2, 3, 1, 1, 6, 3, 12, 5, 10, 2, 1, 6, 2, 2, 1, 3, 2, 2, 4, 1, 4, 2, 4, 3, 1],
     )[0]
 
 

@@ -123,6 +123,10 @@ class RelayMachine(RuleBasedStateMachine):
     def time_passes(self, seconds: float) -> None:
         self.take("time_passes", seconds)
 
+    @rule()
+    def checkpoint_begins(self) -> None:
+        self.take("checkpoint_begins")
+
     @rule(new_generation=st.booleans())
     def kvbus_is_killed(self, new_generation: bool) -> None:
         self.take("kvbus_is_killed", new_generation)

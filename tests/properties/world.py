@@ -402,6 +402,8 @@ class World:
         self.subscribers: dict[tuple[int, int], Subscriber] = {}
         self.saved = list(dump(self.relay))
         self.log: list[Frame] = []
+        self.begun: tuple[Iterator[bytes], int] | None = None
+        """A checkpoint whose slices are still to be taken, and which frame of the log is the first behind it."""
 
     @property
     def places(self) -> list[tuple[int, int]]:
@@ -675,13 +677,24 @@ class World:
     # -- kvbus itself --------------------------------------------------------------------------------------------
 
     @step
+    def checkpoint_begins(self) -> None:
+        """Its slices are taken when kvbus is killed, so all that happens until then happens beside it."""
+        self._write_log()
+        self.begun = dump(self.relay), len(self.log)
+
+    @step
     def kvbus_is_killed(self, new_generation: bool) -> None:
-        """And comes back with its state: same index, same numbering; counters and connections begin anew."""
+        """And comes back with its state: same index, same numbering; counters and connections begin anew.
+
+        With a new generation a checkpoint is complete by then: the one that began, else one of this moment.
+        """
         self._write_log()
         marks = [source.sequencer.next for source in self.relay.sources]
         epochs = [source.sequencer.epoch for source in self.relay.sources]
         if new_generation:
-            self.saved, self.log = list(dump(self.relay)), []
+            slices, first = self.begun or (dump(self.relay), len(self.log))
+            self.saved, self.log = list(slices), self.log[first:]
+        self.begun = None
         for source in range(len(self.lines)):
             self._cut(source)
             self.lines[source].heard = (-1, -1)  # what was held is gone
@@ -726,7 +739,7 @@ class World:
         for line in self.lines:
             line.hidden, line.refused = -1, False  # it knows of no other life
         self.last_seq = {place: seq - 1 for place, seq in self.first_seqs.items()}
-        self.saved, self.log = list(dump(self.relay)), []
+        self.saved, self.log, self.begun = list(dump(self.relay)), [], None
         self._answers_are_gone()
         self._feed(Started(self.now))
 
