@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Generator
 from contextvars import ContextVar
 from typing import Final, TypeVar
+
+from kvbus.common.threads import let_threads_run
 
 SHARE: Final = 1 / 4
 """Of the loop's time, for all answers."""
@@ -113,8 +114,7 @@ class Pace:
 
     def _end(self) -> None:
         self._at_work = False
-        # sockets' threads have batches to take in; on one core they would wait until the last piece is done
-        os.sched_yield()
+        let_threads_run()
         self._go_on()
 
     def _go_on(self) -> None:

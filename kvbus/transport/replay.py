@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import Callable, Collection
 from typing import Final
 
+from kvbus.common.threads import let_threads_run
 from kvbus.core.stats import OutputStats
 from kvbus.core.wire.frames import REBUILDS
 from kvbus.transport.answer_reader import AnswerReader
@@ -257,6 +258,7 @@ class ReplayServer:
                 self._last_read = now if requester.reads else self._last_read
                 if self._loop.time() >= until:
                     break
+            let_threads_run()
         finally:
             self._admit()
 

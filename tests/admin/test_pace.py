@@ -56,7 +56,7 @@ async def test_pieces_leave_the_loop_three_quarters_of_its_time(monkeypatch, cro
 
 async def test_behind_each_piece_the_threads_of_sockets_may_have_the_core(monkeypatch):
     done = []
-    monkeypatch.setattr(module, "os", SimpleNamespace(sched_yield=lambda: done.append("theirs")))
+    monkeypatch.setattr(module, "let_threads_run", lambda: done.append("theirs"))
 
     def work():
         for at in range(3):
