@@ -28,8 +28,8 @@ async def test_without_a_state_a_slow_router_has_holes_and_each_batch_of_them_is
 @both_loops
 async def test_behind_each_turn_the_threads_of_sockets_may_have_the_core(context, monkeypatch):
     done: list[str] = []
-    monkeypatch.setattr("kvbus.transport.live.behind.let_threads_run", lambda: done.extend(stream.states))
     async with stream_of(context) as stream:
+        monkeypatch.setattr("kvbus.transport.live.behind.let_threads_run", lambda: done.extend(stream.states))
         stream.answers = False
         stream.slices = Slices(100, 100_000)
         stream.sub(slow=True)
