@@ -8,7 +8,8 @@ Its work is done in pieces (:mod:`~kvbus.admin.pace`); each limit has an answer 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import time
+from collections.abc import Generator, Sequence
 from typing import Final, Protocol
 
 import msgspec
@@ -16,13 +17,15 @@ from aiohttp import web
 
 from kvbus.admin.content_log import current
 from kvbus.admin.pace import Pace
-from kvbus.admin.query_body import MAX_BODY, MAX_HASHES, MSGPACK, Query, RefusedError, names_of, questions
-from kvbus.admin.query_index import QueryIndex
+from kvbus.admin.query_body import MAX_BODY, MSGPACK, Query, RefusedError, questions
+from kvbus.admin.query_hashes import names_of
+from kvbus.admin.query_index import SLICE, QueryIndex
 from kvbus.admin.views import Analytics, analytics_entry
 from kvbus.config import Config
 from kvbus.core.blocks.prefix_index import Match, PrefixIndex
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.settings import State
+from kvbus.core.source import Source
 from kvbus.core.stats import ProcessStats
 from kvbus.core.types import DEVICE_MEDIUM
 from kvbus.telemetry.readings import read_analytics
@@ -182,25 +185,30 @@ class Queries:
                 standing = self._look(unsure)
             async with self._pace.piece():
                 return [self._named(standing[slot], match) for slot, match in matches.items()]
+        return await self._pace.in_turns(self._held_by_name(index, query.hashes or [], unsure))
+
+    def _held_by_name(
+        self, index: PrefixIndex[int], hashes: Sequence[int | str], unsure: Unsure
+    ) -> Generator[None, None, list[Held]]:
+        """The same by the engines' names, some sources at a time."""
         held: list[Held] = []
-        hashes = query.hashes or []
-        for names in names_of(hashes):
-            slots, at_once = len(self._observed.relay.sources), max(1, MAX_HASHES // max(1, len(hashes)))
-            for first in range(0, slots, at_once):
-                async with self._pace.piece():
-                    standing = self._look(unsure, first, first + at_once)
-                    few = [(each, index.named(slot, names)) for slot, each in standing.items()]
-                    held += [self._named(each, match) for each, match in few if match is not None]
+        sources = self._observed.relay.sources
+        for names in (yield from names_of(hashes)):
+            begun, slot = time.perf_counter(), 0
+            while slot < len(sources):  # there may be more behind a turn
+                standing = _standing(sources[slot], unsure)
+                match = index.named(slot, names)
+                if match is not None:
+                    held.append(self._named(standing, match))
+                slot += 1
+                if time.perf_counter() - begun >= SLICE:
+                    yield
+                    begun = time.perf_counter()
         return held
 
-    def _look(self, unsure: Unsure, first: int = 0, end: int | None = None) -> dict[int, Standing]:
-        """The sources of some slots as they are now; those that may hold more are noted."""
-        found = {}
-        for slot, source in enumerate(self._observed.relay.sources[first:end], first):
-            found[slot] = each = Standing(source.spec.label, source.rank, source.state, source.partial)
-            if not source.gone and (each.partial or each.state is not State.LIVE):
-                unsure[each.source, each.rank] = each
-        return found
+    def _look(self, unsure: Unsure) -> list[Standing]:
+        """The sources as they are now, by slot; those that may hold more are noted."""
+        return [_standing(source, unsure) for source in self._observed.relay.sources]
 
     def _named(self, standing: Standing, match: Match) -> Held:
         return Held(
@@ -223,6 +231,14 @@ class Queries:
                 for slot, reading in read_analytics(self._observed.relay).items()
             )
         ]
+
+
+def _standing(source: Source, unsure: Unsure) -> Standing:
+    """A source as it is now; one that may hold more is noted."""
+    each = Standing(source.spec.label, source.rank, source.state, source.partial)
+    if not source.gone and (each.partial or each.state is not State.LIVE):
+        unsure[each.source, each.rank] = each
+    return each
 
 
 def _worth(held: Held) -> tuple[int, int, int]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Annotated, Final
 
 import msgspec
 
 from kvbus.admin.query_text import PIECE, Texts
-from kvbus.core.types import MAX_HASH_BYTES, MAX_TOKEN_ID, Hash
+from kvbus.core.types import MAX_TOKEN_ID
 
 MAX_BODY: Final = 1024 * 1024
 """Bytes of a request."""
@@ -21,7 +20,7 @@ MAX_ITEMS: Final = 131_072
 """Token ids and hashes of one request."""
 
 MAX_HASHES: Final = 16_384
-"""Hashes of one question, and look-ups by hash in one go."""
+"""Hashes of one question."""
 
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKEN_ID)]
 
@@ -62,8 +61,6 @@ MSGPACK: Final = "application/msgpack"
 
 _of_json: Final = msgspec.json.Decoder(Request).decode
 _of_msgpack: Final = msgspec.msgpack.Decoder(Request).decode
-_is_number: Final = re.compile(r"-?[0-9]{1,20}|0[xX][0-9a-fA-F]{1,16}").fullmatch
-_is_hex: Final = re.compile(rf"(?:[0-9a-fA-F]{{2}}){{1,{MAX_HASH_BYTES}}}").fullmatch
 
 
 def questions(body: bytes, texts: Texts, *, msgpack: bool) -> Generator[None, None, tuple[list[Query], bool]]:
@@ -116,31 +113,3 @@ def read(body: bytes, lists: Sequence[bytes] = (), *, msgpack: bool = False) -> 
 
 def _items(query: Query) -> int:
     return len(query.tokens) // 4 if isinstance(query.tokens, bytes) else len(query.tokens or query.hashes or ())
-
-
-def names_of(hashes: Sequence[int | str]) -> Iterator[list[Hash]]:
-    """The names that hashes may stand for: all integers, or all byte strings in hexadecimal.
-
-    Raises:
-        ValueError: one of them is neither, or they are not of one kind.
-    """
-    numbers, texts = [_number(each) for each in hashes], [_bytes(each) for each in hashes]
-    whole = [kind for kind in (numbers, texts) if None not in kind]
-    if not whole:
-        odd = next((at for at, pair in enumerate(zip(numbers, texts, strict=True)) if pair == (None, None)), None)
-        if odd is None:
-            raise ValueError("hashes are all integers, or all byte strings in hexadecimal")
-        raise ValueError(f"hashes[{odd}] is neither an integer of 64 bits nor a byte string in hexadecimal")
-    return iter(whole)  # type: ignore[arg-type]
-
-
-def _number(text: int | str) -> int | None:
-    if isinstance(text, str):
-        if _is_number(text) is None:
-            return None
-        text = int(text, 0 if text[:2] in {"0x", "0X"} else 10)
-    return text if -(2**63) <= text < 2**64 else None
-
-
-def _bytes(text: int | str) -> bytes | None:
-    return bytes.fromhex(text) if isinstance(text, str) and _is_hex(text) else None

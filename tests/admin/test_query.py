@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from kvbus.admin import query as module
 from kvbus.admin import query_body, query_index, query_text
+from kvbus.admin.pace import Pace
 from kvbus.admin.query_text import Texts
 from kvbus.core.blocks.prefix_index import PrefixIndex
 from kvbus.core.blocks.prefix_labels import packed
@@ -26,6 +27,7 @@ from kvbus.core.stats import ProcessStats
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import removed, store
+from tests.ports import free_ports
 from tests.system.bus import eventually, running_bus
 
 SIZE = 16
@@ -114,6 +116,29 @@ async def test_who_holds_the_longest_prefix_by_tokens_and_by_hashes():
         many = await here.ask(queries=[{"tokens": TOKENS}, {"hashes": ["77"]}, {"tokens": TOKENS, "salt": "s"}])
         assert [[match["blocks"] for match in result["matches"]] for result in many["results"]] == [[4], [], []]
         assert here.outcomes == {"answered": 10}
+
+
+async def test_by_hashes_sources_are_looked_at_in_turns(monkeypatch):
+    """A hundred of them take longer than the stream may wait."""
+    turns = []
+    piece = Pace.piece
+
+    def counted(pace, **more):
+        turns.append(True)
+        return piece(pace, **more)
+
+    more = [{"name": f"idle{n}", "endpoint": f"tcp://127.0.0.1:{port}"} for n, port in enumerate(free_ports(2))]
+    async with asking(more_sources=more, output={"layout": "merged"}) as here:
+        whole = {"results": [{"matches": [BEST]}], "incomplete": []}
+        assert await here.ask(hashes=[LARGE, 2, 3]) | {"incomplete": []} == whole
+        monkeypatch.setattr(Pace, "piece", counted)
+        least = []
+        for seconds in (60.0, 0.0):
+            monkeypatch.setattr(module, "SLICE", seconds)
+            turns.clear()
+            assert await here.ask(hashes=[LARGE, 2, 3]) | {"incomplete": []} == whole
+            least.append(len(turns))
+        assert least[1] == least[0] + 3
 
 
 async def test_byte_hashes_are_hexadecimal_and_adapters_have_their_own_blocks():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final, Generic, TypeVar
 
 from kvbus.core.types import Hash
@@ -49,6 +49,15 @@ class Names(Generic[V]):
             self._parts.pop()
         self.size -= 1
         return self._parts[-1].popitem()[1]
+
+    def first_unknown(self, blocks: Sequence[Hash], first: int = 0) -> int:
+        """The place of the first of these blocks of which nothing is known, from a place on; else their number."""
+        parts = self._parts
+        for at in range(first, len(blocks)):
+            # what is known is not read, since memory is what this waits for
+            if blocks[at] not in parts[hash(blocks[at]) & _MASK]:
+                return at
+        return len(blocks)
 
     def how_many(self, blocks: Iterable[Hash]) -> int:
         """Of how many of these anything is known."""

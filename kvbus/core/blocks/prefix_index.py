@@ -291,12 +291,11 @@ class PrefixIndex(Generic[W]):
         holder = self._holders.get(worker)
         if holder is None:
             return None
-        first, *rest = holder.places.values()
-        count = 0
-        for block in hashes:
-            if first.get(block) is None and all(places.get(block) is None for places in rest):
-                break
-            count += 1
+        count, before = 0, -1
+        while before < count < len(hashes):
+            before = count
+            for places in holder.places.values():
+                count = places.first_unknown(hashes, count)
         if not count:
             return None
         held = hashes[:count]

@@ -1,0 +1,28 @@
+"""Names in several dictionaries are as names in one."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvbus.core.blocks.names import Names
+
+NAME = st.one_of(st.integers(-5, 40), st.binary(max_size=1))
+
+
+@given(st.lists(st.tuples(st.booleans(), NAME, st.integers())), st.lists(NAME), st.data())
+def test_they_are_as_in_one_dictionary(changes, asked, data):
+    names: Names[int] = Names()
+    known: dict[int | bytes, int] = {}
+    for put, name, value in changes:
+        if put:
+            names.put(name, value)
+            known[name] = value
+        else:
+            assert names.pop(name) == known.pop(name, None)
+        assert names.size == len(known)
+    assert [names.get(name) for name in asked] == [known.get(name) for name in asked]
+    assert names.how_many(asked) == sum(name in known for name in asked)
+    first = data.draw(st.integers(0, len(asked)))
+    unknown = [at for at in range(first, len(asked)) if asked[at] not in known]
+    assert names.first_unknown(asked, first) == (unknown[0] if unknown else len(asked))
+    assert sorted(map(repr, (names.pop_any() for _ in range(len(known))))) == sorted(map(repr, known.values()))
+    assert names.size == 0
