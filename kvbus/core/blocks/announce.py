@@ -22,6 +22,10 @@ MOST_BLOCKS: Final = 4095
 """Most blocks of a batch that kvbus puts together. With AllBlocksCleared before them they are at most 4,096 events; the
 vLLM router 0.1.17 refuses more."""
 
+Piece = Chunk | tuple[Any, ...]
+"""What one event announces: a whole chunk, blocks (or sub-blocks) ``(chunk, first, end)`` of one, or single blocks that
+follow one another, by their chunks. A whole chunk takes a pointer's room, and the collector does not look at any."""
+
 _STORED: Final = BlockStored
 _REMOVED: Final = BlockRemoved
 """Compiled code looks a name of another module up in a dictionary each time, and has its own at hand."""
@@ -34,42 +38,82 @@ def announce(index: Index) -> Iterator[AnyEvent]:
 
 
 def slices(index: Index, size: int, known: Sequence[Index] = ()) -> Iterator[list[AnyEvent]]:
-    """The same stores in lists of exactly ``size`` blocks each, as routers count them; the last list may hold fewer.
+    """The same stores in lists of exactly ``size`` blocks each, see :func:`layout`. An empty list is a pause."""
+    stores = Stores(index)
+    for pieces in layout(index, size, known):
+        yield stores.of(pieces)
+
+
+def layout(index: Index, size: int, known: Sequence[Index] = ()) -> Iterator[Sequence[Piece]]:
+    """What lists of exactly ``size`` blocks each hold, as routers count them; the last list may hold fewer.
 
     Single blocks that follow one another are one event (:mod:`kvbus.core.blocks.chains`). An event that does not fit
     into what is left of a list goes on in the next one. Blocks that are in one of the
     indexes ``known`` are left out. An empty list is a pause: a large list takes tens of milliseconds, and the caller
     has other work.
     """
-    events: list[AnyEvent] = []
+    pieces: list[Piece] = []
     room = size
     pause = size - PAUSE
     for chain in chains(index, runs(index, known)):
         if not chain:
-            yield []
+            yield ()
             continue
         _, chunk, start, end = chain[0]
-        if len(chain) > 1:
+        single, whole = len(chain) == 1, len(chunk.derived or chunk.hashes)
+        if not single:
             start, end = 0, len(chain)
-        tokens = None if chunk.derived is None else _sub_blocks(chunk)
         while start < end:
             stop = min(end, start + room, start + MAX_RUN)
-            if len(chain) > 1:
-                events.append(_chain_store(index, [each for _, each, _, _ in chain[start:stop]]))
-            elif tokens is None:
-                events += stores_of(index, chunk, start, stop)
+            if not single:
+                pieces.append(tuple([each for _, each, _, _ in chain[start:stop]]))
+            elif start == 0 and stop == whole:
+                pieces.append(chunk)
             else:
-                events.append(_sub_block_store(chunk, start, stop, tokens))
+                pieces.append((chunk, start, stop))
             room -= stop - start
             start = stop
             if not room:
-                yield events
-                events, room, pause = [], size, size - PAUSE
+                yield tuple(pieces)
+                pieces, room, pause = [], size, size - PAUSE
             elif room <= pause:
-                yield []
+                yield ()
                 pause = room - PAUSE
-    if events:
-        yield events
+    if pieces:
+        yield tuple(pieces)
+
+
+class Stores:
+    """Makes the stores of pieces of one index."""
+
+    def __init__(self, index: Index) -> None:
+        self._index = index
+        self._divided: tuple[Chunk, list[bytes]] | None = None
+        """The reblocked chunk that was asked for last, and the tokens of its sub-blocks."""
+
+    def of(self, pieces: Iterable[Piece]) -> list[AnyEvent]:
+        """The stores of some pieces."""
+        events: list[AnyEvent] = []
+        for piece in pieces:
+            self.put(events, piece)
+        return events
+
+    def put(self, events: list[AnyEvent], piece: Piece) -> int:
+        """Append the stores of a piece; return how many blocks it has."""
+        if isinstance(piece, Chunk):
+            chunk, a, b = piece, 0, len(piece.derived or piece.hashes)
+        elif isinstance(piece[-1], Chunk):
+            events.append(_chain_store(self._index, piece))
+            return len(piece)
+        else:
+            chunk, a, b = piece
+        if chunk.derived is None:
+            events += stores_of(self._index, chunk, a, b)
+        else:
+            if self._divided is None or self._divided[0] is not chunk:
+                self._divided = chunk, _sub_blocks(chunk)
+            events.append(_sub_block_store(chunk, a, b, self._divided[1]))
+        return b - a
 
 
 def removals_of(index: Index) -> list[AnyEvent]:

@@ -11,12 +11,13 @@ its state, in a layer on top, while routers read the snapshot slice by slice at 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Literal
 
 import msgspec
 
-from kvbus.core.blocks.announce import MOST_BLOCKS, slices
+from kvbus.core.blocks.announce import MOST_BLOCKS, Piece, Stores, layout, slices
+from kvbus.core.blocks.chains import PAUSE
 from kvbus.core.blocks.index import Index
 from kvbus.core.wire.codec import AnyEvent
 from kvbus.core.wire.profiles import Wire, encode
@@ -54,6 +55,10 @@ ClearsWhere = Literal["each", "first", "none"]
 speaks of all of them; or nowhere."""
 
 
+Plan = tuple[int, bool, Sequence[Piece]]
+"""What a batch holds: whose blocks, whether AllBlocksCleared comes first, and which."""
+
+
 class Part(msgspec.Struct):
     """One source's share of a snapshot: its index at that moment, and what its batches are stamped with.
 
@@ -78,29 +83,41 @@ class _Contents:
         self.clears = clears
         self._wire = wire
         self._one_copy = one_copy
+        self._stores = [Stores(part.index) for part in parts]
 
-    def payloads(self, per_batch: int) -> Iterator[bytes]:
-        """Every batch, one by one; ``b""`` is a pause."""
+    def plans(self, per_batch: int) -> Iterator[Plan | None]:
+        """What every batch holds, one by one; None is a pause."""
         # a router may hold blocks from before: this is the whole truth, not an addition to what it has
         if self.clears == "first":
-            for part in self.parts[1:]:
-                yield encode(self._wire, [AllBlocksCleared()], part.ts, part.rank)
+            for at in range(1, len(self.parts)):
+                yield at, True, ()
         for at, part in enumerate(self.parts):
-            first: list[AnyEvent] = []
-            if self.clears == "each" or (self.clears == "first" and not at):
-                first.append(AllBlocksCleared())
+            cleared = self.clears == "each" or (self.clears == "first" and not at)
             left = self._batches_of(at, per_batch)
             known = [other.index for other in self.parts[:at]] if self._one_copy else []
-            for events in slices(part.index, per_batch, known):
-                if not events:
-                    yield b""
+            for pieces in layout(part.index, per_batch, known):
+                if not pieces:
+                    yield None
                     continue
-                yield encode(self._wire, first + events, part.ts, part.rank)
-                first = []
+                yield at, cleared, pieces
+                cleared = False
                 left -= 1
             for _ in range(left):
-                yield encode(self._wire, first, part.ts, part.rank)
-                first = []
+                yield at, cleared, ()
+                cleared = False
+
+    def make(self, plan: Plan) -> Iterator[bytes]:
+        """A batch; ``b""`` before it is a pause."""
+        at, cleared, pieces = plan
+        part, stores = self.parts[at], self._stores[at]
+        events: list[AnyEvent] = [AllBlocksCleared()] if cleared else []
+        left = PAUSE
+        for piece in pieces:
+            if left <= 0:
+                yield b""
+                left = PAUSE
+            left -= stores.put(events, piece)
+        yield encode(self._wire, events, part.ts, part.rank)
 
     def batches(self, per_batch: int) -> int:
         """How many batches of ``per_batch`` blocks hold it all."""
@@ -151,23 +168,30 @@ class StateSnapshot:
             per_batch = most if per_batch < most < 2 * per_batch else 2 * per_batch
         chunks = self._chunks_by_size.get(per_batch)
         if chunks is None:
-            count = contents.batches(per_batch)
-            chunks = self._chunks_by_size[per_batch] = SnapshotChunks(lambda: contents.payloads(per_batch), count)
+            plans, count = contents.plans(per_batch), contents.batches(per_batch)
+            chunks = self._chunks_by_size[per_batch] = SnapshotChunks(plans, contents.make, count)
         return chunks
 
 
 class SnapshotChunks:
-    """The batches of a snapshot. They are made when the first reader wants them; others find the newest ones kept.
+    """The batches of a snapshot. They are made when the first reader wants them, and others find the newest ones kept.
+
+    What each of them holds is remembered, since to find that takes three times as long as to make it: a reader that
+    falls behind, or comes late, has its batches made anew from this.
 
     Args:
-        make: makes all of them anew, one by one.
+        plans: what each holds, one by one; None is a pause.
+        make: makes one; ``b""`` before it is a pause.
         count: how many there are.
     """
 
-    def __init__(self, make: Callable[[], Iterator[bytes]], count: int) -> None:
+    def __init__(self, plans: Iterator[Plan | None], make: Callable[[Plan], Iterator[bytes]], count: int) -> None:
         self.count = count
-        self.make = make
-        self._source = make()
+        self._found = plans
+        self._make = make
+        self._plans: list[Plan] = []
+        self._making: Iterator[bytes] | None = None
+        """The batch of the newest plan, until it is made."""
         self._kept: deque[bytes] = deque()
         self._kept_bytes = 0
         self._first = 0
@@ -183,44 +207,56 @@ class SnapshotChunks:
         Raises:
             LookupError: it is not kept any more.
         """
+        kept = self._kept
+        while i >= self._first + len(kept):
+            if self._making is None:
+                try:
+                    plan = next(self._found)
+                except StopIteration:
+                    return None
+                if plan is None:
+                    return b""
+                self._plans.append(plan)
+                self._making = self._make(plan)
+            payload = next(self._making)
+            if not payload:
+                return b""
+            self._making = None
+            kept.append(payload)
+            self._kept_bytes += len(payload)
         at = i - self._first
         if at < 0:
             raise LookupError(i)
-        kept = self._kept
-        while len(kept) <= at:
-            payload = next(self._source, None)
-            if not payload:
-                return payload
-            kept.append(payload)
-            self._kept_bytes += len(payload)
         payload = kept[at]
         while self._kept_bytes > KEPT_BYTES and len(kept) > 1 and self._first < i:
             self._kept_bytes -= len(kept.popleft())
             self._first += 1
         return payload
 
+    def again(self, i: int) -> Iterator[bytes]:
+        """The ``i``-th batch, which was made before, anew; ``b""`` before it is a pause."""
+        return self._make(self._plans[i])
+
 
 class ChunkReader:
-    """Reads shared batches for as long as they are kept. A reader that falls behind makes its own."""
+    """Reads shared batches for as long as they are kept. A reader that falls behind has its own made."""
 
     def __init__(self, chunks: SnapshotChunks) -> None:
         self._chunks = chunks
         self._next = 0
         self._own: Iterator[bytes] | None = None
-        self._skip = 0
 
     def next_payload(self) -> bytes | None:
         """Return the next batch; ``b""`` while it is being made (call again), None past the last."""
+        payload: bytes | None
         if self._own is None:
             try:
                 payload = self._chunks.get(self._next)
             except LookupError:
-                self._own, self._skip = self._chunks.make(), self._next
-            else:
-                self._next += bool(payload)
-                return payload
-        payload = next(self._own, None)
-        if self._skip and payload:
-            self._skip -= 1
-            return b""
+                self._own = self._chunks.again(self._next)
+        if self._own is not None:
+            payload = next(self._own)
+        if payload:
+            self._own = None
+            self._next += 1
         return payload

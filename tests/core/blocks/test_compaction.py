@@ -6,7 +6,8 @@ import pytest
 
 from kvbus.core.blocks import compaction
 from kvbus.core.blocks.announce import MOST_BLOCKS
-from kvbus.core.blocks.compaction import BLOCKS_PER_BATCH, Part, StateSnapshot, most_blocks
+from kvbus.core.blocks.chains import PAUSE
+from kvbus.core.blocks.compaction import BLOCKS_PER_BATCH, KEPT_BYTES, Part, SnapshotChunks, StateSnapshot, most_blocks
 from kvbus.core.blocks.index import Index
 from kvbus.core.wire.profiles import Wire
 from tests.core.dsl import Bench
@@ -217,3 +218,38 @@ def test_a_reader_that_falls_behind_makes_its_own(monkeypatch):
     whole = list(filter(None, iter(fast.next_payload, None)))
     assert len(whole) == chunks.count
     assert [first, *filter(None, iter(slow.next_payload, None))] == whole
+
+
+def test_what_batches_hold_is_found_once_however_far_a_reader_falls_behind():
+    """To find it is most of the work. One that comes when all is made finds it, too."""
+    found = []
+
+    def plans():
+        for at in range(5):
+            yield None
+            found.append(at)
+            yield at, False, ()
+
+    chunks = SnapshotChunks(plans(), lambda plan: iter([b"", bytes([plan[0]]) * (KEPT_BYTES // 2)]), 5)
+    slow, fast, late = chunks.reader(), chunks.reader(), chunks.reader()
+    first = next(filter(None, iter(slow.next_payload, None)))
+    whole = list(filter(None, iter(fast.next_payload, None)))
+    assert [payload[0] for payload in whole] == list(range(5))
+    assert [first, *filter(None, iter(slow.next_payload, None))] == whole
+    assert list(filter(None, iter(late.next_payload, None))) == whole
+    assert found == list(range(5))
+
+
+@pytest.mark.parametrize("size", [4, 80], ids=["", "re-cut"])
+def test_a_large_batch_is_made_anew_in_pieces(size):
+    bench = Bench(block_size=min(size, 16))
+    bench.feed(*[store([at], block_size=size) for at in range(3 * PAUSE)])
+    chunks = cut_of(bench).chunks(1)
+    reader = chunks.reader()
+    whole = list(filter(None, iter(reader.next_payload, None)))
+    assert sum(sizes_of(whole)) == 3 * PAUSE * (size // min(size, 16))
+    for at, payload in enumerate(whole):
+        *pauses, again = chunks.again(at)
+        assert again == payload
+        assert len(pauses) == -(-sizes_of([payload])[0] // PAUSE) - 1
+        assert set(pauses) == {b""}

@@ -28,7 +28,8 @@ class Slices:
         self._size = size
 
     def chunks(self, _room):
-        return SnapshotChunks(lambda: (b"state %d" % i + bytes(self._size) for i in range(self.fewest)), self.fewest)
+        plans = ((at, False, ()) for at in range(self.fewest))
+        return SnapshotChunks(plans, lambda plan: iter([b"state %d" % plan[0] + bytes(self._size)]), self.fewest)
 
 
 class Sub:
