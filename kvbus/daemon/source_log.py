@@ -8,8 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator
-from itertools import islice
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from kvbus.core.missing import missing
@@ -21,8 +20,11 @@ from kvbus.core.source import Source
 log = logging.getLogger("kvbus.daemon")
 
 
-AT_ONCE: Final = 64
-"""Sources that are looked at in one turn of the loop: 0.25 ms."""
+AT_ONCE: Final = 16
+"""Sources that are looked at in one turn of the loop: 0.06 ms."""
+
+CALLS: Final = 10
+"""Ticks in which all are looked at, at most: a second."""
 
 Report = Callable[[str, str, str, str], None]
 """Takes the kind of a transition, the source's name, what it led to, and a sentence."""
@@ -54,20 +56,24 @@ class SourceLog:
         self._partial: dict[int, float | None] = {}
         self._remarks: dict[int, dict[Remark, str]] = {}
         self._unknown: dict[int, set[str]] = {}
+        self._left: list[int] = []
+        """Slots that are still to be looked at until all have been."""
 
-    def look_in_turns(self, relay: Relay, there: Collection[int], left: Iterator[int] | None = None) -> None:
-        """Log what has changed about sources, a few of them in a turn of the event loop.
+    def look_in_turns(self, relay: Relay, there: Collection[int], some: Sequence[int] = ()) -> None:
+        """Log what has changed about the next sources, a few of them in a turn of the event loop.
 
         Args:
             relay: has the sources.
             there: the slots of those that are there, whenever it is asked.
-            left: slots that are still to be looked at; None for all.
+            some: slots that are to be looked at now; none: the next ones.
         """
-        left = iter(tuple(there)) if left is None else left
-        some = list(islice(left, AT_ONCE))
-        self.look(relay, [slot for slot in some if slot in there])  # one may be gone by now
-        if len(some) == AT_ONCE:
-            asyncio.get_running_loop().call_soon(self.look_in_turns, relay, there, left)
+        if not some:
+            self._left = self._left or list(there)
+            count = max(AT_ONCE, -(-len(there) // CALLS))
+            some, self._left = self._left[:count], self._left[count:]
+        self.look(relay, [slot for slot in some[:AT_ONCE] if slot in there])  # one may be gone by now
+        if rest := some[AT_ONCE:]:
+            asyncio.get_running_loop().call_soon(self.look_in_turns, relay, there, rest)
 
     def look(self, relay: Relay, slots: Iterable[int]) -> None:
         """Log what has changed about the sources in these slots."""

@@ -9,6 +9,7 @@ import asyncio
 import itertools
 import os
 import sys
+from array import array
 from collections import Counter
 from typing import Any, Final, Literal
 
@@ -21,14 +22,16 @@ from .loads import load_named, monotonic
 
 PROBES: Final = ("/livez", "/metrics")
 CROWD: Final = ("/query", "/metrics", "/sources", "/livez", "/readyz")
-PROBE_EVERY: Final = 0.05
-SCRAPE_EVERY: Final = 300
+PROBE_EVERY: Final = 0.25
+SCRAPE_EVERY: Final = 60
 """Probes, of which one is a scrape: every 15 seconds, as the chart has it. Of a hundred sources it is 0.7 MB."""
 BLOCKS: Final = 2048
 """Of the prompt, which a source of the bus holds."""
 
 
 Kind = Literal["probe", "questions", "crowd"]
+Form = Literal["json", "packed", "hashes"]
+"""Token ids as a list in JSON, as bytes in msgpack, or the hashes of their blocks as texts in JSON."""
 
 
 class Spec(msgspec.Struct):
@@ -40,6 +43,7 @@ class Spec(msgspec.Struct):
     rate: float = 50.0
     clients: int = 100
     nice: int = 0
+    form: Form = "json"
 
 
 class Asked(msgspec.Struct):
@@ -49,12 +53,23 @@ class Asked(msgspec.Struct):
     times: dict[str, list[float]]
 
 
-def prompt(load: str) -> list[int]:
-    """The longest prompt that a load stores."""
+def prompt(load: str, field: str) -> list[int]:
+    """The longest prompt that a load stores: ``token_ids`` or ``block_hashes``."""
     chains: dict[Any, list[int]] = {}
     for event in itertools.chain.from_iterable(map(events_of, load_named(load).take(64))):
-        chains[event["block_hashes"][-1]] = chains.pop(event["parent_block_hash"], []) + event["token_ids"]
+        chains[event["block_hashes"][-1]] = chains.pop(event["parent_block_hash"], []) + event[field]
     return max(chains.values(), key=len)
+
+
+def question(load: str, form: Form) -> tuple[bytes, dict[str, str]]:
+    """The body that asks for it, and what its headers say of that."""
+    if form == "hashes":
+        return msgspec.json.encode({"hashes": list(map(str, prompt(load, "block_hashes")))}), {}
+    tokens = prompt(load, "token_ids")
+    if form == "packed":
+        body = msgspec.msgpack.encode({"tokens": array("I", tokens).tobytes()})
+        return body, {"Content-Type": "application/msgpack"}
+    return msgspec.json.encode({"tokens": tokens}), {}
 
 
 class Asker:
@@ -64,14 +79,16 @@ class Asker:
         self.spec = spec
         self.asked = Asked(Counter(), {})
         self._session = session
-        self._body = msgspec.json.encode({"tokens": prompt(spec.load)})
+        self._body, self._headers = question(spec.load, spec.form)
 
     async def ask(self, path: str) -> bytes:
         """One request, waited for; what comes back, nothing if the connection broke."""
         began = monotonic()
         try:
             url = f"http://{self.spec.http}{path}"
-            asking = self._session.post(url, data=self._body) if path == "/query" else self._session.get(url)
+            headers = self._headers
+            post = path == "/query"
+            asking = self._session.post(url, data=self._body, headers=headers) if post else self._session.get(url)
             async with asking as answer:
                 body = await answer.read()
         except (aiohttp.ClientError, OSError):

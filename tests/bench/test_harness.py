@@ -157,7 +157,7 @@ def test_the_prompt_that_is_asked_for_is_of_one_source_and_begins_like_that_of_o
     caches = [2048 + 8 * 40, 32 + 40 + 38 * 48, 32 + 2 * 48 + 37 * 56]  # of different sizes
     assert [len(each) for each in stored] == [each + 10 * 8 for each in caches]
     assert len(stored[0] & stored[1]) == len(stored[0] & stored[1] & stored[2]) == 32
-    assert len(asker.prompt("asked:40")) == 16 * asker.BLOCKS
+    assert len(asker.prompt("asked:40", "token_ids")) == 16 * asker.BLOCKS
 
 
 def test_a_filled_cache_goes_on_with_blocks_of_its_own():

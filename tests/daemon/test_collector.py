@@ -46,7 +46,7 @@ def test_what_is_there_at_the_start_is_never_looked_at_again(passes: Passes):
         rest_collector()
         assert passes.seen == ["pass over 2"]
         assert gc.get_freeze_count() > 0
-        assert gc.get_threshold() == (2 * NEWEST, 20, 100)
+        assert gc.get_threshold() == (1000, 20, 100)
     finally:
         gc.unfreeze()
 

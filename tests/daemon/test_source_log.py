@@ -15,7 +15,7 @@ from kvbus.core.sequencing.phases import Phase
 from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source_spec import SourceSpec
 from kvbus.core.wire.frames import END_SEQ
-from kvbus.daemon.source_log import AT_ONCE, SourceLog
+from kvbus.daemon.source_log import AT_ONCE, CALLS, SourceLog
 from tests.doubles.payloads import batch, payload, store
 
 
@@ -46,7 +46,7 @@ def test_each_change_of_state_is_one_line(relay: Relay, caplog: pytest.LogCaptur
 
 
 async def test_of_many_sources_a_few_are_looked_at_in_a_turn_of_the_loop_and_none_that_has_gone_meanwhile() -> None:
-    names = [f"engine-{n}" for n in range(2 * AT_ONCE)]
+    names = [f"engine-{n}" for n in range(CALLS * AT_ONCE + 1)]
     relay = Relay([SourceSpec(name, 0, Settings(), Rules()) for name in names], [])
     for slot in range(len(names)):
         relay.handle(SourceUp(slot), 1.0)
@@ -56,8 +56,16 @@ async def test_of_many_sources_a_few_are_looked_at_in_a_turn_of_the_loop_and_non
     log.look_in_turns(relay, there)
     assert seen == names[:AT_ONCE]
     del there[AT_ONCE]
+    del there[AT_ONCE + 3]
     await asyncio.sleep(0)
-    assert seen == names[:AT_ONCE] + names[AT_ONCE + 1 :]
+    assert seen == names[:AT_ONCE], "one more in the next turn, but it has gone"
+    log.look_in_turns(relay, there)
+    assert seen == [*names[:AT_ONCE], *names[AT_ONCE + 1 : AT_ONCE + 3], *names[AT_ONCE + 4 : 2 * AT_ONCE + 1]]
+    for _ in range(CALLS - 1):
+        log.look_in_turns(relay, there)
+    assert len(seen) == len(names) - 2
+    log.look_in_turns(relay, there)
+    assert len(seen) == len(names) - 2, "nothing has changed about the first ones"
 
 
 def test_partial_is_said_once_with_what_heals_it(relay: Relay, caplog: pytest.LogCaptureFixture) -> None:

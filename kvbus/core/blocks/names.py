@@ -9,10 +9,11 @@ from kvbus.core.types import Hash
 
 V = TypeVar("V")
 
-_PARTS: Final = 32
-"""A part of a million has 31,000 and grows in 2 ms. Empty ones take 2 kB together."""
+_SLOTS: Final = 32
+_MASK: Final = _SLOTS - 1
 
-_MASK: Final = _PARTS - 1
+_MOST: Final = 16_384
+"""Names of a part that is divided when it has more: that takes 2 ms, and so does growth of one of 32 of a million."""
 
 
 class Names(Generic[V]):
@@ -21,7 +22,9 @@ class Names(Generic[V]):
     __slots__ = ("_parts", "size")
 
     def __init__(self) -> None:
-        self._parts: list[dict[Hash, V]] = [{} for _ in range(_PARTS)]
+        self._parts: list[dict[Hash, V]] = [{}] * _SLOTS
+        """By the last bits of a name's hash; a part has several slots until it is divided, since few parts are closer
+        together in memory than many."""
         self.size = 0
         """Blocks."""
 
@@ -35,6 +38,23 @@ class Names(Generic[V]):
         before = len(part)
         part[block] = known
         self.size += len(part) - before
+        if before == _MOST:
+            self._divide(part)
+
+    def _divide(self, part: dict[Hash, V]) -> None:
+        """Give half of a part's slots to a new one, if it has several."""
+        slots = [slot for slot in range(_SLOTS) if self._parts[slot] is part]
+        bit = _SLOTS // len(slots)  # what is below it, all of them have in common
+        if bit == _SLOTS:
+            return
+        halves: tuple[dict[Hash, V], dict[Hash, V]] = {}, {}
+        for block, known in part.items():
+            halves[hash(block) & bit != 0][block] = known
+        for slot in slots:
+            self._parts[slot] = halves[slot & bit != 0]
+        for half in halves:
+            if len(half) >= _MOST:  # nearly all names are alike in this bit
+                self._divide(half)
 
     def pop(self, block: Hash) -> V | None:
         """What was known of a block, of which nothing is known now."""

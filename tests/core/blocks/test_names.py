@@ -1,9 +1,23 @@
 """Names in several dictionaries are as names in one."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvbus.core.blocks.names import Names
+
+
+@pytest.mark.parametrize("step", [1, 8, 64], ids=["", "some bits alike", "all bits alike"])
+def test_a_large_part_is_divided_and_all_are_found(step):
+    names: Names[int] = Names()
+    blocks = [step * at for at in range(150_000)]
+    for at, block in enumerate(blocks):
+        names.put(block, at)
+    assert names.size == len(blocks)
+    assert [names.get(block) for block in blocks] == list(range(len(blocks)))
+    assert names.how_many(range(640)) == 640 // step
+    assert {names.pop_any() for _ in blocks} == set(range(len(blocks)))
+
 
 NAME = st.one_of(st.integers(-5, 40), st.binary(max_size=1))
 
