@@ -90,14 +90,13 @@ class Dumps:
         """The next lines of a dump, when it is its turn."""
         async with self._turn:
             begun = time.perf_counter()
-            part = ""
-            while time.perf_counter() - begun < DUMP_SLICE and (
-                few := "".join(_line(line) for line in itertools.islice(lines, FEW_LINES))
-            ):
+            part = few = _text(lines)  # whatever the clock says: nothing means the end
+            while few and time.perf_counter() - begun < DUMP_SLICE:
+                few = _text(lines)
                 part += few
             await asyncio.sleep(DUMP_REST * (time.perf_counter() - begun))
             return part.encode()
 
 
-def _line(block: dict[str, Any]) -> str:
-    return json.dumps(block, separators=(",", ":")) + "\n"
+def _text(lines: Iterator[dict[str, Any]]) -> str:
+    return "".join([json.dumps(line, separators=(",", ":")) + "\n" for line in itertools.islice(lines, FEW_LINES)])

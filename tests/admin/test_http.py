@@ -7,6 +7,7 @@ import json
 import threading
 import time
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -433,6 +434,18 @@ async def test_other_requests_and_the_stream_interleave_with_a_dump(monkeypatch)
         assert parts["lines"] == 2 * count
         assert parts["most in a turn"] <= 2 * dumps_module.FEW_LINES
         assert turns["all"] >= count // dumps_module.FEW_LINES
+
+
+async def test_a_dump_is_whole_although_the_time_of_each_part_is_over_before_its_first_line(monkeypatch):
+    """A process may lose the processor at any moment, and a part with nothing in it would be the end."""
+    async with web_and_engine() as (client, engine):
+        count = 3 * dumps_module.FEW_LINES
+        engine.publish(batch(store(list(range(count)), tokens=[7] * count, block_size=1)))
+        await relayed(client, 1)
+        clock = itertools.count()
+        monkeypatch.setattr(dumps_module, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+        monkeypatch.setattr(dumps_module, "DUMP_REST", 0)
+        assert len(await client.blocks()) == count
 
 
 async def test_too_many_dumps_at_once_are_told_to_come_back():
