@@ -59,6 +59,8 @@ chmod +x "$home/podman"
 "$home/podman" info >/dev/null
 
 if ! buildah "${storage[@]}" inspect --type image "$base" >/dev/null 2>&1; then
+    # one that was killed has left its /proc mounted
+    mountpoint -q "$home/rootfs/proc" && umount "$home/rootfs/proc"
     rm -rf "$home/rootfs"
     debootstrap --variant=minbase --include=python3,python3-dev,python3-venv,python3-pip,ca-certificates "$release" "$home/rootfs" >"$home/debootstrap.log" 2>&1 ||
         { tail -5 "$home/debootstrap.log" >&2 && exit $unavailable; }
