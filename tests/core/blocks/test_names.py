@@ -16,6 +16,10 @@ def test_a_large_part_is_divided_and_all_are_found(step):
     assert names.size == len(blocks)
     assert [names.get(block) for block in blocks] == list(range(len(blocks)))
     assert names.how_many(range(640)) == 640 // step
+    assert names.first_unknown([0, step, -1]) == 2
+    assert names.pop(step) == 1
+    assert names.pop(step) is None
+    names.put(step, 1)
     assert {names.pop_any() for _ in blocks} == set(range(len(blocks)))
 
 
