@@ -59,21 +59,22 @@ class SourceLog:
         self._left: list[int] = []
         """Slots that are still to be looked at until all have been."""
 
-    def look_in_turns(self, relay: Relay, there: Collection[int], some: Sequence[int] = ()) -> None:
+    def look_in_turns(self, relay: Relay, there: Collection[int]) -> None:
         """Log what has changed about the next sources, a few of them in a turn of the event loop.
 
         Args:
             relay: has the sources.
             there: the slots of those that are there, whenever it is asked.
-            some: slots that are to be looked at now; none: the next ones.
         """
-        if not some:
-            self._left = self._left or list(there)
-            count = max(AT_ONCE, -(-len(there) // CALLS))
-            some, self._left = self._left[:count], self._left[count:]
+        self._left = self._left or list(there)
+        count = max(AT_ONCE, -(-len(there) // CALLS))
+        some, self._left = self._left[:count], self._left[count:]
+        self._look_at(relay, there, some)
+
+    def _look_at(self, relay: Relay, there: Collection[int], some: Sequence[int]) -> None:
         self.look(relay, [slot for slot in some[:AT_ONCE] if slot in there])  # one may be gone by now
         if rest := some[AT_ONCE:]:
-            asyncio.get_running_loop().call_soon(self.look_in_turns, relay, there, rest)
+            asyncio.get_running_loop().call_soon(self._look_at, relay, there, rest)
 
     def look(self, relay: Relay, slots: Iterable[int]) -> None:
         """Log what has changed about the sources in these slots."""

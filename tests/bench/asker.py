@@ -86,9 +86,10 @@ class Asker:
         began = monotonic()
         try:
             url = f"http://{self.spec.http}{path}"
-            headers = self._headers
-            post = path == "/query"
-            asking = self._session.post(url, data=self._body, headers=headers) if post else self._session.get(url)
+            if path == "/query":
+                asking = self._session.post(url, data=self._body, headers=self._headers)
+            else:
+                asking = self._session.get(url)
             async with asking as answer:
                 body = await answer.read()
         except (aiohttp.ClientError, OSError):

@@ -7,6 +7,7 @@ With both no seq is used twice, and where the state is not exact, routers are cl
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -118,8 +119,7 @@ async def test_the_power_is_cut_at_any_moment(
 ) -> None:
     """Every other state is sealed. On a busy machine a slice of a checkpoint may be none at all."""
     monkeypatch.setattr(state_store, "MIN_ROTATE", ROTATE)
-    clock = random.Random(seed)
-    now = lambda: clock.random() * 2 * state_store.SLICE_SECONDS  # noqa: E731
+    now = functools.partial(random.Random(seed).uniform, 0, 2 * state_store.SLICE_SECONDS)
     monkeypatch.setattr(state_store, "time", SimpleNamespace(perf_counter=now))
     key_file = tmp_path / "state.key"
     key_file.write_text("07" * 32)
