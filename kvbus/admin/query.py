@@ -190,20 +190,22 @@ class Queries:
     def _held_by_name(
         self, index: PrefixIndex[int], hashes: Sequence[int | str], unsure: Unsure
     ) -> Generator[None, None, list[Held]]:
-        """The same by the engines' names, some sources at a time."""
+        """The same by the engines' names: for sources that say the same ones together, for others some at a time."""
         held: list[Held] = []
-        sources = self._observed.relay.sources
         for names in (yield from names_of(hashes)):
-            begun, slot = time.perf_counter(), 0
-            while slot < len(sources):  # there may be more behind a turn
-                standing = _standing(sources[slot], unsure)
-                match = index.named(slot, names)
-                if match is not None:
-                    held.append(self._named(standing, match))
-                slot += 1
+            matches, others = index.named(names)
+            standing = self._look(unsure)
+            yield
+            held += [self._named(standing[slot], match) for slot, match in matches.items()]
+            begun = time.perf_counter()
+            for slot in others:
                 if time.perf_counter() - begun >= SLICE:
                     yield
                     begun = time.perf_counter()
+                of_its_own = _standing(self._observed.relay.sources[slot], unsure)
+                match = index.named_by(slot, names)
+                if match is not None:
+                    held.append(self._named(of_its_own, match))
         return held
 
     def _look(self, unsure: Unsure) -> list[Standing]:

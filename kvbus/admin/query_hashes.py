@@ -6,16 +6,19 @@ import re
 from collections.abc import Generator, Sequence
 from typing import Final
 
+import msgspec
+
 from kvbus.core.types import MAX_HASH_BYTES, Hash
 
 PIECE: Final = 2048
-"""Hashes that are read in one go: 0.4 ms."""
+"""Hashes that are read in one go: 0.2 ms, in hexadecimal 0.4."""
 
 FEW: Final = 128
 """The same where they are looked at one by one, to say which is wrong."""
 
 _NUMBER: Final = r"(?:-?[0-9]{1,20}|0[xX][0-9a-fA-F]{1,16})"
 _BYTES: Final = rf"(?:[0-9a-fA-F]{{2}}){{1,{MAX_HASH_BYTES}}}"
+_OF_FRACTIONS: Final = ".eE"
 _numbers: Final = re.compile(rf"{_NUMBER}(?:,{_NUMBER})*").fullmatch
 _byte_strings: Final = re.compile(rf"{_BYTES}(?:,{_BYTES})*").fullmatch
 
@@ -49,14 +52,30 @@ def names_of(hashes: Sequence[int | str]) -> Generator[None, None, list[list[Has
 
 def _as_numbers(hashes: Sequence[int | str]) -> Sequence[int] | None:
     """All as integers of 64 bits, None if that is not what they are."""
+    texts = str in map(type, hashes)
+    try:
+        numbers = (_decimal(hashes) or _any(hashes)) if texts else msgspec.convert(hashes, list[int])
+    except ValueError:  # a comma of its own
+        return None
+    return numbers if numbers and min(numbers) >= -(2**63) and max(numbers) < 2**64 else None
+
+
+def _decimal(hashes: Sequence[int | str]) -> Sequence[int] | None:
+    """As most texts are, several times as fast."""
+    try:
+        text = ",".join(hashes)  # type: ignore[arg-type]
+        if not any(each in text for each in _OF_FRACTIONS):
+            return msgspec.convert(hashes, list[int], strict=False)
+    except (TypeError, msgspec.ValidationError):  # an integer beside texts; zeros before one
+        pass
+    return None
+
+
+def _any(hashes: Sequence[int | str]) -> Sequence[int] | None:
     text = ",".join(map(str, hashes))
     if _numbers(text) is None:
         return None
-    try:
-        numbers = [_number(each) for each in hashes] if "x" in text.lower() else list(map(int, hashes))
-    except ValueError:  # a comma of its own
-        return None
-    return numbers if min(numbers) >= -(2**63) and max(numbers) < 2**64 else None
+    return [_number(each) for each in hashes] if "x" in text.lower() else list(map(int, hashes))
 
 
 def _number(text: int | str) -> int:
@@ -65,8 +84,10 @@ def _number(text: int | str) -> int:
 
 def _as_bytes(hashes: Sequence[int | str]) -> Sequence[bytes] | None:
     """All as byte strings, None if that is not what they are."""
-    texts = [each for each in hashes if isinstance(each, str)]
-    if len(texts) < len(hashes) or _byte_strings(",".join(texts)) is None:
+    if any(not isinstance(each, str) or len(each) % 2 for each in hashes):
+        return None
+    texts = [str(each) for each in hashes]
+    if _byte_strings(",".join(texts)) is None:
         return None
     try:
         return [bytes.fromhex(each) for each in texts]

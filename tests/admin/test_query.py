@@ -27,7 +27,6 @@ from kvbus.core.stats import ProcessStats
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import removed, store
-from tests.ports import free_ports
 from tests.system.bus import eventually, running_bus
 
 SIZE = 16
@@ -118,7 +117,7 @@ async def test_who_holds_the_longest_prefix_by_tokens_and_by_hashes():
         assert here.outcomes == {"answered": 10}
 
 
-async def test_by_hashes_sources_are_looked_at_in_turns(monkeypatch):
+async def test_a_source_with_names_of_its_own_is_asked_in_a_turn_of_its_own(monkeypatch):
     """A hundred of them take longer than the stream may wait."""
     turns = []
     piece = Pace.piece
@@ -127,18 +126,21 @@ async def test_by_hashes_sources_are_looked_at_in_turns(monkeypatch):
         turns.append(True)
         return piece(pace, **more)
 
-    more = [{"name": f"idle{n}", "endpoint": f"tcp://127.0.0.1:{port}"} for n, port in enumerate(free_ports(2))]
-    async with asking(more_sources=more, output={"layout": "merged"}) as here:
+    async with asking(*FIRST, store([77], tokens=TOKENS[:SIZE])) as here:
         whole = {"results": [{"matches": [BEST]}], "incomplete": []}
-        assert await here.ask(hashes=[LARGE, 2, 3]) | {"incomplete": []} == whole
+        assert await here.ask(hashes=[LARGE, 2, 3]) == whole
+        assert await here.ask(hashes=[LARGE, 2, 3, 77, 78]) == {
+            "results": [{"matches": [BEST | {"blocks": 4, "tokens": 4 * SIZE, "tiers": {"CPU": 1, "GPU": 4}}]}],
+            "incomplete": [],
+        }
         monkeypatch.setattr(Pace, "piece", counted)
         least = []
         for seconds in (60.0, 0.0):
             monkeypatch.setattr(module, "SLICE", seconds)
             turns.clear()
-            assert await here.ask(hashes=[LARGE, 2, 3]) | {"incomplete": []} == whole
+            assert await here.ask(hashes=[LARGE, 2, 3]) == whole
             least.append(len(turns))
-        assert least[1] == least[0] + 3
+        assert least[1] == least[0] + 1
 
 
 async def test_byte_hashes_are_hexadecimal_and_adapters_have_their_own_blocks():

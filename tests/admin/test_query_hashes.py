@@ -44,16 +44,21 @@ HASH = st.one_of(
     st.integers(-(2**64), 2**65).map(str),
     st.integers(0, 2**64).map(hex),
     st.binary(min_size=1, max_size=65).map(bytes.hex),
-    st.text("0123456789abcdefxX,-+_ \n٣", max_size=5),
+    st.text("0123456789abcdefExX,.-+_ \n٣", max_size=5),
 )
 
 
 @given(st.one_of(st.lists(HASH, max_size=9), HASH.flatmap(lambda one: st.lists(st.just(one), max_size=9))))
 @example(["1,2", "3"])
 @example(["ab,cd"])
+@example(["ab,cd,ef"])
 @example(["1\n"])
 @example([""])
 @example(["12", "34"])  # both
+@example(["1.0"])
+@example(["1e3", "1E3"])
+@example(["007", "-0"])
+@example(["9" * 5000])
 def test_many_at_a_time_are_what_they_are_one_by_one(hashes):
     kinds = [[kind(each) for each in hashes] for kind in (number, byte_string)]
     whole = [kind for kind in kinds if None not in kind]

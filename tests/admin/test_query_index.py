@@ -72,6 +72,14 @@ def same(index, fresh):
     asked = [[block * 100 + at for block in chain for at in range(SIZE)] for chain in prompts]
     assert len(index) == len(fresh)
     assert [index.matches(tokens) for tokens in asked] == [fresh.matches(tokens) for tokens in asked]
+    hashes = [[hash(chain[: at + 1]) for at in range(len(chain))] for chain in prompts]
+    assert [by_name(index, names) for names in hashes] == [by_name(fresh, names) for names in hashes]
+
+
+def by_name(index, names):
+    matches, others = index.named(names)
+    of_their_own = {slot: index.named_by(slot, names) for slot in others}
+    return matches | {slot: match for slot, match in of_their_own.items() if match}
 
 
 async def whole(index):

@@ -30,8 +30,12 @@ BLOCKS: Final = 2048
 
 
 Kind = Literal["probe", "questions", "crowd"]
-Form = Literal["json", "packed", "hashes"]
-"""Token ids as a list in JSON, as bytes in msgpack, or the hashes of their blocks as texts in JSON."""
+Form = Literal["json", "packed", "hashes", "integers", "unknown"]
+"""Token ids as a list in JSON, as bytes in msgpack, the hashes of their blocks as texts in JSON, as integers in msgpack.
+
+Or the hash of a block that nobody holds, which shows what of the time has to do with no look-up.
+"""
+_MSGPACK: Final = {"Content-Type": "application/msgpack"}
 
 
 class Spec(msgspec.Struct):
@@ -63,12 +67,16 @@ def prompt(load: str, field: str) -> list[int]:
 
 def question(load: str, form: Form) -> tuple[bytes, dict[str, str]]:
     """The body that asks for it, and what its headers say of that."""
-    if form == "hashes":
-        return msgspec.json.encode({"hashes": list(map(str, prompt(load, "block_hashes")))}), {}
+    if form == "unknown":
+        return b'{"hashes":["1"]}', {}
+    if form in {"hashes", "integers"}:
+        hashes = prompt(load, "block_hashes")
+        if form == "integers":
+            return msgspec.msgpack.encode({"hashes": hashes}), _MSGPACK
+        return msgspec.json.encode({"hashes": list(map(str, hashes))}), {}
     tokens = prompt(load, "token_ids")
     if form == "packed":
-        body = msgspec.msgpack.encode({"tokens": array("I", tokens).tobytes()})
-        return body, {"Content-Type": "application/msgpack"}
+        return msgspec.msgpack.encode({"tokens": array("I", tokens).tobytes()}), _MSGPACK
     return msgspec.json.encode({"tokens": tokens}), {}
 
 
@@ -132,8 +140,9 @@ async def main(spec: Spec) -> None:
         if spec.kind != "probe":
             while 200 not in asker.asked.statuses:  # the first one has the tree built
                 answer = await asker.ask("/query")
-            longest = msgspec.json.decode(answer)["results"][0]["matches"][0]["blocks"]
-            if longest != BLOCKS:
+            matches = msgspec.json.decode(answer)["results"][0]["matches"]
+            longest = max((match["blocks"] for match in matches), default=0)
+            if longest != (0 if spec.form == "unknown" else BLOCKS):
                 raise RuntimeError(f"{longest} blocks of the prompt are held")
             asker.asked = Asked(Counter(), {})
         _say("ready")

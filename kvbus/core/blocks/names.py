@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from typing import Final, Generic, TypeVar
 
 from kvbus.core.types import Hash
 
 V = TypeVar("V")
 
-_SLOTS: Final = 32
-_MASK: Final = _SLOTS - 1
+SLOTS: Final = 32
+"""Of one worker's blocks."""
 
 _MOST: Final = 16_384
 """Names of a part that is divided when it has more: that takes 2 ms, and so does growth of one of 32 of a million."""
 
 
 class Names(Generic[V]):
-    """What is known of each block of one worker on one medium."""
+    """What is known of each block.
 
-    __slots__ = ("_parts", "size")
+    Args:
+        slots: how many parts there are at most, a power of two.
+        apart: there are so many from the beginning, which is right where there will be many names: to divide a part
+            costs as much as to fill it.
+    """
 
-    def __init__(self) -> None:
-        self._parts: list[dict[Hash, V]] = [{}] * _SLOTS
+    __slots__ = ("_mask", "_parts", "size")
+
+    def __init__(self, slots: int = SLOTS, *, apart: bool = False) -> None:
+        self._mask = slots - 1
+        self._parts: list[dict[Hash, V]] = [{} for _ in range(slots)] if apart else [{}] * slots
         """By the last bits of a name's hash; a part has several slots until it is divided, since few parts are closer
         together in memory than many."""
         self.size = 0
@@ -30,11 +36,11 @@ class Names(Generic[V]):
 
     def get(self, block: Hash) -> V | None:
         """What is known of a block; None if nothing is."""
-        return self._parts[hash(block) & _MASK].get(block)
+        return self._parts[hash(block) & self._mask].get(block)
 
     def put(self, block: Hash, known: V) -> None:
         """Know something of a block, and nothing else any more."""
-        part = self._parts[hash(block) & _MASK]
+        part = self._parts[hash(block) & self._mask]
         before = len(part)
         part[block] = known
         self.size += len(part) - before
@@ -43,9 +49,9 @@ class Names(Generic[V]):
 
     def _divide(self, part: dict[Hash, V]) -> None:
         """Give half of a part's slots to a new one, if it has several."""
-        slots = [slot for slot in range(_SLOTS) if self._parts[slot] is part]
-        bit = _SLOTS // len(slots)  # what is below it, all of them have in common
-        if bit == _SLOTS:
+        slots = [slot for slot, each in enumerate(self._parts) if each is part]
+        bit = len(self._parts) // len(slots)  # what is below it, all of them have in common
+        if bit == len(self._parts):
             return
         halves: tuple[dict[Hash, V], dict[Hash, V]] = {}, {}
         for block, known in part.items():
@@ -58,7 +64,7 @@ class Names(Generic[V]):
 
     def pop(self, block: Hash) -> V | None:
         """What was known of a block, of which nothing is known now."""
-        known = self._parts[hash(block) & _MASK].pop(block, None)
+        known = self._parts[hash(block) & self._mask].pop(block, None)
         if known is not None:
             self.size -= 1
         return known
@@ -69,17 +75,3 @@ class Names(Generic[V]):
             self._parts.pop()
         self.size -= 1
         return self._parts[-1].popitem()[1]
-
-    def first_unknown(self, blocks: Sequence[Hash], first: int = 0) -> int:
-        """The place of the first of these blocks of which nothing is known, from a place on; else their number."""
-        parts = self._parts
-        for at in range(first, len(blocks)):
-            # what is known is not read, since memory is what this waits for
-            if blocks[at] not in parts[hash(blocks[at]) & _MASK]:
-                return at
-        return len(blocks)
-
-    def how_many(self, blocks: Iterable[Hash]) -> int:
-        """Of how many of these anything is known."""
-        parts = self._parts
-        return sum(block in parts[hash(block) & _MASK] for block in blocks)

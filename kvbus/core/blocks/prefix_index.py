@@ -2,25 +2,26 @@
 
 A node is a place in a prompt: the tokens of one block behind those of its parent. Workers that hold a block there are
 bits of one integer, so that a question walks down once for all of them. Engines name blocks as they like, and no two
-need agree: names lead to nodes, and questions go by tokens.
+need agree. Where they do, names are the nodes', and a question by names is for all workers as well.
 
 A block whose parent is not known waits, and gets its node when the parent comes. A parent that goes before its children
 leaves its node behind, so that they count again when it is back. A worker's blocks on several media are blocks of one
 prefix. Blocks of one worker with equal tokens behind equal parents are one place, whatever makes their names differ.
 
-It costs some 210 bytes for each block at a place of its own and 60 for each further worker's there, beside the names
-(CPython 3.11, 16 tokens a block), and 2 kB for each medium of a worker. What is removed is free at once, what is
-cleared in steps (:meth:`PrefixIndex.collect`).
+It costs some 220 bytes for each block at a place of its own, nothing for a further worker's there that has the same
+name for it and 180 for one that has another, beside the names (CPython 3.11, 16 tokens a block). What is removed is
+free at once, what is cleared in steps (:meth:`PrefixIndex.collect`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from msgspec import UNSET
 
 from kvbus.core.blocks.names import Names
+from kvbus.core.blocks.prefix_holder import NOWHERE, Holder, Place
 from kvbus.core.blocks.prefix_labels import Adapter, Label, Shape, Tokens, adapter, asked, stored
 from kvbus.core.blocks.prefix_tree import PrefixTree, count
 from kvbus.core.types import DEVICE_MEDIUM, Hash, medium_key
@@ -57,43 +58,22 @@ def medium_of(event: AnyEvent) -> str:
     return medium_key(medium) or str(medium).upper()
 
 
-class _Waiting(NamedTuple):
-    """A block whose parent has no place yet."""
-
-    parent: Hash | None
-    label: Label
-
-
-_NOWHERE: Final = _Waiting(None, b"")
-"""A block whose tokens are not known."""
-
-
-class _Holder:
-    """A worker's blocks since it was last cleared."""
-
-    __slots__ = ("bit", "more", "places", "waiting")
-
-    def __init__(self, bit: int) -> None:
-        self.bit = bit
-        self.places: dict[str, Names[int | _Waiting]] = {}
-        """By medium and name: the node."""
-        self.waiting: dict[Hash, set[tuple[str, Hash]]] = {}
-        """Blocks that wait, by their parent."""
-        self.more: dict[tuple[int, str], int] = {}
-        """Names beyond the first that lead to one node."""
-
-
 class PrefixIndex(Generic[W]):
     """The live blocks of many workers, by what they hold."""
 
     def __init__(self) -> None:
-        self._holders: dict[W, _Holder] = {}
+        self._holders: dict[W, Holder] = {}
         self._workers: dict[int, W] = {}
         """By bit number, of live workers."""
         self._live = 0
         """Their bits."""
-        self._cleared: list[_Holder] = []
-        """Holders whose bits are not counted any more, and are still in nodes."""
+        self._cleared = 0
+        """Bits that are not counted any more, and may still be in nodes."""
+        self._leaving = 0
+        """Those of them that are taken out of the nodes, from :attr:`_next` on."""
+        self._next = 0
+        self._left: list[Names[Place]] = []
+        """Names of cleared workers, to be freed."""
         self._sets: dict[int, list[W]] = {}
         """Workers by their bits."""
         self._bits = 0
@@ -102,7 +82,7 @@ class PrefixIndex(Generic[W]):
 
     def __len__(self) -> int:
         """Blocks of all workers on all media."""
-        return sum(places.size for holder in self._holders.values() for places in holder.places.values())
+        return sum(holder.size for holder in self._holders.values())
 
     @property
     def nodes(self) -> int:
@@ -156,66 +136,55 @@ class PrefixIndex(Generic[W]):
             lora: the adapter.
             medium: where they are.
         """
-        if self._cleared or self._tree.shrinking:
+        if self._collecting:
             self.collect(COLLECTED * len(hashes))
-        holder = self._holders.get(worker)
+        holder, tree = self._holders.get(worker), self._tree
         if holder is None:
             holder = self._begin(worker)
-        places = holder.places.get(medium)
-        if places is None:
-            places = holder.places[medium] = Names()
         if found is None:
             for block in hashes:  # an offloaded block is where it is on another medium
-                if places.get(block) is None:
-                    if node := self._place(holder, block):
-                        self._put(holder, block, medium, places, node)
+                named = tree.named(block)
+                place = holder.at(block, medium, named)
+                if place is None:
+                    if node := holder.node(block, named):
+                        holder.put(block, medium, node)
                     else:
-                        places.put(block, _NOWHERE)
+                        holder.put_nowhere(block, medium)
             return
         shape, labels = found
         root = 0
         if parent is not None:
-            node = self._place(holder, parent)
+            node = holder.node(parent, tree.named(parent))
         else:
-            node = root = self._tree.root(lora, shape)
+            node = root = tree.root(lora, shape)
         for block, label in zip(hashes, labels, strict=True):
-            place = places.get(block)
-            if place is None or place is _NOWHERE:
+            named = tree.named(block)
+            place = holder.at(block, medium, named)
+            if place is None or place is NOWHERE:
+                if place is NOWHERE:
+                    holder.forget(block, medium)
                 if node:
-                    node = self._tree.child(node, label)
-                    self._put(holder, block, medium, places, node)
+                    node = tree.place(node, label, block, named)
+                    holder.put(block, medium, node)
                     if holder.waiting:
                         self._join(holder, block, node)
-                else:
-                    places.put(block, _Waiting(parent, label))
-                    holder.waiting.setdefault(parent, set()).add((medium, block))  # type: ignore[arg-type]
+                elif parent is not None:  # only a block behind another has to wait
+                    holder.wait(block, medium, parent, label)
             else:
                 node = place if isinstance(place, int) else 0
             parent = block
         if root:
-            self._tree.prune(root)  # where every block was known already
+            tree.prune(root)  # where every block was known already
 
     def remove(self, worker: W, block: Hash, medium: str = DEVICE_MEDIUM) -> bool:
         """A worker does not hold a block on a medium any more; False if it was not known to."""
         holder = self._holders.get(worker)
-        places = None if holder is None else holder.places.get(medium)
-        place = None if places is None else places.pop(block)
-        if holder is None or place is None:
-            return False
-        if isinstance(place, int):
-            self._take(holder, medium, place)
-        elif place.parent is not None:
-            waiting = holder.waiting[place.parent]
-            waiting.remove((medium, block))
-            if not waiting:
-                del holder.waiting[place.parent]
-        return True
+        return holder is not None and holder.remove(block, medium)
 
     def holds(self, worker: W, block: Hash, medium: str = DEVICE_MEDIUM) -> bool:
         """Whether a worker holds a block on a medium."""
         holder = self._holders.get(worker)
-        places = None if holder is None else holder.places.get(medium)
-        return places is not None and places.get(block) is not None
+        return holder is not None and holder.at(block, medium, self._tree.named(block)) is not None
 
     def clear(self, worker: W) -> None:
         """A worker holds nothing any more. Its blocks are freed as others come, or by :meth:`collect`."""
@@ -224,26 +193,31 @@ class PrefixIndex(Generic[W]):
             del self._workers[holder.bit.bit_length() - 1]
             self._live ^= holder.bit
             self._sets.clear()
-            holder.waiting.clear()
-            self._cleared.append(holder)
+            self._cleared |= holder.bit
+            self._left += [own.names for own in holder.own.values()]
 
     def collect(self, most: int) -> bool:
         """Free about so many blocks that were cleared; whether there are more."""
-        while self._cleared and most > 0:
-            holder = self._cleared[-1]
-            if not holder.places:
-                self._cleared.pop()
-                self._free_bits.append(holder.bit)
-                continue
-            medium, places = next(iter(holder.places.items()))
-            while places.size and most > 0:
-                place = places.pop_any()
-                if isinstance(place, int):
-                    self._take(holder, medium, place)
+        while self._left and most > 0:
+            names = self._left[-1]
+            for _ in range(min(most, names.size)):
+                names.pop_any()
                 most -= 1
-            if not places.size:
-                del holder.places[medium]
-        return self._tree.shrink(most) or bool(self._cleared)
+            if not names.size:
+                self._left.pop()
+        while self._cleared and most > 0:
+            if not self._next:
+                self._leaving = self._cleared
+            self._next, most = self._tree.let_all_go(self._leaving, self._next, most)
+            if not self._next:
+                self._cleared ^= self._leaving
+                self._free_bits += _each(self._leaving)
+        self._tree.shrink(most)
+        return self._collecting
+
+    @property
+    def _collecting(self) -> bool:
+        return bool(self._cleared or self._left or self._tree.shrinking)
 
     # -- questions -------------------------------------------------------------------------------------------------
 
@@ -258,8 +232,8 @@ class PrefixIndex(Generic[W]):
             return {worker: match.blocks for worker, match in self.matches(tokens, lora=lora, salt=salt).items()}
         found: dict[W, int] = {}
         for node, shape in trees:
-            ends, _ = self._tree.walk(node, asked(tokens, shape, salt), self._live)
-            for bits, blocks in ends:
+            path = self._tree.path(node, asked(tokens, shape, salt))
+            for bits, blocks in self._tree.ends(path, self._live):
                 for worker in self._sets.get(bits) or self._workers_of(bits):
                     found[worker] = blocks
         return found
@@ -272,35 +246,54 @@ class PrefixIndex(Generic[W]):
         """
         found: dict[W, Match] = {}
         for node, shape in self._tree.roots(lora):
-            ends, path = self._tree.walk(node, asked(tokens, shape, salt), self._live)
-            tiers = self._tree.tiers(path, ends)
-            for bits, blocks in ends:
-                match = Match(blocks, shape[0], {DEVICE_MEDIUM: blocks})
-                for worker in self._workers_of(bits):
-                    known = found.get(worker)
-                    if known is not None and _tokens((worker, known)) >= _tokens((worker, match)):
-                        continue
-                    if path:
-                        bit = self._holders[worker].bit
-                        match = match._replace(tiers=_some({medium: count(of, bit) for medium, of in tiers.items()}))
+            path = self._tree.path(node, asked(tokens, shape, salt))
+            for worker, match in self._ended(path, self._live, shape[0]):
+                known = found.get(worker)
+                if known is None or _tokens((worker, known)) < _tokens((worker, match)):
                     found[worker] = match
         return dict(sorted(found.items(), key=_tokens, reverse=True))
 
-    def named(self, worker: W, hashes: Sequence[Hash]) -> Match | None:
-        """How many of these blocks, by the worker's own names for them, it holds from the first on; None for none."""
+    def named(self, hashes: Sequence[Hash]) -> tuple[dict[W, Match], list[W]]:
+        """How many of these blocks, by their names, each worker holds from the first on, where it holds any.
+
+        Beside them the workers with names of their own, which are left out: for each of them :meth:`named_by` says it.
+        """
+        own = [(worker, holder.bit) for worker, holder in self._holders.items() if holder.own]
+        path = self._tree.path_named(hashes)
+        found = self._ended(path, self._live ^ sum(bit for _, bit in own), self._tree.size_at(path[0] if path else 0))
+        return dict(found), [worker for worker, _ in own]
+
+    def named_by(self, worker: W, hashes: Iterable[Hash]) -> Match | None:
+        """The same of one worker, by its own names for them; None if it holds none."""
         holder = self._holders.get(worker)
         if holder is None:
             return None
-        count, before = 0, -1
-        while before < count < len(hashes):
-            before = count
-            for places in holder.places.values():
-                count = places.first_unknown(hashes, count)
-        if not count:
-            return None
-        held = hashes[:count]
-        tiers = {medium: places.how_many(held) for medium, places in holder.places.items()}
-        return Match(count, self._tree.size_at(self._place(holder, held[0])), _some(tiers))
+        blocks = node = 0
+        tiers: dict[str, int] = {}
+        for block in hashes:
+            media = holder.media(block)
+            if not media:
+                break
+            if not blocks:
+                node = holder.node(block, self._tree.named(block))
+            blocks += 1
+            for medium in media:
+                tiers[medium] = tiers.get(medium, 0) + 1
+        return Match(blocks, self._tree.size_at(node), tiers) if blocks else None
+
+    def _ended(self, path: Sequence[int], alive: int, size: int) -> list[tuple[W, Match]]:
+        """What of a path of blocks of some size each of these workers holds, the most first."""
+        ends = self._tree.ends(path, alive)
+        tiers = self._tree.tiers(path, ends) if self._tree.tiered else {}
+        found = []
+        for bits, blocks in ends:
+            match = Match(blocks, size, {DEVICE_MEDIUM: blocks})
+            for worker in self._workers_of(bits):
+                if tiers:
+                    bit = self._holders[worker].bit
+                    match = match._replace(tiers=_some({medium: count(of, bit) for medium, of in tiers.items()}))
+                found.append((worker, match))
+        return found
 
     @property
     def workers(self) -> list[W]:
@@ -311,12 +304,7 @@ class PrefixIndex(Generic[W]):
         """The workers of these bits; remembered, since many prompts begin alike."""
         found = self._sets.get(bits)
         if found is None:
-            found = []
-            rest = bits
-            while rest:
-                low = rest & -rest
-                rest ^= low
-                found.append(self._workers[low.bit_length() - 1])
+            found = [self._workers[bit.bit_length() - 1] for bit in _each(bits)]
             if len(self._sets) >= MAX_SETS:
                 self._sets.clear()
             self._sets[bits] = found
@@ -324,7 +312,7 @@ class PrefixIndex(Generic[W]):
 
     # -- places ----------------------------------------------------------------------------------------------------
 
-    def _begin(self, worker: W) -> _Holder:
+    def _begin(self, worker: W) -> Holder:
         if self._free_bits:
             bit = self._free_bits.pop()
         else:
@@ -333,45 +321,28 @@ class PrefixIndex(Generic[W]):
         self._live |= bit
         self._sets.clear()
         self._workers[bit.bit_length() - 1] = worker
-        holder = self._holders[worker] = _Holder(bit)
+        holder = self._holders[worker] = Holder(self._tree, bit)
         return holder
 
-    def _place(self, holder: _Holder, block: Hash) -> int:
-        """The node of a block on any medium, 0 if it has none."""
-        for places in holder.places.values():
-            place = places.get(block)
-            if isinstance(place, int):
-                return place
-        return 0
-
-    def _put(self, holder: _Holder, block: Hash, medium: str, places: Names[int | _Waiting], node: int) -> None:
-        places.put(block, node)
-        if not self._tree.hold(node, medium, holder.bit):
-            holder.more[node, medium] = holder.more.get((node, medium), 0) + 1
-
-    def _take(self, holder: _Holder, medium: str, node: int) -> None:
-        """One name of a holder leads to a node no more."""
-        more = holder.more
-        if more and (left := more.get((node, medium), 0)):
-            if left == 1:
-                del more[node, medium]
-            else:
-                more[node, medium] = left - 1
-            return
-        self._tree.let_go(node, medium, holder.bit)
-
-    def _join(self, holder: _Holder, block: Hash, node: int) -> None:
+    def _join(self, holder: Holder, block: Hash, node: int) -> None:
         """A block has got a place: so do those that wait for it, and those that wait for them."""
         placed = [(block, node)]
         while placed:
             parent, above = placed.pop()
-            for medium, child in holder.waiting.pop(parent, ()):
-                places = holder.places[medium]
-                place = places.get(child)
-                if isinstance(place, _Waiting):
-                    below = self._tree.child(above, place.label)
-                    self._put(holder, child, medium, places, below)
-                    placed.append((child, below))
+            for (medium, child), label in holder.waiting.pop(parent, {}).items():
+                holder.forget(child, medium)
+                below = self._tree.place(above, label, child, self._tree.named(child))
+                holder.put(child, medium, below)
+                placed.append((child, below))
+
+
+def _each(bits: int) -> list[int]:
+    """The bits of an integer, each alone."""
+    found = []
+    while bits:
+        found.append(bits & -bits)
+        bits &= bits - 1
+    return found
 
 
 def _tokens(found: tuple[Any, Match]) -> int:

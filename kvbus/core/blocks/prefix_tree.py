@@ -1,7 +1,10 @@
-"""The places of a prefix tree, and who holds a block there.
+"""The places of a prefix tree, what engines call the blocks there, and who holds them.
 
 A node is a number, and what belongs to it is in lists: so a million of them are no objects that a garbage collector has
 to look at. Below the top there is a node for each adapter, below that one for each size of blocks, and then the blocks.
+
+A node has the name that came first for it, unless another node has that name already. Engines that hash alike say the
+same names, so that one look-up is for all of them; for other names see :mod:`~kvbus.core.blocks.prefix_index`.
 """
 
 from __future__ import annotations
@@ -9,14 +12,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
+from kvbus.core.blocks.names import Names
 from kvbus.core.blocks.prefix_labels import Adapter, Label, Shape
-from kvbus.core.types import DEVICE_MEDIUM
+from kvbus.core.types import DEVICE_MEDIUM, Hash
 
 _TOP: Final = 1
 """The node above every tree. Node 0 is none: nobody holds a block there."""
 
 _MANY: Final = -1
 """Of a node with several children."""
+
+_LOOKED_AT: Final = 8
+"""Nodes that are looked at in the time in which one is freed."""
+
+_SLOTS: Final = 512
+"""Of the dictionaries of names, which are those of all workers."""
 
 
 class PrefixTree:
@@ -35,6 +45,8 @@ class PrefixTree:
         """The one child, 0 for none, or :data:`_MANY`."""
         self._on_device: list[int] = [0, 0]
         """Bits of the workers that hold it on their device."""
+        self._names: list[Hash | None] = [None, None]
+        self._by_name: Names[int] = Names(_SLOTS, apart=True)
         self._many: dict[int, dict[Any, int]] = {}
         self._elsewhere: dict[str, dict[int, int]] = {}
         """By medium and node: the bits of other tiers."""
@@ -53,7 +65,14 @@ class PrefixTree:
     def shrink(self, most: int) -> bool:
         """Free about so many nodes of a tree that is empty now; whether there are more."""
         if self._free_nodes and not self.nodes:
-            self._emptied += [self._labels, self._parents, self._below, self._on_device, self._free_nodes]
+            self._emptied += [
+                self._labels,
+                self._parents,
+                self._below,
+                self._on_device,
+                self._names,
+                self._free_nodes,
+            ]
             self._plant()
         while self._emptied and most > 0:
             last = self._emptied[-1]
@@ -71,6 +90,44 @@ class PrefixTree:
     def root(self, lora: Adapter, shape: Shape) -> int:
         """The root of an adapter's blocks of one size, made if need be. If nothing comes below, :meth:`prune` it."""
         return self.child(self.child(_TOP, lora), shape)
+
+    def named(self, name: Hash) -> int:
+        """The node of this name, 0 if there is none."""
+        return self._by_name.get(name) or 0
+
+    def name_of(self, node: int) -> Hash | None:
+        """A node's name; None if another node had it."""
+        return self._names[node]
+
+    def place(self, parent: int, label: Label, name: Hash, known: int) -> int:
+        """The child with this label, made if there is none; it gets the name if neither has another.
+
+        Args:
+            parent: the node above.
+            label: the block's.
+            name: what somebody calls it.
+            known: the node of this name, 0 if there is none.
+        """
+        if known and self._parents[known] == parent and self._labels[known] == label:
+            return known
+        node = self.child(parent, label)
+        if not known and self._names[node] is None:
+            self._names[node] = name
+            self._by_name.put(name, node)
+        return node
+
+    def holds(self, node: int, medium: str, bit: int) -> bool:
+        """Whether somebody holds a block on a medium."""
+        if medium == DEVICE_MEDIUM:
+            return self._on_device[node] & bit != 0
+        bits = self._elsewhere.get(medium)
+        return bits is not None and bits.get(node, 0) & bit != 0
+
+    def media(self, node: int, bit: int) -> list[str]:
+        """Where somebody holds a block."""
+        found = [DEVICE_MEDIUM] if self._on_device[node] & bit else []
+        found += [medium for medium, bits in self._elsewhere.items() if bits.get(node, 0) & bit]
+        return found
 
     def hold(self, node: int, medium: str, bit: int) -> bool:
         """Somebody holds a block on a medium; False if it held one there already."""
@@ -96,6 +153,36 @@ class PrefixTree:
                     del self._elsewhere[medium]
         self.prune(node)
 
+    def let_all_go(self, bits: int, node: int, most: int) -> tuple[int, int]:
+        """Those of these bits hold nothing any more; nodes that come from now on are not theirs.
+
+        Args:
+            bits: whose.
+            node: where to go on; 0: to begin.
+            most: about how many nodes are freed.
+
+        Returns:
+            Where to go on, 0: nowhere; and what is left of ``most``.
+        """
+        end, left = len(self._on_device), most * _LOOKED_AT
+        at = node or _TOP + 1
+        while at < end:
+            if left <= 0:
+                return at, 0
+            left -= 1
+            had = self._on_device[at] & bits
+            if had:
+                self.let_go(at, DEVICE_MEDIUM, had)
+                left -= _LOOKED_AT
+            if self._elsewhere:
+                for medium in list(self._elsewhere):
+                    had = self._elsewhere[medium].get(at, 0) & bits
+                    if had:
+                        self.let_go(at, medium, had)
+                        left -= _LOOKED_AT
+            at += 1
+        return 0, max(0, left // _LOOKED_AT)
+
     def tiers(self, path: Sequence[int], ends: Sequence[tuple[int, int]]) -> dict[str, list[int]]:
         """By medium, how many of a path's blocks each holder has, for :func:`count`."""
         found = {DEVICE_MEDIUM: _counts([self._on_device[each] for each in path], ends)}
@@ -103,26 +190,54 @@ class PrefixTree:
             found[medium] = _counts([held.get(each, 0) for each in path], ends)
         return found
 
-    def walk(self, node: int, labels: Iterable[Label], alive: int) -> tuple[list[tuple[int, int]], list[int]]:
-        """Which of these holders hold how many blocks, the most first; and the nodes where other tiers have blocks."""
-        labels_of, below, held, many = self._labels, self._below, self._on_device, self._many
-        others = list(self._elsewhere.values())
+    @property
+    def tiered(self) -> bool:
+        """Whether any block is on another medium than the device."""
+        return bool(self._elsewhere)
+
+    def path(self, node: int, labels: Iterable[Label]) -> list[int]:
+        """The nodes below one, as far as there are any."""
+        labels_of, below, many = self._labels, self._below, self._many
         path: list[int] = []
-        ends: list[tuple[int, int]] = []
-        last = -1
-        blocks = 0
         for label in labels:
             child = below[node]
             if child < 0:
                 child = many[node].get(label, 0)
+                if not child:
+                    break
             elif labels_of[child] != label:
                 break
+            path.append(child)
             node = child
-            have = held[child]
+        return path
+
+    def path_named(self, names: Sequence[Hash]) -> list[int]:
+        """The nodes of these names, as far as there are any; they need not be one below the other."""
+        names_of, below = self._names, self._below
+        path: list[int] = []
+        node = 0
+        for name in names:
+            child = below[node]
+            if child <= 0 or names_of[child] != name:  # most often it is the only one below the last
+                child = self.named(name)
+                if not child:
+                    break
+            path.append(child)
+            node = child
+        return path
+
+    def ends(self, path: Sequence[int], alive: int) -> list[tuple[int, int]]:
+        """Which of these holders hold how many blocks of a path without a hole, the most first."""
+        held = self._on_device
+        others = list(self._elsewhere.values())
+        ends: list[tuple[int, int]] = []
+        last = -1
+        blocks = 0
+        for node in path:
+            have = held[node]
             if others:
-                path.append(child)
                 for bits in others:
-                    have |= bits.get(child, 0)
+                    have |= bits.get(node, 0)
             if have is not last:  # most often it is the same object
                 last = have
                 have &= alive
@@ -136,7 +251,7 @@ class PrefixTree:
         if blocks and alive:
             ends.append((alive, blocks))
         ends.reverse()
-        return ends, path
+        return ends
 
     def _children(self, node: int) -> list[int]:
         only = self._below[node]
@@ -163,6 +278,7 @@ class PrefixTree:
             self._parents.append(node)
             self._below.append(0)
             self._on_device.append(0)
+            self._names.append(None)
         only = self._below[node]
         if not only:
             self._below[node] = new
@@ -189,6 +305,10 @@ class PrefixTree:
             else:
                 self._below[parent] = 0
             self._labels[node] = b""
+            name = self._names[node]
+            if name is not None:
+                self._by_name.pop(name)
+                self._names[node] = None
             self._free_nodes.append(node)
             node = parent
 

@@ -86,7 +86,7 @@ def test_blocks_on_several_tiers_are_one_prefix():
     assert index.matches(asked) == both
     assert index.holds("a", 3, "CPU")
     assert not index.holds("a", 3)
-    assert index.named("a", [1, 2, 3, 4]) == both["a"]
+    assert index.named([1, 2, 3, 4]) == (both, [])
     index.apply("a", BlockRemoved((1, 2), "GPU"))
     assert index.matches(asked) == {"b": both["b"]}
     index.apply("a", store([1], None, 1, medium="cpu"))
@@ -114,12 +114,52 @@ def test_a_block_without_tokens_gets_its_place_when_they_come():
     assert (index.longest_prefix(tokens_of(1)), index.nodes, len(index)) == ({}, 0, 0)
 
 
-def test_blocks_are_found_by_a_workers_own_names():
-    index = index_of(("a", store([1, 2], None, 1, 2)), ("b", store([b"x"], b"unknown", 1)))
-    assert index.named("a", [1, 2, 3]) == Match(2, SIZE, {"GPU": 2})
-    assert index.named("b", [b"x"]) == Match(1, 0, {"GPU": 1})
-    assert index.named("a", [2, 7]) == Match(1, SIZE, {"GPU": 1})
-    assert index.named("a", [7]) is index.named("b", [1]) is index.named("c", [1]) is None
+def test_blocks_are_found_by_names_of_all_workers_and_by_those_of_one_alone():
+    index = index_of(
+        ("a", store([1, 2], None, 1, 2)),
+        ("b", store([1], None, 1)),
+        ("c", store([b"x"], b"unknown", 1)),
+        ("d", store([7, 2], None, 1, 3)),
+    )
+    one, two = Match(1, SIZE, {"GPU": 1}), Match(2, SIZE, {"GPU": 2})
+    assert index.named([1, 2, 3]) == ({"a": two, "b": one}, ["c", "d"])
+    assert index.named([7, 2]) == ({}, ["c", "d"])
+    assert index.named([2, 1]) == ({"a": two}, ["c", "d"])  # whatever their order
+    assert index.named_by("c", [b"x"]) == Match(1, 0, {"GPU": 1})
+    assert index.named_by("d", [7, 2]) == two
+    assert index.named_by("d", [1, 2]) is index.named_by("a", [7]) is index.named_by("e", [1]) is None
+    index.apply("d", BlockRemoved((7, 2)))
+    index.apply("c", BlockRemoved((b"x",)))
+    assert index.named([1, 2, 3]) == ({"a": two, "b": one}, [])
+
+
+def test_a_name_of_ones_own_beside_that_of_the_node():
+    index = index_of(("a", store([1], None, 1)), ("a", store([2], None, 1)), ("b", store([1], None, 1)))
+    one = Match(1, SIZE, {"GPU": 1})
+    assert index.named([1]) == ({"b": one}, ["a"])
+    assert index.named_by("a", [1, 2]) == Match(2, SIZE, {"GPU": 2})
+    index.apply("a", BlockRemoved((1,)))
+    assert not index.holds("a", 1)
+    assert not index.remove("a", 1)
+    assert index.named_by("a", [2, 1]) == one
+    assert index.longest_prefix(tokens_of(1)) == {"a": 1, "b": 1}
+    index.apply("a", BlockRemoved((2,)))
+    assert index.longest_prefix(tokens_of(1)) == {"b": 1}
+
+
+def test_a_nodes_name_goes_with_the_node():
+    index = index_of(("a", store([1], None, 1)), ("b", store([2], None, 1)), ("a", BlockRemoved((1,))))
+    index.apply("c", store([1], None, 2))  # is taken as long as the node is there
+    assert index.named([1]) == ({}, ["b", "c"])
+    index.apply("b", BlockRemoved((2,)))
+    index.apply("d", store([1], None, 2))
+    assert index.named([1]) == ({"d": Match(1, SIZE, {"GPU": 1})}, ["c"])
+    assert index.named_by("c", [1]) == Match(1, SIZE, {"GPU": 1})
+    index.apply("d", store([3, 4], 1, 3, 4))
+    index.apply("d", BlockRemoved((1, 3)))  # leaves the nodes behind, and so their names
+    assert index.named([1]) == ({}, ["c"])
+    index.apply("e", store([1, 3], None, 2, 3))
+    assert index.named([1, 3, 4])[0] == {"e": Match(2, SIZE, {"GPU": 2})}
 
 
 def test_salts_and_adapters_keep_equal_tokens_apart():
@@ -183,7 +223,7 @@ def test_tokens_may_be_packed_already():
 def test_blocks_without_their_tokens_are_found_by_name_alone():
     index = index_of(("a", BlockStored((1, 2), None, encode_value([]), 0)), ("a", store([3], 2, 3)))
     assert index.longest_prefix(tokens_of(3)) == {}
-    assert index.named("a", [1, 2, 3]) == Match(3, 0, {"GPU": 3})
+    assert index.named_by("a", [1, 2, 3]) == Match(3, 0, {"GPU": 3})
     index.apply("a", BlockRemoved((1, 3)))
     assert len(index) == 1
 
@@ -246,9 +286,10 @@ class Naive:
 
     def store(self, worker, medium, chain, variant, first):
         blocks = self.blocks.setdefault(worker, {})
+        content = content_of(worker, variant, chain)
         for at in range(first, len(chain)):
-            name, parent = (variant, chain[: at + 1]), (variant, chain[:at]) if at else None
-            blocks.setdefault((medium, name), (parent, chain[at], None if at else chain[:1]))
+            name, parent = name_of(variant, chain[: at + 1]), name_of(variant, chain[:at]) if at else None
+            blocks.setdefault((medium, name), (parent, content[at], None if at else content[:1]))
         changed = True
         while changed:  # whoever's parent has a place has one, too
             changed = False
@@ -274,34 +315,57 @@ class Naive:
                 found[worker] = (count, {medium: n for medium, n in tiers.items() if n})
         return found
 
+    def answer_by_name(self, worker, names):
+        held = [{name for at, name in self.blocks.get(worker, ()) if at == medium} for medium in MEDIA]
+        count = 0
+        while count < len(names) and any(names[count] in each for each in held):
+            count += 1
+        tiers = {medium: sum(name in each for name in names[:count]) for medium, each in zip(MEDIA, held, strict=True)}
+        return count, {medium: n for medium, n in tiers.items() if n}
+
+
+def name_of(variant, chain):
+    return repr((variant, chain)).encode()
+
+
+def content_of(worker, variant, chain):
+    """What a worker calls by such names: of the last variant it is another thing for one of them."""
+    return tuple(3 - block for block in chain) if (worker, variant) == ("b", 2) else chain
+
 
 MEDIA = ("GPU", "CPU")
 WORKERS = st.sampled_from("abc")
 CHAINS = st.lists(st.sampled_from([1, 2]), min_size=1, max_size=4).map(tuple)
+VARIANTS = st.integers(0, 2)
 STEPS = st.one_of(
-    st.tuples(st.just("store"), WORKERS, st.sampled_from(MEDIA), CHAINS, st.booleans(), st.integers(0, 3)),
-    st.tuples(st.just("remove"), WORKERS, st.sampled_from(MEDIA), CHAINS, st.booleans()),
+    st.tuples(st.just("store"), WORKERS, st.sampled_from(MEDIA), CHAINS, VARIANTS, st.integers(0, 3)),
+    st.tuples(st.just("remove"), WORKERS, st.sampled_from(MEDIA), CHAINS, VARIANTS),
     st.tuples(st.just("clear"), WORKERS),
     st.tuples(st.just("collect"), st.integers(1, 5)),
 )
 
 
-@given(st.lists(STEPS, max_size=60), st.lists(CHAINS, min_size=1, max_size=4))
-def test_it_answers_as_a_plain_model_does(steps, prompts):
+@given(
+    st.lists(STEPS, max_size=60),
+    st.lists(CHAINS, min_size=1, max_size=4),
+    st.lists(st.lists(st.tuples(VARIANTS, CHAINS), max_size=4), max_size=4),
+)
+def test_it_answers_as_a_plain_model_does(steps, prompts, questions):
     index: PrefixIndex[str] = PrefixIndex()
     model = Naive()
     for kind, *step in steps:
         if kind == "store":
             worker, medium, chain, variant, first = step
             first = min(first, len(chain) - 1)
-            names = [repr((variant, chain[: at + 1])).encode() for at in range(len(chain))]
+            names = [name_of(variant, chain[: at + 1]) for at in range(len(chain))]
             parent = names[first - 1] if first else None
-            index.apply(worker, store(names[first:], parent, *chain[first:], medium=medium))
+            content = content_of(worker, variant, chain)
+            index.apply(worker, store(names[first:], parent, *content[first:], medium=medium))
             model.store(worker, medium, chain, variant, first)
         elif kind == "remove":
             worker, medium, chain, variant = step
-            index.apply(worker, BlockRemoved((repr((variant, chain)).encode(),), medium))
-            model.remove(worker, medium, (variant, chain))
+            index.apply(worker, BlockRemoved((name_of(variant, chain),), medium))
+            model.remove(worker, medium, name_of(variant, chain))
         elif kind == "clear":
             index.clear(step[0])
             model.blocks.pop(step[0], None)
@@ -313,6 +377,15 @@ def test_it_answers_as_a_plain_model_does(steps, prompts):
         answer = index.matches(tokens_of(*prompt))
         assert {worker: (match.blocks, match.tiers) for worker, match in answer.items()} == expected
         assert index.longest_prefix(tokens_of(*prompt)) == {worker: count for worker, (count, _) in expected.items()}
+    along = [[(variant, prompt[: at + 1]) for at in range(len(prompt))] for variant in range(3) for prompt in prompts]
+    for question in along + questions:
+        names = [name_of(variant, chain) for variant, chain in question]
+        matches, others = index.named(names)
+        assert not matches.keys() & others
+        for worker in index.workers:
+            match = index.named_by(worker, names)
+            assert ((match.blocks, match.tiers) if match else (0, {})) == model.answer_by_name(worker, names)
+            assert worker in others or matches.get(worker) == match
     for worker in model.blocks:
         index.clear(worker)
     while index.collect(7):
