@@ -23,6 +23,7 @@ from kvbus.admin.query_index import SLICE, QueryIndex
 from kvbus.admin.views import Analytics, analytics_entry
 from kvbus.config import Config
 from kvbus.core.blocks.prefix_index import Match, PrefixIndex
+from kvbus.core.blocks.prefix_labels import Tokens
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.settings import State
 from kvbus.core.source import Source
@@ -180,12 +181,17 @@ class Queries:
     async def _held(self, index: PrefixIndex[int], query: Query, unsure: Unsure) -> list[Held]:
         """What each source holds, beside what was known of it in the turn in which its blocks were looked up."""
         if query.tokens is not None:
-            async with self._pace.piece():
-                matches = index.matches(query.tokens, lora=query.lora, salt=query.salt)
-                standing = self._look(unsure)
-            async with self._pace.piece():
-                return [self._named(standing[slot], match) for slot, match in matches.items()]
+            return await self._pace.in_turns(self._held_by_tokens(index, query.tokens, query, unsure))
         return await self._pace.in_turns(self._held_by_name(index, query.hashes or [], unsure))
+
+    def _held_by_tokens(
+        self, index: PrefixIndex[int], tokens: Tokens, query: Query, unsure: Unsure
+    ) -> Generator[None, None, list[Held]]:
+        read = yield from index.read_ahead(tokens, lora=query.lora, salt=query.salt)
+        matches = index.matches(tokens, lora=query.lora, salt=query.salt, read=read)
+        standing = self._look(unsure)
+        yield
+        return [self._named(standing[slot], match) for slot, match in matches.items()]
 
     def _held_by_name(
         self, index: PrefixIndex[int], hashes: Sequence[int | str], unsure: Unsure
@@ -193,6 +199,7 @@ class Queries:
         """The same by the engines' names: for sources that say the same ones together, for others some at a time."""
         held: list[Held] = []
         for names in (yield from names_of(hashes)):
+            yield from index.read_ahead_named(names)
             matches, others = index.named(names)
             standing = self._look(unsure)
             yield

@@ -211,11 +211,10 @@ class PrefixTree:
             node = child
         return path
 
-    def path_named(self, names: Sequence[Hash]) -> list[int]:
-        """The nodes of these names, as far as there are any; they need not be one below the other."""
+    def path_named(self, names: Sequence[Hash], node: int = 0) -> list[int]:
+        """The nodes of these names, as far as there are any; each is most likely to be below the one before."""
         names_of, below = self._names, self._below
         path: list[int] = []
-        node = 0
         for name in names:
             child = below[node]
             if child <= 0 or names_of[child] != name:  # most often it is the only one below the last
@@ -355,3 +354,12 @@ def _add(planes: list[int], bits: int, number: int) -> None:
 def count(planes: Sequence[int], bit: int) -> int:
     """The count of one holder."""
     return sum(1 << at for at, plane in enumerate(planes) if plane & bit)
+
+
+def each_bit(bits: int) -> list[int]:
+    """The bits of an integer, each alone."""
+    found = []
+    while bits:
+        found.append(bits & -bits)
+        bits &= bits - 1
+    return found

@@ -270,6 +270,43 @@ def test_what_is_cleared_counts_no_more_and_is_freed_in_steps():
     assert index.longest_prefix(tokens_of(1, 2)) == {"a": 1, "c": 1}
 
 
+def driven(work):
+    """What a generator returns, and in how many turns."""
+    turns = 0
+    while True:
+        try:
+            next(work)
+        except StopIteration as done:
+            return done.value, turns
+        turns += 1
+
+
+def test_a_prompt_is_read_ahead_some_blocks_at_a_time_and_what_comes_or_goes_then_counts():
+    index = index_of(("a", store(range(1, 6), None, *range(1, 6))))
+    whole, longer = tokens_of(*range(1, 6)), tokens_of(*range(1, 8))
+    read, turns = driven(index.read_ahead(whole, blocks=2))
+    assert (turns, index.matches(whole, read=read)) == (3, {"a": Match(5, SIZE, {"GPU": 5})})
+    read, turns = driven(index.read_ahead(longer, blocks=3))
+    index.apply("a", store([6], 5, 6))
+    index.apply("b", store([1], None, 1, size=8))
+    assert (turns, index.matches(longer, read=read)["a"].blocks) == (2, 6)
+    read, turns = driven(index.read_ahead(tokens_of(1, 9, 3, 4), blocks=2))
+    assert turns == 2  # one for each size
+    for question, expected in ((range(1, 6), 3), ([1, 9, 3, 4], 1), ([], 0)):
+        assert driven(index.read_ahead_named(list(question), blocks=2)) == (None, expected)
+    with pytest.raises(ValueError, match="integer from 0"):
+        driven(index.read_ahead([-1] * SIZE))
+
+
+def test_names_of_ones_own_are_freed_in_steps_too():
+    index = index_of(("a", store(range(2, 12), 1, *range(2, 12))), ("a", AllBlocksCleared()))
+    steps = 0
+    while index.collect(2):
+        steps += 1
+    assert steps >= 4
+    assert (len(index), index.nodes) == (0, 0)
+
+
 @pytest.mark.parametrize("tokens", [[-1], [2**32], ["1"], [1.5], [None]])
 def test_a_token_that_is_none_is_refused(tokens):
     with pytest.raises(ValueError, match="integer from 0 to 4294967295"):
@@ -333,6 +370,29 @@ def content_of(worker, variant, chain):
     return tuple(3 - block for block in chain) if (worker, variant) == ("b", 2) else chain
 
 
+class Ahead:
+    """A prompt that is read ahead, while blocks come and go."""
+
+    def __init__(self, index, prompt):
+        self.prompt = prompt
+        self._work = index.read_ahead(tokens_of(*prompt), blocks=1)
+        self._named = index.read_ahead_named([name_of(0, prompt[: at + 1]) for at in range(len(prompt))], blocks=1)
+        self._read = None
+
+    def step(self):
+        next(self._named, None)
+        if self._read is None:
+            try:
+                next(self._work)
+            except StopIteration as done:
+                self._read = done.value
+
+    def whole(self):
+        while self._read is None:
+            self.step()
+        return self._read
+
+
 MEDIA = ("GPU", "CPU")
 WORKERS = st.sampled_from("abc")
 CHAINS = st.lists(st.sampled_from([1, 2]), min_size=1, max_size=4).map(tuple)
@@ -349,11 +409,17 @@ STEPS = st.one_of(
     st.lists(STEPS, max_size=60),
     st.lists(CHAINS, min_size=1, max_size=4),
     st.lists(st.lists(st.tuples(VARIANTS, CHAINS), max_size=4), max_size=4),
+    st.integers(0, 60),
 )
-def test_it_answers_as_a_plain_model_does(steps, prompts, questions):
+def test_it_answers_as_a_plain_model_does(steps, prompts, questions, begins):
     index: PrefixIndex[str] = PrefixIndex()
     model = Naive()
-    for kind, *step in steps:
+    ahead = []
+    for at, (kind, *step) in enumerate(steps):
+        if at >= begins and len(ahead) < len(prompts):
+            ahead.append(Ahead(index, prompts[len(ahead)]))
+        for each in ahead:
+            each.step()
         if kind == "store":
             worker, medium, chain, variant, first = step
             first = min(first, len(chain) - 1)
@@ -377,6 +443,9 @@ def test_it_answers_as_a_plain_model_does(steps, prompts, questions):
         answer = index.matches(tokens_of(*prompt))
         assert {worker: (match.blocks, match.tiers) for worker, match in answer.items()} == expected
         assert index.longest_prefix(tokens_of(*prompt)) == {worker: count for worker, (count, _) in expected.items()}
+    for each in ahead:
+        answer = index.matches(tokens_of(*each.prompt), read=each.whole())
+        assert {worker: (match.blocks, match.tiers) for worker, match in answer.items()} == model.answer(each.prompt)
     along = [[(variant, prompt[: at + 1]) for at in range(len(prompt))] for variant in range(3) for prompt in prompts]
     for question in along + questions:
         names = [name_of(variant, chain) for variant, chain in question]
