@@ -38,6 +38,15 @@ class OwnNames:
         self.nodes: dict[int, int] = {}
         """How many of the names lead to a node."""
 
+    def free(self, most: int) -> int:
+        """Forget up to so many names, after which none is looked up any more; how many more it could have been."""
+        while self.names.size and most > 0:
+            self.names.pop_any()
+            if self.nodes:
+                self.nodes.popitem()
+            most -= 1
+        return most
+
 
 class Holder:
     """A worker's blocks since it was last cleared.

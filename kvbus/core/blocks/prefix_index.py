@@ -21,8 +21,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from msgspec import UNSET
 
-from kvbus.core.blocks.names import Names
-from kvbus.core.blocks.prefix_holder import NOWHERE, Holder, Place
+from kvbus.core.blocks.prefix_holder import NOWHERE, Holder, OwnNames
 from kvbus.core.blocks.prefix_labels import Adapter, Label, Shape, Tokens, adapter, asked, stored
 from kvbus.core.blocks.prefix_tree import PrefixTree, count, each_bit
 from kvbus.core.types import DEVICE_MEDIUM, Hash, medium_key
@@ -80,8 +79,8 @@ class PrefixIndex(Generic[W]):
         self._leaving = 0
         """Those of them that are taken out of the nodes, from :attr:`_next` on."""
         self._next = 0
-        self._left: list[Names[Place]] = []
-        """Names of cleared workers, to be freed."""
+        self._left: list[OwnNames] = []
+        """Of cleared workers, to be freed."""
         self._sets: dict[int, list[W]] = {}
         """Workers by their bits."""
         self._bits = 0
@@ -202,16 +201,13 @@ class PrefixIndex(Generic[W]):
             self._live ^= holder.bit
             self._sets.clear()
             self._cleared |= holder.bit
-            self._left += [own.names for own in holder.own.values()]
+            self._left += holder.own.values()
 
     def collect(self, most: int) -> bool:
         """Free about so many blocks that were cleared; whether there are more."""
         while self._left and most > 0:
-            names = self._left[-1]
-            for _ in range(min(most, names.size)):
-                names.pop_any()
-                most -= 1
-            if not names.size:
+            most = self._left[-1].free(most)
+            if not self._left[-1].names.size:
                 self._left.pop()
         while self._cleared and most > 0:
             if not self._next:

@@ -299,7 +299,12 @@ def test_a_prompt_is_read_ahead_some_blocks_at_a_time_and_what_comes_or_goes_the
 
 
 def test_names_of_ones_own_are_freed_in_steps_too():
-    index = index_of(("a", store(range(2, 12), 1, *range(2, 12))), ("a", AllBlocksCleared()))
+    index = index_of(
+        ("a", store(range(2, 12), 1, *range(2, 12))),  # they wait
+        ("b", store(range(20, 24), None, *range(20, 24))),
+        ("c", store(range(30, 34), None, *range(20, 24))),  # other names
+        *[(worker, AllBlocksCleared()) for worker in "abc"],
+    )
     steps = 0
     while index.collect(2):
         steps += 1
