@@ -419,7 +419,7 @@ STEPS = st.one_of(
 def test_it_answers_as_a_plain_model_does(steps, prompts, questions, begins):
     index: PrefixIndex[str] = PrefixIndex()
     model = Naive()
-    ahead = []
+    ahead: list[Ahead] = []
     for at, (kind, *step) in enumerate(steps):
         if at >= begins and len(ahead) < len(prompts):
             ahead.append(Ahead(index, prompts[len(ahead)]))
