@@ -199,6 +199,8 @@ class PrefixTree:
         """The nodes below one, as far as there are any."""
         labels_of, below, many = self._labels, self._below, self._many
         path: list[int] = []
+        if node >= len(below):  # it was of a tree that has been emptied since
+            return path
         for label in labels:
             child = below[node]
             if child < 0:
@@ -215,6 +217,8 @@ class PrefixTree:
         """The nodes of these names, as far as there are any; each is most likely to be below the one before."""
         names_of, below = self._names, self._below
         path: list[int] = []
+        if node >= len(below):  # it was of a tree that has been emptied since
+            return path
         for name in names:
             child = below[node]
             if child <= 0 or names_of[child] != name:  # most often it is the only one below the last

@@ -1,8 +1,8 @@
 """The tree of prefixes: what each worker holds of a prompt, whatever the order in which blocks come and go."""
 
+import itertools
 from array import array
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -207,7 +207,7 @@ def test_block_sizes_may_differ_from_worker_to_worker_and_within_one():
 
 def test_pairs_of_eagle_are_asked_for_by_plain_tokens():
     tokens = list(range(5))
-    pairs = encode_value(list(pairwise(tokens)))
+    pairs = encode_value(list(itertools.pairwise(tokens)))
     index = index_of(("a", BlockStored((1,), None, pairs, 4)))
     assert index.longest_prefix(tokens) == index.longest_prefix(array("I", tokens).tobytes()) == {"a": 1}
     assert index.longest_prefix(tokens[:4]) == {}
@@ -298,6 +298,20 @@ def test_a_prompt_is_read_ahead_some_blocks_at_a_time_and_what_comes_or_goes_the
         driven(index.read_ahead([-1] * SIZE))
 
 
+def test_a_tree_that_is_emptied_while_a_prompt_is_read_ahead():
+    index = index_of(("a", store([1, 2], None, 1, 2)))
+    ahead, named = index.read_ahead(tokens_of(1, 2), blocks=1), index.read_ahead_named([1, 2], blocks=1)
+    next(ahead)
+    next(named)
+    index.clear("a")
+    while index.collect(10):
+        pass
+    read, _ = driven(ahead)
+    assert driven(named) == (None, 1)
+    index.apply("b", store([1], None, 1))
+    assert index.matches(tokens_of(1, 2), read=read) == {"b": Match(1, SIZE, {"GPU": 1})}
+
+
 def test_names_of_ones_own_are_freed_in_steps_too():
     index = index_of(
         ("a", store(range(2, 12), 1, *range(2, 12))),  # they wait
@@ -375,6 +389,10 @@ def content_of(worker, variant, chain):
     return tuple(3 - block for block in chain) if (worker, variant) == ("b", 2) else chain
 
 
+SHORT = [chain for length in (1, 2) for chain in itertools.product((1, 2), repeat=length)]
+NAMES = [name_of(variant, chain) for variant in range(3) for chain in SHORT]
+
+
 class Ahead:
     """A prompt that is read ahead, while blocks come and go."""
 
@@ -403,7 +421,7 @@ WORKERS = st.sampled_from("abc")
 CHAINS = st.lists(st.sampled_from([1, 2]), min_size=1, max_size=4).map(tuple)
 VARIANTS = st.integers(0, 2)
 STEPS = st.one_of(
-    st.tuples(st.just("store"), WORKERS, st.sampled_from(MEDIA), CHAINS, VARIANTS, st.integers(0, 3)),
+    st.tuples(st.just("store"), WORKERS, st.sampled_from(MEDIA), CHAINS, VARIANTS, st.sampled_from((0, 0, 0, 1, 3))),
     st.tuples(st.just("remove"), WORKERS, st.sampled_from(MEDIA), CHAINS, VARIANTS),
     st.tuples(st.just("clear"), WORKERS),
     st.tuples(st.just("collect"), st.integers(1, 5)),
@@ -411,7 +429,7 @@ STEPS = st.one_of(
 
 
 @given(
-    st.lists(STEPS, max_size=60),
+    st.lists(STEPS, min_size=12, max_size=60),
     st.lists(CHAINS, min_size=1, max_size=4),
     st.lists(st.lists(st.tuples(VARIANTS, CHAINS), max_size=4), max_size=4),
     st.integers(0, 60),
@@ -443,6 +461,9 @@ def test_it_answers_as_a_plain_model_does(steps, prompts, questions, begins):
         else:
             index.collect(step[0])
     assert len(index) == sum(map(len, model.blocks.values()))
+    for worker, blocks in model.blocks.items():
+        for medium, name in itertools.product(MEDIA, NAMES):
+            assert index.holds(worker, name, medium) == ((medium, name) in blocks)
     for prompt in prompts:
         expected = model.answer(prompt)
         answer = index.matches(tokens_of(*prompt))
