@@ -27,6 +27,7 @@ from kvbus.core.stats import ProcessStats
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import removed, store
+from tests.generators import driven
 from tests.system.bus import eventually, running_bus
 
 SIZE = 16
@@ -253,13 +254,8 @@ def keeping():
 
 def taken_out(body, texts):
     """What is made of a body in turns, and how many turns it was besides the last one."""
-    work, turns = texts.in_pieces(body, query_body.MAX_QUERIES), 0
-    while True:
-        try:
-            next(work)
-        except StopIteration as done:
-            return *done.value, turns
-        turns += 1
+    found, turns = driven(texts.in_pieces(body, query_body.MAX_QUERIES))
+    return *found, turns
 
 
 ODD = st.sampled_from(

@@ -8,7 +8,7 @@ from kvbus.core.types import Hash
 
 V = TypeVar("V")
 
-SLOTS: Final = 32
+_SLOTS: Final = 32
 """Of one worker's blocks."""
 
 _MOST: Final = 16_384
@@ -26,7 +26,7 @@ class Names(Generic[V]):
 
     __slots__ = ("_mask", "_parts", "size")
 
-    def __init__(self, slots: int = SLOTS, *, apart: bool = False) -> None:
+    def __init__(self, slots: int = _SLOTS, *, apart: bool = False) -> None:
         self._mask = slots - 1
         self._parts: list[dict[Hash, V]] = [{} for _ in range(slots)] if apart else [{}] * slots
         """By the last bits of a name's hash; a part has several slots until it is divided, since few parts are closer

@@ -297,7 +297,7 @@ class PrefixIndex(Generic[W]):
         node = 0
         for first in range(0, len(hashes), blocks):
             some = hashes[first : first + blocks]
-            path = self._tree.path_named(some, node)
+            path = self._tree.path_named(node, some)
             yield
             if len(path) < len(some):
                 break
@@ -309,7 +309,7 @@ class PrefixIndex(Generic[W]):
         Beside them the workers with names of their own, which are left out: for each of them :meth:`named_by` says it.
         """
         own = [(worker, holder.bit) for worker, holder in self._holders.items() if holder.own]
-        path = self._tree.path_named(hashes)
+        path = self._tree.path_named(0, hashes)
         found = self._ended(path, self._live ^ sum(bit for _, bit in own), self._tree.size_at(path[0] if path else 0))
         return dict(found), [worker for worker, _ in own]
 

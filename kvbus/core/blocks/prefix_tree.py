@@ -213,8 +213,8 @@ class PrefixTree:
             node = child
         return path
 
-    def path_named(self, names: Sequence[Hash], node: int = 0) -> list[int]:
-        """The nodes of these names, as far as there are any; each is most likely to be below the one before."""
+    def path_named(self, node: int, names: Sequence[Hash]) -> list[int]:
+        """The same by their names; each is most likely to be below the one before, the first below this node."""
         names_of, below = self._names, self._below
         path: list[int] = []
         if node >= len(below):  # it was of a tree that has been emptied since

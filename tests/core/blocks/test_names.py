@@ -25,9 +25,14 @@ def test_a_large_part_is_divided_and_all_are_found(step):
 NAME = st.one_of(st.integers(-5, 40), st.binary(max_size=1))
 
 
-@given(st.lists(st.tuples(st.booleans(), NAME, st.integers())), st.lists(NAME), st.sampled_from([1, 32, 512]))
-def test_they_are_as_in_one_dictionary(changes, asked, slots):
-    names: Names[int] = Names(slots)
+@given(
+    st.lists(st.tuples(st.booleans(), NAME, st.integers())),
+    st.lists(NAME),
+    st.sampled_from([1, 32, 512]),
+    st.booleans(),
+)
+def test_they_are_as_in_one_dictionary(changes, asked, slots, apart):
+    names: Names[int] = Names(slots, apart=apart)
     known: dict[int | bytes, int] = {}
     for put, name, value in changes:
         if put:

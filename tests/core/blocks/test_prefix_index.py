@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from kvbus.core.blocks.prefix_index import Match, PrefixIndex
 from kvbus.core.wire.encoding import encode_value
 from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored
+from tests.generators import driven
 
 SIZE = 4
 
@@ -268,17 +269,6 @@ def test_what_is_cleared_counts_no_more_and_is_freed_in_steps():
     assert (len(index), index.nodes) == (1, 3)
     index.apply("c", store([7], None, 1))  # takes a bit that was freed
     assert index.longest_prefix(tokens_of(1, 2)) == {"a": 1, "c": 1}
-
-
-def driven(work):
-    """What a generator returns, and in how many turns."""
-    turns = 0
-    while True:
-        try:
-            next(work)
-        except StopIteration as done:
-            return done.value, turns
-        turns += 1
 
 
 def test_a_prompt_is_read_ahead_some_blocks_at_a_time_and_what_comes_or_goes_then_counts():
