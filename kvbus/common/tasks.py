@@ -16,15 +16,25 @@ async def end_tasks(tasks: Iterable[asyncio.Task[Any] | None]) -> None:
     A cancellation can be lost: before Python 3.12 ``asyncio.wait_for`` forgets it where what it waits for comes in the
     same turn of the loop (python/cpython#86296), and dnspython and nats-py wait so. Such a task goes on as if nobody
     had said anything, so it is told again.
+
+    Whoever waits here may be such a task of somebody else, and be told again itself: that is passed on at once, and
+    ends the wait only when the tasks have ended.
     """
-    left = {task for task in tasks if task is not None}
+    ending = {task for task in tasks if task is not None}
+    left, told_again = ending, None
     while left:
         for task in left:
             task.cancel()
-        done, left = await asyncio.wait(left, timeout=AGAIN)
-        for task in done:
-            if not task.cancelled():
-                task.exception()  # nobody else asks, and asyncio would complain of that
+        try:
+            await asyncio.wait(left, timeout=AGAIN)
+        except asyncio.CancelledError as error:
+            told_again = error
+        left = {task for task in left if not task.done()}
+    for task in ending:
+        if not task.cancelled():
+            task.exception()  # nobody else asks, and asyncio would complain of that
+    if told_again is not None:
+        raise told_again
 
 
 async def finish(work: Coroutine[Any, Any, object], seconds: float) -> None:

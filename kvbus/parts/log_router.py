@@ -13,6 +13,7 @@ written with their tokens (``outputs[].token_ids: keep``).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -150,9 +151,10 @@ class LogRouter:
     async def _follow(self, carrier: LogStreams) -> None:
         while True:
             try:
-                async for engines in carrier.watch():
-                    self.unreachable = ""
-                    self._take_over(carrier, engines)
+                async with contextlib.aclosing(carrier.watch()) as sets:
+                    async for engines in sets:
+                        self.unreachable = ""
+                        self._take_over(carrier, engines)
             except DiscoveryError as error:
                 self.unreachable = str(error)
                 await asyncio.sleep(PAUSE)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import time
 
 import pytest
@@ -71,6 +73,66 @@ async def test_a_cancellation_that_was_lost_is_not_the_last_one():
     assert lost == 3
     assert task.cancelled()
     assert time.monotonic() - begin >= 0.1
+
+
+async def test_who_is_told_again_while_it_ends_tasks_ends_them_first(monkeypatch):
+    """Whoever ends it is as patient as it is itself, and tells it again while it would tell what it has begun."""
+    monkeypatch.setattr(tasks, "AGAIN", 0.5)
+    done = []
+
+    async def inner():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(3600)
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            await asyncio.sleep(0.05)
+            done.append("inner")
+
+    async def outer():
+        looking = asyncio.create_task(inner())
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            try:
+                await end_tasks([looking])
+            finally:
+                done.append("outer")
+
+    task = asyncio.create_task(outer())
+    await asyncio.sleep(0.01)
+    await asyncio.wait_for(end_tasks([task]), 60)
+    assert done == ["inner", "outer"]
+    assert task.cancelled()
+
+
+async def test_a_failure_of_what_has_ended_is_not_said_though_who_waited_was_told_again():
+    said = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(context))
+
+    async def fails():
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            raise ValueError("at the end")
+
+    async def stays():
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            await asyncio.sleep(0.2)
+
+    each = [asyncio.create_task(fails()), asyncio.create_task(stays())]
+    await asyncio.sleep(0)
+    ending = asyncio.create_task(end_tasks(each))
+    await asyncio.sleep(0.01)
+    ending.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await ending
+    assert all(task.done() for task in each)
+    each.clear()
+    gc.collect()
+    assert said == []
 
 
 async def test_the_answer_comes_in_the_turn_of_the_cancellation():

@@ -197,10 +197,12 @@ class LogStreams:
             self._reach(reached=False)
             raise DiscoveryError(f"{self._where}: {error}") from error
         finally:
-            await end_tasks([looking])
-            if reader is not None:
-                await reader.close()
-            await log.close()
+            try:
+                await end_tasks([looking])
+            finally:
+                if reader is not None:
+                    await reader.close()
+                await log.close()
 
     async def _look(self, log: Log) -> None:
         while True:

@@ -1,0 +1,61 @@
+"""An aggregator that ends while its look for streams has lost the cancellation, as nats-py's clients do now and then."""
+
+import asyncio
+import contextlib
+
+import pytest
+
+from kvbus.common import tasks
+from kvbus.parts.discovery import streams
+from tests.log.directory import DirectoryLog
+from tests.log.fleet import fleet
+from tests.log.kinds import Directory
+from tests.log.test_aggregator import Aggregator
+from tests.transport.loops import eventually
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch):
+    monkeypatch.setattr(tasks, "AGAIN", 0.5)
+    monkeypatch.setattr(streams, "LOOK", 0.05)
+
+
+async def test_its_reader_is_closed_and_nothing_goes_on(tmp_path, monkeypatch):
+    kind = Directory(tmp_path / "log")
+    looking, opened, ended = asyncio.Event(), [], []
+
+    async def pointers(self, key=None, look=DirectoryLog.pointers):
+        if opened:
+            looking.set()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(3600)
+            try:
+                await asyncio.sleep(3600)
+            finally:
+                ended.append(True)
+        return await look(self, key)
+
+    async def read(self, starts, read=DirectoryLog.read):
+        reader = await read(self, starts)
+
+        async def close():
+            opened.remove(reader)
+
+        monkeypatch.setattr(reader, "close", close)
+        opened.append(reader)
+        return reader
+
+    async with fleet(kind) as log:
+        leaf = log.leaf()
+        leaf.store(30)
+        await leaf.written()
+        monkeypatch.setattr(DirectoryLog, "read", read)
+        monkeypatch.setattr(DirectoryLog, "pointers", pointers)
+        aggregator = Aggregator(kind, tmp_path / "one", monkeypatch)
+        await aggregator.daemon.start()
+        await eventually(lambda: set(aggregator.held.values()) == {30}, "its blocks")
+        await looking.wait()
+        assert len(opened) == 1
+        await aggregator.daemon.close(0)
+        assert ended == [True]
+        assert opened == []
