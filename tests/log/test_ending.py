@@ -22,7 +22,8 @@ def soon(monkeypatch):
 
 async def test_its_reader_is_closed_and_nothing_goes_on(tmp_path, monkeypatch):
     kind = Directory(tmp_path / "log")
-    looking, opened, ended = asyncio.Event(), [], []
+    looking, ended = asyncio.Event(), []
+    opened: list[object] = []
 
     async def pointers(self, key=None, look=DirectoryLog.pointers):
         if opened:

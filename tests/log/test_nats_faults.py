@@ -2,14 +2,18 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import gc
 import warnings
 
 import pytest
+from nats.aio.client import Client
 
 from kvbus.parts.log import nats_client as module
+from kvbus.parts.log import nats_reader
 from kvbus.parts.log.contract import START, Entry, UnavailableError
 from kvbus.parts.log.nats_client import Link
+from kvbus.parts.log.nats_reader import SHIFT
 from tests.log.fleet import KEY, fleet, taken
 from tests.log.kinds import Nats
 from tests.transport.loops import eventually
@@ -79,6 +83,115 @@ async def test_an_append_that_is_larger_than_a_message_is_several(kind):
     middle = await kind.open().read({KEY: positions[1000]})
     assert (await taken(middle, 1))[0] == entries[1000]
     await middle.close()
+
+
+async def interleaved(kind):
+    """Two streams that were written in turns; the positions of the first one."""
+    writers = [await kind.open().claim(key) for key in (KEY, f"{KEY}-other")]
+    found = []
+    for n in range(20):
+        for writer in writers:
+            position = await writer.append([b"%d" % n])
+            found += [position] * (writer is writers[0])
+    for writer in writers:
+        await writer.close()
+    return found
+
+
+def moved(message, by):
+    """A message under another sequence, of the stream and of the consumer."""
+    words = message.reply.split(".")
+    for at in (5, 6):
+        words[at] = str(int(words[at]) + by)
+    return dataclasses.replace(message, reply=".".join(words), _metadata=None)
+
+
+class Diverged:
+    """What a server sends whose copy of a stream has others behind a message: one is not there, or is there twice."""
+
+    def __init__(self, inbox, at, by):
+        self._inbox, self._at, self._by, self._again = inbox, at, by, []
+
+    def __getattr__(self, name):
+        return getattr(self._inbox, name)
+
+    async def next_msg(self, seconds):
+        if self._again:
+            return self._again.pop()
+        message = await self._inbox.next_msg(seconds)
+        at = message.metadata.sequence.stream
+        if at == self._at and self._by < 0:
+            message = await self._inbox.next_msg(seconds)
+        elif at == self._at:
+            self._again.append(moved(message, 1))
+            return message
+        return message if at < self._at else moved(message, self._by)
+
+
+def diverge(monkeypatch, at, by, consumers):
+    """So many consumers are at such a server. Returns one entry for each that was made."""
+    made = []
+
+    async def subscribe(self, *args, subscribe=Client.subscribe, **keys):
+        inbox = await subscribe(self, *args, **keys)
+        made.append(inbox)
+        return Diverged(inbox, at, by) if len(made) <= consumers else inbox
+
+    monkeypatch.setattr(Client, "subscribe", subscribe)
+    return made
+
+
+@pytest.mark.parametrize("by", [-1, 1], ids=["one is not there", "one is there twice"])
+@pytest.mark.parametrize("consumers", [1, 2])
+async def test_a_server_that_has_others_than_its_peers_is_not_believed(kind, monkeypatch, by, consumers):
+    """As one that was cut off: it says nothing of it, and what it has is without a hole."""
+    monkeypatch.setattr(nats_reader, "ANOTHER", 0.0)
+    await kind.make()
+    written = await interleaved(kind)
+    reader = await kind.open().read({KEY: written[0], f"{KEY}-other": written[0]})
+    made = diverge(monkeypatch, written[7] >> SHIFT, by, consumers)
+    found: dict[int, bytes] = {}
+    while len(found) < 40:
+        for entry in await taken(reader, 1):
+            assert found.setdefault(entry.position, entry.data) == entry.data, "each position has one content"
+    assert [found[position] for position in written] == [b"%d" % n for n in range(20)]
+    assert len(made) == consumers + 1
+    await reader.close()
+
+
+async def test_a_reader_goes_on_where_every_server_says_the_same(kind, monkeypatch):
+    monkeypatch.setattr(nats_reader, "ANOTHER", 0.0)
+    monkeypatch.setattr(nats_reader, "MOST_TIMES", 3)
+    await kind.make()
+    written = await interleaved(kind)
+    reader = await kind.open().read({KEY: written[0]})
+    made = diverge(monkeypatch, written[7] >> SHIFT, -1, 1000)
+    found = set()
+    while b"19" not in found:
+        found |= {entry.data for entry in await taken(reader, 1)}
+    assert found == {b"%d" % n for n in range(20)} - {b"7"}
+    assert len(made) == 4
+    await reader.close()
+
+
+async def test_what_was_deleted_in_a_stream_is_missed_by_nobody(kind, monkeypatch):
+    await kind.make()
+    written = await interleaved(kind)
+    gone = written[3:15:2]
+    for position in gone:
+        await kind.api(f"STREAM.MSG.DELETE.{kind.stream}", seq=position >> SHIFT)
+    asked = []
+
+    async def api(self, subject, *args, api=Link.api, **request):
+        asked.append(request.get("deleted_details"))
+        return await api(self, subject, *args, **request)
+
+    monkeypatch.setattr(Link, "api", api)
+    reader = await kind.open().read({KEY: written[0]})
+    found = await taken(reader, 20 - len(gone))
+    assert [entry.position for entry in found] == [position for position in written if position not in gone]
+    assert asked.count(True) == 1, "what was deleted stays so"
+    await reader.close()
 
 
 async def test_what_is_no_pointer_is_none(kind):

@@ -27,7 +27,7 @@ from kvbus.parts.log.contract import (
     write_pointer,
 )
 from kvbus.parts.log.nats_client import ATTEMPT, WRONG_SEQUENCE, Link, refused
-from kvbus.parts.log.nats_reader import SHIFT, NatsReader, Pulled
+from kvbus.parts.log.nats_reader import AFTER, SHIFT, NatsReader, Pulled
 from kvbus.parts.log.place import NatsPlace
 from kvbus.parts.log.refusals import insisted
 
@@ -128,7 +128,7 @@ class NatsWriter:
         self._sent += 1
         headers = {
             "Nats-Expected-Stream": stream,
-            "Nats-Expected-Last-Subject-Sequence": str(expected),
+            AFTER: str(expected),
             "Nats-Msg-Id": f"{self._token}.{self._sent}",
         }
 

@@ -33,6 +33,15 @@ HEARTBEAT: Final = 2
 """Seconds without a message after which the server says that it is still asked. What keeps a reader's place is one of
 several servers, and may be another one than that of its connection: nobody says that it went."""
 
+AFTER: Final = "Nats-Expected-Last-Subject-Sequence"
+"""Header of a message: the sequence of the newest one of its subject when it was appended."""
+
+ANOTHER: Final = 0.5
+"""Seconds before another consumer is made where one gives messages that do not follow on each other."""
+
+MOST_TIMES: Final = 20
+"""Consumers that are made for one such message, each at any of the stream's servers."""
+
 SOON: Final = 0.01
 """Seconds for a message that is there."""
 
@@ -60,10 +69,21 @@ class Pulled:
     def __init__(self, link: Link, stream: str, start: int) -> None:
         self._link = link
         self._stream = stream
+        self._newest: dict[str, int] = {}
+        """By subject: the sequence of what was taken last."""
+        self._doubted = 0
+        """The last sequence at which a message did not follow on the one before."""
+        self._times = 0
+        """That this was so."""
+        self._believed = ""
+        """The consumer that is believed: others have said the same."""
+        self._deleted: set[int] = set()
+        """Sequences of which the stream's leader has said that they were deleted."""
         self.next = start
         """The sequence that comes next, as far as is known."""
-        self.anew = False
-        """The stream is another one than before: what it has is new, and its sequences begin at 1."""
+        self.back: int | None = None
+        """What comes next begins again at this sequence: the stream is another one than before, and has begun at 1, or
+        what was taken behind it is not what the stream has."""
         self._created = ""
         """When the stream was."""
         self._inbox: Subscription | None = None
@@ -82,7 +102,8 @@ class Pulled:
             return client, self._inbox
         info = await self._link.api(f"STREAM.INFO.{self._stream}")
         if self._created not in {"", info["created"]}:
-            self.next, self.anew = 1, True
+            self.next = self.back = 1
+            self._newest, self._deleted, self._doubted = {}, set(), 0
         self._created = info["created"]
         config = {
             "deliver_policy": "by_start_sequence",
@@ -132,20 +153,57 @@ class Pulled:
                             continue
                         found.append((self._count(message), message))
             self._listen(now())
+            return await self._following(found)
         except UnavailableError:
             self.begin_again()
             raise
-        if found:
-            self.next = found[-1][0] + 1
-        return found
 
     def _listen(self, now: float) -> None:
         if self._asked and now - self._heard > REQUEST:
             raise UnavailableError("the server that keeps the consumer says nothing")
 
+    async def _following(self, found: list[tuple[int, Msg]]) -> list[tuple[int, Msg]]:
+        """What of it follows on what was taken before; what does not is read again, by another consumer.
+
+        A message says which one of its subject was the newest before it. A server that the network had cut off may
+        have others under the same sequences as its peers, for good (seen with nats-server 2.9.10: it kept a message
+        that its peers got once more later, and lacked one behind that). Nobody says so, and a consumer may be there.
+        """
+        for number, (at, message) in enumerate(found):
+            said = (message.headers or {}).get(AFTER, "")
+            if said.isdecimal():
+                after = int(said)
+                before = self._newest.get(message.subject, min(after, at - 1))
+                if after != before and await self._doubt(at, after, before):
+                    self.next = self.back = min(after, before) + 1
+                    self.begin_again()
+                    await asyncio.sleep(ANOTHER)
+                    return found[:number]
+            self._newest[message.subject] = at
+        if found:
+            self.next = found[-1][0] + 1
+        return found
+
+    async def _doubt(self, at: int, after: int, before: int) -> bool:
+        """Whether a message is not taken because it comes after another one than was taken before."""
+        if self._believed == self._name:
+            return False
+        if at > self._doubted:
+            self._doubted, self._times = at, 0
+        self._times += 1
+        if self._times > MOST_TIMES:
+            self._believed = self._name
+            return False
+        if after > before and after not in self._deleted:
+            state = (await self._link.api(f"STREAM.INFO.{self._stream}", deleted_details=True))["state"]
+            self._deleted = set(state.get("deleted") or ())
+            return bool(after >= state["first_seq"] and after not in self._deleted)
+        return after < before
+
     def begin_again(self) -> None:
         """Have another consumer, from the next message on."""
         self._inbox = None
+        self._newest = {subject: newest for subject, newest in self._newest.items() if newest < self.next}
 
     def _judge(self, status: str) -> None:
         if status == "100":  # a heartbeat
@@ -191,8 +249,9 @@ class NatsReader:
     async def take(self, seconds: float) -> list[Entry]:
         """Take what was asked for, and ask again."""
         messages = await self.pulled.take(seconds)
-        if self.pulled.anew:
-            self._starts, self.pulled.anew = dict.fromkeys(self._starts, START), False
+        if self.pulled.back is not None:
+            begin, self.pulled.back = self.pulled.back << SHIFT, None
+            self._starts = {key: min(start, begin) for key, start in self._starts.items()}
         return [entry for at, message in messages for entry in self._of(at, message)]
 
     def _of(self, sequence: int, message: Msg) -> Iterator[Entry]:
