@@ -20,8 +20,8 @@ async def end_tasks(tasks: Iterable[asyncio.Task[Any] | None]) -> None:
     Whoever waits here may be such a task of somebody else, and be told again itself: that is passed on at once, and
     ends the wait only when the tasks have ended.
     """
-    ending = {task for task in tasks if task is not None}
-    left, told_again = ending, None
+    every = {task for task in tasks if task is not None}
+    left, told_again = every, None
     while left:
         for task in left:
             task.cancel()
@@ -30,7 +30,7 @@ async def end_tasks(tasks: Iterable[asyncio.Task[Any] | None]) -> None:
         except asyncio.CancelledError as error:
             told_again = error
         left = {task for task in left if not task.done()}
-    for task in ending:
+    for task in every:
         if not task.cancelled():
             task.exception()  # nobody else asks, and asyncio would complain of that
     if told_again is not None:
