@@ -21,20 +21,20 @@ async def end_tasks(tasks: Iterable[asyncio.Task[Any] | None]) -> None:
     ends the wait only when the tasks have ended.
     """
     every = {task for task in tasks if task is not None}
-    left, told_again = every, None
+    left, cancelled = every, None
     while left:
         for task in left:
             task.cancel()
         try:
             await asyncio.wait(left, timeout=AGAIN)
         except asyncio.CancelledError as error:
-            told_again = error
+            cancelled = error
         left = {task for task in left if not task.done()}
     for task in every:
         if not task.cancelled():
             task.exception()  # nobody else asks, and asyncio would complain of that
-    if told_again is not None:
-        raise told_again
+    if cancelled is not None:
+        raise cancelled
 
 
 async def finish(work: Coroutine[Any, Any, object], seconds: float) -> None:

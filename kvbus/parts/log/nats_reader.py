@@ -71,7 +71,7 @@ class Pulled:
         self._stream = stream
         self._newest: dict[str, int] = {}
         """By subject: the sequence of what was taken last."""
-        self._doubted = 0
+        self._contradicted = 0
         """The last sequence at which a message did not follow on the one before."""
         self._times = 0
         """That this was so."""
@@ -103,7 +103,7 @@ class Pulled:
         info = await self._link.api(f"STREAM.INFO.{self._stream}")
         if self._created not in {"", info["created"]}:
             self.next = self.back = 1
-            self._newest, self._deleted, self._doubted = {}, set(), 0
+            self._newest, self._deleted, self._contradicted = {}, set(), 0
         self._created = info["created"]
         config = {
             "deliver_policy": "by_start_sequence",
@@ -174,7 +174,7 @@ class Pulled:
             if said.isdecimal():
                 after = int(said)
                 before = self._newest.get(message.subject, min(after, at - 1))
-                if after != before and await self._doubt(at, after, before):
+                if after != before and await self._contradicts(at, after, before):
                     self.next = self.back = min(after, before) + 1
                     self.begin_again()
                     await asyncio.sleep(ANOTHER)
@@ -184,12 +184,12 @@ class Pulled:
             self.next = found[-1][0] + 1
         return found
 
-    async def _doubt(self, at: int, after: int, before: int) -> bool:
+    async def _contradicts(self, at: int, after: int, before: int) -> bool:
         """Whether a message is not taken because it comes after another one than was taken before."""
         if self._believed == self._name:
             return False
-        if at > self._doubted:
-            self._doubted, self._times = at, 0
+        if at > self._contradicted:
+            self._contradicted, self._times = at, 0
         self._times += 1
         if self._times > MOST_TIMES:
             self._believed = self._name
