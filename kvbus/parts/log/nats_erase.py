@@ -37,7 +37,9 @@ async def look(place: NatsPlace) -> Inventory:
 def _hold(found: Inventory, key: str, sequence: int, data: bytes) -> None:
     for number, record in enumerate(records_of(data)):
         position = (sequence << SHIFT) + number
-        count(found.streams.setdefault(key, Held(first=position)), position, record)
+        held = found.streams.setdefault(key, Held(first=position))
+        if position > held.last:  # what did not follow is read again, and what was taken in between with it
+            count(held, position, record)
 
 
 async def erase(place: NatsPlace, before: Inventory, keys: Collection[str], *, states_too: bool) -> list[Erased]:
