@@ -77,11 +77,11 @@ class Process:
 
     def asked(self, path: str) -> str:
         """What it answers over HTTP; nothing where it is not there yet, or not ready."""
+        assert self._running
         try:
             with urllib.request.urlopen(f"http://{self.http}{path}", timeout=30) as answer:
                 return str(answer.read().decode())
         except OSError:
-            assert self._running
             return ""
 
     def counts(self, metric: str, label: str = "reason") -> dict[str, int]:
