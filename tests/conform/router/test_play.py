@@ -104,6 +104,21 @@ async def test_a_router_that_is_wrong_is_found_out(double):
     assert report.exit_code() == 1
 
 
+class OneByOne(Double):
+    """Asked for one block after the other: it has those of the last view still when it has new ones already."""
+
+    _before: frozenset[Held] = frozenset()
+
+    async def view(self, known: Known) -> View:
+        before, self._before = self._before, (await super().view(known)).held
+        return View(before | self._before)
+
+
+async def test_a_view_in_which_the_end_is_seen_first_is_not_the_one_that_counts():
+    report = await play(OneByOne(ClearsByPod), chosen(["two-ranks", "flow"]), Settings(settle=10.0))
+    assert wrong(report) == {"two-ranks": ("broken", {"missing": 1, "dead": 0})}
+
+
 OWN_STREAM: Final = {"high-numbers", "bytes-hash", "heartbeats", "two-ranks", "two-ranks-clear", "two-ranks-restart"}
 """What cannot be tried at one stream that goes on."""
 

@@ -220,19 +220,24 @@ class Player:
         return _has(await self._adapter.view(engine.known), engine.markers)
 
     async def _judged(self, case: Case, engine: Engine) -> Result:
-        """Wait until the router holds what it must, or has had the time to."""
+        """Wait until the router holds what it must, or has had the time to.
+
+        Many routers are asked for one block after the other. So what a view shows is from before all was read, unless
+        the view before it has shown that.
+        """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._settings.settle * case.timeouts
         blocks = len(case.cache)
+        read = False
         while True:
             over = loop.time() >= deadline
-            view = await self._adapter.view(engine.known)
+            view, had_read = await self._adapter.view(engine.known), read
             read = _has(view, engine.markers)
             shown = _without_markers(view)
             found = score(case.cache, shown, engine.known)
-            if read and found == RIGHT:
+            if had_read and read and found == RIGHT:
                 return Result(Outcome.KEPT, "")
-            if over:
+            if over and (had_read or not read):
                 break
             await asyncio.sleep(_POLL_S)
         if read and engine.before_loss:
