@@ -27,8 +27,6 @@ CROWD: Final = ("/query", "/metrics", "/sources", "/livez", "/readyz")
 PROBE_EVERY: Final = 0.25
 SCRAPE_EVERY: Final = 60
 """Probes, of which one is a scrape: every 15 seconds, as the chart has it. Of a hundred sources it is 0.7 MB."""
-LATE: Final = 0.002
-"""Seconds behind its time from which on a question was kept by the one before it, and not by this client's clock."""
 BLOCKS: Final = 2048
 """Of the prompt, which a source of the bus holds."""
 
@@ -108,10 +106,13 @@ class Asker:
             self.asked.statuses[0] += 1
             await asyncio.sleep(0.01)
             return b""
-        self.asked.statuses[answer.status] += 1
-        if answer.status == 200:
-            self.asked.times.setdefault(path, []).append(monotonic() - began)
+        self._count(path, answer.status, began)
         return body
+
+    def _count(self, path: str, status: int, began: float) -> None:
+        self.asked.statuses[status] += 1
+        if status == 200:
+            self.asked.times.setdefault(path, []).append(monotonic() - began)
 
     async def run(self) -> None:
         """Ask as it was said to."""
@@ -138,11 +139,9 @@ class Asker:
     def _ask_at_rate(self, ended: threading.Event) -> None:
         """On a connection that blocks, as a router in another language asks: aiohttp's client takes 0.4 ms itself."""
         connection = http.client.HTTPConnection(self.spec.http, timeout=30)
-        times = self.asked.times.setdefault("/query", [])
         due = monotonic()
-        while not ended.wait(max(0.0, due - monotonic())):
-            late = monotonic() - due > LATE  # behind the last one: that wait counts
-            began = due if late else monotonic()
+        while not ended.wait(max(0.0, early := due - monotonic())):
+            began = monotonic() if early > 0 else due  # behind the last one: that wait counts
             try:
                 connection.request("POST", "/query", self._body, self._headers)
                 answer = connection.getresponse()
@@ -151,9 +150,7 @@ class Asker:
                 self.asked.statuses[0] += 1
                 connection.close()
             else:
-                self.asked.statuses[answer.status] += 1
-                if answer.status == 200:
-                    times.append(monotonic() - began)
+                self._count("/query", answer.status, began)
             due += 1 / self.spec.rate
         connection.close()
 
