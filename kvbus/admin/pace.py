@@ -31,6 +31,17 @@ LATELY: Final = 1.0
 BURST: Final = 0.01
 """Seconds that work may be ahead of its share of the event loop's time."""
 
+RESERVE: Final = BURST / 2
+"""The part of these that is for whoever has had next to nothing. A scrape of many sources takes all others, 0.2 s long,
+and a question beside it does not wait for what the scrape has taken."""
+
+NEXT_TO_NOTHING: Final = 0.05
+"""Seconds in which what an address has had becomes no more than :data:`LITTLE` of the time, if that is next to nothing:
+6 ms of work just now."""
+
+GIVE_WAY: Final = 0.1
+"""Seconds for which work that nobody waits for, as a sample of the history, goes behind those who ask."""
+
 TIMER: Final = 0.001
 """Seconds that a wait takes at least. uvloop's timers know no less, and a shorter one would come again and again before
 its time. What it takes too much is not lost, since work may be ahead by :data:`BURST`."""
@@ -40,8 +51,10 @@ REQUEST: Final = 0.0003
 
 T = TypeVar("T")
 
-client: Final[ContextVar[str]] = ContextVar("client", default="")
-"""The address of whoever asks."""
+NOBODY: Final = ""
+
+client: Final[ContextVar[str]] = ContextVar("client", default=NOBODY)
+"""The address of whoever asks; :data:`NOBODY` of work that is done unasked."""
 
 Asking = tuple[str, bool]
 """An address, and whether it probes."""
@@ -51,7 +64,8 @@ class Pace:
     """All pieces of work together get a share of the loop's time, and each is in a turn of its own.
 
     The address goes first that has had least lately, and its probes are apart from what else it asks. So whoever asks
-    now and then does not wait behind a crowd at another address, nor for the time that a crowd has used up.
+    now and then does not wait behind a crowd at another address, nor for the time that a crowd has used up. What nobody
+    asks for goes last, for a while.
     """
 
     def __init__(self) -> None:
@@ -59,6 +73,7 @@ class Pace:
         self._share_used_until = 0.0
         self._most_used_until = 0.0
         self._little_used_until: dict[Asking, float] = {}
+        self._unasked_since = 0.0
         self._next: asyncio.Handle | None = None
         self._at_work = False
 
@@ -71,15 +86,7 @@ class Pace:
             first: it is the first one of a request, for which what each request takes is counted.
         """
         asking = client.get(), probe
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(asking, deque()).append(turn)
-        self._go_on()
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # its turn has come, and it does not need it
-                self._end()
-            raise
+        await self._turn(asking)
         begun = time.perf_counter()
         try:
             yield
@@ -96,6 +103,29 @@ class Pace:
                 except StopIteration as done:
                     return done.value  # type: ignore[no-any-return]
 
+    async def _turn(self, asking: Asking) -> None:
+        """Wait for a turn of the loop in which no other piece has its own."""
+        now = time.perf_counter()
+        if not self._at_work and not self._waiting and self._due(asking, now) <= now:
+            self._at_work = True
+            try:
+                await asyncio.sleep(0)  # the loop's other work first
+            except asyncio.CancelledError:
+                self._end()
+                raise
+            return
+        if asking not in self._waiting and asking[0] == NOBODY:
+            self._unasked_since = now
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(asking, deque()).append(turn)
+        self._go_on()
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():  # its turn has come, and it does not need it
+                self._end()
+            raise
+
     def _took(self, asking: Asking, begun: float, took: float) -> None:
         self._share_used_until = max(begun, self._share_used_until) + took / SHARE
         self._most_used_until = max(begun, self._most_used_until) + took / MOST
@@ -103,14 +133,21 @@ class Pace:
         known[asking] = known.get(asking, begun) + took / LITTLE
         self._little_used_until = known
 
-    def _had(self, asking: Asking) -> float:
-        """When what an address has had will be no more than :data:`LITTLE` of the time since it began."""
-        return self._little_used_until.get(asking, 0.0)
+    def _had(self, asking: Asking, now: float) -> float:
+        """Seconds until what an address has had is no more than :data:`LITTLE` of the time since it began."""
+        return max(0.0, self._little_used_until.get(asking, 0.0) - now)
 
-    def _due(self, asking: Asking) -> float:
+    def _due(self, asking: Asking, now: float) -> float:
         """When the next piece of an address may have its turn."""
-        share, little = self._share_used_until - BURST, self._had(asking) - LATELY
-        return max(min(share, little), self._most_used_until - BURST)
+        had = self._had(asking, now)
+        share, little = self._share_used_until - BURST, now + had - LATELY
+        most = self._most_used_until - (BURST if had <= NEXT_TO_NOTHING else BURST - RESERVE)
+        return max(min(share, little), most)
+
+    def _place(self, asking: Asking, now: float) -> float:
+        """Of those that wait, that of the lowest goes first."""
+        had = self._had(asking, now)
+        return had if asking[0] != NOBODY else max(had, self._unasked_since + GIVE_WAY - now)
 
     def _end(self) -> None:
         self._at_work = False
@@ -123,15 +160,16 @@ class Pace:
             return
         if self._next is not None:
             self._next.cancel()
-        wait = min(map(self._due, self._waiting)) - time.perf_counter()
+        now = time.perf_counter()
+        wait = min(self._due(each, now) for each in self._waiting) - now
         self._next = asyncio.get_running_loop().call_later(max(wait, TIMER) if wait > 0 else 0, self._give)
 
     def _give(self) -> None:
-        """Give its turn to the next piece of the address that has had least lately."""
+        """Give its turn to the next piece of the address whose place is the first one."""
         self._next = None
         now = time.perf_counter()
-        while not self._at_work and (due := [each for each in self._waiting if self._due(each) <= now]):
-            asking = min(due, key=self._had)
+        while not self._at_work and (due := [each for each in self._waiting if self._due(each, now) <= now]):
+            asking = min(due, key=lambda each: self._place(each, now))
             turns = self._waiting.pop(asking)
             turn = turns.popleft()
             if turns:

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from kvbus.admin import query_index as module
-from kvbus.admin.pace import Pace
+from kvbus.admin.pace import Pace, client
 from kvbus.admin.query_index import QueryIndex
 from kvbus.core.blocks.announce import announce
 from kvbus.core.blocks.prefix_index import PrefixIndex, medium_of
@@ -230,6 +230,7 @@ async def test_it_is_built_in_turns_with_those_who_ask(monkeypatch):
     monkeypatch.setattr(module, "medium_of", read)
 
     async def crowd():
+        client.set("crowd")
         while live.index is None:
             async with pace.piece():
                 order.append("asked")

@@ -4,7 +4,8 @@ Every run has a bus of its own with a filled index, a live stream at a rate, and
 take turns: nobody else asks; nobody again, which says how much two equal runs differ here; questions at a rate, in each
 form, and those with nothing to look up, which are the floor; a crowd.
 On two cores all of them share one with engine and router, and kvbus has the other to itself. So engine and router go
-before clients, and the crowd is polite (nice) besides: the time that somebody waits for this core is not kvbus's.
+first, then whoever asks at a rate, and the crowd is polite (nice): the time that somebody waits for this core is not
+kvbus's.
 """
 
 from __future__ import annotations
@@ -129,12 +130,15 @@ def _measure(case: str, blocks: int, seconds: int) -> Noticed:
     with running(setup) as processes:
         probe = processes.asker(asker.Spec(processes.http, "probe", setup.load))
         for each in (processes.engine, processes.routers):
-            go_first(each.pid)
+            go_first(each.pid, 2)
         others = []
         if (how := CASES[case]) is not None:
             kind, form = how
             nice = 19 if kind == "crowd" else 0
-            others = [processes.asker(asker.Spec(processes.http, kind, setup.load, QUESTIONS, CLIENTS, nice, form))]
+            asking = processes.asker(asker.Spec(processes.http, kind, setup.load, QUESTIONS, CLIENTS, nice, form))
+            if kind == "questions":
+                go_first(asking.pid, 1)
+            others = [asking]
         for child in (probe, *others):
             child.tell("run")
         result = processes.run()

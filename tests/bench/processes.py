@@ -30,11 +30,14 @@ def pin(*cores: int) -> None:
     os.sched_setaffinity(0, cores or CORES)
 
 
-def go_first(pid: int) -> None:
-    """Let a process run before ordinary ones on its core at once, not at the end of their turn; only root may say so."""
+def go_first(pid: int, priority: int = 1) -> None:
+    """Let a process run before ordinary ones on its core at once, not at the end of their turn; only root may say so.
+
+    Of two such processes the one of the higher priority goes before the other.
+    """
     for task in Path(f"/proc/{pid}/task").iterdir():
         with contextlib.suppress(PermissionError):
-            os.sched_setscheduler(int(task.name), os.SCHED_RR, os.sched_param(1))
+            os.sched_setscheduler(int(task.name), os.SCHED_RR, os.sched_param(priority))
 
 
 def cpu_seconds(pid: int) -> float:
