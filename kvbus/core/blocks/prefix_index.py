@@ -269,7 +269,7 @@ class PrefixIndex(Generic[W]):
     def read_ahead(
         self, tokens: Tokens, *, lora: Adapter = None, salt: str | None = None, blocks: int = AHEAD
     ) -> Generator[None, None, Read]:
-        """Get ready for :meth:`matches`, so many blocks at a time.
+        """Get ready for :meth:`matches`, so many blocks at a time; up to so many last ones are left to it.
 
         Most of what a look-up takes is that places of blocks are in no cache of the processor. So they are looked up
         before, and what is found does not count: with them in a cache, all of them are looked up in half the time.
@@ -283,23 +283,25 @@ class PrefixIndex(Generic[W]):
             labels: list[Label] = []
             rest = asked(tokens, shape, salt)
             read[shape] = labels, rest
-            while some := list(islice(rest, blocks)):
+            some = list(islice(rest, blocks))
+            while more := list(islice(rest, blocks)):
                 labels += some
                 path = self._tree.path(node, some)
+                some = more
                 yield
-                if len(path) < len(some):
+                if len(path) < blocks:
                     break
                 node = path[-1]
+            labels += some
         return read
 
     def read_ahead_named(self, hashes: Sequence[Hash], blocks: int = AHEAD) -> Generator[None, None, None]:
         """The same for :meth:`named`."""
         node = 0
-        for first in range(0, len(hashes), blocks):
-            some = hashes[first : first + blocks]
-            path = self._tree.path_named(node, some)
+        for first in range(0, len(hashes) - blocks, blocks):
+            path = self._tree.path_named(node, hashes[first : first + blocks])
             yield
-            if len(path) < len(some):
+            if len(path) < blocks:
                 break
             node = path[-1]
 
