@@ -46,6 +46,9 @@ LIMITS: Final = {
 }
 """Loads with a bound, in microseconds of CPU a block."""
 
+SCALED: Final = ("2x1", "2x4", "64x1", "8x8")
+"""Loads of a full cache: batches about as vLLM's and SGLang's usual ones, and large ones. The last has a bound."""
+
 
 def yardstick() -> float:
     """Nanoseconds for one turn of a fixed loop of plain Python: the best of five."""
@@ -161,19 +164,21 @@ def measure_memory(load: str, blocks: int, *, wide: bool) -> dict[str, float]:
     return {"bytes_per_block": grown / (batches * events * per_event)}
 
 
-def measure_scale(live: int, operations: int) -> dict[str, float]:
+def measure_scale(live: int, operations: int, load: str) -> dict[str, float]:
     """Microseconds for one block stored or removed while the index stays at ``live`` blocks."""
-    driver = Driver(mixed(8, 8, live))
-    filling = driver.feed(live // 64)
+    events, per_event = map(int, load.split("x"))
+    per_batch = events * per_event
+    driver = Driver(mixed(events, per_event, live))
+    filling = driver.feed(live // per_batch)
     reached = driver.live
     driver.slowest_ns = 0
-    batches = operations // 64
+    batches = operations // per_batch
     spent = driver.feed(batches)
     driver.check(None)
     assert abs(driver.live - reached) <= 4096, (reached, driver.live)
     return {
         "live": driver.live,
-        "us_per_operation": spent / (batches * 64) / 1000,
+        "us_per_operation": spent / (batches * per_batch) / 1000,
         "us_per_block_filling": filling / reached / 1000,
         "slowest_slice_ms": driver.slowest_ns / 1e6,
     }
@@ -283,32 +288,39 @@ def _memory(section: Section, blocks: int, runs: int) -> None:
 
 def _scale(section: Section, large: int, operations: int, runs: int) -> None:
     small = 10_000
-    found: dict[int, list[dict[str, float]]] = {small: [], large: []}
-    for i in range(runs):
-        for live in (small, large) if i % 2 == 0 else (large, small):
-            found[live].append(child("scale", live, operations))
-    ratio = Series(
-        [b["us_per_operation"] / a["us_per_operation"] for a, b in zip(found[small], found[large], strict=True)], "x"
-    )
-    section.targets.append(Target("scale", f"cost a block at {large:,} live blocks, against {small:,}", ratio, 1.25))
     table = Table(
-        "A full cache (4 stores and 4 removals of 8 blocks a batch)",
+        "A full cache: half of a batch's events store and half remove",
         [
+            "a batch's events x blocks",
             "live blocks",
             "us a block stored or removed",
             "spread",
             f"slowest {SLICE} batches, ms",
             "us a block while filling",
+            f"by {small:,} live blocks",
+            "spread",
         ],
     )
-    for live, results in found.items():
-        each = Series([result["us_per_operation"] for result in results])
-        slowest = Series([result["slowest_slice_ms"] for result in results])
-        filling = Series([result["us_per_block_filling"] for result in results])
-        table.add(f"{live:,}", each.median, each.spread, slowest.median, filling.median)
+    for load in SCALED:
+        found: dict[int, list[dict[str, float]]] = {small: [], large: []}
+        for i in range(runs):
+            for live in (small, large) if i % 2 == 0 else (large, small):
+                found[live].append(child("scale", live, operations, load))
+        times = {live: [result["us_per_operation"] for result in results] for live, results in found.items()}
+        for live, results in found.items():
+            each, ratio = Series(times[live]), ratios(times[live], times[small])
+            slowest = Series([result["slowest_slice_ms"] for result in results])
+            filling = Series([result["us_per_block_filling"] for result in results])
+            table.add(
+                load, f"{live:,}", each.median, each.spread, slowest.median, filling.median, ratio.median, ratio.spread
+            )
+        if load == SCALED[-1]:
+            what = f"cost a block at {large:,} live blocks, against {small:,}"
+            section.targets.append(Target("scale", what, ratios(times[large], times[small]), 1.25))
     section.tables.append(table)
     floor = {
-        live: Series([child("floor", live, operations)["us_per_operation"] for _ in range(runs)]) for live in found
+        live: Series([child("floor", live, operations)["us_per_operation"] for _ in range(runs)])
+        for live in (small, large)
     }
     section.notes.append(
         f"A plain dictionary alone, one number out and one in, without anything else: {floor[small].median:.3g} us an "
@@ -329,7 +341,7 @@ def main(arguments: list[str]) -> None:
     elif what == "floor":
         result = measure_floor(int(rest[0]), int(rest[1]))
     else:
-        result = measure_scale(int(rest[0]), int(rest[1]))
+        result = measure_scale(int(rest[0]), int(rest[1]), rest[2])
     json.dump(result, sys.stdout)
 
 

@@ -205,7 +205,7 @@ def test_a_router_counts_what_is_missing_and_what_comes_again(tmp_path):
         (("cost", "8x8-0.33", 6400), "us_per_block"),
         (("recorded", "vllm-map", 100), "us_per_block"),
         (("memory", "1x1", 20_000, 0), "bytes_per_block"),
-        (("scale", 10_000, 12_800), "us_per_operation"),
+        (("scale", 10_000, 12_800, "8x8"), "us_per_operation"),
     ],
 )
 def test_the_core_is_measured_in_a_process_of_its_own(arguments, found):
