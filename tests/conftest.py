@@ -62,12 +62,13 @@ def _running(there: object, missing: str, make: Callable[[Path], Started], direc
     if not there:
         pytest.skip(missing)
     what = make(directory)
+    for each in what.members if isinstance(what, clusters.Cluster) else [what]:
+        each.of_session = True
     try:
         what.start()
         yield what
     finally:
-        with budget.ends_servers():
-            what.kill()
+        what.kill()
 
 
 @pytest.fixture(scope="session")

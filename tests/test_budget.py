@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 import tomllib
 from pathlib import Path
@@ -9,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.budget import FILE, FLOOR, cpu_seconds, directory_of, ends_servers, over_budget, slowness
+from tests.log.server import Server
 from tests.long import LONG
+from tests.ports import free_port
 
 pytest_plugins = ["pytester"]
 
@@ -65,6 +68,33 @@ def test_what_servers_of_the_session_used_is_no_test_s_own(monkeypatch: pytest.M
             pass
     assert sum(apart) >= 0.15
     assert cpu_seconds() - begin < 0.1
+
+
+SERVER = """
+import socket, sys, time
+while time.process_time() < 0.5:
+    pass
+here = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+while True:
+    here.accept()
+"""
+
+
+def test_a_test_that_ends_a_server_of_the_session_is_not_charged_for_the_tests_before(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tests.budget._of_no_test", [])
+    charged = {}
+    for of_session in (False, True):
+        port = free_port()
+        server = Server(tmp_path, port, [sys.executable, "-c", SERVER, str(port)])
+        server.of_session = of_session
+        server.start()
+        begin = cpu_seconds()
+        server.kill()
+        charged[of_session] = cpu_seconds() - begin
+    assert charged[False] >= 0.4
+    assert charged[True] < 0.1
 
 
 def test_every_directory_of_tests_has_a_budget() -> None:

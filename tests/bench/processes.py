@@ -30,7 +30,7 @@ def pin(*cores: int) -> None:
     os.sched_setaffinity(0, cores or CORES)
 
 
-def go_first(pid: int, priority: int = 1) -> None:
+def go_first(pid: int, priority: int) -> None:
     """Let a process run before ordinary ones on its core at once, not at the end of their turn; only root may say so.
 
     Of two such processes the one of the higher priority goes before the other.

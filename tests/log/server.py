@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.budget import ends_servers
 from tests.children import Watch
 
 KILL = signal.SIGKILL
@@ -59,6 +60,8 @@ class Server:
         self._patience = patience
         self._process: subprocess.Popen[bytes] | None = None
         self._watch: Watch | None = None
+        self.of_session = False
+        """What it has used is no test's own, whichever of them ends it."""
 
     @property
     def address(self) -> str:
@@ -125,7 +128,8 @@ class Server:
         """End it, at once or as it likes to end."""
         if self._process is not None:
             os.kill(self.pid, number)
-            self._process.wait(self._patience)
+            with ends_servers() if self.of_session else contextlib.nullcontext():
+                self._process.wait(self._patience)
             while self._answers():  # `timeout` is gone, the server goes
                 time.sleep(0.01)
             self._process = None
