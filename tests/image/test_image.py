@@ -229,12 +229,21 @@ def test_the_state_outlives_the_container(podman: Podman, name: str, tmp_path: P
     state.mkdir(mode=0o700)
     place = Contained(tmp_path, state_dir=state_dir)
     volume = ("--volume", f"{state}:/var/lib/kvbus:U")
+
+    def generation() -> list[str]:
+        """The files of a state with nothing half-written: a bus is ready before its first checkpoint is there."""
+        names = sorted(path.name for path in state.rglob("state-*.*"))
+        return names if [Path(name).suffix for name in names] == [".dump", ".log"] else []
+
+    async def a_generation_after(last: list[str]) -> list[str]:
+        place.run(podman, name, *volume)
+        await place.up(podman, name)
+        await eventually(lambda: generation() not in ([], last), "a checkpoint with its log, and nothing else")
+        return generation()
+
     with asyncio.Runner() as runner:
-        place.run(podman, name, *volume)
-        runner.run(place.up(podman, name))
+        first = runner.run(a_generation_after([]))
         podman("rm", "--force", "--time", "10", name)
-        place.run(podman, name, *volume)
-        runner.run(place.up(podman, name))
-    assert sorted(path.suffix for path in state.rglob("state-*.*")) == [".dump", ".log"]
+        runner.run(a_generation_after(first))
     assert "kvbus_state_refused_total 0.0" in place.get("/metrics")[1]
     assert "kvbus_state_writing 1.0" in place.get("/metrics")[1]
