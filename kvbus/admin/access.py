@@ -142,12 +142,13 @@ class Access:
     def refusal(self, request: web.Request) -> HttpRefusal | None:
         """Return why a request is not one of this machine's own; None if it is."""
         # Check both ends: a service mesh's proxy sends everybody's requests from 127.0.0.6 to the pod's address.
-        ends = (request.get_extra_info("peername"), request.get_extra_info("sockname"))
-        if not all(end and is_loopback(end[0]) for end in ends):
-            return HttpRefusal.PEER
-        names = {name.lower() for name in request.headers}
-        if names & _FORWARDING or any(name.startswith("x-forwarded-") for name in names):
-            return HttpRefusal.FORWARDED
+        for name in ("peername", "sockname"):
+            end = request.get_extra_info(name)
+            if not end or not is_loopback(end[0]):
+                return HttpRefusal.PEER
+        for name in map(str.lower, request.headers):
+            if name in _FORWARDING or name.startswith("x-forwarded-"):
+                return HttpRefusal.FORWARDED
         hosts = request.headers.getall("Host", [])
         if len(hosts) != 1 or not self._is_local(hosts[0]):
             return HttpRefusal.HOST

@@ -7,7 +7,6 @@ however many ask, and an answer that has not ended is in it so far.
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from contextvars import ContextVar
 from typing import Final
 
@@ -51,7 +50,7 @@ class ContentLog:
 
     def __init__(self) -> None:
         self._open: set[Reading] = set()
-        self._read: dict[tuple[str, str, int], Counter[str]] = {}
+        self._read: dict[tuple[str, str, int], dict[str, int]] = {}
         self._next = 0.0
 
     def begin(self, caller: str, path: str) -> Reading:
@@ -89,6 +88,8 @@ class ContentLog:
         key = (reading.caller, reading.path, reading.status)
         if key not in self._read and len(self._read) >= MAX_LINES:
             self._write()
-        amounts = self._read.setdefault(key, Counter(answers=0, blocks=0, bytes=0))
-        amounts.update(answers=answers, blocks=reading.blocks, bytes=reading.bytes)
+        amounts = self._read.setdefault(key, {"answers": 0, "blocks": 0, "bytes": 0})
+        amounts["answers"] += answers
+        amounts["blocks"] += reading.blocks
+        amounts["bytes"] += reading.bytes
         reading.blocks = reading.bytes = 0

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import ssl
 import time
-from collections.abc import AsyncIterator, Generator
+from collections.abc import Generator
 from typing import Final, Protocol, cast
 
 import msgspec
@@ -186,14 +186,11 @@ class AdminServer:
 
         return answer
 
-    @contextlib.asynccontextmanager
-    async def _turn(self, request: web.Request, *, probe: bool = False) -> AsyncIterator[None]:
+    def _turn(self, request: web.Request, *, probe: bool = False) -> contextlib.AbstractAsyncContextManager[None]:
         """The first piece of a request."""
         limits = None if probe else self.connections
-        async with contextlib.AsyncExitStack() as stack:
-            with contextlib.nullcontext() if limits is None else limits.waiting(request.transport):
-                await stack.enter_async_context(self._pace.piece(probe=probe, first=True))
-            yield
+        waiting = None if limits is None else limits.waiting(request.transport)
+        return self._pace.piece(probe=probe, first=True, waiting=waiting)
 
     def _status(self, handler: Handler) -> Handler:
         """Guard a handler whose answer has no content: a configuration may close it."""

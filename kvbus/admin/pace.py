@@ -78,30 +78,44 @@ class Pace:
         self._at_work = False
 
     @contextlib.asynccontextmanager
-    async def piece(self, *, probe: bool = False, first: bool = False) -> AsyncIterator[None]:
+    async def piece(
+        self,
+        *,
+        probe: bool = False,
+        first: bool = False,
+        waiting: contextlib.AbstractContextManager[None] | None = None,
+    ) -> AsyncIterator[None]:
         """Wait for the turn of a piece of work, which must not wait for anything itself.
 
         Args:
             probe: it answers a probe.
             first: it is the first one of a request, for which what each request takes is counted.
+            waiting: entered until its turn has come.
         """
         asking = client.get(), probe
-        await self._turn(asking)
+        if waiting is None:
+            await self._turn(asking)
+        else:
+            with waiting:
+                await self._turn(asking)
         begun = time.perf_counter()
         try:
             yield
         finally:
-            self._took(asking, begun, time.perf_counter() - begun + (REQUEST if first else 0.0))
-            self._end()
+            self._end(asking, begun, REQUEST if first else 0.0)
 
     async def in_turns(self, work: Generator[None, None, T]) -> T:
         """The result of work whose steps are a piece each."""
+        asking = client.get(), False
         while True:
-            async with self.piece():
-                try:
-                    next(work)
-                except StopIteration as done:
-                    return done.value  # type: ignore[no-any-return]
+            await self._turn(asking)
+            begun = time.perf_counter()
+            try:
+                next(work)
+            except StopIteration as done:
+                return done.value  # type: ignore[no-any-return]
+            finally:
+                self._end(asking, begun)
 
     async def _turn(self, asking: Asking) -> None:
         """Wait for a turn of the loop in which no other piece has its own."""
@@ -111,7 +125,7 @@ class Pace:
             try:
                 await asyncio.sleep(0)  # the loop's other work first
             except asyncio.CancelledError:
-                self._end()
+                self._give_back()
                 raise
             return
         if asking not in self._waiting and asking[0] == NOBODY:
@@ -123,15 +137,18 @@ class Pace:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():  # its turn has come, and it does not need it
-                self._end()
+                self._give_back()
             raise
 
-    def _took(self, asking: Asking, begun: float, took: float) -> None:
+    def _end(self, asking: Asking, begun: float, more: float = 0.0) -> None:
+        """Count what a piece took, and ``more``."""
+        took = time.perf_counter() - begun + more
         self._share_used_until = max(begun, self._share_used_until) + took / SHARE
         self._most_used_until = max(begun, self._most_used_until) + took / MOST
         known = {each: until for each, until in self._little_used_until.items() if until > begun}
         known[asking] = known.get(asking, begun) + took / LITTLE
         self._little_used_until = known
+        self._give_back()
 
     def _had(self, asking: Asking, now: float) -> float:
         """Seconds until what an address has had is no more than :data:`LITTLE` of the time since it began."""
@@ -149,7 +166,8 @@ class Pace:
         had = self._had(asking, now)
         return had if asking[0] != NOBODY else max(had, self._unasked_since + GIVE_WAY - now)
 
-    def _end(self) -> None:
+    def _give_back(self) -> None:
+        """End a turn."""
         self._at_work = False
         let_threads_run()
         self._go_on()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Generator, Sequence
-from typing import Final
+from typing import Final, cast
 
 import msgspec
 
@@ -52,9 +52,9 @@ def names_of(hashes: Sequence[int | str]) -> Generator[None, None, list[list[Has
 
 def _as_numbers(hashes: Sequence[int | str]) -> Sequence[int] | None:
     """All as integers of 64 bits, None if that is not what they are."""
-    texts = str in map(type, hashes)
     try:
-        numbers = (_decimal(hashes) or _any(hashes)) if texts else msgspec.convert(hashes, list[int])
+        texts = str in map(type, hashes)
+        numbers = (_decimal(hashes) or _any(hashes)) if texts else cast("Sequence[int]", hashes)
     except ValueError:  # a comma of its own
         return None
     return numbers if numbers and min(numbers) >= -(2**63) and max(numbers) < 2**64 else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import re
 from dataclasses import dataclass
@@ -39,6 +40,7 @@ class Address:
         return self.is_ipc or is_loopback(self.host)
 
 
+@functools.lru_cache(maxsize=256)  # the admin port asks three times for each request
 def is_loopback(host: str) -> bool:
     """Return whether only this machine (or pod) has this host name or address, IPv4 mapped to IPv6 included.
 

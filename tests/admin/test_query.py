@@ -16,8 +16,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from kvbus.admin import http, query_body, query_index, query_text
 from kvbus.admin import query as module
-from kvbus.admin import query_body, query_index, query_text
 from kvbus.admin.pace import Pace
 from kvbus.admin.query_text import Texts
 from kvbus.core.blocks.prefix_index import PrefixIndex
@@ -121,12 +121,13 @@ async def test_who_holds_the_longest_prefix_by_tokens_and_by_hashes():
 async def test_a_source_with_names_of_its_own_is_asked_in_a_turn_of_its_own(monkeypatch):
     """A hundred of them take longer than the stream may wait."""
     turns = []
-    piece = Pace.piece
 
-    def counted(pace, **more):
-        turns.append(True)
-        return piece(pace, **more)
+    class Watched(Pace):
+        async def _turn(self, asking):
+            await super()._turn(asking)
+            turns.append(asking)
 
+    monkeypatch.setattr(http, "Pace", Watched)
     async with asking(*FIRST, store([77], tokens=TOKENS[:SIZE])) as here:
         whole = {"results": [{"matches": [BEST]}], "incomplete": []}
         assert await here.ask(hashes=[LARGE, 2, 3]) == whole
@@ -134,7 +135,6 @@ async def test_a_source_with_names_of_its_own_is_asked_in_a_turn_of_its_own(monk
             "results": [{"matches": [BEST | {"blocks": 4, "tokens": 4 * SIZE, "tiers": {"CPU": 1, "GPU": 4}}]}],
             "incomplete": [],
         }
-        monkeypatch.setattr(Pace, "piece", counted)
         least = []
         for seconds in (60.0, 0.0):
             monkeypatch.setattr(module, "SLICE", seconds)
