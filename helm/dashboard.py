@@ -598,10 +598,12 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
             (f"kvbus_query_index_blocks{{{TARGET}}}", "{{instance}}"),
         ),
         graph(
-            "Text of questions",
+            "Kept of questions",
             "bytes",
-            "Token ids that /query was asked for as JSON lately, which need not be read again: at most 16 MiB.",
-            (f"kvbus_query_text_bytes{{{TARGET}}}", "{{instance}}"),
+            "Token ids that /query was asked for as JSON lately, which need not be read again, and where prompts are "
+            "in the tree: at most 16 MiB each.",
+            (f"kvbus_query_text_bytes{{{TARGET}}}", "{{instance}} text"),
+            (f"kvbus_query_path_bytes{{{TARGET}}}", "{{instance}} places"),
         ),
         panel("table", "Versions", "short", "", (f"kvbus_build_info{{{TARGET}}}", "")),
     ],

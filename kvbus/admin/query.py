@@ -23,10 +23,9 @@ from kvbus.admin.query_index import SLICE, QueryIndex
 from kvbus.admin.views import Analytics, analytics_entry
 from kvbus.config import Config
 from kvbus.core.blocks.prefix_index import Match, PrefixIndex
-from kvbus.core.blocks.prefix_labels import Tokens
+from kvbus.core.blocks.prefix_labels import Tokens, packed
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.settings import State
-from kvbus.core.source import Source
 from kvbus.core.stats import ProcessStats
 from kvbus.core.types import DEVICE_MEDIUM
 from kvbus.telemetry.readings import read_analytics
@@ -159,7 +158,7 @@ class Queries:
         if analytics or not queries:
             async with self._pace.piece():
                 if not queries:
-                    self._look(unsure)
+                    self._held_now({}, unsure)
                 caches = self._analytics() if analytics else None
         await asyncio.sleep(0)  # the loop's other work first
         return Answer(results, list(unsure.values()), caches)
@@ -187,11 +186,10 @@ class Queries:
     def _held_by_tokens(
         self, index: PrefixIndex[int], tokens: Tokens, query: Query, unsure: Unsure
     ) -> Generator[None, None, list[Held]]:
+        if not isinstance(tokens, bytes):
+            tokens = packed(tokens)
         read = yield from index.read_ahead(tokens, lora=query.lora, salt=query.salt)
-        matches = index.matches(tokens, lora=query.lora, salt=query.salt, read=read)
-        standing = self._look(unsure)
-        yield
-        return [self._named(standing[slot], match) for slot, match in matches.items()]
+        return self._held_now(index.matches(tokens, lora=query.lora, salt=query.salt, read=read), unsure)
 
     def _held_by_name(
         self, index: PrefixIndex[int], hashes: Sequence[int | str], unsure: Unsure
@@ -201,36 +199,32 @@ class Queries:
         for names in (yield from names_of(hashes)):
             yield from index.read_ahead_named(names)
             matches, others = index.named(names)
-            standing = self._look(unsure)
-            yield
-            held += [self._named(standing[slot], match) for slot, match in matches.items()]
+            held += self._held_now(matches, unsure)
             begun = time.perf_counter()
             for slot in others:
                 if time.perf_counter() - begun >= SLICE:
                     yield
                     begun = time.perf_counter()
-                of_its_own = _standing(self._observed.relay.sources[slot], unsure)
                 match = index.named_by(slot, names)
-                if match is not None:
-                    held.append(self._named(of_its_own, match))
+                held += self._held_of([slot], {} if match is None else {slot: match}, unsure)
         return held
 
-    def _look(self, unsure: Unsure) -> list[Standing]:
-        """The sources as they are now, by slot; those that may hold more are noted."""
-        return [_standing(source, unsure) for source in self._observed.relay.sources]
+    def _held_now(self, matches: dict[int, Match], unsure: Unsure) -> list[Held]:
+        """What sources hold, in the turn in which it was looked up; those of all that may hold more are noted."""
+        return self._held_of(range(len(self._observed.relay.sources)), matches, unsure)
 
-    def _named(self, standing: Standing, match: Match) -> Held:
-        return Held(
-            standing.source,
-            standing.rank,
-            self._observed.config.worker,
-            match.blocks,
-            match.blocks * match.block_size,
-            match.block_size,
-            match.tiers,
-            standing.state,
-            standing.partial,
-        )
+    def _held_of(self, slots: Sequence[int], matches: dict[int, Match], unsure: Unsure) -> list[Held]:
+        sources, worker = self._observed.relay.sources, self._observed.config.worker
+        held = []
+        for slot in slots:
+            source = sources[slot]
+            label, rank, partial, state = source.spec.label, source.rank, source.partial, source.state
+            if (partial or state is not State.LIVE) and not source.gone:
+                unsure[label, rank] = Standing(label, rank, state, partial)
+            if slot in matches:
+                blocks, size, tiers = matches[slot]
+                held.append(Held(label, rank, worker, blocks, blocks * size, size, tiers, state, partial))
+        return held
 
     def _analytics(self) -> list[Cache]:
         return [
@@ -240,14 +234,6 @@ class Queries:
                 for slot, reading in read_analytics(self._observed.relay).items()
             )
         ]
-
-
-def _standing(source: Source, unsure: Unsure) -> Standing:
-    """A source as it is now; one that may hold more is noted."""
-    each = Standing(source.spec.label, source.rank, source.state, source.partial)
-    if not source.gone and (each.partial or each.state is not State.LIVE):
-        unsure[each.source, each.rank] = each
-    return each
 
 
 def _worth(held: Held) -> tuple[int, int, int]:

@@ -110,17 +110,18 @@ class QueryIndex:
             while time.monotonic() - self._asked < self._idle:
                 busy = self._growing.collect(FREED)
                 self._stats.query_index_blocks = len(self._growing)
+                self._stats.query_path_bytes = self._growing.paths_size
                 await asyncio.sleep(FREE_EVERY if busy else self._idle / 10)
         finally:
             self._relay.follow(None)
             self.index = None
-            self._stats.query_index_blocks = 0
+            self._stats.query_index_blocks = self._stats.query_path_bytes = 0
             self.texts.forget()
         for slot in self._growing.workers:
             self._growing.clear(slot)
         busy = True
         while busy:
-            busy = self._growing.collect(FREED)
+            busy = self._growing.collect(FREED) or self._growing.forget(FREED)
             await asyncio.sleep(FREE_EVERY)
 
     def _read(self, slot: int) -> Generator[None, None, None]:

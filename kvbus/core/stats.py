@@ -158,6 +158,7 @@ class ProcessStats:
         self.query_index_blocks = 0
         """Blocks in the tree that answers ``/query``; 0 while there is none."""
         self.query_text_bytes = 0
+        self.query_path_bytes = 0
         """Bytes of token ids that were asked for as JSON lately, as text and packed; 0 while there is no tree."""
         self.queries: Counter[str] = Counter()
         """Requests of ``/query`` by outcome: answered, or why not."""

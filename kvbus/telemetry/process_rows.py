@@ -147,6 +147,11 @@ PROCESS: Final[tuple[Row[ProcessStats], ...]] = (
         "Bytes of token ids that were asked for as JSON lately, as text and packed.",
         lambda p: p.query_text_bytes,
     ),
+    one(
+        "query_path_bytes",
+        "Bytes of the places in that tree of prompts that were asked for lately.",
+        lambda p: p.query_path_bytes,
+    ),
     by(
         "outcome",
         "query_requests_total",

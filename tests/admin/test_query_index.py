@@ -166,9 +166,14 @@ async def test_it_is_dropped_when_nobody_asks_and_built_again():
     assert stats.query_index_blocks == 2
     assert list(live.texts.in_pieces(b'{"tokens": [1]}', 1)) == []
     assert stats.query_text_bytes
+    index = live.index
+    assert index is not None
+    index.matches([100, 101, 102, 103])
+    await eventually(lambda: stats.query_path_bytes == index.paths_size > 0, "its size counted")
     await eventually(lambda: live.index is None, "the tree dropped")
+    await eventually(lambda: index.paths_size == 0, "prompts forgotten")
     assert list(live.texts.in_pieces(b'{"tokens": [2]}', 1)) == []
-    assert (stats.query_index_blocks, stats.query_text_bytes) == (0, 0)
+    assert (stats.query_index_blocks, stats.query_text_bytes, stats.query_path_bytes) == (0, 0, 0)
     engines.store(1, (1,))  # nobody takes it in
     assert (await whole(live)).longest_prefix([100, 101, 102, 103]) == {0: 1, 1: 1}
     await live.close()

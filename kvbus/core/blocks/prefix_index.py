@@ -15,14 +15,14 @@ free at once, what is cleared in steps (:meth:`PrefixIndex.collect`).
 
 from __future__ import annotations
 
-from collections.abc import Generator, Hashable, Iterable, Iterator, Sequence
-from itertools import chain, islice
+from collections.abc import Generator, Hashable, Iterable, Sequence
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from msgspec import UNSET
 
 from kvbus.core.blocks.prefix_holder import NOWHERE, Holder, OwnNames
 from kvbus.core.blocks.prefix_labels import Adapter, Label, Shape, Tokens, adapter, asked, stored
+from kvbus.core.blocks.prefix_paths import PIECE, Paths, Prompt
 from kvbus.core.blocks.prefix_tree import PrefixTree, count, each_bit
 from kvbus.core.types import DEVICE_MEDIUM, Hash, medium_key
 from kvbus.core.wire.codec import AnyEvent
@@ -41,8 +41,8 @@ COLLECTED: Final = 2
 """Cleared blocks that are freed for each block that comes."""
 
 
-Read = dict[Shape, tuple[list[Label], Iterator[Label]]]
-"""By the size of blocks: a prompt's labels that have been read, and the others."""
+Read = dict[Shape, Prompt]
+"""By the size of blocks: a prompt, and what of it is known."""
 
 
 class Match(NamedTuple):
@@ -66,9 +66,13 @@ def medium_of(event: AnyEvent) -> str:
 
 
 class PrefixIndex(Generic[W]):
-    """The live blocks of many workers, by what they hold."""
+    """The live blocks of many workers, by what they hold.
 
-    def __init__(self) -> None:
+    Args:
+        piece: blocks of a prompt whose places are kept together.
+    """
+
+    def __init__(self, piece: int = PIECE) -> None:
         self._holders: dict[W, Holder] = {}
         self._workers: dict[int, W] = {}
         """By bit number, of live workers."""
@@ -86,6 +90,7 @@ class PrefixIndex(Generic[W]):
         self._bits = 0
         self._free_bits: list[int] = []
         self._tree = PrefixTree()
+        self._paths = Paths(self._tree, piece)
 
     def __len__(self) -> int:
         """Blocks of all workers on all media."""
@@ -95,6 +100,11 @@ class PrefixIndex(Generic[W]):
     def nodes(self) -> int:
         """Places there are."""
         return self._tree.nodes
+
+    @property
+    def paths_size(self) -> int:
+        """Bytes of the places that are kept, about."""
+        return self._paths.size
 
     # -- what workers say ------------------------------------------------------------------------------------------
 
@@ -257,14 +267,19 @@ class PrefixIndex(Generic[W]):
             ValueError: a token id is none of 32 bits.
         """
         found: dict[W, Match] = {}
-        for node, shape in self._tree.roots(lora):
-            known = None if read is None else read.get(shape)
-            path = self._tree.path(node, asked(tokens, shape, salt) if known is None else chain(*known))
-            for worker, match in self._ended(path, self._live, shape[0]):
+        for root, shape in self._tree.roots(lora):
+            prompt = None if read is None else read.get(shape)
+            path = self._paths.of(root, prompt or Prompt(tokens, shape, salt))
+            ended = self._ended(path, self._live, shape[0])
+            if not found:
+                found = dict(ended)
+                continue
+            for worker, match in ended:
                 other = found.get(worker)
                 if other is None or _tokens((worker, other)) < _tokens((worker, match)):
                     found[worker] = match
-        return dict(sorted(found.items(), key=_tokens, reverse=True))
+            found = dict(sorted(found.items(), key=_tokens, reverse=True))
+        return found
 
     def read_ahead(
         self, tokens: Tokens, *, lora: Adapter = None, salt: str | None = None, blocks: int = AHEAD
@@ -272,27 +287,15 @@ class PrefixIndex(Generic[W]):
         """Get ready for :meth:`matches`, so many blocks at a time; up to so many last ones are left to it.
 
         Most of what a look-up takes is that places of blocks are in no cache of the processor. So they are looked up
-        before, and what is found does not count: with them in a cache, all of them are looked up in half the time.
+        before, unless they are known from a prompt that began alike.
 
         Raises:
             ValueError: a token id is none of 32 bits.
         """
         read: Read = {}
         for root, shape in self._tree.roots(lora):
-            node = root
-            labels: list[Label] = []
-            rest = asked(tokens, shape, salt)
-            read[shape] = labels, rest
-            some = list(islice(rest, blocks))
-            while more := list(islice(rest, blocks)):
-                labels += some
-                path = self._tree.path(node, some)
-                some = more
-                yield
-                if len(path) < blocks:
-                    break
-                node = path[-1]
-            labels += some
+            read[shape] = prompt = Prompt(tokens, shape, salt)
+            yield from self._paths.ahead(root, prompt, blocks)
         return read
 
     def read_ahead_named(self, hashes: Sequence[Hash], blocks: int = AHEAD) -> Generator[None, None, None]:
@@ -346,6 +349,10 @@ class PrefixIndex(Generic[W]):
                     match = match._replace(tiers=_some({medium: count(of, bit) for medium, of in tiers.items()}))
                 found.append((worker, match))
         return found
+
+    def forget(self, blocks: int) -> bool:
+        """Forget where about so many blocks of prompts were; whether there are more of which it is known."""
+        return self._paths.forget(blocks)
 
     @property
     def workers(self) -> list[W]:

@@ -44,14 +44,33 @@ def asked(tokens: Tokens, shape: Shape, salt: str | None) -> Iterator[Label]:
     Raises:
         ValueError: a token id is none of 32 bits.
     """
+    return divided(whole(tokens, shape), width_of(shape), salt)
+
+
+def width_of(shape: Shape) -> int:
+    """Bytes of a block's tokens, packed."""
     size, pairs = shape
-    if pairs:
+    return _ID.size * size * (1 + pairs)
+
+
+def whole(tokens: Tokens, shape: Shape) -> bytes:
+    """The tokens of a prompt's whole blocks, packed.
+
+    Raises:
+        ValueError: a token id is none of 32 bits.
+    """
+    if shape[1]:
         ids = tokens if not isinstance(tokens, bytes) else [number for (number,) in _ID.iter_unpack(tokens)]
         tokens = [each for pair in pairwise(ids) for each in pair]
-        size *= 2
-    count = len(tokens) // 4 if isinstance(tokens, bytes) else len(tokens)
-    whole = count // size * size
-    labels: Iterator[Any] = _divided(tokens[: 4 * whole] if isinstance(tokens, bytes) else packed(tokens[:whole]), size)
+    if not isinstance(tokens, bytes):
+        tokens = packed(tokens)
+    width = width_of(shape)
+    return tokens[: len(tokens) // width * width]
+
+
+def divided(tokens: bytes, width: int, salt: str | None) -> Iterator[Label]:
+    """The labels of blocks, whose first one has the salt if there is one."""
+    labels: Iterator[Any] = _divided(tokens, width)
     if salt is None:
         return labels
     return chain([(label, bytes(encode_value([salt]))) for label in islice(labels, 1)], labels)
@@ -75,7 +94,7 @@ def stored(
         return None
     pairs = isinstance(decoded[0], tuple)
     flat: list[Any] = [each for pair in decoded for each in pair] if pairs else decoded  # type: ignore[union-attr]
-    labels: list[Any] = list(_divided(packed(flat), size * (1 + pairs)))
+    labels: list[Any] = list(_divided(packed(flat), width_of((size, pairs))))
     if isinstance(extra_keys, Raw):
         extra_keys = bytes(extra_keys)
     if isinstance(extra_keys, bytes) and extra_keys not in _NO_KEYS:
@@ -109,11 +128,11 @@ def packed(tokens: Sequence[int]) -> bytes:
         raise ValueError("a token id is an integer from 0 to 4294967295") from problem
 
 
-def _divided(tokens: bytes, size: int) -> Iterator[bytes]:
-    """The tokens of each block of so many."""
-    label = f"{4 * size}s"
+def _divided(tokens: bytes, width: int) -> Iterator[bytes]:
+    """The tokens of each block of so many bytes."""
+    label = f"{width}s"
     one = Struct(label).iter_unpack
-    if len(tokens) < 8 * size * _AT_ONCE:
+    if len(tokens) < 2 * width * _AT_ONCE:
         return chain.from_iterable(one(tokens))
     several = Struct(label * _AT_ONCE)
     cut = len(tokens) // several.size * several.size

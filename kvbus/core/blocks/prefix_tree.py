@@ -229,6 +229,23 @@ class PrefixTree:
             node = child
         return path
 
+    def labels(self, nodes: Sequence[int]) -> list[Label]:
+        """What tells each of these from others behind the one before it."""
+        return [self._labels[node] for node in nodes]
+
+    def still(self, node: int, nodes: list[int], labels: list[Label]) -> bool:
+        """Whether the first of these is below a node, each other one below the one before, with these very labels.
+
+        Labels with the same tokens are not enough: what has come and gone is found by a walk.
+        """
+        parents, labels_of = self._parents, self._labels
+        there = len(parents)
+        for at, each in enumerate(nodes):
+            if each >= there or labels_of[each] is not labels[at] or parents[each] != node:
+                return False
+            node = each
+        return True
+
     def ends(self, path: Sequence[int], alive: int) -> list[tuple[int, int]]:
         """Which of these holders hold how many blocks of a path without a hole, the most first."""
         held = self._on_device

@@ -8,7 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvbus.core.blocks import prefix_paths
 from kvbus.core.blocks.prefix_index import Match, PrefixIndex
+from kvbus.core.blocks.prefix_labels import stored
+from kvbus.core.blocks.prefix_paths import PIECE
 from kvbus.core.wire.encoding import encode_value
 from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored
 from tests.generators import driven
@@ -26,8 +29,8 @@ def store(hashes, parent, *blocks, size=SIZE, keys=None, salt=None, **more):
     return BlockStored(tuple(hashes), parent, encode_value(tokens_of(*blocks, size=size)), size, **more)
 
 
-def index_of(*said):
-    index: PrefixIndex[str] = PrefixIndex()
+def index_of(*said, piece=PIECE):
+    index: PrefixIndex[str] = PrefixIndex(piece)
     for worker, event in said:
         index.apply(worker, event)
     return index
@@ -272,24 +275,62 @@ def test_what_is_cleared_counts_no_more_and_is_freed_in_steps():
 
 
 def test_a_prompt_is_read_ahead_some_blocks_at_a_time_and_what_comes_or_goes_then_counts():
-    index = index_of(("a", store(range(1, 6), None, *range(1, 6))))
+    index = index_of(("a", store(range(1, 6), None, *range(1, 6))), piece=1)
     whole, longer = tokens_of(*range(1, 6)), tokens_of(*range(1, 8))
     read, turns = driven(index.read_ahead(whole, blocks=2))
     assert (turns, index.matches(whole, read=read)) == (2, {"a": Match(5, SIZE, {"GPU": 5})})
-    read, turns = driven(index.read_ahead(longer, blocks=3))
+    read, turns = driven(index.read_ahead(longer, blocks=1))
     index.apply("a", store([6], 5, 6))
     index.apply("b", store([1], None, 1, size=8))
-    assert (turns, index.matches(longer, read=read)["a"].blocks) == (2, 6)
-    read, turns = driven(index.read_ahead(tokens_of(1, 9, 3, 4), blocks=2))
-    assert turns == 1  # of two blocks of the other size none is ahead of the last ones
+    assert (turns, index.matches(longer, read=read)["a"].blocks) == (0, 6)  # five are known, and the sixth was none
+    read, turns = driven(index.read_ahead(tokens_of(1, 9, 3, 4), blocks=1))
+    assert turns == 0
     for question, expected in ((range(1, 6), 2), ([1, 9, 3, 4], 1), ([1, 2], 0), ([], 0)):
         assert driven(index.read_ahead_named(list(question), blocks=2)) == (None, expected)
     with pytest.raises(ValueError, match="integer from 0"):
         driven(index.read_ahead([-1] * SIZE))
 
 
+def test_a_prompt_that_comes_again_is_not_read_ahead():
+    index = index_of(("a", store(range(1, 9), None, *range(1, 9))), piece=2)
+    prompt = tokens_of(*range(1, 9))
+    assert [driven(index.read_ahead(prompt, blocks=2))[1] for _ in range(2)] == [3, 0]
+    assert index.matches(prompt)["a"].blocks == 8
+    index.apply("a", BlockRemoved((8, 7)))
+    index.apply("a", store([9], 6, 9))  # where one of them was
+    assert index.matches(prompt)["a"].blocks == 6
+    assert index.matches(tokens_of(*range(1, 7), 9))["a"].blocks == 7
+    index.apply("a", store([7, 8], 6, 7, 8))
+    assert [index.matches(prompt)["a"].blocks, len(index.matches(tokens_of(2, 3)))] == [8, 0]
+    assert index.matches(prompt, salt="s") == {}
+
+
+def test_a_place_that_is_behind_another_block_by_now_is_not_found_there():
+    """It has the number and the label that it had."""
+    index = index_of(("a", store([1, 3], None, 1, 3)), ("a", store([4], None, 4)), piece=1)
+    found = stored(encode_value(tokens_of(2)), SIZE, 1, None, None, None)
+    index.store("a", [2], 1, found)
+    assert index.matches(tokens_of(1, 2))["a"].blocks == 2
+    index.remove("a", 2)
+    index.store("a", [5], 4, found)
+    assert [index.matches(tokens_of(first, 2))["a"].blocks for first in (1, 4)] == [1, 2]
+
+
+def test_what_is_kept_of_prompts_has_a_limit(monkeypatch):
+    monkeypatch.setattr(prefix_paths, "KEPT", 8000)
+    index = index_of(("a", store(range(1, 101), None, *range(1, 101))), piece=2)
+    for blocks in range(1, 101):
+        assert index.matches(tokens_of(*range(1, blocks + 1)))["a"].blocks == blocks
+        assert index.paths_size <= 8000
+    assert index.paths_size > 6000
+    steps = 0
+    while index.forget(3):
+        steps += 1
+    assert (index.paths_size, steps > 3) == (0, True)
+
+
 def test_a_tree_that_is_emptied_while_a_prompt_is_read_ahead():
-    index = index_of(("a", store([1, 2, 3], None, 1, 2, 3)))
+    index = index_of(("a", store([1, 2, 3], None, 1, 2, 3)), piece=1)
     ahead, named = index.read_ahead(tokens_of(1, 2, 3), blocks=1), index.read_ahead_named([1, 2, 3], blocks=1)
     next(ahead)
     next(named)
@@ -423,9 +464,10 @@ STEPS = st.one_of(
     st.lists(CHAINS, min_size=1, max_size=4),
     st.lists(st.lists(st.tuples(VARIANTS, CHAINS), max_size=4), max_size=4),
     st.integers(0, 60),
+    st.integers(1, 3),
 )
-def test_it_answers_as_a_plain_model_does(steps, prompts, questions, begins):
-    index: PrefixIndex[str] = PrefixIndex()
+def test_it_answers_as_a_plain_model_does(steps, prompts, questions, begins, piece):
+    index: PrefixIndex[str] = PrefixIndex(piece)
     model = Naive()
     ahead: list[Ahead] = []
     for at, (kind, *step) in enumerate(steps):
@@ -433,6 +475,9 @@ def test_it_answers_as_a_plain_model_does(steps, prompts, questions, begins):
             ahead.append(Ahead(index, prompts[len(ahead)]))
         for each in ahead:
             each.step()
+        prompt = prompts[at % len(prompts)]  # it is asked for again and again
+        answer = index.matches(tokens_of(*prompt))
+        assert {worker: (match.blocks, match.tiers) for worker, match in answer.items()} == model.answer(prompt)
         if kind == "store":
             worker, medium, chain, variant, first = step
             first = min(first, len(chain) - 1)
