@@ -9,8 +9,9 @@ leaves its node behind, so that they count again when it is back. A worker's blo
 prefix. Blocks of one worker with equal tokens behind equal parents are one place, whatever makes their names differ.
 
 It costs some 220 bytes for each block at a place of its own, nothing for a further worker's there that has the same
-name for it and 180 for one that has another, beside the names (CPython 3.11, 16 tokens a block). What is removed is
-free at once, what is cleared in steps (:meth:`PrefixIndex.collect`).
+name for it and 180 for one that has another, beside the names (CPython 3.11, 16 tokens a block), and up to 16 MiB for
+what :meth:`PrefixIndex.matches` was asked for lately. What is removed is free at once, what is cleared in steps
+(:meth:`PrefixIndex.collect`).
 """
 
 from __future__ import annotations
