@@ -23,7 +23,7 @@ from msgspec import UNSET
 
 from kvbus.core.blocks.prefix_holder import NOWHERE, Holder, OwnNames
 from kvbus.core.blocks.prefix_labels import Adapter, Label, Shape, Tokens, adapter, asked, stored
-from kvbus.core.blocks.prefix_paths import PIECE, Paths, Prompt
+from kvbus.core.blocks.prefix_paths import KEPT, PIECE, Paths, Prompt
 from kvbus.core.blocks.prefix_tree import PrefixTree, count, each_bit
 from kvbus.core.types import DEVICE_MEDIUM, Hash, medium_key
 from kvbus.core.wire.codec import AnyEvent
@@ -71,9 +71,10 @@ class PrefixIndex(Generic[W]):
 
     Args:
         piece: blocks of a prompt whose places are kept together.
+        kept: bytes of such places, about.
     """
 
-    def __init__(self, piece: int = PIECE) -> None:
+    def __init__(self, piece: int = PIECE, kept: int = KEPT) -> None:
         self._holders: dict[W, Holder] = {}
         self._workers: dict[int, W] = {}
         """By bit number, of live workers."""
@@ -91,7 +92,7 @@ class PrefixIndex(Generic[W]):
         self._bits = 0
         self._free_bits: list[int] = []
         self._tree = PrefixTree()
-        self._paths = Paths(self._tree, piece)
+        self._paths = Paths(self._tree, piece, kept)
 
     def __len__(self) -> int:
         """Blocks of all workers on all media."""

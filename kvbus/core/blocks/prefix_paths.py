@@ -68,11 +68,13 @@ class Paths:
     Args:
         tree: where they are.
         piece: blocks that are kept together.
+        kept: bytes of all that is kept, about.
     """
 
-    def __init__(self, tree: PrefixTree, piece: int = PIECE) -> None:
+    def __init__(self, tree: PrefixTree, piece: int = PIECE, kept: int = KEPT) -> None:
         self._tree = tree
         self._piece = piece
+        self._kept = kept
         self._known: OrderedDict[Any, Piece] = OrderedDict()
         self.size = 0
         """Bytes of what is kept, about."""
@@ -146,7 +148,7 @@ class Paths:
         before = self._known.pop(key, None)
         self.size += _size(piece) - (0 if before is None else _size(before))
         self._known[key] = piece
-        while self.size > KEPT:
+        while self.size > self._kept:
             self.size -= _size(self._known.popitem(last=False)[1])
 
 

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbus.core.blocks import prefix_paths
 from kvbus.core.blocks.prefix_index import Match, PrefixIndex
 from kvbus.core.blocks.prefix_labels import stored
-from kvbus.core.blocks.prefix_paths import PIECE
+from kvbus.core.blocks.prefix_paths import KEPT, PIECE
 from kvbus.core.wire.encoding import encode_value
 from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored
 from tests.generators import driven
@@ -29,8 +28,8 @@ def store(hashes, parent, *blocks, size=SIZE, keys=None, salt=None, **more):
     return BlockStored(tuple(hashes), parent, encode_value(tokens_of(*blocks, size=size)), size, **more)
 
 
-def index_of(*said, piece=PIECE):
-    index: PrefixIndex[str] = PrefixIndex(piece)
+def index_of(*said, piece=PIECE, kept=KEPT):
+    index: PrefixIndex[str] = PrefixIndex(piece, kept)
     for worker, event in said:
         index.apply(worker, event)
     return index
@@ -316,9 +315,8 @@ def test_a_place_that_is_behind_another_block_by_now_is_not_found_there():
     assert [index.matches(tokens_of(first, 2))["a"].blocks for first in (1, 4)] == [1, 2]
 
 
-def test_what_is_kept_of_prompts_has_a_limit(monkeypatch):
-    monkeypatch.setattr(prefix_paths, "KEPT", 8000)
-    index = index_of(("a", store(range(1, 101), None, *range(1, 101))), piece=2)
+def test_what_is_kept_of_prompts_has_a_limit():
+    index = index_of(("a", store(range(1, 101), None, *range(1, 101))), piece=2, kept=8000)
     for blocks in range(1, 101):
         assert index.matches(tokens_of(*range(1, blocks + 1)))["a"].blocks == blocks
         assert index.paths_size <= 8000
