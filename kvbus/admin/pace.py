@@ -93,11 +93,8 @@ class Pace:
             waiting: entered until its turn has come.
         """
         asking = client.get(), probe
-        if waiting is None:
+        with waiting or contextlib.nullcontext():
             await self._turn(asking)
-        else:
-            with waiting:
-                await self._turn(asking)
         begun = time.perf_counter()
         try:
             yield
@@ -105,7 +102,10 @@ class Pace:
             self._end(asking, begun, REQUEST if first else 0.0)
 
     async def in_turns(self, work: Generator[None, None, T]) -> T:
-        """The result of work whose steps are a piece each."""
+        """The result of work whose steps are a piece each.
+
+        Not by :meth:`piece`: a question has some five of them, and a context manager takes ten calls.
+        """
         asking = client.get(), False
         while True:
             await self._turn(asking)

@@ -52,8 +52,8 @@ def names_of(hashes: Sequence[int | str]) -> Generator[None, None, list[list[Has
 
 def _as_numbers(hashes: Sequence[int | str]) -> Sequence[int] | None:
     """All as integers of 64 bits, None if that is not what they are."""
+    texts = str in map(type, hashes)
     try:
-        texts = str in map(type, hashes)
         numbers = (_decimal(hashes) or _any(hashes)) if texts else cast("Sequence[int]", hashes)
     except ValueError:  # a comma of its own
         return None

@@ -123,10 +123,14 @@ class Paths:
     def forget(self, blocks: int) -> bool:
         """Forget about so many blocks, those that have not come for longest; whether there are more."""
         while self._known and blocks > 0:
-            piece = self._known.popitem(last=False)[1]
-            self.size -= _size(piece)
-            blocks -= len(piece.nodes)
+            blocks -= len(self._drop().nodes)
         return bool(self._known)
+
+    def _drop(self) -> Piece:
+        """Forget the piece that has not come for longest."""
+        piece = self._known.popitem(last=False)[1]
+        self.size -= _size(piece)
+        return piece
 
     def _find(self, node: int, prompt: Prompt, first: int, last: int) -> Piece | None:
         key = _key(node, prompt, first, last)
@@ -149,7 +153,7 @@ class Paths:
         self.size += _size(piece) - (0 if before is None else _size(before))
         self._known[key] = piece
         while self.size > self._kept:
-            self.size -= _size(self._known.popitem(last=False)[1])
+            self._drop()
 
 
 def _key(node: int, prompt: Prompt, first: int, last: int) -> Any:
