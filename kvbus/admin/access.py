@@ -14,14 +14,14 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, NamedTuple
-
-from aiohttp import web
+from urllib.parse import urlsplit
 
 from kvbus.admin.credentials import Credentials
 from kvbus.admin.tls import expiry_of, name_of
 from kvbus.admin.tokens import Token, find
 from kvbus.config.endpoints import host_name, is_loopback
 from kvbus.core.stats import HttpRefusal
+from kvbus.transport.http.messages import Request
 
 _FORWARDING: Final = frozenset({"forwarded", "via", "x-real-ip"})
 _OWN_PAGE: Final = frozenset({"same-origin", "none"})
@@ -100,7 +100,7 @@ class Access:
         self.credentials = credentials or Credentials()
         self._review = review
 
-    async def caller(self, request: web.Request, *, content: bool) -> Caller | HttpRefusal:
+    async def caller(self, request: Request, *, content: bool) -> Caller | HttpRefusal:
         """Return who asks if it may read, else why not."""
         refusal = self.refusal(request)
         if refusal is None:
@@ -115,16 +115,16 @@ class Access:
         known = caller.token is None or caller.token in self.credentials.tokens
         return known and time.time() < caller.until
 
-    async def _principal(self, request: web.Request) -> Caller | HttpRefusal | None:
+    async def _principal(self, request: Request) -> Caller | HttpRefusal | None:
         """Who shows a credential, or what is wrong with it; None if there is none."""
-        certificate = request.get_extra_info("peercert")
+        certificate = request.transport.get_extra_info("peercert")
         if certificate:
-            if not _is_own_page(request, request.headers.get("Host", "")):
+            if not _is_own_page(request, request.header("host")):
                 return HttpRefusal.CROSS_SITE
             caller = Caller(name_of(certificate), until=expiry_of(certificate))
             if self.holds(caller):
                 return caller
-        given = request.headers.getall("Authorization", [])
+        given = request.headers.get("authorization")
         if not given or (self._review is None and not self.credentials.tokens):
             return None
         scheme, _, token = given[0].partition(" ")
@@ -139,20 +139,22 @@ class Access:
         reviewed = await self._review(token, request.method, request.path)
         return reviewed if isinstance(reviewed, HttpRefusal) else Caller(reviewed[0], until=reviewed[1])
 
-    def refusal(self, request: web.Request) -> HttpRefusal | None:
+    def refusal(self, request: Request) -> HttpRefusal | None:
         """Return why a request is not one of this machine's own; None if it is."""
         # Check both ends: a service mesh's proxy sends everybody's requests from 127.0.0.6 to the pod's address.
         for name in ("peername", "sockname"):
-            end = request.get_extra_info(name)
+            end = request.transport.get_extra_info(name)
             if not end or not is_loopback(end[0]):
                 return HttpRefusal.PEER
-        for name in map(str.lower, request.headers):
+        for name in request.headers:
             if name in _FORWARDING or name.startswith("x-forwarded-"):
                 return HttpRefusal.FORWARDED
-        hosts = request.headers.getall("Host", [])
+        hosts = request.headers.get("host", ())
         if len(hosts) != 1 or not self._is_local(hosts[0]):
             return HttpRefusal.HOST
-        if not request.raw_path.startswith("/") and not self._is_local(request.url.raw_authority):
+        if not request.target.startswith(b"/") and not self._is_local(
+            urlsplit(request.target.decode("latin-1")).netloc
+        ):
             return HttpRefusal.HOST  # GET http://HOST/blocks: check the target's host too
         return None if _is_own_page(request, hosts[0]) else HttpRefusal.CROSS_SITE
 
@@ -161,9 +163,9 @@ class Access:
         return name is not None and (is_loopback(name) or name in self._allowed)
 
 
-def _is_own_page(request: web.Request, host: str) -> bool:
+def _is_own_page(request: Request, host: str) -> bool:
     """Whether no page of another site asks."""
-    origins = request.headers.getall("Origin", [])
-    sites = request.headers.getall("Sec-Fetch-Site", [])
+    origins = request.headers.get("origin", ())
+    sites = request.headers.get("sec-fetch-site", ())
     ours = f"{request.scheme}://{host}".lower()
     return all(origin.lower() == ours for origin in origins) and _OWN_PAGE.issuperset(sites)

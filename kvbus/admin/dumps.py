@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import json
 import time
 from collections.abc import Iterator
 from typing import Any, Final, Protocol
 
-from aiohttp import web
-
 from kvbus.admin.content_log import current
-from kvbus.admin.responses import problem, refused
+from kvbus.admin.responses import refused
 from kvbus.core.relay import Relay
 from kvbus.core.stats import HttpRefusal, ProcessStats
 from kvbus.core.types import HASH_FORMS
 from kvbus.telemetry.readings import LiveBlocks
 from kvbus.transport.http.connection_limits import CONNECTION_TIMEOUT
+from kvbus.transport.http.messages import Request, Response, Stream, problem
 
 DUMP_SLICE: Final = 0.001
 """Seconds for which lines of ``/blocks`` are made before the loop's other work gets its turn."""
@@ -51,7 +49,7 @@ class Dumps:
         self._observed = observed
         self._turn = asyncio.Lock()
 
-    async def handle(self, request: web.Request) -> web.StreamResponse:
+    async def handle(self, request: Request) -> Response:
         """Answer ``GET /blocks``."""
         if unknown := [each for each in request.query if each not in {"source", "hashes"}]:
             text = f"/blocks knows no {unknown[0]!r}; it takes source=NAME (all without) and hashes=string"
@@ -70,17 +68,15 @@ class Dumps:
         try:
             # copying each source's state at one moment is cheap; the text takes time, so write it in parts
             lines = itertools.chain.from_iterable([LiveBlocks(source).lines(hashes) for source in sources])
-            response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
-            await response.prepare(request)
-            # stop if the client reads nothing, or is gone
-            with contextlib.suppress(TimeoutError, ConnectionError):
-                while part := await self._next_part(lines):
+            response = Stream(request, "application/x-ndjson")
+            await response.begin()
+            try:
+                while request.method != "HEAD" and (part := await self._next_part(lines)):
                     current.get().add(part.count(b"\n"), len(part))
                     async with asyncio.timeout(CONNECTION_TIMEOUT):
                         await response.write(part)
-                await response.write_eof()
-                return response
-            if request.transport is not None:
+                await response.end()
+            except TimeoutError:
                 request.transport.abort()  # a partial dump must not look complete
             return response
         finally:

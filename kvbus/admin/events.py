@@ -8,14 +8,12 @@ So nobody costs memory, a slow client loses no more than what is not kept any mo
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any, Final
 
 import msgspec
-from aiohttp import web
 
 from kvbus.admin.content_log import Reading, current
 from kvbus.admin.history import History
@@ -27,6 +25,7 @@ from kvbus.core.wire.codec import decode_batch
 from kvbus.core.wire.encoding import decode_value
 from kvbus.core.wire.schema import AllBlocksCleared, BlockStored, Event
 from kvbus.transport.http.connection_limits import CONNECTION_TIMEOUT
+from kvbus.transport.http.messages import Request, Response, Stream
 
 MAX_LISTENERS: Final = 16
 """Clients at once. Further ones get 503."""
@@ -113,15 +112,15 @@ class Events:
         for listener in self._listeners:
             listener.wake.set()
 
-    async def answer(self, request: web.Request, output: Output | None, last_id: str) -> web.StreamResponse:
+    async def answer(self, request: Request, output: Output | None, last_id: str) -> Response:
         """Send events until the client leaves, takes too long, or the server ends."""
-        headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        response = web.StreamResponse(headers=headers)
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        response = Stream(request, "text/event-stream", headers)
         listener = Listener(output, None if output is None else current.get())
         self._listeners.add(listener)
         self._stats.http_listeners = len(self._listeners)
         try:
-            await response.prepare(request)
+            await response.begin()
             part = b"retry: 1000\n" + self._start(listener, last_id)
             while not self._closed:
                 if not part:
@@ -131,14 +130,10 @@ class Events:
                     async with asyncio.timeout(CONNECTION_TIMEOUT):
                         await response.write(part)
                 part = await self._next(listener)
-            with contextlib.suppress(ConnectionError):
-                await response.write_eof()
+            await response.end()
         except TimeoutError:
             self._stats.http_closed["slow"] += 1
-            if request.transport is not None:
-                request.transport.abort()
-        except ConnectionError:
-            pass
+            request.transport.abort()
         finally:
             self._listeners.discard(listener)
             self._stats.http_listeners = len(self._listeners)

@@ -7,12 +7,10 @@ import contextlib
 import logging
 import ssl
 import time
-from collections.abc import Generator
+from collections.abc import Awaitable, Generator
 from typing import Final, Protocol, cast
 
 import msgspec
-from aiohttp import web
-from aiohttp.typedefs import Handler
 
 from kvbus.admin.access import Access, Caller, Review, how_to_get_in
 from kvbus.admin.content_log import ContentLog
@@ -24,21 +22,20 @@ from kvbus.admin.openapi import document
 from kvbus.admin.pace import Pace, client
 from kvbus.admin.page import FILES, about, status_page
 from kvbus.admin.query import Queries
-from kvbus.admin.responses import as_json, in_parts, problem, refused
+from kvbus.admin.responses import as_json, in_parts, plain, refused
 from kvbus.admin.timeline import Timeline
 from kvbus.admin.views import router_entry, source_entry
-from kvbus.common.errors import BindError
 from kvbus.config import Config, SourceStream, parts
 from kvbus.core.outputs.output import Output
 from kvbus.core.stats import HttpRefusal
 from kvbus.telemetry import metrics
 from kvbus.telemetry.metrics import AT_ONCE, CONTENT_TYPE, Exposition
 from kvbus.telemetry.readings import read_routers, read_sources
-from kvbus.transport.http.connection_limits import CONNECTION_TIMEOUT, ConnectionLimits
+from kvbus.transport.http.connection_limits import CONNECTION_TIMEOUT
+from kvbus.transport.http.messages import Request, Response, problem
+from kvbus.transport.http.server import Handler, HttpServer
 
 log = logging.getLogger("kvbus.admin.http")
-
-_NEVER: Final = 10.0**9
 
 SAMPLE: Final = 1.0
 """Seconds between two samples of the history."""
@@ -65,7 +62,7 @@ class AdminServer:
         self._observed = observed
         self._access = Access(observed.config.http_allowed_hosts, credentials, _review(observed.config))
         self._content_log = ContentLog()
-        self._under_way: dict[int, tuple[web.Request, Caller]] = {}
+        self._under_way: dict[int, tuple[Request, Caller]] = {}
         self._exposition = Exposition(observed)
         self._pace = Pace()
         self._queries = Queries(observed, self._pace)
@@ -76,29 +73,30 @@ class AdminServer:
         self._started = time.time()
         self._next_sample = 0.0
         self._sampling: asyncio.Task[None] | None = None
-        self._runner: web.AppRunner | None = None
-        self._listener: asyncio.Server | None = None
-        self.connections: ConnectionLimits | None = None
+        self._server: HttpServer | None = None
         self.address: tuple[str, int] | None = None
+        self._handlers = self.paths()
 
-    def application(self) -> web.Application:
-        """Return the application with its paths."""
-        app = web.Application(middlewares=[self._answering])
-        paced = self._paced
-        for path in FILES:
-            app.router.add_get(path, status_page)
-        app.router.add_get("/livez", paced(self._livez, probe=True))
-        app.router.add_get("/readyz", paced(self._readyz, probe=True))
-        app.router.add_get("/overview", self._status(paced(self._overview)))
-        app.router.add_get("/history", self._status(paced(self._source_history)))
-        app.router.add_get("/events", self._status(self._queued(self._stream)), allow_head=False)
-        app.router.add_get("/openapi.json", self._status(self._queued(_openapi)))
-        app.router.add_get("/metrics", self._status(self._queued(self._metrics)))
-        app.router.add_get("/sources", self._status(self._queued(self._sources)))
-        app.router.add_get("/routers", self._status(paced(self._routers)))
-        app.router.add_get("/blocks", self._content(self._queued(self._dumps.handle)))
-        app.router.add_post("/query", self._content(self._queued(self._queries.handle)))
-        return app
+    def paths(self) -> dict[str, dict[str, Handler]]:
+        """By path and method, what answers."""
+        paced, queued, status, content = self._paced, self._queued, self._status, self._content
+        readers = {
+            **dict.fromkeys(FILES, status_page),
+            "/livez": paced(self._livez, probe=True),
+            "/readyz": paced(self._readyz, probe=True),
+            "/overview": status(paced(self._overview)),
+            "/history": status(paced(self._source_history)),
+            "/openapi.json": status(queued(_openapi)),
+            "/metrics": status(queued(self._metrics)),
+            "/sources": status(queued(self._sources)),
+            "/routers": status(paced(self._routers)),
+            "/blocks": content(queued(self._dumps.handle)),
+        }
+        return {
+            **{path: {"GET": handler, "HEAD": handler} for path, handler in readers.items()},
+            "/events": {"GET": status(queued(self._stream))},
+            "/query": {"POST": content(queued(self._queries.handle))},
+        }
 
     async def start(self) -> None:
         """Listen on the configured address.
@@ -109,40 +107,25 @@ class AdminServer:
         where = self._observed.config.http_address
         if where is None:
             return
-        self._runner = web.AppRunner(
-            self.application(),
-            access_log=None,
-            handle_signals=False,
-            handler_cancellation=True,  # else answers of many pieces are made for nobody, and others wait behind them
-            shutdown_timeout=1.0,
-            keepalive_timeout=_NEVER,  # ConnectionLimits closes idle connections, and counts them
-            lingering_time=1.0,
-            auto_decompress=False,  # a bad stream would end in a traceback, a good one may be a thousand times as long
-        )
-        await self._runner.setup()
-        server = self._runner.server
-        if server is None:  # pragma: no cover - set up above
-            return
-        self.connections = ConnectionLimits(server, self._observed.process, self._context, timeout=CONNECTION_TIMEOUT)
-        try:
-            self._listener = await asyncio.get_running_loop().create_server(
-                self.connections, *where, reuse_address=True
-            )
-        except OSError as error:
-            raise BindError(f"http {where[0]}:{where[1]}", error.strerror or str(error)) from error
-        host, port = self._listener.sockets[0].getsockname()[:2]
-        self.address = (host, port)
+        self._server = HttpServer(self._answer, self._observed.process, self._context, timeout=CONNECTION_TIMEOUT)
+        self.address = await self._server.start(*where)
         # the loop stands while its first worker thread starts: some 20 ms, which the first /metrics would take
         await asyncio.to_thread(lambda: None)
 
-    @web.middleware
-    async def _answering(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Stop a connection's timeout while its request is being answered."""
-        if self.connections is None:  # pragma: no cover - no request arrives before `start` has set it
-            return await handler(request)
-        client.set(request.remote or "")
-        with self.connections.answering(request.transport):
-            return await handler(request)
+    def _answer(self, request: Request) -> Awaitable[Response]:
+        """Answer a request."""
+        client.set(request.remote)
+        return self._handler_of(request)(request)
+
+    def _handler_of(self, request: Request) -> Handler:
+        if len(request.headers.get("host", ())) != 1 and request.version != "1.0":
+            return _saying(problem(400, "a request has one Host header"))
+        methods = self._handlers.get(request.path)
+        if methods is None:
+            return _saying(problem(404, f"no path {request.path!r}; there are: {', '.join(self._handlers)}"))
+        allowed = ", ".join(methods)
+        text = f"{request.path} takes {allowed}, not {request.method}"
+        return methods.get(request.method) or _saying(problem(405, text, {"allow": allowed}))
 
     def _context(self) -> ssl.SSLContext | None:
         tls = self._access.credentials.tls
@@ -151,14 +134,14 @@ class AdminServer:
     def renew(self, credentials: Credentials) -> None:
         """Take over other tokens and another certificate. Whoever got in with what is gone is cut off."""
         before, self._access.credentials = self._access.credentials, credentials
-        if self.connections is not None and _authorities(before) != _authorities(credentials):
-            self.connections.close_all("revoked")  # nobody knows who of them has shown a certificate of which
+        if self._server is not None and _authorities(before) != _authorities(credentials):
+            self._server.connections.close_all("revoked")  # nobody knows who of them has shown a certificate of which
         self._cut_off()
 
     def _cut_off(self) -> None:
         """End the answers to those whose credential holds no more."""
         for request, caller in list(self._under_way.values()):
-            if not self._access.holds(caller) and request.transport is not None:
+            if not self._access.holds(caller):
                 self._observed.process.http_closed["revoked"] += 1
                 request.transport.abort()
 
@@ -170,8 +153,9 @@ class AdminServer:
     def _paced(self, handler: Handler, *, probe: bool = False) -> Handler:
         """Let a handler make its whole answer when it is its turn."""
 
-        async def answer(request: web.Request) -> web.StreamResponse:
-            async with self._turn(request, probe=probe):
+        async def answer(request: Request) -> Response:
+            waiting = None if probe else self._waiting(request)
+            async with self._pace.piece(probe=probe, first=True, waiting=waiting):
                 return await handler(request)
 
         return answer
@@ -179,18 +163,15 @@ class AdminServer:
     def _queued(self, handler: Handler) -> Handler:
         """Let a handler that makes its answer in pieces begin when it is its turn."""
 
-        async def answer(request: web.Request) -> web.StreamResponse:
-            async with self._turn(request):
-                pass
+        async def answer(request: Request) -> Response:
+            await self._pace.begin(self._waiting(request))
             return await handler(request)
 
         return answer
 
-    def _turn(self, request: web.Request, *, probe: bool = False) -> contextlib.AbstractAsyncContextManager[None]:
-        """The first piece of a request."""
-        limits = None if probe else self.connections
-        waiting = None if limits is None else limits.waiting(request.transport)
-        return self._pace.piece(probe=probe, first=True, waiting=waiting)
+    def _waiting(self, request: Request) -> contextlib.AbstractContextManager[None]:
+        """While it is entered, a request may be given up for a new connection."""
+        return contextlib.nullcontext() if self._server is None else self._server.connections.waiting(request.transport)
 
     def _status(self, handler: Handler) -> Handler:
         """Guard a handler whose answer has no content: a configuration may close it."""
@@ -201,31 +182,26 @@ class AdminServer:
         return self._guarded(handler, content=True)
 
     def _guarded(self, handler: Handler, *, content: bool) -> Handler:
-        async def guarded(request: web.Request) -> web.StreamResponse:
+        async def guarded(request: Request) -> Response:
             path = f"{request.path}?output=" if content and request.path == "/events" else request.path
             caller = await self._access.caller(request, content=content)
             if not isinstance(caller, Caller):
                 log.warning("%s refused to %s: %s", path, request.remote, caller)
                 return refused(self._observed.process, 403, caller, self._how(caller, path))
+            reading = self._content_log.begin(caller.name, request.path) if content else None
             self._under_way[id(request)] = request, caller
             try:
-                return await (self._logged(handler, request, caller.name) if content else handler(request))
+                response = await handler(request)
+                if reading is not None:
+                    reading.status = response.status
+                    reading.bytes += len(response.body) if isinstance(response.body, bytes) else 0
+                return response
             finally:
                 self._under_way.pop(id(request), None)
+                if reading is not None:
+                    self._content_log.end(reading)
 
         return guarded
-
-    async def _logged(self, handler: Handler, request: web.Request, caller: str) -> web.StreamResponse:
-        """Answer with content, and take note of who got how much."""
-        reading = self._content_log.begin(caller, request.path)
-        try:
-            response = await handler(request)
-            reading.status = response.status
-            if isinstance(response, web.Response) and isinstance(response.body, bytes):
-                reading.bytes += len(response.body)
-            return response
-        finally:
-            self._content_log.end(reading)
 
     def _how(self, refusal: HttpRefusal, path: str) -> str:
         config = self._observed.config
@@ -239,20 +215,15 @@ class AdminServer:
         self._events.close()
         if self._sampling is not None:
             self._sampling.cancel()
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
-        if self._runner is not None:
-            await self._runner.cleanup()
-            self._runner = None
-        if self.connections is not None:
-            self.connections.close_all()  # those that aiohttp does not know of, because they are in their handshake
+        if self._server is not None:
+            await self._server.close()
+            self._server = None
         self._content_log.write()
         await self._queries.close()
 
     def look(self, now: float) -> None:
         """Take a sample if it is time, and let clients know what has happened; the daemon calls it at each tick."""
-        if self.address is None:
+        if self._server is None:
             return
         if now >= self._next_sample:
             self._next_sample = now + SAMPLE - 0.05  # between two ticks, so that none of a second is left out
@@ -267,6 +238,7 @@ class AdminServer:
             self.timeline.look_at_routers(*whole)
             self._cut_off()
             self._content_log.look(now)
+            self._server.tell_time()
         self._events.wake()
 
     async def _sample(self, work: Generator[None, None, None]) -> None:
@@ -274,7 +246,7 @@ class AdminServer:
         self._events.sampled()
         self._events.wake()
 
-    async def _overview(self, request: web.Request) -> web.Response:
+    async def _overview(self, request: Request) -> Response:
         """Everything about the bus that the page shows at first and that does not come with ``/events``."""
         caller, history = await self._access.caller(request, content=True), self.history
         return as_json(
@@ -292,7 +264,7 @@ class AdminServer:
             }
         )
 
-    async def _source_history(self, request: web.Request) -> web.Response:
+    async def _source_history(self, request: Request) -> Response:
         name = request.query.get("source", "")
         course = self.history.sources.get(name)
         if course is None and name in {source.spec.label for source in self._observed.relay.present}:
@@ -301,40 +273,40 @@ class AdminServer:
             return problem(404, f"no source {name!r}; /history takes source=NAME, a name of /sources")
         return as_json({"times": self.history.times(), **self.history.samples(course)})
 
-    async def _stream(self, request: web.Request) -> web.StreamResponse:
+    async def _stream(self, request: Request) -> Response:
         if unknown := [each for each in request.query if each not in {"output", "after"}]:
             return problem(400, f"/events knows no {unknown[0]!r}; it takes output=NAME and after=ID")
         if "output" in request.query:
             return await self._content(self._batches)(request)
         return await self._follow(request, None)
 
-    async def _batches(self, request: web.Request) -> web.StreamResponse:
+    async def _batches(self, request: Request) -> Response:
         name = request.query["output"]
         outputs = {each.spec.name: each for each in self._observed.relay.outputs if each.spec.view_of is None}
         if name not in outputs:
             return problem(404, f"no output {name!r}; there are: {', '.join(outputs)}")
         return await self._follow(request, outputs[name])
 
-    async def _follow(self, request: web.Request, output: Output | None) -> web.StreamResponse:
+    async def _follow(self, request: Request, output: Output | None) -> Response:
         if not self._events.room(output):
             return refused(self._observed.process, 503, HttpRefusal.BUSY, "too many clients follow /events; try again")
-        last_id = request.headers.get("Last-Event-ID") or request.query.get("after", "")
+        last_id = request.header("last-event-id") or request.query.get("after", "")
         return await self._events.answer(request, output, last_id)
 
-    async def _metrics(self, _request: web.Request) -> web.Response:
+    async def _metrics(self, _request: Request) -> Response:
         texts = await self._pace.in_turns(self._exposition.render())
         texts.append(await asyncio.to_thread(self._exposition.process))
         return in_parts(texts, CONTENT_TYPE, self._pace)
 
-    async def _livez(self, _request: web.Request) -> web.Response:
+    async def _livez(self, _request: Request) -> Response:
         # an answer proves that the event loop runs
-        return web.Response(text="ok\n")
+        return plain("ok\n")
 
-    async def _readyz(self, _request: web.Request) -> web.Response:
+    async def _readyz(self, _request: Request) -> Response:
         awaited = self._observed.awaited
-        return web.Response(status=503 if awaited else 200, text=f"{awaited or 'ok'}\n")
+        return plain(f"{awaited or 'ok'}\n", 503 if awaited else 200)
 
-    async def _sources(self, _request: web.Request) -> web.Response:
+    async def _sources(self, _request: Request) -> Response:
         texts = await self._pace.in_turns(self._source_entries())
         return in_parts(texts, "application/json", self._pace)
 
@@ -349,7 +321,7 @@ class AdminServer:
                 yield
         return [*texts, b"]"] if texts else [b"[]"]
 
-    async def _routers(self, _request: web.Request) -> web.Response:
+    async def _routers(self, _request: Request) -> Response:
         readings = read_routers(self._observed.relay, self._observed.drivers)
         return as_json([router_entry(output, router) for output, router in readings])
 
@@ -366,5 +338,12 @@ def _authorities(credentials: Credentials) -> bytes:
     return b"" if credentials.tls is None else credentials.tls.authorities
 
 
-async def _openapi(_request: web.Request) -> web.Response:
-    return web.Response(body=await asyncio.to_thread(document), content_type="application/json")  # some 10 ms, once
+def _saying(response: Response) -> Handler:
+    async def say(_request: Request) -> Response:
+        return response
+
+    return say
+
+
+async def _openapi(_request: Request) -> Response:
+    return Response(await asyncio.to_thread(document))  # some 10 ms, once

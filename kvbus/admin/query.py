@@ -10,13 +10,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Generator, Sequence
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 import msgspec
-from aiohttp import web
 
 from kvbus.admin.content_log import current
-from kvbus.admin.pace import Pace
+from kvbus.admin.pace import Pace, next_turn
 from kvbus.admin.query_body import MAX_BODY, MSGPACK, Query, RefusedError, questions
 from kvbus.admin.query_hashes import names_of
 from kvbus.admin.query_index import SLICE, QueryIndex
@@ -30,6 +29,7 @@ from kvbus.core.stats import ProcessStats
 from kvbus.core.types import DEVICE_MEDIUM
 from kvbus.telemetry.readings import read_analytics
 from kvbus.transport.http.connection_limits import CONNECTION_TIMEOUT
+from kvbus.transport.http.messages import Request, Response, problem
 
 MAX_WAITING: Final = 16
 """Requests that had their first turn and are read, wait for a further one, or are answered. One more gets 429."""
@@ -126,7 +126,7 @@ class Queries:
         """Drop the tree."""
         await self._index.close()
 
-    async def handle(self, request: web.Request) -> web.Response:
+    async def handle(self, request: Request) -> Response:
         """Answer a request."""
         process = self._observed.process
         self._waiting += 1
@@ -135,7 +135,7 @@ class Queries:
         except RefusedError as refused:
             process.queries[refused.outcome] += 1
             retry = {"Retry-After": "1"} if refused.outcome in {"busy", "building"} else None
-            return web.json_response({"error": str(refused)}, status=refused.status, headers=retry)
+            return problem(refused.status, str(refused), retry)
         except asyncio.CancelledError:
             process.queries["gone"] += 1
             raise
@@ -143,9 +143,9 @@ class Queries:
             self._waiting -= 1
         process.queries["answered"] += 1
         current.get().add(sum(held.blocks for result in answer.results for held in result.matches), 0)
-        return web.Response(body=_encode(answer), content_type="application/json")
+        return Response(_encode(answer))
 
-    async def _answer(self, request: web.Request) -> Answer:
+    async def _answer(self, request: Request) -> Answer:
         if self._waiting > MAX_WAITING:
             raise RefusedError(429, "busy", f"{MAX_WAITING} requests are being answered; ask again")
         body, msgpack = await _body(request), request.content_type == MSGPACK
@@ -160,7 +160,7 @@ class Queries:
                 if not queries:
                     self._held_now({}, unsure)
                 caches = self._analytics() if analytics else None
-        await asyncio.sleep(0)  # the loop's other work first
+        await next_turn()
         return Answer(results, list(unsure.values()), caches)
 
     async def _results(self, queries: Sequence[Query], unsure: Unsure) -> list[Result]:
@@ -171,17 +171,17 @@ class Queries:
         results = []
         for number, query in enumerate(queries):
             try:
-                held = await self._held(index, query, unsure)
+                held = await self._pace.in_turns(self._held(index, query, unsure))
             except ValueError as error:
                 raise RefusedError(400, "invalid", f"question {number}: {error}") from error
             results.append(Result(sorted(held, key=_worth, reverse=True)))
         return results
 
-    async def _held(self, index: PrefixIndex[int], query: Query, unsure: Unsure) -> list[Held]:
+    def _held(self, index: PrefixIndex[int], query: Query, unsure: Unsure) -> Generator[None, None, list[Held]]:
         """What each source holds, beside what was known of it in the turn in which its blocks were looked up."""
         if query.tokens is not None:
-            return await self._pace.in_turns(self._held_by_tokens(index, query.tokens, query, unsure))
-        return await self._pace.in_turns(self._held_by_name(index, query.hashes or [], unsure))
+            return self._held_by_tokens(index, query.tokens, query, unsure)
+        return self._held_by_name(index, query.hashes or [], unsure)
 
     def _held_by_tokens(
         self, index: PrefixIndex[int], tokens: Tokens, query: Query, unsure: Unsure
@@ -240,18 +240,28 @@ def _worth(held: Held) -> tuple[int, int, int]:
     return held.tokens, held.blocks, held.tiers.get(DEVICE_MEDIUM, 0)
 
 
-async def _body(request: web.Request) -> bytes:
-    if "Content-Encoding" in request.headers:
+async def _body(request: Request) -> bytes:
+    if "content-encoding" in request.headers:
         raise RefusedError(400, "invalid", "the body has a Content-Encoding; send it as it is")
-    parts: list[bytes] = []  # `request.read` copies them three times
-    size = 0
+    if request.is_whole:
+        body, _ = await request.part()
+        return _within(body)
+    parts, more = bytearray(), True
     try:
         async with asyncio.timeout(CONNECTION_TIMEOUT):
-            while part := await request.content.readany():
-                size += len(part)
-                if size > MAX_BODY:
-                    raise RefusedError(413, "too_large", f"more than {MAX_BODY} bytes; ask in several requests")
-                parts.append(part)
+            while more:
+                part, more = await request.part()
+                parts += part
+                _within(parts)
     except TimeoutError as error:
         raise RefusedError(408, "slow", f"no whole body within {CONNECTION_TIMEOUT:g} s") from error
-    return b"".join(parts)
+    return bytes(parts)
+
+
+B = TypeVar("B", bytes, bytearray)
+
+
+def _within(body: B) -> B:
+    if len(body) > MAX_BODY:
+        raise RefusedError(413, "too_large", f"more than {MAX_BODY} bytes; ask in several requests")
+    return body

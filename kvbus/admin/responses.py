@@ -6,24 +6,28 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
 import msgspec
-from aiohttp import web
 
 from kvbus.admin.pace import Pace
 from kvbus.core.stats import HttpRefusal, ProcessStats
+from kvbus.transport.http.messages import Response, problem
 
 PART: Final = 256 * 1024
 """Bytes that are handed to a connection in a turn of the loop: 0.2 ms."""
 
 
-def as_json(data: object) -> web.Response:
+def as_json(data: object) -> Response:
     """Answer with data."""
-    return web.Response(body=msgspec.json.encode(data), content_type="application/json")
+    return Response(msgspec.json.encode(data))
 
 
-def in_parts(texts: Sequence[bytes], content_type: str, pace: Pace) -> web.Response:
+def plain(text: str, status: int = 200) -> Response:
+    """Answer with a text."""
+    return Response(text.encode(), "text/plain; charset=utf-8", status=status)
+
+
+def in_parts(texts: Sequence[bytes], content_type: str, pace: Pace) -> Response:
     """Answer with texts, one behind the other. What is longer than a part is handed over in turns."""
-    headers = {"Content-Type": content_type, "Content-Length": str(sum(map(len, texts)))}
-    return web.Response(body=_parts(texts, pace), headers=headers)
+    return Response(_parts(texts, pace), content_type, headers={"content-length": str(sum(map(len, texts)))})
 
 
 async def _parts(texts: Sequence[bytes], pace: Pace) -> AsyncIterator[bytes]:
@@ -39,12 +43,7 @@ async def _parts(texts: Sequence[bytes], pace: Pace) -> AsyncIterator[bytes]:
     yield b"".join(part)
 
 
-def problem(status: int, text: str) -> web.Response:
-    """Say what is wrong with a request."""
-    return web.json_response({"error": text}, status=status)
-
-
-def refused(process: ProcessStats, status: int, refusal: HttpRefusal, text: str) -> web.Response:
+def refused(process: ProcessStats, status: int, refusal: HttpRefusal, text: str) -> Response:
     """Refuse a request, and count why."""
     process.http_refused[refusal] += 1
     return problem(status, text)

@@ -14,7 +14,6 @@ from tests.admin.test_query import LARGE, TOKENS, asking
 from tests.doubles.payloads import store
 from tests.doubles.socket_router import SocketRouter
 from tests.system.bus import eventually
-from tests.typed import there
 
 ASKED = {"/history": "?source=engine"}
 """What a path cannot do without."""
@@ -23,8 +22,8 @@ ASKED = {"/history": "?source=engine"}
 async def test_it_describes_every_path_and_no_other():
     document.cache_clear()  # it is made here, whichever tests have asked for it before
     async with asking() as here:
-        routes = AdminServer(here.bus.daemon).application().router.routes()
-        served = {(there(route.resource).canonical, route.method) for route in routes if route.method != "HEAD"}
+        paths = AdminServer(here.bus.daemon).paths()
+        served = {(path, method) for path, methods in paths.items() for method in methods if method != "HEAD"}
         async with here.session.get(here.url.replace("/query", "/openapi.json")) as answer:
             described = await answer.json()
     operations = {(path, method.upper()) for path, item in described["paths"].items() for method in item}

@@ -278,6 +278,11 @@ async def test_a_crowd_that_never_waits_has_one_answer_made_in_a_turn(monkeypatc
             requests += first
             return super().piece(first=first, **more)
 
+        async def begin(self, waiting):
+            nonlocal requests
+            requests += 1
+            await super().begin(waiting)
+
     monkeypatch.setattr(http, "Pace", Watched)
     answered: collections.Counter[str] = collections.Counter()
     async with asking() as here, aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=50)) as session:

@@ -26,7 +26,6 @@ from typing import Any, Final
 import aiohttp
 import msgspec
 import uvloop
-from aiohttp import web
 
 from kvbus.admin.content_log import Reading, current
 from kvbus.admin.pace import Pace
@@ -43,7 +42,9 @@ from kvbus.core.stats import ProcessStats
 from kvbus.core.wire.encoding import encode_batch, encode_value
 from kvbus.core.wire.profiles import PROFILES
 from kvbus.core.wire.schema import BlockRemoved, BlockStored
-from kvbus.transport.http.connection_limits import CONNECTION_TIMEOUT, ConnectionLimits
+from kvbus.transport.http.connection_limits import CONNECTION_TIMEOUT
+from kvbus.transport.http.messages import Request, Response
+from kvbus.transport.http.server import HttpServer
 from tests.bench.setups import percentile
 
 SOURCES: Final = 100
@@ -138,21 +139,14 @@ async def turns(load: Load, kind: str, questions: int, *, apart: bool) -> tuple[
     """
     observed: Any = SimpleNamespace(relay=load.relay, process=ProcessStats(), config=SimpleNamespace(worker="w"))
     queries = Queries(observed, Pace())
-    app = web.Application()
 
-    async def handle(request: web.Request) -> web.Response:
+    async def handle(request: Request) -> Response:
         current.set(Reading("bench", "/query"))  # as the server does
-        with limits.answering(request.transport):
-            return await queries.handle(request)
+        return await queries.handle(request)
 
-    app.router.add_post("/query", handle)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    if runner.server is None:
-        raise RuntimeError("no server")
-    limits = ConnectionLimits(runner.server, observed.process, timeout=CONNECTION_TIMEOUT)  # bodies come through it
-    listener = await asyncio.get_running_loop().create_server(limits, "127.0.0.1", 0)
-    url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}/query"
+    server = HttpServer(handle, observed.process, timeout=CONNECTION_TIMEOUT)
+    host, port = await server.start("127.0.0.1", 0)
+    url = f"http://{host}:{port}/query"
     command = (sys.executable, "-m", "tests.bench.query", "--ask", url, "--as", kind, "--questions", str(questions))
     pipe = asyncio.subprocess.PIPE
     asking = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
@@ -185,9 +179,8 @@ async def turns(load: Load, kind: str, questions: int, *, apart: bool) -> tuple[
     for each in timer:
         each.cancel()
     await asking.wait()
-    listener.close()
+    await server.close()
     await queries.close()
-    await runner.cleanup()
     return [each for each in found if each][:questions], waited
 
 

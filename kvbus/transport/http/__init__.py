@@ -1,5 +1,5 @@
-"""What an HTTP port of ours needs below aiohttp: limits of connections, and TLS whose certificates change.
+"""What an HTTP port of ours stands on: limits of connections, TLS whose certificates change, and a server.
 
-In: a listening socket's connections, limits, a TLS context. Out: bytes to aiohttp, and counters.
-It may use the standard library alone.
+In: a listening socket's connections, limits, a TLS context, what answers requests. Out: answers, and counters.
+Limits and TLS use the standard library alone, below any server; the server is uvicorn's protocol.
 """

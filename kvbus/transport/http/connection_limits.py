@@ -1,6 +1,6 @@
 """Limits for HTTP clients: the number of connections, and the time each may take.
 
-aiohttp limits headers and bodies. But it waits without end for unfinished requests and unread answers, and accepts any
+Servers limit headers and bodies. But they wait without end for unfinished requests and unread answers, and accept any
 number of connections. A server without room left answers no probe.
 """
 
@@ -48,7 +48,7 @@ class ConnectionLimits:
     """The connections of a server. It is the server's protocol factory.
 
     Args:
-        serve: makes aiohttp's protocol for a connection.
+        serve: makes the server's protocol for a connection.
         stats: counters of connections, those open and those closed here.
         context: what a new connection's TLS is made with; None for none.
         timeout: seconds for a whole request, and to read an answer.
@@ -141,33 +141,39 @@ class ConnectionLimits:
                 self._stats.http_closed[reason] += 1
             connection.abort()
 
-    @contextlib.contextmanager
-    def waiting(self, transport: asyncio.BaseTransport | None) -> Iterator[None]:
-        """A connection's request waits for its turn, and may be given up for a new connection."""
-        connection = None if transport is None else transport.get_protocol()
-        if isinstance(connection, Connection):
-            self._waiting[connection] = None
-        try:
-            yield
-        finally:
-            if isinstance(connection, Connection):
-                self._waiting.pop(connection, None)
+    def waiting(self, transport: asyncio.BaseTransport | None) -> contextlib.AbstractContextManager[None]:
+        """A connection's request waits for its turn meanwhile, and may be given up for a new connection."""
+        connection = _of(transport)
+        return _NOTHING if connection is None else _Waiting(self._waiting, connection)
 
-    @contextlib.contextmanager
-    def answering(self, transport: asyncio.BaseTransport | None) -> Iterator[None]:
+    def answering(self, transport: asyncio.BaseTransport | None) -> contextlib.AbstractContextManager[None]:
         """Stop the connection's timeout while the server answers its request."""
-        connection = None if transport is None else transport.get_protocol()
-        if isinstance(connection, Connection):
-            connection.begin()
-        try:
-            yield
-        finally:
-            if isinstance(connection, Connection):
-                connection.end()
+        return _of(transport) or _NOTHING
+
+
+_NOTHING: Final = contextlib.nullcontext()
+
+
+class _Waiting:
+    def __init__(self, waiting: dict[Connection, None], connection: Connection) -> None:
+        self._waiting = waiting
+        self._connection = connection
+
+    def __enter__(self) -> None:
+        self._waiting[self._connection] = None
+
+    def __exit__(self, *_: object) -> None:
+        self._waiting.pop(self._connection, None)
+
+
+def _of(transport: asyncio.BaseTransport | None) -> Connection | None:
+    """The connection that a server knows by its transport; None if it is gone."""
+    connection = None if transport is None else transport.get_protocol()
+    return connection if isinstance(connection, Connection) else None
 
 
 class Connection(asyncio.BufferedProtocol):
-    """aiohttp's protocol, with a timeout. With TLS the handshake is part of the first request."""
+    """The server's protocol, with a timeout. With TLS the handshake is part of the first request."""
 
     def __init__(
         self, limits: ConnectionLimits, inner: asyncio.Protocol, context: ssl.SSLContext | None = None
@@ -216,12 +222,12 @@ class Connection(asyncio.BufferedProtocol):
         if secured.ended:
             secured.close()
 
-    def begin(self) -> None:
+    def __enter__(self) -> None:
         """Stop the timeout: a whole request is here, and now the server takes its time."""
         self.busy += 1
         self._stop()
 
-    def end(self) -> None:
+    def __exit__(self, *_: object) -> None:
         """Start the timeout: the client has to read the answer and send its next request in time."""
         self.busy -= 1
         self.served = True
@@ -254,13 +260,13 @@ class Connection(asyncio.BufferedProtocol):
         return self._limits.room()
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Forward to aiohttp. If there is more, other work comes first."""
+        """Forward to the server. If there is more, other work comes first."""
         data, full = self._limits.came(nbytes)
         if self._secured is None:
             self._inner.data_received(data)
         else:
             self._decrypt(self._secured, data)
-        # aiohttp may have paused it itself, until its handler has read something
+        # the server may have paused it itself, until its handler has read something
         if full and self._transport is not None and self._transport.is_reading():
             self._transport.pause_reading()
             asyncio.get_running_loop().call_soon(self._read_on)
@@ -270,19 +276,19 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.resume_reading()
 
     def eof_received(self) -> bool | None:
-        """Forward to aiohttp."""
+        """Forward to the server."""
         return self._inner.eof_received() if self._handed_over else None
 
     def pause_writing(self) -> None:
-        """Forward to aiohttp."""
+        """Forward to the server."""
         self._inner.pause_writing()
 
     def resume_writing(self) -> None:
-        """Forward to aiohttp."""
+        """Forward to the server."""
         self._inner.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forward to aiohttp, and remove the connection."""
+        """Forward to the server, and remove the connection."""
         self._end()
         if self._handed_over:
             self._inner.connection_lost(exc)

@@ -17,7 +17,7 @@ PART: Final = 65_536
 
 
 class Secured(asyncio.Transport):
-    """What aiohttp writes to. Its owner hands in what the transport below it receives.
+    """What the server writes to. Its owner hands in what the transport below it receives.
 
     Attributes:
         ready: the handshake is done.
