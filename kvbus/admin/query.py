@@ -16,7 +16,7 @@ import msgspec
 
 from kvbus.admin.content_log import current
 from kvbus.admin.pace import Pace, next_turn
-from kvbus.admin.query_body import MAX_BODY, MSGPACK, Query, RefusedError, questions
+from kvbus.admin.query_body import MAX_BODY, MSGPACK, Query, Question, RefusedError, questions
 from kvbus.admin.query_hashes import names_of
 from kvbus.admin.query_index import SLICE, QueryIndex
 from kvbus.admin.views import Analytics, analytics_entry
@@ -26,7 +26,7 @@ from kvbus.core.blocks.prefix_labels import Tokens, packed
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.settings import State
 from kvbus.core.stats import ProcessStats
-from kvbus.core.types import DEVICE_MEDIUM
+from kvbus.core.types import DEVICE_MEDIUM, Hash
 from kvbus.telemetry.readings import read_analytics
 from kvbus.transport.http.connection_limits import CONNECTION_TIMEOUT
 from kvbus.transport.http.messages import Request, Response, problem
@@ -163,25 +163,27 @@ class Queries:
         await next_turn()
         return Answer(results, list(unsure.values()), caches)
 
-    async def _results(self, queries: Sequence[Query], unsure: Unsure) -> list[Result]:
+    async def _results(self, queries: Sequence[Question], unsure: Unsure) -> list[Result]:
         index = await self._index.ask(BUILD_TIMEOUT)
         if index is None:
             text = f"the tree of prefixes is being built, {self._index.unread} sources are left; ask again"
             raise RefusedError(503, "building", text)
         results = []
-        for number, query in enumerate(queries):
+        for number, question in enumerate(queries):
             try:
-                held = await self._pace.in_turns(self._held(index, query, unsure))
+                held = await self._pace.in_turns(self._held(index, question, unsure))
             except ValueError as error:
                 raise RefusedError(400, "invalid", f"question {number}: {error}") from error
             results.append(Result(sorted(held, key=_worth, reverse=True)))
         return results
 
-    def _held(self, index: PrefixIndex[int], query: Query, unsure: Unsure) -> Generator[None, None, list[Held]]:
+    def _held(self, index: PrefixIndex[int], question: Question, unsure: Unsure) -> Generator[None, None, list[Held]]:
         """What each source holds, beside what was known of it in the turn in which its blocks were looked up."""
+        query = question.query
         if query.tokens is not None:
-            return self._held_by_tokens(index, query.tokens, query, unsure)
-        return self._held_by_name(index, query.hashes or [], unsure)
+            return (yield from self._held_by_tokens(index, query.tokens, query, unsure))
+        readings = (yield from names_of(query.hashes or [])) if question.names is None else question.names.readings
+        return (yield from self._held_by_name(index, readings, unsure))
 
     def _held_by_tokens(
         self, index: PrefixIndex[int], tokens: Tokens, query: Query, unsure: Unsure
@@ -192,11 +194,11 @@ class Queries:
         return self._held_now(index.matches(tokens, lora=query.lora, salt=query.salt, read=read), unsure)
 
     def _held_by_name(
-        self, index: PrefixIndex[int], hashes: Sequence[int | str], unsure: Unsure
+        self, index: PrefixIndex[int], readings: Sequence[Sequence[Hash]], unsure: Unsure
     ) -> Generator[None, None, list[Held]]:
         """The same by the engines' names: for sources that say the same ones together, for others some at a time."""
         held: list[Held] = []
-        for names in (yield from names_of(hashes)):
+        for names in readings:
             yield from index.read_ahead_named(names)
             matches, others = index.named(names)
             held += self._held_now(matches, unsure)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from typing import Annotated, Final
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
-from kvbus.admin.query_text import PIECE, Texts
+from kvbus.admin.query_hashes import Names
+from kvbus.admin.query_text import PIECE, List, Texts
 from kvbus.core.types import MAX_TOKEN_ID
 
 MAX_BODY: Final = 1024 * 1024
@@ -63,16 +64,31 @@ _of_json: Final = msgspec.json.Decoder(Request).decode
 _of_msgpack: Final = msgspec.msgpack.Decoder(Request).decode
 
 
-def questions(body: bytes, texts: Texts, *, msgpack: bool) -> Generator[None, None, tuple[list[Query], bool]]:
+class Question(NamedTuple):
+    """A query, and what its hashes stand for if that is known."""
+
+    query: Query
+    names: Names | None = None
+
+    @property
+    def items(self) -> int:
+        """Its token ids or hashes."""
+        if self.names is not None:
+            return self.names.size
+        query = self.query
+        return len(query.tokens) // 4 if isinstance(query.tokens, bytes) else len(query.tokens or query.hashes or ())
+
+
+def questions(body: bytes, texts: Texts, *, msgpack: bool) -> Generator[None, None, tuple[list[Question], bool]]:
     """What :func:`read` finds in a body, some pieces at a time."""
-    lists: list[bytes] = []
+    lists: Sequence[List] = []
     if len(body) > PIECE and not msgpack:
         body, lists = yield from texts.in_pieces(body, MAX_QUERIES)
     return read(body, lists, msgpack=msgpack)
 
 
-def read(body: bytes, lists: Sequence[bytes] = (), *, msgpack: bool = False) -> tuple[list[Query], bool]:
-    """The questions of a body, from which :class:`Texts` may have taken the lists of token ids.
+def read(body: bytes, lists: Sequence[List] = (), *, msgpack: bool = False) -> tuple[list[Question], bool]:
+    """The questions of a body, from which :class:`Texts` may have taken the lists of token ids and hashes.
 
     Beside them whether it asks for analytics.
 
@@ -91,25 +107,33 @@ def read(body: bytes, lists: Sequence[bytes] = (), *, msgpack: bool = False) -> 
         raise RefusedError(400, "invalid", "queries stands alone: what else is asked belongs into its entries")
     if len(queries) > MAX_QUERIES:
         raise RefusedError(413, "too_large", f"{len(queries)} questions; {MAX_QUERIES} are allowed in a request")
-    for number, query in enumerate(queries):
-        if lists and isinstance(query.tokens, list):
-            query.tokens = lists[query.tokens[0]]
+    asked = [_whole(query, lists) for query in queries]
+    for number, question in enumerate(asked):
+        query = question.query
         if (query.tokens is None) == (query.hashes is None):
             raise RefusedError(400, "invalid", f"question {number}: either tokens or hashes")
         if query.hashes is not None and (query.lora, query.salt) != (None, None):
             text = f"question {number}: hashes are of one adapter and salt; leave lora and salt out"
             raise RefusedError(400, "invalid", text)
-        if query.hashes is not None and len(query.hashes) > MAX_HASHES:
-            text = f"question {number}: {len(query.hashes)} hashes; {MAX_HASHES} are allowed"
+        if query.hashes is not None and question.items > MAX_HASHES:
+            text = f"question {number}: {question.items} hashes; {MAX_HASHES} are allowed"
             raise RefusedError(413, "too_large", text)
         if isinstance(query.tokens, bytes) and len(query.tokens) % 4:
             text = f"question {number}: packed tokens are four bytes each, and there are {len(query.tokens)}"
             raise RefusedError(400, "invalid", text)
-    items = sum(_items(query) for query in queries)
+    items = sum(question.items for question in asked)
     if items > MAX_ITEMS:
         raise RefusedError(413, "too_large", f"{items} token ids and hashes; {MAX_ITEMS} are allowed in a request")
-    return list(queries), request.analytics
+    return asked, request.analytics
 
 
-def _items(query: Query) -> int:
-    return len(query.tokens) // 4 if isinstance(query.tokens, bytes) else len(query.tokens or query.hashes or ())
+def _whole(query: Query, lists: Sequence[List]) -> Question:
+    """A query with the lists for which numbers stand in it."""
+    names = None
+    if lists and isinstance(query.tokens, list):
+        ids = lists[query.tokens[0]]
+        query.tokens = ids if isinstance(ids, bytes) else None
+    if lists and query.hashes is not None:
+        found = lists[int(query.hashes[0])]
+        names = found if isinstance(found, Names) else None
+    return Question(query, names)

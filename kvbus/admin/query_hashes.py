@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from array import array
 from collections.abc import Generator, Sequence
-from typing import Final, cast
+from itertools import chain
+from typing import Any, Final, NamedTuple, cast
 
 import msgspec
 
@@ -21,6 +23,49 @@ _BYTES: Final = rf"(?:[0-9a-fA-F]{{2}}){{1,{MAX_HASH_BYTES}}}"
 _OF_FRACTIONS: Final = ".eE"
 _numbers: Final = re.compile(rf"{_NUMBER}(?:,{_NUMBER})*").fullmatch
 _byte_strings: Final = re.compile(rf"{_BYTES}(?:,{_BYTES})*").fullmatch
+
+
+class Names(NamedTuple):
+    """What hashes stand for; where they cannot, None. Digits may be both.
+
+    Attributes:
+        numbers: integers of 64 bits.
+        byte_strings: what was written in hexadecimal.
+    """
+
+    numbers: list[int] | None
+    byte_strings: list[bytes] | None
+
+    @property
+    def readings(self) -> list[Sequence[Hash]]:
+        """What they may stand for."""
+        return [each for each in self if each is not None]
+
+    @property
+    def size(self) -> int:
+        """How many they are."""
+        return len(self.readings[0])
+
+
+def some_names(hashes: Sequence[int | str]) -> Names | None:
+    """What up to :data:`PIECE` hashes stand for; None: for nothing, or there are none."""
+    if not hashes:
+        return None
+    numbers, byte_strings = _as_numbers(hashes), _as_bytes(hashes)
+    if numbers is None and byte_strings is None:
+        return None
+    return Names(None if numbers is None else list(numbers), None if byte_strings is None else list(byte_strings))
+
+
+def joined(pieces: Sequence[Names]) -> Names | None:
+    """One behind the other; None if they are of different kinds."""
+    numbers = [each.numbers for each in pieces if each.numbers is not None]
+    byte_strings = [each.byte_strings for each in pieces if each.byte_strings is not None]
+    whole = Names(
+        list(chain.from_iterable(numbers)) if len(numbers) == len(pieces) else None,
+        list(chain.from_iterable(byte_strings)) if len(byte_strings) == len(pieces) else None,
+    )
+    return whole if whole.readings else None
 
 
 def names_of(hashes: Sequence[int | str]) -> Generator[None, None, list[list[Hash]]]:
@@ -52,12 +97,28 @@ def names_of(hashes: Sequence[int | str]) -> Generator[None, None, list[list[Has
 
 def _as_numbers(hashes: Sequence[int | str]) -> Sequence[int] | None:
     """All as integers of 64 bits, None if that is not what they are."""
-    texts = str in map(type, hashes)
     try:
-        numbers = (_decimal(hashes) or _any(hashes)) if texts else cast("Sequence[int]", hashes)
-    except ValueError:  # a comma of its own
-        return None
-    return numbers if numbers and min(numbers) >= -(2**63) and max(numbers) < 2**64 else None
+        numbers: Sequence[int] | None = cast("Sequence[int]", hashes)
+        fit = _fit(hashes)
+    except TypeError:  # there are texts among them
+        try:
+            numbers = _decimal(hashes) or _any(hashes)
+        except ValueError:  # a comma of its own
+            return None
+        fit = numbers is not None and _fit(numbers)
+    return numbers if fit else None
+
+
+def _fit(numbers: Sequence[Any]) -> bool:
+    """Whether there are any, and all of 64 bits.
+
+    Raises:
+        TypeError: they are no numbers.
+    """
+    try:
+        return len(array("Q", numbers)) > 0  # as most are; half of what a look at types and extremes takes
+    except OverflowError:
+        return bool(min(numbers) >= -(2**63) and max(numbers) < 2**64)
 
 
 def _decimal(hashes: Sequence[int | str]) -> Sequence[int] | None:

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from kvbus.admin import http, query_body, query_index, query_text
 from kvbus.admin import query as module
 from kvbus.admin.pace import Pace
+from kvbus.admin.query_hashes import names_of, some_names
 from kvbus.admin.query_text import Texts
 from kvbus.core.blocks.prefix_index import PrefixIndex
 from kvbus.core.blocks.prefix_labels import packed
@@ -259,18 +260,27 @@ def taken_out(body, texts):
 
 
 ODD = st.sampled_from(
-    """1 22 , , [ ] { } " \\ -1 null "tokens" : "tokens":[7,8] ]},{"tokens":[ "salt":"x" "\\u0074okens":[1] 4294967296 é""".encode().split()
+    """1 22 , , [ ] { } " \\ -1 null "tokens" : "tokens":[7,8] ]},{"tokens":[ "salt":"x" "\\u0074okens":[1] 4294967296 é "12" "abcd" "-7" "hashes" ],"hashes":[ 18446744073709551616""".encode().split()
 )
 
 
 def questions(body, lists=()):
+    """What a body asks, or the status with which it is refused."""
     try:
-        queries, _ = query_body.read(body, lists)
+        asked, _ = query_body.read(body, lists)
+        readings = [
+            driven(names_of(query.hashes or []))[0] if names is None else names.readings for query, names in asked
+        ]
     except query_body.RefusedError as refused:
         return refused.status
-    for each in queries:
-        each.tokens = packed(each.tokens) if isinstance(each.tokens, list) else each.tokens
-    return queries
+    except ValueError as error:  # a hash that is none
+        return str(error)
+    for query, _ in asked:
+        query.tokens = packed(query.tokens) if isinstance(query.tokens, list) else query.tokens
+    return [
+        (query.tokens, query.hashes is None or names, query.lora, query.salt)
+        for (query, _), names in zip(asked, readings, strict=True)
+    ]
 
 
 @given(st.lists(ODD, max_size=12).map(b"".join), st.integers(1, 4))
@@ -280,12 +290,21 @@ def questions(body, lists=()):
 @example(b'1,2],"tokens":[3', 1)
 @example(b'1,2],"salt":"\\"tokens\\":[3', 1)
 @example(b'1,2],"salt":"tokens', 1)
+@example(b'1,2],"hashes":[3', 1)
+@example(b'12,"34"],"salt":"\\"hashes\\":[3', 1)
+@example(b'"1,2","3"', 1)
+@example(b'"12","34",56', 1)
+@example(b'"12","abcd"', 1)
+@example(b'"abcd","5"', 1)
+@example(b'"a]b"', 1)
 def test_a_body_read_in_pieces_asks_what_it_asks_read_whole(odd, size):
     texts = keeping()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(query_text, "PIECE", size)
         patch.setattr(query_text, "KEPT", 2000)
-        for body in (odd, b'{"tokens":[' + odd, b'{"tokens":[%b]}' % odd, b'{"queries":[{"tokens":[%b]}]}' % odd):
+        bodies = [b'{"%b":[' % name + odd for name in (b"tokens", b"hashes")]
+        bodies += [b'{"%b":[%b]}' % (name, odd) for name in (b"tokens", b"hashes")]
+        for body in (odd, *bodies, *[b'{"queries":[%b,{"tokens":[1]}]}' % each for each in bodies]):
             for _ in range(2):
                 short, lists, _ = taken_out(body, texts)
                 assert questions(short, lists) == questions(body)
@@ -301,6 +320,8 @@ def test_a_long_list_is_read_in_turns_and_no_more_lists_than_questions():
     short, lists, turns = taken_out(body, Texts(ProcessStats()))
     assert (short, lists) == (b'{"tokens": [0], "salt": "s"}', [packed(ids)])
     assert turns == len(body) // query_text.PIECE // query_text.TURN
+    hashes = json.dumps({"hashes": [str(each) for each in range(10**18, 10**18 + 2048)]}).encode()
+    assert taken_out(hashes, keeping())[2] == -(-len(hashes) // query_text.PIECE)
     many = json.dumps({"queries": [{"tokens": []}] * (query_body.MAX_QUERIES + 1)}).encode()
     assert taken_out(many, keeping()) == (many, [], query_body.MAX_QUERIES // query_text.TURN)
 
@@ -327,6 +348,35 @@ def test_what_was_asked_before_is_not_read_again(monkeypatch):
         read.clear()
         taken_out(prompt_of(ids), texts)
         assert len(read) == pieces
+
+
+def test_hashes_that_were_asked_before_are_not_read_again(monkeypatch):
+    """By name and piece, whether they are integers, decimal texts or in hexadecimal; a few of the last are new."""
+    read = []
+
+    def counted(some):
+        read.append(len(some))
+        return some_names(some)
+
+    monkeypatch.setattr(query_text, "some_names", counted)
+    for of in (int, str, "{:032x}".format):
+        texts, hashes = keeping(), [of(10**15 + each) for each in range(2000)]
+        found = []
+        for asked in (hashes, hashes, [*hashes, of(7)]):
+            read.clear()
+            (names,) = taken_out(json.dumps({"hashes": asked}).encode(), texts)[1]
+            assert names.readings == driven(names_of(asked))[0]
+            found.append(sum(read))
+        assert found[:2] == [2000, 0]
+        assert 0 < found[2] < 500
+
+
+def test_hashes_and_token_ids_with_the_same_text_are_told_apart():
+    texts, same = keeping(), [7] * 9000
+    for _ in range(2):
+        short, lists, _ = taken_out(json.dumps({"queries": [{"hashes": same}, {"tokens": same}]}).encode(), texts)
+        assert short == b'{"queries": [{"hashes": [0]}, {"tokens": [1]}]}'
+        assert [each if isinstance(each, bytes) else each.readings for each in lists] == [[same], packed(same)]
 
 
 def test_an_empty_list_that_was_asked_before_is_not_the_end_of_another_one(monkeypatch):

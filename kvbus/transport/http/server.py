@@ -201,6 +201,7 @@ class _Connection(HttpToolsProtocol):
         if self._too_long or len(self._asked) >= MAX_AHEAD:
             raise ValueError  # by which the parser ends
         super().on_headers_complete()
+        self.cycle.body = b""  # type: ignore[assignment] # a bytearray would be two copies more
         self._asked.append((self.cycle, self.url))
         if self.parser.should_upgrade():
             self.cycle.keep_alive = False  # the parser reads nothing behind it
