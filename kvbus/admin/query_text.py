@@ -17,13 +17,12 @@ from kvbus.admin.query_hashes import Names, joined, some_names
 from kvbus.core.blocks.prefix_labels import packed
 from kvbus.core.stats import ProcessStats
 
-PIECE: Final = 16 * 1024
-"""Bytes of a list of token ids that are read, and found again, together; of hashes half as many. A body that is no
-longer is read whole."""
+PIECE: Final = 32 * 1024
+"""Bytes of a list of token ids that are read, and found again, together; of hashes a quarter. A body that is no longer
+is read whole."""
 
-TURN: Final = 4
-"""Pieces of token ids that are read in one go: 0.25 ms, less than the walk down the tree. One of hashes takes half of
-that."""
+TURN: Final = 2
+"""Pieces that are read in one go: 0.25 ms, less than the walk down the tree."""
 
 KEPT: Final = 16 * 1024 * 1024
 """Bytes of pieces, as text and as what was read of it: of fifty prompts of 2,048 blocks by tokens."""
@@ -99,13 +98,12 @@ class Texts:
             if done < 0 or len(lists) == most:
                 return body, []
             pieces: list[List] = []
-            for begin, end in _cut(body, first, done, PIECE if kind is _TOKENS else PIECE // 2):
+            for begin, end in _cut(body, first, done, PIECE if kind is _TOKENS else PIECE // 4):
                 read = self._read_before(kind, body, begin, end)
                 if read is None:
                     read = self._read(kind, body[begin:end])
-                    anew += 1 if kind is _TOKENS else TURN // 2
-                    if anew >= TURN:
-                        anew = 0
+                    anew += 1
+                    if anew % TURN == 0:
                         yield
                 if read is None:
                     return body, []

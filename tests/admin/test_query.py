@@ -321,7 +321,7 @@ def test_a_long_list_is_read_in_turns_and_no_more_lists_than_questions():
     assert (short, lists) == (b'{"tokens": [0], "salt": "s"}', [packed(ids)])
     assert turns == len(body) // query_text.PIECE // query_text.TURN
     hashes = json.dumps({"hashes": [str(each) for each in range(10**18, 10**18 + 2048)]}).encode()
-    assert taken_out(hashes, keeping())[2] == -(-len(hashes) // query_text.PIECE)
+    assert taken_out(hashes, keeping())[2] == -(-len(hashes) // (query_text.PIECE // 4)) // query_text.TURN
     many = json.dumps({"queries": [{"tokens": []}] * (query_body.MAX_QUERIES + 1)}).encode()
     assert taken_out(many, keeping()) == (many, [], query_body.MAX_QUERIES // query_text.TURN)
 
@@ -406,7 +406,7 @@ def test_what_has_not_been_asked_for_longest_is_forgotten_where_it_is_too_much(m
     stats = ProcessStats()
     texts = Texts(stats)
     texts.keep()
-    prompts = [prompt_of([number] * 12_000) for number in range(3)]
+    prompts = [prompt_of([number] * 24_000) for number in range(3)]
     assert taken_out(prompts[0], texts)[1]
     one = stats.query_text_bytes
     monkeypatch.setattr(query_text, "KEPT", 2 * one)

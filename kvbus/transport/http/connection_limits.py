@@ -53,6 +53,7 @@ class ConnectionLimits:
         context: what a new connection's TLS is made with; None for none.
         timeout: seconds for a whole request, and to read an answer.
         most: how many there may be.
+        keeps: whether the server keeps what it is handed, so that it has to be a copy.
     """
 
     def __init__(
@@ -63,12 +64,14 @@ class ConnectionLimits:
         *,
         timeout: float,
         most: int = MAX_CONNECTIONS,
+        keeps: bool = True,
     ) -> None:
         self._serve = serve
         self._stats = stats
         self._context = context
         self._most = most
         self.timeout = timeout
+        self.keeps = keeps
         self._open: dict[Connection, None] = {}
         self._waiting: dict[Connection, None] = {}
         self._room = memoryview(mmap(-1, ROOM))  # of which small requests never touch most
@@ -113,13 +116,13 @@ class ConnectionLimits:
         """Where a connection's next bytes go: as many as there is room for in this turn of the loop."""
         return self._room[: max(self._left, PART)]
 
-    def came(self, nbytes: int) -> tuple[bytes, bool]:
-        """What has come, and whether it took all the room."""
+    def came(self, nbytes: int) -> tuple[memoryview, bool]:
+        """What has come, until the next connection's has, and whether it took all the room."""
         if self._left == ROOM:
             asyncio.get_running_loop().call_soon(self._next_turn)
         full = nbytes == max(self._left, PART)
         self._left = max(0, self._left - nbytes)
-        return bytes(self._room[:nbytes]), full
+        return self._room[:nbytes], full
 
     def _next_turn(self) -> None:
         self._left = ROOM
@@ -208,7 +211,7 @@ class Connection(asyncio.BufferedProtocol):
         self._handed_over = True
         self._inner.connection_made(transport)
 
-    def _decrypt(self, secured: Secured, data: bytes) -> None:
+    def _decrypt(self, secured: Secured, data: memoryview) -> None:
         try:
             secured.take(data)
             if secured.ready and not self._handed_over:
@@ -263,7 +266,7 @@ class Connection(asyncio.BufferedProtocol):
         """Forward to the server. If there is more, other work comes first."""
         data, full = self._limits.came(nbytes)
         if self._secured is None:
-            self._inner.data_received(data)
+            self._inner.data_received(bytes(data) if self._limits.keeps else cast("bytes", data))
         else:
             self._decrypt(self._secured, data)
         # the server may have paused it itself, until its handler has read something

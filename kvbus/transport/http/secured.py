@@ -32,7 +32,7 @@ class Secured(asyncio.Transport):
         self.ready = False
         self.ended = False
 
-    def take(self, data: bytes) -> None:
+    def take(self, data: bytes | memoryview) -> None:
         """Take in what has been received, and go on with the handshake.
 
         Raises:

@@ -83,7 +83,7 @@ class HttpServer:
         self._config.load()
         self._listener: asyncio.Server | None = None
         self.connections = ConnectionLimits(
-            lambda: _Connection(self._config, self._state), stats, context, timeout=timeout
+            lambda: _Connection(self._config, self._state), stats, context, timeout=timeout, keeps=False
         )
 
     async def start(self, host: str, port: int) -> tuple[str, int]:
