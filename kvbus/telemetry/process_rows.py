@@ -144,7 +144,7 @@ PROCESS: Final[tuple[Row[ProcessStats], ...]] = (
     ),
     one(
         "query_text_bytes",
-        "Bytes of token ids that were asked for as JSON lately, as text and packed.",
+        "Bytes of token ids and hashes that were asked for as JSON lately, as text and as read.",
         lambda p: p.query_text_bytes,
     ),
     one(
