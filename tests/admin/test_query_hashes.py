@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvbus.admin import query_hashes
-from kvbus.admin.query_hashes import names_of
+from kvbus.admin.query_hashes import joined, names_of, some_names
 
 
 def number(each):
@@ -69,6 +69,22 @@ def test_many_at_a_time_are_what_they_are_one_by_one(hashes):
         assert found.startswith(f"hashes[{pairs.index((None, None))}] is neither")
     else:
         assert found.startswith("hashes are all integers, or all")
+
+
+@given(st.lists(HASH, max_size=9), st.integers(1, 3))
+@example([1, "ab"], 1)
+@example(["12", "ab", "1"], 1)
+@example(["12", "34"], 1)
+@example([-1, 2**64 - 1], 1)
+def test_pieces_behind_each_other_are_what_they_are_together(hashes, size):
+    pieces = [some_names(hashes[first : first + size]) for first in range(0, len(hashes), size)]
+    found, _ = read(hashes)
+    if not hashes:
+        assert some_names(hashes) is None
+    elif None in pieces or (whole := joined([each for each in pieces if each is not None])) is None:
+        assert isinstance(found, str)
+    else:
+        assert (whole.readings, whole.size) == (found, len(hashes))
 
 
 @pytest.mark.parametrize(
