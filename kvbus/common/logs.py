@@ -70,7 +70,6 @@ def setup(
         root.removeHandler(old)
     root.addHandler(handler)
     root.setLevel(level.upper())
-    logging.getLogger("aiohttp.access").setLevel(logging.WARNING)  # else each scrape logs a line
     logging.captureWarnings(capture=True)
     return handler
 

@@ -28,14 +28,12 @@ def _root(monkeypatch):
     """Give the root logger back as it was; no colours unless asked for."""
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
-    access = logging.getLogger("aiohttp.access").level
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
     yield
     logging.captureWarnings(False)
     root.handlers[:] = handlers
     root.setLevel(level)
-    logging.getLogger("aiohttp.access").setLevel(access)
 
 
 def _lines(stream: io.StringIO) -> list[dict]:
