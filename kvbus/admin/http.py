@@ -123,9 +123,12 @@ class AdminServer:
         methods = self._handlers.get(request.path)
         if methods is None:
             return _saying(problem(404, f"no path {request.path!r}; there are: {', '.join(self._handlers)}"))
-        allowed = ", ".join(methods)
-        text = f"{request.path} takes {allowed}, not {request.method}"
-        return methods.get(request.method) or _saying(problem(405, text, {"allow": allowed}))
+        handler = methods.get(request.method)
+        if handler is None:
+            allowed = ", ".join(methods)
+            text = f"{request.path} takes {allowed}, not {request.method}"
+            return _saying(problem(405, text, {"allow": allowed}))
+        return handler
 
     def _context(self) -> ssl.SSLContext | None:
         tls = self._access.credentials.tls

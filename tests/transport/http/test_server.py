@@ -150,6 +150,17 @@ async def test_a_head_has_a_limit_in_however_many_parts_it_comes(where, part):
         assert len(served.asked) == 1
 
 
+async def refused_for_its_length(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, more: bytes) -> None:
+    """Say more and more until the server says that it is too much, or has closed."""
+    with contextlib.suppress(ConnectionError):
+        for _ in range(1000):
+            if not reader.at_eof() and not writer.is_closing():
+                writer.write(more)
+                await asyncio.sleep(0)
+        assert (await asyncio.wait_for(reader.readline(), 30)).startswith(b"HTTP/1.1 431 ")
+    writer.close()
+
+
 @pytest.mark.parametrize("said", [b"GET /", b"GET / HTTP/1.1\r\n", b"GET / HTTP/1.1\r\nX: ", b"GET / HTTP/1.1\r\nX"])
 @both_loops
 async def test_a_head_without_end_is_refused_as_soon_as_it_is_too_long(said):
@@ -157,13 +168,7 @@ async def test_a_head_without_end_is_refused_as_soon_as_it_is_too_long(said):
         reader, writer = await served.connect()
         writer.write(said)
         more = b"X: y\r\n" * 200 if said.endswith(b"\n") else b"x" * 1200
-        with contextlib.suppress(ConnectionError):
-            for _ in range(1000):
-                if not reader.at_eof() and not writer.is_closing():
-                    writer.write(more)
-                    await asyncio.sleep(0)
-            assert (await asyncio.wait_for(reader.readline(), 30)).startswith(b"HTTP/1.1 431 ")
-        writer.close()
+        await refused_for_its_length(reader, writer, more)
         assert not served.asked
 
 
@@ -175,13 +180,7 @@ async def test_fields_behind_a_body_have_the_limit_of_a_head():
         for more in (b"X: y\r\n" * 200, b"x" * 1200):
             reader, writer = await served.connect()
             writer.write(chunked + b"0\r\n")
-            with contextlib.suppress(ConnectionError):
-                for _ in range(1000):
-                    if not reader.at_eof() and not writer.is_closing():
-                        writer.write(more)
-                        await asyncio.sleep(0)
-                assert (await asyncio.wait_for(reader.readline(), 30)).startswith(b"HTTP/1.1 431 ")
-            writer.close()
+            await refused_for_its_length(reader, writer, more)
         await eventually(lambda: served.ended == ["/body"] * 3, "the end of those")
 
 
