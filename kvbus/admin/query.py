@@ -17,7 +17,7 @@ import msgspec
 from kvbus.admin.content_log import current
 from kvbus.admin.pace import Pace, next_turn
 from kvbus.admin.query_body import MAX_BODY, MSGPACK, Query, Question, RefusedError, questions
-from kvbus.admin.query_hashes import names_of
+from kvbus.admin.query_hashes import Names, names_of, readings
 from kvbus.admin.query_index import SLICE, QueryIndex
 from kvbus.admin.views import Analytics, analytics_entry
 from kvbus.config import Config
@@ -26,7 +26,7 @@ from kvbus.core.blocks.prefix_labels import Tokens, packed
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.settings import State
 from kvbus.core.stats import ProcessStats
-from kvbus.core.types import DEVICE_MEDIUM, Hash
+from kvbus.core.types import DEVICE_MEDIUM
 from kvbus.telemetry.readings import read_analytics
 from kvbus.transport.http.connection_limits import CONNECTION_TIMEOUT
 from kvbus.transport.http.messages import Request, Response, problem
@@ -182,8 +182,8 @@ class Queries:
         query = question.query
         if query.tokens is not None:
             return (yield from self._held_by_tokens(index, query.tokens, query, unsure))
-        readings = (yield from names_of(query.hashes or [])) if question.names is None else question.names.readings
-        return (yield from self._held_by_name(index, readings, unsure))
+        names = (yield from names_of(query.hashes or [])) if question.names is None else question.names
+        return (yield from self._held_by_name(index, names, unsure))
 
     def _held_by_tokens(
         self, index: PrefixIndex[int], tokens: Tokens, query: Query, unsure: Unsure
@@ -194,20 +194,20 @@ class Queries:
         return self._held_now(index.matches(tokens, lora=query.lora, salt=query.salt, read=read), unsure)
 
     def _held_by_name(
-        self, index: PrefixIndex[int], readings: Sequence[Sequence[Hash]], unsure: Unsure
+        self, index: PrefixIndex[int], names: Sequence[Names], unsure: Unsure
     ) -> Generator[None, None, list[Held]]:
         """The same by the engines' names: for sources that say the same ones together, for others some at a time."""
         held: list[Held] = []
-        for names in readings:
-            yield from index.read_ahead_named(names)
-            matches, others = index.named(names)
+        for prompt in readings(names):
+            yield from index.read_ahead_named(prompt)
+            matches, others = index.named(prompt)
             held += self._held_now(matches, unsure)
             begun = time.perf_counter()
             for slot in others:
                 if time.perf_counter() - begun >= SLICE:
                     yield
                     begun = time.perf_counter()
-                match = index.named_by(slot, names)
+                match = index.named_by(slot, prompt)
                 held += self._held_of([slot], {} if match is None else {slot: match}, unsure)
         return held
 

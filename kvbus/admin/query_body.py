@@ -65,16 +65,16 @@ _of_msgpack: Final = msgspec.msgpack.Decoder(Request).decode
 
 
 class Question(NamedTuple):
-    """A query, and what its hashes stand for if that is known."""
+    """A query, and what its hashes stand for if that is known, in pieces."""
 
     query: Query
-    names: Names | None = None
+    names: list[Names] | None = None
 
     @property
     def items(self) -> int:
         """Its token ids or hashes."""
         if self.names is not None:
-            return self.names.size
+            return sum(each.size for each in self.names)
         query = self.query
         return len(query.tokens) // 4 if isinstance(query.tokens, bytes) else len(query.tokens or query.hashes or ())
 
@@ -135,5 +135,5 @@ def _whole(query: Query, lists: Sequence[List]) -> Question:
         query.tokens = ids if isinstance(ids, bytes) else None
     if lists and query.hashes is not None:
         found = lists[int(query.hashes[0])]
-        names = found if isinstance(found, Names) else None
+        names = found if isinstance(found, list) else None
     return Question(query, names)

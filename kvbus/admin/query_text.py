@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from kvbus.admin.query_hashes import Names, joined, some_names
+from kvbus.admin.query_hashes import Names, readings, some_names
 from kvbus.core.blocks.prefix_labels import packed
 from kvbus.core.stats import ProcessStats
 
@@ -34,11 +34,14 @@ of what a hash of all of it takes."""
 ENTRY: Final = 400
 """Bytes that an entry takes besides, about."""
 
-HASH: Final = 48
-"""Bytes that a hash takes as an integer, about; as a byte string twice as many."""
+HASH: Final = 130
+"""Bytes that a hash takes, and where its block is, about."""
 
-List = bytes | Names
-"""Token ids, packed, or hashes."""
+Piece = bytes | Names
+"""Of a list: token ids, packed, or hashes."""
+
+List = bytes | list[Names]
+"""Token ids, packed, or hashes in pieces, which are the same objects each time."""
 
 Whole = tuple[bytes, list[List]]
 """A body in which ``[n]`` stands for the n-th list, and these lists."""
@@ -57,7 +60,7 @@ class Entry(NamedTuple):
     """A text, what was read of it, and the bytes that both take."""
 
     text: bytes
-    read: List
+    read: Piece
     size: int
 
 
@@ -97,7 +100,7 @@ class Texts:
             done = body.find(b"]", first)
             if done < 0 or len(lists) == most:
                 return body, []
-            pieces: list[List] = []
+            pieces: list[Piece] = []
             for begin, end in _cut(body, first, done, PIECE if kind is _TOKENS else PIECE // 4):
                 read = self._read_before(kind, body, begin, end)
                 if read is None:
@@ -117,7 +120,7 @@ class Texts:
         # an escape may hide a list's name
         return (body, []) if b"\\" in short else (short, lists)
 
-    def _read_before(self, kind: bytes, body: bytes, first: int, last: int) -> List | None:
+    def _read_before(self, kind: bytes, body: bytes, first: int, last: int) -> Piece | None:
         key = _key(kind, body, first, last)
         known = self._known.get(key)
         if known is None or not body.startswith(known.text, first):  # nothing of it is copied
@@ -125,7 +128,7 @@ class Texts:
         self._known.move_to_end(key)
         return known.read
 
-    def _read(self, kind: bytes, text: bytes) -> List | None:
+    def _read(self, kind: bytes, text: bytes) -> Piece | None:
         """The ids of a text, packed, or its hashes; None if it is something else."""
         try:
             listed = b"[%b]" % text
@@ -160,12 +163,15 @@ def _lists(body: bytes) -> Iterator[tuple[bytes, int]]:
         ahead = {each: where if where >= at else body.find(each, at) for each, where in ahead.items()}
 
 
-def _joined(pieces: Sequence[List]) -> List | None:
-    """One behind the other; None if that is no list. Nothing is a list, but no piece of one."""
+def _joined(pieces: Sequence[Piece]) -> List | None:
+    """What pieces are behind each other; None if that is no list. Nothing is a list, but no piece of one."""
     if len(pieces) > 1 and b"" in pieces:
         return None
     ids = [each for each in pieces if isinstance(each, bytes)]
-    return b"".join(ids) if ids else joined([each for each in pieces if isinstance(each, Names)])
+    if ids:
+        return b"".join(ids)
+    names = [each for each in pieces if isinstance(each, Names)]
+    return names if readings(names) else None
 
 
 def _key(kind: bytes, body: bytes, first: int, last: int) -> bytes:
@@ -174,10 +180,8 @@ def _key(kind: bytes, body: bytes, first: int, last: int) -> bytes:
     return b"%b%d:%b%b" % (kind, last - first, *ends)
 
 
-def _size(read: List) -> int:
-    if isinstance(read, bytes):
-        return len(read)
-    return HASH * (len(read.numbers or ()) + 2 * len(read.byte_strings or ()))
+def _size(read: Piece) -> int:
+    return len(read) if isinstance(read, bytes) else HASH * read.size * sum(each is not None for each in read)
 
 
 def _cut(body: bytes, first: int, end: int, size: int) -> Iterator[tuple[int, int]]:

@@ -12,6 +12,7 @@ from kvbus.admin.pace import Pace, client
 from kvbus.admin.query_index import QueryIndex
 from kvbus.core.blocks.announce import announce
 from kvbus.core.blocks.prefix_index import PrefixIndex, medium_of
+from kvbus.core.blocks.prefix_paths import NamedBlocks
 from kvbus.core.events import BatchReceived, SourceDown, SourceRemoved, SourceUp, Tick
 from kvbus.core.stats import ProcessStats
 from tests.core.dsl import Script
@@ -77,8 +78,9 @@ def same(index, fresh):
 
 
 def by_name(index, names):
-    matches, others = index.named(names)
-    of_their_own = {slot: index.named_by(slot, names) for slot in others}
+    prompt = [NamedBlocks(names)]
+    matches, others = index.named(prompt)
+    of_their_own = {slot: index.named_by(slot, prompt) for slot in others}
     return matches | {slot: match for slot, match in of_their_own.items() if match}
 
 

@@ -16,14 +16,15 @@ what :meth:`PrefixIndex.matches` was asked for lately. What is removed is free a
 
 from __future__ import annotations
 
-from collections.abc import Generator, Hashable, Iterable, Sequence
+from collections.abc import Generator, Hashable, Sequence
+from itertools import chain
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from msgspec import UNSET
 
 from kvbus.core.blocks.prefix_holder import NOWHERE, Holder, OwnNames
 from kvbus.core.blocks.prefix_labels import Adapter, Label, Shape, Tokens, adapter, asked, stored
-from kvbus.core.blocks.prefix_paths import KEPT, PIECE, Paths, Prompt
+from kvbus.core.blocks.prefix_paths import KEPT, PIECE, NamedBlocks, Paths, Prompt, named_ahead, named_path
 from kvbus.core.blocks.prefix_tree import PrefixTree, count, each_bit
 from kvbus.core.types import DEVICE_MEDIUM, Hash, medium_key
 from kvbus.core.wire.codec import AnyEvent
@@ -300,34 +301,28 @@ class PrefixIndex(Generic[W]):
             yield from self._paths.ahead(root, prompt, blocks)
         return read
 
-    def read_ahead_named(self, hashes: Sequence[Hash], blocks: int = AHEAD) -> Generator[None, None, None]:
+    def read_ahead_named(self, prompt: Sequence[NamedBlocks], blocks: int = AHEAD) -> Generator[None, None, None]:
         """The same for :meth:`named`."""
-        node = 0
-        for first in range(0, len(hashes) - blocks, blocks):
-            path = self._tree.path_named(node, hashes[first : first + blocks])
-            yield
-            if len(path) < blocks:
-                break
-            node = path[-1]
+        return named_ahead(self._tree, prompt, blocks)
 
-    def named(self, hashes: Sequence[Hash]) -> tuple[dict[W, Match], list[W]]:
+    def named(self, prompt: Sequence[NamedBlocks]) -> tuple[dict[W, Match], list[W]]:
         """How many of these blocks, by their names, each worker holds from the first on, where it holds any.
 
         Beside them the workers with names of their own, which are left out: for each of them :meth:`named_by` says it.
         """
         own = [(worker, holder.bit) for worker, holder in self._holders.items() if holder.own]
-        path = self._tree.path_named(0, hashes)
+        path = named_path(self._tree, prompt)
         found = self._ended(path, self._live ^ sum(bit for _, bit in own), self._tree.size_at(path[0] if path else 0))
         return dict(found), [worker for worker, _ in own]
 
-    def named_by(self, worker: W, hashes: Iterable[Hash]) -> Match | None:
+    def named_by(self, worker: W, prompt: Sequence[NamedBlocks]) -> Match | None:
         """The same of one worker, by its own names for them; None if it holds none."""
         holder = self._holders.get(worker)
         if holder is None:
             return None
         blocks = node = 0
         tiers: dict[str, int] = {}
-        for block in hashes:
+        for block in chain.from_iterable(each.names for each in prompt):
             media = holder.media(block)
             if not media:
                 break

@@ -4,17 +4,19 @@ A walk reads at each node where the next one is, and waits for memory each time.
 reads many at once, and the tokens of many blocks are compared in one go. What is kept only says where to look: a node
 counts if it is still behind the one before it, with the label it had.
 
-Names are not kept: to compare a question's with those of another one takes as long as the walk.
+Names are found again if they are the very objects that were asked for before (:class:`NamedBlocks`): to compare others
+with those of an earlier question takes as long as the walk.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import Any, Final, NamedTuple
 
 from kvbus.core.blocks.prefix_labels import Label, Shape, Tokens, divided, whole, width_of
 from kvbus.core.blocks.prefix_tree import PrefixTree
+from kvbus.core.types import Hash
 
 PIECE: Final = 256
 """Blocks whose places are kept together: a conversation's next prompt begins as the one before."""
@@ -60,6 +62,64 @@ class Prompt:
         self.salt = salt
         self.known: dict[int, Piece] = {}
         """Pieces that have been found, by their first byte."""
+
+
+class NamedBlocks:
+    """Blocks that follow on each other, by their names, and where they were when they were asked for last.
+
+    Args:
+        names: one at least. Whoever asks for them again with this object has them found without a walk.
+    """
+
+    def __init__(self, names: Sequence[Hash]) -> None:
+        self.names = names
+        self._nodes: list[int] = []
+        """Theirs; empty: not all of them were there."""
+        self._found: list[Hash | None] = []
+        """These nodes' names, the tree's own objects: whether they are still there is seen without a look inside."""
+
+    def path(self, tree: PrefixTree, node: int) -> list[int]:
+        """Their nodes, as far as there are any; the first is most likely to be below this node."""
+        if not self._nodes or not tree.still_named(self._nodes, self._found):
+            nodes = tree.path_named(node, self.names)
+            if len(nodes) < len(self.names):
+                return nodes
+            self._nodes, self._found = nodes, tree.names(nodes)
+        return self._nodes
+
+    def known(self, tree: PrefixTree) -> int:
+        """The last of their nodes, if it is known where they all were and that one still is; else 0."""
+        return self._nodes[-1] if self._nodes and tree.still_named(self._nodes[-1:], self._found[-1:]) else 0
+
+
+def named_path(tree: PrefixTree, prompt: Sequence[NamedBlocks]) -> list[int]:
+    """The nodes of a prompt by the names of its blocks, as far as there are any."""
+    path: list[int] = []
+    for each in prompt:
+        nodes = each.path(tree, path[-1] if path else 0)
+        path += nodes
+        if len(nodes) < len(each.names):
+            break
+    return path
+
+
+def named_ahead(tree: PrefixTree, prompt: Sequence[NamedBlocks], blocks: int) -> Generator[None, None, None]:
+    """Walk to what is not known, so many blocks at a time; the last of the prompt is left to :func:`named_path`."""
+    node = walked = 0
+    for each in prompt[:-1]:
+        known = each.known(tree)
+        if not known:
+            path = each.path(tree, node)
+            walked += len(path)
+            if len(path) < len(each.names):
+                break
+            known = path[-1]
+        node = known
+        if walked >= blocks:
+            yield
+            walked = 0
+    if walked:
+        yield
 
 
 class Paths:

@@ -246,6 +246,16 @@ class PrefixTree:
             node = each
         return True
 
+    def names(self, nodes: Sequence[int]) -> list[Hash | None]:
+        """What each of these is called."""
+        return [self._names[node] for node in nodes]
+
+    def still_named(self, nodes: list[int], names: list[Hash | None]) -> bool:
+        """Whether each of these nodes has its name, this very object. No other node has one that is equal."""
+        names_of = self._names
+        there = len(names_of)
+        return all(node < there and names_of[node] is names[at] for at, node in enumerate(nodes))
+
     def ends(self, path: Sequence[int], alive: int) -> list[tuple[int, int]]:
         """Which of these holders hold how many blocks of a path without a hole, the most first."""
         held = self._on_device

@@ -10,12 +10,17 @@ from hypothesis import strategies as st
 
 from kvbus.core.blocks.prefix_index import Match, PrefixIndex
 from kvbus.core.blocks.prefix_labels import stored
-from kvbus.core.blocks.prefix_paths import KEPT, PIECE
+from kvbus.core.blocks.prefix_paths import KEPT, PIECE, NamedBlocks
 from kvbus.core.wire.encoding import encode_value
 from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored
 from tests.generators import driven
 
 SIZE = 4
+
+
+def by_names(names, size=9):
+    """A prompt by the names of its blocks, in pieces of so many."""
+    return [NamedBlocks(names[first : first + size]) for first in range(0, len(names), size)]
 
 
 def tokens_of(*blocks, size=SIZE):
@@ -89,7 +94,7 @@ def test_blocks_on_several_tiers_are_one_prefix():
     assert index.matches(asked) == both
     assert index.holds("a", 3, "CPU")
     assert not index.holds("a", 3)
-    assert index.named([1, 2, 3, 4]) == (both, [])
+    assert index.named(by_names([1, 2, 3, 4])) == (both, [])
     index.apply("a", BlockRemoved((1, 2), "GPU"))
     assert index.matches(asked) == {"b": both["b"]}
     index.apply("a", store([1], None, 1, medium="cpu"))
@@ -125,26 +130,31 @@ def test_blocks_are_found_by_names_of_all_workers_and_by_those_of_one_alone():
         ("d", store([7, 2], None, 1, 3)),
     )
     one, two = Match(1, SIZE, {"GPU": 1}), Match(2, SIZE, {"GPU": 2})
-    assert index.named([1, 2, 3]) == ({"a": two, "b": one}, ["c", "d"])
-    assert index.named([7, 2]) == ({}, ["c", "d"])
-    assert index.named([2, 1]) == ({"a": two}, ["c", "d"])  # whatever their order
-    assert index.named_by("c", [b"x"]) == Match(1, 0, {"GPU": 1})
-    assert index.named_by("d", [7, 2]) == two
-    assert index.named_by("d", [1, 2]) is index.named_by("a", [7]) is index.named_by("e", [1]) is None
+    assert index.named(by_names([1, 2, 3])) == ({"a": two, "b": one}, ["c", "d"])
+    assert index.named(by_names([7, 2])) == ({}, ["c", "d"])
+    assert index.named(by_names([2, 1])) == ({"a": two}, ["c", "d"])  # whatever their order
+    assert index.named_by("c", by_names([b"x"])) == Match(1, 0, {"GPU": 1})
+    assert index.named_by("d", by_names([7, 2])) == two
+    assert (
+        index.named_by("d", by_names([1, 2]))
+        is index.named_by("a", by_names([7]))
+        is index.named_by("e", by_names([1]))
+        is None
+    )
     index.apply("d", BlockRemoved((7, 2)))
     index.apply("c", BlockRemoved((b"x",)))
-    assert index.named([1, 2, 3]) == ({"a": two, "b": one}, [])
+    assert index.named(by_names([1, 2, 3])) == ({"a": two, "b": one}, [])
 
 
 def test_a_name_of_ones_own_beside_that_of_the_node():
     index = index_of(("a", store([1], None, 1)), ("a", store([2], None, 1)), ("b", store([1], None, 1)))
     one = Match(1, SIZE, {"GPU": 1})
-    assert index.named([1]) == ({"b": one}, ["a"])
-    assert index.named_by("a", [1, 2]) == Match(2, SIZE, {"GPU": 2})
+    assert index.named(by_names([1])) == ({"b": one}, ["a"])
+    assert index.named_by("a", by_names([1, 2])) == Match(2, SIZE, {"GPU": 2})
     index.apply("a", BlockRemoved((1,)))
     assert not index.holds("a", 1)
     assert not index.remove("a", 1)
-    assert index.named_by("a", [2, 1]) == one
+    assert index.named_by("a", by_names([2, 1])) == one
     assert index.longest_prefix(tokens_of(1)) == {"a": 1, "b": 1}
     index.apply("a", BlockRemoved((2,)))
     assert index.longest_prefix(tokens_of(1)) == {"b": 1}
@@ -153,16 +163,16 @@ def test_a_name_of_ones_own_beside_that_of_the_node():
 def test_a_nodes_name_goes_with_the_node():
     index = index_of(("a", store([1], None, 1)), ("b", store([2], None, 1)), ("a", BlockRemoved((1,))))
     index.apply("c", store([1], None, 2))  # is taken as long as the node is there
-    assert index.named([1]) == ({}, ["b", "c"])
+    assert index.named(by_names([1])) == ({}, ["b", "c"])
     index.apply("b", BlockRemoved((2,)))
     index.apply("d", store([1], None, 2))
-    assert index.named([1]) == ({"d": Match(1, SIZE, {"GPU": 1})}, ["c"])
-    assert index.named_by("c", [1]) == Match(1, SIZE, {"GPU": 1})
+    assert index.named(by_names([1])) == ({"d": Match(1, SIZE, {"GPU": 1})}, ["c"])
+    assert index.named_by("c", by_names([1])) == Match(1, SIZE, {"GPU": 1})
     index.apply("d", store([3, 4], 1, 3, 4))
     index.apply("d", BlockRemoved((1, 3)))  # leaves the nodes behind, and so their names
-    assert index.named([1]) == ({}, ["c"])
+    assert index.named(by_names([1])) == ({}, ["c"])
     index.apply("e", store([1, 3], None, 2, 3))
-    assert index.named([1, 3, 4])[0] == {"e": Match(2, SIZE, {"GPU": 2})}
+    assert index.named(by_names([1, 3, 4]))[0] == {"e": Match(2, SIZE, {"GPU": 2})}
 
 
 def test_salts_and_adapters_keep_equal_tokens_apart():
@@ -226,7 +236,7 @@ def test_tokens_may_be_packed_already():
 def test_blocks_without_their_tokens_are_found_by_name_alone():
     index = index_of(("a", BlockStored((1, 2), None, encode_value([]), 0)), ("a", store([3], 2, 3)))
     assert index.longest_prefix(tokens_of(3)) == {}
-    assert index.named_by("a", [1, 2, 3]) == Match(3, 0, {"GPU": 3})
+    assert index.named_by("a", by_names([1, 2, 3])) == Match(3, 0, {"GPU": 3})
     index.apply("a", BlockRemoved((1, 3)))
     assert len(index) == 1
 
@@ -285,7 +295,7 @@ def test_a_prompt_is_read_ahead_some_blocks_at_a_time_and_what_comes_or_goes_the
     read, turns = driven(index.read_ahead(tokens_of(1, 9, 3, 4), blocks=1))
     assert turns == 0
     for question, expected in ((range(1, 6), 2), ([1, 9, 3, 4], 1), ([1, 2], 0), ([], 0)):
-        assert driven(index.read_ahead_named(list(question), blocks=2)) == (None, expected)
+        assert driven(index.read_ahead_named(by_names(question, 2), blocks=2)) == (None, expected)
     with pytest.raises(ValueError, match="integer from 0"):
         driven(index.read_ahead([-1] * SIZE))
 
@@ -302,6 +312,22 @@ def test_a_prompt_that_comes_again_is_not_read_ahead():
     index.apply("a", store([7, 8], 6, 7, 8))
     assert [index.matches(prompt)["a"].blocks, len(index.matches(tokens_of(2, 3)))] == [8, 0]
     assert index.matches(prompt, salt="s") == {}
+
+
+def test_a_prompt_by_names_that_comes_again_is_not_read_ahead():
+    index = index_of(("a", store(range(1, 9), None, *range(1, 9))))
+    names = by_names(range(1, 9), 2)
+    assert [driven(index.read_ahead_named(names, blocks=2))[1] for _ in range(2)] == [3, 0]
+    for change, blocks in ((BlockRemoved((8,)), 7), (store([8], 7, 8), 8)):
+        index.apply("a", change)
+        assert index.named(names)[0]["a"].blocks == blocks
+    index.apply("a", BlockRemoved((8, 7)))
+    index.apply("a", store([10, 11], 6, 7, 8))  # the places that they had
+    assert index.named(names)[0]["a"].blocks == 6
+    assert index.named(by_names([*range(1, 7), 10, 11], 2))[0]["a"].blocks == 8
+    index.apply("a", store([7, 8], None, 1, 2, size=8))
+    assert index.named(names)[0]["a"].blocks == 8
+    assert driven(index.read_ahead_named(names, blocks=2))[1] == 0
 
 
 def test_a_place_that_is_behind_another_block_by_now_is_not_found_there():
@@ -329,14 +355,17 @@ def test_what_is_kept_of_prompts_has_a_limit():
 
 def test_a_tree_that_is_emptied_while_a_prompt_is_read_ahead():
     index = index_of(("a", store([1, 2, 3], None, 1, 2, 3)), piece=1)
-    ahead, named = index.read_ahead(tokens_of(1, 2, 3), blocks=1), index.read_ahead_named([1, 2, 3], blocks=1)
+    ahead, named = (
+        index.read_ahead(tokens_of(1, 2, 3), blocks=1),
+        index.read_ahead_named(by_names([1, 2, 3], 1), blocks=1),
+    )
     next(ahead)
     next(named)
     index.clear("a")
     while index.collect(10):
         pass
     read, _ = driven(ahead)
-    assert driven(named) == (None, 1)
+    assert driven(named) == (None, 0)
     index.apply("b", store([1], None, 1))
     assert index.matches(tokens_of(1, 2, 3), read=read) == {"b": Match(1, SIZE, {"GPU": 1})}
 
@@ -408,6 +437,15 @@ class Naive:
         tiers = {medium: sum(name in each for name in names[:count]) for medium, each in zip(MEDIA, held, strict=True)}
         return count, {medium: n for medium, n in tiers.items() if n}
 
+    def check(self, index, names, prompt):
+        """An index says the same of a prompt by these names."""
+        matches, others = index.named(prompt)
+        assert not matches.keys() & others
+        for worker in index.workers:
+            match = index.named_by(worker, prompt)
+            assert ((match.blocks, match.tiers) if match else (0, {})) == self.answer_by_name(worker, names)
+            assert worker in others or matches.get(worker) == match
+
 
 def name_of(variant, chain):
     return repr((variant, chain)).encode()
@@ -428,7 +466,8 @@ class Ahead:
     def __init__(self, index, prompt):
         self.prompt = prompt
         self._work = index.read_ahead(tokens_of(*prompt), blocks=1)
-        self._named = index.read_ahead_named([name_of(0, prompt[: at + 1]) for at in range(len(prompt))], blocks=1)
+        names = [name_of(0, prompt[: at + 1]) for at in range(len(prompt))]
+        self._named = index.read_ahead_named(by_names(names, 1), blocks=1)
         self._read = None
 
     def step(self):
@@ -468,6 +507,10 @@ def test_it_answers_as_a_plain_model_does(steps, prompts, questions, begins, pie
     index: PrefixIndex[str] = PrefixIndex(piece)
     model = Naive()
     ahead: list[Ahead] = []
+    along = [
+        [name_of(variant, prompt[: at + 1]) for at in range(len(prompt))] for prompt in prompts for variant in range(3)
+    ]
+    again = [(names, by_names(names, piece)) for names in along]
     for at, (kind, *step) in enumerate(steps):
         if at >= begins and len(ahead) < len(prompts):
             ahead.append(Ahead(index, prompts[len(ahead)]))
@@ -476,6 +519,7 @@ def test_it_answers_as_a_plain_model_does(steps, prompts, questions, begins, pie
         prompt = prompts[at % len(prompts)]  # it is asked for again and again
         answer = index.matches(tokens_of(*prompt))
         assert {worker: (match.blocks, match.tiers) for worker, match in answer.items()} == model.answer(prompt)
+        model.check(index, *again[at % len(again)])
         if kind == "store":
             worker, medium, chain, variant, first = step
             first = min(first, len(chain) - 1)
@@ -505,15 +549,8 @@ def test_it_answers_as_a_plain_model_does(steps, prompts, questions, begins, pie
     for each in ahead:
         answer = index.matches(tokens_of(*each.prompt), read=each.whole())
         assert {worker: (match.blocks, match.tiers) for worker, match in answer.items()} == model.answer(each.prompt)
-    along = [[(variant, prompt[: at + 1]) for at in range(len(prompt))] for variant in range(3) for prompt in prompts]
-    for question in along + questions:
-        names = [name_of(variant, chain) for variant, chain in question]
-        matches, others = index.named(names)
-        assert not matches.keys() & others
-        for worker in index.workers:
-            match = index.named_by(worker, names)
-            assert ((match.blocks, match.tiers) if match else (0, {})) == model.answer_by_name(worker, names)
-            assert worker in others or matches.get(worker) == match
+    for names in along + [[name_of(variant, chain) for variant, chain in question] for question in questions]:
+        model.check(index, names, by_names(names, piece))
     for worker in model.blocks:
         index.clear(worker)
     while index.collect(7):
