@@ -98,6 +98,11 @@ class AdminServer:
             "/query": {"POST": content(queued(self._queries.handle))},
         }
 
+    @property
+    def busy(self) -> bool:
+        """Whether an answer is being made in turns, or waits for one."""
+        return self._pace.busy
+
     async def start(self) -> None:
         """Listen on the configured address.
 

@@ -84,6 +84,11 @@ class Pace:
         self._next: asyncio.Handle | None = None
         self._at_work = False
 
+    @property
+    def busy(self) -> bool:
+        """Whether a piece has its turn, or waits for it."""
+        return self._at_work or bool(self._waiting)
+
     @contextlib.asynccontextmanager
     async def piece(
         self,

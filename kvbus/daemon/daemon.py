@@ -136,7 +136,7 @@ class Daemon:
             self._context,
             self.feed,
             self._feed_live,
-            collect_behind(self.outputs.flush),
+            collect_behind(self.outputs.flush, lambda: self.admin.busy),
             latency,
             self.outputs.interposed,
             self.discovery.carrier,

@@ -275,7 +275,7 @@ def main() -> None:
         return
     load = Load()
     gc.freeze()  # as the daemon does
-    gc.set_threshold(1_000, 20, 100)
+    gc.set_threshold(1_000, 20, 500)
     tree_alone(load)
     batches = batch_times(load, 20_000)
     alone = lateness(batches, [])

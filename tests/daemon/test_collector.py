@@ -1,4 +1,4 @@
-"""The garbage collector looks at new objects once a burst is on its way, and leaves older ones to its automatic passes."""
+"""The garbage collector looks at new objects once a burst is on its way, and at what that leaves every few times."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvbus.daemon.collector import NEWEST, collect_behind, rest_collector
+from kvbus.daemon.collector import AGAIN, NEWEST, collect_behind, rest_collector
 
 
 class Passes:
@@ -46,7 +46,7 @@ def test_what_is_there_at_the_start_is_never_looked_at_again(passes: Passes):
         rest_collector()
         assert passes.seen == ["pass over 2"]
         assert gc.get_freeze_count() > 0
-        assert gc.get_threshold() == (1000, 20, 100)
+        assert gc.get_threshold() == (1000, 20, 500)
     finally:
         gc.unfreeze()
 
@@ -70,15 +70,25 @@ async def test_a_few_new_objects_wait(passes: Passes):
     assert passes.seen == ["sent"]
 
 
-async def test_older_objects_are_left_to_the_automatic_passes(passes: Passes):
+async def test_what_passes_have_left_is_looked_at_every_few_times(passes: Passes):
     drained = collect_behind(passes.flush)
     kept = []
-    for _ in range(50):
+    for _ in range(2 * AGAIN + 2):
         kept.append([[n] for n in range(2 * NEWEST)])
         drained()
         await asyncio.sleep(0)
-    assert [each for each in passes.seen if each != "sent"] == ["pass over 0"] * 21
-    passes.seen.clear()
-    gc.set_threshold(NEWEST, 20, 100)
-    kept.append([[n] for n in range(2 * NEWEST)])
-    assert passes.seen[0] == "pass over 1"
+    assert [each for each in passes.seen if each != "sent"] == 2 * [*AGAIN * ["pass over 0"], "pass over 1"]
+
+
+async def test_no_pass_comes_while_somebody_waits(passes: Passes):
+    waiting = [True]
+    drained = collect_behind(passes.flush, lambda: bool(waiting))
+    kept = [[n] for n in range(2 * NEWEST)]
+    drained()
+    await asyncio.sleep(0)
+    assert passes.seen == ["sent"]
+    waiting.clear()
+    drained()
+    await asyncio.sleep(0)
+    assert passes.seen == ["sent", "sent", "pass over 0"]
+    assert len(kept) == 2 * NEWEST
