@@ -131,6 +131,7 @@ class Daemon:
         allow(self.zap, config, self.keys)
         before_send = self.state.flush if self.state is not None else None
         self.outputs = Outputs(config, self.feed, self.pull, before_send, self.clock.time)
+        self.admin = AdminServer(self, credentials)
         latency = self.process.relay_latency
         self.source_sockets = SourceSockets(
             self._context,
@@ -141,7 +142,6 @@ class Daemon:
             self.outputs.interposed,
             self.discovery.carrier,
         )
-        self.admin = AdminServer(self, credentials)
         self.fronts = Fronts(self)
         self.changes = Changes(self)
         self._cache_resets = CacheResets(self, self.feed)

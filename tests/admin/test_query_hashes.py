@@ -78,11 +78,12 @@ def test_many_at_a_time_are_what_they_are_one_by_one(hashes):
 @example(["12", "34"], 1)
 @example([-1, 2**64 - 1], 1)
 def test_pieces_behind_each_other_are_what_they_are_together(hashes, size):
-    pieces = [some_names(hashes[first : first + size]) for first in range(0, len(hashes), size)]
+    parts = [hashes[first : first + size] for first in range(0, len(hashes), size)]
+    pieces = [piece for part in parts if (piece := some_names(part)) is not None]
     found, _ = read(hashes)
     if not hashes:
         assert some_names(hashes) is None
-    elif None in pieces or not readings(pieces):
+    elif len(pieces) < len(parts) or not readings(pieces):
         assert isinstance(found, str)
     else:
         assert (plain(pieces), sum(each.size for each in pieces)) == (found, len(hashes))

@@ -20,8 +20,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-OWN = {"Histogram", "OutputStats", "ProcessStats"}
-"""Classes of ``kvbus.core.stats`` of which the shell has objects of its own."""
+OWN = {"Histogram", "NamedBlocks", "OutputStats", "ProcessStats"}
+"""Classes of the core of which the shell has objects of its own."""
 
 APART = {"core", "client"}
 """The core itself; the client, which has objects of the core's classes and no relay."""
