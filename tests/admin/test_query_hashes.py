@@ -90,15 +90,15 @@ def test_pieces_behind_each_other_are_what_they_are_together(hashes, size):
 
 
 @pytest.mark.parametrize(
-    ("last", "said"), [("1", None), ("ab", "all integers, or all byte strings"), ("x", "hashes[3072] is neither")]
+    ("last", "said"), [("1", None), ("ab", "all integers, or all byte strings"), ("x", "hashes[6144] is neither")]
 )
 def test_a_turn_reads_some_of_them(last, said):
     """One that is wrong is looked for in turns as well."""
-    hashes = ["7"] * 3 * query_hashes.PIECE + [last]
+    hashes = ["7"] * 3 * query_hashes.TURN * query_hashes.PIECE + [last]
     found, turns = read(hashes)
     if said is None:
-        assert found == [[7] * 3 * query_hashes.PIECE + [1]]
-        assert turns == 4
+        assert found == [[7] * (len(hashes) - 1) + [1]]
+        assert turns == 3
     else:
         assert said in found
         assert turns >= len(hashes) // query_hashes.FEW

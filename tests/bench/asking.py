@@ -5,8 +5,8 @@ take turns: nobody else asks; nobody again, which says how much two equal runs d
 form, and those with nothing to look up, which are the floor; a crowd.
 On two cores all of them share one with engine and router, and kvbus has the other to itself. So engine and router go
 first, then whoever asks at a rate, and the crowd is polite (nice): the time that somebody waits for this core is not
-kvbus's. kvbus goes before what else the machine does on its core, as a kernel's thread that looks at memory three times
-a second for 1.5 ms: that would be in every hundredth question, and seven batches a second.
+kvbus's. kvbus goes before what else the machine does on its core, as the kernel's thread that looks at memory: such
+threads had it for 1.5 ms six times a second, which is in every hundredth question.
 """
 
 from __future__ import annotations
