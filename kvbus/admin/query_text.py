@@ -181,7 +181,7 @@ def _key(kind: bytes, body: bytes, first: int, last: int) -> bytes:
 
 
 def _size(read: Piece) -> int:
-    return len(read) if isinstance(read, bytes) else HASH * read.size * sum(each is not None for each in read)
+    return len(read) if isinstance(read, bytes) else HASH * sum(len(each.names) for each in read if each is not None)
 
 
 def _cut(body: bytes, first: int, end: int, size: int) -> Iterator[tuple[int, int]]:

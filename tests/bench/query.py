@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import itertools
 import json
 import random
@@ -42,6 +41,7 @@ from kvbus.core.stats import ProcessStats
 from kvbus.core.wire.encoding import encode_batch, encode_value
 from kvbus.core.wire.profiles import PROFILES
 from kvbus.core.wire.schema import BlockRemoved, BlockStored
+from kvbus.daemon.collector import rest_collector
 from kvbus.transport.http.connection_limits import CONNECTION_TIMEOUT
 from kvbus.transport.http.messages import Request, Response
 from kvbus.transport.http.server import HttpServer
@@ -274,8 +274,7 @@ def main() -> None:
         asyncio.run(ask(options.ask, options.questions, options.kind))
         return
     load = Load()
-    gc.freeze()  # as the daemon does
-    gc.set_threshold(1_000, 20, 500)
+    rest_collector()  # as the daemon does
     tree_alone(load)
     batches = batch_times(load, 20_000)
     alone = lateness(batches, [])
