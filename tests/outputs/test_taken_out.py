@@ -31,7 +31,8 @@ class Tree:
 
     def __init__(self, root):
         self.root = root
-        shutil.copytree(ROOT / "kvbus", root / "kvbus")  # with its bytecode: most of what an import costs
+        # with its bytecode, most of what an import costs, but without what another process is just writing of it
+        shutil.copytree(ROOT / "kvbus", root / "kvbus", ignore=shutil.ignore_patterns("*.pyc.*"))
         install(root, "kvbus.parts.outputs.lines.driver")
         self.folder("lines").joinpath("__init__.py").touch()
 
