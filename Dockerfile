@@ -6,19 +6,14 @@ ARG PYTHON_IMAGE=python:3.13.15-slim-trixie@sha256:8d9d0b8bcf6506481eae4907c18f5
 
 FROM ${PYTHON_IMAGE} AS build
 WORKDIR /src
-COPY requirements-runtime.lock requirements-build.lock requirements-compiler.lock ./
-# Wheels only and every one by its hash, the C compiler too. The runtime environment gets no pip of its own.
+COPY requirements-runtime.lock requirements-build.lock ./
+# Wheels only and every one by its hash. The runtime environment gets no pip of its own.
 RUN python3 -m venv /opt/build \
- && /opt/build/bin/python -m pip install --no-cache-dir --only-binary :all: --require-hashes -r requirements-build.lock -r requirements-compiler.lock \
+ && /opt/build/bin/python -m pip install --no-cache-dir --only-binary :all: --require-hashes -r requirements-build.lock \
  && python3 -m venv --without-pip /opt/kvbus \
  && /opt/build/bin/python -m pip --python /opt/kvbus/bin/python install --no-cache-dir --no-compile --only-binary :all: --require-hashes -r requirements-runtime.lock
 COPY pyproject.toml README.md LICENSE ./
-COPY tools/hatch_build.py ./tools/
 COPY kvbus ./kvbus
-# without a limit it compiles for the processor that builds; a Debian's own Python links with options that zig refuses
-ENV HATCH_BUILD_HOOK_ENABLE_CUSTOM=1 \
-    CC="/opt/build/bin/python -m ziglang cc -mcpu=baseline" \
-    LDSHARED="/opt/build/bin/python -m ziglang cc -mcpu=baseline -shared"
 # byte code by hash: it knows no date, so a commit gives the same image each time, and dates of files may change
 RUN PYTHONHASHSEED=0 /opt/build/bin/python -m pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /tmp/wheel . \
  && /opt/build/bin/python -m pip --python /opt/kvbus/bin/python install --no-cache-dir --no-compile --no-deps --no-index /tmp/wheel/*.whl \

@@ -5,7 +5,6 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 TOOLS  := $(VENV)/.tools
 BUILD  := $(VENV)/build
-WHEELS := $(VENV)/wheels
 DOCS   := $(VENV)/docs
 LINKS  := $(VENV)/links
 SBOM   := $(VENV)/sbom
@@ -16,18 +15,17 @@ IMAGE  ?= kvbus:local
 ARCHITECTURE := $(if $(filter aarch64 arm64,$(shell uname -m)),arm64,amd64)
 VERSION = $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)
 
-COMPILING := HATCH_BUILD_HOOK_ENABLE_CUSTOM=1
 # of a commit the same files each time; outside a clone the date that hatchling takes
 DATED := SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct 2>/dev/null || echo 1580601600) PYTHONHASHSEED=0
-# what of a release another machine may have to build; without docker: PARTS=compiled-wheel
-PARTS ?= wheels image-layout
+# what else a release builds; PARTS= where there is no docker
+PARTS ?= image-layout
 
 # tests start hundreds of processes, and each of pytest's workers would rewrite every test module anew
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup tools demo site links test newest coverage bench bench-worth chaos vopr others interop hours profile profile-process soak explore fuzz cost flood lint format charts platforms cluster dockerfile wheel \
-	compiled pure client-wheel compiled-wheel wheels image image-layout release release-check release-rehearsal assemble version lock clean
+	client-wheel image image-layout release release-check release-rehearsal assemble version lock clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | awk -F':.*?## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -52,11 +50,6 @@ $(BUILD)/.installed: requirements-build.lock
 
 setup: $(STAMP)
 
-$(WHEELS)/.installed: .ci/wheels.lock
-	@$(PYTHON) -m venv $(WHEELS)
-	@$(WHEELS)/bin/python $(PIP) --only-binary :all: -r .ci/wheels.lock
-	@touch $@
-
 $(SBOM)/.installed: .ci/sbom.lock requirements-runtime.lock
 	@$(PYTHON) -m venv $(SBOM)
 	@$(SBOM)/bin/python $(PIP) --only-binary :all: -r .ci/sbom.lock
@@ -65,13 +58,6 @@ $(SBOM)/.installed: .ci/sbom.lock requirements-runtime.lock
 	@touch $@
 
 tools: $(TOOLS)
-
-compiled: $(BUILD)/.installed pure ## compile the core in this tree (needs a C compiler); again after each edit of it
-	@$(COMPILING) $(BUILD)/bin/python -m hatchling build -t wheel --hooks-only
-	@cp -R build/compiled/lib/. .
-
-pure: ## run the core from its sources again
-	@find kvbus kvbus__mypyc.*.so kvbus/compiled.json \( -name '*.so' -o -name compiled.json \) -delete 2>/dev/null || true
 
 demo: ## engines, bus and routers on this machine, live (SECONDS=20)
 	@PYTHON=$(PYTHON) .ci/demo.sh $(VENV)/demo $(if $(SECONDS),--seconds $(SECONDS),) $(ARGS)
@@ -97,8 +83,11 @@ links: site $(LINKS)/.installed ## every link of the site that leaves it, follow
 test: $(STAMP) ## the test suite (TEST_LONG=1: tests of chance at length)
 	@$(BIN)/python -m pytest -n 8 --dist loadgroup $(ARGS)
 
-coverage: $(STAMP) ## each module by its own tests alone (ARGS="core/source")
-	@$(BIN)/python -m tests.own_coverage $(ARGS)
+coverage: $(STAMP) ## the suite under coverage, with one floor for all of kvbus (ARGS="tests/core")
+	@$(BIN)/python -m coverage erase
+	@$(BIN)/python -m coverage run -m pytest -n 3 --dist loadgroup $(ARGS)
+	@$(BIN)/python -m coverage combine --quiet
+	@$(BIN)/python -m coverage report
 
 # with whatever others have released since: what the lock files would pin next, Kubernetes' schemas too
 newest: ## the suite with the newest dependencies and chart tools (ARGS="tests/core"); .github/workflows/newest.yml has the rest
@@ -115,7 +104,7 @@ bench-worth: $(STAMP) ## what exact views are worth in prefill, in simulated tim
 	@$(BIN)/python -m tests.bench.worth $(ARGS)
 
 profile: $(STAMP) ## where the core's time goes (ARGS="1x1")
-	@KVBUS_PURE=1 PYTHONHASHSEED=0 $(BIN)/python -m tests.bench.hotspots $(ARGS)
+	@PYTHONHASHSEED=0 $(BIN)/python -m tests.bench.hotspots $(ARGS)
 
 profile-process: $(STAMP) ## whose time the process's is, by perf (ARGS="1x8 --ranks 8 --rate 50")
 	@$(BIN)/python -m tests.bench.shares $(ARGS)
@@ -188,22 +177,14 @@ cluster: $(TOOLS) ## charts, discovery and rights on a real Kubernetes API serve
 dockerfile: $(TOOLS) ## hadolint
 	@$(BIN)/hadolint Dockerfile
 
-wheel: $(STAMP) $(BUILD)/.installed ## sdist and pure wheel in dist/, and the wheel run once
+wheel: $(STAMP) $(BUILD)/.installed ## sdist and wheel in dist/, and the wheel run once
 	@rm -rf dist
 	@$(DATED) $(BUILD)/bin/python -m hatchling build -d dist
-	@PYTHONPATH=$$(echo dist/*.whl) $(BIN)/python -P -m kvbus --version | grep -Fx "kvbus $(VERSION) (pure core)"
+	@PYTHONPATH=$$(echo dist/*.whl) $(BIN)/python -P -m kvbus --version | grep -Fx "kvbus $(VERSION)"
 
 client-wheel: wheel ## the wheel of the client library alone, in dist/; both are installed, alone and together
 	@$(DATED) $(BUILD)/bin/python -m tools.client_wheel dist
 	@TEST_WHEELS=dist $(BIN)/python -m pytest -q tests/client/test_wheel.py
-
-compiled-wheel: $(STAMP) $(BUILD)/.installed ## the compiled wheel for this Python in dist/compiled, installed and tested (ARGS=tests/core)
-	@rm -rf dist/compiled
-	@$(DATED) $(COMPILING) $(BUILD)/bin/python -m hatchling build -t wheel -d dist/compiled
-	@.ci/compiled-wheel.sh $(VENV)/compiled $(ARGS)
-
-wheels: $(WHEELS)/.installed ## compiled wheels for every Python, by cibuildwheel (needs docker; ARGS="--archs aarch64")
-	@$(DATED) $(WHEELS)/bin/python -m cibuildwheel --platform linux --output-dir dist $(ARGS)
 
 image: ## the container image (IMAGE=kvbus:local PLATFORMS=linux/amd64,linux/arm64 ARGS=--push)
 	@$(DATED) $(DOCKER) $(if $(PLATFORMS),buildx build --platform $(PLATFORMS),build) $(IMAGE:%=--tag %) \
@@ -218,7 +199,7 @@ image-layout: ## the image of this machine's architecture as an OCI layout in bu
 release-check: $(STAMP) ## refuse what must not be released: changes in the tree, versions that disagree, no changelog section (TAG=v1.2.3)
 	@$(BIN)/python -m tools.release check $(TAG)
 
-release: release-check ## everything of a release in build/release, published by nobody (PARTS=compiled-wheel without docker)
+release: release-check ## everything of a release in build/release, published by nobody (PARTS= without docker)
 	@rm -rf build/image
 	@$(MAKE) --no-print-directory wheel client-wheel
 	@$(if $(PARTS),$(MAKE) --no-print-directory $(PARTS))

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from kvbus.common import compiled, distributions
+from kvbus.common import distributions
 
 distributions.check(Path(__file__).parent)
-compiled.choose(Path(__file__).parent, __name__)

@@ -28,8 +28,8 @@ from typing import Any, Final
 
 ROOT: Final = Path(__file__).parents[1]
 CHARTS: Final = ("kvbus", "kvbus-lib")
-ARCHITECTURES: Final = {"amd64": "x86_64", "arm64": "aarch64"}
-"""What an image calls them, and what a wheel does."""
+ARCHITECTURES: Final = ("amd64", "arm64")
+"""Of the images of a release."""
 
 
 def project(root: Path) -> dict[str, Any]:
@@ -68,7 +68,6 @@ def refusals(root: Path, tag: str | None = None) -> Iterator[str]:
 def absent(where: Path, root: Path) -> Iterator[str]:
     """Say which files of a whole release are not there."""
     version = project(root)["version"]
-    pythons = re.findall(r"Python :: 3\.(\d+)", " ".join(project(root)["classifiers"]))
     wanted = [
         f"kvbus-{version}.tar.gz",
         f"kvbus-{version}.tgz",
@@ -76,10 +75,8 @@ def absent(where: Path, root: Path) -> Iterator[str]:
         f"kvbus-{version}.cdx.json",
     ]
     wanted += [f"{name}-{version}-py3-none-any.whl" for name in ("kvbus", "kvbus_client")]
-    for image, wheel in ARCHITECTURES.items():
-        wanted += [f"kvbus-{version}-cp3{python}-*manylinux*_{wheel}.whl" for python in pythons]
-        wanted.append(f"kvbus-{version}-image-{image}.tar")
-    return (name for name in wanted if not any(where.glob(name)))
+    wanted += [f"kvbus-{version}-image-{architecture}.tar" for architecture in ARCHITECTURES]
+    return (name for name in wanted if not (where / name).exists())
 
 
 def assemble(root: Path, where: Path) -> None:
@@ -88,7 +85,7 @@ def assemble(root: Path, where: Path) -> None:
     where.mkdir(parents=True)
     version = project(root)["version"]
     date = int(os.environ["SOURCE_DATE_EPOCH"])
-    for pattern in ("*.whl", "*.tar.gz", "compiled/*.whl"):
+    for pattern in ("*.whl", "*.tar.gz"):
         for path in sorted((root / "dist").glob(pattern)):
             if re.split(r"-|\.tar\.gz", path.name)[1] != version:
                 raise SystemExit(f"{path.relative_to(root)} is not of version {version}")

@@ -6,7 +6,7 @@ from importlib import resources
 from typing import Any, Final
 
 from kvbus.config import Config
-from kvbus.telemetry.process_rows import build
+from kvbus.telemetry.process_rows import kvbus_version
 from kvbus.transport.http.messages import Request, Response
 
 FILES: Final = {
@@ -33,6 +33,5 @@ async def status_page(request: Request) -> Response:
 
 
 def about(config: Config) -> dict[str, Any]:
-    """Return version, core and the configuration in force. No secret is in it, only the names of files with keys."""
-    version, core = build()
-    return {"version": version, "core": core, "config": config.to_dict()}
+    """Return the version and the configuration in force. It names files with keys, and holds no secret."""
+    return {"version": kvbus_version(), "config": config.to_dict()}

@@ -6,7 +6,6 @@ import click
 
 try:
     from kvbus.cli.program import Program, Subcommand
-    from kvbus.common.compiled import core
 except ModuleNotFoundError as error:
     if not (error.name or "").startswith("kvbus"):
         raise
@@ -37,7 +36,7 @@ _SUBCOMMANDS = (
 
 
 @click.group(cls=Program, subcommands=_SUBCOMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="kvbus", message=f"%(prog)s %(version)s ({core()} core)")
+@click.version_option(package_name="kvbus", message="%(prog)s %(version)s")
 @click.option(
     "--debug",
     is_flag=True,

@@ -12,7 +12,6 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from kvbus.common.compiled import PURE
 from kvbus.common.errors import ConfigError, Problem
 from kvbus.config import crosscheck, paths, yamlfile
 from kvbus.config.interpose import as_written
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
 PREFIX: Final = "KVBUS_"
-RESERVED: Final = frozenset({"KVBUS_CONFIG", "KVBUS_TRACEBACK", "KVBUS_TOKEN_FILE", "KVBUS_CA_FILE", PURE})
+RESERVED: Final = frozenset({"KVBUS_CONFIG", "KVBUS_TRACEBACK", "KVBUS_TOKEN_FILE", "KVBUS_CA_FILE"})
 """Variables of the command line itself. They are no keys."""
 
 # Kubernetes gives every container such variables for each Service of its namespace. A Service may be called kvbus.

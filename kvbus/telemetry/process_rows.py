@@ -6,7 +6,6 @@ from functools import cache
 from importlib.metadata import version
 from typing import Final
 
-from kvbus.common.compiled import core
 from kvbus.common.front_stats import CallStats, FrontStats
 from kvbus.core.stats import HttpRefusal, ProcessStats
 from kvbus.telemetry.discovery import DiscoveryStats
@@ -92,18 +91,18 @@ FRONT_GRPC: Final[tuple[Row[CallStats], ...]] = (
 )
 
 
-@cache  # both are looked up in files
-def build() -> tuple[str, str]:
-    """Version of this kvbus, and whether its core is compiled."""
-    return version("kvbus"), core()
+@cache  # the distribution's metadata is a file
+def kvbus_version() -> str:
+    """Version of this kvbus."""
+    return version("kvbus")
 
 
 PROCESS: Final[tuple[Row[ProcessStats], ...]] = (
     Row(
         "build_info",
-        "Version of this kvbus, and whether its core is compiled or pure Python.",
-        ("version", "core"),
-        lambda _: [(build(), 1.0)],
+        "Version of this kvbus. The value is 1.",
+        ("version",),
+        lambda _: [((kvbus_version(),), 1.0)],
     ),
     one(
         "state_writing",

@@ -18,6 +18,7 @@ from itertools import islice, product
 from typing import Any, Final
 
 from kvbus.common.compiled import PURE
+
 from kvbus.core.commands import Publish
 from kvbus.core.events import BatchReceived
 from kvbus.core.normalizing.rules import Rules

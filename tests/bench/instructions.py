@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-
 from kvbus.common.compiled import PURE, core
 
 from .counted import LIVE

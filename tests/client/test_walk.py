@@ -7,7 +7,6 @@ import pytest
 from kvbus.core.sequencing.gap_tracker import GapTracker
 from kvbus.core.sequencing.machine import Machine
 from tests.client.walk import World
-from tests.sources import DEFECTIVE
 
 
 def failing(worlds: range) -> int:
@@ -26,7 +25,6 @@ def test_every_world_ends_in_the_publishers_state():
         World(seed).run()
 
 
-@DEFECTIVE
 def test_live_batches_in_the_middle_of_a_compacted_answer_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Machine, "_live_waits", False)
     monkeypatch.setattr(GapTracker, "compacted", GapTracker.replayed)

@@ -132,12 +132,12 @@ def test_both_together_and_one_without_the_other(tmp_path, names):
     environment = Environment(tmp_path / "both", HERE)
     environment.install(*names)
     assert str(environment.site) in environment.says("-c", IMPORT)
-    assert "(pure core)" in environment.says("-m", "kvbus", "--version")
+    assert environment.says("-m", "kvbus", "--version").startswith("kvbus ")
     if names[0] == "kvbus":
         environment.pip("uninstall", "--yes", "kvbus-client")
         assert "--force-reinstall --no-deps" in environment.says(environment.kvbus, ok=False)
         environment.install("kvbus")
-        assert "(pure core)" in environment.says(environment.kvbus, "--version")
+        assert environment.says(environment.kvbus, "--version").startswith("kvbus ")
 
 
 @built

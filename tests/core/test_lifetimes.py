@@ -185,7 +185,7 @@ def test_a_long_chain_is_walked_once_in_a_step():
     calls: collections.Counter[str] = collections.Counter()
 
     def count(frame, event, _):
-        calls[event] += frame.f_code.co_filename == lifetimes.__file__  # none where it is compiled
+        calls[event] += frame.f_code.co_filename == lifetimes.__file__
 
     sys.setprofile(count)
     try:

@@ -9,9 +9,8 @@ import re
 import shutil
 import subprocess
 import tarfile
-import tomllib
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
@@ -175,26 +174,12 @@ def test_a_wheel_of_another_version_is_not_put_with_it(tmp_path: Path, monkeypat
         assemble(tmp_path, tmp_path / "build" / "release")
 
 
-def test_a_whole_release_has_a_wheel_of_each_python_and_architecture(tmp_path: Path) -> None:
-    wanted = list(absent(tmp_path, ROOT))
-    for name in wanted:
-        (tmp_path / name.replace("*", "x")).touch()
+def test_a_release_is_complete_when_no_file_is_absent(tmp_path: Path) -> None:
+    for name in absent(tmp_path, ROOT):
+        (tmp_path / name).touch()
     assert list(absent(tmp_path, ROOT)) == []
-    wheels = {(match[1], match[2]) for name in wanted if (match := re.search(r"-cp(\d+)-.*\*_(\w+)\.whl$", name))}
-    assert {python for python, _ in wheels} == set(re.findall(r"cp(\d+)-", cibuildwheel()["build"]))
-    assert {machine for _, machine in wheels} == {"x86_64", "aarch64"}
-    assert len(wheels) == 8
     (tmp_path / f"kvbus-{VERSION}-image-arm64.tar").unlink()
     assert list(absent(tmp_path, ROOT)) == [f"kvbus-{VERSION}-image-arm64.tar"]
-
-
-def cibuildwheel() -> Any:
-    return tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["cibuildwheel"]
-
-
-def test_wheels_that_are_built_in_a_container_have_the_same_date() -> None:
-    dated = re.findall(r"^DATED := (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[0]
-    assert cibuildwheel()["linux"]["environment-pass"] == re.findall(r"\b([A-Z_]+)=", dated)
 
 
 @pytest.mark.skipif(not RELEASE, reason="TEST_RELEASE names no release: make release-rehearsal")

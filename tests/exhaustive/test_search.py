@@ -12,7 +12,6 @@ from kvbus.core.sequencing.replay_requests import OpenRequest
 from kvbus.core.write_ahead_log import Frame, Records
 from tests.exhaustive.search import FAULTS, SCENES, CounterExampleError, Limits, Search, one_block_a_batch
 from tests.long import LONG
-from tests.sources import DEFECTIVE
 
 SHORT = {"start": 4, "first": 3, "fed": 3, "again": 3, "reading": 3, "running": 3}
 DEPTH = {"start": 5, "first": 4, "fed": 4, "again": 4, "reading": 4, "running": 4} if LONG else SHORT
@@ -59,7 +58,6 @@ DEFECTS = {
 }
 
 
-@DEFECTIVE
 @pytest.mark.parametrize("defect", DEFECTS)
 def test_a_defect_is_found(monkeypatch: pytest.MonkeyPatch, defect: str) -> None:
     where, name, instead, scene, what = DEFECTS[defect]

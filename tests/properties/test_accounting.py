@@ -9,7 +9,6 @@ import pytest
 from kvbus.core.sequencing.actions import Lost, LostReason
 from kvbus.core.sequencing.gap_tracker import GapTracker
 from tests.properties.soak import draw, run
-from tests.sources import DEFECTIVE
 
 SEEDS = range(60)
 
@@ -42,7 +41,6 @@ DEFECTS: dict[str, Callable[..., None]] = {
 }
 
 
-@DEFECTIVE
 @pytest.mark.parametrize("name", DEFECTS)
 def test_a_batch_that_is_not_counted_breaks_the_equation(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GapTracker, name, DEFECTS[name])

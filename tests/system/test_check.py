@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from kvbus.common.compiled import core
 from kvbus.config import load
 from tests.security.keys import Keyring
 
@@ -139,7 +138,7 @@ def test_help_shows_examples_before_options(args):
 def test_version():
     done = kvbus("--version")
     assert done.returncode == 0
-    assert done.stdout == f"kvbus {version('kvbus')} ({core()} core)\n"
+    assert done.stdout == f"kvbus {version('kvbus')}\n"
 
 
 def test_a_reader_that_closes_the_pipe_early_is_no_error():

@@ -11,7 +11,6 @@ import pytest
 
 from kvbus.transport.live.stream import LivePublisher
 from tests.long import LONG
-from tests.sources import DEFECTIVE
 from tests.vopr import plan as plans
 from tests.vopr.__main__ import failed, finding
 from tests.vopr.defects import broken_answer
@@ -83,7 +82,6 @@ def test_a_failure_is_found_and_shortened(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.timeout(300)
-@DEFECTIVE
 @pytest.mark.parametrize("defect", sorted(FOUND_IN))
 def test_a_defect_that_is_put_back_is_found(defect: str) -> None:
     """Where the draw of plans has changed, `make vopr ARGS="--defect NAME"` says which worlds find it now."""

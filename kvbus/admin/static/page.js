@@ -264,7 +264,7 @@ async function overview() {
   Object.assign(bus, { about: all, times: all.times, all: all.all, outputs: all.outputs, transitions: all.transitions, courses: {} });
   $("config").textContent = lines(all.config).join("\n");
   access(all.content ?? "");
-  $("about").textContent = `${all.version} · ${all.core} core`;
+  $("about").textContent = all.version;
   timeline();
   return all.id;
 }
@@ -345,11 +345,11 @@ function age() {
   if ($("alarm").textContent !== alarm) $("alarm").textContent = alarm;
   document.title = stale ? "(no answer) kvbus" : "kvbus";
   if (!stale && bus.rates) {
-    const facts = { version: bus.about.version, core: bus.about.core, up: duration(bus.rates.at - bus.about.started), started: new Date(bus.about.started * 1000).toLocaleString("en-GB") };
+    const facts = { version: bus.about.version, up: duration(bus.rates.at - bus.about.started), started: new Date(bus.about.started * 1000).toLocaleString("en-GB") };
     if ($("facts").dataset.shows !== JSON.stringify(facts)) {
       $("facts").dataset.shows = JSON.stringify(facts);
       $("facts").replaceChildren(...Object.entries(facts).flatMap(([name, value]) => [make("dt", { textContent: name }), make("dd", { textContent: value })]));
-      $("about").textContent = `${facts.version} · ${facts.core} core · up ${facts.up}`;
+      $("about").textContent = `${facts.version} · up ${facts.up}`;
     }
   }
 }

@@ -117,7 +117,7 @@ class PlainEvents:
                     admission.count_left_out(shape.left_out)
                     continue
                 match = shape.matchers.get(count) or shape.expect(count)
-                if match is None or match(tokens) is None or not shape.sizes.quiet:
+                if match is None or not match(tokens) or not shape.sizes.quiet:
                     rest = events[at:]
                     break
                 held = len(tokens) + ITEM_BYTES * (1 + count)

@@ -16,7 +16,7 @@ from kvbus.core.blocks.index import MAX_RUN, Table
 from kvbus.core.normalizing.block_size import BlockSizeDetector, Treatment
 from kvbus.core.types import Filtered
 from kvbus.core.wire.schema import BlockStored
-from kvbus.core.wire.tokens import Matcher, matcher
+from kvbus.core.wire.tokens import MAX_TOKENS, Matcher
 
 SPELLED: Final = 3
 KEYS: Final = 10
@@ -121,9 +121,9 @@ class Shape:
         """
         size = self.meta.block_size
         known = self.good and self.native and (blocks == 1 or self.sizes.detector.proven == size)
-        found = matcher(blocks * size) if known and 0 < blocks <= MAX_RUN else None
-        if found is not None:
-            self.matchers[blocks] = found
+        if not known or not 0 < blocks <= MAX_RUN or blocks * size > MAX_TOKENS:
+            return None
+        found = self.matchers[blocks] = Matcher(blocks * size)
         return found
 
     def as_sent(self, event: BlockStored[Any]) -> None:

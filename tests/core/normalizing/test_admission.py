@@ -13,7 +13,6 @@ from kvbus.core.wire.encoding import decode_value
 from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved
 from tests.core.dsl import Bench
 from tests.doubles.payloads import cleared, payload, plain, plain_all, removed, store, tokens_of
-from tests.sources import DEFECTIVE
 
 
 def admitting(stats=None, refused=None):
@@ -281,7 +280,6 @@ def test_what_is_only_carried_is_looked_at_in_every_store(field, good, bad):
     assert [event.get(field) for event in plain_all(bench.normalizer.announce())][-3:] == [good] * 3
 
 
-@DEFECTIVE
 def test_what_is_carried_is_checked_once_and_so_many_metas_are_kept(monkeypatch):
     monkeypatch.setattr(module, "_MAX_SHAPES", 2)
     bench = Bench()

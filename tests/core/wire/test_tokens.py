@@ -1,12 +1,11 @@
 """Token arrays: counted, compared and divided as bytes, as if they had been decoded."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from kvbus.core.types import Reason
 from kvbus.core.wire import tokens as module
 from kvbus.core.wire.tokens import (
+    Matcher,
     are_pairs,
     array_head,
     between,
@@ -15,11 +14,9 @@ from kvbus.core.wire.tokens import (
     decode_tokens,
     divide,
     joined,
-    matcher,
 )
 from tests.doubles.payloads import pack
 from tests.hostile.bad import DEEP as LEVELS
-from tests.sources import DEFECTIVE
 
 DEEP = b"\x91" * LEVELS + b"\x01"
 
@@ -125,64 +122,24 @@ class TestDecoded:
 class TestMatched:
     @pytest.mark.parametrize("tokens", [[], [0], IDS, PAIRS, IDS * 2000], ids=["none", "one", "ids", "pairs", "many"])
     def test_so_many_tokens_in_their_shortest_form(self, tokens):
-        match = matcher(len(tokens))
-        assert match is not None
+        match = Matcher(len(tokens))
         assert match(pack(tokens))
         for other in ([*tokens, tokens or 1], [1.0] * (len(tokens) or 1), [*tokens[1:], None], None):
-            assert match(pack(other)) is None
+            assert not match(pack(other))
 
     def test_in_their_shortest_form_alone(self):
-        match = matcher(len(IDS))
-        assert match is not None
-        assert match(wide(IDS)) is None
+        match = Matcher(len(IDS))
+        assert not match(wide(IDS))
 
     @pytest.mark.parametrize("tokens", [[-1], [2**32], [[1]], [[1, 2, 3]], [None], ["a"], [[1, -1]]], ids=str)
     def test_nothing_else_of_that_number(self, tokens):
-        match = matcher(1)
-        assert match is not None
-        assert match(pack(tokens)) is None
+        match = Matcher(1)
+        assert not match(pack(tokens))
 
     def test_ids_among_pairs_are_neither(self):
-        match = matcher(2)
-        assert match is not None
-        assert match(pack([1, [2, 3]])) is match(pack([[2, 3], 1])) is None
-
-    def test_more_than_an_array_may_hold_nothing_matches(self):
-        assert matcher(2**32) is None
-
-    @DEFECTIVE
-    def test_patterns_are_compiled_for_so_many_numbers_and_any_other_is_matched_all_the_same(self, monkeypatch):
-        monkeypatch.setattr(module, "_MAX_MATCHERS", 2)
-        kept: dict[int, object] = {}
-        monkeypatch.setattr(module, "_matchers", kept)
-        for count in (0, 20, 3, 70_000):
-            match = matcher(count)
-            assert match is not None
-            assert match(pack([7] * count))
-            for other in ([7] * (count + 1), [7] * count + [-1], [1.0] * (count or 1), [*[7] * (count - 1), None]):
-                assert match(pack(other)) is None
-        assert [*kept] == [0, 20]
-
-
-PIECES = [
-    b"\x00",
-    b"\x7f",
-    b"\xcc",
-    b"\xcd",
-    b"\xce",
-    b"\x92",
-    b"\x93",
-    b"\xff",
-    pack(300),
-    pack(70_000),
-    pack([1, 300]),
-]
-
-
-@given(st.one_of(st.binary(max_size=20), st.lists(st.sampled_from(PIECES), max_size=12).map(b"".join)))
-def test_a_walk_over_the_bytes_says_what_the_pattern_says(body):
-    tokens = array_head(1) + body
-    assert module.walked(tokens, 1) is (module.matched(tokens, 1) is not None)
+        match = Matcher(2)
+        assert not match(pack([1, [2, 3]]))
+        assert not match(pack([[2, 3], 1]))
 
 
 @pytest.mark.parametrize("count", [0, 1, 15, 16, 2**16])
@@ -191,7 +148,6 @@ def test_pairs_are_seen_behind_every_header(count):
     assert not are_pairs(pack([146] * count))
 
 
-@DEFECTIVE
 def test_patterns_are_compiled_for_so_many_sizes_and_any_other_is_divided_all_the_same(monkeypatch):
     monkeypatch.setattr(module, "_MAX_PATTERNS", 2)
     kept: dict[int, object] = {}
@@ -204,32 +160,7 @@ def test_patterns_are_compiled_for_so_many_sizes_and_any_other_is_divided_all_th
     assert [*kept] == [1, 2]
 
 
-@pytest.mark.parametrize("tokens", [[], IDS, PAIRS], ids=["none", "ids", "pairs"])
-@pytest.mark.parametrize("size", [1, 8, 32])
-def test_a_walk_over_the_bytes_divides_as_the_pattern_does(tokens, size):
-    sent = pack(tokens)
-    assert module.cut(sent, body_at(sent), size) == divide(sent, size)
-
-
-@pytest.mark.parametrize("tokens", [IDS, PAIRS], ids=["ids", "pairs"])
-@pytest.mark.parametrize(("first", "end"), [(0, 1), (0, 64), (7, 8), (8, 48), (63, 64)])
-def test_a_part_is_cut_out_of_the_bytes_as_if_it_had_been_decoded(tokens, first, end):
-    sent = pack(tokens)
-    start, stop = module.span(sent, first, end)
-    assert array_head(end - first) + sent[start:stop] == between(sent, first, end) == pack(tokens[first:end])
-
-
-@pytest.mark.parametrize("first", [0, 2])
-def test_a_part_in_another_spelling_is_not_cut_out(first):
-    assert module.span(wide(IDS), first, 4)[1] == 0
-    assert between(wide(IDS), first, 4) == pack(IDS[first:4])
-
-
-@DEFECTIVE
 @pytest.mark.parametrize("spelled", [pack, wide], ids=["shortest", "wide"])
-def test_compiled_code_walks_and_comes_to_the_same(monkeypatch, spelled):
-    sent = spelled(IDS)
-    divided, parts = divide(sent, 8), [between(sent, first, first + 8) for first in (0, 8, 56)]
-    monkeypatch.setattr(module, "_COMPILED", True)
-    assert divide(sent, 8) == divided
-    assert [between(sent, first, first + 8) for first in (0, 8, 56)] == parts
+@pytest.mark.parametrize(("first", "end"), [(0, 1), (0, 64), (7, 8), (8, 48), (63, 64)])
+def test_a_range_of_tokens_is_an_array_in_its_shortest_form(spelled, first, end):
+    assert between(spelled(IDS), first, end) == pack(IDS[first:end])
