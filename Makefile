@@ -24,7 +24,7 @@ PARTS ?= image-layout
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup tools demo site links test newest coverage bench bench-worth chaos vopr others interop hours profile profile-process soak explore fuzz cost flood lint format charts platforms cluster dockerfile wheel \
+.PHONY: help setup tools golden demo site links test newest coverage bench bench-worth chaos vopr others interop hours profile profile-process soak explore fuzz cost flood lint format charts platforms cluster dockerfile wheel \
 	client-wheel image image-layout release release-check release-rehearsal assemble version lock clean
 
 help: ## this list
@@ -58,6 +58,9 @@ $(SBOM)/.installed: .ci/sbom.lock requirements-runtime.lock
 	@touch $@
 
 tools: $(TOOLS)
+
+golden: $(STAMP) ## golden streams and texts: what differs from the recorded ones (ARGS="--diff HEAD", ARGS=--write)
+	@$(BIN)/python -m tests.golden $(ARGS)
 
 demo: ## engines, bus and routers on this machine, live (SECONDS=20)
 	@PYTHON=$(PYTHON) .ci/demo.sh $(VENV)/demo $(if $(SECONDS),--seconds $(SECONDS),) $(ARGS)

@@ -1,0 +1,29 @@
+"""The recorded hash of each golden case."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+FILE: Final = Path(__file__).with_name("hashes.txt")
+
+
+def digest(lines: Iterable[str]) -> str:
+    """The hash of a case's lines."""
+    found = hashlib.sha256()
+    for line in lines:
+        found.update(line.encode() + b"\n")
+    return found.hexdigest()[:32]
+
+
+def recorded() -> dict[str, str]:
+    """The recorded hash of each case."""
+    lines = FILE.read_text().splitlines()
+    return {name: value for value, _, name in (line.partition(" ") for line in lines)}
+
+
+def written(found: Mapping[str, str]) -> str:
+    """The file with these hashes."""
+    return "".join(f"{value} {name}\n" for name, value in found.items())
