@@ -261,6 +261,7 @@ class AdminServer:
             {
                 **about(self._observed.config),
                 "config_refused": self._observed.process.config_refused,
+                "state_writing": self._observed.process.state_writing,
                 "started": self._started,
                 "now": time.time(),
                 "content": None if isinstance(caller, Caller) else self._how(caller, "/blocks"),

@@ -32,9 +32,9 @@ class Overview(TypedDict):
     """The bus as a whole, with five minutes of its history."""
 
     version: str
-    core: str
     config: dict[str, Any]
     config_refused: list[str]
+    state_writing: bool | None
     started: float
     now: float
     content: str | None

@@ -8,6 +8,8 @@ from typing import Any
 import click
 
 from kvbus.cli.options import config_options, load_config
+from kvbus.common.errors import Problem
+from kvbus.config import Config
 from kvbus.config.exposure import exposure
 from kvbus.config.notes import notes
 
@@ -16,7 +18,7 @@ from kvbus.config.notes import notes
 @config_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of YAML.")
 @click.option("--connect", is_flag=True, help="Then probe every endpoint, as kvbus doctor does.")
-@click.option("--without-keys", is_flag=True, help="Do not read the files with keys, for a check on another machine.")
+@click.option("--without-keys", is_flag=True, help="Look at no file and no state_dir, for a check on another machine.")
 def command(*, as_json: bool, connect: bool, without_keys: bool, **flags: Any) -> None:
     """Validate a configuration and print it with every default.
 
@@ -28,27 +30,23 @@ def command(*, as_json: bool, connect: bool, without_keys: bool, **flags: Any) -
       kvbus check --source tcp://127.0.0.1:5557 --output 'tcp://*:5657'
       kvbus check -c kvbus.yaml --connect
 
-    What carries each output is loaded. Files with keys, tokens and certificates are read too; of these it says whose
-    key reads what, and no key, token or salt. Options win over KVBUS_* variables, those over the file, the file over
-    the defaults. What is open to whom goes to standard error. A bad configuration ends with exit code 78 and every
-    problem at once there. With --connect what is found goes there too, and exit code 1 says that something is wrong.
+    Packages that outputs need are loaded, files with keys, tokens and certificates are read, and a state_dir that is
+    named is written to. Whose key reads what is shown, but no key, token or salt. Options win over KVBUS_* variables,
+    those over the file, the file over the defaults. Who can reach what goes to standard error. A bad configuration
+    ends with exit code 78, and every problem is shown there at once. With --connect the findings of kvbus doctor go
+    there too, and exit code 1 says that something is wrong.
     """  # noqa: D301 - \b is click's: keep these lines as they are
-    config = load_config(**flags)
+    from kvbus.daemon.files import look  # noqa: PLC0415 - brings zmq
+    from kvbus.daemon.keys import Keys, who_reads_what  # noqa: PLC0415 - brings zmq
 
-    # these bring zmq: no other mistake should wait for it
-    from kvbus.admin.credentials import read_credentials  # noqa: PLC0415
-    from kvbus.daemon.keys import read_keys, read_state_keys_of, who_reads_what  # noqa: PLC0415
-    from kvbus.daemon.outputs import factories  # noqa: PLC0415
-    from kvbus.daemon.views import Views  # noqa: PLC0415
-    from kvbus.parts.log.place import check_files  # noqa: PLC0415
+    keys: Keys = {}
 
-    factories(config)
-    keys = {} if without_keys else read_keys(config)
-    Views(config, keys)
-    if not without_keys:
-        read_state_keys_of(config)
-        read_credentials(config)
-        check_files(config)
+    def look_here(config: Config) -> list[Problem]:
+        found, problems = look(config)
+        keys.update(found)
+        return problems
+
+    config = load_config(**flags) if without_keys else load_config(**flags, look=look_here)
     for note in [*notes(config), *who_reads_what(config, keys)]:
         click.echo(f"note: {note}", err=True)
     for sentence in exposure(config):

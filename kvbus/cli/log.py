@@ -85,10 +85,8 @@ def erase(
 
 def _output(config: Any, name: str | None) -> OutputConfig:
     from kvbus.common.errors import ConfigError, Problem  # noqa: PLC0415
-    from kvbus.daemon.outputs import factories  # noqa: PLC0415 - brings more
     from kvbus.parts.log.place import check_files  # noqa: PLC0415
 
-    factories(config)
     check_files(config)
     outputs = [each for each in config.outputs if each.log is not None and name in {None, each.name}]
     if len(outputs) != 1:

@@ -13,6 +13,8 @@ from kvbus.config import Config, load
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from kvbus.config.load import Look
+
 F = TypeVar("F", bound="Callable[..., Any]")
 
 
@@ -96,6 +98,7 @@ def load_config(
     log_format: str | None = None,
     settings: tuple[str, ...] = (),
     env: Mapping[str, str] | None = None,
+    look: Look = lambda _config: (),
 ) -> Config:
     """Load the configuration a command's options describe.
 
@@ -109,6 +112,7 @@ def load_config(
         log_format: value of the key ``log_format``.
         settings: ``KEY=VALUE``, applied last and in order.
         env: the environment, ``os.environ`` by default.
+        look: finds further problems on this machine.
 
     Raises:
         ConfigError: the configuration has problems; the error names all of them.
@@ -124,7 +128,7 @@ def load_config(
         key, _, value = setting.partition("=")
         overrides.pop(key, None)  # the last setting of a key wins
         overrides[key] = value
-    return load(config, env=os.environ if env is None else env, overrides=overrides)
+    return load(config, env=os.environ if env is None else env, overrides=overrides, look=look)
 
 
 def _sections(values: tuple[str, ...], name: str) -> list[dict[str, Any]]:

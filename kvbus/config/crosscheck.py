@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from kvbus.config import claims, dynamo, fronting, interposing, key_rules, log_sources, logs, topic_rules, topics
+from kvbus.config import claims, dynamo, fronting, interposing, key_rules, log_sources, logs, parts, topic_rules, topics
 from kvbus.config.findings import Findings
 from kvbus.config.paths import Path, show
 from kvbus.core.wire.profiles import PROFILES
@@ -174,12 +174,16 @@ def _slots(found: Findings) -> None:
 
 
 def _carriers(found: Findings) -> None:
-    """Refuse what an output's type does not have, or cannot carry."""
-    for i in range(len(found.config.outputs)):
+    """Refuse a type whose package is missing here, and what an output's type does not have, or cannot carry."""
+    for i, output in enumerate(found.config.outputs):
+        at = ("outputs", i, "type")
+        # zmq needs nothing but what kvbus itself needs, and takes a while to import
+        if found.sound(at) and output.type != "zmq" and (lacking := parts.missing(parts.OUTPUTS, output.type)):
+            found.report(at, lacking, value=output.type, example="type: zmq")
         for name, wrong, value, example in (*dynamo.wrongs(found.config, i), *logs.wrongs(found.config, i)):
-            at: Path = ("outputs", i, *name.split("."))
-            if found.sound(("outputs", i, "type"), at):
-                found.report(at, wrong, value=value, example=example)
+            key: Path = ("outputs", i, *name.split("."))
+            if found.sound(at, key):
+                found.report(key, wrong, value=value, example=example)
 
 
 def _sources(found: Findings) -> None:

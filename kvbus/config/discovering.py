@@ -33,11 +33,9 @@ def checked(value: object) -> dict[str, dict[str, Any]]:
         kinds = ", ".join(found) or "there is none"
         raise ValueError(f"must be a mapping of one kind, of those that are installed ({kinds}), to its settings")
     ((kind, given),) = value.items()
-    try:
-        settings = parts.load(parts.DISCOVERY, kind).Settings
-    except ImportError as error:
-        wrong = f"{kind} is registered, and what it needs is not installed: {error} (pip install kvbus[{kind}])"
-        raise ValueError(wrong) from error
+    if lacking := parts.missing(parts.DISCOVERY, kind):
+        raise ValueError(lacking)
+    settings = parts.load(parts.DISCOVERY, kind).Settings
     try:
         return {kind: settings.model_validate({} if given is None else given).model_dump(mode="json")}
     except ValidationError as error:

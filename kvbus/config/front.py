@@ -70,10 +70,8 @@ class Fronting(Section):
     @model_validator(mode="before")
     @classmethod
     def _installed(cls, data: Any) -> Any:
-        try:
-            parts.load(parts.FRONTS, cls.part)
-        except ImportError as error:
-            raise ValueError(f"it is registered, and what it needs is not installed: {error}") from error
+        if lacking := parts.missing(parts.FRONTS, cls.part):
+            raise ValueError(lacking)
         return data
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -89,7 +90,13 @@ class _Draft:
         self.origins[path] = origin
 
 
-def load(path: Path | None, *, env: Mapping[str, str], overrides: Mapping[str, Any]) -> Config:
+Look = Callable[[Config], Iterable[Problem]]
+"""Looks at this machine for the things that a configuration names, such as files with keys."""
+
+
+def load(
+    path: Path | None, *, env: Mapping[str, str], overrides: Mapping[str, Any], look: Look = lambda _config: ()
+) -> Config:
     """Load the configuration: overrides over ``KVBUS_*`` variables over the file over the defaults.
 
     Args:
@@ -98,6 +105,7 @@ def load(path: Path | None, *, env: Mapping[str, str], overrides: Mapping[str, A
             list or section (``KVBUS_SOURCES``) is YAML or JSON.
         overrides: values by key path, such as ``http`` or ``outputs[0].layout``, in order of application. A text is
             parsed as in a variable; a list replaces the whole list of lower layers.
+        look: finds further problems, which are reported together with those of the configuration itself.
 
     Raises:
         ConfigError: the configuration has problems; the error names all of them.
@@ -106,7 +114,7 @@ def load(path: Path | None, *, env: Mapping[str, str], overrides: Mapping[str, A
     merged = _Layers(given=_Given(draft, path, env, overrides)).model_extra or {}  # type: ignore[call-arg]
     draft.data = {**draft.odd, **merged}
     draft.drop_strays()
-    return _validated(draft)
+    return _validated(draft, look)
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,29 +244,30 @@ def _assign_text(draft: _Draft, path: paths.Path, value: Any, origin: str) -> No
     draft.assign(path, value, origin)
 
 
-def _validated(draft: _Draft) -> Config:
+def _validated(draft: _Draft, look: Look) -> Config:
     try:
         config = Config.model_validate(draft.data)
     except ValidationError as error:
         bad = {tuple(item["loc"]): from_pydantic(item, draft.origins) for item in error.errors(include_url=False)}
         draft.problems += bad.values()
-        draft.problems += _cross_problems_of_the_rest(draft, frozenset(bad))
+        draft.problems += _cross_problems_of_the_rest(draft, frozenset(bad), look)
     else:
-        draft.problems += _as_written(draft.data, crosscheck.check(config, draft.origins))
+        draft.problems += _as_written(draft.data, [*crosscheck.check(config, draft.origins), *look(config)])
     if draft.problems:
         raise ConfigError(draft.problems)
     return config
 
 
-def _cross_problems_of_the_rest(draft: _Draft, bad: frozenset[paths.Path]) -> list[Problem]:
+def _cross_problems_of_the_rest(draft: _Draft, bad: frozenset[paths.Path], look: Look) -> list[Problem]:
     """Find contradictions between the valid keys, so that one run reports all problems."""
     rest = copy.deepcopy(draft.data)
     for path in sorted(bad, key=len, reverse=True):
         _forget(rest, path)
     try:
-        return _as_written(rest, crosscheck.check(Config.model_validate(rest), draft.origins, bad))
+        config = Config.model_validate(rest)
     except ValidationError:
         return []
+    return _as_written(rest, [*crosscheck.check(config, draft.origins, bad), *look(config)])
 
 
 def _as_written(data: Mapping[str, Any], problems: list[Problem]) -> list[Problem]:

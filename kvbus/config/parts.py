@@ -3,10 +3,7 @@
 Output drivers register under ``kvbus.outputs``, ways to find engines under ``kvbus.discovery``, what stands before an
 engine's API under ``kvbus.fronts``, third parties that know credentials under ``kvbus.reviews``.
 
-A configuration that names a part that is not registered is refused where it is read
-(:mod:`~kvbus.config.values`, :mod:`~kvbus.config.discovering`), with the names of those that are. One that is
-registered without the library it needs is refused there if it is a way to find engines, and else where the daemon makes
-it (``factories`` in :mod:`kvbus.daemon.outputs`).
+A configuration is refused if it names a part that is not registered, or one whose library is not installed.
 """
 
 from __future__ import annotations
@@ -37,6 +34,18 @@ def installed(group: str) -> list[str]:
 def has_libsodium() -> bool:
     """Whether the extra ``curve`` is installed: kvbus's own ZMTP has CURVE with it alone."""
     return find_spec("nacl") is not None
+
+
+def missing(group: str, name: str) -> str:
+    """Return a sentence that says what a part lacks on this machine; empty if nothing.
+
+    The extra that brings the library has the part's name.
+    """
+    try:
+        load(group, name)
+    except ImportError as error:
+        return f"{name} needs a package that is not installed ({error}): pip install 'kvbus[{name}]'"
+    return ""
 
 
 def load(group: str, name: str) -> Any:

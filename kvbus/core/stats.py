@@ -147,8 +147,8 @@ class ProcessStats:
     """What concerns the process as a whole; histograms in seconds."""
 
     def __init__(self) -> None:
-        self.state_writing = False
-        """The state is being written to ``state_dir``; False without one, and after writing failed."""
+        self.state_writing: bool | None = None
+        """Whether kvbus writes its state to ``state_dir``; None without one, False after writing failed."""
         self.state_refused = 0
         """Files of a saved state that could not be used and were moved aside."""
         self.http_connections = 0

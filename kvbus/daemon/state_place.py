@@ -11,6 +11,7 @@ import logging
 import os
 import socket
 import stat
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,9 @@ log = logging.getLogger("kvbus.daemon.state_place")
 MIN_FREE: Final = 1024 * 1024 * 1024
 """Bytes that must be free for a new directory. A million blocks take that much while there are two checkpoints and two
 logs."""
+
+TRIAL: Final = 64 * 1024
+"""Bytes that are written to see whether a directory takes any."""
 
 MEMORY: Final = Path("/dev/shm")  # noqa: S108 - open to everybody, see _check
 SYSTEM: Final = Path("/var/lib/kvbus")
@@ -109,6 +113,25 @@ def unusable(config: Config) -> list[str] | None:
     """Return why ``auto`` finds no directory, or None if it finds one; nothing is made."""
     there, free, problems = _candidates(config, make=False)
     return None if there or free else problems
+
+
+def unwritable(config: Config) -> str:
+    """Return why nothing can be written to a ``state_dir`` that is named; empty if it can. Nothing stays there."""
+    if config.state_dir in {None, "auto"}:
+        return ""
+    path = Path(str(config.state_dir)).absolute()
+    there = next(each for each in (path, *path.parents) if each.exists())
+    where = "" if there == path else f"{there}: "
+    if not there.is_dir():
+        return f"{where}it is not a directory"
+    try:
+        with tempfile.TemporaryFile(dir=there) as file:
+            file.write(bytes(TRIAL))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        return f"{where}{(error.strerror or str(error)).lower()}"
+    return ""
 
 
 def _candidates(config: Config, *, make: bool) -> tuple[list[Path], list[Path], list[str]]:

@@ -107,7 +107,7 @@ PROCESS: Final[tuple[Row[ProcessStats], ...]] = (
     one(
         "state_writing",
         "1 while kvbus writes its state to state_dir; 0 without one, and after writing failed.",
-        lambda p: float(p.state_writing),
+        lambda p: float(bool(p.state_writing)),
     ),
     one(
         "state_refused_total",

@@ -699,7 +699,7 @@ async def test_without_http_there_is_none():
 async def test_what_the_page_asks_for_is_json_and_what_is_unknown_is_named():
     async with web() as client:
         overview = await client.json("/overview")
-        assert {"version", "core", "config", "started", "now", "content", "id", "transitions"} < set(overview)
+        assert {"version", "config", "state_writing", "started", "now", "content", "id"} < set(overview)
         await eventually(lambda: "engine" in client.bus.daemon.admin.history.sources, "a sample")
         for _ in ("sampled", "come since the last sample"):
             assert set(await client.json("/history?source=engine")) == {"times", "batches", "events", "blocks", "queue"}

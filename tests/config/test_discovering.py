@@ -55,7 +55,7 @@ def test_a_kind_without_what_it_needs_is_an_error(problems, monkeypatch):
         raise ImportError(f"No module named {name!r}")
 
     monkeypatch.setattr(parts, "load", missing)
-    wrong = "file is registered, and what it needs is not installed: No module named 'file'"
+    wrong = "file needs a package that is not installed (No module named 'file'): pip install 'kvbus[file]'"
     assert wrong in problems(text())["sources[0].discover"]
 
 

@@ -475,7 +475,7 @@ async def http_taken(scene):
     scene.over["http"] = f"127.0.0.1:{server.server_port}"
 
 
-@mistake("`state_dir` is no directory", key="state_dir", says="it is no directory")
+@mistake("`state_dir` is not a directory", key="state_dir", says="it is not a directory")
 async def state_file(scene):
     await scene.engine()
     path = scene.tmp / "state"
@@ -483,7 +483,7 @@ async def state_file(scene):
     scene.over["state_dir"] = str(path)
 
 
-@mistake("others may read `state_dir`", key="state_dir", says="others may read it")
+@mistake("others may read `state_dir`", key="state_dir", says="others may read state_dir")
 async def state_open(scene):
     await scene.engine()
     path = scene.tmp / "open"

@@ -38,10 +38,11 @@ ROUTER: dict[str, Any] = {
 
 
 class Http:
-    """An HTTP server that answers two paths."""
+    """An HTTP server that answers the paths that doctor asks for."""
 
-    def __init__(self, sources: object, routers: object = ()) -> None:
-        self._answers = {"/sources": sources, "/routers": routers}
+    def __init__(self, sources: object, routers: object = (), *, state_writing: bool | None = None) -> None:
+        overview = {"state_writing": state_writing}
+        self._answers = {"/sources": sources, "/routers": routers, "/overview": overview}
 
     async def __aenter__(self) -> str:
         app = web.Application()
@@ -90,6 +91,27 @@ async def test_its_routers(change, line):
     async with Http([SOURCE], [{**ROUTER, **change}]) as url:
         report = await examine_bus(url, timeout=10)
     assert line in first_line(report)
+
+
+async def test_a_bus_without_engines_is_not_well():
+    async with Http([]) as url:
+        report = await examine_bus(url, timeout=10)
+    assert not report.healthy
+    assert first_line(report).startswith(f"the bus at {url} has found no engine yet [sources]: ")
+
+
+async def test_a_bus_that_cannot_write_its_state_is_not_well():
+    async with Http([SOURCE], state_writing=False) as url:
+        report = await examine_bus(url, timeout=10)
+    assert not report.healthy
+    assert first_line(report).startswith(f"the bus at {url} cannot write its state: a restart loses it [state_dir]: ")
+
+
+@pytest.mark.parametrize("state_writing", [None, True])
+async def test_nothing_is_wrong_with_a_bus_that_says_so_itself(state_writing):
+    async with Http([SOURCE], state_writing=state_writing) as url:
+        report = await examine_bus(url, timeout=10)
+    assert first_line(report) == "nothing is wrong"
 
 
 @pytest.mark.parametrize(

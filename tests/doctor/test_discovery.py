@@ -47,10 +47,10 @@ async def test_who_cannot_be_asked_is_a_finding_with_the_cause(file):
     assert "No such file" in findings["sources[0].discover"]
 
 
-async def test_no_engine_at_all_is_worth_a_note(file):
+async def test_no_engine_at_all_is_a_problem(file):
     write(file, [])
     findings, _ = await said(file)
-    assert findings["sources[0].discover"].startswith("note: workers finds no engine")
+    assert findings["sources[0].discover"].startswith("workers finds no engine")
 
 
 async def test_an_engine_that_is_left_out_is_a_finding(file):

@@ -12,6 +12,7 @@ from kvbus.tools.doctor.examine import examine
 from kvbus.tools.doctor.findings import Report
 from kvbus.tools.doctor.rendering import render
 from tests.doctor.mistakes import MISTAKES, Scene, made
+from tests.ports import free_port
 
 OPERATIONS = Path(__file__).parents[2] / "docs" / "OPERATIONS.md"
 TIMEOUT = 5.0
@@ -47,6 +48,32 @@ async def test_on_a_healthy_engine_nothing_is_found(tmp_path):
     assert "its replay answers from seq" in source.text
     assert "block size 16" in source.text
     assert output.text.count("is free") == 2
+
+
+async def test_a_log_is_looked_at(tmp_path):
+    async def no_server(scene: Scene) -> None:
+        await scene.engine()
+        scene.over["model"] = "m"
+        scene.output = {"name": "log", "type": "redis", "endpoint": f"tcp://127.0.0.1:{free_port()}"}
+
+    async with made(no_server, tmp_path) as scene:
+        report = await examined(scene)
+    assert [finding.key for finding in report.findings] == ["outputs[0].endpoint"]
+
+
+async def test_an_output_that_is_not_looked_at_is_named(tmp_path):
+    async def plane(scene: Scene) -> None:
+        await scene.engine()
+        scene.over["model"] = "m"
+        scene.output = {"name": "plane", "type": "dynamo", "dynamo": {"discovery": f"file://{tmp_path}"}}
+
+    async with made(plane, tmp_path) as scene:
+        report = await examined(scene)
+    text = render(report, as_json=False, colour=False)
+    assert text.startswith(
+        "note: output plane was not looked at: doctor has no probe for type dynamo [outputs[0].type]"
+    )
+    assert "nothing is wrong" not in text
 
 
 def test_the_documentation_has_every_mistake_and_no_other():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 from importlib.metadata import version
@@ -55,6 +56,66 @@ def test_every_error_at_once(tmp_path):
     keys = ("bogus", "sources[0].endpoint", "outputs[0].layout", "http", "KVBUS_BOGUS", "on_lost")
     for key in keys:
         assert [line for line in lines if line.startswith(f"  {key} = ")], key
+
+
+def without_aiokafka(tmp_path: Path) -> dict[str, str]:
+    """The environment of a process in which the extra ``kafka`` is not installed."""
+    (tmp_path / "without").mkdir()
+    (tmp_path / "without" / "aiokafka.py").write_text("raise ImportError(\"No module named 'aiokafka'\")\n")
+    return {"PYTHONPATH": str(tmp_path / "without")}
+
+
+LOG = "sources: [{}]\noutputs: [{type: kafka, endpoint: 'tcp://127.0.0.1:9092'}]\n"
+
+
+@pytest.mark.parametrize("command", ["check", "run", "doctor"])
+def test_a_missing_package_is_named_with_every_other_error(command, tmp_path):
+    path = tmp_path / "kvbus.yaml"
+    path.write_text(f"{LOG}bogus: 1\n")
+    done = kvbus(command, "-c", str(path), env=without_aiokafka(tmp_path))
+    assert (done.returncode, done.stdout) == (78, "")
+    assert "outputs[0].type = 'kafka': kafka needs a package that is not installed" in done.stderr
+    assert "pip install 'kvbus[kafka]'" in done.stderr
+    assert "bogus" in done.stderr
+
+
+def below_a_file(tmp_path: Path) -> Path:
+    (tmp_path / "file").write_text("")
+    return tmp_path / "file" / "state"
+
+
+def a_file(tmp_path: Path) -> Path:
+    (tmp_path / "file").write_text("")
+    return tmp_path / "file"
+
+
+@pytest.mark.parametrize("place", [a_file, below_a_file], ids=["a file", "below a file"])
+@pytest.mark.parametrize("more", ["", "bogus: 1\n"], ids=["alone", "with another error"])
+def test_a_state_dir_that_cannot_be_made_is_an_error(place, more, tmp_path):
+    path = tmp_path / "kvbus.yaml"
+    path.write_text(f"sources: [{{}}]\noutputs: [{{}}]\nstate_dir: {place(tmp_path)}\n{more}")
+    done = kvbus("check", "-c", str(path))
+    assert (done.returncode, done.stdout) == (78, "")
+    assert f"state_dir = {place(tmp_path)}: " in done.stderr
+    assert "it is not a directory" in done.stderr
+    assert ("bogus" in done.stderr) == bool(more)
+    assert kvbus("check", "-c", str(path), "--without-keys").returncode == (78 if more else 0)
+
+
+@pytest.mark.parametrize("made", [True, False], ids=["there", "to be made"])
+def test_a_state_dir_that_takes_no_bytes_is_an_error(made, tmp_path):
+    """A limit on the size of files stands for a full disk: both refuse the bytes, and not the file."""
+    if made:
+        (tmp_path / "state").mkdir()
+    path = tmp_path / "kvbus.yaml"
+    path.write_text(f"sources: [{{}}]\noutputs: [{{}}]\nstate_dir: {tmp_path / 'state'}\n")
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024))  # noqa: E731
+    done = kvbus("check", "-c", str(path), preexec_fn=limit)
+    assert (done.returncode, done.stdout) == (78, "")
+    assert "state_dir = " in done.stderr
+    assert "file too large" in done.stderr
+    assert (tmp_path / "state").exists() == made
+    assert kvbus("check", "-c", str(path)).returncode == 0
 
 
 def test_a_missing_file():

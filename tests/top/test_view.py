@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.cells import cell_len
@@ -105,3 +106,11 @@ def test_lines_say_the_same_without_a_terminal():
     assert any(line.startswith("output routers: 2 routers") and "dropped 7" in line for line in said)
     assert "dropped: slow_router (routers): 7" in said
     assert not [line for line in lines(seen, Choice(wanted="engine-1"), URL) if "engine-2" in line]
+
+
+def test_a_bus_without_engines_says_so():
+    empty = History()
+    empty.add(replace(moment(1.0), sources=[]))
+    assert "No engine found yet" in drawn(empty)
+    assert "No engine found yet" in "\n".join(lines(empty, ALL, URL))
+    assert "No engine found yet" not in drawn(history())

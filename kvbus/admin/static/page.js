@@ -203,9 +203,9 @@ function tables() {
 
 function verdict(sources, routers) {
   const ill = sources.filter(s => s.state !== "live"), partial = sources.filter(s => s.partial), slow = routers.filter(r => r.state === "stalled");
-  const worst = ill.some(s => kind(s.state) === "bad") || slow.length ? "bad" : ill.length || partial.length ? "warn" : "ok";
+  const worst = ill.some(s => kind(s.state) === "bad") || slow.length ? "bad" : ill.length || partial.length || !sources.length ? "warn" : "ok";
   const said = [ill.length ? `${ill.map(s => `${s.name} is ${s.state}`).slice(0, 3).join(", ")}${ill.length > 3 ? ` and ${ill.length - 3} more` : ""}` :
-    sources.length === 1 ? "The source is live" : `All ${sources.length} sources are live`];
+    !sources.length ? "No engine found yet" : sources.length === 1 ? "The source is live" : `All ${sources.length} sources are live`];
   if (partial.length) said.push(`${partial.length} partial`);
   if (slow.length) said.push(`${slow.length} of ${routers.length} routers stalled`);
   else if (routers.length) said.push(routers.length === 1 ? "1 router follows" : `${routers.length} routers follow`);

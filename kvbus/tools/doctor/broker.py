@@ -38,9 +38,6 @@ async def broker(output: OutputConfig, at: str, timeout: float) -> tuple[list[Fi
     try:
         async with asyncio.timeout(timeout):
             return [], await LOOKS[output.type](output)
-    except ImportError as error:
-        wanted = f"pip install kvbus[{output.type}]"
-        return [Finding(f"the log cannot be looked at: {error}", f"{at}.type", wanted)], ""
     except UnavailableError as error:
         cause, reason = f"the log at {where} is away: {error}", error.reason
     except TimeoutError:

@@ -27,6 +27,12 @@ class BusSource(msgspec.Struct):
     reasons: list[Said] = []
 
 
+class BusOverview(msgspec.Struct):
+    """What is read of ``/overview``."""
+
+    state_writing: bool | None
+
+
 class Dropped(msgspec.Struct):
     """What a router did not get."""
 
@@ -55,6 +61,7 @@ class Bus:
         listens: something has accepted the connection.
         sources: ``/sources``.
         routers: ``/routers``, without those that have left.
+        state_writing: whether it writes its state; None without ``state_dir``.
     """
 
     url: str
@@ -62,6 +69,7 @@ class Bus:
     listens: bool = False
     sources: list[BusSource] = field(default_factory=list)
     routers: list[BusRouter] = field(default_factory=list)
+    state_writing: bool | None = None
 
     @property
     def runs(self) -> bool:
@@ -103,6 +111,8 @@ async def ask(url: str, timeout: float, login: Login | None = None) -> Bus:  # n
             bus.sources = msgspec.json.decode(sources, type=list[BusSource])
             routers, _ = await get(client, f"{bus.url}/routers")
             bus.routers = [each for each in msgspec.json.decode(routers, type=list[BusRouter]) if each.left is None]
+            overview, _ = await get(client, f"{bus.url}/overview")
+            bus.state_writing = msgspec.json.decode(overview, type=BusOverview).state_writing
     except NoAnswerError as error:
         bus.problem, bus.listens = str(error), error.listens
     else:
@@ -118,6 +128,12 @@ def judge(bus: Bus, *, keys: frozenset[str] = frozenset()) -> Report:
         keys: of findings made already; the bus need not say the same.
     """
     report = Report()
+    if not bus.sources:
+        do = "start an engine, or correct where kvbus searches"
+        report.add([Finding(f"the bus at {bus.url} has found no engine yet", "sources", do)])
+    if bus.state_writing is False:
+        do = "make room in state_dir or correct its permissions, then restart kvbus"
+        report.add([Finding(f"the bus at {bus.url} cannot write its state: a restart loses it", "state_dir", do)])
     for source in bus.sources:
         for said in source.reasons:
             if said.key not in keys:

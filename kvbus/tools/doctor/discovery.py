@@ -13,7 +13,7 @@ from kvbus.daemon.discovery import discoverer_of
 from kvbus.daemon.found import Listed, with_found
 from kvbus.parts.discovery.contract import Carrier, DiscoveryError
 from kvbus.parts.log.follower import OTHER_SCHEMA
-from kvbus.tools.doctor.findings import Finding, Report, Seen, Severity
+from kvbus.tools.doctor.findings import Finding, Report, Seen
 
 SECONDS: Final = 15.0
 """For the first answer of a discovery, which has deadlines of its own."""
@@ -56,8 +56,8 @@ async def _ask(index: int, source: SourceConfig, report: Report) -> Listed:
     names = ", ".join(sorted(listed.engines)) or "no engine"
     report.seen.append(Seen(key, source.name, f"finds {names}"))
     if not engines:
-        do = "start one, or correct what is looked for"
-        report.add([Finding(f"{source.name} finds no engine", key, do, Severity.NOTE)])
+        do = "start an engine, or correct where kvbus searches"
+        report.add([Finding(f"{source.name} finds no engine", key, do)])
     if not isinstance(discoverer, Carrier):
         return listed
     if unread := discoverer.counts[OTHER_SCHEMA]:

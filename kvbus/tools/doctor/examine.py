@@ -79,7 +79,7 @@ class _Examination:
     async def run(self) -> Report:
         report, config = self._report, self._config
         report.add(machine.library())
-        keys, findings = machine.keys(config)
+        keys, findings = machine.files(config)
         report.add(findings)
         bus, running = await self._bus()
         report.add(machine.state(config, running=bool(running)))
@@ -193,8 +193,13 @@ class _Examination:
                 gate=self._gate,
             )
             for index, output in enumerate(self._config.outputs)
-            if output.type == "zmq"
+            if output.type == "zmq" or output.log is not None
         ]
+        for index, output in enumerate(self._config.outputs):
+            if output.type != "zmq" and output.log is None:
+                cause = f"output {output.name} was not looked at: doctor has no probe for type {output.type}"
+                do = "look at kvbus's log and at /routers"
+                self._report.add([Finding(cause, f"outputs[{index}].type", do, Severity.NOTE)])
         for report in await asyncio.gather(
             *(self._shown(f"outputs[{number}]", prober.look()) for number, prober in enumerate(probers))
         ):

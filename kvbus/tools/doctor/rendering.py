@@ -20,7 +20,7 @@ def render(report: Report, *, as_json: bool, colour: bool) -> str:
         shade = "red" if finding.severity is Severity.PROBLEM else "yellow"
         lines.append(click.style(str(finding), fg=shade) if colour else str(finding))
     if report.healthy:
-        lines.append("nothing is wrong")
+        lines.append("no problem was found, see the notes above" if report.findings else "nothing is wrong")
     lines += [f"  {seen}" for seen in report.seen]
     return "\n".join(lines) + "\n"
 

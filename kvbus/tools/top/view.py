@@ -15,6 +15,8 @@ from kvbus.tools.top.history import History, batches_of, of_output, of_reason
 from kvbus.tools.top.moment import Moment, Output
 
 _WIDE: Final = 124
+NO_ENGINE: Final = "No engine found yet"
+
 _STALE_S: Final = 3.0
 _CHART: Final = 16
 _MAX_REASONS: Final = 6
@@ -68,6 +70,8 @@ def render(
     parts: list[RenderableType] = [_head(moment, choice, url, age, glyphs, stale=trouble is not None)]
     if trouble is not None:
         parts.append(Text(f" {trouble}", "red bold", no_wrap=True, overflow="ellipsis"))
+    if not moment.sources:
+        parts.append(Text(f" {NO_ENGINE}", "yellow"))
     parts += [
         _section(_sources(history, sources[: shown[0]], glyphs, wide=wide), "sources", len(sources), shown[0]),
         _section(_outputs(history, outputs[: shown[1]], glyphs, wide=wide), "outputs", len(outputs), shown[1]),
@@ -83,6 +87,8 @@ def lines(history: History, choice: Choice, url: str) -> Iterator[str]:
     """Yield the newest moment as plain lines, each complete by itself."""
     moment = history.moments[-1]
     yield f"kvbus {moment.version} at {url}: up {_span(moment.age)}, {_size(moment.memory)}"
+    if not moment.sources:
+        yield NO_ENGINE
     for source in _wanted_sources(history, choice):
         blocks = "+".join(f"{count} {medium}" for medium, count in source["blocks"].items()) or "0"
         counts = source["counts"]

@@ -1,0 +1,41 @@
+"""The files that a configuration names on this machine, and the directory of its state: whether kvbus can use them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from kvbus.admin.credentials import read_credentials
+from kvbus.common.errors import ConfigError, Problem
+from kvbus.config import Config
+from kvbus.daemon.keys import Keys, read_keys, read_state_keys_of
+from kvbus.daemon.state_place import unwritable
+from kvbus.daemon.views import Views
+from kvbus.parts.log.place import check_files
+
+T = TypeVar("T")
+
+
+def look(config: Config) -> tuple[Keys, list[Problem]]:
+    """Read every file as the daemon does at its start, and try the state's directory.
+
+    Returns:
+        The CURVE keys that can be read, and what a start would refuse.
+    """
+    problems: list[Problem] = []
+
+    def attempt(read: Callable[[], T]) -> T | None:
+        try:
+            return read()
+        except ConfigError as error:
+            problems.extend(error.problems)
+            return None
+
+    keys = attempt(lambda: read_keys(config)) or {}
+    attempt(lambda: Views(config, keys))
+    attempt(lambda: read_state_keys_of(config))
+    attempt(lambda: read_credentials(config))
+    attempt(lambda: check_files(config))
+    if wrong := unwritable(config):
+        problems.append(Problem("state_dir", wrong, str(config.state_dir), "state_dir: auto"))
+    return keys, problems
