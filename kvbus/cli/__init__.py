@@ -23,7 +23,7 @@ _SUBCOMMANDS = (
     Subcommand("query", "Ask which source holds the longest prefix of a prompt."),
     Subcommand("tail", "Watch a stream: decoded batches, and gaps."),
     Subcommand("dump", "Rebuild the live block set through the replay."),
-    Subcommand("record", "Capture a stream in a file."),
+    Subcommand("record", "Capture a stream to a file."),
     Subcommand("anonymize", "Make a capture that can be shown to others."),
     Subcommand("play", "Publish a capture as an engine would."),
     Subcommand("sim", "A synthetic engine."),

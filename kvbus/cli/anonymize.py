@@ -88,7 +88,7 @@ def command(*, file: Path, output: Path | None, key_file: Path | None) -> None:
         output = _STDIO if file == _STDIO else _beside(file)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _end)
-    with _new_file(output) as place, CaptureWriter(place) as writer:
+    with _new_file(output) as place, CaptureWriter(place, replace=True) as writer:
         written = _progress(lambda: writer.written)
         for message in read_capture(file):
             writer.write(renaming.message(message))

@@ -1,7 +1,8 @@
-"""``kvbus record``: record a stream in a file."""
+"""``kvbus record``: record a stream to a file."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 @click.option("--topic", default="", help="Record only topics with this prefix.")
 @click.option("--count", type=click.IntRange(1), help="Stop after N messages.")
 @click.option("--seconds", type=click.FloatRange(0, min_open=True), help="Stop after N seconds; by default at Ctrl-C.")
+@click.option("--force", is_flag=True, help="Replace an existing file.")
 @click.option("--anonymize", is_flag=True, help="Record under other names, to show to others: see `kvbus anonymize`.")
 @key_file_option
 @curve_options
@@ -37,12 +39,13 @@ def command(
     topic: str,
     count: int | None,
     seconds: float | None,
+    force: bool,
     anonymize: bool,
     key_file: Path | None,
     curve_secret_key: Path | None,
     curve_server_key: Path | None,
 ) -> None:
-    """Record a stream of an engine or of kvbus in a file for `kvbus play`.
+    """Record a stream of an engine or of kvbus to a file for `kvbus play`.
 
     \b
     Examples:
@@ -53,11 +56,15 @@ def command(
       kvbus record tcp://127.0.0.1:5657 - --topic kv@ | head
 
     The file has one message per line: t (seconds since the first one), topic and payload in base64, and seq. The
-    recorder writes each line at once, so that Ctrl-C leaves a complete file. It overwrites an existing file; - is
-    standard output. It counts missing batches, and does not ask for them.
+    recorder writes each line at once, so that Ctrl-C leaves a complete file. - is standard output. The file holds
+    prompts, so only you may read it. Missing batches are counted, and not asked for.
     """  # noqa: D301 - \b is click's: keep these lines as they are
     if key_file is not None and not anonymize:
         raise click.UsageError("--key-file is for --anonymize")
+    if file.is_file() and not force:
+        if not sys.stdin.isatty():
+            raise click.UsageError(f"{file} exists already; --force replaces it")
+        click.confirm(f"{file} exists already. Replace it?", abort=True, err=True)
     renaming = anonymizer(key_file) if anonymize else None
     curve = curve_keys(curve_secret_key, curve_server_key, bind=bind)
     stats = Stats()
@@ -69,8 +76,8 @@ def command(
         except ValueError as error:
             raise click.UsageError(f"{error}; for example tcp://127.0.0.1:5557") from error
         try:
-            with CaptureWriter(file) as writer:
-                say(f"recording {subscriber.endpoint} in {file}" + (", bound" if bind else ""))
+            with CaptureWriter(file, replace=True) as writer:
+                say(f"recording {subscriber.endpoint} to {file}" + (", bound" if bind else ""))
                 recording = until(
                     stop,
                     record(subscriber, writer, count=count, seconds=seconds, anonymizer=renaming, stats=stats),

@@ -1,6 +1,7 @@
 """The capture format: what is written is read, and a bad line is named."""
 
 import gzip
+import stat
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,25 @@ def test_files_that_are_not_there(tmp_path):
         list(read_capture(tmp_path / "nowhere.jsonl"))
     with pytest.raises(CaptureError, match=r"out\.jsonl: No such file"):
         CaptureWriter(tmp_path / "no" / "out.jsonl")
+
+
+@pytest.mark.parametrize("name", ["stream.jsonl", "stream.jsonl.gz"])
+def test_only_the_owner_may_read_what_is_written(name, tmp_path):
+    with CaptureWriter(tmp_path / name):
+        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
+
+
+def test_an_existing_file_is_replaced_on_request_alone(tmp_path):
+    path = tmp_path / "stream.jsonl"
+    path.write_text("kept")
+    path.chmod(0o644)
+    with pytest.raises(CaptureError, match=r"stream\.jsonl: File exists"):
+        CaptureWriter(path)
+    assert path.read_text() == "kept"
+    with CaptureWriter(path, replace=True) as writer:
+        writer.write(MESSAGES[0])
+    assert list(read_capture(path)) == MESSAGES[:1]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 def test_a_full_disk_is_told():

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pty
 import signal
 import socket
 import subprocess
@@ -213,6 +214,32 @@ def test_errors_have_a_message_and_an_exit_code(args, code, message, tmp_path, m
         got, said = run(*(endpoint if arg == "TAKEN" else arg for arg in args))
     assert (got, message in said) == (code, True), said
     assert "Traceback" not in said
+
+
+def test_an_existing_recording_is_replaced_on_request_alone(tmp_path, ipc):
+    copy = tmp_path / "copy.jsonl"
+    copy.write_text("kept")
+    code, said = run("record", ipc, copy)
+    assert (code, copy.read_text()) == (2, "kept")
+    assert f"{copy} exists already; --force replaces it" in said
+    with Command("record", ipc, copy, "--force") as recorder:
+        recorder.until("recording")
+        recorder.end(signal.SIGINT)
+    assert copy.read_text() == ""
+    assert copy.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("answer", ["n", "y"])
+def test_on_a_terminal_kvbus_asks_before_it_replaces_a_recording(answer, tmp_path, ipc):
+    copy = tmp_path / "copy.jsonl"
+    copy.write_text("kept")
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "kvbus", "record", ipc, str(copy), "--seconds", "0.1"]
+    with subprocess.Popen(command, stdin=theirs, stderr=subprocess.PIPE, text=True) as process:
+        os.write(ours, f"{answer}\n".encode())
+        _, said = process.communicate(timeout=60)
+    assert f"{copy} exists already. Replace it?" in said
+    assert copy.read_text() == ("kept" if answer == "n" else "")
 
 
 @pytest.mark.parametrize("name", ["play", "record", "sim"])

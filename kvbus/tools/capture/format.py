@@ -7,6 +7,7 @@ in base64, the sequence number, the msgpack batch in base64. A file whose name e
 from __future__ import annotations
 
 import gzip
+import os
 import sys
 from typing import IO, TYPE_CHECKING, Final, Literal, Self, cast
 
@@ -70,20 +71,23 @@ def read_capture(path: Path) -> Iterator[Message]:
 
 
 class CaptureWriter:
-    """Write a capture. `write` flushes every line, except in a compressed file.
+    """Write a capture, which holds prompts. `write` flushes every line, except in a compressed file.
 
     Args:
-        path: the file to create or overwrite; ``-`` writes to standard output.
+        path: the file to create, readable by its owner alone; ``-`` writes to standard output.
+        replace: whether an existing file is replaced.
 
     Raises:
-        CaptureError: the file cannot be created.
+        CaptureError: the file cannot be created, or exists.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, replace: bool = False) -> None:
         self.path: Final = path
         self.written = 0
         self._failed = False
         try:
+            if replace and path.is_file():
+                path.unlink()
             self._file = _open(path, "wb")
         except OSError as error:
             raise CaptureError(f"{path}: {error.strerror}") from error
@@ -132,6 +136,8 @@ class CaptureWriter:
 def _open(path: Path, mode: Literal["rb", "wb"]) -> IO[bytes]:
     if str(path) == "-":
         return sys.stdin.buffer if mode == "rb" else sys.stdout.buffer
+    if mode == "wb" and (path.is_file() or not path.exists()):  # what is neither, such as a pipe, is written to
+        os.close(os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_CREAT | os.O_EXCL, 0o600))
     if path.suffix == ".gz":
         return cast("IO[bytes]", gzip.open(path, mode))
     return path.open(mode)
