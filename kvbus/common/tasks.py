@@ -52,3 +52,9 @@ async def finish(work: Coroutine[Any, Any, object], seconds: float) -> None:
 
     task.add_done_callback(ended)
     await asyncio.wait([task])
+
+
+def report_out_of_memory(error: Exception) -> None:
+    """Pass a MemoryError on to the event loop, whose handler ends the process; for code that survives other errors."""
+    if isinstance(error, MemoryError):
+        asyncio.get_running_loop().call_exception_handler({"message": "out of memory", "exception": error})

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
 from kvbus.common.errors import KvbusError
-from kvbus.common.tasks import end_tasks
+from kvbus.common.tasks import end_tasks, report_out_of_memory
 from kvbus.config import Config, SourceConfig, SourceStream, parts
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.phases import SEPARATED
@@ -211,7 +211,8 @@ class Discovery:
                 why = "it has ended"
             except DiscoveryError as error:
                 why = str(error)
-            except Exception:
+            except Exception as error:
+                report_out_of_memory(error)
                 log.exception("discovery %s: a defect", entry.source.name)
                 why = "a defect, see the log"
             self._fail(entry, why)
@@ -250,6 +251,7 @@ class Discovery:
                 try:
                     await self._apply()
                 except Exception as error:
+                    report_out_of_memory(error)
                     if self._put_off(f"a defect, {error!r}"):  # of a discoverer that is not ours, say
                         log.exception("discovery: the defect")
             if not self._changed.is_set() and not self._refusal:

@@ -8,7 +8,9 @@ import logging
 import os
 import signal
 from collections.abc import Callable
+from typing import Any
 
+from kvbus.common.errors import ExitCode
 from kvbus.config import Config
 from kvbus.daemon.collector import rest_collector
 from kvbus.daemon.config_file import ConfigFile
@@ -16,6 +18,17 @@ from kvbus.daemon.daemon import Daemon
 from kvbus.daemon.reload import Reloader
 
 log = logging.getLogger("kvbus.daemon")
+
+
+def _failed(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Take an error that a callback has raised. After a MemoryError nothing in this process can be trusted.
+
+    What routers have been sent is written to ``state_dir`` before it is sent, so a new process goes on exactly.
+    """
+    if isinstance(context.get("exception"), MemoryError):
+        log.critical("out of memory: kvbus ends; the next start goes on from the state in state_dir")
+        os._exit(ExitCode.INTERNAL)
+    loop.default_exception_handler(context)
 
 
 async def serve(config: Config, load: Callable[[], Config], file: ConfigFile | None = None) -> None:
@@ -31,6 +44,7 @@ async def serve(config: Config, load: Callable[[], Config], file: ConfigFile | N
         ConfigError: kvbus cannot use a key file.
     """
     loop = asyncio.get_running_loop()
+    loop.set_exception_handler(_failed)
     stop = asyncio.Event()
 
     def asked(signum: int) -> None:

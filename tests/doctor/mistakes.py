@@ -47,7 +47,11 @@ class Scene:
             "replay_endpoint": f"{HOST}:{free_port()}",
         }
         out = ports_in_a_row(64)
-        self.output = {"name": "routers", "endpoint": f"{HOST}:{out}", "replay_endpoint": f"{HOST}:{out + 32}"}
+        self.output: dict[str, Any] = {
+            "name": "routers",
+            "endpoint": f"{HOST}:{out}",
+            "replay_endpoint": f"{HOST}:{out + 32}",
+        }
         self.over = {"http": f"127.0.0.1:{free_port()}", "state_dir": None}
 
     def config(self) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Forks `kvbus run` on demand: ``python -m tests.system.nursery CONFIG ROTATE_BYTES``, commands on stdin.
 
 ``start`` forks one (answer: ``started``); ``kill`` sends SIGKILL and answers with the signal it died of, or minus its
-exit code if it had ended by itself. The end of stdin ends both.
+exit code if it had ended by itself. ``exhaust`` raises MemoryError wherever its main thread is, and answers likewise.
+The end of stdin ends both.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 import traceback
 
 import uvloop  # noqa: F401 - imported here once, for every child
@@ -22,6 +24,7 @@ from kvbus.daemon import state_store
 def child(config: str) -> None:
     """Be ``kvbus run``; never comes back."""
     code = 70
+    signal.signal(signal.SIGUSR1, exhausted)
     try:
         sys.stdin.close()
         main(["run", "-c", config], prog_name="kvbus")
@@ -32,10 +35,28 @@ def child(config: str) -> None:
     os._exit(code)
 
 
+def exhausted(_number: int, _frame: object) -> None:
+    raise MemoryError
+
+
 def killed(pid: int) -> int:
     """End a child; what it died of."""
     os.kill(pid, signal.SIGKILL)
-    _, status = os.waitpid(pid, 0)
+    return died_of(os.waitpid(pid, 0)[1])
+
+
+def exhaust(pid: int) -> int:
+    """Raise MemoryError in a child until it ends: one that is raised in a finalizer is ignored by Python itself."""
+    while True:
+        os.kill(pid, signal.SIGUSR1)
+        for _ in range(50):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                return died_of(status)
+            time.sleep(0.01)
+
+
+def died_of(status: int) -> int:
     return os.WTERMSIG(status) if os.WIFSIGNALED(status) else -os.WEXITSTATUS(status)
 
 
@@ -48,8 +69,9 @@ def serve(config: str) -> None:
             if not pid:
                 child(config)
             sys.stdout.write("started\n")
-        elif line == "kill\n":
-            sys.stdout.write(f"{killed(pid)}\n")
+        elif line in {"kill\n", "exhaust\n"}:
+            end = killed if line == "kill\n" else exhaust
+            sys.stdout.write(f"{end(pid)}\n")
             pid = 0
         sys.stdout.flush()
     if pid:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from kvbus.common.errors import ExitCode
 from tests.ports import free_port, ports_in_a_row
 
 
@@ -90,6 +91,10 @@ class QuickProcess(Process):
 
     def kill(self) -> None:
         assert self._told("kill") == f"{signal.SIGKILL.value}\n", f"kvbus ended by itself:\n{self.log.read_text()}"
+
+    def exhaust(self) -> None:
+        """Let it run out of memory, at whatever it is doing."""
+        assert self._told("exhaust") == f"-{ExitCode.INTERNAL.value}\n", self.log.read_text()
 
     def close(self) -> None:
         """End the process that the others are forked off, and the last of them with it."""

@@ -214,24 +214,36 @@ async def everything_at_once(process: Process, seed: int) -> None:
 
 
 def run(directory: Path, keeps_state: bool, test: Callable[[Process], Awaitable[None]]) -> None:
+    process = QuickProcess(directory, keeps_state=keeps_state)
+    run_with(process, test)
+    errors = [line for line in process.log.read_text().splitlines() if '"level": "error"' in line]
+    assert errors == [], "no state is refused, nothing fails"
+
+
+def run_with(process: QuickProcess, test: Callable[[Process], Awaitable[None]]) -> None:
     async def main(process: Process) -> None:
         await test(process)
 
-    process = QuickProcess(directory, keeps_state=keeps_state)
     with (
         contextlib.closing(process),
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         killed_at_the_end(process),
     ):
         runner.run(main(process))
-    errors = [line for line in process.log.read_text().splitlines() if '"level": "error"' in line]
-    assert errors == [], "no state is refused, nothing fails"
 
 
 @pytest.mark.parametrize("seed", range(200 // KILLS if LONG else 1))
 @pytest.mark.parametrize("keeps_state", [True, False], ids=["state_dir", "without"])
 def test_killed_at_random_instants(tmp_path: Path, keeps_state: bool, seed: int) -> None:
     run(tmp_path, keeps_state, lambda process: killed(process, seed, keeps_state=keeps_state))
+
+
+def test_out_of_memory_at_random_instants(tmp_path: Path) -> None:
+    """A MemoryError ends the process, wherever it is raised, and the next one goes on exactly."""
+    process = QuickProcess(tmp_path, keeps_state=True)
+    process.kill = process.exhaust  # type: ignore[method-assign]
+    run_with(process, lambda process: killed(process, 0, keeps_state=True))
+    assert "out of memory: kvbus ends" in process.log.read_text()
 
 
 @pytest.mark.parametrize("seed", range(2 if LONG else 1))

@@ -22,6 +22,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from kvbus.common.errors import BindError
+from kvbus.common.tasks import report_out_of_memory
 from kvbus.transport.http.connection_limits import ConnectionLimits, ConnectionStats
 from kvbus.transport.http.messages import JSON, Receive, Request, Response, Scope, Send
 
@@ -132,7 +133,8 @@ class HttpServer:
         except asyncio.CancelledError:
             if not connection.gone:
                 raise
-        except Exception:
+        except Exception as error:
+            report_out_of_memory(error)
             if not transport.is_closing():  # else there was nothing to write to
                 log.exception("%s %s failed", scope["method"], scope["path"])
             raise
