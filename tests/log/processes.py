@@ -12,7 +12,6 @@ from typing import Any, Final
 
 import msgspec
 
-from tests.bench.processes import environment
 from tests.log.server import under_timeout
 from tests.log.test_aggregator import Moving
 from tests.ports import free_port
@@ -43,7 +42,8 @@ class Process:
         """Run a version."""
         bounded = ["timeout", "--signal=KILL", str(MOST)]
         command = [*bounded, sys.executable, "-m", *version.split(), "run", "-c", str(self._config)]
-        env = environment(XDG_RUNTIME_DIR=str(self._runtime))
+        env = {name: value for name, value in os.environ.items() if not name.startswith("KVBUS_")}
+        env["XDG_RUNTIME_DIR"] = str(self._runtime)
         with self._log.open("ab") as said:
             self._process = subprocess.Popen(command, stdout=said, stderr=said, env=env, process_group=0)
 

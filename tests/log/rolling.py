@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -23,11 +20,12 @@ from typing import Any, Final
 import click
 import msgspec
 
-from tests.bench.many_engines import Spec
-from tests.bench.processes import started
-from tests.bench.rebuild import SERVERS
-from tests.bench.setups import Child
+from tests.log import kinds
+from tests.log.broker import Broker
+from tests.log.engines import EnginesProcess, Spec
+from tests.log.nats_server import NatsServer
 from tests.log.processes import NOW, Aggregator, Noting, Process, above
+from tests.log.redis_server import RedisServer
 from tests.ports import free_ports
 from tests.system.bus import eventually
 
@@ -38,6 +36,12 @@ RATE: Final = 30.0
 BLOCKS: Final = 600
 DECODE: Final = 8
 """Of each engine's cache, and tokens that a request makes in a step."""
+
+SERVERS: Final[dict[str, Any]] = {
+    "kafka": (Broker, kinds.Kafka),
+    "nats": (NatsServer, kinds.Nats),
+    "redis": (RedisServer, kinds.Redis),
+}
 
 RECORDS: Final = "kvbus_discovery_records_total"
 
@@ -78,12 +82,8 @@ class Region:
         self.topics = [f"kv@pod-{n}.engine.0@m".encode() for n in range(ENGINES)]
         ports = [free_ports(2) for _ in range(ENGINES)]
         each = [(f"tcp://127.0.0.1:{live}", f"tcp://127.0.0.1:{replay}") for live, replay in ports]
-        spec = msgspec.json.encode(Spec(each, BLOCKS, DECODE)).decode()
-        command = [sys.executable, "-m", "tests.bench.many_engines", spec]
-        log = directory / "engines.log"
-        pipe = subprocess.PIPE
-        with log.open("ab") as said:
-            self._engines = Child(stack.enter_context(started(command, stdin=pipe, stdout=pipe, stderr=said)), log)
+        self._engines = EnginesProcess(Spec(each, BLOCKS, DECODE), directory / "engines.log")
+        stack.callback(self._engines.close)
         ((name, keys),) = kind.settings().items()
         output = {"name": "log", "type": name, "endpoint": kind.endpoint, "token_ids": "keep", name: keys}
         self.leaves = [
@@ -107,7 +107,6 @@ class Region:
 
     async def start(self) -> None:
         """Everything, up to routers that hold all."""
-        self._engines.expect("ready")
         for process in (*self.leaves, *self.aggregators):
             process.start()
             self._stack.callback(process.close)
@@ -137,15 +136,13 @@ class Region:
 
     def run(self) -> None:
         """Let the engines publish."""
-        self._engines.ask(json.dumps({"do": "run", "rate": RATE}))
+        self._engines.run(RATE)
 
     def pause(self) -> dict[bytes, set[int]]:
         """Stop them; what each holds."""
         self._truths += 1
-        path = self._directory / f"truth-{self._truths}"
-        self._engines.ask(json.dumps({"do": "pause", "truth": str(path)}))
-        truth = msgspec.msgpack.decode(path.read_bytes())
-        return {topic: set(blocks) for topic, blocks in zip(self.topics, truth, strict=True)}
+        truth = self._engines.pause(self._directory / f"truth-{self._truths}")
+        return dict(zip(self.topics, truth, strict=True))
 
     async def quiet(self, unread: bytes = b"", *at: Aggregator) -> None:
         """Nobody publishes: each router, and a new one at each aggregator, holds the truth.
