@@ -24,7 +24,7 @@ PARTS ?= image-layout
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup tools golden demo site links test newest coverage bench bench-worth chaos vopr others interop hours profile profile-process soak explore fuzz cost flood lint format charts platforms cluster dockerfile wheel \
+.PHONY: help setup tools golden demo site links test newest coverage bench bench-worth chaos vopr others interop hours soak explore fuzz cost flood lint format charts platforms cluster dockerfile wheel \
 	client-wheel image image-layout release release-check release-rehearsal assemble version lock clean
 
 help: ## this list
@@ -100,17 +100,11 @@ newest: ## the suite with the newest dependencies and chart tools (ARGS="tests/c
 	@$(NEWEST)/bin/python -m pip freeze --exclude-editable
 	@$(NEWEST)/bin/python -m pytest -n 3 --dist loadgroup $(ARGS)
 
-bench: $(STAMP) ## the benchmarks, an hour on a quiet machine (ARGS="--quick", ARGS="--only core")
-	@$(BIN)/python -m tests.bench $(ARGS)
+bench: $(STAMP) ## kvbus beside what it is compared with, best on a quiet machine (ARGS="--quick", ARGS="--only late", ARGS=--write)
+	@$(BIN)/python -m bench $(ARGS)
 
 bench-worth: $(STAMP) ## what exact views are worth in prefill, in simulated time, three minutes (ARGS=--write, ARGS=--quick)
-	@$(BIN)/python -m tests.bench.worth $(ARGS)
-
-profile: $(STAMP) ## where the core's time goes (ARGS="1x1")
-	@PYTHONHASHSEED=0 $(BIN)/python -m tests.bench.hotspots $(ARGS)
-
-profile-process: $(STAMP) ## whose time the process's is, by perf (ARGS="1x8 --ranks 8 --rate 50")
-	@$(BIN)/python -m tests.bench.shares $(ARGS)
+	@$(BIN)/python -m bench.worth $(ARGS)
 
 chaos: $(STAMP) ## faults over real sockets (FAULTS=10000 SEED=7 CELL=1 GENERATION=0 ROUNDS=3 SECONDS=600)
 	@$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED)) $(if $(FAULTS),--faults $(FAULTS)) \

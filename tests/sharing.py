@@ -10,7 +10,6 @@ from typing import Final
 from xdist.scheduler.loadscope import LoadScopeScheduling  # type: ignore[import-untyped]
 
 TOGETHER: Final = (
-    "tests/bench/test_counted.py",
     "tests/chaos/test_chaos.py",
     "tests/daemon/test_state_damage.py",
     "tests/daemon/test_state_memory.py",

@@ -121,7 +121,7 @@ def moved(text: str, source: str, where: dict[str, str], repository: str) -> str
         if not path or re.match(r"\w+:", path):
             return found[0]
         place = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
-        if place in where or image or place.startswith("docs/bench/"):
+        if place in where or image:
             there = where.get(place, place.removeprefix("docs/"))
             anchor = re.sub("-{2,}", "-", anchor)  # as the generator makes them
             return f"{image}[{name}]({posixpath.relpath(there, posixpath.dirname(here) or '.')}{hash_}{anchor})"
@@ -158,8 +158,6 @@ def gather(target: Path, repository: str) -> None:
         copy = docs / image.relative_to(ROOT / "docs")
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(image, copy)
-    for data in (ROOT / "docs" / "bench").glob("*.json"):
-        shutil.copy(data, docs / "bench")
     shutil.copy(HERE / "zensical.toml", target)
 
 

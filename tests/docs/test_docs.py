@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import io
 import re
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -333,6 +335,12 @@ class TestReadme:
         table = measured.short_table(measured.INTEROP.read_text())
         assert measured.with_table(README, table) == README, "python -m tests.docs.measured"
         assert table.count("\n| ") == 6, "a router is missing"
+
+    def test_the_benchmarks_tables_are_those_of_their_results(self):
+        """README.md's too. The program compares them itself: tests import no benchmark."""
+        command = [sys.executable, "-m", "bench", "--check"]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
 
     def test_the_verdict_is_drawn_as_the_demo_draws_it(self):
         """Its figures are of one real run; layout, words and sums are the code's."""

@@ -12,7 +12,7 @@ Engines with a truth: there are two, because they answer different questions.
   a failing run can be shortened to the few changes that matter. It has its own seqs, buffer, replay and snapshots.
 * ``tests.system.actors.Engine`` is :class:`kvbus.tools.sim.engine.SimEngine`, a cache under a workload, on a real publisher.
   Nobody says what it does next, and it makes batches like a release of a real engine. ``tests.chaos.engines`` runs the
-  same cache as a process. Load generators (``tests.bench``) and publishers of a few batches need no truth.
+  same cache as a process. Load generators (``bench``) and publishers of a few batches need no truth.
 
 What both sides say is in :mod:`~tests.doubles.payloads`; what holds of every source at every moment in
 :mod:`~tests.doubles.accounting`. The words of a conversation with a whole relay are in :mod:`tests.core.dsl`;

@@ -1,4 +1,4 @@
-"""How a simulated router learns what workers have cached: by each engine's own events, or through the pure relay."""
+"""How a simulated router learns what workers have cached: from each engine's events, or through kvbus's pure core."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ from kvbus.transport.answer_reader import AnswerReader
 from .fleet import Feed, View, Worker
 
 JUMP: Final = 4096
-"""By how much kvbus's numbering jumps ahead after a kill without its state."""
+"""How far kvbus's numbering jumps ahead after a kill without its state."""
 
 
 class Reader:
-    """A router's view of one worker, and the seq it expects next."""
+    """A router's view of one worker, and the seq that it expects next."""
 
     def __init__(self, *, copies: bool) -> None:
         self.view = BlockView(copies=copies)
         self.next: int | None = None
         self.waiting: list[tuple[int, bytes]] | None = None
-        """What came live while a state or an answer is under way; None if nothing is."""
+        """Live batches that wait for the end of a state or an answer; None if neither is under way."""
 
     def take(self, seq: int, payload: bytes) -> None:
         """Apply one batch."""
@@ -55,7 +55,7 @@ class Reader:
 
 
 class Direct(Feed):
-    """Subscribed to the engines. It counts copies and clears at an engine's restart, which not every router does."""
+    """A router that subscribes to the engines. Unlike some, it counts copies and clears at an engine's restart."""
 
     aware = True
 
@@ -84,11 +84,12 @@ class Direct(Feed):
 
 
 class Bus(Feed):
-    """Subscribed to kvbus: each worker is a source of one relay, and a stream of its own.
+    """A router that subscribes to kvbus. Each worker is a source of one relay and has a stream of its own.
 
     Args:
         profile: of the output.
-        asks: True asks the replay from 0 at the start and at a gap; False gets the state by its subscription.
+        asks: True: the router asks for a replay from 0 at its start and at a gap. False: it gets the state when it
+            subscribes.
     """
 
     aware = True
@@ -194,7 +195,7 @@ class Bus(Feed):
         self._go_on(number, now)
 
     def _feed(self, event: Any, now: float) -> None:
-        """Hand an event to the relay, and carry out what follows, answers of the engines included."""
+        """Hand an event to the relay, and carry out its commands. Engines answer at once."""
         self._events.append(event)
         while self._events:
             self._carry_out(self._relay.handle(self._events.popleft(), now), now)
@@ -233,7 +234,7 @@ class Bus(Feed):
         self._go_on(command.stream, now)
 
     def _go_on(self, number: int, now: float) -> None:
-        """The state or the answer is over: what came live meanwhile follows, where it is not in it already."""
+        """End a state or an answer: take the live batches that waited, unless they were part of it."""
         waited, self._readers[number].waiting = self._readers[number].waiting or [], None
         for seq, payload in waited:
             self._receive(number, seq, payload, now)

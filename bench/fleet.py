@@ -1,7 +1,7 @@
-"""Workers behind a KV-aware router, in simulated time: a generated load, caches that evict, and one policy.
+"""Workers and a KV-aware router in simulated time: a generated load, caches that evict, and one policy.
 
-The policy is the same in every arm: the worker with the longest cached prefix in the router's view, less a term for what
-runs there. The arms differ in the view alone. Events take no time to arrive, so that a view is wrong only where the
+The router chooses the worker with the longest cached prefix in its view, less a term for the requests that run there.
+This policy is the same in every arm. Only the view differs. Events arrive at once, so that a view is wrong only if the
 router cannot know better. Everything follows from the seed.
 """
 
@@ -23,7 +23,7 @@ from kvbus.tools.sim.encoder import BatchEncoder
 
 DIALECT: Final = DIALECTS["vllm-0.33"]
 LOAD_TERM: Final = 8
-"""Blocks of prefix that one running request weighs as much as."""
+"""One running request counts as much as this many blocks of prefix."""
 
 PREFILL_RATE: Final = 8000
 DECODE_RATE: Final = 40
@@ -32,23 +32,23 @@ DECODE_RATE: Final = 40
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """Sizes and times of a run. Sessions arrive as a Poisson process; tokens and turns are drawn evenly from ranges."""
+    """Sizes and times of a run. Sessions are a Poisson process. Tokens and turns are drawn evenly from ranges."""
 
     workers: int = 8
     blocks: int = 1000
-    """Of each worker's cache."""
+    """Blocks of each worker's cache."""
     block: int = 64
     """Tokens of a block."""
     seconds: float = 700.0
     fault_at: float = 400.0
     window: float = 300.0
-    """What is looked at behind the fault."""
+    """Seconds after the fault that count."""
     sessions: float = 0.5
-    """A second."""
+    """Sessions a second."""
     shared: int = 1024
     """Tokens of the system prompt that every session begins with."""
     opening: tuple[int, int] = (256, 2048)
-    """Tokens of a session's first question, beside the system prompt."""
+    """Tokens of a session's first question, without the system prompt."""
     question: tuple[int, int] = (32, 384)
     answer: tuple[int, int] = (64, 256)
     turns: tuple[int, int] = (2, 8)
@@ -64,7 +64,7 @@ View = Container[int | bytes]
 
 
 class Arrival(NamedTuple):
-    """A request: when, all of its tokens, how many are prompt, and the names of the blocks that can be found cached."""
+    """A request: its time, all of its tokens, how many of them are prompt, and the hashes of its prompt's blocks."""
 
     at: float
     tokens: tuple[int, ...]
@@ -73,7 +73,7 @@ class Arrival(NamedTuple):
 
 
 def arrivals(seed: int, load: Load) -> list[Arrival]:
-    """The requests of a run, in the order of their times."""
+    """Return the requests of a run, in the order of their times."""
     rng = random.Random(f"kvbus/worth/{seed}")
     system = _tokens(rng, load.shared)
     found: list[Arrival] = []
@@ -103,7 +103,7 @@ def _tokens(rng: random.Random, number: int) -> tuple[int, ...]:
 
 
 class Worker:
-    """One engine: its cache, what it publishes, and its replay buffer."""
+    """One engine: its cache, its batches and its replay buffer."""
 
     def __init__(self, load: Load, feed: Feed, number: int) -> None:
         self._load, self._feed, self.number = load, feed, number
@@ -112,17 +112,17 @@ class Worker:
         self.begin()
 
     def begin(self) -> None:
-        """A new epoch, with nothing in the cache."""
+        """Begin a new epoch with an empty cache."""
         self.epoch += 1
         self.cache = PrefixCache(self._load.blocks, self._load.block, copies=DIALECT.copies)
         self.seq = 0
         self.running = 0
         self.live: Counter[int | bytes] = Counter()
-        """Copies of each block that is cached, by its name."""
+        """Copies of each cached block, by its hash."""
         self._buffer: deque[tuple[float, int, bytes]] = deque()
 
     def publish(self, now: float) -> None:
-        """Publish what has changed in the cache."""
+        """Publish the changes of the cache."""
         events = self.cache.take_events()
         for event in events:
             if isinstance(event, Stored):
@@ -135,55 +135,55 @@ class Worker:
             self._feed.batch(self, self.seq - 1, payload, now)
 
     def replay(self, start: int, now: float) -> list[tuple[int, bytes]]:
-        """What the replay buffer still has, from a seq on."""
+        """Return the batches from a seq on that the replay buffer still has."""
         while self._buffer and self._buffer[0][0] < now - self._load.buffered:
             self._buffer.popleft()
         return [(seq, payload) for _, seq, payload in self._buffer if seq >= start]
 
 
 class Feed:
-    """What an arm knows of the workers, and how it learns it. This one knows nothing: each worker in turn."""
+    """How an arm learns what the workers have cached. This one learns nothing: the router takes the workers in turn."""
 
     aware = False
-    """Whether the router looks at prefixes at all."""
+    """Whether the router looks at prefixes."""
 
     def connect(self, workers: Sequence[Worker]) -> None:
-        """Every worker is there, and has cached nothing."""
+        """Meet the workers, whose caches are empty."""
         self.workers = workers
 
     def views(self) -> Sequence[View]:
-        """The blocks of each worker, as the router has them."""
+        """Return the blocks of each worker as the router knows them."""
         return ()
 
     def batch(self, worker: Worker, seq: int, payload: bytes, now: float) -> None:
-        """A worker publishes."""
+        """Take a batch that a worker publishes."""
 
     def tick(self, now: float) -> None:
-        """A second has passed."""
+        """Do what is done every second."""
 
     def crashed(self, worker: Worker, now: float) -> None:
-        """A worker is there again, in a new epoch."""
+        """Notice that a worker has crashed and is back in a new epoch."""
 
     def router_restarts(self, now: float) -> None:
-        """The router begins anew, and knows nothing."""
+        """Restart the router, which has then forgotten everything."""
 
     def kvbus_killed(self) -> None:
-        """Where there is a kvbus."""
+        """Kill kvbus, if this arm has one."""
 
     def kvbus_back(self, now: float, *, state: bool) -> None:
-        """It starts again, with its state or without."""
+        """Start kvbus again, with its state or without it."""
 
     @property
     def promises(self) -> bool:
-        """Whether the router now has no block that its worker has not."""
+        """Whether every block of the router's view must now be in the worker's cache."""
         return False
 
     def check(self) -> None:
-        """All has arrived, and what this arm promises must hold."""
+        """Check the views at the end of the run, when every batch has arrived."""
 
 
 class Oracle(Feed):
-    """It sees the caches themselves."""
+    """An arm that sees the caches themselves."""
 
     aware = True
 
@@ -201,19 +201,19 @@ class Oracle(Feed):
 
 
 class Choice(NamedTuple):
-    """What became of one request."""
+    """The worker that one request was sent to, and what it had to compute there."""
 
     at: float
     worker: int
     prompt: int
     computed: int
-    """Tokens of the prompt that its worker had not cached."""
+    """Tokens of the prompt that the worker had not cached."""
     mispredicted: int
-    """Blocks of its prefix that the view had and the worker did not."""
+    """Blocks of the prefix that were in the view and not in the worker's cache."""
 
 
 def prefix(view: View, hashes: Sequence[int | bytes]) -> int:
-    """Blocks from the beginning of a prompt that are in a view."""
+    """Return how many blocks from the beginning of a prompt are in a view."""
     for number, block in enumerate(hashes):
         if block not in view:
             return number
@@ -222,7 +222,7 @@ def prefix(view: View, hashes: Sequence[int | bytes]) -> int:
 
 @dataclass
 class Fleet:
-    """A run: the workers, the router, and what happens to them."""
+    """A run: the workers, the router, and the events in simulated time."""
 
     load: Load
     feed: Feed
@@ -237,11 +237,11 @@ class Fleet:
         self.feed.connect(self.workers)
 
     def at(self, when: float, action: Callable[[], None]) -> None:
-        """Let something happen."""
+        """Schedule an action."""
         heapq.heappush(self._due, (when, next(self._order), action))
 
     def run(self, requests: Sequence[Arrival]) -> list[Choice]:
-        """Serve all requests, and let the last ones finish."""
+        """Serve all requests until the last one has finished."""
         for second in range(1, int(self.load.seconds)):
             self.at(second, lambda: self.feed.tick(self.now))
         for request in requests:
@@ -253,7 +253,7 @@ class Fleet:
         return self.choices
 
     def crash(self, number: int) -> None:
-        """A worker crashes and is back at once: its cache and the requests that ran there are gone."""
+        """Crash a worker, which is back at once. Its cache and its running requests are gone."""
         self.workers[number].begin()
         self.feed.crashed(self.workers[number], self.now)
 

@@ -1,0 +1,153 @@
+"""Synthetic engine traffic, encoded before the clock starts.
+
+A load is a stream of msgpack batches ``[ts, events, rank]`` as vLLM publishes them: maps, integer hashes, blocks of 16
+tokens, token ids of three bytes. Each sequence of tokens has 256 blocks. Parents are always known and no hash comes
+twice. The same load is the same bytes in every process.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections import deque
+from collections.abc import Iterator
+from itertools import count
+from typing import Final
+
+import msgspec
+
+SEQUENCE: Final = 256
+"""Blocks of one sequence."""
+
+BLOCK: Final = 16
+"""Tokens of one block."""
+
+LANES: Final = 8
+"""Sequences that grow side by side."""
+
+PROBE: Final = -1.0
+"""The ``ts`` of a batch that only shows that a router is connected."""
+
+HASH: Final = 9
+"""Bytes of one encoded hash."""
+
+TOKENS: Final = 3 * BLOCK
+"""Bytes of one block's encoded token ids."""
+
+_NOT_ZERO: Final = bytes([1, *range(1, 256)])
+"""Leading bytes are never zero, so that each integer has its shortest msgpack form."""
+
+
+def _text(*words: str) -> bytes:
+    return b"".join(msgspec.msgpack.encode(word) for word in words)
+
+
+_STORED: Final = b"\x88" + _text("type", "BlockStored", "block_hashes")
+_PARENT: Final = _text("parent_block_hash")
+_TOKEN_IDS: Final = _text("token_ids")
+_STORED_END: Final = (
+    _text("block_size")
+    + bytes([BLOCK])
+    + _text("lora_id")
+    + b"\xc0"
+    + _text("medium", "GPU")
+    + _text("lora_name")
+    + b"\xc0"
+)
+_REMOVED: Final = b"\x83" + _text("type", "BlockRemoved", "block_hashes")
+_REMOVED_END: Final = _text("medium", "GPU")
+
+
+def stamp(payload: bytes, ts: float) -> bytes:
+    """Return the same batch with another ``ts``."""
+    return payload[:2] + struct.pack(">d", ts) + payload[10:]
+
+
+def stamped(payload: bytes) -> float:
+    """Return the ``ts`` of a batch. It is a float64 in the batches of every engine and of kvbus."""
+    return float(struct.unpack_from(">d", payload, 2)[0])
+
+
+def is_empty(payload: bytes) -> bool:
+    """Return whether a batch has no events: it is a heartbeat."""
+    return payload[10] == 0x90
+
+
+def _array(length: int) -> bytes:
+    return bytes([0x90 | length]) if length < 16 else b"\xdc" + length.to_bytes(2, "big")
+
+
+class Sequence:
+    """One sequence of 256 blocks, which can be cut into events. The same number gives the same sequence."""
+
+    def __init__(self, number: int) -> None:
+        rng = random.Random(f"kvbus/bench/{number}")
+        raw = rng.randbytes(8 * SEQUENCE)
+        hashes = bytearray(b"\xcf") * (HASH * SEQUENCE)
+        hashes[1::HASH] = raw[0::8].translate(_NOT_ZERO)
+        for byte in range(1, 8):
+            hashes[1 + byte :: HASH] = raw[byte::8]
+        raw = rng.randbytes(2 * SEQUENCE * BLOCK)
+        tokens = bytearray(b"\xcd\x00\x00") * (SEQUENCE * BLOCK)
+        tokens[1::3], tokens[2::3] = raw[0::2].translate(_NOT_ZERO), raw[1::2]
+        self.hashes, self.tokens = bytes(hashes), bytes(tokens)
+
+    def stored(self, first: int, end: int) -> bytes:
+        """Return BlockStored of the blocks from ``first`` up to ``end``."""
+        parent = self.hashes[(first - 1) * HASH : first * HASH] if first else b"\xc0"
+        hashes = _array(end - first) + self.hashes[first * HASH : end * HASH]
+        ids = b"\xdc" + ((end - first) * BLOCK).to_bytes(2, "big") + self.tokens[first * TOKENS : end * TOKENS]
+        return b"".join((_STORED, hashes, _PARENT, parent, _TOKEN_IDS, ids, _STORED_END))
+
+    def removed(self, first: int, end: int) -> bytes:
+        """Return BlockRemoved of the blocks from ``first`` up to ``end``, the leaf first."""
+        leaf_first = (self.hashes[block * HASH : (block + 1) * HASH] for block in range(end - 1, first - 1, -1))
+        return b"".join((_REMOVED, _array(end - first), *leaf_first, _REMOVED_END))
+
+
+def batch(events: list[bytes], rank: int) -> bytes:
+    """Return encoded events as one batch whose ``ts`` is 0."""
+    return b"\x93\xcb" + bytes(8) + _array(len(events)) + b"".join(events) + msgspec.msgpack.encode(rank)
+
+
+def probe(number: int, rank: int) -> bytes:
+    """Return a batch with one block that belongs to no load."""
+    return stamp(batch([Sequence(-1 - number).stored(0, 1)], rank), PROBE)
+
+
+def churn(events: int, blocks: int, live: int, rank: int = 0) -> Iterator[bytes]:
+    """Yield batches without end: stores alone until so many blocks are live, then as many removals as stores.
+
+    Args:
+        events: events of a batch.
+        blocks: blocks of an event; a divisor of 256.
+        live: at least 2,048, the blocks of the sequences that grow.
+        rank: the engine's rank.
+    """
+    numbers = count(rank << 32)
+    growing: deque[tuple[Sequence, int]] = deque((Sequence(next(numbers)), 0) for _ in range(LANES))
+    finished: deque[Sequence] = deque()
+    oldest, left, held = None, 0, 0
+    while True:
+        full = held + events * blocks > live
+        encoded = []
+        for _ in range(max(events // 2, 1) if full else events):
+            sequence, at = growing.popleft()
+            encoded.append(sequence.stored(at, at + blocks))
+            if at + blocks == SEQUENCE:
+                finished.append(sequence)
+                sequence, at = Sequence(next(numbers)), -blocks
+            growing.append((sequence, at + blocks))
+            if full:
+                if oldest is None or not left:
+                    oldest, left = finished.popleft(), SEQUENCE
+                encoded.append(oldest.removed(left - blocks, left))
+                left -= blocks
+            else:
+                held += blocks
+        yield batch(encoded, rank)
+
+
+def stores(events: int, blocks: int, rank: int = 0) -> Iterator[bytes]:
+    """Yield batches of stores without end."""
+    return churn(events, blocks, 1 << 60, rank)

@@ -1,0 +1,157 @@
+"""Results: what was measured beside its bound, as JSON, on a terminal and in docs/BENCHMARKS.md."""
+
+from __future__ import annotations
+
+import json
+from statistics import median
+from typing import Any, Final
+
+import msgspec
+
+from .process import ROOT
+
+RESULTS: Final = ROOT / "docs" / "bench" / "results.json"
+PAGE: Final = ROOT / "docs" / "BENCHMARKS.md"
+BEGIN: Final = "<!-- rendered from bench/results.json: make bench ARGS=--render -->"
+QUIET: Final = 5
+"""Percent of all cores that others may use. Above it times say little, and a bound that is not met proves nothing."""
+
+END: Final = "<!-- end of the rendered part -->"
+
+
+class Bound(msgspec.Struct):
+    """A bound that was set beforehand, and what the runs gave. The median counts."""
+
+    what: str
+    limit: float
+    unit: str
+    values: list[float]
+    before: str = ""
+    """The median of the results that were written before, if the machine was quiet, and their date."""
+
+    @property
+    def met(self) -> bool:
+        """Whether the median keeps the bound."""
+        return median(self.values) <= self.limit
+
+
+class Table(msgspec.Struct):
+    """Rows of text."""
+
+    columns: list[str]
+    rows: list[list[str]]
+
+
+class Result(msgspec.Struct):
+    """What one benchmark gave, and when, where and of which commit."""
+
+    title: str
+    bounds: list[Bound]
+    table: Table
+    date: str = ""
+    commit: str = ""
+    machine: str = ""
+    runs: int = 0
+    seconds: int = 0
+    others: int = 0
+    """Percent of all cores that other processes used meanwhile."""
+
+
+def number(value: float) -> str:
+    """Return three significant digits, with commas between thousands."""
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+
+
+def told(values: list[float], unit: str = "") -> str:
+    """Return the median, and the least and the greatest value."""
+    text = f"{number(median(values))} {unit}".rstrip()
+    return text if len(values) == 1 else f"{text} ({number(min(values))} to {number(max(values))})"
+
+
+def ratios(values: list[float], others: list[float]) -> list[float]:
+    """Return each run's value by the other's of the same turn."""
+    return [one / other for one, other in zip(values, others, strict=True)]
+
+
+def markdown(columns: list[str], rows: list[list[str]]) -> str:
+    """Return a table whose cells after the first stand to the right."""
+    head, *lines = ["| " + " | ".join(line) + " |" for line in (columns, *rows)]
+    return "\n".join([head, "|---|" + "--:|" * (len(columns) - 1), *lines])
+
+
+def bounds_table(results: list[Result]) -> tuple[list[str], list[list[str]]]:
+    """Return each bound beside what was measured."""
+    rows = [
+        [
+            bound.what,
+            f"≤ {bound.limit:g} {bound.unit}",
+            told(bound.values),
+            ("met" if bound.met else "**not met**") + ", on a busy machine" * (result.others > QUIET),
+            bound.before,
+        ]
+        for result in results
+        for bound in result.bounds
+    ]
+    return ["", "bound", "measured", "", "before"], rows
+
+
+def plain(result: Result) -> str:
+    """Return a result for a terminal."""
+    columns, rows = bounds_table([result])
+    tables = [[columns, *rows]] if rows else []
+    tables.append([result.table.columns, *result.table.rows])
+    lines = [result.title]
+    for table in tables:
+        widths = [max(map(len, cells)) for cells in zip(*table, strict=True)]
+        lines += ["  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in table]
+    return "\n".join(lines) + "\n"
+
+
+def load() -> dict[str, Result]:
+    """Return what was written last, by the benchmark's name."""
+    return msgspec.json.decode(RESULTS.read_bytes(), type=dict[str, Result]) if RESULTS.exists() else {}
+
+
+def save(name: str, result: Result, order: list[str]) -> None:
+    """Put one benchmark's result into the file. Its bounds keep what a quiet machine gave before."""
+    results = load()
+    before = results.get(name, result)
+    earlier = {bound.what: bound for bound in before.bounds if before is not result}
+    for bound in result.bounds:
+        if bound.what in earlier:
+            told_before = f"{number(median(earlier[bound.what].values))} ({before.date})"
+            bound.before = earlier[bound.what].before if before.others > QUIET else told_before
+    results[name] = result
+    data: dict[str, Any] = {each: msgspec.to_builtins(results[each]) for each in order if each in results}
+    RESULTS.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n")
+
+
+def tables(results: list[Result]) -> str:
+    """Return the rendered part of the page."""
+    machines = "; ".join(sorted({result.machine for result in results}))
+    parts = [f"Measured on: {machines}.", markdown(*bounds_table(results))]
+    for result in results:
+        about = f"{result.date}, commit `{result.commit}`, {result.runs} runs"
+        others = f"other processes used {result.others} % of the machine meanwhile"
+        parts += [f"### {result.title}", markdown(result.table.columns, result.table.rows), f"({about}; {others})"]
+    return "\n\n".join(parts)
+
+
+def put(text: str, rendered: str, begin: str = BEGIN, end: str = END) -> str:
+    """Return a document with the part between two comments replaced.
+
+    Raises:
+        ValueError: the document has no such comments.
+    """
+    before, found, rest = text.partition(begin)
+    _, ended, after = rest.partition(end)
+    if not found or not ended:
+        raise ValueError(f"there is no part between {begin!r} and {end!r}")
+    return f"{before}{begin}\n\n{rendered}\n\n{end}{after}"
+
+
+def page() -> str:
+    """Return the text of docs/BENCHMARKS.md with the tables of the results."""
+    return put(PAGE.read_text(), tables(list(load().values())))

@@ -1,0 +1,166 @@
+"""``python -m bench.worth``: what exact views are worth in prefill, in simulated time.
+
+Each case and each arm runs the same requests through :class:`~bench.fleet.Fleet`, seed by seed. Two things are asserted
+in each run. Without a fault, every arm that looks at prefixes makes the same choices as one that sees the caches
+themselves. A router behind kvbus never counts on a block that its worker does not have, except while kvbus is away.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from math import inf
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+import click
+
+from .feeds import Bus, Direct
+from .fleet import Arrival, Choice, Feed, Fleet, Load, Oracle, arrivals
+from .process import ROOT
+from .report import PAGE, markdown, page, put
+
+RESULTS: Final = ROOT / "docs" / "bench" / "worth.json"
+README: Final = ROOT / "README.md"
+BEGIN: Final = "<!-- rendered from docs/bench/worth.json: make bench-worth ARGS=--write -->"
+END: Final = "<!-- end of the rendered table -->"
+
+SEEDS: Final = 5
+
+ARMS: Final[dict[str, Callable[[], Feed]]] = {
+    "round robin": Feed,
+    "the caches themselves": Oracle,
+    "direct": partial(Direct, asks=False),
+    "direct, asks": partial(Direct, asks=True),
+    "kvbus": partial(Bus, "vllm", asks=False),
+    "kvbus, asks": partial(Bus, "dynamo", asks=True),
+}
+
+TOUCHES: Final = {
+    "": set[str](),
+    "router": set(ARMS) - {"round robin", "the caches themselves"},
+    "engine": set(ARMS),
+    "kept": {"kvbus", "kvbus, asks"},
+    "lost": {"kvbus", "kvbus, asks"},
+}
+"""The arms that a fault can change. The other arms run without a fault, once for all faults."""
+
+CASES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
+    "nothing happens": ("", {}),
+    "the router restarts": ("router", {}),
+    "the router restarts, no prompt is shared": ("router", {"shared": 0}),
+    "the router restarts, sessions of one or two turns": ("router", {"turns": (1, 2)}),
+    "the router restarts, replay buffers reach back to the start": ("router", {"buffered": inf}),
+    "an engine crashes": ("engine", {}),
+    "kvbus is killed, with its state": ("kept", {}),
+    "kvbus is killed, without it": ("lost", {}),
+}
+"""The fault of each case, and how its load differs."""
+
+SMALL: Final = Load(workers=3, blocks=300, seconds=120, fault_at=60, window=60, sessions=0.3, buffered=30)
+
+Runs = dict[str, dict[str, list[dict[str, int]]]]
+"""By case and arm, a summary for each seed."""
+
+
+def simulate(load: Load, feed: Feed, fault: str, requests: Sequence[Arrival]) -> list[Choice]:
+    """Run one arm with one fault."""
+    fleet = Fleet(load, feed)
+    if fault == "router":
+        fleet.at(load.fault_at, lambda: feed.router_restarts(fleet.now))
+    elif fault == "engine":
+        fleet.at(load.fault_at, lambda: fleet.crash(0))
+    elif fault:
+        fleet.at(load.fault_at, feed.kvbus_killed)
+        fleet.at(load.fault_at + load.away, lambda: feed.kvbus_back(fleet.now, state=fault == "kept"))
+    return fleet.run(requests)
+
+
+def summary(choices: Sequence[Choice], load: Load) -> dict[str, int]:
+    """Count tokens after the fault and in the whole run, and blocks that the chosen worker did not have."""
+    after = [choice for choice in choices if load.fault_at <= choice.at < load.fault_at + load.window]
+    return {
+        "prompt": sum(choice.prompt for choice in after),
+        "computed": sum(choice.computed for choice in after),
+        "computed in all": sum(choice.computed for choice in choices),
+        "mispredicted": sum(choice.mispredicted for choice in choices),
+    }
+
+
+def measure(base: Load, seeds: int) -> Runs:
+    """Run every case and every arm with each seed."""
+    found: Runs = {case: {arm: [] for arm in ARMS} for case in CASES}
+    for seed in range(1, seeds + 1):
+        undisturbed: dict[Load, dict[str, list[Choice]]] = {}
+        for case, (fault, changes) in CASES.items():
+            load = replace(base, **changes)
+            requests = arrivals(seed, load)
+            if load not in undisturbed:
+                undisturbed[load] = controls(load, requests, all_arms=not fault)
+            for arm, make in ARMS.items():
+                touched = arm in TOUCHES[fault]
+                choices = simulate(load, make(), fault, requests) if touched else undisturbed[load][arm]
+                found[case][arm].append(summary(choices, load))
+    return found
+
+
+def controls(load: Load, requests: Sequence[Arrival], *, all_arms: bool) -> dict[str, list[Choice]]:
+    """Run without a fault. Every arm that looks at prefixes must choose as the one that sees the caches."""
+    arms = list(ARMS) if all_arms else list(ARMS)[:2]
+    runs = {arm: simulate(load, ARMS[arm](), "", requests) for arm in arms}
+    for arm in arms[1:]:
+        assert runs[arm] == runs["the caches themselves"], f"{arm} differs without a fault"
+    return runs
+
+
+def share(runs: list[dict[str, int]]) -> float:
+    """Return the percentage of prompt tokens that were computed after the fault, the median of the seeds."""
+    return median(100 * run["computed"] / run["prompt"] for run in runs)
+
+
+def full_table(found: Runs) -> str:
+    """Return the table of docs/BENCHMARKS.md."""
+    rows = [[case, *(f"{share(runs):.1f}" for runs in arms.values())] for case, arms in found.items()]
+    return markdown(["prompt tokens computed in the next five minutes, %", *ARMS], rows)
+
+
+def short_table(found: Runs) -> str:
+    """Return the table of README.md."""
+    cases = list(CASES)
+    shown = (*cases[:2], "the router restarts, sessions of one or two turns", *cases[-2:])
+    arms = {"round robin": "round robin", "KV-aware, direct": "direct", "KV-aware, through kvbus": "kvbus"}
+    rows = [[case, *(f"{share(found[case][arm]):.0f} %" for arm in arms.values())] for case in shown]
+    return markdown(["prefill computed in the next five minutes", *arms], rows)
+
+
+def pages() -> dict[Path, str]:
+    """Return README.md and docs/BENCHMARKS.md with the tables of the results that were written last."""
+    found = json.loads(RESULTS.read_text())
+    return {
+        PAGE: put(page(), full_table(found), BEGIN, END),
+        README: put(README.read_text(), short_table(found), BEGIN, END),
+    }
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--seeds", type=click.IntRange(1), default=SEEDS, show_default=True, help="Paired runs of each case.")
+@click.option("--quick", is_flag=True, help="Small and short: whether it works.")
+@click.option("--write", is_flag=True, help="Write docs/bench/worth.json and the tables of README.md and the docs.")
+def main(seeds: int, *, quick: bool, write: bool) -> None:
+    """Simulate a fleet with each kind of router and each fault, and print how much prefill was computed."""
+    if write and (quick or seeds != SEEDS):
+        raise click.UsageError(f"what is written comes from the whole run of {SEEDS} seeds")
+    found = measure(SMALL if quick else Load(), seeds)
+    click.echo(f"{full_table(found)}\n\n{short_table(found)}")
+    if write:
+        lines = (f"{json.dumps(case)}: {json.dumps(arms)}" for case, arms in found.items())
+        RESULTS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+        for path, text in pages().items():
+            path.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
