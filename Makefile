@@ -24,7 +24,7 @@ PARTS ?= image-layout
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup tools golden demo site links test newest coverage bench bench-worth chaos vopr others interop hours soak explore fuzz cost flood lint format charts platforms cluster dockerfile wheel \
+.PHONY: help setup tools golden demo site links test newest coverage bench bench-worth chaos vopr others interop hours real-engine soak explore fuzz cost flood lint format charts platforms cluster dockerfile wheel \
 	client-wheel image image-layout release release-check release-rehearsal assemble version lock clean
 
 help: ## this list
@@ -132,6 +132,12 @@ hours: others ## one kvbus for an hour between real publishers and real routers:
 	@.ci/zmtp-peers.sh $(VENV)/zmtp-peers || true
 	@$(OTHERS) TEST_ENGINES_HOME=$(CURDIR)/$(VENV)/engines TEST_ZMTP_PEERS_HOME=$(CURDIR)/$(VENV)/zmtp-peers \
 		$(BIN)/python -m tests.interop.hours $(if $(MINUTES),--minutes $(MINUTES)) $(ARGS)
+
+real-engine: $(STAMP) ## a real vLLM on the CPU behind kvbus in every case, into docs/REAL-ENGINE.md, 15 minutes (ARGS="--engine gemma3")
+	@.ci/real-engine.sh $(VENV)/real-engine
+	@.ci/routers.sh $(VENV)/routers vllm-router
+	@TEST_REAL_ENGINE_HOME=$(CURDIR)/$(VENV)/real-engine TEST_ROUTERS_HOME=$(CURDIR)/$(VENV)/routers \
+		$(BIN)/python -m tests.real_engine $(ARGS)
 
 soak: $(STAMP) ## the random relay, 1,000,000 steps (STEPS=1000000 SEED=1)
 	@$(BIN)/python -m tests.properties.soak $(if $(STEPS),--steps $(STEPS)) $(if $(SEED),--seed $(SEED))

@@ -53,7 +53,14 @@ def targets() -> set[str]:
 
 
 def test_there_are_workflows() -> None:
-    assert [path.name for path in WORKFLOWS] == ["ci.yml", "conform.yml", "newest.yml", "release.yml", "site.yml"]
+    assert [path.name for path in WORKFLOWS] == [
+        "ci.yml",
+        "conform.yml",
+        "newest.yml",
+        "nightly.yml",
+        "release.yml",
+        "site.yml",
+    ]
 
 
 @each_workflow

@@ -1,0 +1,101 @@
+"""The tables of docs/REAL-ENGINE.md."""
+
+from __future__ import annotations
+
+import datetime as dt
+import platform
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .outcome import Outcome
+    from .routing import Routed
+
+ROOT: Final = Path(__file__).parents[2]
+DOCUMENT: Final = ROOT / "docs" / "REAL-ENGINE.md"
+MEASURED: Final = ("credited", "on the longest prefix", "the same after the restart", "cached tokens", "best possible")
+BEGIN: Final = "<!-- everything below is written by `make real-engine` -->"
+
+
+def write(outcomes: Sequence[Outcome], routed: Sequence[Routed], engine: str, router: str) -> None:
+    """Replace what is below the comment. ``engine`` and ``router`` are versions."""
+    head, begin, _ = DOCUMENT.read_text().partition(BEGIN)
+    assert begin, f"no line {BEGIN!r} in {DOCUMENT}"
+    DOCUMENT.write_text(head + "\n\n".join([BEGIN, *sections(outcomes, routed, engine, router)]) + "\n")
+
+
+def sections(outcomes: Sequence[Outcome], routed: Sequence[Routed], engine: str, router: str) -> list[str]:
+    today = dt.datetime.now(dt.UTC).date()
+    exact = sum(outcome.exact for outcome in outcomes)
+    run = f"{today}, kvbus {commit()}, vLLM {engine} on {platform.machine()}, vLLM router {router}"
+    return [
+        f"{run}, Python {platform.python_version()}.",
+        "## The engine's block pool, kvbus and its routers",
+        f"{exact} of {len(outcomes)} cases are equal at each quiet point.",
+        "\n".join(
+            [
+                "| engine | case | quiet points | blocks | with copies | removed | kvbus | late router | early router |",
+                "|---|---|--:|--:|--:|--:|--:|--:|--:|",
+                *map(case_row, outcomes),
+            ]
+        ),
+        "\n".join(f"* {outcome.engine}, {outcome.case}: {each}" for outcome in outcomes for each in remarks(outcome)),
+        "## The vLLM router, directly and through kvbus",
+        "\n".join(
+            [
+                f"| events | router restarts | seed | {' | '.join(MEASURED)} |",
+                "|---|---|--:|--:|--:|--:|--:|--:|",
+                *map(routing_row, routed),
+            ]
+        ),
+    ]
+
+
+def case_row(outcome: Outcome) -> str:
+    points = outcome.points
+    scores = [outcome.worst(who) for who in ("kvbus", "late router", "early router")]
+    cells = [
+        outcome.engine,
+        outcome.case,
+        len(points),
+        max((point.blocks for point in points), default=0),
+        max((point.copied for point in points), default=0),
+        sum(point.removed for point in points[1:]),  # the first one counts what was before kvbus came
+        *("-" if score is None else score for score in scores),
+    ]
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def remarks(outcome: Outcome) -> list[str]:
+    differing = [f"not equal: {point}" for point in outcome.points if not point.exact]
+    failed = [f"failed: {' '.join(outcome.failure.split())}"] if outcome.failure else []
+    return [*differing, *outcome.notes, *failed]
+
+
+def routing_row(run: Routed) -> str:
+    cells = [
+        run.events,
+        "yes" if run.restart else "no",
+        run.seed,
+        f"{run.credited} of {run.requests}",
+        f"{run.landed} of {run.held}",
+        f"{run.landed_after} of {run.held_after}" if run.restart else "-",
+        f"{run.cached / run.prompts:.0%}",
+        f"{run.best / run.prompts:.0%}",
+    ]
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def commit() -> str:
+    """Which kvbus this is."""
+    command = ["git", "describe", "--always", "--dirty"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def version(python: Path, package: str) -> str:
+    """Of what is installed in another environment."""
+    command = [str(python), "-c", f"import importlib.metadata as m; print(m.version({package!r}))"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

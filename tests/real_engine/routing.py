@@ -1,0 +1,198 @@
+"""The real vLLM router in front of two real engines with small pools, at their own events or at kvbus's.
+
+Eight conversations of eight turns. Before each request kvbus's client says which engine has the longest prefix of it; the engine
+says how much of the prompt it had.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import random
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from kvbus.client import PrefixRouter, Subscriber
+from tests.chaos.processes import Child
+from tests.ports import free_ports, ports_in_a_row
+
+from .engine import MODEL, Engine, Setup
+from .http import answering, fetched
+from .outcome import Outcome, Point, score
+from .scene import Bus
+from .traffic import tokens
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ROUTERS_ENV: Final = "TEST_ROUTERS_HOME"
+CONVERSATIONS: Final = 8
+TURNS: Final = 8
+RESTART: Final = TURNS // 2
+"""The router restarts before this turn."""
+
+SEEDS: Final = (5, 6)
+SETUP: Final = Setup(blocks=65, buffer_steps=8)
+"""A pool that evicts, and a replay buffer that is as short as one after hours."""
+
+DIRECTLY, THROUGH_KVBUS = "directly", "through kvbus"
+_DECISION: Final = re.compile(r"KV prefix decision .*credited_prefix_tokens=(\d+)")
+_COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@dataclass
+class Routed:
+    """One run.
+
+    Attributes:
+        requests: sent.
+        credited: those for which the router knew of some prefix.
+        held: those of which an engine had a prefix.
+        landed: of these, sent to the engine with the longest one.
+        cached, best, prompts: tokens that engines had; that the best choices would have found; of all prompts.
+        held_after, landed_after: the same of the two turns after the restart.
+    """
+
+    events: str
+    restart: bool
+    seed: int
+    requests: int = 0
+    credited: int = 0
+    held: int = 0
+    landed: int = 0
+    cached: int = 0
+    best: int = 0
+    prompts: int = 0
+    held_after: int = 0
+    landed_after: int = 0
+
+
+def program() -> Path:
+    """The router that .ci/routers.sh has installed."""
+    return Path(os.environ[ROUTERS_ENV]) / "vllm-router" / "bin" / "vllm-router"
+
+
+class VllmRouter:
+    """The router, with engines' event endpoints as flags: it cannot find them by itself.
+
+    Args:
+        engines: behind it.
+        streams: live and replay endpoints for each of them.
+        directory: of its log.
+    """
+
+    def __init__(
+        self, engines: Sequence[Engine], streams: Sequence[tuple[str, str]], directory: Path, name: str
+    ) -> None:
+        port, metrics = free_ports(2)
+        self.url = f"http://127.0.0.1:{port}"
+        command = [str(program()), "--worker-urls", *(engine.api for engine in engines), "--policy", "kv_aware"]
+        command += ["--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(metrics)]
+        command += ["--worker-startup-check-interval", "1", "--log-level", "debug"]
+        for engine, (live, replay) in zip(engines, streams, strict=True):
+            command += [
+                "--kv-event-source",
+                f"{engine.api}={live}",
+                "--kv-event-replay-source",
+                f"{engine.api}={replay}",
+            ]
+        # it files workers that it is told of in this way under the model "unknown"
+        command += ["--kv-event-block-size", str(SETUP.block_size), "--kv-event-model", "unknown"]
+        self._process = Child(name, ["sh", "-c", 'exec "$@" >&2', "sh", *command], directory)
+
+    async def start(self) -> None:
+        await self._process.start()
+        await answering(f"{self.url}/readiness", 60, self._process)
+
+    async def restart(self) -> None:
+        await self._process.end()
+        await self.start()
+
+    async def close(self) -> None:
+        await self._process.close()
+
+    def credited(self) -> int:
+        """Requests for which it knew of a prefix."""
+        log = _COLOURS.sub("", self._process.log.read_text(errors="replace"))
+        return sum(decision != "0" for decision in _DECISION.findall(log))
+
+
+async def conversations(oracle: PrefixRouter, router: VllmRouter, run: Routed) -> None:
+    """Send all turns; the conversations' turns are at the same time."""
+    rng = random.Random(run.seed)
+    systems = [tokens(rng, 128) for _ in range(4)]
+    prompts = [systems[number % 4] + tokens(rng, 40) for number in range(CONVERSATIONS)]
+
+    async def turn(number: int, at: int) -> None:
+        prompt = prompts[number]
+        await asyncio.sleep(rng.random() * 0.3)
+        found = max(oracle.longest_prefix(prompt).values(), default=0) * SETUP.block_size
+        best = min(found, (len(prompt) - 1) // SETUP.block_size * SETUP.block_size)  # the last token is always computed
+        asked = {"model": MODEL, "prompt": prompt, "max_tokens": 24, "ignore_eos": True}
+        usage = json.loads(await fetched(f"{router.url}/v1/completions", asked))["usage"]
+        cached = (usage["prompt_tokens_details"] or {}).get("cached_tokens") or 0
+        run.requests += 1
+        run.prompts += len(prompt)
+        run.cached += cached
+        run.best += best
+        if best:
+            run.held += 1
+            run.landed += cached >= best
+            if RESTART <= at < RESTART + 2:
+                run.held_after += 1
+                run.landed_after += cached >= best
+        prompts[number] = prompt + tokens(rng, 54)
+
+    for at in range(TURNS):
+        if run.restart and at == RESTART:
+            await router.restart()
+        await asyncio.gather(*(turn(number, at) for number in range(CONVERSATIONS)))
+
+
+async def play(home: Path, directory: Path, outcome: Outcome) -> list[Routed]:
+    """Each run begins with empty caches and a new router."""
+    engines = [Engine(home, SETUP, directory, name) for name in ("engine-a", "engine-b")]
+    names = [engine.process.name for engine in engines]
+    own = [(engine.endpoint, engine.replay_endpoint) for engine in engines]
+    sources = [
+        {"name": name, "endpoint": live, "replay_endpoint": replay}
+        for name, (live, replay) in zip(names, own, strict=True)
+    ]
+    first, replays = ports_in_a_row(2), ports_in_a_row(2)
+    streams = [(f"tcp://127.0.0.1:{first + slot}", f"tcp://127.0.0.1:{replays + slot}") for slot in range(2)]
+    output = {"profile": "vllm-router", "endpoint": streams[0][0], "replay_endpoint": streams[0][1]}
+    bus = Bus(directory, {"sources": sources, "outputs": [output]})
+    found: list[Routed] = []
+    try:
+        with outcome.caught(directory):
+            await asyncio.gather(*(engine.start() for engine in engines))
+            await bus.start()
+            for restart, seed, events in itertools.product((False, True), SEEDS, (DIRECTLY, THROUGH_KVBUS)):
+                run = Routed(events, restart, seed)
+                router = VllmRouter(engines, own if events == DIRECTLY else streams, directory, f"router {len(found)}")
+                for engine in engines:
+                    await fetched(f"{engine.api}/reset_prefix_cache", {})
+                    await fetched(f"{engine.api}/v1/completions", {"model": MODEL, "prompt": [9] * 40, "max_tokens": 1})
+                try:
+                    await router.start()
+                    async with PrefixRouter(
+                        dict(zip(names, (Subscriber(*each) for each in streams), strict=True))
+                    ) as oracle:
+                        await oracle.settled()
+                        await conversations(oracle, router, run)
+                    run.credited = router.credited()
+                finally:
+                    await router.close()
+                found.append(run)
+            for name, engine in zip(names, engines, strict=True):
+                pool = (await engine.pool()).blocks
+                scores = {"kvbus": score(pool, await bus.blocks(f"?source={name}"), counted=True)}
+                outcome.points.append(Point(name, len(pool), 0, 0, scores, 0.0))
+    finally:
+        await bus.process.close()
+        await asyncio.gather(*(engine.stop() for engine in engines))
+    return found
