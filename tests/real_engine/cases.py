@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tests.ports import free_port
 
+from .asking import fetched
 from .engine import MODEL, Engine, Setup
-from .http import fetched
 from .scene import KVBUS, Scene
 from .traffic import KINDS, Traffic
 

@@ -14,7 +14,7 @@ from tests.chaos.processes import Child
 from tests.children import Watch
 from tests.ports import free_port, ports_in_a_row
 
-from .http import answering, fetched
+from .asking import answering, fetched
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

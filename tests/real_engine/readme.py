@@ -14,8 +14,8 @@ from typing import Final
 
 from tests.chaos.processes import Child
 
+from .asking import answering, fetched
 from .engine import MODEL, Engine, Setup, on_cpu
-from .http import answering, fetched
 from .outcome import Blocks, Outcome, Point, blocks_of_text, score
 from .scene import KVBUS
 from .traffic import Traffic, tokens

@@ -20,8 +20,8 @@ from kvbus.client import PrefixRouter, Subscriber
 from tests.chaos.processes import Child
 from tests.ports import free_ports, ports_in_a_row
 
+from .asking import answering, fetched
 from .engine import MODEL, Engine, Setup
-from .http import answering, fetched
 from .outcome import Outcome, Point, score
 from .scene import Bus
 from .traffic import tokens

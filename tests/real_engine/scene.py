@@ -12,7 +12,7 @@ from kvbus.client import BlockView, Removed, Subscriber, Synced
 from tests.chaos.processes import Child
 from tests.ports import free_port, ports_in_a_row
 
-from .http import answering, fetched
+from .asking import answering, fetched
 from .outcome import Blocks, Outcome, Point, blocks_of, blocks_of_text, score
 from .traffic import Traffic
 
