@@ -40,6 +40,9 @@ class Bus:
     async def start(self) -> None:
         await self.process.start()
         await answering(f"{self._url}/readyz", 60, self.process)
+        async with asyncio.timeout(60):
+            while not json.loads(await fetched(f"{self._url}/sources")):  # its discovery has found no engine yet
+                await asyncio.sleep(0.1)
 
     async def blocks(self, query: str = "") -> Blocks:
         return blocks_of_text(await fetched(f"{self._url}/blocks{query}"))
