@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from tests.chaos.processes import Child
 
 
@@ -34,10 +36,23 @@ async def answering(url: str, patience: float, process: Child) -> None:
         AssertionError: the process behind it has ended.
         TimeoutError: it takes too long.
     """
+
+    async def answers() -> bool:
+        assert process.running, f"{process.name} has ended: {process.log}"
+        with contextlib.suppress(aiohttp.ClientError):
+            await fetched(url)
+            return True
+        return False
+
+    await eventually(answers, patience)
+
+
+async def eventually(condition: Callable[[], Awaitable[bool]], patience: float) -> None:
+    """Wait until a condition holds.
+
+    Raises:
+        TimeoutError: it takes too long.
+    """
     async with asyncio.timeout(patience):
-        while True:
-            with contextlib.suppress(aiohttp.ClientError):
-                await fetched(url)
-                return
-            assert process.running, f"{process.name} has ended: {process.log}"
-            await asyncio.sleep(0.1)
+        while not await condition():  # noqa: ASYNC110 - other processes set no event
+            await asyncio.sleep(0.05)

@@ -12,7 +12,7 @@ from kvbus.client import BlockView, Removed, Subscriber, Synced
 from tests.chaos.processes import Child
 from tests.ports import free_port, ports_in_a_row
 
-from .asking import answering, fetched
+from .asking import answering, eventually, fetched
 from .outcome import Blocks, Outcome, Point, blocks_of, blocks_of_text, score
 from .traffic import Traffic
 
@@ -40,9 +40,11 @@ class Bus:
     async def start(self) -> None:
         await self.process.start()
         await answering(f"{self._url}/readyz", 60, self.process)
-        async with asyncio.timeout(60):
-            while not json.loads(await fetched(f"{self._url}/sources")):  # its discovery has found no engine yet
-                await asyncio.sleep(0.1)
+
+        async def has_source() -> bool:  # a discovery may not have found the engine yet
+            return bool(json.loads(await fetched(f"{self._url}/sources")))
+
+        await eventually(has_source, 60)
 
     async def blocks(self, query: str = "") -> Blocks:
         return blocks_of_text(await fetched(f"{self._url}/blocks{query}"))
@@ -122,9 +124,11 @@ class Scene:
     async def flowing(self, updates: int) -> None:
         """Wait until the early routers have taken in so many more."""
         end = sum(router.updates for router in self._early) + updates
-        async with asyncio.timeout(60):
-            while sum(router.updates for router in self._early) < end:  # noqa: ASYNC110 - they have no event for it
-                await asyncio.sleep(0.01)
+
+        async def arrived() -> bool:
+            return sum(router.updates for router in self._early) >= end
+
+        await eventually(arrived, 60)
 
     async def quiet(self, what: str, *, within: float = QUIET, asleep: bool = False) -> None:
         """Compare until everything is equal, or for so long. An engine that is ``asleep`` keeps its last events to itself."""
