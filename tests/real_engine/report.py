@@ -8,6 +8,8 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from .routing import DIRECTLY, THROUGH_KVBUS
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -46,9 +48,13 @@ def sections(outcomes: Sequence[Outcome], routed: Sequence[Routed], engine: str,
         "## The vLLM router, directly and through kvbus",
         "\n".join(
             [
-                f"| events | router restarts | seed | {' | '.join(MEASURED)} |",
-                "|---|---|--:|--:|--:|--:|--:|--:|",
-                *map(routing_row, routed),
+                f"| router restarts | events | {' | '.join(MEASURED)} |",
+                "|---|---|--:|--:|--:|--:|--:|",
+                *(
+                    routing_row(restart, events, routed)
+                    for restart in (False, True)
+                    for events in (DIRECTLY, THROUGH_KVBUS)
+                ),
             ]
         ),
     ]
@@ -75,18 +81,24 @@ def remarks(outcome: Outcome) -> list[str]:
     return [*differing, *outcome.notes, *failed]
 
 
-def routing_row(run: Routed) -> str:
+def routing_row(restart: bool, events: str, routed: Sequence[Routed]) -> str:
+    """All runs of one kind together."""
+    runs = [run for run in routed if (run.restart, run.events) == (restart, events)]
+
+    def total(name: str) -> int:
+        return sum(getattr(run, name) for run in runs)
+
+    prompts = max(total("prompts"), 1)
     cells = [
-        run.events,
-        "yes" if run.restart else "no",
-        run.seed,
-        f"{run.credited} of {run.requests}",
-        f"{run.landed} of {run.held}",
-        f"{run.landed_after} of {run.held_after}" if run.restart else "-",
-        f"{run.cached / run.prompts:.0%}",
-        f"{run.best / run.prompts:.0%}",
+        "yes" if restart else "no",
+        events,
+        f"{total('credited')} of {total('requests')}",
+        f"{total('landed')} of {total('held')}",
+        f"{total('landed_after')} of {total('held_after')}" if restart else "-",
+        f"{total('cached') / prompts:.0%}",
+        f"{total('best') / prompts:.0%}",
     ]
-    return f"| {' | '.join(map(str, cells))} |"
+    return f"| {' | '.join(cells)} |"
 
 
 def commit() -> str:
