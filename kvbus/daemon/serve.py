@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import logging
 import os
+import resource
 import signal
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from kvbus.common.errors import ExitCode
 from kvbus.config import Config
@@ -18,6 +19,17 @@ from kvbus.daemon.daemon import Daemon
 from kvbus.daemon.reload import Reloader
 
 log = logging.getLogger("kvbus.daemon")
+
+FEW_DESCRIPTORS: Final = 1024
+
+
+def _raise_descriptors() -> None:
+    """Raise the soft limit of file descriptors to the hard one, and say so in the log if that is still low."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if hard != resource.RLIM_INFINITY and hard < FEW_DESCRIPTORS:
+        text = "only %d file descriptors: each router and each engine takes some, so raise the limit (ulimit -Hn)"
+        log.warning(text, hard)
 
 
 def _failed(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -45,6 +57,7 @@ async def serve(config: Config, load: Callable[[], Config], file: ConfigFile | N
     """
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(_failed)
+    _raise_descriptors()
     stop = asyncio.Event()
 
     def asked(signum: int) -> None:

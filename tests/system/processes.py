@@ -8,8 +8,9 @@ import os
 import signal
 import subprocess
 import sys
+import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -34,21 +35,30 @@ class Process:
         )
         self.env = {name: value for name, value in os.environ.items() if not name.startswith("KVBUS_")}
         self.env["XDG_RUNTIME_DIR"] = str(directory)
+        self.log = directory / "kvbus.log"
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "kvbus", "run", "-c", str(self.config)], env=self.env, stderr=subprocess.DEVNULL
-        )
+    def start(self, before: Callable[[], None] | None = None) -> None:
+        """Start one; it calls ``before`` before everything else."""
+        command = [sys.executable, "-m", "kvbus", "run", "-c", str(self.config)]
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(command, env=self.env, stderr=log, preexec_fn=before)  # noqa: PLW1509
 
     def endpoints(self, rank: int) -> list[str]:
         """Of the engine, of its replay, of the output and of its replay."""
         return [f"tcp://127.0.0.1:{port + rank}" for port in self._ports]
 
+    def get(self, path: str) -> bytes:
+        """The answer to a path, on a connection of its own; nothing while kvbus does not listen yet."""
+        try:
+            with urllib.request.urlopen(f"http://{self.http}{path}", timeout=10) as answer:
+                return bytes(answer.read())
+        except (urllib.error.URLError, ConnectionError):
+            return b""
+
     def sources(self) -> list[dict[str, Any]]:
         """What `/sources` says."""
-        with urllib.request.urlopen(f"http://{self.http}/sources", timeout=60) as answer:
-            said: list[dict[str, Any]] = json.load(answer)
+        said: list[dict[str, Any]] = json.loads(self.get("/sources"))
         return said
 
     def pause(self) -> None:
@@ -75,7 +85,6 @@ class QuickProcess(Process):
 
     def __init__(self, directory: Path, *, keeps_state: bool) -> None:
         super().__init__(directory, keeps_state=keeps_state)
-        self.log = directory / "kvbus.log"
         with self.log.open("ab") as log:
             self._nursery: subprocess.Popen[str] = subprocess.Popen(
                 [sys.executable, "-m", "tests.system.nursery", str(self.config), str(64 * 1024)],
@@ -86,7 +95,8 @@ class QuickProcess(Process):
                 text=True,
             )
 
-    def start(self) -> None:
+    def start(self, before: Callable[[], None] | None = None) -> None:
+        assert before is None
         assert self._told("start") == "started\n"
 
     def kill(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from kvbus.transport.engine.publisher import EnginePublisher
 from kvbus.transport.sockets import PLAIN
 from tests.doubles.payloads import payload, store
 from tests.system.bus import Bus, eventually, running_bus
+from tests.system.processes import Process
 
 
 def descriptors() -> list[int]:
@@ -160,3 +162,45 @@ def test_a_replay_that_cannot_be_asked_for_waits_for_a_descriptor(what: str) -> 
     alone = f"import asyncio; from tests.system.test_descriptors import {what}; asyncio.run({what}())"
     done = subprocess.run([sys.executable, "-c", alone], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
+
+
+FEW = 64
+"""File descriptors of the process; it takes some thirty before a router is there."""
+
+
+async def test_probes_and_engines_have_descriptors_when_routers_have_taken_all_they_may(tmp_path):
+    process = Process(tmp_path, keeps_state=True)
+    process.start(lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (FEW, FEW)))
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    try:
+        async with EnginePublisher(process.engine, process.engine_replay, bind=True) as engine:
+            await engine.wait_for_subscriber(60)
+            routers = [context.socket(zmq.SUB) for _ in range(30)]
+            for router in routers:
+                router.subscribe(b"")
+                router.connect(process.out)
+            refused = re.compile(
+                rb'^kvbus_output_handshakes_failed_total.*reason="no_descriptor".* [1-9]', re.MULTILINE
+            )
+            await eventually(lambda: refused.search(process.get("/metrics")) is not None, "a router refused")
+            for _ in range(10):
+                assert process.get("/livez")
+            engine.publish(payload(store([1])), live=False)
+            engine.publish(payload(store([2])))
+            await eventually(lambda: process.sources()[0]["counts"]["recovered"] == 1, "the replay")
+            assert b"kvbus_state_writing 1.0" in process.get("/metrics")
+    finally:
+        context.destroy(0)
+        process.kill()
+    assert f"only {FEW} file descriptors" in process.log.read_text()
+
+
+async def test_the_soft_limit_is_raised_to_the_hard_one(tmp_path):
+    process = Process(tmp_path, keeps_state=False)
+    process.start(lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (FEW, 4096)))
+    try:
+        limit = re.compile(rb"^process_max_fds 4096.0$", re.MULTILINE)
+        await eventually(lambda: limit.search(process.get("/metrics")) is not None, "the limit")
+    finally:
+        process.kill()
+    assert "file descriptors" not in process.log.read_text()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import resource
 import socket
+import sys
 from collections.abc import Mapping
 from typing import Final
 
@@ -22,7 +24,16 @@ ACCEPTS: Final = 16
 REST: Final = 0.1
 """Seconds before it accepts again after the system had no resources for another connection."""
 
+RESERVE: Final = 64
+"""File descriptors, a quarter of all at most, that are left for HTTP probes, engines and the state."""
+
 _NONE_LEFT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+
+def _descriptors() -> int:
+    """Return the descriptor from which on a connection is refused. The system gives out the lowest free number."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if limit == resource.RLIM_INFINITY else limit - min(RESERVE, limit // 4)
 
 
 class Listener:
@@ -55,6 +66,7 @@ class Listener:
         self._connections = Connections(role, handler, settings, refused, mechanism)
         self._again: asyncio.TimerHandle | None = None
         self._closed = False
+        self._descriptors = _descriptors()
         self._listen()
 
     @property
@@ -90,6 +102,10 @@ class Listener:
                 self._again = self._loop.call_later(REST, self._listen)
                 self._connections.refuse(Reason.NO_DESCRIPTOR, "")
                 return
+            if connected.fileno() >= self._descriptors:
+                self._connections.refuse(Reason.NO_DESCRIPTOR, "")
+                connected.close()
+                continue
             self._take(connected)
 
     def _take(self, connected: socket.socket) -> None:
