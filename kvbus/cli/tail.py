@@ -137,7 +137,8 @@ def _event_json(event: Event, written: Callable[[Hash | None], int | str | None]
         if isinstance(event.group_idx, int):
             plain["group_idx"] = event.group_idx
         return plain
-    return {"type": "AllBlocksCleared"}
+    plain = {"type": "AllBlocksCleared"}
+    return plain | {"medium": event.medium} if isinstance(event.medium, str) else plain
 
 
 def _lines(update: Update) -> list[tuple[str, str | None]]:

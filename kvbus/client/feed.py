@@ -24,6 +24,7 @@ from kvbus.core.blocks.prefix_index import medium_of
 from kvbus.core.normalizing.validate import check_removed, check_stored
 from kvbus.core.types import PREFIX_KINDS, Hash, Reason
 from kvbus.core.wire.batch import Batch
+from kvbus.core.wire.codec import clears_all
 from kvbus.core.wire.schema import AllBlocksCleared, BlockStored
 
 if TYPE_CHECKING:
@@ -152,7 +153,7 @@ class Feed:
         self.status.refused.update(batch.rejects)
         for event in batch.events:
             if isinstance(event, AllBlocksCleared):
-                self._clear(worker)
+                self._clear(worker, event)
                 continue
             if isinstance(event, BlockStored):
                 refused: object = self._store(worker, event)
@@ -161,7 +162,12 @@ class Feed:
             if isinstance(refused, Reason):
                 self.status.refused[refused] += 1
 
-    def _clear(self, worker: Worker) -> None:
+    def _clear(self, worker: Worker, event: AllBlocksCleared | None = None) -> None:
+        if event is not None and not clears_all(event):
+            self._index.apply(worker, event)
+            more = self._more.get(worker, Counter[tuple[str, Hash]]())
+            self._more[worker] = Counter({key: count for key, count in more.items() if key[0] != medium_of(event)})
+            return
         self._index.clear(worker)
         self._groups.pop(worker, None)
         self._more.pop(worker, None)

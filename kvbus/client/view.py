@@ -11,6 +11,7 @@ from msgspec import UNSET, UnsetType
 from kvbus.client.updates import Lost, Received, Restarted, Snapshot
 from kvbus.core.types import DEVICE_MEDIUM, Hash, Reason, medium_key, printable
 from kvbus.core.wire.batch import Batch
+from kvbus.core.wire.codec import clears_all
 from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored
 from kvbus.core.wire.tokens import Token, count_tokens, decode_tokens, divide, joined
 
@@ -142,8 +143,9 @@ class BlockView:
             and removes it as often (not with ``kv_cache_report_mode=full``, where a hit is a store too).
         on_lost: ``clear`` drops all blocks when batches are lost, because removals may be among them; ``keep`` keeps
             a view that may be wrong.
-        cleared: what AllBlocksCleared drops: ``all`` is the rule of routers and kvbus, ``device`` is vLLM's (its
-            offloaded blocks survive a reset of the prefix cache, and go with a second clear in the same batch).
+        cleared: what AllBlocksCleared drops if it names no medium: ``all`` is the rule of routers and kvbus,
+            ``device`` is vLLM's (its offloaded blocks survive a reset of the prefix cache, and go with a second clear
+            in the same batch). One that names a medium drops the blocks on this medium.
 
     Attributes:
         refused: stores that were left out, by reason: their tokens are none, or too few.
@@ -207,11 +209,12 @@ class BlockView:
         changes: list[Change] = []
         cleared = False
         for event in batch.events:
-            if cleared and isinstance(event, AllBlocksCleared):
+            whole = clears_all(event)
+            if cleared and whole:
                 self._clear(batch.rank, changes, device=False)
             else:
                 changes += self.apply(event, batch.rank)
-                cleared = cleared or isinstance(event, AllBlocksCleared)
+                cleared = cleared or whole
         return changes
 
     def apply(self, event: Event, rank: int | None = None) -> list[Change]:
@@ -224,7 +227,12 @@ class BlockView:
             for block in event.block_hashes:
                 self._remove((rank, group, medium, block), changes)
         elif isinstance(event, AllBlocksCleared):
-            self._clear(rank, changes, device=True)
+            if clears_all(event):
+                self._clear(rank, changes, device=True)
+            else:
+                medium = _medium(event.medium)
+                for key in [key for key in self._blocks if (key[0], key[2]) == (rank, medium)]:
+                    self._drop(key, changes)
         return changes
 
     def clear(self) -> list[Change]:

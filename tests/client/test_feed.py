@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import UNSET
 
 from kvbus.client import (
     BlockView,
@@ -83,7 +84,7 @@ def test_copies_on_two_media_are_counted_apart():
 EVENTS = st.one_of(
     st.builds(stored, st.integers(1, 3), medium=st.sampled_from(["GPU", "CPU"])),
     st.builds(removed, st.integers(1, 3), medium=st.sampled_from(["GPU", "CPU"])),
-    st.just(AllBlocksCleared()),
+    st.sampled_from([AllBlocksCleared(), AllBlocksCleared("GPU"), AllBlocksCleared("cpu")]),
 )
 
 
@@ -94,7 +95,8 @@ def test_any_course_of_stores_removals_and_clears(copies, said):
     for rank, event in said:
         fed.take(event, rank=rank)
         if isinstance(event, AllBlocksCleared):
-            live = Counter({key: count for key, count in live.items() if key[0] != rank})
+            gone = {"GPU", "CPU"} if event.medium is UNSET else {str(event.medium).upper()}
+            live = Counter({key: count for key, count in live.items() if key[0] != rank or key[1] not in gone})
             continue
         key = (rank, event.medium, event.block_hashes[0])
         if isinstance(event, BlockStored):

@@ -231,3 +231,16 @@ def test_a_snapshot_replaces_every_rank():
         view.update(Received(0, b"", Batch(0.0, [stored([1])], rank)))
     view.update(Snapshot(7, (Batch(0.0, [AllBlocksCleared(), stored([2])], 0), Batch(0.0, [stored([3])], 0))))
     assert set(view.keys()) == {(0, None, "GPU", 2), (0, None, "GPU", 3)}
+
+
+@pytest.mark.parametrize("rule", ["all", "device"])
+def test_a_clear_that_names_a_medium_drops_the_blocks_on_it(rule):
+    view = BlockView(cleared=rule)
+    view.apply(stored([1]), rank=1)
+    for medium, hashes in (("GPU", [1, 2]), ("CPU", [1]), ("DISK", [3])):
+        view.apply(stored(hashes, medium=medium), rank=0)
+    (change,) = view.apply_batch(Batch(0.0, [AllBlocksCleared("cpu")], 0))
+    assert isinstance(change, Removed)
+    assert (change.block.medium, change.block.hash) == ("CPU", 1)
+    view.apply_batch(Batch(0.0, [AllBlocksCleared("DISK"), AllBlocksCleared()], 0))
+    assert {block.rank for block in view} == {1}

@@ -55,9 +55,9 @@ def removed(hashes: list[Any], *, medium: Any = "GPU", group: Any = None, **more
     return event | more
 
 
-def cleared() -> dict[str, Any]:
-    """An AllBlocksCleared as a map."""
-    return {"type": "AllBlocksCleared"}
+def cleared(medium: str | None = None) -> dict[str, Any]:
+    """An AllBlocksCleared as a map, of one medium if one is given."""
+    return {"type": "AllBlocksCleared"} | ({} if medium is None else {"medium": medium})
 
 
 def payload(*events: Any, ts: Any = 1.0, rank: Any = 0) -> bytes:

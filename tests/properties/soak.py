@@ -61,7 +61,7 @@ def draw_changes(rng: random.Random) -> list[Any]:
         medium = rng.choice(["GPU", "GPU", "CPU"])
         what = rng.choice(["store", "store", "chain", "chain", "remove", "remove", "remove", "tail", "untail", "clear"])
         if what == "clear":
-            changes.append(("clear",))
+            changes.append(rng.choice([("clear",), ("clear", None, "GPU"), ("clear", None, "CPU")]))
         else:
             changes.append((what, rng.randint(2 if what == "chain" else 1, 7), medium))
     return changes

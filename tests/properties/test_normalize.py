@@ -60,6 +60,7 @@ EVENTS = st.one_of(
     st.tuples(st.just("remove"), GROUPS, MEDIA, st.lists(st.integers(0, NODES - 1), min_size=1, max_size=6)),
     st.tuples(st.just("evict"), GROUPS, MEDIA, st.integers(1, 8)),
     st.tuples(st.just("clear"), st.none(), st.none(), st.none()),
+    st.tuples(st.just("clear medium"), st.none(), MEDIA.filter(bool), st.none()),
 )
 HISTORIES = st.lists(st.lists(EVENTS, max_size=8), min_size=1, max_size=15)
 
@@ -92,6 +93,10 @@ class Model:
             if self.clears_all or (key[1] == "GPU") != again:
                 del self.copies[key]
 
+    def clear_medium(self, medium):
+        for key in [key for key in self.copies if key[1] == medium]:
+            del self.copies[key]
+
     @property
     def live(self):
         return {key for key, copies in self.copies.items() if copies}
@@ -106,6 +111,10 @@ def play(model, name, history, *, groups=True, size=SIZE):
             if what == "clear":
                 model.clear(again=cleared() in events)
                 events.append(cleared())
+                continue
+            if what == "clear medium":
+                model.clear_medium(NAMES[medium])
+                events.append(cleared(medium))
                 continue
             if what == "store":
                 model.store(here, medium, detail)
@@ -224,7 +233,7 @@ def wide(tokens):
 
 def positional(event):
     if event["type"] == "AllBlocksCleared":
-        return ["AllBlocksCleared"]
+        return ["AllBlocksCleared", *([event["medium"]] if "medium" in event else [])]
     if event["type"] == "BlockRemoved":
         return ["BlockRemoved", event["block_hashes"], event["medium"]]
     names = ("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium")
@@ -268,7 +277,7 @@ def test_coarse_duplicates_change_nothing(history, data):
             mixed.append(event)
             path = data.draw(paths(2))
             if event["type"] == "AllBlocksCleared":
-                if cleared() not in mixed[:-1]:
+                if event.get("medium", "GPU").upper() == "GPU" and ("medium" in event or cleared() not in mixed[:-1]):
                     coarse.clear()
             elif len(path) == 2 and data.draw(st.booleans()):
                 twin = 10_000 + path[1]

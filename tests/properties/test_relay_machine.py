@@ -22,6 +22,7 @@ CHANGE = st.one_of(
     st.tuples(st.just("chain"), st.integers(2, 7), MEDIUM),
     st.tuples(st.sampled_from(["tail", "untail"]), st.integers(1, 7), MEDIUM),
     st.just(("clear",)),
+    st.tuples(st.just("clear"), st.none(), MEDIUM),
 )
 SETUPS = st.builds(
     Setup,

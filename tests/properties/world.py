@@ -66,7 +66,8 @@ decode = msgspec.msgpack.decode
 Change = tuple[Any, ...]
 """``("store", block, medium)``, ``("chain", block, medium)``: the block and all before it, in one event;
 ``("remove", block, medium)``; ``("tail", block, medium)``, ``("untail", block, medium)``: half a block behind that one,
-where the block size is pinned; ``("clear",)``: the GPU's, and another one in the same batch the other tiers'."""
+where the block size is pinned; ``("clear",)``: the GPU's, and another one in the same batch the other tiers';
+``("clear", None, medium)``: that medium's."""
 
 CLEARED = {"type": "AllBlocksCleared"}
 
@@ -188,6 +189,12 @@ class Engine:
                         self.visible[medium, block] -= 1
                     hashes = [self.hash_of(block)]
                     events.append({"type": "BlockRemoved", "block_hashes": hashes, "medium": medium})
+            elif rest:
+                self._see(run)
+                events.append(CLEARED | {"medium": rest[1]})
+                for counts in (self.truth, self.visible, self.tails):
+                    for key in [key for key in counts if key[0] == rest[1]]:
+                        del counts[key]
             elif self.seq or events:  # a life that opens with a clear is SGLang's, whose clears mean every medium
                 self._see(run)
                 again = CLEARED in events

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final, Generic, TypeVar
 
 from kvbus.core.types import Hash
@@ -33,6 +34,11 @@ class Names(Generic[V]):
         together in memory than many."""
         self.size = 0
         """Blocks."""
+
+    def __iter__(self) -> Iterator[Hash]:
+        """Yield every block's name."""
+        for part in {id(each): each for each in self._parts}.values():
+            yield from part
 
     def get(self, block: Hash) -> V | None:
         """What is known of a block; None if nothing is."""

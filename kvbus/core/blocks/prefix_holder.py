@@ -169,6 +169,16 @@ class Holder:
         self.size -= 1
         return True
 
+    def clear_medium(self, medium: str) -> None:
+        """Remove every block on one medium."""
+        own = self.own.get(medium)
+        for block in [] if own is None else list(own.names):
+            self.remove(block, medium)
+        for node in self._tree.nodes_on(medium, self.bit):  # these are held by the node's name alone
+            name = self._tree.name_of(node)
+            if name is not None:
+                self.remove(name, medium)
+
     def forget(self, block: Hash, medium: str) -> None:
         """A block that has no node gets one now, or waits for it."""
         self._pop(self.own[medium], block, medium)

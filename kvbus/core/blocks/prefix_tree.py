@@ -129,6 +129,12 @@ class PrefixTree:
         found += [medium for medium, bits in self._elsewhere.items() if bits.get(node, 0) & bit]
         return found
 
+    def nodes_on(self, medium: str, bit: int) -> list[int]:
+        """The nodes that somebody holds on a medium."""
+        if medium == DEVICE_MEDIUM:
+            return [node for node, bits in enumerate(self._on_device) if bits & bit]
+        return [node for node, bits in self._elsewhere.get(medium, {}).items() if bits & bit]
+
     def hold(self, node: int, medium: str, bit: int) -> bool:
         """Somebody holds a block on a medium; False if it held one there already."""
         if medium == DEVICE_MEDIUM:

@@ -159,7 +159,10 @@ class Admission:
                 self.count_inactive()
             elif type(event) is AllBlocksCleared:
                 self._stats.cleared += 1
-                steps.append(event)
+                if medium_key(event.medium) is None:
+                    self._stats.rejected[Reason.UNKNOWN_MEDIUM] += 1
+                else:
+                    steps.append(event)
             elif self.removable(event, uniform=batch.uniform):  # type: ignore[arg-type]
                 steps.append(event)  # type: ignore[arg-type]
         return steps

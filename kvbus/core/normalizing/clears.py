@@ -80,14 +80,15 @@ class Clears:
         """A tier has come up after the clear that was taken for one of everything: nobody knows what it held then."""
         return self.presumed and not self.empty
 
-    def apply(self, *, second: bool, named: bool) -> bool:
-        """The engine cleared its cache: every tier (SGLang), or the device pool alone (vLLM).
+    def apply(self, medium: str | None, *, second: bool, named: bool) -> bool:
+        """The engine cleared its cache: every tier (SGLang), the device pool alone (vLLM), or one medium (ATOM).
 
         vLLM resets what its pool has moved to other tiers by a ``second`` clear in the same batch. Where other tiers
         stay live, a clear leaves as removals, because routers understand AllBlocksCleared as everything.
 
         Args:
-            second: it is not the first one in its batch.
+            medium: the index key of the medium that the clear names; None if it names none.
+            second: it is not the first clear of its batch without a medium.
             named: some output needs removals in place of a clear.
 
         Returns:
@@ -95,13 +96,14 @@ class Clears:
         """
         leaving, removals = self._leaving, self._removals
         leaving.touched = True
-        emptied = second or self.empty
         self._admission.media |= self._index.media_names
-        survive = {
-            medium
-            for medium in self._index.media_names | self._left_out.media | self._refused
-            if not self.all_tiers and (medium == DEVICE_MEDIUM) == second
-        }
+        there = self._index.media_names | self._left_out.media | self._refused
+        if medium is not None:
+            emptied = not self.all_tiers and self._admission.media <= {medium}
+            survive = {each for each in there if each != medium}
+        else:
+            emptied = second or self.empty
+            survive = {each for each in there if not self.all_tiers and (each == DEVICE_MEDIUM) == second}
         self._left_out.keep(survive)
         self._refused &= survive
         if any(table.blocks for _, table in self._index.tables_on(survive)):

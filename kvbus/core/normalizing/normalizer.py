@@ -30,9 +30,9 @@ from kvbus.core.normalizing.rules import Rules
 from kvbus.core.normalizing.shape import Sizes
 from kvbus.core.normalizing.stores import Stores
 from kvbus.core.source_stats import SourceStats
-from kvbus.core.types import Filtered, Hash
+from kvbus.core.types import Filtered, Hash, medium_key
 from kvbus.core.wire.batch import Batch
-from kvbus.core.wire.codec import ARRAYS, AnyEvent
+from kvbus.core.wire.codec import ARRAYS, AnyEvent, clears_all
 from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored, Event
 from kvbus.core.wire.tokens import are_pairs
 
@@ -185,7 +185,7 @@ class Normalizer:
                 clear resets every tier; vLLM's speaks of the GPU pool alone).
         """
         events = batch.events
-        if first_of_epoch and events and isinstance(events[0], AllBlocksCleared):
+        if first_of_epoch and events and clears_all(events[0]):
             self.clears.seen_to_clear_all = True
         out: list[AnyEvent] = []
         admission, leaving = self._admission, self._leaving
@@ -259,9 +259,11 @@ class Normalizer:
                 stores.store(steps, at)
             elif type(step) is BlockRemoved:
                 removals.remove(step)
-            else:
-                self.emptied = self.clears.apply(second=clears > 0, named=self.names_cleared)
-                clears += 1
+            elif isinstance(step, AllBlocksCleared):
+                whole = clears_all(step)
+                medium = None if whole else medium_key(step.medium)
+                self.emptied = self.clears.apply(medium, second=whole and clears > 0, named=self.names_cleared)
+                clears += whole
         stores.finish()
         if missed:
             self._copies.forget()

@@ -72,8 +72,13 @@ _EVENT_STRUCTS: Final[dict[str, Any]] = {
     "AllBlocksCleared": AllBlocksCleared,
 }
 _STORED_FIELDS: Final = frozenset(BlockStored.__struct_fields__)
-_STORED_ARRAY_FIELDS: Final = StoredArray.__struct_fields__
 _REMOVED_FIELDS: Final = frozenset(BlockRemoved.__struct_fields__)
+_CLEARED_FIELDS: Final = frozenset(AllBlocksCleared.__struct_fields__)
+_ARRAY_FIELDS: Final[dict[str, tuple[str, ...]]] = {
+    "BlockStored": StoredArray.__struct_fields__,
+    "BlockRemoved": RemovedArray.__struct_fields__,
+    "AllBlocksCleared": ClearedArray.__struct_fields__,
+}
 
 AnyEvent = Event | dict[str, Any]
 """An event ready to be encoded; a plain map where it carries fields no struct knows."""
@@ -118,7 +123,12 @@ def decode(payload: bytes | memoryview, max_events: int = MAX_EVENTS, form: int 
 def begins_with_clear(payload: bytes, max_events: int = MAX_EVENTS) -> bool:
     """Whether the first event of a payload is AllBlocksCleared: what came before is over, as where a state begins."""
     batch = decode(payload, max_events)
-    return not isinstance(batch, Reason) and bool(batch.events) and isinstance(batch.events[0], AllBlocksCleared)
+    return not isinstance(batch, Reason) and bool(batch.events) and clears_all(batch.events[0])
+
+
+def clears_all(event: object) -> bool:
+    """Whether an event is an AllBlocksCleared that names no medium."""
+    return isinstance(event, AllBlocksCleared) and (event.medium is None or event.medium is UNSET)
 
 
 def _decode_other(payload: bytes | memoryview, max_events: int, form: int) -> Batch | Reason:
@@ -278,7 +288,7 @@ def _lenient_map(raw: Raw, extras: Extras, unknown: set[str]) -> Event | Reason:
     if not isinstance(tag, str) or tag not in _EVENT_STRUCTS:
         note(unknown, "event", tag)
         return Reason.UNKNOWN_EVENT
-    known = _STORED_FIELDS if tag == "BlockStored" else _REMOVED_FIELDS if tag == "BlockRemoved" else frozenset()
+    known = _STORED_FIELDS if tag == "BlockStored" else _REMOVED_FIELDS if tag == "BlockRemoved" else _CLEARED_FIELDS
     for name in [name for name in fields if name not in known]:
         _decode_any(fields[name])  # a field is carried only if it is whole: truncated or too deep raises here
         extras[name] = fields.pop(name)
@@ -294,9 +304,7 @@ def _lenient_array(raw: Raw, unknown: set[str]) -> Event | Reason:
     if not isinstance(tag, str) or tag not in _EVENT_STRUCTS:
         note(unknown, "event", tag)
         return Reason.UNKNOWN_EVENT
-    if tag == "AllBlocksCleared":
-        return AllBlocksCleared()
-    names = _STORED_ARRAY_FIELDS if tag == "BlockStored" else RemovedArray.__struct_fields__
+    names = _ARRAY_FIELDS[tag]
     # a later version's array is longer; its tail has no name here and no place in any encoding
     if len(items) > 1 + len(names):
         note(unknown, f"field of {tag}", f"number {2 + len(names)}")
@@ -368,4 +376,4 @@ def _from_array(event: StoredArray[Any] | RemovedArray[Any] | ClearedArray) -> E
         return stored
     if type(event) is RemovedArray:
         return BlockRemoved(event.block_hashes, event.medium, event.group_idx)
-    return AllBlocksCleared()
+    return AllBlocksCleared() if event.medium is None else AllBlocksCleared(event.medium)

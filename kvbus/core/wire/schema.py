@@ -76,7 +76,9 @@ class BlockRemoved(
 
 
 class AllBlocksCleared(msgspec.Struct, tag_field="type", tag="AllBlocksCleared", forbid_unknown_fields=True):
-    """The engine reset its prefix cache."""
+    """The engine reset its prefix cache, or dropped the blocks on the one ``medium`` that the event names (ATOM)."""
+
+    medium: str | UnsetType | None = UNSET
 
 
 class BlockInactive(msgspec.Struct, tag_field="type", tag="BlockInactive"):
@@ -128,7 +130,9 @@ class RemovedArray(
 
 
 class ClearedArray(msgspec.Struct, array_like=True, tag="AllBlocksCleared"):
-    """Positional AllBlocksCleared: the tag alone."""
+    """Positional AllBlocksCleared: the tag alone, or the tag and a medium (ATOM)."""
+
+    medium: str | None = None
 
 
 class MapBatch(msgspec.Struct, Generic[HashT], array_like=True, gc=False):

@@ -1,11 +1,15 @@
 """What a clear speaks of, and what it leaves."""
 
+from typing import Any
+
 import pytest
 
+from kvbus.client.view import BlockView
 from kvbus.core.types import Filtered
 from tests.core.dsl import Bench
 from tests.doubles.payloads import cleared, payload, plain_all, removed, store, tokens_of
 from tests.doubles.router import PlainSetRouter
+from tests.typed import well_formed
 
 
 class TestClear:
@@ -231,3 +235,76 @@ class TestNamedClears:
         assert len(bench.live) == 3
         self.feed(bench, removed([1]), store([3], block_size=16), cleared(), store([3], block_size=16))
         assert len(bench.live) == 1
+
+
+class TestOneMedium:
+    """ATOM's AllBlocksCleared names the medium that was emptied."""
+
+    @pytest.mark.parametrize(
+        "event",
+        [["AllBlocksCleared", "CPU"], cleared("cpu"), cleared("CPU") | {"novelty": 1}],
+        ids=["array", "map", "extra"],
+    )
+    @pytest.mark.parametrize("opens", [False, True], ids=["vllm", "sglang"])
+    def test_the_other_media_keep_their_blocks(self, event, opens):
+        bench = Bench()
+        bench.feed(*[cleared()] * opens, first_of_epoch=True)
+        bench.feed(store([1, 2]), store([1, 2], medium="CPU"), store([3], medium="DISK"), store([1], medium="CPU"))
+        assert bench.feed(event) == plain_all([removed([2, 1], medium="CPU")])
+        assert set(bench.router.blocks) == {(None, "GPU", 1), (None, "GPU", 2), (None, "DISK", 3)}
+        assert bench.announced().blocks == bench.router.blocks
+
+    @pytest.mark.parametrize("medium", ["GPU", "DEVICE"])
+    def test_the_device(self, medium):
+        bench = Bench()
+        bench.feed(store([1]), store([2], medium="CPU"))
+        assert bench.feed(cleared(medium)) == plain_all([removed([1])])
+
+    def test_the_only_medium_leaves_as_a_clear_of_everything(self):
+        bench = Bench()
+        bench.feed(store([1, 2], medium="CPU"))
+        assert bench.feed(cleared("CPU")) == plain_all([cleared()])
+        assert bench.router.blocks == {}
+
+    def test_is_no_first_clear_of_its_batch(self):
+        """The clear without a medium behind it is the batch's first, and of the device alone."""
+        bench = Bench()
+        bench.feed(store([1]), store([2], medium="CPU"), store([3], medium="DISK"))
+        bench.feed(cleared("CPU"), cleared())
+        assert set(bench.router.blocks) == {(None, "DISK", 3)}
+
+    def test_does_not_make_an_engine_one_that_clears_every_tier(self):
+        bench = Bench()
+        bench.feed(cleared("GPU"), store([1]), store([2], medium="CPU"), first_of_epoch=True)
+        bench.feed(cleared())
+        assert set(bench.router.blocks) == {(None, "CPU", 2)}
+
+    def test_an_unknown_medium_clears_nothing_and_is_counted(self):
+        bench = Bench()
+        bench.feed(store([1]))
+        assert bench.feed(cleared("HBM")) == []
+        assert bench.rejected == {"unknown_medium": 1}
+        assert bench.live == {1}
+
+    def test_a_medium_of_another_type_is_refused(self):
+        bench = Bench()
+        bench.feed(store([1]))
+        assert bench.feed(["AllBlocksCleared", 7], {"type": "AllBlocksCleared", "medium": 7}) == []
+        assert bench.rejected == {"wrong_type": 2}
+        assert bench.live == {1}
+
+    def test_a_second_kvbus_and_a_client_hold_the_same(self):
+        first, second, view = Bench(), Bench(clears="all"), BlockView()
+        batches: list[list[Any]] = [
+            [store([1, 2]), store([1], medium="CPU"), store([9], medium="DISK")],
+            [["AllBlocksCleared", "CPU"], store([2], medium="CPU")],
+            [cleared("GPU")],
+            [cleared("disk"), cleared("cpu")],
+        ]
+        for events in batches:
+            left = first.feed(*events)
+            second.feed(*left)
+            view.apply_batch(well_formed(payload(*left)))
+            seen = {(block.group_idx, block.medium, block.hash) for block in view}
+            assert seen == set(second.router.blocks) == set(first.router.blocks)
+        assert len(view) == 0

@@ -55,7 +55,7 @@ class TestDialects:
         assert (batch.ts, batch.rank, plain_all(batch.events)) == (1.5, 3, plain_all([GOOD]))
 
     def test_a_batch_can_be_printed(self):
-        assert repr(decoded(cleared(), rank=1)) == "Batch(ts=1.0, events=[AllBlocksCleared()], rank=1)"
+        assert repr(decoded(cleared(), rank=1)) == "Batch(ts=1.0, events=[AllBlocksCleared(medium=UNSET)], rank=1)"
 
     @pytest.mark.parametrize("rank", [0, 7, None])
     def test_the_rank_is_handed_on(self, rank):
