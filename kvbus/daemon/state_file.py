@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 _FAMILY: Final = b"kvbus-state-"
 _SEALED_FAMILY: Final = b"kvbus-sealed"
-MAGIC: Final = _FAMILY + b"012\n"
+MAGIC: Final = _FAMILY + b"013\n"
 SEALED: Final = _SEALED_FAMILY + MAGIC[len(_FAMILY) :]
 ID_BYTES: Final = 8
 

@@ -378,10 +378,10 @@ async def test_a_seq_reservation_is_kept_twice(left: Left, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("begin", "said"),
     [
-        (b"kvbus-state-009\nmore", "it is of version 009, and this kvbus reads version 012"),
-        (b"kvbus-sealed010\nmore", "it is of version 010, and this kvbus reads version 012"),
-        (b"kvbus-sealed012\nmore", None),
-        (b"kvbus-state-012\nmore", None),
+        (b"kvbus-state-009\nmore", "it is of version 009, and this kvbus reads version 013"),
+        (b"kvbus-sealed010\nmore", "it is of version 010, and this kvbus reads version 013"),
+        (b"kvbus-sealed013\nmore", None),
+        (b"kvbus-state-013\nmore", None),
         (b"kvbus-state-\xff\xff\xff\n", None),
         (b"kvbus-state-", None),
         (b"another file's", None),

@@ -613,7 +613,7 @@ def test_a_log_whose_dump_is_gone_is_refused(tmp_path: Path) -> None:
 def test_the_files_of_another_version_are_refused_with_a_sentence(tmp_path: Path) -> None:
     """It wrote no commit record, or one of its own."""
     dump, commit = tmp_path / "state-3.dump", tmp_path / "commit"
-    sentence = "state-3.dump is of version 009, and this kvbus reads version 012"
+    sentence = "state-3.dump is of version 009, and this kvbus reads version 013"
     dump.write_bytes(b"kvbus-state-009\n" + bytes(100))
     assert refused(tmp_path) == sentence
     dump.write_bytes(b"kvbus-state-009\n" + bytes(100))
@@ -621,7 +621,7 @@ def test_the_files_of_another_version_are_refused_with_a_sentence(tmp_path: Path
     assert refused(tmp_path) == sentence
     commit.write_bytes(b"kvbus-commit-00\n" + bytes(1000))
     assert refused(tmp_path) == "the commit record is damaged, or of another version"
-    dump.write_bytes(b"kvbus-state-012\n" + bytes(100))
+    dump.write_bytes(b"kvbus-state-013\n" + bytes(100))
     commit.unlink(missing_ok=True)
     assert refused(tmp_path) == "there is no commit record"
 

@@ -53,7 +53,7 @@ async def test_the_state_of_the_version_before_is_refused_and_no_seq_goes_back(
     recorded.rename(directory / name)
     async with running_bus(**settings(tmp_path)) as bus:
         (said,) = [record.getMessage() for record in caplog.records if "refused" in record.getMessage()]
-        assert "state-1.dump is of version 009, and this kvbus reads version 012" in said
+        assert "state-1.dump is of version 009, and this kvbus reads version 013" in said
         assert "beginning empty" in said
         assert bus.daemon.process.state_refused == 2
         assert sorted(path.name.partition(".refused-")[0] for path in directory.glob("*.refused-*")) == [
@@ -75,7 +75,7 @@ async def test_an_upgrade_and_the_way_back(
 ) -> None:
     """Each version finds what the other one wrote: it says so, counts it, and goes on from a higher number."""
     used = 0
-    for version, other in ((b"012", None), (b"013", b"012"), (b"012", b"013")):
+    for version, other in ((b"013", None), (b"014", b"013"), (b"013", b"014")):
         monkeypatch.setattr(state_file, "MAGIC", b"kvbus-state-%s\n" % version)
         caplog.clear()
         async with running_bus(**settings(tmp_path)) as bus:

@@ -294,6 +294,46 @@ def test_coarse_duplicates_change_nothing(history, data):
     assert bench.rejected == {}
 
 
+@given(HISTORIES, st.data(), st.booleans())
+def test_a_tier_with_larger_blocks_is_cut_into_blocks_of_the_devices_size(history, data, proven):
+    """A connector keeps chunks of two blocks on the disk, under names of its own. Each goes when its removal comes."""
+    bench, model, name = Bench(), Model(), Naming("signed")
+    if proven:
+        bench.feed(store([1, 2], tokens=[1] * (2 * SIZE), block_size=SIZE), removed([1, 2]))
+    chunks = Counter[Any]()
+    history = [[event for event in turn if NAMES.get(event[2]) != "DISK" or event[0] == "clear"] for turn in history]
+    for events in play(model, name, history, groups=False):
+        mixed = []
+        for event in events:
+            if event["type"] == "AllBlocksCleared" and "medium" not in event and cleared() in mixed:
+                chunks.clear()  # the second one of a batch is of the other tiers
+            mixed.append(event)
+            path = data.draw(paths(2))
+            if len(path) == 2:
+                twin = 10_000 + path[1]
+                if chunks[twin] and data.draw(st.booleans()):
+                    chunks[twin] -= 1
+                    mixed.append(removed([twin], medium="DISK"))
+                else:
+                    chunks[twin] += 1
+                    body = tokens(path[0]) + tokens(path[1])
+                    mixed.append(store([twin], tokens=body, block_size=2 * SIZE, medium="DISK"))
+        bench.feed(*mixed)
+        blocks = bench.router.blocks
+        assert bench.router.violations == []
+        if proven:
+            assert {key for key in blocks if key[1] != "DISK"} == named(model, name)
+            held = [
+                tokens(path)
+                for twin, count in chunks.items()
+                if count
+                for path in ((twin - 10_001) // 2, twin - 10_000)
+            ]
+            assert sorted(list(block.tokens) for key, block in blocks.items() if key[1] == "DISK") == sorted(held)
+    assert bench.rejected == {}
+    check_announced(bench)
+
+
 # -- one hash for a whole radix node -----------------------------------------------------------------------------------
 
 PAGE = 4

@@ -27,7 +27,7 @@ from kvbus.core.normalizing.validate import (
     texts_ok,
 )
 from kvbus.core.source_stats import SourceStats
-from kvbus.core.types import PREFIX_KINDS, UNKNOWN_MEDIUM, Filtered, Hash, Reason, medium_key
+from kvbus.core.types import DEVICE_MEDIUM, PREFIX_KINDS, UNKNOWN_MEDIUM, Filtered, Hash, Reason, medium_key
 from kvbus.core.wire.batch import Batch
 from kvbus.core.wire.codec import lacks_field
 from kvbus.core.wire.parts import extras_of, parts
@@ -227,23 +227,46 @@ class Admission:
 
     def _observe(self, shape: Shape, size: int, blocks: int) -> None:
         """Learn block sizes from a store."""
+        medium = shape.medium
         sizes = self.sizes.get(shape.group)
-        if sizes is None:
-            sizes = Sizes(BlockSizeDetector(self._pinned, numbered=shape.group is not None))
+        if sizes is None or self._device_takes_over(sizes, shape, size, blocks):
+            self.relearned |= sizes is not None
+            sizes = Sizes(BlockSizeDetector(self._pinned, numbered=shape.group is not None), medium)
             self.sizes[shape.group] = sizes
         if sizes.quiet and (shape.matchers.get(blocks) or shape.expect(blocks)) is not None:
             return
         detector = sizes.detector
-        before = fields_of(detector)
+        if medium != sizes.medium:
+            if size == detector.size and medium not in sizes.fine:
+                sizes.fine.add(medium)
+                table = self._index.tables.get((shape.group, medium))
+                self.relearned |= table is not None and len(table.refs) > 0  # larger blocks were cut, and are repeated
+                self._learn(shape, sizes)
+            return
+        before, own = fields_of(detector), detector.size
         self.relearned |= detector.observe(size, blocks)
         sizes.quiet = detector.settled
         after = fields_of(detector)
         if before[PROVEN] != after[PROVEN] or before[SINGLE:] != after[SINGLE:]:
-            sizes.learn()
-            for other in self.shapes.values():
-                if other.group == shape.group:
-                    other.learn(sizes)
-            shape.learn(sizes)
+            sizes.learn(own)
+            self._learn(shape, sizes)
+
+    def _learn(self, shape: Shape, sizes: Sizes) -> None:
+        for other in self.shapes.values():
+            if other.group == shape.group:
+                other.learn(sizes)
+        shape.learn(sizes)
+
+    def _device_takes_over(self, sizes: Sizes, shape: Shape, size: int, blocks: int) -> bool:
+        """Whether what was learned from another medium is wrong: the device stores blocks of another size."""
+        if shape.medium != DEVICE_MEDIUM or sizes.medium == DEVICE_MEDIUM:
+            return False
+        if size == sizes.detector.size:
+            sizes.medium = DEVICE_MEDIUM
+            sizes.fine.add(DEVICE_MEDIUM)
+            self._learn(shape, sizes)
+            return False
+        return not (sizes.detector.numbered and blocks == 1 and size < sizes.detector.size)  # that is a tail
 
     def as_checked(self, chunk: Chunk) -> Checked:
         """A store that has been taken in before, to be applied again."""

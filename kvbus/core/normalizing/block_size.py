@@ -5,8 +5,8 @@ There are three kinds, and the wire does not say which one it is:
 * *one size*, as most engines have; where it is a multiple of the size the operator pinned, every block is reblocked;
 * *variable* (SGLang before fixed pages): a whole radix node has one hash, ``block_size == len(token_ids)``; every event
   is reblocked;
-* *two sizes* (hybrid models): the same tokens are announced at a fine and at a coarse size; the fine stream is the
-  truth and the coarse one is left out.
+* *two sizes* (hybrid models): the same tokens are announced at a fine and at a coarse size on one medium; the fine
+  stream is the truth and the coarse one is left out.
 
 One fact distinguishes them: an engine with real blocks sooner or later puts several of them into one event, and a
 radix node never carries more than one hash. If the size is learned too late, the group is announced again. Once a size
@@ -146,14 +146,18 @@ class BlockSizeDetector(msgspec.Struct):
         own = self.size
         return size == own == (self.pinned or own)
 
-    def treatment(self, size: int, blocks: int = 1) -> Treatment:
-        """What a store of so many blocks of this size becomes. Call after :meth:`observe`."""
+    def treatment(self, size: int, blocks: int = 1, *, fine: bool = True) -> Treatment:
+        """What a store of so many blocks of this size becomes. Call after :meth:`observe`.
+
+        ``fine`` says whether the store's medium has blocks of the group's own size. A larger block on a medium without
+        them (a tier with larger chunks) repeats nothing: it is cut into blocks of the size that leaves.
+        """
         own = self.size
         pinned = self.pinned or own
         if self.is_native(size):
             return Treatment.NATIVE
         if blocks == 1 and size < max(own, pinned):
             return Treatment.TAIL
-        if self.variable or size == own:
+        if self.variable or size == own or (size > own and not fine):
             return Treatment.REBLOCK if size % self.base == 0 else Treatment.REJECT
         return Treatment.COARSE if size > own and size % own == 0 else Treatment.REJECT

@@ -18,8 +18,8 @@ from kvbus.core.normalizing.copies import Copies
 from kvbus.core.source_stats import SourceStats
 from kvbus.core.types import Filtered, Hash
 
-TreatmentOf = Callable[[int | None, Chunk], Treatment]
-"""What becomes of a chunk of a group."""
+TreatmentOf = Callable[[TableKey, Chunk], Treatment]
+"""What becomes of a chunk of a table."""
 
 
 class LeftOut:
@@ -80,7 +80,7 @@ class LeftOut:
     def take_from(self, key: TableKey, table: Table, treatment_of: TreatmentOf) -> None:
         """Take over the blocks of the index that are not announced any more. The caller counts both anew."""
         for block, chunk in list(table.blocks.items()):
-            treatment = treatment_of(key[0], chunk)
+            treatment = treatment_of(key, chunk)
             if treatment is not Treatment.NATIVE and treatment is not Treatment.REBLOCK:
                 del table.blocks[block]
                 self._take(key, block, chunk, table.copies.pop(block, 0), treatment)
@@ -89,7 +89,7 @@ class LeftOut:
         """Put the tails that are blocks like the others into the index. The caller counts both anew."""
         for key, table in self.tails.tables.items():
             for block, chunk in list(table.blocks.items()):
-                treatment = treatment_of(key[0], chunk)
+                treatment = treatment_of(key, chunk)
                 if treatment is Treatment.TAIL:
                     continue
                 del table.blocks[block]

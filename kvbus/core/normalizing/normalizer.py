@@ -271,7 +271,10 @@ class Normalizer:
     def dump(self) -> dict[str, Any]:
         """What has been learned about the stream beside its blocks, as plain data."""
         return {
-            "granularity": [[group, structs.asdict(each.detector)] for group, each in self._admission.sizes.items()],
+            "granularity": [
+                [group, structs.asdict(each.detector), each.medium, sorted(each.fine)]
+                for group, each in self._admission.sizes.items()
+            ],
             "coarse": [
                 [*key, block, copies] for key, table in self._left_out.coarse.items() for block, copies in table.items()
             ],
@@ -285,8 +288,9 @@ class Normalizer:
 
     def load(self, data: dict[str, Any]) -> None:
         """The reverse of :meth:`dump`; the index and the tails are filled separately."""
-        for group, known in data["granularity"]:
-            self._admission.sizes[group] = Sizes(BlockSizeDetector(**known))
+        for group, known, medium, fine in data["granularity"]:
+            sizes = self._admission.sizes[group] = Sizes(BlockSizeDetector(**known), medium)
+            sizes.fine.update(fine)
         for group, medium, block, copies in data["coarse"]:
             self._left_out.add_coarse((group, medium), block, copies)
         self._admission.load(data["intake"])

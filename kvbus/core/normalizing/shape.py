@@ -14,7 +14,7 @@ from msgspec import UNSET
 from kvbus.core.blocks.chunk import Meta
 from kvbus.core.blocks.index import MAX_RUN, Table
 from kvbus.core.normalizing.block_size import BlockSizeDetector, Treatment
-from kvbus.core.types import Filtered
+from kvbus.core.types import DEVICE_MEDIUM, Filtered
 from kvbus.core.wire.schema import BlockStored
 from kvbus.core.wire.tokens import MAX_TOKENS, Matcher
 
@@ -28,29 +28,44 @@ NOTHING_CARRIED: Final[tuple[Any, ...]] = (UNSET,) * 5
 
 
 class Sizes:
-    """The block sizes of one group."""
+    """The block sizes of one group. They are learned from one medium and hold for all media.
 
-    __slots__ = ("_treatments", "base", "detector", "quiet")
+    Args:
+        detector: learns them.
+        medium: the medium they are learned from: the device, or the group's first medium until the device stores.
+    """
 
-    def __init__(self, detector: BlockSizeDetector) -> None:
+    __slots__ = ("_treatments", "base", "detector", "fine", "medium", "quiet")
+
+    def __init__(self, detector: BlockSizeDetector, medium: str = DEVICE_MEDIUM) -> None:
         self.detector = detector
+        self.medium = medium
+        self.fine = {medium}
+        """Media that have stored blocks of the group's own size. Only there does a larger block repeat smaller ones."""
         self.base = detector.base
         """Its own, as it was looked at last."""
         self.quiet = False
         """One more store of the group's own size has nothing to teach, see :attr:`BlockSizeDetector.settled`."""
-        self._treatments: dict[tuple[int, bool], Treatment] = {}
-        """By block size, and of single blocks."""
+        self._treatments: dict[tuple[int, bool, bool], Treatment] = {}
+        """By block size, for single blocks or several, on a medium that is fine or not."""
 
-    def learn(self) -> None:
-        """Look at the detector again: a store has taught it something."""
+    def learn(self, size: int) -> None:
+        """Look at the detector again: a store has taught it something. Its own size was ``size`` before."""
         self.base = self.detector.base
         self._treatments.clear()
+        if self.detector.size != size:
+            self.fine = {self.medium}
 
-    def treatment(self, size: int, blocks: int) -> Treatment:
+    def is_native(self, size: int, medium: str) -> bool:
+        """Whether blocks of this size leave as they came, and their medium is known to have such blocks."""
+        return self.detector.is_native(size) and medium in self.fine
+
+    def treatment(self, size: int, blocks: int, medium: str) -> Treatment:
         """See :meth:`BlockSizeDetector.treatment`."""
-        known = self._treatments.get((size, blocks == 1))
+        key = (size, blocks == 1, medium in self.fine)
+        known = self._treatments.get(key)
         if known is None:
-            known = self._treatments[size, blocks == 1] = self.detector.treatment(size, blocks)
+            known = self._treatments[key] = self.detector.treatment(size, blocks, fine=key[2])
         return known
 
 
@@ -109,7 +124,7 @@ class Shape:
     def learn(self, sizes: Sizes) -> None:
         """The group's block sizes are these now."""
         self.sizes = sizes
-        self.native = sizes.detector.is_native(self.meta.block_size)
+        self.native = sizes.is_native(self.meta.block_size, self.medium)
         self.matchers.clear()
         if not self.native:
             self.table = None

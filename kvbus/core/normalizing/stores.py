@@ -158,7 +158,7 @@ class Stores:
         sizes = self._sizes[shape.group]
         fields: tuple[Any, ...] = _fields_of(chunk)
         hashes: tuple[Hash, ...] = fields[0]
-        treatment = sizes.treatment(fields[3].block_size, len(hashes))
+        treatment = sizes.treatment(fields[3].block_size, len(hashes), shape.medium)
         if treatment is Treatment.REJECT:
             self._stats.rejected[Reason.BLOCK_SIZE] += 1
             self._left_out.copies.forget()
@@ -170,6 +170,7 @@ class Stores:
         table = self._index.table(*key)
         if treatment is Treatment.NATIVE:
             shape.table = table
+            sizes.fine.add(shape.medium)
         fresh = table.blocks.keys().isdisjoint(hashes)
         if fields[1] is not None and not self._parent_ok(shape, chunk, table):
             return
@@ -327,7 +328,7 @@ class Stores:
             self._left_out.take_from(key, table, self._treatment)
         self._left_out.give_back(self._index, self._treatment)
         for key, chunk, a, b in in_order(self._index):
-            if self._treatment(key[0], chunk) is Treatment.REBLOCK:
+            if self._treatment(key, chunk) is Treatment.REBLOCK:
                 if chunk.derived is None:
                     self._reblocked(chunk, key[0], self._sizes[key[0]].base)
                 self._reference(key, chunk, a, b)
@@ -336,5 +337,5 @@ class Stores:
         self.make_room()
         self._leaving.events.extend(announce(self._index))
 
-    def _treatment(self, group: int | None, chunk: Chunk) -> Treatment:
-        return self._sizes[group].treatment(chunk.block_size, len(chunk.hashes))
+    def _treatment(self, key: TableKey, chunk: Chunk) -> Treatment:
+        return self._sizes[key[0]].treatment(chunk.block_size, len(chunk.hashes), key[1])

@@ -84,8 +84,8 @@ class TestClear:
 
     def test_a_coarse_block_outlives_the_clear_of_another_tier(self):
         bench = Bench()
-        bench.feed(store([1, 2]), store([99], block_size=64, medium="CPU"))
-        bench.feed(cleared())
+        bench.feed(store([1, 2]), store([3], medium="CPU"), store([99], block_size=64, medium="CPU"))
+        bench.feed(removed([3], medium="CPU"), cleared())
         bench.stats.filtered.clear()
         bench.feed(removed([99], medium="CPU"))
         assert bench.filtered == {Filtered.COARSE: 1}

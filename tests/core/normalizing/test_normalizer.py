@@ -3,6 +3,7 @@
 import pytest
 from msgspec import Raw
 
+from kvbus.core.normalizing.block_size import RELEARN_EVENTS
 from kvbus.core.types import Filtered, Reason
 from tests.core.dsl import Bench
 from tests.doubles.payloads import cleared, payload, plain_all, removed, store, tokens_of
@@ -540,6 +541,79 @@ class TestPinnedBlockSize:
         assert learned.normalizer.block_size is None
         learned.feed(store([1], block_size=64))
         assert learned.normalizer.block_size == 64
+
+
+class TestATierWithLargerBlocks:
+    """LMCache keeps chunks of 256 tokens on the CPU, of an engine whose device has blocks of 16."""
+
+    CHUNK = run_of(*range(1, 17))
+
+    def chunk(self, name=9001, parent=None, **more):
+        return store([name], parent, block_size=256, tokens=self.CHUNK, medium="CPU", **more)
+
+    def on_cpu(self, bench):
+        return sum(key[1] == "CPU" for key in bench.router.blocks)
+
+    @pytest.mark.parametrize("group", [None, 0])
+    @pytest.mark.parametrize("first", ["device", "tier"])
+    def test_they_leave_in_blocks_of_the_devices_size_and_go_with_their_removal(self, group, first):
+        bench = Bench()
+        events = [store(list(range(1, 17)), group=group), self.chunk(group=group)]
+        for event in events if first == "device" else events[::-1]:
+            bench.feed(event)
+        assert (self.on_cpu(bench), len(bench.router.blocks)) == (16, 32)
+        assert bench.announced().blocks == bench.router.blocks
+        bench.feed(removed(list(range(1, 17)), group=group))
+        assert (self.on_cpu(bench), len(bench.router.blocks)) == (16, 16)
+        assert bench.router.path(group, bench.feed(self.chunk(9002, 9001, group=group))[0]["block_hashes"][-1])
+        bench.feed(removed([9002], medium="CPU", group=group), removed([9001], medium="CPU", group=group))
+        assert bench.router.blocks == {}
+        assert bench.router.violations == []
+        assert bench.rejected == {}
+
+    def test_single_blocks_of_the_device_stay_what_they_are(self):
+        """A decoding engine announces block after block, so nothing has proven their size."""
+        bench = Bench()
+        for block in range(1, 9):
+            bench.feed(store([block], block - 1 or None))
+        bench.feed(self.chunk())
+        bench.feed(store([9], 8))
+        assert {key[2] for key in bench.router.blocks if key[1] == "GPU"} == set(range(1, 10))
+        assert self.on_cpu(bench) == 16
+
+    def test_many_stores_of_several_larger_blocks_do_not_overrule_the_device(self):
+        bench = Bench()
+        bench.feed(store([1, 2]))
+        for at in range(2 * RELEARN_EVENTS):
+            bench.feed(store([9000 + 2 * at, 9001 + 2 * at], block_size=64, medium="CPU"))
+        bench.feed(store([3, 4], 2))
+        assert {key[2] for key in bench.router.blocks if key[1] == "GPU"} == {1, 2, 3, 4}
+        assert self.on_cpu(bench) == 2 * RELEARN_EVENTS * 2 * 4
+
+    def test_they_repeat_smaller_ones_on_a_tier_that_has_both(self):
+        bench = Bench()
+        bench.feed(store(list(range(1, 17))), self.chunk())
+        bench.feed(store(list(range(1, 17)), medium="CPU"))
+        assert {key[2] for key in bench.router.blocks if key[1] == "CPU"} == set(range(1, 17))
+        bench.feed(removed([9001], medium="CPU"))
+        assert self.on_cpu(bench) == 16
+        assert bench.router.violations == []
+
+    def test_where_the_tier_has_smaller_ones_first_nothing_is_announced_again(self):
+        bench = Bench()
+        bench.feed(store([1, 2]), store([1, 2], medium="CPU"))
+        bench.feed(self.chunk())
+        assert (self.on_cpu(bench), bench.stats.rebuilds) == (2, 0)
+        assert bench.filtered == {Filtered.COARSE: 1}
+
+    def test_a_restart_goes_on_with_what_was_learned(self):
+        bench = Bench()
+        bench.feed(store([1, 2]), self.chunk(), store([1], medium="DISK"))
+        bench.restart()
+        bench.feed(store([99], block_size=64, medium="DISK"))
+        assert bench.filtered == {Filtered.COARSE: 1}
+        bench.feed(removed([9001], medium="CPU"))
+        assert self.on_cpu(bench) == 0
 
 
 class TestTwoGranularities:

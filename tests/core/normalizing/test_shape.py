@@ -72,10 +72,25 @@ def test_what_was_not_sent_is_filled_in():
 def test_what_becomes_of_a_size_is_kept_until_the_detector_has_learned():
     sizes = Sizes(BlockSizeDetector())
     sizes.detector.observe(32, 1)
-    assert (sizes.base, sizes.treatment(32, 1), sizes.treatment(64, 1)) == (0, Treatment.NATIVE, Treatment.COARSE)
+    assert sizes.base == 0
+    assert (sizes.treatment(32, 1, "GPU"), sizes.treatment(64, 1, "GPU")) == (Treatment.NATIVE, Treatment.COARSE)
     sizes.detector.observe(16, 2)
-    assert sizes.treatment(32, 1) is Treatment.NATIVE
-    sizes.learn()
-    assert (sizes.base, sizes.treatment(16, 2), sizes.treatment(32, 1)) == (16, Treatment.NATIVE, Treatment.COARSE)
-    assert sizes.treatment(8, 1) is Treatment.TAIL
-    assert sizes.treatment(8, 2) is Treatment.REJECT
+    assert sizes.treatment(32, 1, "GPU") is Treatment.NATIVE
+    sizes.learn(32)
+    assert sizes.base == 16
+    assert (sizes.treatment(16, 2, "GPU"), sizes.treatment(32, 1, "GPU")) == (Treatment.NATIVE, Treatment.COARSE)
+    assert sizes.treatment(8, 1, "GPU") is Treatment.TAIL
+    assert sizes.treatment(8, 2, "GPU") is Treatment.REJECT
+
+
+def test_larger_blocks_are_cut_on_a_medium_without_blocks_of_the_own_size():
+    sizes = Sizes(BlockSizeDetector())
+    sizes.detector.observe(16, 2)
+    assert sizes.treatment(64, 1, "CPU") is Treatment.REBLOCK
+    assert sizes.treatment(40, 1, "CPU") is Treatment.REJECT
+    sizes.fine.add("CPU")
+    assert sizes.treatment(64, 1, "CPU") is Treatment.COARSE
+    sizes.learn(16)
+    assert sizes.fine == {"GPU", "CPU"}
+    sizes.learn(32)
+    assert sizes.fine == {"GPU"}
