@@ -24,6 +24,7 @@ from kvbus.core.blocks.prefix_index import medium_of
 from kvbus.core.normalizing.validate import check_removed, check_stored
 from kvbus.core.types import PREFIX_KINDS, Hash, Reason
 from kvbus.core.wire.batch import Batch
+from kvbus.core.wire.carried import set_aside
 from kvbus.core.wire.codec import clears_all
 from kvbus.core.wire.schema import AllBlocksCleared, BlockStored
 
@@ -183,6 +184,7 @@ class Feed:
             self._groups.setdefault(worker, _group(event))
         if _group(event) != self._groups.get(worker, _NO_GROUP):
             return None
+        set_aside(event)
         if self._copies:
             medium = medium_of(event)
             held = [(medium, block) for block in event.block_hashes if self._index.holds(worker, block, medium)]

@@ -19,8 +19,9 @@ from kvbus.core.source import Source
 from kvbus.core.types import Reason
 from kvbus.core.wire import codec
 from kvbus.core.wire.batch import Batch
+from kvbus.core.wire.carried import set_aside
 from kvbus.core.wire.profiles import CANONICAL, Wire, encode
-from kvbus.core.wire.schema import AllBlocksCleared
+from kvbus.core.wire.schema import AllBlocksCleared, BlockStored
 
 EPOCH_BITS: Final = 40
 """A number on the wire is the record's epoch above so many bits of its seq: 35 years of 1,000 records a second."""
@@ -85,7 +86,12 @@ class Numbered:
         empty = encode(wire, [], source.ts, source.rank)
         if batch is None or not batch.events:
             return empty, empty
-        return whole if wire is CANONICAL else encode(wire, batch.events, source.ts, source.rank), empty
+        if wire is CANONICAL:
+            return whole, empty
+        for event in batch.events if wire.strict else ():
+            if isinstance(event, BlockStored):
+                set_aside(event)  # no normalizer has done it
+        return encode(wire, batch.events, source.ts, source.rank), empty
 
     def _apply(self, slot: int, source: Source, batch: Batch, now: float, *, begins: bool) -> None:
         """Bring the index along; what leaves is the record itself, so it is the same wherever it leaves."""

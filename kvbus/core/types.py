@@ -46,8 +46,8 @@ class Reason(StrEnum):
 class Filtered(StrEnum):
     """What was noticed about valid batches and events, or blocks of them. Bounded, as :class:`Reason`.
 
-    They are left out, but for ``ORPHAN_PASSED``, ``OTHER_RANK`` and ``COPY_UNSURE``: these leave, and are counted, too.
-    ``OUTLIVED`` blocks are removed without an event of the engine.
+    They are left out, but for ``ORPHAN_PASSED``, ``OTHER_RANK``, ``COPY_UNSURE`` and ``ODD_FIELD``: these leave, and
+    are counted, too. ``OUTLIVED`` blocks are removed without an event of the engine.
     """
 
     GROUP = "group"
@@ -66,6 +66,7 @@ class Filtered(StrEnum):
     OLD_EPOCH = "old_epoch"
     INACTIVE = "inactive"
     OUTLIVED = "outlived"
+    ODD_FIELD = "odd_field"
 
 
 class Refused(StrEnum):

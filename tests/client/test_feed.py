@@ -150,7 +150,6 @@ def test_a_store_without_tokens_does_not_choose_the_group():
     [
         (stored(1, medium="MARS"), Reason.UNKNOWN_MEDIUM),
         (stored(1, 1), Reason.DUPLICATE_HASH),
-        (stored(1, extra_keys=msgspec.Raw(b"\x07")), Reason.WRONG_TYPE),
         (removed(1, medium="MARS"), Reason.UNKNOWN_MEDIUM),
     ],
 )

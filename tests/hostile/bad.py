@@ -139,7 +139,7 @@ BATCHES = [
     one_event("nothing to remove", removed([]), Filtered.NO_HASHES),
     one_event("a group below zero", store([920], group=-1), Reason.INTEGER_RANGE),
     one_event("a group beyond 32 bits", removed([920], group=2**40), Reason.INTEGER_RANGE),
-    one_event("a window below zero", store([920], kv_cache_spec_sliding_window=-5), Reason.INTEGER_RANGE),
+    one_event("a window below zero", store([920], kv_cache_spec_sliding_window=-5), Filtered.ODD_FIELD),
     one_event("an adapter below zero", store([920], lora_id=-1), Reason.INTEGER_RANGE),
     one_event("a block nobody knows, removed", removed([919]), Filtered.UNKNOWN_BLOCK),
 ]

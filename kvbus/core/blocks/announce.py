@@ -15,7 +15,7 @@ from kvbus.core.types import Hash
 from kvbus.core.wire.codec import AnyEvent
 from kvbus.core.wire.encoding import with_extras
 from kvbus.core.wire.parts import extras_of
-from kvbus.core.wire.schema import PER_BLOCK_EXTRAS, BlockRemoved, BlockStored
+from kvbus.core.wire.schema import PER_BLOCK, BlockRemoved, BlockStored
 from kvbus.core.wire.tokens import divide, joined
 
 MOST_BLOCKS: Final = 4095
@@ -232,7 +232,7 @@ def _sub_block_store(chunk: Chunk, a: int, b: int, tokens: list[bytes]) -> AnyEv
     derived, per_block = chunk.reblocked()
     base = chunk.block_size // per_block
     parent = derived[a - 1] if a else chunk.out_parent
-    extras = {name: Raw(value) for name, value in (chunk.extras or {}).items() if name not in PER_BLOCK_EXTRAS}
+    extras = {name: Raw(value) for name, value in (chunk.extras or {}).items() if name not in PER_BLOCK}
     return _as_event(chunk, derived[a:b], parent, Raw(joined(tokens[a:b], base)), base, None, None, extras)
 
 

@@ -27,6 +27,7 @@ from kvbus.core.blocks.prefix_labels import Adapter, Label, Shape, Tokens, adapt
 from kvbus.core.blocks.prefix_paths import KEPT, PIECE, NamedBlocks, Paths, Prompt, named_ahead, named_path
 from kvbus.core.blocks.prefix_tree import PrefixTree, count, each_bit
 from kvbus.core.types import DEVICE_MEDIUM, Hash, medium_key
+from kvbus.core.wire.carried import readable
 from kvbus.core.wire.codec import AnyEvent, clears_all
 from kvbus.core.wire.parts import value
 from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored
@@ -120,6 +121,7 @@ class PrefixIndex(Generic[W]):
                 self._holders[worker].clear_medium(medium_of(event))
             return
         if isinstance(event, dict):  # with fields that no struct knows
+            event = readable(event)
             event = BlockStored(**{name: event[name] for name in BlockStored.__struct_fields__ if name in event})
         where = medium_of(event)
         if isinstance(event, BlockRemoved):

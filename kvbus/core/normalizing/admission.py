@@ -22,14 +22,12 @@ from kvbus.core.normalizing.validate import (
     MAX_SIZE,
     check_removed,
     check_stored,
-    keys_ok,
-    lookahead_ok,
-    texts_ok,
 )
 from kvbus.core.source_stats import SourceStats
 from kvbus.core.types import DEVICE_MEDIUM, PREFIX_KINDS, UNKNOWN_MEDIUM, Filtered, Hash, Reason, medium_key
 from kvbus.core.wire.batch import Batch
-from kvbus.core.wire.codec import lacks_field
+from kvbus.core.wire.carried import keys_ok, known_names, lookahead_ok, set_aside, texts_ok
+from kvbus.core.wire.codec import lacks_field, note
 from kvbus.core.wire.parts import extras_of, parts
 from kvbus.core.wire.schema import AllBlocksCleared, BlockInactive, BlockRemoved, BlockStored, Event, Extras
 from kvbus.core.wire.tokens import body_at
@@ -211,9 +209,17 @@ class Admission:
         if event.block_size != size:
             self.touched = True
             shape = self._shape_of(event)
-        extras = None
+        extras: Extras | None = None
         if batch.extras is not None:
             extras = next((batch.extras.get(at) for at, each in enumerate(batch.events) if each is event), None)
+        if odd := set_aside(event):
+            self.touched = True
+            extras = {**(extras or {}), **odd}
+            batch.unknown = batch.unknown or set()
+            for name in odd:
+                note(batch.unknown, "value of", name)
+        if extras and known_names(extras):
+            stats.filtered[Filtered.ODD_FIELD] += 1
         meta = shape.meta if shape.good and fields_of(event)[KEYS + 1 :] == NOTHING_CARRIED else None
         first, count = 0, len(event.block_hashes)
         for part in split_long(event):
@@ -289,7 +295,7 @@ class Admission:
         known = self._good_metas.get((shape, *own))
         if known is not None:
             return known
-        if not texts_ok(carried[:4]) or (lookahead is not UNSET and not lookahead_ok(lookahead, count)):
+        if not texts_ok(list(carried[:4])) or (lookahead is not UNSET and not lookahead_ok(lookahead, count)):
             return None
         meta = self._index.meta(event)
         if meta.weight:

@@ -20,6 +20,7 @@ from kvbus.core.blocks.index import Index, carried_bytes
 from kvbus.core.outputs.spec import Rights
 from kvbus.core.stats import NumberingStats
 from kvbus.core.types import Hash, medium_key
+from kvbus.core.wire.carried import readable
 from kvbus.core.wire.codec import AnyEvent
 from kvbus.core.wire.encoding import decode_value
 from kvbus.core.wire.parts import changed, hashes_of, is_store, value
@@ -146,8 +147,13 @@ def _put(index: Index, event: AnyEvent) -> None:
     """Keep the blocks of a store."""
     extras: dict[str, bytes] | None = None
     if isinstance(event, dict):
-        extras = {name: bytes(raw) for name, raw in event.items() if name not in _FIELDS and name != "type"}
-        stored: BlockStored[Any] = BlockStored(**{name: event[name] for name in event if name in _FIELDS})
+        known = readable(event)
+        extras = {
+            name: bytes(raw)
+            for name, raw in event.items()
+            if name != "type" and (name not in _FIELDS or known.get(name) is not raw)
+        }
+        stored: BlockStored[Any] = BlockStored(**{name: known[name] for name in known if name in _FIELDS})
     else:
         stored = cast("BlockStored[Any]", event)
     hashes = tuple(stored.block_hashes)

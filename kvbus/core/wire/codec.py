@@ -18,6 +18,7 @@ from msgspec.structs import astuple as fields_of
 from kvbus.core.types import MAX_HASH_BYTES, Hash, Reason
 from kvbus.core.wire import rfc1527
 from kvbus.core.wire.batch import Batch
+from kvbus.core.wire.carried import as_text, typed_readable
 from kvbus.core.wire.schema import (
     CARRIED,
     NO_SIZE,
@@ -272,7 +273,7 @@ def _decode_event(raw: Raw, extras: Extras, unknown: set[str]) -> Event | Reason
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         pass
     try:
-        return _lenient_map(raw, extras, unknown) if is_map else _lenient_array(raw, unknown)
+        return _lenient_map(raw, extras, unknown) if is_map else _lenient_array(raw, extras, unknown)
     except RecursionError:
         return Reason.NESTING
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -293,10 +294,10 @@ def _lenient_map(raw: Raw, extras: Extras, unknown: set[str]) -> Event | Reason:
         _decode_any(fields[name])  # a field is carried only if it is whole: truncated or too deep raises here
         extras[name] = fields.pop(name)
         note(unknown, f"field of {tag}", name)
-    return _typed(tag, fields)
+    return _typed(tag, fields, extras, unknown)
 
 
-def _lenient_array(raw: Raw, unknown: set[str]) -> Event | Reason:
+def _lenient_array(raw: Raw, extras: Extras, unknown: set[str]) -> Event | Reason:
     items = _decode_raw_list(raw)
     if not items:
         return Reason.UNKNOWN_EVENT
@@ -311,11 +312,10 @@ def _lenient_array(raw: Raw, unknown: set[str]) -> Event | Reason:
     fields = dict(zip(names, items[1:], strict=False))
     if tag == "BlockStored" and "lora_name" in fields:
         seventh = _decode_any(fields["lora_name"])
-        if isinstance(seventh, dict):
+        if isinstance(seventh, dict) and "cache_salt" in seventh:
             del fields["lora_name"]
-            if "cache_salt" in seventh:
-                fields["cache_salt"] = Raw(_encode(seventh["cache_salt"]))
-    return _typed(tag, fields)
+            fields["cache_salt"] = Raw(_encode(seventh["cache_salt"]))
+    return _typed(tag, fields, extras, unknown)
 
 
 MAX_UNKNOWN: Final = 32
@@ -343,7 +343,7 @@ _OUT_OF_RANGE: Final = ("Expected `int` >=", "Expected `int` <=")
 """How msgspec begins to say that an integer is beyond the bounds of its field."""
 
 
-def _typed(tag: str, fields: Extras) -> Event | Reason:
+def _typed(tag: str, fields: Extras, extras: Extras, unknown: set[str]) -> Event | Reason:
     """The struct of these known fields, or the reason the first bad one gives."""
     for name in _REQUIRED[tag]:
         if name not in fields:
@@ -354,6 +354,11 @@ def _typed(tag: str, fields: Extras) -> Event | Reason:
     for name, raw in fields.items():
         if name in CARRIED:
             _decode_any(raw)
+    if tag == "BlockStored":
+        odd = typed_readable(fields)
+        extras.update(odd)
+        for name in odd:
+            note(unknown, "value of", name)
     try:
         return _decode_map_event(_encode({"type": tag, **fields}))
     except msgspec.ValidationError as error:
@@ -367,11 +372,12 @@ def _typed(tag: str, fields: Extras) -> Event | Reason:
 def _from_array(event: StoredArray[Any] | RemovedArray[Any] | ClearedArray) -> Event:
     if type(event) is StoredArray:
         hashes, parent, tokens, size, lora_id, medium, seventh, keys, group, kind, window = _fields_of(event)
-        name = seventh if type(seventh) is str else None
+        salted = type(seventh) is dict and "cache_salt" in seventh
+        name = None if salted else seventh if type(seventh) is not dict else as_text(seventh)
         stored: BlockStored[Any] = BlockStored(
             hashes, parent, tokens, size, lora_id, medium, name, group, kind, window, keys
         )
-        if type(seventh) is dict and "cache_salt" in seventh:
+        if salted:
             stored.cache_salt = Raw(_encode(seventh["cache_salt"]))
         return stored
     if type(event) is RemovedArray:

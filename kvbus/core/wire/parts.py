@@ -11,7 +11,7 @@ from msgspec import UNSET, Raw, structs
 from kvbus.core.types import Hash
 from kvbus.core.wire.codec import AnyEvent
 from kvbus.core.wire.encoding import decode_value, encode_value
-from kvbus.core.wire.schema import PER_BLOCK, PER_BLOCK_EXTRAS, AllBlocksCleared, BlockStored
+from kvbus.core.wire.schema import PER_BLOCK, AllBlocksCleared, BlockStored
 from kvbus.core.wire.tokens import are_pairs
 
 NOTHING: Final = encode_value([])
@@ -66,7 +66,8 @@ def parts(event: AnyEvent, runs: Sequence[tuple[int, int]]) -> list[AnyEvent]:
     if not runs:
         return []
     tokens = decode_value(field(event, "token_ids"))
-    lists = {name: decode_value(raw) for name in PER_BLOCK if (raw := field(event, name)) is not UNSET}
+    count = len(hashes)
+    lists = {name: each for name in PER_BLOCK if (each := _entries(field(event, name), count)) is not None}
     size = field(event, "block_size")
     found = []
     for first, end in runs:
@@ -77,11 +78,7 @@ def parts(event: AnyEvent, runs: Sequence[tuple[int, int]]) -> list[AnyEvent]:
         if first:
             changes["parent_block_hash"] = hashes[first - 1]
         for name, entries in lists.items():
-            if entries is not None:
-                changes[name] = encode_value(entries[first:end])
-        if isinstance(event, dict):
-            own = {name: event[name] for name in PER_BLOCK_EXTRAS if name in event}
-            changes |= extras_of(own, len(hashes), first, end)
+            changes[name] = encode_value(entries[first:end])
         found.append(changed(event, changes))
     return found
 
@@ -90,18 +87,20 @@ def extras_of(extras: Mapping[str, Raw | bytes], count: int, first: int, end: in
     """Fields no struct knows, of blocks ``[first, end)`` of so many; nobody has looked at what they hold."""
     found = {name: Raw(value) for name, value in extras.items()}
     if end - first < count:
-        for name in PER_BLOCK_EXTRAS:
-            entries = _entries(found[name]) if name in found else None
-            if entries is not None and len(entries) == count:
+        for name in PER_BLOCK:
+            entries = _entries(found.get(name), count)
+            if entries is not None:
                 found[name] = encode_value(entries[first:end])
     return found
 
 
-def _entries(raw: Raw) -> list[Raw] | None:
+def _entries(raw: Any, count: int) -> list[Raw] | None:
+    """The entries of a list with one for each of so many blocks; None if it is anything else."""
     try:
-        return _decode_entries(raw)
+        entries = _decode_entries(raw) if isinstance(raw, Raw) else []
     except msgspec.DecodeError:
         return None
+    return entries if len(entries) == count else None
 
 
 def without_content(event: AnyEvent) -> AnyEvent:

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import UNSET, structs
 
 from kvbus.core.types import Hash
+from kvbus.core.wire.carried import readable
 from kvbus.core.wire.codec import AnyEvent
 from kvbus.core.wire.encoding import encode_batch, encode_positional_batch
 from kvbus.core.wire.frames import Framing
@@ -46,6 +47,9 @@ class Wire(msgspec.Struct, frozen=True, cache_hash=True):
     """EAGLE's pairs leave as their first tokens, for a family that reads plain tokens alone."""
     drop_group: bool = False
     """Groups leave without their number. See :attr:`Profile.one_group`."""
+    strict: bool = False
+    """The family hashes the tokens of each store itself, and its decoders know one form of each field. A carried value
+    of another form leaves in a form that they read (:mod:`kvbus.core.wire.carried`)."""
     drop_tokens: bool = False
     """Stores leave without token ids, and without whatever else tells of a prompt or of who sent it."""
 
@@ -98,9 +102,11 @@ class Profile(msgspec.Struct, frozen=True):
     """Events of the largest batch it takes; 0: any number."""
     max_bytes: int = 0
     """Bytes of the largest batch it takes; 0: any number."""
-    hashes_tokens: bool = False
-    """The router hashes the tokens of each store itself, and finds prompts by that. Without tokens it would be wrong,
-    and say nothing of it."""
+
+    @property
+    def hashes_tokens(self) -> bool:
+        """Whether the router hashes the tokens of each store itself. Without tokens it would be wrong, in silence."""
+        return self.wire.strict
 
     def without_tokens(self) -> Profile:
         """The same family, for an output that tells nothing of prompts."""
@@ -115,55 +121,52 @@ class Profile(msgspec.Struct, frozen=True):
 CANONICAL: Final = Wire()
 """Maps, with hashes and media as the engine named them."""
 
-_DYNAMO: Final = Wire("map", fold_hashes=True, media=(("FS", "DISK"), ("OBJ", "EXTERNAL")))
-_DYNAMO_PLANE: Final = Wire("map", fold_hashes=True, drop_group=True)
+_STRICT: Final = Wire(strict=True)
+_DYNAMO: Final = Wire("map", strict=True, fold_hashes=True, media=(("FS", "DISK"), ("OBJ", "EXTERNAL")))
+_DYNAMO_PLANE: Final = Wire("map", strict=True, fold_hashes=True, drop_group=True)
 """What the driver of Dynamo's event plane makes its events of. They have no groups, and tiers instead of media."""
 _MIB: Final = 1024 * 1024
 
 PROFILES: Final[dict[str, Profile]] = {
     "vllm": Profile(CANONICAL, "4"),
-    "dynamo": Profile(_DYNAMO, "4", filled_replay=False, hashes_tokens=True),
-    "dynamo-plane": Profile(_DYNAMO_PLANE, "4", one_group=True, hashes_tokens=True),
+    "dynamo": Profile(_DYNAMO, "4", filled_replay=False),
+    "dynamo-plane": Profile(_DYNAMO_PLANE, "4", one_group=True),
     "llm-d": Profile(
-        Wire(fill_kinds=True, fold_pairs=True),
+        Wire(strict=True, fill_kinds=True, fold_pairs=True),
         "4",
         late_replay=False,
         clears="pod",
         topics="pod and model",
-        hashes_tokens=True,
     ),
     "llm-d-sglang": Profile(
-        Wire("array", fold_pairs=True), "4", late_replay=False, clears="pod", topics="pod and model", hashes_tokens=True
+        Wire("array", strict=True, fold_pairs=True), "4", late_replay=False, clears="pod", topics="pod and model"
     ),
     "aibrix": Profile(
-        Wire("array", one_block=True),
+        Wire("array", strict=True, one_block=True),
         "4",
         filled_replay=False,
         clears="pod or nothing",
         one_copy=True,
         one_stream="know a worker by its connection, and need one for each",
-        hashes_tokens=True,
     ),
-    "sglang": Profile(CANONICAL, "3", snapshots="placements", hashes_tokens=True),
+    "sglang": Profile(_STRICT, "3", snapshots="placements"),
     "vllm-router": Profile(
-        CANONICAL,
+        _STRICT,
         "4",
         filled_replay=False,
         topics="empty",
         one_stream="take batches without a topic alone",
         max_events=4096,
         max_bytes=16 * _MIB,
-        hashes_tokens=True,
     ),
     "smg": Profile(
-        CANONICAL,
+        _STRICT,
         "4",
         filled_replay=False,
         one_stream="keep one seq for each connection",
         max_bytes=4 * _MIB,
-        hashes_tokens=True,
     ),
-    "mooncake": Profile(Wire(drop_group=True), "4", one_group=True, hashes_tokens=True),
+    "mooncake": Profile(Wire(strict=True, drop_group=True), "4", one_group=True),
 }
 """By the name of ``outputs[].profile``. Where each rule comes from is in docs/decisions/profiles-of-routers.md."""
 
@@ -172,6 +175,8 @@ def encode(wire: Wire, events: Sequence[AnyEvent], ts: float, rank: int) -> byte
     """One batch: always an array of exactly three, ``[ts, events, rank]``."""
     if wire is CANONICAL:
         return encode_batch(events, ts, rank)
+    if wire.strict:
+        events = [readable(event) if isinstance(event, dict) else event for event in events]
     if wire.by_event:
         events = [each for event in events for each in _translated(wire, event)]
     return encode_batch(events, ts, rank) if wire.encoding == "map" else encode_positional_batch(events, ts, rank)

@@ -91,11 +91,9 @@ Event = BlockStored[Any] | BlockRemoved[Any] | AllBlocksCleared
 CARRIED: Final = ("extra_keys", "locality", "ownership", "session_id", "cache_salt", "lookahead_token_ids")
 """Fields of :class:`BlockStored` that kvbus hands on without reading them."""
 
-PER_BLOCK: Final = ("extra_keys", "lookahead_token_ids")
-"""Those that are lists with an entry for each block: they are divided with the blocks."""
-
-PER_BLOCK_EXTRAS: Final = ("mm_keys",)
-"""Fields no struct knows that are such lists: what of a prompt's images lies in each block (TensorRT-LLM#18810)."""
+PER_BLOCK: Final = ("extra_keys", "lookahead_token_ids", "mm_keys")
+"""Fields that are lists with an entry for each block: they are divided with the blocks. The last one is in no struct:
+it says what of a prompt's images lies in each block (TensorRT-LLM#18810)."""
 
 
 class StoredArray(

@@ -274,10 +274,10 @@ def test_what_is_only_carried_is_looked_at_in_every_store(field, good, bad):
         bench.feed(store([n]))
     for n in range(100, 106, 2):
         event = store([n], **{field: good})
-        assert bench.feed(event, store([n + 1], **{field: bad}), event) == plain_all([event])
-    assert bench.rejected == {Reason.WRONG_TYPE: 3}
-    assert bench.filtered == {Filtered.COPY: 3}
-    assert [event.get(field) for event in plain_all(bench.normalizer.announce())][-3:] == [good] * 3
+        odd = store([n + 1], **{field: bad})
+        assert bench.feed(event, odd, event) == plain_all([event, odd])
+    assert bench.filtered == {Filtered.COPY: 3, Filtered.ODD_FIELD: 3}
+    assert [event.get(field) for event in plain_all(bench.normalizer.announce())][-6:] == [good, bad] * 3
 
 
 def test_what_is_carried_is_checked_once_and_so_many_metas_are_kept(monkeypatch):
@@ -287,5 +287,6 @@ def test_what_is_carried_is_checked_once_and_so_many_metas_are_kept(monkeypatch)
     for n in range(12):
         session = f"s{n // 2 % 2 if n < 8 else n}"
         out = bench.feed(store([n], session_id=session), store([100 + n], session_id=n))
-        assert [(event["block_hashes"], event["session_id"]) for event in plain_all(out)] == [([n], session)]
-    assert bench.rejected == {Reason.WRONG_TYPE: 12}
+        left = [(event["block_hashes"], event["session_id"]) for event in plain_all(out)]
+        assert left == [([n], session), ([100 + n], n)]
+    assert bench.filtered == {Filtered.ODD_FIELD: 12}

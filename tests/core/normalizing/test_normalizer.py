@@ -92,7 +92,14 @@ class TestReasons:
         of_limits = {Reason.INDEX_FULL, Reason.TOO_MANY_GROUPS}
         assert {reason for reason, _, _ in REASONS} == set(Reason) - of_messages - of_batches - of_limits
         others = {Filtered.ORPHAN_PASSED, Filtered.ORPHAN_DROPPED, Filtered.OTHER_RANK, Filtered.OLD_EPOCH}
-        others |= {Filtered.MEDIUM, Filtered.INACTIVE, Filtered.COPY_UNSURE, Filtered.COPY_FORGOTTEN, Filtered.OUTLIVED}
+        others |= {
+            Filtered.ODD_FIELD,
+            Filtered.MEDIUM,
+            Filtered.INACTIVE,
+            Filtered.COPY_UNSURE,
+            Filtered.COPY_FORGOTTEN,
+            Filtered.OUTLIVED,
+        }
         assert {reason for reason, _, _ in FILTERS} == set(Filtered) - others
 
     def test_what_the_engine_sent_is_counted(self):
@@ -845,8 +852,8 @@ class TestFields:
         bench.feed(store([1]))
         raw = payload(store([1, 2]) | {"extra_keys": keys}, store([3]))
         bench.feed(raw=raw)
-        assert bench.live == {1, 3}
-        assert bench.rejected == {Reason.WRONG_TYPE: 1}
+        assert bench.live == {1, 2, 3}
+        assert bench.filtered == {Filtered.COPY: 1, Filtered.ODD_FIELD: 1}
 
     def test_pairs_of_eagle_pass_and_are_cut(self):
         pairs = [[i, i + 1] for i in range(32)]

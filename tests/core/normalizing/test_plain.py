@@ -28,17 +28,31 @@ def whole(hashes, parent=None, **fields):
         whole([50], tokens=[1] * 15),
         whole([50], medium="HBM"),
         whole([50], 50),
-        whole([50, 51], extra_keys=[None]),
-        whole([50], session_id=5),
-        whole([50], lookahead_token_ids=[[-1]]),
         whole([b"x"]),
     ],
-    ids=["twice", "tokens", "medium", "parent", "keys", "session", "lookahead", "kind"],
+    ids=["twice", "tokens", "medium", "parent", "kind"],
 )
 def test_an_odd_event_is_counted_and_those_around_it_leave(odd):
     bench = settled()
     assert bench.feed(whole([30], 20), odd, whole([31], 30)) == plain_all([whole([30], 20), whole([31], 30)])
     assert sum(bench.rejected.values()) == 1
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        whole([50, 51], extra_keys=[None]),
+        whole([50], session_id=5),
+        whole([50], lookahead_token_ids=[[-1]]),
+        whole([50]) | {"lora_name": 5},
+    ],
+    ids=["keys", "session", "lookahead", "adapter"],
+)
+def test_a_store_with_an_odd_field_leaves_between_those_around_it(odd):
+    bench = settled()
+    events = [whole([30], 20), odd, whole([31], 30)]
+    assert bench.feed(*events) == plain_all(events)
+    assert (bench.rejected, bench.filtered) == ({}, {"odd_field": 1})
 
 
 def test_at_the_limit_a_store_is_refused_and_the_next_one_may_fit():

@@ -172,4 +172,4 @@ def test_others_get_what_the_engine_sent(profile):
 
 
 def test_equal_wires_are_one_key():
-    assert len({PROFILES[name].wire for name in ("vllm", "vllm-router", "smg", "sglang")}) == 1
+    assert len({PROFILES[name].wire for name in ("vllm-router", "smg", "sglang")}) == 1

@@ -1,0 +1,167 @@
+"""Fields of a store that kvbus carries without acting on them: the forms that routers read, and all other values.
+
+A value of another form never costs a block. It is carried as it came, and a value that routers can read stands for it
+wherever kvbus or a strict router has to read the field. Values that tell prompts apart (extra keys, salt, adapter) are
+then texts made of their bytes, so that two different values stay different. Other values are left out there.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import UNSET, Raw
+
+from kvbus.core.types import MAX_TOKEN_ID
+from kvbus.core.wire.schema import CARRIED, BlockStored, Extras, Small
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode: Final = msgspec.msgpack.Decoder().decode
+_decode_text: Final = msgspec.msgpack.Decoder(str | None).decode
+_decode_number: Final = msgspec.msgpack.Decoder(Small | None).decode
+_decode_lists: Final = msgspec.msgpack.Decoder(
+    list[list[Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKEN_ID)]]] | None
+).decode
+_ERRORS: Final = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
+
+TYPED: Final = ("lora_name", "kv_cache_spec_kind", "kv_cache_spec_sliding_window")
+"""Carried fields that a decoded store holds as plain values. The others (:data:`CARRIED`) it holds as raw msgpack."""
+
+_TELL_APART: Final = frozenset({"lora_name", "cache_salt"})
+_KNOWN: Final = frozenset(BlockStored.__struct_fields__)
+
+
+def texts_ok(raws: list[Any]) -> bool:
+    """Whether each value is a text, null, or not sent."""
+    return all(raw is UNSET or _decodes(_decode_text, raw) for raw in raws)
+
+
+def lookahead_ok(raw: Raw | bytes, count: int) -> bool:
+    """Whether lookahead tokens of so many blocks are null, or a list with tokens for each block."""
+    try:
+        lists = _decode_lists(raw)
+    except _ERRORS:
+        return False
+    return lists is None or _per_block(lists, count)
+
+
+def keys_ok(raw: Raw | bytes, count: int) -> bool:
+    """Whether ``extra_keys`` of so many blocks are null or a list with an entry per block: null, or a list of keys."""
+    try:
+        keys = _decode(raw)
+    except _ERRORS:
+        return False
+    if keys is None:
+        return True
+    if not isinstance(keys, list) or not _per_block(keys, count):
+        return False
+    if keys.count(None) == len(keys):
+        return True
+    return all(each is None or (isinstance(each, list) and all(map(_is_key, each))) for each in keys)
+
+
+def set_aside(event: BlockStored[Any]) -> Extras:
+    """Put readable values in place of those that are not; the values as they came, by field."""
+    count = len(event.block_hashes)
+    odd: Extras = {}
+    for name in CARRIED:
+        raw = getattr(event, name)
+        if raw is not UNSET and not _ok(name, raw, count):
+            odd[name] = Raw(_encode(_value(raw)))
+            setattr(event, name, _readable(name, raw, count))
+    return odd
+
+
+def typed_readable(fields: Extras) -> Extras:
+    """Do the same to the :data:`TYPED` fields among the raw fields of a store."""
+    odd: Extras = {}
+    for name in TYPED:
+        raw = fields.get(name)
+        if raw is not None and not _ok(name, raw, 0):
+            odd[name] = Raw(_encode(_value(fields.pop(name))))
+            found = _readable(name, raw, 0)
+            if found is not UNSET:
+                fields[name] = found
+    return odd
+
+
+def readable(event: dict[str, Any]) -> dict[str, Any]:
+    """A store with fields that no struct knows, in which each known field is readable."""
+    count = len(event["block_hashes"])
+    found = dict(event)
+    for name in (*CARRIED, *TYPED):
+        raw = event.get(name, UNSET)
+        if not isinstance(raw, Raw) or (name in CARRIED and _ok(name, raw, count)):
+            continue
+        own = _readable(name, raw, count)
+        if own is UNSET:
+            del found[name]
+        else:
+            found[name] = _decode(own) if name in TYPED else own
+    return found
+
+
+def known_names(extras: Extras) -> list[str]:
+    """The known fields among carried values: their form is not known."""
+    return [name for name in extras if name in _KNOWN]
+
+
+def as_text(value: Any) -> str:
+    """A text that stands for a value of any type; different values have different texts."""
+    return f"msgpack:{_encode(value).hex()}"
+
+
+def _ok(name: str, raw: Raw, count: int) -> bool:
+    if name == "extra_keys":
+        return keys_ok(raw, count)
+    if name == "lookahead_token_ids":
+        return lookahead_ok(raw, count)
+    return _decodes(_decode_number if name == "kv_cache_spec_sliding_window" else _decode_text, raw)
+
+
+def _value(raw: Raw) -> Any:
+    """A carried value; a text in place of one that cannot be decoded, which would cost a router the batch."""
+    try:
+        return _decode(raw)
+    except (*_ERRORS, TypeError):
+        return as_text(bytes(raw))
+
+
+def _readable(name: str, raw: Raw, count: int) -> Any:
+    """A readable value in place of one that is not, as raw msgpack; UNSET: there is none."""
+    if name in _TELL_APART:
+        return Raw(_encode(as_text(_value(raw))))
+    if name != "extra_keys":
+        return UNSET
+    keys = _value(raw)
+    if not isinstance(keys, list) or len(keys) != count:
+        return Raw(_encode([[as_text(keys)]] * count))
+    return Raw(_encode([_readable_keys(each) for each in keys]))
+
+
+def _readable_keys(entry: Any) -> list[Any] | None:
+    if entry is None:
+        return None
+    if not isinstance(entry, list):
+        return [as_text(entry)]
+    return [each if _is_key(each) else as_text(each) for each in entry]
+
+
+def _is_key(key: Any) -> bool:
+    """A key of one block: a name, a digest, a number, or a name and an offset."""
+    if isinstance(key, list):
+        return len(key) == 2 and type(key[0]) is str and type(key[1]) is int
+    return isinstance(key, str | bytes | int | float)
+
+
+def _per_block(value: list[Any], count: int) -> bool:
+    """An empty list is a list, too, and what names no block may have any."""
+    return len(value) == count or not value or not count
+
+
+def _decodes(decode: Any, raw: Raw) -> bool:
+    try:
+        decode(raw)
+    except _ERRORS:
+        return False
+    return True
