@@ -64,8 +64,7 @@ class Applier:
         normalizer, stats = source.normalizer, source.stats
         batch = decode(payload, self._max_events, normalizer.form)
         if isinstance(batch, Reason):
-            stats.rejected[batch] += 1
-            normalizer.missed()
+            normalizer.missed(batch)
             keep_batch(source, seq, payload, batch)
             return
         stats.last_batch = source.ts = batch.ts

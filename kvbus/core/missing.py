@@ -38,10 +38,8 @@ def missing(source: Source) -> Missing | None:
     if source.state is State.CONFLICT:
         return Missing("several publishers are on one endpoint", None, "one publisher is left there")
     ends = f"{_RESTART}, or {_RESET if source.normalizer.clears.empty else _TIERS}"
-    if not sequencer.partial and not source.normalizer.full:
-        return Missing("a tier that came up after a reset of the cache may hold more than was announced", None, ends)
     if not sequencer.partial:
-        return Missing(f"the index is full: {_limits(source.spec.rules)}", None, ends)
+        return Missing(_left_out(source), None, ends)
     before = sequencer.known_from if 0 < sequencer.known_from < NOTHING else None
     if sequencer.backfill_pending:
         what = f"{_until(before)} missing, and the engine" if before else "the engine"
@@ -56,6 +54,16 @@ def missing(source: Source) -> Missing | None:
         return Missing(f"{what} while kvbus was not connected, and there is no replay_endpoint", before, ends)
     what = _until(before) if before else "earlier batches were"
     return Missing(f"{what} trimmed from the engine's replay buffer before kvbus asked for them", before, ends)
+
+
+def _left_out(source: Source) -> str:
+    """Why blocks are missing of a source whose batches are all there."""
+    refused = source.normalizer.refused
+    if source.normalizer.full:
+        return f"the index is full: {_limits(source.spec.rules)}"
+    if refused:
+        return f"the blocks of refused stores are missing (reason {', '.join(sorted(refused))}, see docs/PROTOCOL.md)"
+    return "a tier that came up after a reset of the cache may hold more than was announced"
 
 
 def _limits(rules: Rules) -> str:

@@ -59,7 +59,7 @@ class Numbered:
                 whole = encode(CANONICAL, [AllBlocksCleared()], source.ts, source.rank)
         batch = codec.decode(whole, self._max_events, source.normalizer.form) if whole else None
         if isinstance(batch, Reason):
-            source.stats.rejected[batch] += 1
+            source.normalizer.missed(batch)
             keep_batch(source, event.seq, whole, batch)
             batch = None
         if batch is not None:

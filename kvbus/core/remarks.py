@@ -25,6 +25,7 @@ class Remark(StrEnum):
     REPLAY_SILENT = "replay_silent"
     BLOCK_SIZE = "block_size"
     REFUSED = "refused"
+    EVENTS_REFUSED = "events_refused"
     NO_PREFIX = "no_prefix"
     REANNOUNCED = "reannounced"
     COPIES = "copies"
@@ -56,6 +57,9 @@ ABOUT: Final = {
     Remark.REPLAY_SILENT: About("sources[].replay_endpoint", "name the replay port of this engine and rank"),
     Remark.BLOCK_SIZE: About("block_size", "set it to the engine's, or to auto"),
     Remark.REFUSED: About("sources[].endpoint", "name an engine's event port; kvbus record keeps what comes"),
+    Remark.EVENTS_REFUSED: About(
+        "sources[].endpoint", "look the reason up in docs/PROTOCOL.md; kvbus record keeps what comes, for a report"
+    ),
     Remark.NO_PREFIX: About("groups", "groups: all, if the routers can use such blocks"),
     Remark.COPIES: About("duplicates", "duplicates: count for vLLM up to 0.33, last for one with vllm#55092"),
     Remark.REANNOUNCED: About("duplicates", "duplicates: ignore, if requests set kv_cache_report_mode=full"),
@@ -72,6 +76,21 @@ _REFUSALS: Final = {
     Reason.BATCH_SHAPE: "what comes is msgpack and no batch of KV-cache events",
     Reason.HASH_KIND: "the engine mixes integers and byte strings as block hashes",
 }
+_OF_BATCHES: Final = frozenset(
+    {
+        Reason.FRAME_COUNT,
+        Reason.FRAME_SIZE,
+        Reason.SEQ_WIDTH,
+        Reason.SEQ_RANGE,
+        Reason.NOT_MSGPACK,
+        Reason.NESTING,
+        Reason.BATCH_SHAPE,
+        Reason.TOO_MANY_EVENTS,
+        Reason.UNKNOWN_EVENT,
+    }
+)
+"""Reasons that show that an endpoint may not be an engine's event port. One event is refused for the other reasons."""
+
 _SAID_ELSEWHERE: Final = frozenset(
     {Reason.BLOCK_SIZE, Reason.CONFLICT, Reason.HASH_COLLISION, Reason.INDEX_FULL, Reason.TOO_MANY_GROUPS}
 )
@@ -174,8 +193,10 @@ def _of_events(source: Source) -> dict[Remark, str]:
     elif size is not None and tails >= MIN_LEFT_OUT and not len(normalizer.index):
         found[Remark.BLOCK_SIZE] = f"every block is left out: block_size is {size}, and the engine's blocks are smaller"
     refused = {reason: count for reason, count in stats.rejected.items() if count and reason not in _SAID_ELSEWHERE}
-    if refused:
-        most = max(refused, key=refused.__getitem__)
-        why = _REFUSALS.get(Reason(most), f"reason {most}, see docs/PROTOCOL.md")
-        found[Remark.REFUSED] = f"events or batches refused ({sum(refused.values()):,}): {why}"
+    for remark, whole in ((Remark.REFUSED, True), (Remark.EVENTS_REFUSED, False)):
+        counts = {reason: count for reason, count in refused.items() if (reason in _OF_BATCHES) is whole}
+        if counts:
+            most = max(counts, key=counts.__getitem__)
+            why = _REFUSALS.get(Reason(most), f"reason {most}, see docs/PROTOCOL.md")
+            found[remark] = f"events or batches refused ({sum(counts.values()):,}): {why}"
     return found

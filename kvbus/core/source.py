@@ -89,6 +89,6 @@ class Source:
     def partial(self) -> bool:
         """Whether the engine may hold blocks that cannot be known.
 
-        Its history was trimmed, batches were lost, a tier held more than was ever announced, or the index is full.
+        Its history was trimmed, batches were lost, a tier held more than was ever announced, or stores were refused.
         """
-        return self.sequencer.partial or self.normalizer.clears.tiers_unknown or self.normalizer.full
+        return self.sequencer.partial or self.normalizer.clears.tiers_unknown or bool(self.normalizer.refused)

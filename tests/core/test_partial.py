@@ -11,8 +11,9 @@ from kvbus.core.checkpoint import Loader, dump
 from kvbus.core.events import BatchReceived, ClearsEveryTier
 from kvbus.core.missing import missing
 from kvbus.core.relay import SLICE, Relay
+from kvbus.core.types import Reason
 from kvbus.core.write_ahead_log import Records, decode_records
-from tests.core.dsl import Happens, Script, down, live, replay_end, replayed, tick, up
+from tests.core.dsl import Happens, Script, down, live, raw, replay_end, replayed, tick, up
 from tests.doubles.payloads import batch, cleared, removed, store
 
 HOST = "CPU_PINNED"
@@ -73,6 +74,22 @@ restarts = pytest.mark.parametrize("checkpoint", [False, True], ids=["log", "che
 
 def clears_every_tier() -> Happens:
     return Happens("it is an SGLang", lambda _: ClearsEveryTier(0))
+
+
+STORES = {
+    Reason.MISSING_FIELD: {"type": "BlockStored", "block_hashes": [5], "token_ids": [1]},
+    Reason.WRONG_TYPE: store([5]) | {"block_size": "16"},
+    Reason.INTEGER_RANGE: store([5], group=-1),
+    Reason.TOKEN_RANGE: store([5], tokens=[-1] * 16),
+    Reason.TOKEN_COUNT: store([5], tokens=[1] * 15),
+    Reason.HASH_KIND: store([b"x" * 32]),
+    Reason.BLOCK_SIZE: store([5, 6], block_size=7),
+    Reason.DUPLICATE_HASH: store([5, 5]),
+    Reason.SELF_PARENT: store([5], 5),
+    Reason.UNKNOWN_MEDIUM: store([5], medium="HBM"),
+    Reason.TOO_MANY_GROUPS: store([5], group=3),
+}
+"""By reason, a store that is refused."""
 
 
 class TestWhatIsSaid:
@@ -142,6 +159,31 @@ class TestWhatIsSaid:
             "or limits.max_groups (64) is refused"
         )
         assert before is None
+
+    @pytest.mark.parametrize("reason", STORES)
+    def test_a_store_that_was_refused(self, reason: Reason):
+        """Whatever the reason, the engine holds a block that routers do not get."""
+        script = Kept(**({"max_groups": 1} if reason is Reason.TOO_MANY_GROUPS else {}))
+        script.hear(up(), live(0, *[store([n, n + 1]) for n in range(20, 40, 2)]), live(1, STORES[reason]))
+        assert script.stats.rejected == {reason: 1}
+        said, before, heals = self.said(script)
+        assert (before, heals.startswith("the engine restarts")) == (None, True)
+        if reason is not Reason.TOO_MANY_GROUPS:
+            assert said == f"the blocks of refused stores are missing (reason {reason}, see docs/PROTOCOL.md)"
+        script.hear(live(2, cleared()), tick(0.1))
+        assert script.source.partial is (reason is Reason.UNKNOWN_MEDIUM), "a tier nobody knows of is not cleared"
+        script.hear(live(3, cleared(), cleared()), tick(0.1))
+        assert not script.source.normalizer.refused
+
+    @restarts
+    def test_a_batch_that_was_refused(self, checkpoint: bool):
+        script = Kept().hear(up(), live(0, store([1])), raw(b"", (1).to_bytes(8, "big"), b"\xc1"), tick(0.1, WALL))
+        assert "not_msgpack" in self.said(script)[0]
+        script.is_the_same_after_a_restart(checkpoint=checkpoint)
+
+    def test_an_event_that_is_no_store_costs_nothing(self):
+        script = Kept().hear(up(), live(0, store([1]), {"type": "BlockMoved"}, removed([1], medium="HBM")))
+        assert missing(script.source) is None
 
     def test_several_publishers(self):
         script = Kept().hear(up(), *(live(0, store([n])) for n in range(1, 8)))

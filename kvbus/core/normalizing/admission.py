@@ -62,7 +62,7 @@ class Admission:
     Args:
         index: the live blocks, whose metas are shared.
         stats: where events and rejections are counted.
-        refused: takes the media of stores that a limit has refused.
+        refused: takes medium and reason of each store that is refused.
         pinned: the operator's block size.
         groups: ``prefix`` leaves out groups whose kind carries no prefixes.
         max_groups: groups that anything is remembered of; stores of further ones are refused.
@@ -73,7 +73,7 @@ class Admission:
         self,
         index: Index,
         stats: SourceStats,
-        refused: set[str],
+        refused: set[tuple[str, str]],
         *,
         pinned: int | None,
         groups: Literal["prefix", "all"],
@@ -142,9 +142,17 @@ class Admission:
         self._stats.filtered[Filtered.INACTIVE] += 1
 
     def count_rejects(self, rejects: Sequence[Reason]) -> None:
-        """Count events that could not be read."""
+        """Count events that could not be read. Any of them may have been a store, but for those of an unknown kind."""
         for reason in rejects:
-            self._stats.rejected[reason] += 1
+            if reason is Reason.UNKNOWN_EVENT:
+                self._stats.rejected[reason] += 1
+            else:
+                self._refuse(reason)
+
+    def _refuse(self, reason: Reason, medium: str = UNKNOWN_MEDIUM) -> None:
+        """Count a store that is refused: the engine holds blocks that the index does not."""
+        self._stats.rejected[reason] += 1
+        self._refused.add((medium, reason))
 
     def check_all(self, events: Sequence[Event], batch: Batch) -> list[Step]:
         """Those of some events of a batch that may be applied, in the order they came."""
@@ -184,7 +192,7 @@ class Admission:
         """Take in a store, or count what is wrong with it."""
         stats = self._stats
         if lacks_field(event):
-            stats.rejected[Reason.MISSING_FIELD] += 1
+            self._refuse(Reason.MISSING_FIELD)
             return
         stats.stored += 1
         shape = self._shape_of(event)
@@ -194,17 +202,16 @@ class Admission:
         size = event.block_size
         tokens = check_stored(event, uniform=batch.uniform)
         if isinstance(tokens, Reason):
-            stats.rejected[tokens] += 1
+            self._refuse(tokens, shape.medium)
             return
         if not event.block_hashes:
             stats.filtered[Filtered.NO_HASHES] += 1
             return
         if not self._right_kind(event.block_hashes[0]):
-            stats.rejected[Reason.HASH_KIND] += 1
+            self._refuse(Reason.HASH_KIND, shape.medium)
             return
         if not shape.known:
-            stats.rejected[Reason.TOO_MANY_GROUPS] += 1
-            self._refused.add(shape.medium)
+            self._refuse(Reason.TOO_MANY_GROUPS, shape.medium)
             return
         if event.block_size != size:
             self.touched = True

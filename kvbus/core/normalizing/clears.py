@@ -28,7 +28,7 @@ class Clears:
         left_out: what the engine holds beside the index.
         removals: takes blocks out of the index.
         leaving: what leaves of the batch under way.
-        refused: media of stores that were refused because the index is at its limit.
+        refused: medium and reason of each store that was refused.
         seen_to_clear_all: the stream, or what the engine is, has shown that AllBlocksCleared speaks of every tier.
         presumed: a clear was taken for one of everything, because no tier but the device had been spoken of. With
             that the epoch's unknown beginning was over.
@@ -42,7 +42,7 @@ class Clears:
         left_out: LeftOut,
         removals: Removals,
         leaving: Leaving,
-        refused: set[str],
+        refused: set[tuple[str, str]],
         *,
         seen_to_clear_all: bool = False,
         presumed: bool = False,
@@ -97,7 +97,7 @@ class Clears:
         leaving, removals = self._leaving, self._removals
         leaving.touched = True
         self._admission.media |= self._index.media_names
-        there = self._index.media_names | self._left_out.media | self._refused
+        there = self._index.media_names | self._left_out.media | {each for each, _ in self._refused}
         if medium is not None:
             emptied = not self.all_tiers and self._admission.media <= {medium}
             survive = {each for each in there if each != medium}
@@ -105,7 +105,7 @@ class Clears:
             emptied = second or self.empty
             survive = {each for each in there if not self.all_tiers and (each == DEVICE_MEDIUM) == second}
         self._left_out.keep(survive)
-        self._refused &= survive
+        self._refused.difference_update([each for each in self._refused if emptied or each[0] not in survive])
         if any(table.blocks for _, table in self._index.tables_on(survive)):
             cleared = self._index.media_names - survive
             for key, table in self._index.tables_on(cleared):

@@ -30,7 +30,7 @@ from kvbus.core.normalizing.rules import Rules
 from kvbus.core.normalizing.shape import Sizes
 from kvbus.core.normalizing.stores import Stores
 from kvbus.core.source_stats import SourceStats
-from kvbus.core.types import Filtered, Hash, medium_key
+from kvbus.core.types import Filtered, Hash, Reason, medium_key
 from kvbus.core.wire.batch import Batch
 from kvbus.core.wire.codec import ARRAYS, AnyEvent, clears_all
 from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored, Event
@@ -52,8 +52,8 @@ class Normalizer:
         self.index = Index() if index is None else index
         self.names_cleared = False
         """Some output needs removals in place of a clear."""
-        self._refused: set[str] = set()
-        """Media of stores that were refused because the index is at its limit."""
+        self._refused: set[tuple[str, str]] = set()
+        """Medium and reason of each store that was refused. A clear of the medium ends it."""
         self.form = 0
         """The form that the last batch came in, see :func:`kvbus.core.wire.codec.decode`."""
         self.as_it_came = False
@@ -298,7 +298,7 @@ class Normalizer:
         self._admission.media |= set(data["media"])
         self.clears.presumed = data["presumed"]
         self._copies.each.update(data["each"])
-        self._refused.update(data["refused"])
+        self._refused.update((medium, reason) for medium, reason in data["refused"])
 
     @property
     def full(self) -> bool:
@@ -306,7 +306,12 @@ class Normalizer:
 
         The index is exact about what it holds, and not complete.
         """
-        return bool(self._refused)
+        return not self.refused.isdisjoint({Reason.INDEX_FULL, Reason.TOO_MANY_GROUPS})
+
+    @property
+    def refused(self) -> set[str]:
+        """Reasons for which stores were refused whose blocks the engine may still hold."""
+        return {reason for _, reason in self._refused}
 
     @property
     def entries(self) -> int:
@@ -375,8 +380,10 @@ class Normalizer:
         self._removals.finish()
         return leaving.events
 
-    def missed(self) -> None:
-        """A batch cannot be read, or will never come, and what is known of the cache is kept."""
+    def missed(self, reason: Reason | None = None) -> None:
+        """A batch cannot be read for this ``reason``, or will never come, and what is known of the cache is kept."""
+        if reason is not None:
+            self._admission.count_rejects([reason])
         self._copies.forget()
 
     def merge_overlays(self) -> None:

@@ -46,7 +46,7 @@ class Stores:
         removals: those of the batch.
         leaving: takes the events.
         stats: where everything is counted.
-        refused: takes the media of stores that the limit has refused.
+        refused: takes medium and reason of each store that is refused.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Stores:
         removals: Removals,
         leaving: Leaving,
         stats: SourceStats,
-        refused: set[str],
+        refused: set[tuple[str, str]],
     ) -> None:
         self._rules = rules
         self._index = index
@@ -160,8 +160,7 @@ class Stores:
         hashes: tuple[Hash, ...] = fields[0]
         treatment = sizes.treatment(fields[3].block_size, len(hashes), shape.medium)
         if treatment is Treatment.REJECT:
-            self._stats.rejected[Reason.BLOCK_SIZE] += 1
-            self._left_out.copies.forget()
+            self._refuse(Reason.BLOCK_SIZE, shape.medium)
             return
         key = (shape.group, shape.medium)
         if treatment is Treatment.COARSE or treatment is Treatment.TAIL:
@@ -180,7 +179,7 @@ class Stores:
         if new:
             held = chunk_bytes(chunk)
             if not self.fits(new, held):
-                self._refused.add(shape.medium)
+                self._refused.add((shape.medium, Reason.INDEX_FULL))
                 return
             self._index.size.add(chunk, new, held, first=fresh or hashes[0] not in table.blocks)
         if not fresh:
@@ -192,6 +191,11 @@ class Stores:
             self._leaving.events.append(with_extras(event, extras) if extras else event)
             return
         self._announce_new(key, chunk, 0, len(hashes))
+
+    def _refuse(self, reason: Reason, medium: str) -> None:
+        self._stats.rejected[reason] += 1
+        self._refused.add((medium, reason))
+        self._left_out.copies.forget()
 
     def fits(self, blocks: int, held: int) -> bool:
         """Whether so many blocks and bytes more may be kept; if not, that is counted."""
@@ -212,7 +216,8 @@ class Stores:
         new = self._left_out.new(key, hashes, treatment)
         if new and not self.fits(new, chunk_bytes(chunk)):
             if treatment is Treatment.COARSE:
-                self._refused.add(key[1])  # its removal may be taken for that of a fine block of the same name
+                # its removal may be taken for that of a fine block of the same name
+                self._refused.add((key[1], Reason.INDEX_FULL))
             return
         if treatment is Treatment.TAIL:
             self._left_out.store_tail(key, hashes[0], chunk)
@@ -223,15 +228,14 @@ class Stores:
     def _parent_ok(self, shape: Shape, chunk: Chunk, table: Table) -> bool:
         parent = chunk.parent
         if parent in chunk.hashes and parent not in table.blocks:
-            self._stats.rejected[Reason.SELF_PARENT] += 1
-            self._left_out.copies.forget()
+            self._refuse(Reason.SELF_PARENT, shape.medium)
             return False
         if parent is not None and self._index.find(shape.group, parent) is None:
             if self._rules.orphans == "drop":
                 self._stats.filtered[Filtered.ORPHAN_DROPPED] += 1
                 self._left_out.copies.forget()
-                if self._refused:
-                    self._refused.add(shape.medium)  # its parent may be what the limit has kept out
+                if self._refused:  # its parent may have been refused
+                    self._refused.update([(shape.medium, reason) for _, reason in self._refused])
                 return False
             self._stats.filtered[Filtered.ORPHAN_PASSED] += 1
         return True

@@ -92,18 +92,18 @@ def test_an_event_without_hashes_is_left_out(event):
 
 
 def test_groups_are_bounded():
-    stats, refused = SourceStats(), set[str]()
+    stats, refused = SourceStats(), set[tuple[str, str]]()
     admission = admitting(stats, refused)
     for group in range(4):
         assert len(taken(admission, store([1], group=group))) == 1
     assert taken(admission, store([1], group=4, medium="cpu")) == []
     assert len(taken(admission, store([1], group=0))) == 1
     assert stats.rejected == {Reason.TOO_MANY_GROUPS: 1}
-    assert refused == {"CPU"}
+    assert refused == {("CPU", "too_many_groups")}
 
 
 def test_a_group_without_prefixes_is_left_out_and_not_refused():
-    stats, refused = SourceStats(), set[str]()
+    stats, refused = SourceStats(), set[tuple[str, str]]()
     admission = admitting(stats, refused)
     for group in range(8):
         assert taken(admission, store([1], group=group, kv_cache_spec_kind="mamba")) == []

@@ -964,7 +964,7 @@ class TestRestart:
         bench.feed(store([1, 2], group=1), store([90], group=1, block_size=32))
         bench.feed(store([90], group=1, block_size=32), store([8, 9], group=1, medium="DISK"))
         before = bench.normalizer.dump()
-        assert before["refused"] == ["DISK"]
+        assert before["refused"] == [("DISK", "index_full")]
         bench.restart()
         assert bench.normalizer.dump() == before
         normalizer = bench.normalizer

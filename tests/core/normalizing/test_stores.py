@@ -93,7 +93,7 @@ class TestOrphans:
         bench.feed(store([1, 2]), store([3], 9, medium="CPU"))
         assert bench.normalizer.dump()["refused"] == []
         bench.feed(store([3], 2, medium="DISK"), store([4], 3, medium="CPU"))
-        assert bench.normalizer.dump()["refused"] == ["CPU", "DISK"]
+        assert bench.normalizer.dump()["refused"] == [("CPU", "index_full"), ("DISK", "index_full")]
         assert bench.filtered == {Filtered.ORPHAN_DROPPED: 2}
         assert bench.rejected == {Reason.INDEX_FULL: 1}
 
