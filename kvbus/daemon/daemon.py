@@ -9,7 +9,7 @@ from typing import Final
 
 from kvbus.admin.credentials import read_credentials
 from kvbus.admin.http import AdminServer
-from kvbus.common.errors import StateDirError
+from kvbus.common.errors import BindError, StateDirError
 from kvbus.common.front_stats import CallStats, FrontStats
 from kvbus.config import Config, SourceStream
 from kvbus.core.commands import (
@@ -183,7 +183,7 @@ class Daemon:
                     driver.open(slot, stream.topic, self.output_policy(number))
             self.serve_views()
             for source in self.streams.values():
-                self.source_sockets.open(source, self.source_policy(source))
+                self._open_source(source)
             self.keep_slots()
             self._begin_state()
             if not self.restored:
@@ -196,6 +196,19 @@ class Daemon:
         self._ticker = self._loop.call_at(self._next_tick, self._tick)
         self.started = True
         self.discovery.start()
+
+    def _open_source(self, source: SourceStream) -> None:
+        """Connect to an engine. One that an earlier process found, and that cannot be dialled, does not stop a start.
+
+        Raises:
+            BindError: a configured endpoint cannot be bound or dialled.
+        """
+        try:
+            self.source_sockets.open(source, self.source_policy(source))
+        except BindError as error:
+            if not source.found:
+                raise
+            log.error("source %s is not connected: %s", source.label, error, extra=source.log_fields)  # noqa: TRY400
 
     @property
     def awaited(self) -> str:

@@ -48,10 +48,12 @@ class FoundFile:
         if content is None:
             return {}
         try:
-            self._kept = msgspec.json.decode(content, type=Found)
+            kept = msgspec.json.decode(content, type=Found)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             log.warning("%s is damaged (%s): engines are found anew", self._name, error)
             return {}
+        # an engine without a publisher can be no source
+        self._kept = {name: [engine for engine in engines if engine.publishers] for name, engines in kept.items()}
         return dict(self._kept)
 
     def keep(self, found: Found, now: float) -> None:

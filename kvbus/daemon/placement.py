@@ -21,6 +21,7 @@ from kvbus.common.errors import ConfigError, Problem
 from kvbus.config import Config, SourceStream, topic_for
 from kvbus.daemon import small_file
 from kvbus.daemon.disk import Disk
+from kvbus.daemon.seq_reservation import MOST
 from kvbus.daemon.small_file import KeptFile
 
 log = logging.getLogger("kvbus.daemon.placement")
@@ -112,7 +113,9 @@ def place(before: Placement, config: Config) -> Placement:
 
 
 def _gone(before: Placement, config: Config, there: Iterable[Worker], taken: set[int]) -> list[Worker]:
-    """The workers that are gone and keep their slots, the one that left first in front.
+    """Return the workers that are gone and keep their slots, the one that left first in front.
+
+    A worker whose topic is another worker's now loses its slot: the stream under that topic is the other one's.
 
     Raises:
         ConfigError: two workers that are there would have the same topic.
@@ -133,13 +136,14 @@ def _gone(before: Placement, config: Config, there: Iterable[Worker], taken: set
                 wrong = f"{_shown(worker)} and {_shown(other)} would have the topic {topic.decode()!r} both"
                 raise ConfigError([Problem(f"outputs[{number}].topic", wrong, template, "topic: kv@{source}/{rank}")])
     known = set(there)
-    left = dict.fromkeys(worker for worker in (*before.gone, *before.slots) if worker not in known)
-    return [
-        worker
-        for worker in left
-        if before.slots[worker] not in taken
-        and not any((number, topic_for(each, config, *worker)) in topics for number, each in templates.items())
-    ]
+    left: list[Worker] = []
+    for worker in dict.fromkeys(each for each in (*before.gone, *before.slots) if each not in known):
+        own = [(number, topic_for(template, config, *worker)) for number, template in templates.items()]
+        # an earlier configuration may have told apart by topic what this one does not
+        if before.slots[worker] not in taken and topics.keys().isdisjoint(own):
+            topics |= dict.fromkeys(own, worker)
+            left.append(worker)
+    return left
 
 
 def _shown(worker: Worker) -> str:
@@ -187,7 +191,8 @@ class PlacementFile:
         slots = {Worker(name, rank): slot for name, rank, slot in found.slots}
         gone = tuple(worker for worker in (Worker(*each) for each in found.gone) if worker in slots)
         numbers = set(slots.values())
-        if found.version != _VERSION or len(numbers) != len(slots) or not all(0 <= at < _MOST_SLOTS for at in numbers):
+        sound = len(numbers) == len(slots) and all(0 <= at < _MOST_SLOTS for at in numbers)
+        if found.version != _VERSION or not sound or not 0 <= found.forgotten < MOST:
             return Placement()
         self._kept = Placement(slots, gone, found.forgotten)
         return self._kept

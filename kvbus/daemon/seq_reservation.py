@@ -47,7 +47,7 @@ _COPY_SIZE: Final = _COPY.size + _CRC.size
 _SIZE: Final = len(_MAGIC) + 2 * _COPY_SIZE
 """Bytes of a reservation. The name of the process that has the file follows."""
 
-_MOST: Final = 1 << 62
+MOST: Final = 1 << 62
 """No number is as high as this."""
 
 StreamKey = tuple[int, int]
@@ -329,5 +329,5 @@ def _read(content: bytes, seed: int) -> tuple[int, int, int] | None:
         copy = content[at : at + _COPY.size]
         if crc32(copy, seed) == _CRC.unpack_from(content, at + _COPY.size)[0]:
             found.append(_COPY.unpack(copy))
-    newest = max(found, default=(_MOST, 0, 0))
-    return newest if newest[0] < _MOST else None
+    newest = max(found, default=(MOST, 0, 0))
+    return newest if newest[0] < MOST else None
