@@ -123,8 +123,29 @@ def test_sglang_that_knows_its_own_node_alone():
     )
 
 
+def test_sglang_on_several_nodes():
+    """The size is that of all nodes, and the list has the publishers of this one."""
+    of_all_nodes = {**SGLANG_023["kv_events"], "dp_size": 4}  # type: ignore[dict-item]
+    here = [
+        {"dp_rank": rank, "endpoint": f"tcp://10.0.0.3:{5557 + rank}", "topic": "kv", "block_size": 64}
+        for rank in (2, 3)
+    ]
+    assert of_sglang({"kv_events": of_all_nodes, "kv_event_sources": here, "dp_size": 4}, HOST) == (
+        (
+            Publisher(2, "tcp://10.0.0.3:5559", "tcp://10.0.0.3:5602"),
+            Publisher(3, "tcp://10.0.0.3:5560", "tcp://10.0.0.3:5603"),
+        ),
+        "kv",
+    )
+    replays = [{**each, "replay_endpoint": f"tcp://*:{5800 + each['dp_rank']}"} for each in here]  # type: ignore[operator]
+    ranks, _ = of_sglang({"kv_events": of_all_nodes, "kv_event_sources": replays}, HOST)
+    assert [each.replay_endpoint for each in ranks] == ["tcp://10.0.0.3:5802", "tcp://10.0.0.3:5803"]
+
+
 def test_sglang_that_publishes_nothing():
     assert of_sglang({"kv_events": None}, HOST) == ((), None)
+    assert of_sglang({"kv_events": None, "kv_event_sources": None}, HOST) == ((), None)
+    assert of_sglang({**SGLANG_023, "kv_event_sources": []}, HOST) == ((), None)
 
 
 @pytest.mark.parametrize(
@@ -159,6 +180,7 @@ def test_nonsense_is_no_answer(answer):
         {"kv_events": {"dp_size": 2, "endpoint_port_base": 65535}},
         {"kv_events": {"dp_size": 1}},
         {"kv_events": None, "kv_event_sources": [1]},
+        {"kv_events": None, "kv_event_sources": "tcp://a:1"},
     ],
 )
 def test_nonsense_of_sglang_is_no_answer(answer):

@@ -73,7 +73,7 @@ def test_every_place_of_sglangs_answer_names_kvbus() -> None:
         {"dp_rank": 1, "endpoint": f"tcp://{HOST}:6001", "replay_endpoint": f"tcp://{HOST}:7001", "topic": ""}
     ]
     assert got["kv_event_sources"][0]["endpoint"] == f"tcp://{HOST}:6003"
-    assert read_of_sglang(got, "nobody") == (announced(0, 1), "")
+    assert read_of_sglang(got, "nobody") == (announced(3), "")  # the list counts, not the number of ranks
 
 
 @pytest.mark.parametrize("answer", [{"version": "0.5.23"}, {"kv_events": None}, {"kv_event_sources": []}, [], "x"])

@@ -9,8 +9,10 @@ vLLM, ``GET /kv_event_sources``:
 
 SGLang, ``GET /server_info``, 0.5.23 (``describe_kv_events_publisher``): ``"kv_events": {"publisher": "zmq",
 "endpoint_host": "*", "endpoint_port_base": 5557, "replay_endpoint_port_base": 5558, "topic": "", "dp_size": 2, …}``,
-null where it publishes nothing; with sglang#38032 also ``"publishers": [{"dp_rank": 4, "endpoint": "tcp://a:5"}]``; of
-its own node ``"kv_event_sources": [{"dp_rank": 0, "endpoint": "tcp://127.0.0.1:5557", "topic": "", …}]``.
+null where it publishes nothing; with sglang#38032 also ``"publishers": [{"dp_rank": 4, "endpoint": "tcp://a:5"}]``.
+Beside it may stand ``"kv_event_sources": [{"dp_rank": 0, "endpoint": "tcp://127.0.0.1:5557", "topic": "", …}]``, the
+publishers of this node alone. On several nodes ``dp_size`` counts the ranks of all nodes. So kvbus believes the list
+where there is one. Rank r has its replay at ``replay_endpoint_port_base`` + r of its own host.
 """
 
 from __future__ import annotations
@@ -54,24 +56,29 @@ def of_sglang(answer: Any, host: str) -> Answer:
     info = mapping(answer)
     if "kv_events" not in info and "kv_event_sources" not in info:
         raise DiscoveryError("/server_info says nothing of KV events")
-    described = info.get("kv_events")
-    if described is None:
-        return _sources([mapping(each) for each in info.get("kv_event_sources") or []], host)
-    described = mapping(described)
-    topic = str(described.get("topic") or "")
-    at = str(described.get("endpoint_host", "*"))
-    live, replay = described.get("endpoint_port_base"), described.get("replay_endpoint_port_base")
-    base = f"tcp://{host_in_url(at)}:{live}"
-    ranks = {rank: _at(base, host, rank) for rank in range(number(described.get("dp_size", 1)))}
-    for each in map(mapping, described.get("publishers") or []):
-        ranks[_rank(each)] = _at(str(each.get("endpoint")), host, 0)
+    sources, described = info.get("kv_event_sources"), mapping(info.get("kv_events") or {})
+    replay = described.get("replay_endpoint_port_base")
+    if sources is None and not described:
+        return (), None
+    if sources is None:
+        at = str(described.get("endpoint_host", "*"))
+        base = f"tcp://{host_in_url(at)}:{described.get('endpoint_port_base')}"
+        ranks = {rank: _at(base, host, rank) for rank in range(number(described.get("dp_size", 1)))}
+        for each in map(mapping, described.get("publishers") or []):
+            ranks[_rank(each)] = _at(str(each.get("endpoint")), host, 0)
+        found = tuple(Publisher(rank, endpoint) for rank, endpoint in sorted(ranks.items()))
+        topic: str | None = str(described.get("topic") or "")
+    elif isinstance(sources, list):
+        found, topic = _sources([mapping(each) for each in sources], host)
+    else:
+        raise DiscoveryError(f"/server_info: {sources!r:.100} is no list of publishers")
     return tuple(
         Publisher(
             rank,
             endpoint,
-            None if replay is None else _at(f"{endpoint.rpartition(':')[0]}:{number(replay)}", host, rank),
+            own if own or replay is None else _at(f"{endpoint.rpartition(':')[0]}:{number(replay)}", host, rank),
         )
-        for rank, endpoint in sorted(ranks.items())
+        for rank, endpoint, own in ((each.rank, each.endpoint, each.replay_endpoint) for each in found)
     ), topic
 
 
