@@ -79,7 +79,7 @@ class Changes:
         for stream in change.replaced:
             await self._open_source(stream)
         for stream in change.moved:
-            await self._reconnect(stream)
+            await self.reconnect(stream)
         if change.replaced or change.removed:
             if daemon.state is not None:
                 daemon.catch_up()
@@ -123,9 +123,9 @@ class Changes:
             domain = source_domain(daemon.config.sources[stream.source_index].name)
             if slot not in without and must_reconnect(before.get(domain), keys.get(domain)):
                 log.info("source %s: keys changed or removed, connecting again", stream.label, extra=stream.log_fields)
-                await self._reconnect(stream)
+                await self.reconnect(stream)
 
-    async def _reconnect(self, stream: SourceStream) -> None:
+    async def reconnect(self, stream: SourceStream) -> None:
         """Connect to the engine of a source anew: whether it is in the same epoch shows then."""
         daemon = self._daemon
         daemon.feed(SourceDown(stream.index))

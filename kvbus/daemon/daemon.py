@@ -36,6 +36,7 @@ from kvbus.daemon.engine_watch import EngineWatch
 from kvbus.daemon.found_file import FoundFile
 from kvbus.daemon.front import Fronts
 from kvbus.daemon.keys import in_clear, rank_domain, read_keys, read_state_keys_of, source_domain
+from kvbus.daemon.moved_names import MovedNames
 from kvbus.daemon.outputs import Outputs, allow, peer_policy_of
 from kvbus.daemon.placement import PlacementFile, place
 from kvbus.daemon.resume import resume
@@ -146,6 +147,7 @@ class Daemon:
         self.changes = Changes(self)
         self._cache_resets = CacheResets(self, self.feed)
         self._engine_watch = EngineWatch(self, self.feed)
+        self._moved_names = MovedNames(self)
         self._ticker: asyncio.TimerHandle | None = None
         self._next_tick = 0.0
         self._source_log = SourceLog(self.admin.timeline.add)
@@ -192,6 +194,7 @@ class Daemon:
             await self.close(drain=0)
             raise
         self._engine_watch.start()
+        self._moved_names.start()
         self._next_tick = self._loop.time() + TICK
         self._ticker = self._loop.call_at(self._next_tick, self._tick)
         self.started = True
@@ -388,6 +391,7 @@ class Daemon:
             self._ticker.cancel()
         await self._cache_resets.close()
         await self._engine_watch.close()
+        await self._moved_names.close()
         await self._unreachable.close()
         self.source_sockets.close_all()
         await self.outputs.drain(until - self._loop.time())

@@ -294,6 +294,11 @@ class SourceSockets:
         """Return whether the source has a subscription; it has none if its endpoint could not be bound."""
         return slot in self._live
 
+    def reached(self, slot: int) -> str | None:
+        """Return the address that a source's subscription is connected to; None where kvbus has dialled nobody."""
+        live = self._live.get(slot)
+        return live.reached if isinstance(live, LiveStream) else None
+
     def dialled_in(self, slot: int) -> list[str] | None:
         """Return whence the publishers of a source are connected; None unless they dial in at an output's port."""
         live = self._live.get(slot)

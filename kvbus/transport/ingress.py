@@ -90,6 +90,7 @@ class LiveStream:
     ) -> None:
         socket = make_socket(context, zmq.SUB, **_queue(hwm))
         self._endpoint = endpoint
+        self._bind = bind
         self._events = events
         self._monitor = ConnectionMonitor(
             socket, self._changed, refused=events.refused, abandoned=None if bind else self._revive
@@ -114,6 +115,12 @@ class LiveStream:
     def unread(self) -> bool:
         """Whether batches wait to be read, with libzmq or in the kernel."""
         return self._monitor.unread or self._pump.look()  # in the order in which messages pass both
+
+    @property
+    def reached(self) -> str | None:
+        """The address that kvbus has dialled and is connected to, over TCP; None if it is not, or the engine dials."""
+        peer = None if self._bind else self._monitor.peer
+        return None if peer is None else peer[0]
 
     def read(self, *, on: bool) -> None:
         """Read batches, or leave them with libzmq."""

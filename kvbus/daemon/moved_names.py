@@ -1,0 +1,106 @@
+"""Engines whose host name leads to another address now, while their old connection still stands.
+
+An engine that is frozen, or whose route is gone, sends no FIN. Its connection stands, and libzmq looks a name up only
+when it dials. So kvbus looks the name of each silent engine up again. Where the connected address is no longer among
+the answers, it dials anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import socket
+from typing import Final, Protocol
+
+from kvbus.common.tasks import end_tasks
+from kvbus.config import SourceStream
+from kvbus.config.endpoints import parse_endpoint
+from kvbus.core.relay import Relay
+from kvbus.daemon.changing import Changes
+from kvbus.daemon.source_sockets import SourceSockets
+
+log = logging.getLogger("kvbus.daemon")
+
+INTERVAL: Final = 15.0
+"""Seconds between two rounds. An engine that has sent nothing for one of them is silent."""
+
+
+class Daemon(Protocol):
+    """The sources, and how they are connected again."""
+
+    streams: dict[int, SourceStream]
+    relay: Relay
+    source_sockets: SourceSockets
+    changing: asyncio.Lock
+
+    @property
+    def changes(self) -> Changes:
+        """Connects a source again."""
+
+
+class MovedNames:
+    """Follows the host names of silent engines.
+
+    Args:
+        daemon: has the sources.
+    """
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+        self._batches: dict[int, int] = {}
+        """By slot, how many batches had come at the last round."""
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to look names up."""
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def close(self) -> None:
+        """Stop looking names up."""
+        await end_tasks([self._task])
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(INTERVAL)
+            by_host: dict[str, list[SourceStream]] = {}
+            for stream in self._silent():
+                by_host.setdefault(parse_endpoint(stream.endpoint).host, []).append(stream)
+            for host, streams in by_host.items():  # one at a time: a DNS server that hangs costs one thread
+                addresses = await _look_up(host)
+                for stream in streams if addresses else ():
+                    await self._follow(stream, addresses)
+
+    def _silent(self) -> list[SourceStream]:
+        before, sources = self._batches, self._daemon.relay.sources
+        self._batches = {slot: sources[slot].stats.batches for slot in self._daemon.streams}
+        return [
+            stream
+            for slot, stream in self._daemon.streams.items()
+            if self._batches[slot] == before.get(slot) and self._daemon.source_sockets.reached(slot) is not None
+        ]
+
+    async def _follow(self, stream: SourceStream, addresses: set[str]) -> None:
+        daemon = self._daemon
+        async with daemon.changing:
+            reached = daemon.source_sockets.reached(stream.index)
+            if daemon.streams.get(stream.index) is not stream or reached is None or reached in addresses:
+                return
+            text = "source %s: the name in %s leads to %s now, and no longer to %s: connecting again"
+            where = ", ".join(sorted(addresses))
+            log.warning(text, stream.label, stream.endpoint, where, reached, extra=stream.log_fields)
+            await daemon.changes.reconnect(stream)
+
+
+async def _look_up(host: str) -> set[str]:
+    """Return the addresses of a host name; nothing if it is an address itself, or cannot be looked up now."""
+    try:
+        ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        except OSError as error:
+            log.debug("%s cannot be looked up: %s", host, error)
+            return set()
+        return {str(address[0]) for *_, address in found}
+    return set()
