@@ -24,11 +24,15 @@ class _Claim:
     ours: bool
     both: bool = False
     """A listener for engines and routers: a source's, or that of an output with ``interpose``."""
+    topic: str | None = None
+    """What the topic of a source that dials begins with."""
 
     def collides(self, other: _Claim) -> bool:
         mine, theirs = self.address, other.address
         if self.both and other.both and self.key[0] != other.key[0] and mine == theirs:
             return False  # it is one listener
+        if self.shares(other) and not self.mixes(other):
+            return False
         if mine.port != theirs.port:
             return False
         if mine.host == theirs.host:
@@ -37,6 +41,15 @@ class _Claim:
         return (mine.is_wildcard and (other.ours or theirs.is_loopback)) or (
             theirs.is_wildcard and (self.ours or mine.is_loopback)
         )
+
+    def shares(self, other: _Claim) -> bool:
+        """Return whether two sources read the same socket of an engine."""
+        return None not in {self.topic, other.topic} and self.key[-1] == other.key[-1] and self.address == other.address
+
+    def mixes(self, other: _Claim) -> bool:
+        """Return whether a topic may be both sources' own."""
+        mine, theirs = self.topic or "", other.topic or ""
+        return mine.startswith(theirs) or theirs.startswith(mine)
 
 
 def wildcards(found: Findings) -> None:
@@ -79,6 +92,8 @@ def ports(found: Findings) -> None:
             reported.add(pair)
             where = f"ipc://{address.host}" if address.is_ipc else f"port {address.port}"
             wrong = f"{where} ({claim.who}) is taken by {show(other.key)} ({other.who})"
+            if claim.shares(other):
+                wrong += "; two sources may share it if neither one's topic begins with the other's"
             found.report(claim.key, wrong, value=found.value(claim.key), example=_free(found, claim.key))
         same.append(claim)
 
@@ -89,7 +104,8 @@ def _claims(found: Findings) -> Iterable[_Claim]:
         ranks = source.data_parallel_size
         if source.discover is None and found.sound(("sources", i, "data_parallel_size"), ("sources", i, "bind")):
             for name, ours in (("endpoint", source.bind), ("replay_endpoint", False), ("snapshot_endpoint", False)):
-                yield from _run(found, ("sources", i, name), range(ranks), "rank", ours=ours, both=ours)
+                topic = None if source.bind or name == "snapshot_endpoint" else source.topic
+                yield from _run(found, ("sources", i, name), range(ranks), "rank", ours=ours, both=ours, topic=topic)
     slots = [slot for _, _, slot in config.slots()] if found.streams_sound() else [0]
     for i, output in enumerate(config.outputs):
         if not found.sound(("outputs", i, "layout"), ("outputs", i, "bind")):
@@ -110,7 +126,9 @@ def _claims(found: Findings) -> Iterable[_Claim]:
                 yield _Claim(key, who, Address("127.0.0.1" if host == "localhost" else host, port), ours=True)
 
 
-def _run(found: Findings, key: Path, numbers: Sequence[int], unit: str, *, ours: bool, both: bool) -> Iterable[_Claim]:
+def _run(
+    found: Findings, key: Path, numbers: Sequence[int], unit: str, *, ours: bool, both: bool, topic: str | None = None
+) -> Iterable[_Claim]:
     """Yield the claims of one endpoint key: one for each rank or stream."""
     endpoint = found.value(key)
     if endpoint is None or not found.sound(key):
@@ -125,9 +143,9 @@ def _run(found: Findings, key: Path, numbers: Sequence[int], unit: str, *, ours:
         who = f"{unit} {n}" if len(numbers) > 1 else str(key[0])[:-1]
         if base.is_ipc:
             path = base.host.replace("{rank}", str(n)) if "{rank}" in base.host or n == 0 else f"{base.host}-{n}"
-            yield _Claim(key, who, Address(path, 0), ours, both)
+            yield _Claim(key, who, Address(path, 0), ours, both, topic)
         else:
-            yield _Claim(key, who, Address(base.host, base.port + n), ours, both)
+            yield _Claim(key, who, Address(base.host, base.port + n), ours, both, topic)
 
 
 def _free(found: Findings, key: Path) -> str | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import socket
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,12 +35,13 @@ class SourceStream:
         replay_endpoint: the rank's replay, if the source has one.
         snapshot_endpoint: the rank's snapshots, if the source offers them.
         bind: whether kvbus binds ``endpoint``.
-        topic: subscription prefix.
+        topic: what the topic begins with.
         clears: what the engine's AllBlocksCleared speaks of.
         duplicates: what its removals of blocks with copies take away.
         index: the stream's slot; ``OutputConfig.stream_endpoints(index)`` are its endpoints on an output.
         found: who found its engine where; empty if the configuration names it.
         interposed: whether routers dial ``endpoint`` too.
+        shared: whether another source has the same ``endpoint`` or ``replay_endpoint``.
     """
 
     label: str
@@ -55,6 +57,7 @@ class SourceStream:
     index: int
     found: str = ""
     interposed: bool = False
+    shared: bool = False
 
     @property
     def log_fields(self) -> dict[str, str | int]:
@@ -322,7 +325,12 @@ class Config(Section):
                     interposed=interposed and source.bind,
                 )
             )
-        return out
+        dialled = [each for each in out if not each.bind]
+        readers = Counter(at for each in dialled for at in _sockets(each))
+        return [
+            replace(stream, shared=not stream.bind and any(readers[at] > 1 for at in _sockets(stream)))
+            for stream in out
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the effective configuration as plain JSON types, defaults included."""
@@ -336,6 +344,11 @@ class Config(Section):
         buffer = io.StringIO()
         yaml.dump(self.to_dict(), buffer)
         return buffer.getvalue()
+
+
+def _sockets(stream: SourceStream) -> set[str]:
+    """Return where the engine's live stream and its replay are, in one spelling of each address."""
+    return {at.replace("//localhost:", "//127.0.0.1:") for at in (stream.endpoint, stream.replay_endpoint) if at}
 
 
 def render_topic(template: str, stream: SourceStream, config: Config) -> bytes:

@@ -57,7 +57,12 @@ class SourceConfig(Section):
         ge=1,
         le=4096,
     )
-    topic: Text = key("", "Subscription prefix; empty: everything.", example="kv@")
+    topic: Text = key(
+        "",
+        "What the topic of the engine's stream begins with; empty: the first topic that comes. Several sources may "
+        "have one `endpoint` if no topic of theirs begins with another one's.",
+        example="kv@",
+    )
     clears: Literal["auto", "device", "all"] = key(
         "auto",
         "What the engine's AllBlocksCleared speaks of: the device's blocks (vLLM), those of every tier (SGLang), or "

@@ -20,9 +20,11 @@ _ELSEWHERE: Final[frozenset[str]] = frozenset(
         Reason.SEQ_WIDTH,
         Reason.SEQ_RANGE,
         Reason.CONFLICT,
+        Reason.OTHER_TOPIC,
         Filtered.OLD_EPOCH,
         Filtered.ORPHAN_PASSED,
         Filtered.OTHER_RANK,
+        Filtered.TOPIC,
     }
 )
 """Counted of messages, of numbers, and of batches that leave as they came."""

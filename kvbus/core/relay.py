@@ -60,6 +60,7 @@ from kvbus.core.outputs.snapshot import parse_snapshot
 from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.sequencing.actions import Ask, AskSnapshot, Deliver, Lost, NewEpoch, Stop, Synced
 from kvbus.core.sequencing.phases import Phase
+from kvbus.core.sequencing.topics import SeqBatch
 from kvbus.core.slots import Slots
 from kvbus.core.source import Source
 from kvbus.core.source_spec import SourceSpec
@@ -226,14 +227,15 @@ class Relay:
         slot, frames = event.source, event.frames
         source = self.sources[slot]
         stats = source.stats
-        stats.batches += 1
-        if len(frames) == 3 and len(frames[1]) == SEQ_BYTES and source.publisher_id is None:
+        topics = source.topics
+        if len(frames) == 3 and len(frames[1]) == SEQ_BYTES and source.publisher_id is None and topics.heard:
             topic, number, payload = frames
             (seq,) = _number(number)
             fingerprint = None
-            if len(payload) <= self._max_bytes and len(topic) <= self._max_bytes:
+            if topic == topics.own and len(payload) <= self._max_bytes:
                 fingerprint = source.sequencer.accept_in_order(seq, payload, now)
             if fingerprint is not None:
+                stats.batches += 1
                 stats.bytes += len(payload)
                 source.down_since = None
                 if self.records is not None:
@@ -242,10 +244,17 @@ class Relay:
                 return
         message = parse_live(frames, self.limits)
         if isinstance(message, Reason):
+            stats.batches += 1
             refuse_message(source, message, frames)
             return
         if len(frames) > 3:
             note(source.unknown, "frame", "number 4")
+        taken = topics.of_live(message.topic, message.seq, message.payload, now)
+        if message.topic != topics.own:
+            source.sequencer.up(now)
+            self._take_in(slot, source, taken, now)
+            return
+        stats.batches += 1
         stats.bytes += len(message.payload)
         source.topic = message.topic
         if message.publisher_id != source.publisher_id:
@@ -255,7 +264,11 @@ class Relay:
                 source.publisher_id = message.publisher_id  # kept with the epoch that begins
                 source.sequencer.publisher_changed(now)
         source.down_since = None
-        source.sequencer.live(message.seq, message.payload, now)
+        self._take_in(slot, source, taken, now)
+
+    def _take_in(self, slot: int, source: Source, taken: list[SeqBatch], now: float) -> None:
+        for seq, payload in taken:
+            source.sequencer.live(seq, payload, now)
         self._run(slot, source, now)
 
     def _replayed(self, event: ReplayReceived, now: float) -> None:
@@ -266,17 +279,20 @@ class Relay:
             return
         if isinstance(message, ReplayEnd):
             source.sequencer.replay_ended(event.request, now)
+            source.answer_ended()
         else:
-            source.topic = source.topic if message.topic is None else message.topic
-            sequencer = source.sequencer
+            sequencer, topics = source.sequencer, source.topics
+            taken = topics.of_answer(event.request, message.topic, message.seq, message.payload, now)
+            source.topic = source.topic if topics.own is None else topics.own
             # history is only read again for a clear that leaves no tier: that another kvbus's leaves none is the
             # operator's word
-            whole = (
-                sequencer.state_may_begin(message.seq, message.payload)
-                and (source.normalizer.clears.empty or sequencer.phase is not Phase.BACKFILL)
-                and begins_with_clear(message.payload, self.limits.max_events)
-            )
-            sequencer.replayed(event.request, message.seq, message.payload, now, whole=whole)
+            for seq, payload in taken:
+                whole = (
+                    sequencer.state_may_begin(seq, payload)
+                    and (source.normalizer.clears.empty or sequencer.phase is not Phase.BACKFILL)
+                    and begins_with_clear(payload, self.limits.max_events)
+                )
+                sequencer.replayed(event.request, seq, payload, now, whole=whole)
         self._run(event.source, source, now)
 
     def _oversize(self, event: Oversize, now: float) -> None:
@@ -329,6 +345,8 @@ class Relay:
         if source.down_since is None:
             source.down_since = now
         source.unreachable = ""
+        source.topics.disconnected()
+        source.answers_alone = 0
         source.sequencer.down(now)
         self._run(event.source, source, now)
 

@@ -22,6 +22,9 @@ class Remark(StrEnum):
 
     UNREACHABLE = "unreachable"
     CONFLICT = "conflict"
+    TOPIC = "topic"
+    OTHER_TOPIC = "other_topic"
+    REPLAY_ALONE = "replay_alone"
     REPLAY_SILENT = "replay_silent"
     BLOCK_SIZE = "block_size"
     REFUSED = "refused"
@@ -33,6 +36,9 @@ class Remark(StrEnum):
 
 MIN_LEFT_OUT: Final = 32
 """Events of groups without prefixes, before none with prefixes is expected any more: a model's groups come together."""
+
+MAX_TOPIC: Final = 64
+"""Characters of a topic that are shown."""
 
 MIN_REANNOUNCED: Final = 32
 MIN_COPIES: Final = 64
@@ -54,6 +60,11 @@ class About(NamedTuple):
 ABOUT: Final = {
     Remark.UNREACHABLE: About("sources[].endpoint", "start the engine, or correct the endpoint"),
     Remark.CONFLICT: About("sources[].endpoint", "give each engine and each rank a source of its own"),
+    Remark.TOPIC: About("sources[].topic", "name the topic that the engine publishes under, or leave it empty"),
+    Remark.OTHER_TOPIC: About(
+        "sources[].topic", "give each topic of that endpoint a source of its own, with its whole name as topic"
+    ),
+    Remark.REPLAY_ALONE: About("sources[].endpoint", "name the event port of the engine whose replay this is"),
     Remark.REPLAY_SILENT: About("sources[].replay_endpoint", "name the replay port of this engine and rank"),
     Remark.BLOCK_SIZE: About("block_size", "set it to the engine's, or to auto"),
     Remark.REFUSED: About("sources[].endpoint", "name an engine's event port; kvbus record keeps what comes"),
@@ -92,7 +103,14 @@ _OF_BATCHES: Final = frozenset(
 """Reasons that show that an endpoint may not be an engine's event port. One event is refused for the other reasons."""
 
 _SAID_ELSEWHERE: Final = frozenset(
-    {Reason.BLOCK_SIZE, Reason.CONFLICT, Reason.HASH_COLLISION, Reason.INDEX_FULL, Reason.TOO_MANY_GROUPS}
+    {
+        Reason.BLOCK_SIZE,
+        Reason.CONFLICT,
+        Reason.HASH_COLLISION,
+        Reason.INDEX_FULL,
+        Reason.OTHER_TOPIC,
+        Reason.TOO_MANY_GROUPS,
+    }
 )
 """A collision is counted and passed on; a full index is what the source is partial for."""
 
@@ -105,7 +123,7 @@ def remarks(source: Source) -> dict[Remark, str]:
     does not decide by it.
     """
     stats = source.stats
-    found = _of_connection(source)
+    found = _of_connection(source) | _of_live(source)
     if stats.rejected or source.spec.rules.block_size is not None:
         found |= _of_events(source)
     if source.normalizer.only_without_prefix and stats.filtered[Filtered.GROUP] >= MIN_LEFT_OUT:
@@ -180,6 +198,38 @@ def _of_connection(source: Source) -> dict[Remark, str]:
             "it does"
         )
     return found
+
+
+def _of_live(source: Source) -> dict[Remark, str]:
+    """Say why live batches are not taken in, or not all of them."""
+    found: dict[Remark, str] = {}
+    topics = source.topics
+    if topics.elsewhere is not None and not topics.heard and not topics.shared:
+        found[Remark.TOPIC] = (
+            f"no live batch comes under topic {_shown(topics.prefix)}: the engine publishes under "
+            f"{_shown(topics.elsewhere)}. At most its replay brings batches, and late"
+        )
+    elif source.replay_alone:
+        found[Remark.REPLAY_ALONE] = (
+            "batches come by the replay alone, late, and none comes live: is endpoint the event port of the engine "
+            "that replay_endpoint belongs to?"
+        )
+    if topics.untold:
+        found[Remark.OTHER_TOPIC] = (
+            "the socket has several topics, and replay answers name none: nothing is taken in from them, and what is "
+            "missed is lost"
+        )
+    elif topics.second is not None:
+        found[Remark.OTHER_TOPIC] = (
+            f"the engine publishes several streams: topic {_shown(topics.own or b'')} is read, and batches under "
+            f"{_shown(topics.second)} are refused"
+        )
+    return found
+
+
+def _shown(topic: bytes) -> str:
+    text = ascii(topic.decode(errors="replace"))
+    return text if len(text) <= MAX_TOPIC else f"{text[:MAX_TOPIC]}…'"
 
 
 def _of_events(source: Source) -> dict[Remark, str]:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from kvbus.core.analytics import Analytics
 from kvbus.core.blocks.index import Index
 from kvbus.core.lifetimes import Lifetimes
 from kvbus.core.normalizing.normalizer import Normalizer
 from kvbus.core.sequencing.sequencer import Sequencer
 from kvbus.core.sequencing.settings import State
+from kvbus.core.sequencing.topics import Topics
 from kvbus.core.source_spec import SourceSpec
 from kvbus.core.source_stats import SourceStats
 from kvbus.core.types import Filtered
 from kvbus.core.wire.dialect import Sniffer
 from kvbus.core.wire.profiles import Wire
+
+MIN_ANSWERS_ALONE: Final = 3
+"""A late start takes one answer, and a lost batch at the end of a stream one more."""
 
 
 class Source:
@@ -26,6 +32,7 @@ class Source:
         # What takes the batches in.
         self.stats = SourceStats()
         self.sequencer = Sequencer(spec.settings, self.stats)
+        self.topics = Topics(spec.topic, spec.shared, self.sequencer, self.stats)
         self.normalizer = Normalizer(spec.rules, self.stats, Index(spec.copied_below))
         self.analytics = Analytics(self.normalizer.index, self.stats, spec.analytics) if spec.analytics else None
 
@@ -51,6 +58,10 @@ class Source:
         """How many reasons had been counted when examples were last looked for."""
         self.unreachable = ""
         """Why there is no connection, in words of the shell; empty while it does not know."""
+        self.answers_alone = 0
+        """Replay answers in a row that brought missing batches while no live batch came."""
+        self._counted = 0, 0
+        """How many live batches had come, and how many were recovered, when the last answer ended."""
         self.down_since: float | None = None
         self.lost = 0
         """Batches of this epoch that will never come."""
@@ -72,6 +83,20 @@ class Source:
             media=index.media_names,
             grouped=index.grouped,
         )
+
+    def answer_ended(self) -> None:
+        """Note whether a replay answer has brought batches that should have come live."""
+        batches, recovered = self._counted
+        self._counted = self.stats.batches, self.stats.recovered
+        if self.stats.batches > batches:
+            self.answers_alone = 0
+        elif self.stats.recovered > recovered:
+            self.answers_alone += 1
+
+    @property
+    def replay_alone(self) -> bool:
+        """Whether the engine's batches come by its replay, again and again, and none comes live."""
+        return self.answers_alone >= MIN_ANSWERS_ALONE and self.stats.batches == self._counted[0]
 
     def see_rank(self, rank: int) -> None:
         """A batch says this rank. Routers file blocks by it, so the first one of an epoch holds; others are counted."""

@@ -21,7 +21,9 @@ class SourceSpec(msgspec.Struct, frozen=True):
     on_lost: Literal["clear", "keep"] = "clear"
     timeout: float = 30.0
     topic: bytes = b""
-    """The topic subscribed to, and that of batches which come by a replay without topics."""
+    """What the source's topic begins with."""
+    shared: bool = False
+    """Another source reads the same socket, or the same replay."""
     copied_below: int = SMALL
     """Tables of fewer blocks are copied for a snapshot, see :mod:`kvbus.core.blocks.overlay`."""
     analytics: int = 0

@@ -41,6 +41,7 @@ class Reason(StrEnum):
     TOO_MANY_GROUPS = "too_many_groups"
     INDEX_FULL = "index_full"
     CONFLICT = "conflict"
+    OTHER_TOPIC = "other_topic"
 
 
 class Filtered(StrEnum):
@@ -67,6 +68,7 @@ class Filtered(StrEnum):
     INACTIVE = "inactive"
     OUTLIVED = "outlived"
     ODD_FIELD = "odd_field"
+    TOPIC = "topic"
 
 
 class Refused(StrEnum):

@@ -85,6 +85,7 @@ def source_spec(config: Config, stream: SourceStream) -> SourceSpec:
         config.on_lost,
         config.source_timeout,
         stream.topic,
+        shared=stream.shared,
         analytics=analytics.LIMIT if config.analytics else 0,
         numbered=config.log_numbers,
     )

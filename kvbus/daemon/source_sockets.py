@@ -147,7 +147,8 @@ class SourceSockets:
         """
         slot = stream.index
         self._streams[slot], self._policies[slot] = stream, policy
-        topics = (stream.topic, ASKS_REPLAY) if stream.replay_endpoint else (stream.topic,)
+        # all of the socket: its other topics show whether the configured one is right, and who has which number
+        topics = (b"", ASKS_REPLAY) if stream.replay_endpoint else (b"",)
         events = Events(
             self._receiver(slot),
             self._connector(stream),

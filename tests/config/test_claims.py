@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvbus.config import ConfigError
+from kvbus.config import ConfigError, load
 from tests.config.texts import text_of
 
 ENGINE = "{endpoint: 'tcp://10.0.0.1:5557'}"
@@ -151,3 +151,20 @@ def test_engines_and_routers_share_a_listener_only_where_it_is_said(problems, ou
     found = problems(f"sources: [{{bind: true, endpoint: 'tcp://*:5557'}}]\nhttp: x\noutputs: [{output}]")
     said = [text for key, text in found.items() if key.startswith("outputs[0].")]
     assert any("is taken by sources[0].endpoint (source)" in text for text in said) is taken
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "may"),
+    [("kv@a@m", "kv@b@m", True), ("kv@a", "kv@ab", False), ("", "kv@b@m", False), ("", "", False)],
+)
+def test_two_sources_share_an_endpoint_if_their_topics_exclude_each_other(one: str, other: str, may: bool) -> None:
+    at = {"endpoint": "tcp://engine:5557", "replay_endpoint": "tcp://engine:5558"}
+    sources = [{"name": "one", "topic": one, **at}, {"name": "other", "topic": other, **at}]
+    sources.append({"name": "alone", "endpoint": "tcp://engine:5600"})
+    outputs = [{"endpoint": "tcp://*:6000", "layout": "merged"}]
+    if may:
+        config = load(None, env={}, overrides={"sources": sources, "outputs": outputs})
+        assert [stream.shared for stream in config.streams()] == [True, True, False]
+    else:
+        with pytest.raises(ConfigError, match="may share it if neither one's topic begins with the other's"):
+            load(None, env={}, overrides={"sources": sources, "outputs": outputs})

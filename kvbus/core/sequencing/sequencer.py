@@ -153,6 +153,18 @@ class Sequencer(Answers):
         if self.phase is not Phase.CONFLICT:
             self._new_epoch(now, RestartReason.PUBLISHER_ID)
 
+    def contradicts(self, seq: int, payload: bytes) -> bool:
+        """Return whether another batch was delivered under this number, or waits under it."""
+        held = self.held
+        if seq in held:
+            return held.get(seq) != payload
+        return self._tracker.fingerprints.matches(seq, payload, self.next) is False
+
+    def rebuild(self, now: float) -> None:
+        """Begin anew: what was taken in was misread. Nothing proves that the publisher has restarted."""
+        if self.phase is not Phase.CONFLICT:
+            self._new_epoch(now, RestartReason.REBUILT)
+
     # -- the live stream ---------------------------------------------------------------------------------------------
 
     def accept_in_order(self, seq: int, payload: bytes, now: float) -> int | None:

@@ -84,7 +84,7 @@ class Heard:
                 return
         message = parse_live(frames, self._limits)
         if not isinstance(message, Reason):
-            if live:
+            if live and self.source.topics.own in {None, topic}:  # another topic may have its own numbers
                 self._number(message)
             self._look_into(message, live=live)
         if live:

@@ -1,0 +1,157 @@
+"""Which batches of a publisher's socket are a source's: those under its topic.
+
+One PUB socket may carry several streams, each under a topic of its own. Either each topic has its own seqs, or all
+topics share one numbering. Nothing on the wire says which. kvbus reads the whole socket, and finds out by the seqs:
+
+* A run of foreign batches that ends just before an own batch and begins no earlier than the next expected one shows
+  one numbering. From then on each foreign batch takes its number, and brings nothing.
+* An own batch inside such a run, or a foreign batch under the number of another own batch, shows separate numberings.
+  From then on foreign batches are ignored.
+
+A source reads one topic for as long as its connection stands: the first one that begins with the configured prefix.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+from zlib import crc32
+
+from kvbus.core.sequencing.sequencer import Sequencer
+from kvbus.core.source_stats import SourceStats
+from kvbus.core.types import Filtered, Reason
+
+MAX_RUN: Final = 16_384
+"""Foreign batches that wait for a proof; a replay buffer holds 10,000."""
+
+_TS: Final = slice(1, 10)
+_FLOAT: Final = b"\xcb"
+_ZERO: Final = b"\xcb" + bytes(8)
+
+SeqBatch = tuple[int, bytes]
+"""A seq and its payload."""
+
+
+def filler(payload: bytes) -> bytes:
+    """Return a batch without events that stands for a foreign one: its time, and its CRC-32 as a fourth element.
+
+    So two foreign batches have two fingerprints.
+    """
+    ts = payload[_TS] if payload[1:2] == _FLOAT and len(payload) > _TS.stop else _ZERO
+    return b"\x94" + ts + b"\x90\xc0\xce" + crc32(payload).to_bytes(4, "big")
+
+
+def _name(topic: bytes) -> bytes:
+    return topic.partition(b"\0")[0]
+
+
+class Topics:
+    """The topics of one source's socket.
+
+    Args:
+        prefix: what the source's topic begins with.
+        shared: whether another source reads the same socket.
+        sequencer: the source's.
+        stats: where batches under other topics are counted.
+
+    Attributes:
+        own: the topic that the source reads; None until a batch has come.
+        heard: whether a live batch has come under it.
+        second: another topic that begins with the prefix.
+        elsewhere: a topic that does not.
+        untold: whether an answer named no topic on a socket of several.
+    """
+
+    def __init__(self, prefix: bytes, shared: bool, sequencer: Sequencer, stats: SourceStats) -> None:
+        self.prefix = prefix
+        self.shared = shared
+        self._sequencer = sequencer
+        self._stats = stats
+        self._runs: dict[int | None, list[SeqBatch]] = {}
+        """Foreign batches that follow one another and prove nothing yet: of the live stream, and of one answer."""
+        self.disconnected()
+
+    def disconnected(self) -> None:
+        """Begin anew: the next connection may be another publisher's."""
+        self.own: bytes | None = None
+        self.heard = False
+        self.second: bytes | None = None
+        self.elsewhere: bytes | None = None
+        self.untold = False
+        self._one_numbering = self._separate = False
+        self._runs.clear()
+
+    def of_live(self, topic: bytes, seq: int, payload: bytes, now: float) -> list[SeqBatch]:
+        """Return what the sequencer gets for a live batch: nothing, the batch, or also foreign ones before it."""
+        if self._is_own(topic):
+            self.heard = True
+            return self._own(None, seq, payload, now)
+        return self._foreign(None, topic, seq, payload, now)
+
+    def of_answer(self, request: int, topic: bytes | None, seq: int, payload: bytes, now: float) -> list[SeqBatch]:
+        """Return what the sequencer gets for a batch of a replay answer.
+
+        One without a topic, or with an empty one, is the source's own unless the socket has several topics.
+        """
+        if topic is None or (not topic and self.own != b""):
+            if self.shared or self.second is not None:
+                self.untold = True
+                self._stats.rejected[Reason.OTHER_TOPIC] += 1
+                return []
+            return [(seq, payload)]
+        if request not in self._runs:
+            self._runs = {None: self._runs.get(None, []), request: []}
+        if self._is_own(topic):
+            return self._own(request, seq, payload, now)
+        return self._foreign(request, topic, seq, payload, now)
+
+    def _is_own(self, topic: bytes) -> bool:
+        if topic == self.own:
+            return True
+        # the empty topic names no stream, and behind a zero byte SGLang's topics name the epoch
+        if topic.startswith(self.prefix) and (not self.own or _name(topic) == _name(self.own)):
+            self.own = topic
+            return True
+        return False
+
+    def _own(self, stream: int | None, seq: int, payload: bytes, now: float) -> list[SeqBatch]:
+        run = self._runs.get(stream, [])
+        if stream in self._runs:
+            self._runs[stream] = []
+        if self._one_numbering:
+            if self._sequencer.contradicts(seq, payload):
+                self._separate_numberings(now)
+        elif run and run[0][0] >= self._sequencer.next and run[-1][0] + 1 == seq:
+            self._one_numbering = True
+            return [*run, (seq, payload)]
+        elif run and run[0][0] <= seq <= run[-1][0]:
+            self._separate_numberings(now)
+        return [(seq, payload)]
+
+    def _foreign(self, stream: int | None, topic: bytes, seq: int, payload: bytes, now: float) -> list[SeqBatch]:
+        if topic.startswith(self.prefix):
+            self.second = topic
+            self._stats.rejected[Reason.OTHER_TOPIC] += 1
+        else:
+            self.elsewhere = topic
+            self._stats.filtered[Filtered.TOPIC] += 1
+        if self._separate:
+            return []
+        empty = filler(payload)
+        if self._sequencer.contradicts(seq, empty):
+            self._separate_numberings(now)
+            return []
+        if self._one_numbering:
+            return [(seq, empty)]
+        run = self._runs.setdefault(stream, [])
+        if len(run) >= MAX_RUN or (run and run[-1][0] + 1 != seq):
+            run.clear()
+        run.append((seq, empty))
+        return []
+
+    def _separate_numberings(self, now: float) -> None:
+        """Ignore foreign batches from now on. Where they have taken numbers, begin anew without them."""
+        self._separate = True
+        self._runs.clear()
+        if self._one_numbering:
+            self._one_numbering = False
+            self._sequencer.rebuild(now)

@@ -1,0 +1,324 @@
+"""Several streams on one socket: each source gets its own topic, whoever numbers them and whatever is lost."""
+
+from __future__ import annotations
+
+import random
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvbus.core.commands import RequestReplay
+from kvbus.core.events import BatchReceived, ReplayReceived, SourceDown, SourceUp, Tick
+from kvbus.core.normalizing.rules import Rules
+from kvbus.core.relay import Relay
+from kvbus.core.remarks import Remark, remarks
+from kvbus.core.sequencing.settings import Settings
+from kvbus.core.sequencing.topics import MAX_RUN, filler
+from kvbus.core.source_spec import SourceSpec
+from kvbus.core.types import Filtered, Reason
+from kvbus.core.wire.codec import decode_batch
+from kvbus.core.wire.frames import END_SEQ
+from tests.doubles.payloads import payload, store
+
+Numbering = Literal["one", "each"]
+A, B, C = b"kv@a@m", b"kv@b@m", b"kv@c@m"
+
+
+class Socket:
+    """A PUB socket with several topics and one replay, before a relay whose sources read one topic each."""
+
+    def __init__(
+        self,
+        numbering: Numbering,
+        *topics: bytes,
+        replay: bool = True,
+        framing: int = 4,
+        shared: bool = True,
+        probe: float = 0.0,
+    ) -> None:
+        self.numbering, self.framing = numbering, framing
+        self.buffer: list[tuple[bytes, int, bytes]] = []
+        self.stored: dict[bytes, set[int]] = {}
+        settings = Settings(replay=replay, probe_interval=probe)
+        specs = [
+            SourceSpec(f"s{n}", 0, settings, Rules(), topic=topic, shared=shared) for n, topic in enumerate(topics)
+        ]
+        self.relay = Relay(specs, [])
+        self.now = 100.0
+        self.asked: list[RequestReplay] = []
+        self.trimmed = 0
+
+    def handle(self, event: Any) -> None:
+        self.asked += [each for each in self.relay.handle(event, self.now) if isinstance(each, RequestReplay)]
+
+    def up(self) -> None:
+        for slot in range(len(self.relay.sources)):
+            self.handle(SourceUp(slot))
+
+    def publish(self, topic: bytes, lost: bool = False) -> None:
+        of = [each for each in self.buffer if self.numbering == "one" or each[0] == topic]
+        seq, block = len(of), len(self.buffer) + 1
+        self.stored.setdefault(topic, set()).add(block)
+        self.buffer.append((topic, seq, payload(store([block]))))
+        if not lost:
+            for slot in range(len(self.relay.sources)):
+                self.handle(BatchReceived(slot, [topic, seq.to_bytes(8, "big"), self.buffer[-1][2]]))
+
+    def answer(self) -> None:
+        """Answer all requests."""
+        while self.asked:
+            request = self.asked.pop(0)
+            for topic, seq, content in self.buffer[self.trimmed :]:
+                if seq >= request.start:
+                    frames = [b"", topic, seq.to_bytes(8, "big"), content]
+                    if self.framing == 3:
+                        del frames[1]
+                    self.handle(ReplayReceived(request.source, request.request, frames))
+            self.handle(ReplayReceived(request.source, request.request, [b"", b"", END_SEQ, b""]))
+
+    def settle(self) -> None:
+        for _ in range(60):
+            self.now += 1.0
+            self.handle(Tick(0.0))
+            self.answer()
+
+    def held(self, slot: int = 0) -> set[Any]:
+        return set(self.relay.sources[slot].normalizer.index.names())
+
+
+@pytest.mark.parametrize("numbering", ["one", "each"])
+@pytest.mark.parametrize("late", [False, True], ids=["from the start", "late"])
+def test_two_sources_on_one_socket_have_a_topic_each(numbering: Numbering, late: bool) -> None:
+    socket = Socket(numbering, A, B)
+    topics = [A, A, B, A, B, B, A, B]
+    if late:
+        for topic in topics:
+            socket.publish(topic, lost=True)
+    socket.up()
+    socket.answer()
+    for n, topic in enumerate(topics * 3):
+        socket.publish(topic, lost=n in {9, 10, 17})
+        socket.answer()
+    for topic in (A, B):  # a hole before the end shows only by what comes after it
+        socket.publish(topic)
+    socket.settle()
+    assert [socket.held(0), socket.held(1)] == [socket.stored[A], socket.stored[B]]
+    for source in socket.relay.sources:
+        assert not source.partial
+        assert source.sequencer.pending == source.stats.lost == 0
+        assert not source.stats.rejected
+        assert source.stats.filtered[Filtered.TOPIC] > 0
+        assert remarks(source) == {}
+
+
+@given(st.data())
+def test_whatever_is_published_and_lost(data: st.DataObject) -> None:
+    numbering: Numbering = data.draw(st.sampled_from(["one", "each"]))
+    steps = data.draw(st.lists(st.tuples(st.sampled_from([A, B, C]), st.booleans(), st.booleans()), max_size=60))
+    up = data.draw(st.integers(0, 20))
+    socket = Socket(numbering, A, B)
+    for n, (topic, lost, answered) in enumerate(steps):
+        if n == up:
+            socket.up()
+        socket.publish(topic, lost=lost or n < up)
+        if answered:
+            socket.answer()
+    socket.up()
+    for topic in (A, B, A, B):
+        socket.publish(topic)
+        socket.settle()
+    assert [socket.held(0), socket.held(1)] == [socket.stored[A], socket.stored[B]]
+    assert not any(source.partial for source in socket.relay.sources)
+    assert [source.stats.restarts for source in socket.relay.sources] == [0, 0]
+
+
+def test_one_numbering_without_a_replay_has_no_gaps() -> None:
+    socket = Socket("one", A, B, replay=False)
+    socket.up()
+    draw = random.Random(7)
+    for _ in range(200):
+        socket.publish(draw.choice([A, B, C]))
+    socket.settle()
+    assert [socket.held(0), socket.held(1)] == [socket.stored[A], socket.stored[B]]
+    assert [source.stats.lost for source in socket.relay.sources] == [0, 0]
+
+
+@pytest.mark.parametrize("numbering", ["one", "each"])
+def test_a_second_topic_at_a_source_that_expects_one_is_refused_and_said(numbering: Numbering) -> None:
+    socket = Socket(numbering, b"", shared=False)
+    socket.up()
+    socket.answer()
+    for topic in [A, B] * 10:
+        socket.publish(topic)
+        socket.answer()
+    socket.settle()
+    source = socket.relay.sources[0]
+    assert socket.held() == socket.stored[A]
+    assert source.stats.rejected == {Reason.OTHER_TOPIC: source.stats.rejected[Reason.OTHER_TOPIC]}
+    assert source.stats.rejected[Reason.OTHER_TOPIC] >= 10
+    assert list(remarks(source)) == [Remark.OTHER_TOPIC]
+    assert "topic 'kv@a@m' is read, and batches under 'kv@b@m' are refused" in remarks(source)[Remark.OTHER_TOPIC]
+
+
+def test_answers_without_topics_are_not_taken_in_where_two_sources_share_the_replay() -> None:
+    socket = Socket("each", A, B, framing=3)
+    for topic in (A, B, B):
+        socket.publish(topic, lost=True)
+    socket.up()
+    socket.answer()
+    for topic in (A, B, B):
+        socket.publish(topic)
+    socket.settle()
+    for source, topic in zip(socket.relay.sources, (A, B), strict=True):
+        assert set(source.normalizer.index.names()) <= socket.stored[topic]
+        assert source.partial
+        assert "replay answers name none" in remarks(source)[Remark.OTHER_TOPIC]
+
+
+@pytest.mark.parametrize("framing", [3, 4])
+def test_a_topic_that_nothing_comes_under_is_said(framing: int) -> None:
+    socket = Socket("one", b"kv@", shared=False, framing=framing)
+    socket.up()
+    socket.answer()
+    source = socket.relay.sources[0]
+    assert remarks(source) == {}
+    for _ in range(5):
+        socket.publish(b"")
+    socket.settle()
+    assert list(remarks(source)) == [Remark.TOPIC]
+    assert "under topic 'kv@': the engine publishes under ''" in remarks(source)[Remark.TOPIC]
+    assert source.stats.batches == 0
+    socket.publish(b"kv@a@m")
+    assert Remark.TOPIC not in remarks(source)
+
+
+def test_a_source_that_its_replay_alone_feeds_is_said() -> None:
+    """Its endpoint may be another engine's: it is connected, and nothing comes."""
+    socket = Socket("one", b"", shared=False, probe=0.5)
+    socket.publish(A, lost=True)
+    socket.up()
+    socket.answer()
+    source = socket.relay.sources[0]
+    for _ in range(3):
+        assert remarks(source) == {}
+        socket.publish(A, lost=True)
+        socket.settle()
+    assert socket.held() == socket.stored[A]
+    assert source.stats.batches == 0
+    assert list(remarks(source)) == [Remark.REPLAY_ALONE]
+    socket.settle()
+    assert list(remarks(source)) == [Remark.REPLAY_ALONE]
+    socket.publish(A)
+    assert remarks(source) == {}
+
+
+def test_answers_after_live_batches_and_on_several_connections_are_no_fault() -> None:
+    socket = Socket("one", b"", shared=False, probe=0.5)
+    socket.up()
+    socket.answer()
+    for _ in range(5):
+        socket.publish(A)
+        socket.publish(A, lost=True)
+        socket.settle()
+    assert remarks(socket.relay.sources[0]) == {}
+    for _ in range(5):
+        socket.handle(SourceDown(0))
+        socket.publish(A, lost=True)
+        socket.up()
+        socket.answer()
+        socket.settle()
+    assert remarks(socket.relay.sources[0]) == {}
+    assert socket.held() == socket.stored[A]
+
+
+def test_a_healthy_stream_is_not_said_to_have_a_wrong_topic() -> None:
+    """One that is idle, one that only its replay has brought up to date, and one whose engine comes later."""
+    socket = Socket("one", b"kv@", shared=False)
+    for _ in range(5):
+        socket.publish(b"kv@a@m", lost=True)
+    assert remarks(socket.relay.sources[0]) == {}
+    socket.up()
+    socket.answer()
+    socket.settle()
+    assert socket.held() == socket.stored[b"kv@a@m"]
+    assert remarks(socket.relay.sources[0]) == {}
+
+
+def test_another_connection_may_have_another_topic() -> None:
+    socket = Socket("one", b"", shared=False)
+    socket.up()
+    socket.answer()
+    socket.publish(b"old")
+    socket.handle(SourceDown(0))
+    socket.buffer.clear()
+    socket.stored.clear()
+    socket.up()
+    socket.answer()
+    for _ in range(3):
+        socket.publish(b"new")
+    socket.settle()
+    assert socket.held() == socket.stored[b"new"]
+    assert remarks(socket.relay.sources[0]) == {}
+
+
+def test_the_empty_topic_names_no_stream() -> None:
+    """kvbus itself says a clear under it before it knows the engine's topic."""
+    socket = Socket("one", b"", shared=False)
+    socket.up()
+    socket.answer()
+    for topic in (b"", A, A):
+        socket.publish(topic)
+    assert len(socket.held()) == 3
+    assert remarks(socket.relay.sources[0]) == {}
+
+
+def test_sglangs_topic_names_the_epoch_behind_a_zero_byte() -> None:
+    socket = Socket("one", b"kv", shared=False)
+    socket.up()
+    socket.answer()
+    for epoch in (b"1", b"1", b"2"):
+        socket.publish(b"kv\0sgl-kv-epoch=" + epoch)
+    assert len(socket.held()) == 3
+    assert remarks(socket.relay.sources[0]) == {}
+
+
+def test_a_topic_of_others_alone_takes_a_bounded_place() -> None:
+    socket = Socket("one", A, B)
+    socket.up()
+    socket.answer()
+    for _ in range(MAX_RUN + 10):
+        socket.handle(BatchReceived(0, [C, len(socket.buffer).to_bytes(8, "big"), b"x"]))
+        socket.buffer.append((C, 0, b""))
+    assert socket.relay.sources[0].stats.filtered[Filtered.TOPIC] == MAX_RUN + 10
+
+
+@pytest.mark.parametrize("content", [payload(store([1]), ts=12.5), b"", b"\x93", b"nonsense of more than ten bytes"])
+def test_what_stands_for_a_foreign_batch_has_no_events(content: bytes) -> None:
+    batch = decode_batch(filler(content))
+    assert not isinstance(batch, Reason)
+    assert batch.events == []
+    assert batch.ts == (12.5 if content[:1] == b"\x93" and len(content) > 20 else 0.0)
+    assert filler(content) != filler(content + b"x")
+
+
+@pytest.mark.parametrize("refuted_by", [A, B], ids=["by an own batch", "by a foreign one"])
+def test_numbers_that_looked_like_one_numbering_heal(refuted_by: bytes) -> None:
+    """Two batches of b stand where a has lost its own, so b's seem to be in a's numbering at first."""
+    socket = Socket("each", A, B, replay=False)
+    socket.up()
+    for topic, lost in [(A, False), (B, True), (B, False), (A, True), (A, False)]:
+        socket.publish(topic, lost=lost)  # live at a: a0, b1, a2
+    source = socket.relay.sources[0]
+    assert source.stats.lost == 0
+    if refuted_by == A:
+        socket.handle(BatchReceived(0, [A, (1).to_bytes(8, "big"), socket.buffer[3][2]]))
+    else:
+        socket.handle(BatchReceived(0, [B, (0).to_bytes(8, "big"), socket.buffer[1][2]]))
+    socket.publish(A)
+    socket.settle()
+    assert source.stats.restarts == 0
+    assert socket.held() <= socket.stored[A]
+    socket.publish(B)
+    assert source.sequencer.pending == 0
