@@ -40,7 +40,7 @@ SCRAPE: Final = 1.0
 """Seconds between scrapes, and how long one may take."""
 PATIENCE: Final = 180.0
 """Seconds until an alert that should fire is a failure; on a machine that does nothing else it takes a minute."""
-WRONG: Final = ("flaky", "lossy", "restarting", "garbled", "mute", "silent")
+WRONG: Final = ("flaky", "lossy", "restarting", "garbled", "mute", "silent", "untitled")
 """Sources of the faulty kvbus that do something wrong; ``steady`` does not, ``absent`` is not there."""
 KVBUS: Final = ("healthy", "faulty", "stuck", "starved", "restarted", "stateful", "remote", "writing", "reading")
 
@@ -59,6 +59,7 @@ EXPECTED: Final[frozenset[Alert]] = frozenset(
         ("KvbusEventsRejected", "faulty", "garbled"),
         ("KvbusReplayFailing", "faulty", "mute"),
         ("KvbusSourceSilent", "faulty", "silent"),
+        ("KvbusSourceTopic", "faulty", "untitled"),
         ("KvbusSourceDown", "faulty", "absent"),
         ("KvbusSourceConflict", "faulty", "twofold"),
         ("KvbusEngineRestarts", "faulty", "twofold"),  # a conflict begins with new lives
@@ -282,6 +283,8 @@ class Scene:
             bus.follow(("engine", *endpoints(self.stuck if name == "stuck" else self.steady)))
         wrong = [(name, *endpoints(engine)) for name, engine in self.wrong.items()]
         self.buses["faulty"].follow(("steady", *endpoints(self.steady)), *wrong, absent)
+        for source in self.buses["faulty"].config["sources"]:
+            source["topic"] = "kv@" if source["name"] == "untitled" else ""
         self._read_a_log(self.buses["remote"], f"127.0.0.1:{free_port()}")
         self._read_a_log(self.buses["reading"], self._redis, prefix=OTHER)
         await self._write_a_log(self.buses["writing"])
@@ -419,6 +422,7 @@ class Scene:
         keep(every(0.3, flaky))
         keep(every(0.5, lossy))
         keep(every(0.5, garbled))
+        keep(every(0.5, lambda: publish_one(wrong["untitled"])))
         for twin in self.twins:
             keep(every(0.1, functools.partial(publish_one, twin)))
         wrong["mute"].replay_fault = replay_faults.silent

@@ -120,6 +120,7 @@ def test_every_variable_offers_what_there_is_and_narrows_the_panels(observed: Ob
             "garbled",
             "mute",
             "silent",
+            "untitled",
             "absent",
             "twofold",
             "calm",
