@@ -17,8 +17,8 @@ RELOAD_OUTCOMES: Final = ("applied", "refused")
 SMALL_FILES: Final = ("slots", "found")
 DISCOVERY_CHANGES: Final = ("joined", "left", "moved", "refused")
 LOG_RECORDS: Final = (
-    *("lost", "expired", "unusable", "late", "old_epoch", "double", "known", "erased", "malformed", "damaged"),
-    "other_schema",
+    *("lost", "expired", "unusable", "late", "old_epoch", "double", "known", "clock_set_back", "malformed", "damaged"),
+    *("other_schema", "unreadable_pointer", "unreadable_batch", "wrong_type", "foreign_key"),
 )
 
 FRONT_REASONS: Final = ("too_many", "slow")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -75,16 +76,22 @@ class Broker(Server):
     """Whoever comes without TLS may do everything; who comes by SCRAM or with a certificate may do what ACLs say."""
 
     def __init__(self, directory: Path) -> None:
+        self._directory = directory
         port, controller, *self._tls_ports = free_ports(5)
         ports = dict(zip(("scram", "mutual", "expired"), self._tls_ports, strict=True))
         self.authority = Authority(directory)
         for name, days in (("broker", 1), ("expired", -1)):
             issued = self.authority.issue(name, days=days)
             (directory / f"{name}.pem").write_text(issued.key.read_text() + issued.certificate.read_text())
-        settings = directory / "server.properties"
+        self._settings = settings = directory / "server.properties"
         settings.write_text(SETTINGS.format(port=port, controller=controller, directory=directory, **ports))
         format_storage(settings)
         super().__init__(directory, port, java("kafka.Kafka", str(settings)), patience=PATIENCE)
+
+    def lose(self) -> None:
+        """What it keeps on its disk; it does not run."""
+        shutil.rmtree(self._directory / "data")
+        format_storage(self._settings)
 
     @property
     def tls_ports(self) -> tuple[int, int, int]:

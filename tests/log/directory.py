@@ -20,12 +20,15 @@ from typing import Final, TypeVar
 from urllib.parse import quote, unquote
 
 from kvbus.parts.log.contract import (
+    MAX_REFUSED,
     Entry,
     FencedError,
     Pointer,
+    Refused,
     UnavailableError,
     next_turn,
     read_pointer,
+    take_pointer,
     write_pointer,
 )
 
@@ -67,7 +70,7 @@ class _Stream:
     def pointer(self) -> Pointer | None:
         try:
             return read_pointer(self._pointer.read_bytes())
-        except FileNotFoundError:
+        except (FileNotFoundError, ValueError):
             return None
 
     def put_pointer(self, pointer: Pointer) -> None:
@@ -266,6 +269,7 @@ class DirectoryLog:
         self._root = root
         self._segment_bytes = segment_bytes
         self._keep = keep
+        self.refused: Refused = Refused(maxlen=MAX_REFUSED)
 
     async def claim(self, key: str) -> DirectoryWriter:
         """The next epoch, under the stream's lock."""
@@ -283,12 +287,11 @@ class DirectoryLog:
         """Read each stream's."""
 
         def look() -> dict[str, Pointer]:
-            found = {}
-            for path in self._root.iterdir() if self._root.is_dir() else ():
-                name = unquote(path.name)
-                pointer = _Stream(self._root, name).pointer()
-                if pointer is not None and key in {None, name}:
-                    found[name] = pointer
+            found: dict[str, Pointer] = {}
+            for path in self._root.glob("*/pointer"):
+                name = unquote(path.parent.name)
+                if key in {None, name}:
+                    take_pointer(found, self.refused, name, path.read_bytes())
             return found
 
         return await _off_the_loop(look)

@@ -77,27 +77,27 @@ class Kind(Protocol):
 
 class Directory:
     def __init__(self, root: Path) -> None:
-        self._root = root
+        self.root = root
 
     async def make(self) -> None:
         pass
 
     def open(self) -> DirectoryLog:
-        return DirectoryLog(self._root, segment_bytes=1, keep=1000)
+        return DirectoryLog(self.root, segment_bytes=1, keep=1000)
 
     async def overtake(self, key: str, position: int) -> None:
-        for path in (self._root / key.replace("%", "%25")).glob("*.log"):
+        for path in (self.root / key.replace("%", "%25")).glob("*.log"):
             if int(path.stem) < position:
                 path.unlink()
 
     async def squeeze(self, key: str, records: int) -> None:
         """Whole segments, of one append each."""
-        for path in sorted((self._root / key.replace("%", "%25")).glob("*.log"))[:-records]:
+        for path in sorted((self.root / key.replace("%", "%25")).glob("*.log"))[:-records]:
             path.unlink()
 
     async def restart(self) -> None:
         """Nothing runs; an append that did not end is what a crash leaves."""
-        for stream in self._root.iterdir():
+        for stream in self.root.iterdir():
             newest = max(stream.glob("*.log"))
             with newest.open("ab") as file:
                 file.write(b"\0\0\0\x09\1\2\3\4half")
@@ -108,13 +108,13 @@ class Kafka:
         self.broker = broker
         self._replicas = replicas
         self.topic = f"kvbus-{next(_names)}"
-        self._partitions = partitions
+        self.partitions = partitions
         self._compacted = {"cleanup.policy": "compact", **pointers}
 
     async def make(self) -> None:
         await self.create(
-            NewTopic(self.topic, self._partitions, self._replicas),
-            NewTopic(self.topic + POINTERS, self._partitions, self._replicas, topic_configs=self._compacted),
+            NewTopic(self.topic, self.partitions, self._replicas),
+            NewTopic(self.topic + POINTERS, self.partitions, self._replicas, topic_configs=self._compacted),
         )
 
     async def create(self, *topics: NewTopic) -> None:
@@ -154,7 +154,7 @@ class Kafka:
     async def overtake(self, key: str, position: int) -> None:
         async with self.admin() as admin:
             parts = {
-                TopicPartition(self.topic, partition_of(key, self._partitions)): RecordsToDelete(before_offset=position)
+                TopicPartition(self.topic, partition_of(key, self.partitions)): RecordsToDelete(before_offset=position)
             }
             await admin.delete_records(parts)
 
@@ -164,7 +164,7 @@ class Kafka:
             reader = await insist(lambda: log.read({key: 0}))
             end = (await reader.ends())[key]
             await reader.close()
-            part = TopicPartition(self.topic, partition_of(key, self._partitions))
+            part = TopicPartition(self.topic, partition_of(key, self.partitions))
             await admin.delete_records({part: RecordsToDelete(before_offset=end - records)})
 
     async def restart(self) -> None:

@@ -1,6 +1,6 @@
-"""kvbus as a later version may write to a log: ``python -m tests.log.later additive run -c kvbus.yaml``.
+"""kvbus as another version may write to a log: ``python -m tests.log.later additive run -c kvbus.yaml``.
 
-``additive``: records and pointers have further fields. ``breaking``: records are of the next schema, with other fields,
+``former``: records are of the former schema, whose epochs were counted from 1. ``additive``: records and pointers have further fields. ``breaking``: records are of the next schema, with other fields,
 and this version reads both. Nothing of it is released; it is this tree with its writing and reading replaced.
 """
 
@@ -28,6 +28,16 @@ def pointer_with_more_fields(pointer: contract.Pointer) -> bytes:
     return msgspec.msgpack.encode([*msgspec.structs.astuple(pointer), "later"])
 
 
+def of_the_former_schema(written: record.Record) -> bytes:
+    """A record as it was before."""
+    return checked(record.SCHEMA - 1, *msgspec.msgpack.decode(_write(written))[1:-1])
+
+
+def next_in_count(last: int) -> int:
+    """An epoch as it was before."""
+    return last + 1
+
+
 def of_the_next_schema(written: record.Record) -> bytes:
     """A record whose fields this version does not know."""
     _, kind, epoch, seq, *others, _ = msgspec.msgpack.decode(_write(written))
@@ -47,11 +57,12 @@ def main() -> None:
     """Replace what differs, and only then import whoever uses it."""
     kind = sys.argv.pop(1)
     replaced: dict[str, dict[str, Any]] = {
+        "former": {"write": of_the_former_schema, "next_epoch": next_in_count},
         "additive": {"write": with_more_fields, "write_pointer": pointer_with_more_fields},
         "breaking": {"write": of_the_next_schema, "read": of_either_schema},
     }
     for name, function in replaced[kind].items():
-        setattr(contract if name == "write_pointer" else record, name, function)
+        setattr(contract if hasattr(contract, name) else record, name, function)
     from kvbus.cli import main as kvbus  # noqa: PLC0415
 
     kvbus()

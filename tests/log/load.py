@@ -11,6 +11,7 @@ from typing import Any, Final, Self
 from kvbus.core.numbered import EPOCH_BITS
 from kvbus.parts.log.contract import UnavailableError
 from kvbus.parts.log.follower import Holds
+from kvbus.parts.log.record import RANDOM_BITS
 from tests.log.fleet import Fleet
 from tests.log.test_aggregator import TOPIC, Aggregator, Moving
 
@@ -65,8 +66,8 @@ class Observed(contextlib.AsyncExitStack):
 
     @property
     def epoch(self) -> int:
-        """Of the newest record that was read."""
-        return int(self.reading.follower.epoch)
+        """Of the newest record that was read, as a number of turns."""
+        return int(self.reading.follower.epoch) >> RANDOM_BITS
 
     @contextlib.asynccontextmanager
     async def load(self) -> AsyncIterator[None]:

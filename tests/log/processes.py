@@ -22,6 +22,7 @@ MOST: Final = 300
 NOW: Final = "kvbus"
 ADDITIVE: Final = "tests.log.later additive"
 BREAKING: Final = "tests.log.later breaking"
+FORMER: Final = "tests.log.later former"
 """Versions: what `python -m` runs."""
 
 

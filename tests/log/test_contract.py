@@ -10,7 +10,7 @@ import time
 import pytest
 
 from kvbus.parts.log.contract import START, Entry, FencedError, Pointer, UnavailableError
-from kvbus.parts.log.record import Stream
+from kvbus.parts.log.record import RANDOM_BITS, Stream
 from tests.log.kinds import insist
 from tests.transport.loops import both_loops
 
@@ -114,15 +114,14 @@ async def test_epochs_ascend_and_a_pointer_stays_for_the_next_writer(kind):
     async with session(kind) as log:
         assert await log.pointers() == {}
         one, other = await log.claim(ONE), await log.claim(TWO)
-        assert (one.epoch, other.epoch) == (1, 1)
-        assert await log.pointers() == {ONE: Pointer(1), TWO: Pointer(1)}
-        assert await log.kind.open().pointers(TWO) == {TWO: Pointer(1)}
+        assert await log.pointers() == {ONE: Pointer(one.epoch), TWO: Pointer(other.epoch)}
+        assert await log.kind.open().pointers(TWO) == {TWO: Pointer(other.epoch)}
         at = await one.append([b"state"])
-        await one.point(Pointer(1, 7, at))
-        assert (await log.pointers())[ONE] == Pointer(1, 7, at)
+        await one.point(Pointer(one.epoch, 7, at))
+        assert (await log.pointers())[ONE] == Pointer(one.epoch, 7, at)
         again = await log.claim(ONE)
-        assert again.epoch == 2
-        assert (await log.pointers())[ONE] == Pointer(2, -1, at)
+        assert again.epoch >> RANDOM_BITS > one.epoch >> RANDOM_BITS
+        assert (await log.pointers())[ONE] == Pointer(again.epoch, -1, at)
 
 
 async def test_a_writer_whose_stream_was_taken_is_fenced_and_what_it_has_written_stays(kind):
@@ -133,12 +132,12 @@ async def test_a_writer_whose_stream_was_taken_is_fenced_and_what_it_has_written
         with pytest.raises(FencedError):
             await first.append([b"late"])
         with pytest.raises(FencedError):
-            await first.point(Pointer(1, 0, at))
+            await first.point(Pointer(first.epoch, 0, at))
         await second.append([b"second"])
         with pytest.raises(FencedError):
             await first.append([b"later"])
         assert [entry.data for entry in await taken(await log.reader(one=START), 2)] == [b"first", b"second"]
-        assert (await log.pointers())[ONE] == Pointer(2, -1, START)
+        assert (await log.pointers())[ONE] == Pointer(second.epoch, -1, START)
 
 
 async def test_of_two_that_claim_at_the_same_time_one_is_fenced(kind):
@@ -181,15 +180,15 @@ async def test_what_was_appended_survives_a_crash_of_what_keeps_it(kind):
     async with session(kind) as log:
         writer = await log.claim()
         at = await writer.append([b"a", b"b"])
-        await writer.point(Pointer(1, 0, at))
+        await writer.point(Pointer(writer.epoch, 0, at))
         reader = await log.reader(one=START)
         assert len(await taken(reader, 2)) == 2
         await kind.restart()
-        assert await insist(log.pointers) == {ONE: Pointer(1, 0, at)}
+        assert await insist(log.pointers) == {ONE: Pointer(writer.epoch, 0, at)}
         await writer.append([b"c"])
         assert [entry.data for entry in await taken(reader, 1)] == [b"c"]
         second = await insist(log.claim)
-        assert second.epoch == 2
+        assert second.epoch > writer.epoch
         with pytest.raises(FencedError):
             await writer.append([b"d"])
         await second.append([b"e"])

@@ -81,6 +81,7 @@ async def test_one_that_begins_again_without_its_data_gets_the_state_in_a_later_
             await leaf.written()
         reading = await log.reading()
         await reading.holds(leaf)
+        before = reading.follower.epoch
         kind.server.kill()
         kind.server.lose()
         await asyncio.to_thread(kind.server.start)
@@ -92,7 +93,7 @@ async def test_one_that_begins_again_without_its_data_gets_the_state_in_a_later_
             leaf.store(1)
             await leaf.written()
         await reading.holds(leaf)
-        assert reading.follower.epoch == 2
+        assert reading.follower.epoch > before
         assert reading.follower.counts["lost"] == 0
         await (await log.reading()).holds(leaf)
 

@@ -22,13 +22,14 @@ from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source_spec import SourceSpec
 from kvbus.core.wire.profiles import PROFILES
 from kvbus.parts.log.contract import Pointer
-from kvbus.parts.log.record import Kind, Stream
+from kvbus.parts.log.record import RANDOM_BITS, Kind, Stream
 from kvbus.parts.log.relayed import Relayed
 from tests.doubles.payloads import payload, removed, store
 from tests.doubles.router import PlainSetRouter, events_of, unpack_rank
 from tests.log.records import clear, gone, lease, record, state
 
 KEY = Stream("eu", "m", "pod-a/engine", 0).key
+TURN = 1 << RANDOM_BITS
 
 
 class Writer:
@@ -47,7 +48,7 @@ class Writer:
         self.seq += 1
 
     def claim(self) -> None:
-        self.epoch, self.seq, self.over = self.epoch + 1, 0, False
+        self.epoch, self.seq, self.over = self.epoch + TURN, 0, False
         self.pointer = Pointer(self.epoch, -1, self.pointer.position)
         self.state(resync=True)
 
@@ -396,15 +397,15 @@ def test_an_output_on_which_the_source_is_hidden_has_nothing_of_it() -> None:
 
 def test_a_state_that_was_passed_over_is_looked_for_once() -> None:
     log = [
-        clear(1, 0, 1),
-        clear(2, 0, 5),
-        *(record(Kind.BATCH, 2, seq, payload=payload(store([5 + seq]))) for seq in (1, 2)),
+        clear(TURN, 0, 1),
+        clear(2 * TURN, 0, 5),
+        *(record(Kind.BATCH, 2 * TURN, seq, payload=payload(store([5 + seq]))) for seq in (1, 2)),
     ]
     for state_of, whole in ((log[1], True), (log[1][:-1] + b"!", False)):
-        relayed = Relayed(KEY, Pointer(1, 0, 0))
+        relayed = Relayed(KEY, Pointer(TURN, 0, 0))
         relayed.slot = 0
         assert relayed.take(log[0], 0, 0.0) is not None
-        relayed.pointer = Pointer(2, 0, 1)
+        relayed.pointer = Pointer(2 * TURN, 0, 1)
         assert relayed.take(log[3], 3, 0.0) is None, "nothing can be said of it"
         assert relayed.misses_state
         relayed.begin_again()

@@ -46,6 +46,7 @@ async def test_a_second_writer_has_the_stream_and_the_first_one_says_so(kind, ca
         await first.written()
         reading = await log.reading()
         await reading.holds(first)
+        before = reading.follower.epoch
         second = log.leaf()
         second.store(20)
         await second.written()
@@ -55,7 +56,7 @@ async def test_a_second_writer_has_the_stream_and_the_first_one_says_so(kind, ca
         assert first.stats.dropped_batches == {"fenced": 2}
         second.store(1, gone=4)
         await reading.holds(second)
-        assert reading.follower.epoch == 2
+        assert reading.follower.epoch > before
         assert reading.follower.counts["lost"] == 0
 
 
@@ -65,12 +66,13 @@ async def test_a_leaf_that_is_back_begins_a_new_epoch_and_an_ended_stream_is_emp
         leaf.store(5)
         await leaf.close(linger=20.0)
         await reading.until(lambda: reading.blocks == leaf.blocks)
+        before = reading.follower.epoch
         again = log.leaf()
         again.store(3)
         await reading.holds(again)
         again.driver.retire(0)
         await reading.until(lambda: not reading.blocks)
-        assert (reading.follower.epoch, reading.follower.holds) == (2, Holds.NOTHING)
+        assert (reading.follower.epoch > before, reading.follower.holds) == (True, Holds.NOTHING)
 
 
 async def test_a_log_that_goes_away_and_comes_back_has_everything_again(kind):

@@ -80,6 +80,7 @@ async def test_the_address_moves_to_a_replica(redises, behind, tmp_path, monkeyp
         kind = Moved(one, between.address)
         async with fleet(kind) as log, Observed(kind, log, tmp_path / "aggregator", monkeypatch) as seen:
             await seen.exact()
+            first = seen.epoch
             if behind:
                 await told(other, "REPLICAOF", "NO", "ONE")
                 async with seen.load():
@@ -96,7 +97,7 @@ async def test_the_address_moves_to_a_replica(redises, behind, tmp_path, monkeyp
             async with seen.load():
                 await seen.goes_on()
             await seen.exact()
-            assert seen.epoch == 1 + behind
+            assert (seen.epoch > first) == behind
             assert dict(seen.leaf.stats.refused) == ({"data_lost": 1} if behind else {})
 
 
@@ -107,10 +108,11 @@ async def test_sentinels_say_who_the_primary_is(redises, tmp_path, monkeypatch):
     async with fleet(kind) as log, Observed(kind, log, tmp_path / "aggregator", monkeypatch) as seen:
         async with seen.load():
             await seen.goes_on()
+            first = seen.epoch
             one.kill()
             await settles(lambda: seen.leaf.stats.refused["unreachable"], "the end of the turn")
             await seen.goes_on()
-            assert seen.epoch == 2
+            assert seen.epoch > first
             await asyncio.to_thread(one.start)  # it takes itself for the primary, until Sentinels have seen it
 
             async def follows():

@@ -36,12 +36,13 @@ async def test_a_server_that_is_behind_what_it_had_is_noticed_by_the_next_append
             await leaf.written()
             reading = await log.reading()
             await reading.holds(leaf)
+            before = reading.follower.epoch
             for name, data in kept.items():  # as a replica has it that was behind
                 await client.restore(name, 0, data, replace=True)
         leaf.store(5, gone=3)
         await eventually(lambda: leaf.stats.refused["data_lost"], "the writer to notice")
         await reading.holds(leaf)
-        assert reading.follower.epoch == 2
+        assert reading.follower.epoch > before
         assert reading.follower.counts["lost"] == 0
 
 
@@ -60,14 +61,14 @@ async def test_what_is_before_the_newest_state_goes_in_time_and_nothing_behind_i
         await reader.close()
         return found
 
-    await writer.point(Pointer(1, 3, state))
+    await writer.point(Pointer(writer.epoch, 3, state))
     assert await kept() == [b"0", b"1", b"2", b"state", b"behind"]
     async with Client(port=redis.port, protocol=2) as client:  # as if an hour had gone by
         young: Any = await client.xrange(records)
         await client.delete(records)
         for at, fields in young:
             await client.xadd(records, fields, id=f"{int(at.partition(b'-')[0]) - HOUR}-0")
-    await writer.point(Pointer(1, 3, state - HOUR))
+    await writer.point(Pointer(writer.epoch, 3, state - HOUR))
     await writer.append([b"live"])
     assert await kept() == [b"state", b"behind", b"live"]
     await writer.close()
@@ -83,7 +84,7 @@ async def test_a_stream_that_nobody_writes_goes(redis):
     assert KEEP - 10 < await told(kind, "TTL", pointer) <= KEEP
     await told(kind, "DEL", records)  # as if that time were over
     again = await kind.open().claim(KEY)
-    assert again.epoch == 2
+    assert again.epoch > writer.epoch
     position = await again.append([b"b"])
     reader = await kind.open().read({KEY: START})
     assert [(each.position, each.data) for each in await taken(reader, 1)] == [(position, b"b")]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import re
 
 import msgspec
 
 from kvbus.parts.log.record import SCHEMA, Stream
-from tests.log.kinds import Kafka, Redis
+from tests.log.kinds import Kafka, Nats, Redis
 from tests.log.later import NEXT
-from tests.log.processes import ADDITIVE, BREAKING, NOW
+from tests.log.processes import ADDITIVE, BREAKING, FORMER, NOW
 from tests.log.rolling import PATIENCE, RECORDS, Region
 from tests.system.bus import eventually
 
@@ -90,3 +91,23 @@ async def test_a_later_schema_is_refused_and_counted_and_said_and_read_once_read
             await here.replace(process, NOW)
             await here.quiet()
         assert all("other_schema" not in each.counts(RECORDS) for each in (one, other))
+
+
+async def test_a_writer_of_the_former_schema_is_refused_and_named_and_its_stream_is_back_after_the_upgrade(
+    nats, tmp_path
+):
+    async with region(Nats(nats), nats, tmp_path) as here:
+        leaf, (one, other) = here.leaves[0], here.aggregators
+        topic = here.topics[0]
+        await here.replace(leaf, FORMER)
+        here.pause()
+        for router in here.routers:
+            await eventually(lambda router=router: topic not in router.held, f"no block at {router.at}", PATIENCE)
+        await here.quiet(topic, one, other)
+        for each in (one, other):
+            counted = each.counts(RECORDS)
+            assert counted["other_schema"] > 0
+            assert (counted["expired"], counted.keys() & {"malformed", "damaged"}) == (1, set())
+            assert re.search(rf"pod-0%2Fengine\.0' has records of {UNREAD}", each.said)
+        await here.replace(leaf, NOW)
+        await here.quiet()

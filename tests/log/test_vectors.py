@@ -64,7 +64,7 @@ def test_a_record_has_the_fields_that_the_vector_says_and_is_written_so(name):
 def test_every_kind_and_every_count_of_a_follower_is_in_a_vector():
     found = [step for name in LOGS for step in steps(name)]
     assert {step["fields"]["kind"] for step in found if step["fields"]} == set(Kind)
-    known = {"double", "old_epoch", "known", "unusable", "lost", "expired", "erased"}
+    known = {"double", "old_epoch", "known", "unusable", "lost", "expired", "clock_set_back"}
     assert {reason for step in found for reason in step["counted"]} == known | REFUSED
     assert {step["holds"] for step in found} == {"nothing", "part", "all", "former"}
 

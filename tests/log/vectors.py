@@ -18,6 +18,8 @@ from tests.log.records import batch, checked, clear, gone, lease, record, state
 
 DIRECTORY: Final = Path(__file__).parents[2] / "docs" / "spec" / "log"
 LARGEST: Final = 2**63 - 1
+LAST_EPOCH: Final = 2**53 - 1
+LAST_SEQ: Final = 2**26 - 2
 FIELDS: Final = ("kind", "epoch", "seq", "payload", "origin", "block_size", "more", "resync")
 REFUSED: Final = frozenset({"damaged", "malformed", "other_schema"})
 
@@ -114,8 +116,13 @@ def refused(*wrong: bytes, **counted: int) -> list[Step]:
 def _numbers() -> list[Step]:
     last = {"block_size": LARGEST, "origin": LARGEST}
     return [
-        step(record(Kind.CLEAR, LARGEST, LARGEST - 1, payload=payload(cleared())), "all", (LARGEST, LARGEST)),
-        step(record(Kind.BATCH, LARGEST, LARGEST, payload=payload(store([1])), **last), "all", (LARGEST, 2**63), 1),
+        step(record(Kind.CLEAR, LAST_EPOCH, LAST_SEQ - 1, payload=payload(cleared())), "all", (LAST_EPOCH, LAST_SEQ)),
+        step(
+            record(Kind.BATCH, LAST_EPOCH, LAST_SEQ, payload=payload(store([1])), **last),
+            "all",
+            (LAST_EPOCH, LAST_SEQ + 1),
+            1,
+        ),
     ]
 
 
@@ -150,7 +157,7 @@ LOGS: Final[dict[str, tuple[str, list[Step]]]] = {
             packed(Kind.STATE, 1, 1, b""),
         ),
     ),
-    "largest-numbers": ("Epoch, seq, origin and block size of 63 bits", _numbers()),
+    "largest-numbers": ("The largest epoch and seq, an origin and a block size of 63 bits", _numbers()),
     "damaged": ("Another bit: the record is missing", refused(damaged(batch(1, 1, 2)), damaged=1)),
     "truncated": (
         "Records that end too early",
@@ -161,6 +168,7 @@ LOGS: Final[dict[str, tuple[str, list[Step]]]] = {
         "Another schema: the first field says so, whatever the others are",
         refused(
             other(0, SCHEMA + 1),
+            other(0, SCHEMA - 1),
             other(0, 0),
             checked(SCHEMA + 1),
             checked(SCHEMA + 1, {"epoch": 1, "seq": 1}, None),
@@ -183,6 +191,8 @@ LOGS: Final[dict[str, tuple[str, list[Step]]]] = {
         "Fields of other types, numbers out of range, no array",
         refused(
             *(other(at, value) for at in (1, 2, 3, 5, 6) for value in (-1, 2**63, 1.0, "1", None, True)),
+            *(other(2, value) for value in (0, LAST_EPOCH + 1)),
+            other(3, LAST_SEQ + 1),
             *(other(4, value) for value in NO_BYTES),
             *(other(at, value) for at in (7, 8, 9) for value in (0, None)),
         ),
@@ -303,29 +313,22 @@ LOGS: Final[dict[str, tuple[str, list[Step]]]] = {
             step(clear(1, 3, 3), "all", (1, 4), 3, at=141.0),
         ],
     ),
-    "erased": (
-        "A stream that was erased begins at epoch 1 again",
+    "clock-set-back": (
+        "The log has lost everything, and the writer's clock was set back: its lower epoch counts after 30 s of silence",
         [
             step(clear(7, 0, 1), "all", (7, 1), 1),
             step(clear(1, 0, 2), "all", (7, 1), 1, at=29.5, old_epoch=1),
-            step(batch(1, 1, 3), "nothing", (1, 2), at=30.0, expired=1, erased=1, unusable=1),
+            step(batch(1, 1, 3), "nothing", (1, 2), at=30.0, expired=1, clock_set_back=1, unusable=1),
             step(clear(1, 2, 4), "all", (1, 3), 4, at=30.0),
         ],
     ),
-    "erased-at-once": (
-        "An end that its epoch begins with: the stream was erased, and what comes behind it is a new one",
+    "erased": (
+        "A stream that was erased and written anew: its end, and then a later epoch",
         [
             step(clear(7, 0, 1), "all", (7, 1), 1),
             step(gone(8, 0), "nothing", (8, 1)),
             step(gone(8, 0), "nothing", (8, 1), double=1),
-            step(clear(1, 0, 2), "all", (1, 1), 2, erased=1),
-            step(batch(1, 1, 3), "all", (1, 2), 2, 3),
-            step(gone(2, 0), "nothing", (2, 1)),
-            step(gone(1, 0), "nothing", (2, 1), old_epoch=1),
-            step(clear(2, 0, 4), "all", (2, 1), 4, erased=1),
-            step(gone(2, 1), "nothing", (2, 2)),
-            step(clear(1, 0, 5), "nothing", (2, 2), old_epoch=1),
-            step(clear(3, 0, 6), "all", (3, 1), 6),
+            step(clear(9, 0, 2), "all", (9, 1), 2),
         ],
     ),
 }

@@ -79,7 +79,7 @@ WRONG: Final = {
 
 @pytest.mark.slow
 def test_it_says_which_step_or_key_it_does_not_read_so(reader, tmp_path):
-    vector = json.loads((log.DIRECTORY / "erased.json").read_text())
+    vector = json.loads((log.DIRECTORY / "clock-set-back.json").read_text())
     for name, wrong in WRONG.items():
         steps = [*vector["steps"][:2], vector["steps"][2] | {name: wrong}, *vector["steps"][3:]]
         (tmp_path / f"{name}.json").write_text(json.dumps({"steps": steps}))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
@@ -26,7 +27,17 @@ from kvbus.config.section import key
 from kvbus.config.values import Endpoint, Text
 from kvbus.core.events import LogReached, RecordReceived, RelayEvent
 from kvbus.parts.discovery.contract import DiscoveryError, Engine, Publisher, fitting_name
-from kvbus.parts.log.contract import Log, Pointer, Reader, UnavailableError
+from kvbus.parts.log.contract import (
+    FOREIGN_KEY,
+    MAX_REFUSED,
+    UNREADABLE_BATCH,
+    UNREADABLE_POINTER,
+    WRONG_TYPE,
+    Log,
+    Pointer,
+    Reader,
+    UnavailableError,
+)
 from kvbus.parts.log.follower import LEASE_TTL, OTHER_SCHEMA
 from kvbus.parts.log.relayed import Relayed
 
@@ -43,6 +54,18 @@ TAKE: Final = 0.1
 
 TURN: Final = 64
 """Records that are handed on before others have their turn."""
+
+
+REFUSED: Final = {
+    OTHER_SCHEMA: "has records of a schema that this version does not read: upgrade this kvbus or the writer",
+    "malformed": "has records that cannot be read",
+    "damaged": "has records whose checksum is wrong",
+    UNREADABLE_POINTER: "has a pointer that cannot be read: the stream is not found until its writer's next state",
+    UNREADABLE_BATCH: "is a batch that cannot be decoded: its records are missing",
+    WRONG_TYPE: "is a key that holds something else: the stream is read as soon as that key is deleted",
+    FOREIGN_KEY: "is a key that no stream can have",
+}
+"""What is refused in a log, by reason, in the words of a log line. Everything else is read."""
 
 
 class StreamPatterns(LogAccess):
@@ -97,9 +120,9 @@ class LogStreams:
         self._relayed: dict[str, Relayed] = {}
         self._slots: dict[int, _Place] = {}
         self._former: Counter[str] = Counter()
-        """Of streams that the log does not know any more."""
-        self._unread: set[str] = set()
-        """Streams of which was said that they are not read here."""
+        """Counts of streams that the log does not know any more, and of what was refused."""
+        self._refused: set[tuple[str, str]] = set()
+        """What was refused, by reason and name, and was counted and logged."""
         self._dirty = True
         """The reader has to begin at other positions, or with other streams."""
         self._clock = asyncio.get_running_loop().time
@@ -107,6 +130,8 @@ class LogStreams:
         """What the log had then was read."""
         self._shown_at = self._level_at
         """When the set of engines was last told."""
+        self._changed_at = 0.0
+        """When the set of engines was first seen to be another one than was told."""
         self._newest = 0.0
         """When the log got the newest record of all that were read, by its clock."""
         self._level_once = False
@@ -159,7 +184,7 @@ class LogStreams:
         looking: asyncio.Task[None] | None = None
         reader: Reader | None = None
         try:
-            self._learn(await log.pointers())
+            self._learn(await log.pointers(), log)
             looking = asyncio.get_running_loop().create_task(self._look(log))
             self._dirty = True
             shown: tuple[Engine, ...] | None = None
@@ -187,7 +212,12 @@ class LogStreams:
                 self._reach(reached=True)
                 level_at = self._level_at
                 engines = tuple(self._engine(each) for each in self._relayed.values() if self._alive(each))
-                if engines != shown and (reader is None or await self._level(reader) or (engines and self._waited())):
+                if engines == shown:
+                    self._changed_at = 0.0
+                else:
+                    self._changed_at = self._changed_at or looked_at
+                level = reader is None or level_at >= self._changed_at  # only then nobody is there
+                if engines != shown and (level or (engines and self._waited())):
                     shown = engines
                     yield engines
                     self._shown_at = self._clock()
@@ -207,33 +237,46 @@ class LogStreams:
     async def _look(self, log: Log) -> None:
         while True:
             await asyncio.sleep(LOOK)
-            self._learn(await log.pointers())
-            self._tell_unread()
+            self._learn(await log.pointers(), log)
 
-    def _tell_unread(self) -> None:
-        """Say of each stream once that this version does not read it."""
-        found = {name for name, each in self._relayed.items() if each.follower.counts[OTHER_SCHEMA]} - self._unread
-        if found:
-            self._unread |= found
-            text = "%s: records of %s and %d other streams are of a schema that this version does not read: upgrade it"
-            logger.error(text, self._where, min(found), len(found) - 1)
+    def _refuse(self, log: Log) -> None:
+        """Count and name what cannot be read: each of it once, as a pointer is looked at again and again."""
+        if len(self._refused) > MAX_REFUSED:
+            self._refused.clear()
+        found: dict[str, list[str]] = {}
+        for refusal in log.refused:
+            if refusal not in self._refused:
+                self._refused.add(refusal)
+                self._former[refusal[0]] += 1
+                found.setdefault(refusal[0], []).append(refusal[1])
+        log.refused.clear()
+        for name, each in self._relayed.items():
+            for reason in REFUSED.keys() & each.follower.counts.keys():
+                if (reason, name) not in self._refused:
+                    self._refused.add((reason, name))
+                    found.setdefault(reason, []).append(name)
+        for reason, names in found.items():
+            text = "%s: %r %s; %d others, too"
+            logger.error(text, self._where, names[0], REFUSED[reason], len(names) - 1)
 
-    def _learn(self, pointers: dict[str, Pointer]) -> None:
+    def _learn(self, pointers: dict[str, Pointer], log: Log) -> None:
         for name, pointer in pointers.items():
             relayed = self._relayed.get(name)
             if relayed is not None:
                 relayed.pointer = pointer
                 if relayed.misses_state:
                     self._begin_again(relayed)
-            elif self._wanted(name, pointer):
+            elif self._wanted(name, pointer, log):
                 self._dirty = True
         for name in [name for name, each in self._relayed.items() if name not in pointers and each.slot is None]:
             self._former.update(self._relayed.pop(name).follower.counts)
+        self._refuse(log)
 
-    def _wanted(self, name: str, pointer: Pointer) -> bool:
+    def _wanted(self, name: str, pointer: Pointer, log: Log) -> bool:
         try:
             relayed = Relayed(name, pointer)
         except ValueError:
+            log.refused.append((FOREIGN_KEY, name))
             return False
         patterns, stream = self._patterns, relayed.stream
         fits = (
@@ -285,7 +328,7 @@ class LogStreams:
 
     def _note(self, relayed: Relayed, written: float) -> None:
         """When the log got a record; see that a stream is told from its state on which was only to end."""
-        self._newest = max(self._newest, written)
+        self._newest = max(self._newest, min(written, time.time()))  # no writer makes all others look old
         relayed.written = written
         if self._level_once and not relayed.alive:
             relayed.alive = True
@@ -307,19 +350,11 @@ class LogStreams:
         """
         return self._clock() - self._shown_at >= max(LOOK, self.lag / 2)
 
-    async def _level(self, reader: Reader) -> bool:
-        """Whether all was read that the log has: only then nobody is there."""
-        for name, end in (await reader.ends()).items():
-            if await reader.reached(name) < end:
-                return False
-        self._level_once = True
-        return True
-
     async def _measure(self, reader: Reader) -> None:
         """See how far reading is: what the log has now has to be read some time."""
         if self._dirty:
             return  # what was taken last was not handed on
-        if self._ends is None and self._clock() - self._level_at >= MEASURE:
+        if self._ends is None and (self._level_at < self._changed_at or self._clock() - self._level_at >= MEASURE):
             self._ends = self._clock(), await reader.ends()
         if self._ends is None:
             return

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
+import random
+import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Final, NamedTuple, Protocol
 
 import msgspec
 
+from kvbus.core.numbered import LAST
+from kvbus.parts.log.record import RANDOM_BITS, TURN_BITS, Epoch
+
 START: Final = 0
 """A position before everything that a log keeps of a stream."""
 
+
+TICKS: Final = 32
+"""Turns that a second has room for. The clock's turn since 1970 has :data:`TURN_BITS` bits until 2106."""
 
 UNREACHABLE: Final = "unreachable"
 
@@ -33,6 +40,18 @@ class UnavailableError(Exception):
     def __init__(self, text: str, reason: str = UNREACHABLE) -> None:
         super().__init__(text)
         self.reason = reason
+
+
+Refused = deque[tuple[str, str]]
+"""A reason for counters, and the name of what was refused; both may come again."""
+
+MAX_REFUSED: Final = 1000
+"""Refusals that a log keeps for whoever counts them."""
+
+UNREADABLE_POINTER: Final = "unreadable_pointer"
+UNREADABLE_BATCH: Final = "unreadable_batch"
+WRONG_TYPE: Final = "wrong_type"
+FOREIGN_KEY: Final = "foreign_key"
 
 
 class Entry(NamedTuple):
@@ -60,9 +79,9 @@ class Pointer(msgspec.Struct, array_like=True, frozen=True):
         position: of that CLEAR; of the stream's beginning or of an older state if this epoch has none yet.
     """
 
-    epoch: Annotated[int, msgspec.Meta(ge=1)]
-    seq: int = -1
-    position: int = START
+    epoch: Epoch
+    seq: Annotated[int, msgspec.Meta(ge=-1, lt=LAST)] = -1
+    position: Annotated[int, msgspec.Meta(ge=START, le=2**63 - 1)] = START
 
 
 class Writer(Protocol):
@@ -112,21 +131,27 @@ class Reader(Protocol):
         """
 
     async def ends(self) -> dict[str, int]:
-        """For each stream a position below which everything lies that the log has of it now.
+        """For each stream a mark: what :meth:`reached` says of it once everything was taken that the log has now.
 
         Raises:
             UnavailableError: the log cannot be reached.
         """
 
     async def reached(self, key: str) -> int:
-        """The position at which reading a stream goes on: what is below was taken, or is not kept."""
+        """A mark as :meth:`ends` gives it; everything up to there was taken, or is not kept."""
 
     async def close(self) -> None:
         """Stop reading."""
 
 
 class Log(Protocol):
-    """Records by the keys of their streams, and one pointer a stream."""
+    """Records by the keys of their streams, and one pointer a stream.
+
+    Attributes:
+        refused: what somebody has put there and this version cannot read. Whoever counts it empties it.
+    """
+
+    refused: Refused
 
     async def claim(self, key: str) -> Writer:
         """Take a stream: whoever had it is fenced when this returns.
@@ -136,7 +161,7 @@ class Log(Protocol):
         """
 
     async def pointers(self, key: str | None = None) -> dict[str, Pointer]:
-        """The pointers of all streams, or of one, the newest of each.
+        """The pointers of all streams, or of one, the newest of each. One that cannot be read is refused.
 
         Raises:
             UnavailableError: the log cannot be reached.
@@ -153,9 +178,31 @@ class Log(Protocol):
         """Let go of everything but writers and readers, which are closed before."""
 
 
-def next_turn(last: Pointer | None) -> Pointer:
-    """The pointer of the writer that follows: it has no state in the log yet, and the one before may have."""
-    return Pointer(1) if last is None else Pointer(last.epoch + 1, -1, last.position)
+def now_as_turn() -> int:
+    """The wall clock as the turn of an epoch."""
+    return int(time.time() * TICKS)
+
+
+def next_epoch(last: int) -> int:
+    """An epoch after the last one that is known; 0 where none is.
+
+    The log counts turns, and the clock moves the count on: a log that has lost everything, with a writer that remembers
+    nothing, hands out no turn again. Where the clock was set back, too, the random bits tell the two epochs apart. A
+    turn that has no room (somebody has written that pointer) is the clock's again.
+    """
+    turn = max((last >> RANDOM_BITS) + 1, now_as_turn())
+    return (turn if turn < 1 << TURN_BITS else now_as_turn()) << RANDOM_BITS | random.getrandbits(RANDOM_BITS)
+
+
+def next_turn(last: Pointer | None, former: int = 0) -> Pointer:
+    """The pointer of the next writer: it has no state in the log yet, but the writer before may have one.
+
+    Args:
+        last: the pointer in the log, if there is one.
+        former: the newest epoch that this process has had, which the log may have lost.
+    """
+    epoch = next_epoch(max(former, 0 if last is None else last.epoch))
+    return Pointer(epoch, -1, START if last is None else last.position)
 
 
 _decoder: Final = msgspec.msgpack.Decoder(Pointer)
@@ -170,24 +217,37 @@ def read_pointer(data: bytes) -> Pointer:
     """A pointer of a log.
 
     Raises:
-        msgspec.MsgspecError: it is none.
+        ValueError: it is none.
     """
-    return _decoder.decode(data)
+    try:
+        return _decoder.decode(data)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ValueError(f"not a pointer: {error}") from None
 
 
-async def taken(log: Log, key: str, epoch: int, again: float) -> bool:
-    """Whether another writer has a stream since this epoch, or it was erased; asked until the log answers.
+def pointer_of(fields: Sequence[bytes]) -> Pointer:
+    """A pointer whose fields are decimal numbers.
 
-    A broker also fences who keeps a transaction for too long.
-
-    Args:
-        log: where the stream is.
-        key: the stream's.
-        epoch: of the writer that was fenced.
-        again: seconds before a log that is away is asked once more.
+    Raises:
+        ValueError: it is none.
     """
-    while True:
-        with contextlib.suppress(UnavailableError):
-            pointer = (await log.pointers(key)).get(key)
-            return pointer is None or pointer.epoch > epoch
-        await asyncio.sleep(again)
+    try:
+        return msgspec.convert([int(field) for field in fields], Pointer)
+    except (ValueError, msgspec.ValidationError):
+        raise ValueError("not a pointer: a field is no number, or out of range") from None
+
+
+def take_pointer(
+    found: dict[str, Pointer], refused: Refused, name: bytes | str, value: bytes | Sequence[bytes]
+) -> None:
+    """Take what stands in the place of a pointer; nothing there says that the stream was erased.
+
+    Whoever may write the pointer of one stream may write anything there. That is refused, and no other stream suffers.
+    """
+    text = name if isinstance(name, str) else name.decode(errors="backslashreplace")
+    found.pop(text, None)
+    if value:
+        try:
+            found[text] = read_pointer(value) if isinstance(value, bytes) else pointer_of(value)
+        except ValueError:
+            refused.append((UNREADABLE_POINTER, text))

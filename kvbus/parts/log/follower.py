@@ -70,8 +70,8 @@ class Follower:
         counts: records that were not given, by reason: ``double``, ``old_epoch``, ``malformed``, ``damaged`` (another
             checksum), ``other_schema`` (this version does not read it), ``known`` (of a state that the reader has
             already), ``unusable`` (behind a hole, up to the next state) and ``late`` (of an epoch that was given up).
-            And ``lost``, the records in holes, ``expired``, the leases, and ``erased``, the times that a stream began
-            at epoch 1 again.
+            And ``lost``, the records in holes, ``expired``, the leases, and ``clock_set_back``, the times that a
+            stream began again at a lower epoch: the log has lost its epochs, and the writer's clock was set back.
     """
 
     def __init__(self) -> None:
@@ -85,9 +85,6 @@ class Follower:
         """Records came, or are missing, that say nothing to this reader since its newest state."""
         self._given_up = False
         """Nothing more of this epoch counts."""
-        self._erased = False
-        """The newest record is an end that its epoch began with. Whoever erases a stream fences its writer and leaves
-        that, so what comes behind it is another stream of the same key, from epoch 1 on."""
         self.heard = 0.0
         """When the newest record came."""
 
@@ -115,14 +112,13 @@ class Follower:
         except ValueError as error:
             self.counts[REASONS.get(type(error), "malformed")] += 1
             return None
-        anew = self._erased and record.kind is not Kind.GONE and record.epoch <= self.epoch
-        if anew or record.epoch < self.epoch:
-            if not anew and now - self.heard < LEASE_TTL:
+        if record.epoch < self.epoch:
+            if now - self.heard < LEASE_TTL:
                 self.counts["old_epoch"] += 1
                 return None
             self.expire(now)
-            self.counts["erased"] += 1
-            self.epoch = 0  # the stream was erased, and its epochs begin at 1 again
+            self.counts["clock_set_back"] += 1
+            self.epoch = 0
         self.heard = now
         if record.epoch > self.epoch:
             self._next_writer(record)
@@ -134,7 +130,6 @@ class Follower:
             return None
         self._reach(record.seq)
         self.seq += 1
-        self._erased = record.kind is Kind.GONE and record.seq == 0
         if record.kind is Kind.LEASE:
             return Step(record, known=True) if self.holds in (Holds.PART, Holds.ALL) else None
         reason = self._given(record)

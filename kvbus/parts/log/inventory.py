@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from kvbus.parts.log.contract import Pointer, Writer
+from kvbus.parts.log.contract import TICKS, Pointer, Writer
 from kvbus.parts.log.record import SCHEMA, Kind, Record, Stream, read, write
 
 
@@ -138,3 +139,4 @@ async def finish(log: Erasable, key: str) -> None:
         await writer.withdraw()
     finally:
         await writer.close()
+    await asyncio.sleep(1 / TICKS)  # the next writer's epoch is of a later tick, and so above this one

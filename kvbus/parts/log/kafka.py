@@ -14,22 +14,24 @@ import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-import msgspec
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition, errors
 from aiokafka.protocol.offset import OffsetRequest
 
 from kvbus.parts.log.contract import (
+    MAX_REFUSED,
     START,
     Entry,
     FencedError,
     Pointer,
+    Refused,
     UnavailableError,
     next_turn,
-    read_pointer,
+    take_pointer,
     write_pointer,
 )
 from kvbus.parts.log.kafka_client import (
     STOP,
+    Keys,
     Producer,
     client_options,
     inner,
@@ -223,6 +225,7 @@ class KafkaLog:
 
     def __init__(self, place: Place) -> None:
         self._place = place
+        self.refused: Refused = Refused(maxlen=MAX_REFUSED)
 
     async def claim(self, key: str) -> KafkaWriter:
         """A producer with the stream's transactional id, and the next epoch of the stream in the topic of pointers."""
@@ -254,10 +257,7 @@ class KafkaLog:
         found: dict[str, Pointer] = {}
         async with contextlib.aclosing(self.everything(self._place.pointers, key)) as records:
             async for record in records:
-                with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
-                    name = (record.key or b"").decode()
-                    found.pop(name, None)  # a tombstone has no value
-                    found[name] = read_pointer(record.value or b"")
+                take_pointer(found, self.refused, record.key or b"", record.value or b"")
         return found if key is None else {name: found[name] for name in found if name == key}
 
     async def everything(self, topic: str, key: str | None = None) -> AsyncGenerator[ConsumerRecord, None]:
@@ -313,7 +313,11 @@ class KafkaLog:
         async with said(self._place):
             options = self._place.options()
             consumer = AIOKafkaConsumer(
-                topic, **client_options(self._place, options), auto_offset_reset="earliest", enable_auto_commit=False
+                topic,
+                **client_options(self._place, options),
+                auto_offset_reset="earliest",
+                enable_auto_commit=False,
+                key_deserializer=Keys(self.refused),
             )
         whole(consumer)
         try:

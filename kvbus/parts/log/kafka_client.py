@@ -4,21 +4,76 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import zlib
 from collections import Counter
 from typing import Any, Final
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition, errors
 from aiokafka.client import AIOKafkaClient
 from aiokafka.conn import AIOKafkaConnection
+from aiokafka.consumer import fetcher
 from aiokafka.partitioner import murmur2
 
 from kvbus.common.tasks import end_tasks, finish
+from kvbus.parts.log.contract import UNREADABLE_BATCH, Refused
 from kvbus.parts.log.kafka_errors import PROBE, shown
 from kvbus.parts.log.place import Place
 from kvbus.parts.log.refusals import REQUEST
 
 STOP: Final = 2.0
 """Seconds that a client has to commit, and to close its connections."""
+
+
+class Keys:
+    """Leave keys as they are. The client hands this to each partition's records, so they know where to report."""
+
+    def __init__(self, refused: Refused) -> None:
+        self.refused = refused
+
+    def __call__(self, key: bytes | None) -> bytes | None:
+        """Return the key."""
+        return key
+
+
+class _Batches:
+    """The batches of one answer; the newest one is remembered."""
+
+    def __init__(self, records: Any) -> None:
+        self.has_next = records.has_next
+        self._next_batch = records.next_batch
+        self.newest: Any = None
+
+    def next_batch(self) -> Any:
+        self.newest = self._next_batch()
+        return self.newest
+
+
+class _Readable(fetcher.PartitionRecords):  # type: ignore[misc]
+    """A partition's records, without the batches that the client cannot decode.
+
+    A header that is not UTF-8, or a compression that is not installed, would end the reading of the whole partition for
+    everybody. A batch is of one producer, so its records are missing in that producer's streams alone.
+    """
+
+    def __init__(self, part: TopicPartition, records: Any, *others: Any) -> None:
+        self._batches = _Batches(records)
+        super().__init__(part, self._batches, *others)
+        self.next_fetch_offset: int
+
+    def __next__(self) -> Any:
+        while True:
+            try:
+                return super().__next__()
+            except (ValueError, RuntimeError, EOFError, errors.UnsupportedCodecError, zlib.error):
+                offset: int = self.next_fetch_offset
+                self.next_fetch_offset = self._batches.newest.next_offset
+                self._records_iterator = self._unpack_records()
+                if isinstance(self._key_deserializer, Keys):
+                    where = f"{self._tp.topic}, partition {self._tp.partition}, offset {offset}"
+                    self._key_deserializer.refused.append((UNREADABLE_BATCH, where))
+
+
+fetcher.PartitionRecords = _Readable
 
 
 class Producer(AIOKafkaProducer):  # type: ignore[misc]

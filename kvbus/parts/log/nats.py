@@ -18,12 +18,15 @@ import msgspec
 from nats.js.errors import APIError
 
 from kvbus.parts.log.contract import (
+    MAX_REFUSED,
     START,
     FencedError,
     Pointer,
+    Refused,
     UnavailableError,
     next_turn,
     read_pointer,
+    take_pointer,
     write_pointer,
 )
 from kvbus.parts.log.nats_client import ATTEMPT, WRONG_SEQUENCE, Link, refused
@@ -70,9 +73,8 @@ class NatsWriter:
             at, data = await newest_of(self._link, self._place.pointers, self._key)
             try:
                 if not self._pointer:
-                    turn = next_turn(_pointer(data))
-                    self.epoch = max(turn.epoch, self._former.get(self._key, 0) + 1)
-                    turn = msgspec.structs.replace(turn, epoch=self.epoch)
+                    turn = next_turn(_pointer(data), self._former.get(self._key, 0))
+                    self.epoch = turn.epoch
                     self._pointer = await self._publish(self._place.pointers, write_pointer(turn), at)
                 elif at != self._pointer:
                     raise FencedError("another writer has the stream")
@@ -170,7 +172,7 @@ async def newest_of(link: Link, stream: str, key: str) -> tuple[int, bytes]:
 
 def _pointer(data: bytes) -> Pointer | None:
     """The pointer in a message; None where it was erased, or is none."""
-    with contextlib.suppress(msgspec.MsgspecError):
+    with contextlib.suppress(ValueError):
         return read_pointer(data)
     return None
 
@@ -196,6 +198,7 @@ class NatsLog:
 
     def __init__(self, place: NatsPlace) -> None:
         self._place = place
+        self.refused: Refused = Refused(maxlen=MAX_REFUSED)
         self._former: dict[str, int] = {}
         """By key: the epoch of a turn that has failed, which the server may have lost."""
 
@@ -216,15 +219,13 @@ class NatsLog:
         try:
             if key is not None:
                 _, data = await newest_of(link, self._place.pointers, key)
-                pointer = _pointer(data)
-                return {} if pointer is None else {key: pointer}
+                take_pointer(found, self.refused, key, data)
+                return found
             pulled = Pulled(link, self._place.pointers, 1)
             while not await pulled.level():
                 for _, message in await pulled.take(1.0):
                     name = message.subject.removeprefix(f"{self._place.pointers}.")
-                    pointer = _pointer(message.data)
-                    if pointer is not None:
-                        found[name] = pointer
+                    take_pointer(found, self.refused, name, message.data)
         finally:
             await link.close()
         return found

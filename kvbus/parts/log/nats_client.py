@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
@@ -12,6 +13,7 @@ from nats import errors
 from nats.aio.client import Client
 from nats.aio.transport import TcpTransport
 from nats.js.errors import APIError
+from nats.protocol import parser
 
 from kvbus.common.tasks import finish
 from kvbus.parts.log.contract import UNREACHABLE, UnavailableError
@@ -48,8 +50,24 @@ SAYS: Final = {
 """By what an error says, in small letters."""
 
 
+parser.MSG_RE = re.compile(rb"\AMSG +([^ \n]+) +([^ \n]+) +(([^ \n]+) +)?(\d+)\r\n")
+parser.HMSG_RE = re.compile(rb"\AHMSG +([^ \n]+) +([^ \n]+) +(([^ \n]+) +)?(\d+) +(\d+)\r\n")
+"""The library's own patterns take a form feed in a subject for its end, and then it closes the connection."""
+
+
 class _Client(Client):
     """One that says nothing of kvbus to a server without TLS, where TLS is wanted."""
+
+    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+        """Take a message whatever its publisher has put into its subject and headers.
+
+        The library ends its reading where it cannot decode them. So one publisher would stop every reader.
+        """
+        try:
+            await super()._process_msg(sid, subject, reply, data, headers)
+        except (ValueError, IndexError):
+            shown = subject.decode(errors="backslashreplace").encode()
+            await super()._process_msg(sid, shown, reply, data, b"")
 
     def _connect_command(self) -> bytes:
         if self.options.get("tls") is not None and not self._server_info.get("tls_required"):

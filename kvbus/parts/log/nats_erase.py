@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Collection
-
-import msgspec
 
 from kvbus.parts.log.inventory import Erased, Held, Inventory, count, finish
 from kvbus.parts.log.nats import NatsLog
@@ -26,8 +23,7 @@ async def look(place: NatsPlace) -> Inventory:
         pulled = Pulled(link, place.keys.stream, 1)
         while not await pulled.level():
             for sequence, message in await pulled.take(1.0):
-                with contextlib.suppress(msgspec.MsgspecError):
-                    _hold(found, message.subject.removeprefix(f"{place.keys.stream}."), sequence, message.data)
+                _hold(found, message.subject.removeprefix(f"{place.keys.stream}."), sequence, message.data)
     finally:
         await link.close()
     found.leave_out_erased()

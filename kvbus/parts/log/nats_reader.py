@@ -42,6 +42,9 @@ ANOTHER: Final = 0.5
 MOST_TIMES: Final = 20
 """Consumers that are made for one such message, each at any of the stream's servers."""
 
+MAX_DIGITS: Final = 20
+"""Of a sequence in a header."""
+
 SOON: Final = 0.01
 """Seconds for a message that is there."""
 
@@ -49,12 +52,12 @@ _records: Final = msgspec.msgpack.Decoder(list[bytes])
 
 
 def records_of(data: bytes) -> list[bytes]:
-    """The records of a message; one that fences has none.
-
-    Raises:
-        msgspec.MsgspecError: it is no message of a log.
-    """
-    return _records.decode(data) if data else []
+    """The records of a message; one that fences has none. Any other message is given as one record, which is none."""
+    with contextlib.suppress(msgspec.MsgspecError, RecursionError):
+        records = _records.decode(data) if data else []
+        if len(records) <= 1 << SHIFT:
+            return records
+    return [data]
 
 
 class Pulled:
@@ -148,8 +151,8 @@ class Pulled:
                     while not found or inbox.pending_msgs:
                         message = await inbox.next_msg(max(SOON, until - now()))
                         self._heard = now()
-                        if message.headers and "Status" in message.headers:
-                            self._judge(message.headers["Status"])
+                        if message.subject == inbox.subject and message.headers:  # from the server, not from the stream
+                            self._judge(message.headers.get("Status", ""))
                             continue
                         found.append((self._count(message), message))
             self._listen(now())
@@ -171,7 +174,7 @@ class Pulled:
         """
         for number, (at, message) in enumerate(found):
             said = (message.headers or {}).get(AFTER, "")
-            if said.isdecimal():
+            if said.isdecimal() and len(said) < MAX_DIGITS:
                 after = int(said)
                 before = self._newest.get(message.subject, min(after, at - 1))
                 if after != before and await self._contradicts(at, after, before):
@@ -258,11 +261,10 @@ class NatsReader:
         key = message.subject.removeprefix(self._prefix)
         if key not in self._starts:
             return
-        with contextlib.suppress(msgspec.MsgspecError):
-            for number, data in enumerate(records_of(message.data)):
-                position = (sequence << SHIFT) + number
-                if position >= self._starts[key]:
-                    yield Entry(key, position, data, message.metadata.timestamp.timestamp())
+        for number, data in enumerate(records_of(message.data)):
+            position = (sequence << SHIFT) + number
+            if position >= self._starts[key]:
+                yield Entry(key, position, data, message.metadata.timestamp.timestamp())
 
     async def ends(self) -> dict[str, int]:
         """Behind the stream's newest message."""

@@ -17,11 +17,16 @@ from urllib.parse import quote, unquote_to_bytes
 
 import msgspec
 
+from kvbus.core.numbered import LAST
 from kvbus.core.wire.codec import AnyEvent
 from kvbus.core.wire.encoding import decode_value
 from kvbus.core.wire.parts import parts
 
-SCHEMA: Final = 1
+SCHEMA: Final = 2
+RANDOM_BITS: Final = 16
+"""Low bits of an epoch. They are random, and its turn stands above them."""
+
+TURN_BITS: Final = 37
 MAX_EVENTS: Final = 128
 MAX_BYTES: Final = 512 * 1024
 """Of a record's payload. A single block may be larger; it cannot be divided."""
@@ -36,6 +41,8 @@ PREFIX: Final = "kvbus.v1"
 EMPTY: Final = "%"
 """An empty segment. Alone, a percent sign is no other segment's encoding."""
 
+Epoch = Annotated[int, msgspec.Meta(ge=1, lt=1 << TURN_BITS + RANDOM_BITS)]
+Seq = Annotated[int, msgspec.Meta(ge=0, lt=LAST)]
 Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
@@ -62,7 +69,7 @@ class Record(msgspec.Struct, array_like=True, frozen=True, gc=False):
     Attributes:
         schema: :data:`SCHEMA`.
         kind: one of :class:`Kind`.
-        epoch: the writer's turn; the log hands them out in ascending order, from 1.
+        epoch: the writer's turn, and random bits behind it. Epochs ascend in a log, and none comes twice.
         seq: dense in an epoch, from 0.
         payload: a batch ``[ts, events, rank]`` in msgpack; empty for a lease and an end.
         origin: the batch's seq on the writer's own stream; the parts of a divided batch share it.
@@ -75,8 +82,8 @@ class Record(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     schema: int
     kind: Kind
-    epoch: Number
-    seq: Number
+    epoch: Epoch
+    seq: Seq
     payload: bytes
     origin: Number
     block_size: Number

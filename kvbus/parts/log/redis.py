@@ -13,15 +13,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 from uuid import uuid4
 
 from redis.asyncio import Redis
 
-from kvbus.parts.log.contract import START, Entry, FencedError, Pointer, UnavailableError
+from kvbus.parts.log.contract import (
+    MAX_REFUSED,
+    START,
+    WRONG_TYPE,
+    Entry,
+    FencedError,
+    Pointer,
+    Refused,
+    UnavailableError,
+    next_epoch,
+    take_pointer,
+)
 from kvbus.parts.log.place import RedisPlace
-from kvbus.parts.log.redis_client import connected, names, opened, said, seen, stop
+from kvbus.parts.log.redis_client import connected, is_of_wrong_type, names, opened, said, seen, stop
 from kvbus.parts.log.refusals import REQUEST, insisted
 
 KEEP: Final = 86_400
@@ -36,21 +47,30 @@ MOST: Final = 64
 BEHIND: Final = 16
 """Streams that are taken at once of those with more than that waiting."""
 
+MAX_DIGITS: Final = 17
+"""Of a number that a hash has."""
+
 FENCED: Final = -1
 LOST: Final = -2
 """What scripts return instead of a position."""
 
-CLAIM: Final = """
-local last = tonumber(redis.call('HGET', KEYS[2], 'last') or 0)
-local epoch = math.max(tonumber(redis.call('HGET', KEYS[2], 'epoch') or 0), tonumber(ARGV[2])) + 1
-local newest = redis.call('XLEN', KEYS[1]) > 0 and last or 0
-redis.call('HSET', KEYS[2], 'token', ARGV[1], 'epoch', epoch, 'seq', -1, 'last', string.format('%.0f', newest))
-redis.call('HSETNX', KEYS[2], 'position', 0)
-redis.call('EXPIRE', KEYS[2], ARGV[3])
-return {epoch, newest, last}
+READ: Final = """
+local found = redis.call('HMGET', KEYS[2], 'epoch', 'last')
+return {found[1] or '', found[2] or ''}
 """
-"""Keys: records, pointer. A token, an epoch that was there before, seconds. Returns the epoch, the newest
-position or 0, and the newest one that there has ever been.
+"""What the hash says of the newest epoch and the newest position, each empty where it says nothing."""
+
+CLAIM: Final = """
+local found = redis.call('HMGET', KEYS[2], 'epoch', 'last')
+if (found[1] or '') ~= ARGV[2] or (found[2] or '') ~= ARGV[3] then return -1 end
+local newest = redis.call('XLEN', KEYS[1]) > 0 and ARGV[6] or '0'
+redis.call('HSET', KEYS[2], 'token', ARGV[1], 'epoch', ARGV[4], 'seq', -1, 'last', newest)
+redis.call('HSETNX', KEYS[2], 'position', 0)
+redis.call('EXPIRE', KEYS[2], ARGV[5])
+return tonumber(newest)
+"""
+"""Keys: records, pointer. A token, the epoch and the newest position as they were read, the next epoch, seconds, that
+position as a number. Returns the newest position, or 0.
 """
 
 OWN: Final = """
@@ -114,6 +134,12 @@ KEEPS: Final = "return #redis.call('XRANGE', KEYS[1], ARGV[2], ARGV[2])"
 """A token, and the id of a record. Returns how many there are of it."""
 
 
+def _number(text: bytes) -> int:
+    """A number of a hash, exact in the scripts, too; 0 where it is none."""
+    found = int(text) if text.isdigit() and len(text) < MAX_DIGITS else 0
+    return found if found < 2**53 else 0
+
+
 def _judged(found: int) -> int:
     if found == FENCED:
         raise FencedError("another writer has the stream")
@@ -139,10 +165,15 @@ class RedisWriter:
         """Why the turn is over."""
 
     async def claim(self) -> None:
-        """Begin the turn."""
-        epoch, floor = self._former.get(self._key, (0, 0))
-        self.epoch, self._newest, last = await self._run(CLAIM, epoch, KEEP)
-        self._floor = max(floor, last)
+        """Begin the turn. Whatever stands in the hash is read here: a script that reads it could fail for ever."""
+        former, floor = self._former.get(self._key, (0, START))
+        moved = True
+        while moved:
+            epoch, last = await self._run(READ)
+            self.epoch, position = next_epoch(max(former, _number(epoch))), _number(last)
+            self._newest = await self._run(CLAIM, epoch, last, self.epoch, KEEP, position)
+            moved = self._newest < START
+        self._floor = max(floor, position)
         await insisted(self._replicated)
 
     async def _replicated(self, seconds: float) -> None:
@@ -206,13 +237,20 @@ class RedisWriter:
 class RedisReader:
     """See :class:`~kvbus.parts.log.contract.Reader`."""
 
-    def __init__(self, place: RedisPlace, starts: Mapping[str, int]) -> None:
+    def __init__(self, place: RedisPlace, starts: Mapping[str, int], refused: Refused) -> None:
         self._place = place
+        self._refused = refused
         self._client: Redis | None = None
         self._keys = {names(place, key)[0].encode(): key for key in starts}
         self._next = {name: starts[key] for name, key in self._keys.items()}
         self._behind = dict.fromkeys(self._next)
         """Streams of which more may wait than was taken, in turn."""
+        self._wrong: dict[bytes, None] = {}
+        """Streams whose keys hold something else. Each take asks for one of them, in turn."""
+        self._asked = 0
+        """Times that somebody asked where the log ends."""
+        self._level = dict.fromkeys(self._next, -1)
+        """By stream: the newest such question before which everything was taken."""
 
     @contextlib.asynccontextmanager
     async def client(self, seconds: float = REQUEST) -> AsyncIterator[Redis]:
@@ -232,48 +270,73 @@ class RedisReader:
 
     async def take(self, seconds: float) -> list[Entry]:
         """Take what is there of the streams that are level, and of some that are behind; wait only if none is."""
-        if not self._next:
-            await asyncio.sleep(seconds)
-            return []
+        await self._look_again()
         while True:
             some = list(self._behind)[:BEHIND]
             level = [name for name in self._next if name not in self._behind]
-            wanted: dict[Any, Any] = {name: max(0, self._next[name] - 1) for name in (*some, *level)}
+            wanted: dict[Any, Any] = {
+                name: max(0, self._next[name] - 1) for name in (*some, *level) if name not in self._wrong
+            }
+            if not wanted:
+                await asyncio.sleep(seconds)
+                return []
             block = None if some else max(1, int(1000 * seconds))
-            async with self.client(seconds + REQUEST) as client:
-                taken: Any = await client.xread(wanted, MOST, block)
+            try:
+                async with self.client(seconds + REQUEST) as client:
+                    taken: Any = await client.xread(wanted, MOST, block)
+            except UnavailableError as error:
+                if error.reason != WRONG_TYPE:
+                    raise
+                await self._judge(wanted)
+                continue
+            self._level.update(dict.fromkeys(wanted, self._asked))
             for name in some:
-                del self._behind[name]
+                self._behind.pop(name, None)
             found = [entry for name, records in taken for entry in self._of(name, records)]
             if found or not some:
                 return found
 
+    async def _judge(self, names: Iterable[bytes]) -> None:
+        """Leave out the streams whose keys hold something else: one of them, and the server reads none at all."""
+        async with self.client() as client:
+            asked = client.pipeline(transaction=False)
+            for name in names:
+                asked.xlen(name)
+            for name, answer in zip(names, await asked.execute(raise_on_error=False), strict=True):
+                if is_of_wrong_type(answer):
+                    self._wrong[name] = None
+                    self._refused.append((WRONG_TYPE, self._keys[name]))
+                elif isinstance(answer, Exception):
+                    raise answer
+
+    async def _look_again(self) -> None:
+        """See whether the next one of those keys holds a stream again."""
+        if self._wrong:
+            name = next(iter(self._wrong))
+            del self._wrong[name]
+            await self._judge([name])
+
     def _of(self, name: bytes, records: list[tuple[bytes, dict[bytes, bytes]]]) -> Iterator[Entry]:
         if len(records) == MOST:
             self._behind[name] = None
+            self._level[name] = -1
         for at, fields in records:
             position = int(at.partition(b"-")[0])
             self._next[name] = position + 1
             yield Entry(self._keys[name], position, fields.get(b"r", b""), position / 1_000_000)
 
     async def ends(self) -> dict[str, int]:
-        """Behind the newest record of each that has any."""
-        async with self.client() as client:
-            asked = client.pipeline(transaction=False)
-            for key in self._keys.values():
-                records, pointer = names(self._place, key)
-                asked.xlen(records)
-                asked.hget(pointer, "last")
-            found = await asked.execute()
-        counts, last = found[::2], found[1::2]
-        return {
-            key: int(at) + 1 if count and at else START
-            for key, count, at in zip(self._keys.values(), counts, last, strict=True)
-        }
+        """Number the question: a stream is level when the server had no more of it afterwards.
+
+        The hash names the newest position, too. Its writer may write anything there, and nobody would ever be level.
+        """
+        self._asked += 1
+        return dict.fromkeys(self._keys.values(), self._asked)
 
     async def reached(self, key: str) -> int:
-        """Behind the newest one taken."""
-        return self._next[names(self._place, key)[0].encode()]
+        """The newest question that was answered. A key that holds no stream has nothing to be taken."""
+        name = names(self._place, key)[0].encode()
+        return self._asked if name in self._wrong else self._level[name]
 
     async def close(self) -> None:
         """Close the connection."""
@@ -291,6 +354,7 @@ class RedisLog:
 
     def __init__(self, place: RedisPlace) -> None:
         self._place = place
+        self.refused: Refused = Refused(maxlen=MAX_REFUSED)
         self._former: dict[str, tuple[int, int]] = {}
         """By key: the epoch and the newest position of a turn that has failed, which the server may have lost."""
 
@@ -312,7 +376,7 @@ class RedisLog:
         async with opened(self._place) as client:
             if key is not None:
                 return await self._pointers(client, [key])
-            async with contextlib.aclosing(seen(self._place, client, "hash")) as groups:
+            async with contextlib.aclosing(seen(self._place, client, "hash", self.refused)) as groups:
                 async for keys in groups:
                     found.update(await self._pointers(client, keys))
         return found
@@ -322,16 +386,19 @@ class RedisLog:
             asked = client.pipeline(transaction=False)
             for key in keys:
                 asked.hmget(names(self._place, key)[1], "epoch", "seq", "position")
-            rows = await asked.execute()
-        found: dict[str, Pointer] = {}
-        for key, row in zip(keys, rows, strict=True):
-            with contextlib.suppress(TypeError, ValueError):  # it was erased, or is none
-                found[key] = Pointer(*map(int, row))
+            found: dict[str, Pointer] = {}
+            for key, row in zip(keys, await asked.execute(raise_on_error=False), strict=True):
+                if is_of_wrong_type(row):
+                    self.refused.append((WRONG_TYPE, key))
+                elif isinstance(row, Exception):
+                    raise row
+                else:
+                    take_pointer(found, self.refused, key, [field or b"" for field in row] if any(row) else [])
         return found
 
     async def read(self, starts: Mapping[str, int]) -> RedisReader:
         """Read the streams by one connection."""
-        reader = RedisReader(self._place, starts)
+        reader = RedisReader(self._place, starts, self.refused)
         try:
             async with reader.client() as client:
                 await client.ping()

@@ -13,7 +13,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from kvbus.common.tasks import finish
-from kvbus.parts.log.contract import UNREACHABLE, UnavailableError
+from kvbus.parts.log.contract import FOREIGN_KEY, UNREACHABLE, WRONG_TYPE, Refused, UnavailableError
 from kvbus.parts.log.place import RedisPlace
 from kvbus.parts.log.refusals import REQUEST, causes, probed, refusal
 from kvbus.transport.tls_files import TlsFileError
@@ -36,6 +36,7 @@ CODES: Final = {
     "READONLY": ("read_only", "the server is a replica"),
     "MISCONF": ("not_saved", "the server cannot save, and takes nothing"),
     "MOVED": ("slot_elsewhere", "the server is one of a cluster, and another one has this stream"),
+    "WRONGTYPE": (WRONG_TYPE, "a key of the stream holds something else: delete that key"),
     "NOREPLICAS": ("too_few_replicas", "fewer replicas are connected than min-replicas-to-write wants"),
     "NOPERM": DENIED,
     "NOAUTH": ("authentication_failed", "the server wants a password"),
@@ -162,13 +163,20 @@ async def said(place: RedisPlace, seconds: float = REQUEST) -> AsyncIterator[Non
         raise found from error
 
 
+def is_of_wrong_type(answer: object) -> bool:
+    """Whether a command was refused because its key holds something else."""
+    return isinstance(answer, exceptions.ResponseError) and str(answer).startswith("WRONGTYPE")
+
+
 def names(place: RedisPlace, key: str) -> list[str]:
     """The keys of a stream's records and of its pointer; what is in braces is what a cluster looks at."""
     records = f"{place.keys.prefix}:{{{key}}}"
     return [records, f"{records}:pointer"]
 
 
-async def seen(place: RedisPlace, client: Redis, kind: Literal["stream", "hash"]) -> AsyncGenerator[list[str], None]:
+async def seen(
+    place: RedisPlace, client: Redis, kind: Literal["stream", "hash"], refused: Refused
+) -> AsyncGenerator[list[str], None]:
     """The keys of streams that have records (``stream``), or a pointer or an erasure (``hash``); some come twice."""
     before, behind = names(place, "*")[kind == "hash"].split("*")
     cursor: int | None = None
@@ -176,4 +184,6 @@ async def seen(place: RedisPlace, client: Redis, kind: Literal["stream", "hash"]
         async with said(place):
             scanned: Any = await client.scan(cursor or 0, f"{before}*{behind}", MOST_KEYS, kind)
         cursor, found = scanned
-        yield [name.decode().removeprefix(before).removesuffix(behind) for name in found]
+        keys = [name.decode(errors="backslashreplace").removeprefix(before).removesuffix(behind) for name in found]
+        refused.extend((FOREIGN_KEY, key) for key in keys if not key.isascii() or "\\" in key)
+        yield [key for key in keys if key.isascii() and "\\" not in key]

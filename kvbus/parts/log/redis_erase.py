@@ -20,8 +20,9 @@ async def look(place: RedisPlace) -> Inventory:
     Raises:
         UnavailableError: they cannot be read.
     """
-    found = Inventory(pointers=await RedisLog(place).pointers())
-    async with opened(place) as client, contextlib.aclosing(seen(place, client, "stream")) as groups:
+    log = RedisLog(place)
+    found = Inventory(pointers=await log.pointers())
+    async with opened(place) as client, contextlib.aclosing(seen(place, client, "stream", log.refused)) as groups:
         async for keys in groups:
             for key in keys:
                 async with said(place):

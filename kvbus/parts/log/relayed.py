@@ -6,7 +6,7 @@ from kvbus.core.events import RecordReceived
 from kvbus.core.numbered import EPOCH_BITS, LAST
 from kvbus.parts.log.contract import START, Pointer
 from kvbus.parts.log.follower import Follower
-from kvbus.parts.log.record import Kind, Stream
+from kvbus.parts.log.record import RANDOM_BITS, Kind, Stream
 
 
 class Relayed:
@@ -79,7 +79,7 @@ class Relayed:
             return None
         record = step.record
         self._sent, self._sent_at = record.epoch, position
-        seq = record.epoch << EPOCH_BITS | record.seq
+        seq = _number(record.epoch, record.seq)
         self.over = record.kind is Kind.GONE
         if self.slot is None or (self.over and not self._announced):
             return None  # an erased stream's end is all that is left before what is written anew
@@ -102,8 +102,13 @@ class Relayed:
         self.follower.epoch = self.follower.epoch or self._sent
         self.follower.give_up()
         self.over = True
-        return None if self.slot is None else self._empty(self.follower.epoch << EPOCH_BITS | LAST)
+        return None if self.slot is None else self._empty(_number(self.follower.epoch, LAST))
 
     def _empty(self, seq: int) -> RecordReceived:
         """A state without a block."""
         return RecordReceived(self.slot or 0, seq, begins=True, ends=True)
+
+
+def _number(epoch: int, seq: int) -> int:
+    """The number under which routers get a record: its epoch's turn, and its seq."""
+    return epoch >> RANDOM_BITS << EPOCH_BITS | seq

@@ -17,12 +17,13 @@ from typing import Final
 from kvbus.config import OutputConfig
 from kvbus.core.commands import Publish
 from kvbus.core.events import Subscribed
+from kvbus.core.numbered import LAST
 from kvbus.core.outputs.state_transfer import Transfer
-from kvbus.parts.log.contract import START, FencedError, Log, Pointer, UnavailableError, Writer, taken
-from kvbus.parts.log.follower import LEASE, SILENCE
+from kvbus.parts.log.contract import START, FencedError, Log, Pointer, UnavailableError, Writer
+from kvbus.parts.log.follower import LEASE, LEASE_TTL, SILENCE
 from kvbus.parts.log.record import SCHEMA, Kind, Record, Stream, block_size_of, divided, write
 from kvbus.parts.outputs.contract import Services
-from kvbus.parts.outputs.state_due import StateDue
+from kvbus.parts.outputs.state_due import OVERDUE, StateDue
 
 log = logging.getLogger("kvbus.daemon")
 
@@ -84,6 +85,8 @@ class Appender:
         self._feed = services.feed
         self._asks = asks
         self._due = StateDue(state_every, asyncio.get_running_loop().time())
+        self._others_pause = state_every + OVERDUE + LEASE_TTL
+        """Seconds in which another writer of the stream writes a state, and its pointer."""
         self._fresh: deque[Publish | _State | _Gone] = deque()
         """Not yet flushed."""
         self._queue: deque[Publish | _State | _Gone] = deque()
@@ -153,8 +156,9 @@ class Appender:
     def close(self, linger: float) -> None:
         """Append what is queued, within ``linger`` seconds."""
         self.flush()
+        waits = not self._fenced and not self._task.done()
         self._hide()
-        if linger > 0 and self._queue and not self._task.done():
+        if linger > 0 and self._queue and waits:
             asyncio.get_running_loop().call_later(linger, self._end)
         else:
             self._end()
@@ -169,8 +173,7 @@ class Appender:
             self._shown = False
             self._stats.queue_limit -= self._config.queue_batches
             self._stats.queue_depth -= sum(isinstance(item, Publish) for item in (*self._queue, *self._in_flight))
-            self._stats.streams_fenced -= self._fenced
-            self._show_overdue()
+            self._show_fenced(fenced=False)
 
     def _show_overdue(self) -> None:
         """Count the stream where its state is to be newer than it is, and somebody writes it."""
@@ -199,46 +202,91 @@ class Appender:
     # -- what leaves ---------------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
-        pause, fields = PAUSE, {"output": self._config.name, "stream": self._stream.key}
+        while True:
+            try:
+                await self._write()
+            except MemoryError:
+                raise
+            except Exception:
+                log.exception("output %s: writing %s has failed, by a defect", self._config.name, self._stream.key)
+                self._lose(UNAVAILABLE)
+                await asyncio.sleep(MOST_PAUSE)
+            else:
+                return
+
+    async def _write(self) -> None:
+        """Write the stream in one turn after the other, until it is closed and everything is in the log."""
+        pause, before = PAUSE, ""
         while True:
             self._show_overdue()
             try:
                 writer = await self._log.claim(self._stream.key)
             except (UnavailableError, FencedError) as error:
                 self._count(error)
-                if pause == PAUSE:
-                    text = "output %s: the log does not take %s: %s"
-                    log.warning(text, self._config.name, self._stream.key, error, extra=fields)
+                if str(error) != before:
+                    before = str(error)
+                    self._say(
+                        logging.WARNING, f"the log does not take %s: {error}; every {MOST_PAUSE:g} s it is asked again"
+                    )
                 await asyncio.sleep(pause)
                 pause = min(MOST_PAUSE, 2 * pause)
                 continue
-            pause = PAUSE
-            text = "output %s: writes %s in epoch %d"
-            log.info(text, self._config.name, self._stream.key, writer.epoch, extra=fields)
+            pause, before, fenced = PAUSE, "", False
+            self._say(logging.INFO, f"writes %s in epoch {writer.epoch}")
             try:
                 self._stats.streams_written += 1
                 await self._turn(writer)
             except UnavailableError as error:
-                text = "output %s: the log is away from %s: %s"
-                log.warning(text, self._config.name, self._stream.key, error, extra=fields)
+                self._say(logging.WARNING, f"the log is away from %s: {error}; the state follows when it is back")
                 self._count(error)
                 self._lose(UNAVAILABLE)
             except FencedError:
                 self._lose(FENCED)
-                if await taken(self._log, self._stream.key, writer.epoch, MOST_PAUSE):
-                    text = (
-                        "output %s: %s was taken by another writer, or erased: nothing is appended until kvbus restarts"
-                    )
-                    log.error(text, self._config.name, self._stream.key, extra=fields)  # noqa: TRY400 - not a defect
-                    self._fenced = self._shown
-                    self._stats.streams_fenced += self._fenced
-                    self._show_overdue()
-                    return
+                fenced = True
             else:
                 return
             finally:
                 self._stats.streams_written -= 1
                 await writer.close()
+            if fenced:
+                await self._until_left(writer.epoch)
+
+    def _say(self, level: int, text: str) -> None:
+        """Log something of the stream, whose name stands for %s."""
+        fields = {"output": self._config.name, "stream": self._stream.key}
+        log.log(level, "output %s: %s", self._config.name, text.replace("%s", self._stream.key), extra=fields)
+
+    async def _until_left(self, epoch: int) -> None:
+        """Wait until nobody else writes the stream: two writers would take it from each other for ever.
+
+        A writer puts a pointer with each state. Where the pointer of another one stays as it is, that writer is gone.
+        Where there is none, nobody writes: the stream was erased, or somebody has put something else there. And a
+        broker also fences a writer that keeps a transaction for too long: then the pointer is this writer's own.
+        """
+        now = asyncio.get_running_loop().time
+        seen: Pointer | None = Pointer(epoch)
+        since = now()
+        while True:
+            with contextlib.suppress(UnavailableError):
+                pointer = (await self._log.pointers(self._stream.key)).get(self._stream.key)
+                if pointer is not None and pointer.epoch == epoch:
+                    break
+                if pointer != seen:
+                    seen, since = pointer, now()
+                wait = LEASE_TTL if pointer is None else self._others_pause
+                if not self._fenced and self._shown:
+                    self._show_fenced(fenced=True)
+                    until = f"it is written again when nobody else has written it for {wait:.0f} s"
+                    self._say(logging.ERROR, f"%s was taken by another writer, or erased: {until}")
+                if now() - since >= wait:
+                    break
+            await asyncio.sleep(MOST_PAUSE)
+        self._show_fenced(fenced=False)
+
+    def _show_fenced(self, *, fenced: bool) -> None:
+        self._stats.streams_fenced += fenced - self._fenced
+        self._fenced = fenced
+        self._show_overdue()
 
     def _count(self, error: Exception) -> None:
         if isinstance(error, UnavailableError):
@@ -387,6 +435,8 @@ class Appender:
         """The next record of the epoch."""
         if not self._block_size and payload:
             self._block_size = block_size_of(payload)
+        if self._seq >= LAST:
+            raise UnavailableError("the epoch has no number left, so another one begins")
         numbers = (writer.epoch, self._seq)
         record = Record(SCHEMA, kind, *numbers, payload, origin, self._block_size, more, resync, packed=False)
         self._seq += 1

@@ -63,7 +63,7 @@ func readRecord(data []byte) (f fields, payload []byte, wrong string) {
 	value, err := decode(data)
 	row, _ := value.([]any)
 	if err == nil && len(row) > 1 {
-		if schema, isNumber := row[0].(int64); isNumber && schema != 1 {
+		if schema, isNumber := row[0].(int64); isNumber && schema != 2 {
 			return f, nil, "other_schema"
 		}
 	}
@@ -85,6 +85,7 @@ func readRecord(data []byte) (f fields, payload []byte, wrong string) {
 	f = fields{number(1), number(2), number(3), 0, number(5), number(6), flag(7), flag(8)}
 	packed := flag(9)
 	payload, isBytes := row[4].([]byte)
+	good = good && f.Epoch > 0 && f.Epoch < 1<<53 && f.Seq < 1<<26-1
 	if !good || !isBytes || f.Kind > kindState {
 		return f, nil, "malformed"
 	}
@@ -112,7 +113,6 @@ type follower struct {
 	epoch, next uint64
 	holds       string
 	known       bool // the state that comes is one that the reader has
-	erased      bool // the newest record is an end that its epoch began with
 	heard       float64
 	counted     map[string]int
 	blocks      reader
@@ -138,14 +138,13 @@ func (f *follower) take(data []byte, now float64) *fields {
 		f.counted[wrong]++
 		return nil
 	}
-	anew := f.erased && record.Kind != kindGone && record.Epoch <= f.epoch
-	if anew || record.Epoch < f.epoch {
-		if !anew && now-f.heard < leaseTTL {
+	if record.Epoch < f.epoch {
+		if now-f.heard < leaseTTL {
 			f.counted["old_epoch"]++
 			return &record
 		}
 		f.expire(now)
-		f.counted["erased"]++
+		f.counted["clock_set_back"]++
 		f.epoch = 0
 	}
 	f.heard = now
@@ -169,7 +168,6 @@ func (f *follower) take(data []byte, now float64) *fields {
 		f.void()
 	}
 	f.next = record.Seq + 1
-	f.erased = record.Kind == kindGone && record.Seq == 0
 	f.given(record, payload)
 	return &record
 }

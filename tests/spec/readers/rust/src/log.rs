@@ -44,7 +44,7 @@ impl Record {
         let mut rest = data;
         let value = rmpv::decode::read_value(&mut rest).or(Err("malformed"))?;
         let row = value.as_array().filter(|row| rest.is_empty() && row.len() > 1).ok_or("malformed")?;
-        if matches!(row[0], Value::Integer(schema) if schema.as_u64() != Some(1)) {
+        if matches!(row[0], Value::Integer(schema) if schema.as_u64() != Some(2)) {
             return Err("other_schema");
         }
         Record::decode(row).ok_or("malformed")
@@ -58,6 +58,7 @@ impl Record {
         };
         let packed = row[9].as_bool()?;
         (row[0].is_u64() && number(1)? <= STATE).then_some(())?;
+        ((1..1 << 53).contains(&number(2)?) && number(3)? < (1 << 26) - 1).then_some(())?;
         Some(Record {
             kind: number(1)?,
             epoch: number(2)?,
@@ -100,8 +101,6 @@ struct Follower {
     holds: &'static str,
     /// The state that comes is one that the reader has.
     known: bool,
-    /// The newest record is an end that its epoch began with.
-    erased: bool,
     heard: f64,
     counted: BTreeMap<&'static str, u64>,
     blocks: Reader,
@@ -127,13 +126,12 @@ impl Follower {
 
     /// Take the next record of the log.
     fn take(&mut self, record: &Record, now: f64) {
-        let anew = self.erased && record.kind != GONE && record.epoch <= self.epoch;
-        if anew || record.epoch < self.epoch {
-            if !anew && now - self.heard < LEASE_TTL {
+        if record.epoch < self.epoch {
+            if now - self.heard < LEASE_TTL {
                 return self.count("old_epoch", 1);
             }
             self.expire(now);
-            self.count("erased", 1);
+            self.count("clock_set_back", 1);
             self.epoch = 0;
         }
         self.heard = now;
@@ -154,7 +152,6 @@ impl Follower {
             self.void();
         }
         self.next = record.seq + 1;
-        self.erased = record.kind == GONE && record.seq == 0;
         match record.kind {
             LEASE => {}
             GONE => self.void(),

@@ -1,0 +1,97 @@
+"""One party's garbage in a log: it is refused, counted and named, and every other stream is read as before."""
+
+from __future__ import annotations
+
+import logging
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvbus.parts.discovery import streams
+from kvbus.parts.log.contract import UNREADABLE_POINTER, Pointer, Refused, next_turn, take_pointer
+from kvbus.parts.log.nats_reader import SHIFT, records_of
+from kvbus.parts.outputs import appending
+from tests.doubles.topic_router import TopicRouter
+from tests.log.fleet import KEY, fleet
+from tests.log.poison import poisons
+from tests.log.test_aggregator import TOPIC, Aggregator
+from tests.transport.loops import eventually
+
+HONEST = "m␟pod.honest/engine␟0".encode()
+SERVED = b"kv@pod.honest.engine.0@m"
+
+
+async def test_who_writes_garbage_harms_nobody_else(kind, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(streams, "LOOK", 0.01)
+    looks, log_type = [], type(kind.open())
+    look = log_type.pointers
+
+    async def pointers(self, key=None):
+        found = await look(self, key)
+        looks.append(key)
+        return found
+
+    monkeypatch.setattr(log_type, "pointers", pointers)
+    monkeypatch.setattr(appending, "LEASE_TTL", 1.0)
+    monkeypatch.setattr(appending, "MOST_PAUSE", 0.5)
+    caplog.set_level(logging.ERROR, "kvbus.discovery.streams")
+    async with fleet(kind) as log:
+        honest, poisoned = log.leaf(topic=HONEST), log.leaf()
+        for leaf in (honest, poisoned):
+            leaf.store(20)
+            await leaf.written()
+        first = Aggregator(kind, tmp_path / "first", monkeypatch)
+        await first.daemon.start()
+        router = TopicRouter(first.endpoint)
+        try:
+            await eventually(lambda: router.blocks(TOPIC) and router.blocks(SERVED), "both")
+            async for what in poisons(kind, KEY):
+                honest.store(2, gone=1)
+                begun = looks.count(None)
+                await eventually(lambda begun=begun: looks.count(None) > begun + 1, f"a look at {what}")
+                await eventually(lambda: router.blocks(SERVED) == honest.blocks, f"the other stream behind {what}")
+                assert not first.failing, what
+            again = Aggregator(kind, tmp_path / "again", monkeypatch)
+            await again.daemon.start()
+            fresh = TopicRouter(again.endpoint)
+            try:
+                await eventually(lambda: not again.daemon.awaited, "it to be ready")
+                assert again.held["pod.honest.engine.0"] == len(honest.blocks)
+                await eventually(lambda: fresh.blocks(SERVED) == honest.blocks, "the other stream")
+                assert fresh.violations == []
+            finally:
+                fresh.close()
+                await again.daemon.close(0)
+            assert [each for each in router.violations if SERVED.decode() in each] == []
+            (stats,) = first.daemon.discoveries
+            assert stats.failures == 0
+            assert stats.records[UNREADABLE_POINTER]
+            assert f"{KEY!r} has a pointer that cannot be read" in caplog.text
+        finally:
+            router.close()
+            await first.daemon.close(0)
+
+
+FIELDS = st.binary(max_size=30) | st.integers().map(lambda number: b"%d" % number)
+
+
+@given(st.binary(max_size=50) | st.lists(FIELDS, min_size=1, max_size=5), st.binary(max_size=30))
+def test_whatever_stands_for_a_pointer_is_one_that_can_be_read_from_or_is_refused(value, name):
+    found: dict[str, Pointer] = {}
+    refused: Refused = Refused()
+    take_pointer(found, refused, name, value)
+    assert len(found) + len(refused) == bool(value)
+    for pointer in found.values():
+        assert next_turn(pointer).epoch > 0
+        assert 0 <= pointer.position < 2**63
+    assert all(reason == UNREADABLE_POINTER for reason, _ in refused)
+
+
+@given(st.binary(max_size=50))
+def test_a_message_of_nats_is_records_whatever_is_in_it(data):
+    assert all(isinstance(record, bytes) for record in records_of(data))
+
+
+def test_a_message_with_more_records_than_have_positions_is_one_that_is_none():
+    data = b"\xdc" + (2**SHIFT + 1).to_bytes(2, "big") + b"\xc4\0" * (2**SHIFT + 1)
+    assert records_of(data) == [data]

@@ -1,0 +1,124 @@
+"""A writer that was stopped, by another one, by something in its keys or by a defect, goes on by itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvbus.parts.log.redis_client import names
+from kvbus.parts.outputs import appending
+from tests.log.fleet import KEY, fleet
+from tests.log.kinds import Directory, Redis, insist
+from tests.transport.loops import eventually
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch):
+    monkeypatch.setattr(appending, "LEASE_TTL", 1.0)
+    monkeypatch.setattr(appending, "OVERDUE", 0.5)
+    monkeypatch.setattr(appending, "MOST_PAUSE", 0.2)
+
+
+OFTEN = {"cluster": "eu", "state_every": 1}
+
+
+async def test_a_stream_whose_other_writer_has_gone_is_written_again(kind, caplog):
+    async with fleet(kind) as log:
+        leaf, reading = await log.followed_leaf(kafka=OFTEN)
+        other = await insist(lambda: kind.open().claim(KEY))
+        leaf.store(3, gone=1)
+        await eventually(lambda: leaf.stats.streams_fenced, "the leaf to be fenced")
+        assert "it is written again when nobody else has written it for 2 s" in caplog.text
+        await other.close()
+        await eventually(lambda: not leaf.stats.streams_fenced, "the stream to be written again")
+        leaf.store(3, gone=1)
+        await reading.holds(leaf)
+        assert reading.follower.epoch > other.epoch
+
+
+async def test_a_stream_whose_other_writer_lives_is_left_to_it(kind):
+    async with fleet(kind) as log:
+        first = log.leaf(kafka=OFTEN)
+        first.store(3)
+        await first.written()
+        second = log.leaf(kafka=OFTEN)
+        second.store(5)
+        await second.written()
+        first.store(1)
+        await eventually(lambda: first.stats.streams_fenced, "the first one to be fenced")
+        states = second.stats.states_sent.total() + 4  # so many seconds, twice as long as a writer is waited for
+        await eventually(lambda: second.stats.states_sent.total() >= states, "states of the second one")
+        assert (first.stats.streams_fenced, second.stats.streams_fenced) == (1, 0)
+        second.store(3, gone=2)
+        await (await log.reading()).holds(second)
+
+
+POISONS: dict[str, tuple[Any, ...]] = {
+    "records are text": ("SET", 0, "a word"),
+    "records are a list": ("RPUSH", 0, "a word"),
+    "the pointer is text": ("SET", 1, "a word"),
+    "another token and no epoch": ("HSET", 1, "token", "another", "epoch", "a word"),
+    "another token and the last epoch": ("HSET", 1, "token", "another", "epoch", str(2**53 - 1)),
+    "no newest position": ("HSET", 1, "last", "a word"),
+    "a far position": ("HSET", 1, "last", str(2**60)),
+    "the last id": ("XADD", 0, f"{2**64 - 1}-{2**64 - 1}", "r", "x"),
+}
+
+
+@pytest.mark.parametrize("poison", POISONS)
+async def test_a_writer_whose_redis_keys_held_something_else_goes_on_when_they_are_deleted(redis, poison, caplog):
+    kind = Redis(redis)
+    async with fleet(kind) as log:
+        leaf = log.leaf(kafka=OFTEN)
+        leaf.store(10)
+        await leaf.written()
+        keys = names(kind.place(""), KEY)
+        command, key, *values = POISONS[poison]
+        async with redis.client() as client:
+            if command in ("SET", "RPUSH"):
+                await client.delete(keys[key])
+            await client.execute_command(command, keys[key], *values)
+            leaf.store(3, gone=1)
+            await eventually(lambda: leaf.stats.dropped_batches or leaf.stats.refused, "the writer to notice")
+            await client.delete(*keys)
+        leaf.store(3, gone=1)
+        before = leaf.stats.batches
+
+        def written():
+            leaf.store(1, gone=1)
+            return leaf.stats.batches > before
+
+        await eventually(written, "batches in the log")
+        await (await log.reading()).holds(leaf)
+        assert (
+            "every 0.2 s it is asked again" in caplog.text
+            or "it is written again" in caplog.text
+            or "state follows" in caplog.text
+        )
+
+
+class Odd:
+    """A log whose server answers what nobody expects, once."""
+
+    def __init__(self, log):
+        self._log, self.left = log, 1
+
+    def __getattr__(self, name):
+        return getattr(self._log, name)
+
+    async def claim(self, key):
+        if self.left:
+            self.left -= 1
+            raise KeyError("seq")
+        return await self._log.claim(key)
+
+
+async def test_a_defect_stops_nothing_for_good(tmp_path, caplog):
+    kind = Directory(tmp_path / "log")
+    async with fleet(kind) as log:
+        leaf = log.leaf(Odd(kind.open()))
+        leaf.store(10)
+        await leaf.written()
+        assert "has failed, by a defect" in caplog.text
+        await (await log.reading()).holds(leaf)
