@@ -13,6 +13,7 @@ from kvbus.parts.log.nats_reader import SHIFT, records_of
 from kvbus.parts.outputs import appending
 from tests.doubles.topic_router import TopicRouter
 from tests.log.fleet import KEY, fleet
+from tests.log.kinds import Directory
 from tests.log.poison import poisons
 from tests.log.test_aggregator import TOPIC, Aggregator
 from tests.transport.loops import eventually
@@ -70,6 +71,45 @@ async def test_who_writes_garbage_harms_nobody_else(kind, tmp_path, monkeypatch,
         finally:
             router.close()
             await first.daemon.close(0)
+
+
+ODD = (
+    "m␟pod/engine␟9999999999",
+    "m␟\0/\n␟2147483648",
+    f"m␟{'x' * 90}␟1",
+    "m␟../..␟2",
+    "m␟{source}/{rank}␟3",
+    "␟␟4",
+    "m␟é模🦙/engine␟5",
+)
+ALIKE = ("m␟pod.a/b␟0", "m␟pod/a.b␟0", "n␟pod/a.b␟0")
+
+
+async def test_odd_names_harm_nobody_and_of_two_alike_one_is_read_and_the_other_is_named(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(streams, "LOOK", 0.1)
+    kind = Directory(tmp_path / "log")
+    async with fleet(kind) as log:
+        leaves = [log.leaf(topic=topic.encode()) for topic in (*ODD, *ALIKE)]
+        honest = log.leaf(topic=HONEST)
+        for leaf in (*leaves, honest):
+            leaf.store(5)
+            await leaf.written()
+        aggregator = Aggregator(kind, tmp_path / "one", monkeypatch)
+        (stats,) = aggregator.daemon.discoveries
+        await aggregator.daemon.start()
+        router = TopicRouter(aggregator.endpoint)
+        try:
+            await eventually(lambda: not aggregator.daemon.awaited, "it to be ready")
+            assert len(aggregator.state) == len(ODD) + 2
+            assert set(aggregator.state.values()) == {"live"}
+            assert set(aggregator.held.values()) == {5}
+            await eventually(lambda: router.blocks(SERVED) == honest.blocks, "the honest one")
+            await eventually(lambda: aggregator.daemon.discoveries[0].records["same_name"] == 2, "two to be refused")
+            assert "would be a source of the same name as another stream" in caplog.text
+            assert stats.failures == 0
+        finally:
+            router.close()
+            await aggregator.daemon.close(0)
 
 
 FIELDS = st.binary(max_size=30) | st.integers().map(lambda number: b"%d" % number)

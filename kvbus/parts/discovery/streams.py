@@ -30,6 +30,7 @@ from kvbus.parts.discovery.contract import DiscoveryError, Engine, Publisher, fi
 from kvbus.parts.log.contract import (
     FOREIGN_KEY,
     MAX_REFUSED,
+    SAME_NAME,
     UNREADABLE_BATCH,
     UNREADABLE_POINTER,
     WRONG_TYPE,
@@ -64,6 +65,7 @@ REFUSED: Final = {
     UNREADABLE_BATCH: "is a batch that cannot be decoded: its records are missing",
     WRONG_TYPE: "is a key that holds something else: the stream is read as soon as that key is deleted",
     FOREIGN_KEY: "is a key that no stream can have",
+    SAME_NAME: "would be a source of the same name as another stream: narrow cluster, model or worker of discover",
 }
 """What is refused in a log, by reason, in the words of a log line. Everything else is read."""
 
@@ -211,7 +213,7 @@ class LogStreams:
                 self._expire()
                 self._reach(reached=True)
                 level_at = self._level_at
-                engines = tuple(self._engine(each) for each in self._relayed.values() if self._alive(each))
+                engines = self._engines(log)
                 if engines == shown:
                     self._changed_at = 0.0
                 else:
@@ -302,6 +304,16 @@ class LogStreams:
     def _silent(self, relayed: Relayed) -> bool:
         """Whether the log has had nothing of a stream for so long, by this reader's clock, that its epoch is over."""
         return self._level_at - relayed.follower.heard >= self.give_up
+
+    def _engines(self, log: Log) -> tuple[Engine, ...]:
+        """Name the streams that are engines. Of two with one name every aggregator takes the same one."""
+        found: dict[str, Engine] = {}
+        for name, relayed in sorted(self._relayed.items()):
+            if self._alive(relayed):
+                engine = self._engine(relayed)
+                if found.setdefault(engine.name, engine) is not engine and (SAME_NAME, name) not in self._refused:
+                    log.refused.append((SAME_NAME, name))
+        return tuple(found.values())
 
     def _engine(self, relayed: Relayed) -> Engine:
         stream = relayed.stream

@@ -52,6 +52,7 @@ UNREADABLE_POINTER: Final = "unreadable_pointer"
 UNREADABLE_BATCH: Final = "unreadable_batch"
 WRONG_TYPE: Final = "wrong_type"
 FOREIGN_KEY: Final = "foreign_key"
+SAME_NAME: Final = "same_name"
 
 
 class Entry(NamedTuple):
