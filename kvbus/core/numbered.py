@@ -81,7 +81,8 @@ class Numbered:
             self._out.commands.append(Publish(number, slot, stream.topic, event.seq, live, count, stream.publisher_id))
         phase = Phase.SYNC if event.more and not event.known else Phase.LIVE
         epoch = event.seq >> EPOCH_BITS
-        source.stats.restarts += 0 < source.sequencer.epoch != epoch
+        if source.sequencer.epoch not in (0, epoch):
+            source.stats.restarts += 1
         source.sequencer.stand_at(phase, epoch, (event.seq & LAST) + 1)
 
     def _encoded(self, wire: Wire, source: Source, whole: bytes, batch: Batch | None) -> tuple[bytes, bytes]:

@@ -29,7 +29,7 @@ SOURCES: Final[tuple[Row[SourceReading], ...]] = (
     one("source_duplicate_batches_total", "Batches that came again and were dropped.", lambda s: s.stats.duplicates),
     one(
         "source_restarts_total",
-        "New epochs of the engine's publisher that were proven by what it sent.",
+        "New epochs of the engine's publisher that were proven by what it sent; of a log, new epochs of the writer.",
         lambda s: s.stats.restarts,
     ),
     one("source_replays_total", "Replay requests sent to the engine.", lambda s: s.stats.replays),
