@@ -44,7 +44,7 @@ class Answering:
         request = self._parsed(event, parse_replay_request)
         if request is not None:
             stream = self._outputs[event.output].streams[event.stream]
-            answer = replay_answer.begin(stream, request, has_state=event.has_state)
+            answer = replay_answer.begin(stream, request, has_state=event.has_state, rebuilds=event.rebuilds)
             self._out.commands.append(AnswerReplay(event.output, event.stream, answer))
 
     def snapshot_asked(self, event: SnapshotAsked, now: float) -> None:
@@ -80,7 +80,17 @@ class Answering:
             if isinstance(part, replay_answer.StatePart):
                 # up to the snapshot's seq the requester's set is not that of the journal at the same seq
                 self._incomplete(number, at, part.first + 1, part.end, now)
+            if answer.seq == 0 and not answer.takes_late:
+                self._see_refused(self._outputs[number], at, refused=part.answer.outcome == "late")
         self._out.commands.append(SendPart(number, at, part))
+
+    def _see_refused(self, output: Output, at: int, *, refused: bool) -> None:
+        """Note whether the stream's routers refuse the newest answer from 0."""
+        for _, source in self._out.sources_of(output, at):
+            if refused:
+                source.refused_replays.add(output.spec.name)
+            else:
+                source.refused_replays.discard(output.spec.name)
 
     def _parsed(
         self, event: ReplayAsked | SnapshotAsked, parse: Callable[[Sequence[bytes]], Asked | None]

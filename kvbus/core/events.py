@@ -179,13 +179,16 @@ class RequestSent(msgspec.Struct, frozen=True):
 class ReplayAsked(msgspec.Struct, gc=False):
     """A router asks stream ``stream`` of output ``output`` for a replay; frames as a ROUTER received them.
 
-    ``has_state`` says that a router at this address has just got the state by its subscription, or is about to.
+    ``has_state`` says that the state of a subscription answers the request: docs/PROTOCOL.md has the conditions.
+    ``rebuilds`` says that the request comes from one of kvbus's own readers
+    (:data:`~kvbus.core.wire.frames.REBUILDS`).
     """
 
     output: int
     stream: int
     frames: list[bytes]
     has_state: bool = False
+    rebuilds: bool = False
 
 
 class SnapshotAsked(msgspec.Struct, gc=False):

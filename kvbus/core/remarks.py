@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from kvbus.core.missing import missing
+from kvbus.core.outputs.replay_answer import MAX_FILLER
 from kvbus.core.sequencing.phases import SEPARATED, Phase
 from kvbus.core.source import Source
 from kvbus.core.types import Filtered, Reason
@@ -32,6 +33,7 @@ class Remark(StrEnum):
     NO_PREFIX = "no_prefix"
     REANNOUNCED = "reannounced"
     COPIES = "copies"
+    REPLAY_TOO_LONG = "replay_too_long"
 
 
 MIN_LEFT_OUT: Final = 32
@@ -74,6 +76,10 @@ ABOUT: Final = {
     Remark.NO_PREFIX: About("groups", "groups: all, if the routers can use such blocks"),
     Remark.COPIES: About("duplicates", "duplicates: count for vLLM up to 0.33, last for one with vllm#55092"),
     Remark.REANNOUNCED: About("duplicates", "duplicates: ignore, if requests set kv_cache_report_mode=full"),
+    Remark.REPLAY_TOO_LONG: About(
+        "outputs[].curve_client_keys",
+        "give each router a CURVE key (curve_client_keys) or an output of its own, and restart the routers",
+    ),
 }
 
 TWO_PUBLISHERS: Final = "several publishers send on one endpoint"
@@ -147,6 +153,12 @@ def remarks(source: Source) -> dict[Remark, str]:
             f"{stats.reannounced:,} stores announced whole prefixes that were live, and one block counts "
             f"{stats.most_copies:,} copies: if requests set kv_cache_report_mode=full, blocks that the engine has "
             "evicted stay live at routers; duplicates: ignore is for that mode"
+        )
+    if source.refused_replays:
+        found[Remark.REPLAY_TOO_LONG] = (
+            f"a router of output {', '.join(sorted(source.refused_replays))} lacks blocks: its replay from 0 needs "
+            f"more than {MAX_FILLER:,} empty batches, the router refuses a shorter answer, and kvbus cannot tell which "
+            "router at its address has asked"
         )
     return found
 

@@ -69,6 +69,8 @@ class Source:
         """The time of day at which :attr:`partial` was first seen to be true; None while it is not."""
 
         # What routers know of it.
+        self.refused_replays: set[str] = set()
+        """Outputs whose routers refuse the newest answer from 0: it would have needed too many empty batches."""
         self.announced = False
         """At least one block was announced, and nothing has cleared it since."""
         self.expired = False

@@ -25,7 +25,7 @@ REPLAY_OUTCOMES: Final = (
     "malformed",
     "cut_off",
 )
-STATE_REASONS: Final = ("subscribed", "lost", "asked", "refreshed", "trimmed")
+STATE_REASONS: Final = ("subscribed", "lost", "refreshed", "trimmed")
 
 OUTPUTS: Final[tuple[Row[OutputReading], ...]] = (
     one("output_batches_total", "Batches sent, heartbeats among them.", lambda o: o.stats.batches),

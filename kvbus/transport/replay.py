@@ -16,7 +16,6 @@ from typing import Final
 
 from kvbus.common.threads import let_threads_run
 from kvbus.core.stats import OutputStats
-from kvbus.core.wire.frames import REBUILDS
 from kvbus.transport.answer_reader import AnswerReader
 from kvbus.transport.replay_budget import Budget
 from kvbus.transport.replay_endpoint import ReplayEndpoint
@@ -56,7 +55,6 @@ class ReplayServer:
         stall_timeout: seconds without an acknowledgement before the server ends a connection.
         before_send: called before any of an answer leaves, because the log record it follows from is written first.
         policy: who may connect, and the largest frame to accept.
-        on_end_alone: called with a peer that got END alone, because a state by subscription answers it.
         clock: measures progress: seconds, monotonic; None for the loop's clock.
 
     Raises:
@@ -73,14 +71,12 @@ class ReplayServer:
         stall_timeout: float = 30.0,
         before_send: Callable[[], None] | None = None,
         policy: PeerPolicy = PLAIN,
-        on_end_alone: Callable[[Peer], None] | None = None,
         clock: Callable[[], float] | None = None,
     ) -> None:
         self._on_request = on_request
         self._stats = stats
         self._stall_timeout = stall_timeout
         self._before_send = before_send
-        self._on_end_alone = on_end_alone
         self._loop = asyncio.get_running_loop()
         self._clock = clock or self._loop.time
         self._endpoint = ReplayEndpoint(endpoint, self, stats, policy)
@@ -132,17 +128,9 @@ class ReplayServer:
     def cancelled(self, peer: Peer, topic: bytes) -> None:
         """Nobody subscribes to a ROUTER."""
 
-    def host_of(self, identity: bytes) -> str:
-        """Return the address of a requester without its port; empty if it is gone, or rebuilds by replays alone."""
-        requester = self._requesters.get(identity)
-        if requester is None or requester.peer.identity.startswith(REBUILDS):
-            return ""
-        return requester.peer.address.rpartition(":")[0]
-
-    def key_of(self, identity: bytes) -> bytes:
-        """Return the public key of a requester; empty if it has none, or is gone."""
-        requester = self._requesters.get(identity)
-        return b"" if requester is None else requester.peer.key
+    def peer_of(self, identity: bytes) -> Peer:
+        """Return the connection of a requester, whose request is being handed on."""
+        return self._requesters[identity].peer
 
     def received(self, peer: Peer, frames: list[bytes]) -> None:
         """Hand on a request."""
@@ -336,8 +324,6 @@ class ReplayServer:
             outcome = "refused" if requester.refused else answer.outcome
             self._stats.replay_requests[outcome] += 1
             self._count_queued(-1)
-            if outcome == "subscription" and self._on_end_alone is not None:
-                self._on_end_alone(requester.peer)
         if requester.next_answer():
             self._wait(requester)
         else:

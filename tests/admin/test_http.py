@@ -568,7 +568,6 @@ async def test_label_children_exist_at_zero_before_anything_happened():
         assert children("kvbus_output_states_sent_total", "reason") == {
             "subscribed": 0,
             "lost": 0,
-            "asked": 0,
             "refreshed": 0,
             "trimmed": 0,
         }

@@ -2,11 +2,20 @@
 
 import pytest
 
-from kvbus.core.events import BatchReceived, ReplayReceived, SourceDown, SourceUnreachable, SourceUp, Tick
+from kvbus.core.events import (
+    AnswerPulled,
+    BatchReceived,
+    ReplayAsked,
+    ReplayReceived,
+    SourceDown,
+    SourceUnreachable,
+    SourceUp,
+    Tick,
+)
 from kvbus.core.normalizing.copies import MAX_ONCE
 from kvbus.core.remarks import ABOUT, MIN_COPIES, MIN_LEFT_OUT, Remark, reasons, remarks
 from kvbus.core.types import Reason
-from kvbus.core.wire.frames import END_SEQ
+from kvbus.core.wire.frames import END_SEQ, replay_request
 from tests.core.dsl import Script, live
 from tests.doubles.payloads import payload, removed, store
 from tests.wire.captures import CAPTURES, load
@@ -177,6 +186,28 @@ def test_a_replay_that_does_not_answer():
     assert list(remarks(script.source)) == [Remark.REPLAY_SILENT]
     silent = reasons(script.source)[0]
     assert (silent.about, silent.key) == ("replay_silent", "sources[].replay_endpoint")
+
+
+def answered(script, **options):
+    """How the first output of a script answers a request from 0."""
+    (command,) = script.relay.handle(ReplayAsked(0, 0, [b"id", *replay_request(0)], **options), script.now)
+    *_, sent = script.relay.handle(AnswerPulled(0, 0, command.answer), script.now)
+    return sent.part.answer.outcome
+
+
+def test_a_replay_that_llm_d_refuses(monkeypatch):
+    monkeypatch.setattr("kvbus.core.outputs.replay_answer.MAX_FILLER", 10)
+    script = Script(profiles=("llm-d",), journal_batches=1)
+    script.after(*(live(seq, store([seq])) for seq in range(5)))
+    assert answered(script) == "compacted"
+    script.after(*(live(seq, store([seq])) for seq in range(5, 20)))
+    assert answered(script, rebuilds=True) == "late"
+    assert remarks(script.source) == {}, "kvbus's own readers take it"
+    assert answered(script) == "late"
+    assert list(remarks(script.source)) == [Remark.REPLAY_TOO_LONG]
+    assert "output out-0" in remarks(script.source)[Remark.REPLAY_TOO_LONG]
+    assert answered(script, has_state=True) == "subscription"
+    assert remarks(script.source) == {}
 
 
 def test_what_is_missing_is_a_reason_too():

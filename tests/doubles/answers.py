@@ -29,8 +29,7 @@ def answer_of(
     stream: OutputStream,
     request: ReplayRequest,
     snapshot: Callable[[int], StateSnapshot],
-    *,
-    has_state: bool = False,
+    **options: bool,
 ) -> AnswerReader:
     """What reads the answer of a stream without a relay."""
 
@@ -38,4 +37,4 @@ def answer_of(
         assert isinstance(event.answer, replay_answer.ReplayAnswer)
         return SendPart(0, 0, replay_answer.next_part(event.answer, stream, snapshot))
 
-    return AnswerReader(AnswerReplay(0, 0, replay_answer.begin(stream, request, has_state=has_state)), pull)
+    return AnswerReader(AnswerReplay(0, 0, replay_answer.begin(stream, request, **options)), pull)

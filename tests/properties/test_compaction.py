@@ -412,8 +412,8 @@ def test_llm_d_is_sent_every_number(profile):
 
 
 @pytest.mark.parametrize("number", [10**4, 10**6, 10**8])
-@pytest.mark.parametrize("profile", PROFILES)
-def test_who_has_the_state_by_its_subscription_is_sent_end_alone(profile, number):
+@pytest.mark.parametrize("profile", ["llm-d", "llm-d-sglang"])
+def test_llm_d_is_sent_end_alone_if_its_subscription_brings_the_state(profile, number):
     stage = long_stage(profile, number)
     frames = [b"id", b"", bytes(8)]
     (answer,) = stage.handle(ReplayAsked(0, 0, frames, has_state=True))

@@ -140,9 +140,6 @@ FAMILIES = [Router, Checking, FromZero]
 class Stage:
     """Engines, a relay whose output sends the state on subscription, and the shell's part of a transfer."""
 
-    has_state = True
-    """Whoever asks has just got the state by its subscription, or is about to."""
-
     def __init__(self, sources: int, journal: int, *, filled: bool) -> None:
         self.relay = Relay(
             [SourceSpec(f"e{i}", 0, Settings(replay=False, probe_interval=0.0), Rules()) for i in range(sources)],
@@ -207,7 +204,7 @@ class Stage:
         connection.waiting, connection.reader = True, None
 
     def replay(self, start: int) -> list[tuple[int, bytes]]:
-        answer = self.handle(ReplayAsked(0, 0, [b"id", b"", start.to_bytes(8, "big")], has_state=self.has_state))
+        answer = self.handle(ReplayAsked(0, 0, [b"id", b"", start.to_bytes(8, "big")]))
         found = []
         while (message := answer.next_message()) is not None:
             if message and message[-2] != END_SEQ:

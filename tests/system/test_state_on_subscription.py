@@ -182,34 +182,6 @@ def test_one_that_checks_numbers_and_asks_is_exact_and_its_answer_is_short() -> 
     run(test())
 
 
-async def end_alone(bus: Bus, router: Deaf) -> None:
-    """Ask from 0 and take END, and nothing else, for the answer: as llm-d does, which then takes what comes live."""
-    with router.context.socket(zmq.DEALER) as dealer:
-        dealer.setsockopt(zmq.LINGER, 0)
-        dealer.connect(bus.out_replay)
-        dealer.send_multipart([b"", bytes(8)])
-        await eventually(lambda: dealer.poll(0), "an answer")
-        assert dealer.recv_multipart()[-2] == END
-
-
-def test_two_behind_one_address_are_exact_though_one_has_forgotten_its_blocks() -> None:
-    """The state of the other one answers its request, because nobody knows which of them has asked."""
-
-    async def test() -> None:
-        async with circuit(batches=20 * JOURNAL) as (bus, engine), deaf(bus) as (first,):
-            await exact(engine, first)
-            await end_alone(bus, first)
-            async with deaf(bus) as (second,):
-                await exact(engine, first, second)
-                first.view = PlainSetRouter()
-                await end_alone(bus, first)
-                await exact(engine, first, second)
-                assert +stats_of(bus).states_sent == {"subscribed": 2, "asked": 1}
-                assert stats_of(bus).replay_requests["subscription"] == 2
-
-    run(test())
-
-
 def test_a_subscriber_of_the_library_beside_it_rebuilds_by_its_own_replay() -> None:
     async def test() -> None:
         async with circuit(batches=5 * JOURNAL) as (bus, engine), deaf(bus) as (router,):

@@ -24,34 +24,37 @@ MAX_FILLER: Final = 1_000_000
 
 
 class ReplayAnswer(msgspec.Struct, frozen=True):
-    """What a replay from ``start`` gets. Where the journal holds ``start``: the journal. Else one of three answers.
+    """The answer to a replay from ``start``.
 
-    *END alone*, for a router that has just got the state by its subscription: where ``start`` is 0, and for every start
-    if the router's profile needs no contiguous answer. Its cost does not depend on how long the stream is. Run against
-    seven routers (docs/decisions/state-on-subscription.md).
+    It is the journal if the journal holds ``start`` and ``start`` is a cursor
+    (:mod:`kvbus.core.outputs.incomplete`). Otherwise it is AllBlocksCleared, the live blocks of a snapshot, and then
+    the journal. The profile decides how the snapshot is numbered:
 
-    *The state at its own seqs*: AllBlocksCleared and the live blocks of a snapshot, in the seqs up to the snapshot's,
-    then the journal. So it is from 0, for everybody whose profile takes it: who knows nothing sees no hole. Its cost
-    does not depend on how long the stream is, either.
+    *At its own seqs*, which end at the snapshot's seq: for every start if the profile needs no contiguous answer, and
+    for start 0 if the requester takes an answer that begins late. The cost does not depend on the length of the stream.
 
-    *The state, numbered from ``start``*: the same, with empty batches between the live blocks and the journal. So it is
-    for everybody else, and for a start that is no cursor (:mod:`kvbus.core.outputs.incomplete`). Its cost follows from
-    what the router missed. One whose seq lies more than ``MAX_FILLER`` back gets the state at its own seqs.
+    *From ``start``*, with empty batches between the live blocks and the journal: for all other requests. The cost
+    follows from the number of batches that the router missed. Beyond ``MAX_FILLER`` empty batches the snapshot has its
+    own seqs.
 
-    An answer ends at what was newest when the journal part began; what came later is on the live stream. A requester so
-    slow that the journal trims past it gets a newer snapshot.
+    *END alone* is for a router that refuses an answer that begins late (llm-d): a request from 0 gets it if the state
+    of a subscription answers the request.
+
+    An answer ends at the batch that was newest when its journal part began. Later batches are on the live stream. If
+    the journal trims past a slow requester, the requester gets a newer snapshot.
 
     Attributes:
         envelope: what each message starts with.
         framing: how messages are put together.
         seq: of the next batch.
         end: one past the last one.
-        has_state: whether the requester has just got the state by its subscription, or is about to.
+        has_state: a state that a subscription has brought, or will bring, answers the request.
+        takes_late: the requester takes an answer from 0 that begins late.
         begun: something of it was decided.
         snapshot: the newest one that it holds, so that whoever asks meanwhile gets the same one.
-        outcome: what to count it as once it is over: ``subscription`` if END alone sent the router to the state of its
-            subscription, ``compacted`` if it holds a snapshot, ``late`` if it had to begin later than asked for,
-            ``malformed`` if the request could not be read, ``complete`` else.
+        outcome: what to count it as once it is over: ``subscription`` for END alone in place of a state, ``compacted``
+            if it holds a snapshot, ``late`` if it began later than asked for, ``malformed`` if the request could not be
+            read, ``complete`` else.
         over: the next message is its last one.
         state: asked for in place of batches (vllm#50134): all of it at the seq of the batch that comes next.
     """
@@ -61,6 +64,7 @@ class ReplayAnswer(msgspec.Struct, frozen=True):
     seq: int
     end: int
     has_state: bool = False
+    takes_late: bool = True
     begun: bool = False
     snapshot: StateSnapshot | None = None
     outcome: str = "complete"
@@ -151,14 +155,17 @@ class EndPart(msgspec.Struct, frozen=True):
 Part = JournalPart | StatePart | WholePart | EndPart
 
 
-def begin(stream: OutputStream, request: ReplayRequest, *, has_state: bool = False) -> ReplayAnswer:
-    """The answer to a request; nothing is decided yet."""
+def begin(
+    stream: OutputStream, request: ReplayRequest, *, has_state: bool = False, rebuilds: bool = False
+) -> ReplayAnswer:
+    """The answer to a request; nothing is decided yet. See :class:`~kvbus.core.events.ReplayAsked`."""
     return ReplayAnswer(
         request.envelope,
         stream.profile.framing,
         request.start,
         stream.next_seq,
         has_state,
+        stream.profile.late_replay or rebuilds,
         outcome="complete" if request.well_formed else "malformed",
         state=request.state,
     )
@@ -193,17 +200,18 @@ def next_part(
             last, _, count = runs[-1]
             went = structs.replace(answer, seq=last + count, end=end, begun=True)
             return JournalPart(went, stream.topic, stream.publisher_id, runs)
-        if not answer.begun and answer.has_state and (seq == 0 or not stream.profile.filled_replay):
+        if answer.has_state and seq == 0 and not answer.takes_late:
             return EndPart(structs.replace(answer, outcome="subscription", over=True))
     return _state_part(answer, stream, snapshot(seq))
 
 
 def _state_part(answer: ReplayAnswer, stream: OutputStream, snapshot: StateSnapshot) -> StatePart:
     first, end = answer.seq, snapshot.seq + 1
+    own_seqs = not answer.begun and (not stream.profile.filled_replay or (first == 0 and answer.takes_late))
     chunks = snapshot.chunks(end - first)
     outcome = "late" if answer.outcome == "late" else "compacted"
     filler = end - first - chunks.count
-    if filler > (0 if first == 0 and stream.profile.late_replay else MAX_FILLER):
+    if filler > (0 if own_seqs else MAX_FILLER):
         first, outcome = first + filler, "late"
     went = structs.replace(answer, seq=end, end=max(answer.end, end), begun=True, snapshot=snapshot, outcome=outcome)
     empty = encode(stream.wire, [], 0.0, stream.rank)

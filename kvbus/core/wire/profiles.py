@@ -83,11 +83,11 @@ class Profile(msgspec.Struct, frozen=True):
     wire: Wire = Wire()
     framing: Framing = "4"
     filled_replay: bool = True
-    """Whether an answer that reaches behind the journal is contiguous from the seq asked for. Where it need not be, END
-    alone sends the router back to the state that its subscription brought."""
+    """Whether an answer that is no journal has to be contiguous from the seq asked for. If not, it begins late, at the
+    state's own seqs."""
     late_replay: bool = True
-    """Whether an answer to a router that knows nothing, from 0, may begin later than asked for, at the seqs right
-    before the newest one. llm-d refuses such an answer, and forgets the pod."""
+    """Whether an answer from 0 may begin late, at the state's own seqs. llm-d refuses such an answer and forgets the
+    pod. Its requests from 0 may therefore get END alone."""
     clears: Clears = "rank"
     one_copy: bool = False
     """A block that several ranks hold is one to the router, and the first removal ends it. On a merged stream such a

@@ -52,10 +52,8 @@ class Router:
         self.wanted_at = 0.0
         self.states_sent = 0
         self.state_sent_at: float | None = None
-        self.asked_about = 0
-        """The state that was to answer its last request for a replay, counted as ``states_sent`` is."""
-        self.requests = 0
-        """Requests for a replay from its address, since it last began to wait for a state."""
+        self.has_asked = False
+        """A replay was requested from its address since it last began to wait for a state."""
         self.slow = False
         self.acknowledged = 0
         self.progress_at = 0.0

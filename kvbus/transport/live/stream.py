@@ -266,6 +266,7 @@ class LivePublisher:
             say(logging.INFO, "output %s: router %s subscribed", self._output, router)
         if self._sends_state and not router.asks:
             router.reason = "subscribed"
+            router.has_asked = False
             self._want_state(router)
             if self._shared is None:
                 self._undecided.begin(router.peer.id)
@@ -281,7 +282,6 @@ class LivePublisher:
 
     def _want_state(self, router: Router) -> None:
         self._set_aside(router, RouterState.WAITING)
-        router.requests = 0
         self._transfers.want(router)
 
     def restart(self, router: Router) -> None:
@@ -292,6 +292,7 @@ class LivePublisher:
         if router.lost_at is None:
             router.lost_at = self._loop.time()
         router.reason = "lost"
+        router.has_asked = False
         if router.peer.writable:
             self._want_state(router)
         else:
@@ -347,15 +348,6 @@ class LivePublisher:
             begun.append(router)
             self._behind.go_on(router)
         self._transfers.begin(begun)
-
-    def answered_by_state(self, host: str) -> None:
-        """END alone has answered a request from this address: who may have asked, and has no state coming, gets one."""
-        for router in self.views.perhaps_empty(host):
-            claimed = router.asked_about >= router.states_sent
-            self.restart(router)
-            router.reason = "asked"
-            if claimed:
-                router.asked_about = router.states_sent + 1  # it answers no further request
 
     def retire(self) -> None:
         """Send the state, which is empty, to every router that lacks something: the stream is about to end for good."""

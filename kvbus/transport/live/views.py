@@ -1,4 +1,4 @@
-"""The routers of a stream as people see them, and as replays do: which of them has a state that answers its request.
+"""The routers of a stream, as people see them, and as a replay request finds them.
 
 No view of keys with rights is meant; that is in :mod:`kvbus.core.outputs.view`.
 """
@@ -20,7 +20,7 @@ from kvbus.transport.live.router import Router, RouterState
 from kvbus.transport.zmtp.peer import Peer
 
 RECENT: Final = 60.0
-"""Seconds after a state within which a replay from 0 is the question of the router that got it."""
+"""Seconds in which a state can answer a replay request of the router that got it."""
 
 LEFT: Final = 100
 """Routers that have left and are still shown."""
@@ -62,54 +62,31 @@ class Views:
         """Keep the view of a router that leaves."""
         self.left.append(structs.replace(self._view(router), left=reason, left_at=time.time()))
 
-    def claim_state(self, host: str) -> bool:
-        """Let the state of a router at this address answer its request, if it has just got it, or is about to.
+    def claim_state(self, requester: Peer) -> bool:
+        """Return whether the state of a subscription answers the first replay request of this connection.
 
-        Returns whether there is one. A state answers one request: who asks again has not taken it (llm-d forgets a
-        pod, and begins anew from 0).
+        It does if exactly one router is subscribed from the requester's address with its CURVE key, that router has
+        just got the state or will get it, and no other request came from there since that state was due. A second
+        request means that the router has lost the state again.
         """
-        if not host:
-            return False
-        since = self._loop.time() - RECENT
-        there = self._routers_at(host)
-        for router in there:
-            router.requests += 1
-        for router in there:
-            if router.state in {RouterState.WAITING, RouterState.RECEIVING, RouterState.STALLED}:
-                state = router.states_sent + 1
-            elif router.state is RouterState.LIVE and router.state_sent_at is not None and router.state_sent_at > since:
-                state = router.states_sent
-            else:
-                continue
-            if router.asked_about < state:
-                router.asked_about = state
-                return True
-        return False
-
-    def perhaps_empty(self, host: str) -> list[Router]:
-        """Return who may have asked instead of the router whose state has answered: which one at an address is unknown.
-
-        One that has a state coming is not among them, nor one that this request was the first of since a recent state.
-        """
-        there = self._routers_at(host)
-        since = self._loop.time() - RECENT
-        return [
-            router
-            for router in there
-            if len(there) > 1
-            and router.state in {RouterState.RECEIVING, RouterState.LIVE}
-            and (router.requests > 1 or router.state_sent_at is None or router.state_sent_at <= since)
-        ]
-
-    def _routers_at(self, host: str) -> list[Router]:
-        """Return the routers at an address that get the state by their subscription."""
-        return [
+        host = _host(requester)
+        there = [
             router
             for router in self._routers.values()
-            if router.peer.address.rpartition(":")[0] == host
-            and router.state is not RouterState.IDLE
-            and not router.asks
+            if router.state is not RouterState.IDLE and router.peer.key == requester.key and _host(router.peer) == host
         ]
+        claimed = bool(host) and len(there) == 1 and not there[0].has_asked and self._has_state(there[0])
+        for router in there:
+            router.has_asked = True
+        return claimed
+
+    def _has_state(self, router: Router) -> bool:
+        """Whether a subscription has just brought the state to a router, or will bring it."""
+        if router.asks:
+            return False
+        if router.state is not RouterState.LIVE:
+            return True
+        return router.state_sent_at is not None and router.state_sent_at > self._loop.time() - RECENT
 
     @property
     def busy(self) -> int:
@@ -171,6 +148,11 @@ class Views:
             router.dropped_events,
             name=router.name,
         )
+
+
+def _host(peer: Peer) -> str:
+    """Return a peer's address without its port; empty for a Unix socket."""
+    return peer.address.rpartition(":")[0]
 
 
 def shown_topics(peer: Peer) -> tuple[list[str], int]:

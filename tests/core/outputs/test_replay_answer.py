@@ -39,8 +39,8 @@ def never(start):
     raise AssertionError("the journal holds all that was asked for")
 
 
-def ask(of, start, cut=never, *, has_state=False):
-    return answer_of(of, there(parse_replay_request([b"id", *replay_request(start)])), cut, has_state=has_state)
+def ask(of, start, cut=never, **options):
+    return answer_of(of, there(parse_replay_request([b"id", *replay_request(start)])), cut, **options)
 
 
 def cutter(of, *hashes):
@@ -272,31 +272,62 @@ class TestBehindTheJournal:
         assert shared() is None
 
 
-class TestAfterTheStateOfASubscription:
-    """The stream's journal begins at 10; a router that has the state by its subscription asks all the same."""
+LATE_FROM_0 = [name for name, profile in PROFILES.items() if profile.late_replay]
+LLMD = [name for name in PROFILES if name not in LATE_FROM_0]
 
-    @pytest.mark.parametrize(("profile", "start"), [("vllm", 0), ("llm-d", 0), ("dynamo", 0), ("dynamo", 9)])
-    def test_end_alone_where_the_journal_does_not_reach(self, profile, start):
-        answer = ask(filled(20, profile=profile, batches=10), start, has_state=True)
+
+class TestByProfile:
+    """The stream's journal begins at 10. A router may have the state by its subscription, and asks all the same."""
+
+    @pytest.mark.parametrize("profile", LLMD)
+    def test_a_state_of_a_subscription_answers_a_request_of_llm_d_from_0(self, profile):
+        answer = ask(filled(20, profile=profile, batches=10), 0, has_state=True)
         assert seqs_of(answer) == ["END"]
         assert answer.outcome == "subscription"
 
-    @pytest.mark.parametrize("profile", ["vllm", "llm-d"])
-    def test_who_needs_contiguous_answers_gets_them_from_any_other_start(self, profile):
+    @pytest.mark.parametrize("has_state", [False, True])
+    @pytest.mark.parametrize(("profile", "start"), [*((name, 0) for name in LATE_FROM_0), ("llm-d", 4), ("vllm", 4)])
+    def test_and_of_nobody_else(self, profile, start, has_state):
         made = filled(20, profile=profile, batches=10)
         cut, cuts = cutter(made, 1)
-        answer = ask(made, 4, cut, has_state=True)
-        assert seqs_of(answer) == [*range(4, 20), "END"]
-        assert (answer.outcome, len(cuts)) == ("compacted", 1)
+        answer = ask(made, start, cut, has_state=has_state)
+        assert plain_all(unpack(answer.next_message()[-1])[1]) == plain_all([cleared(), store([1])])
+        assert [*seqs_of(answer)] == [*range(20 if start == 0 else start + 1, 20), "END"]
+        assert (answer.outcome, len(cuts)) == ("late" if start == 0 else "compacted", 1)
 
-    @pytest.mark.parametrize(("profile", "first"), [("dynamo", 19), ("vllm", 19), ("llm-d", 0), ("llm-d-sglang", 0)])
-    def test_without_the_state_nobody_gets_end_alone(self, profile, first):
+    @pytest.mark.parametrize("profile", LLMD)
+    def test_llm_d_gets_every_number_if_no_state_answers_its_request(self, profile):
         made = filled(20, profile=profile, batches=10)
         cut, _ = cutter(made, 1)
-        assert seqs_of(ask(made, 0, cut)) == [*range(first, 20), "END"]
+        assert seqs_of(ask(made, 0, cut)) == [*range(20), "END"]
 
-    def test_what_the_journal_holds_is_answered_from_it(self):
-        answer = ask(filled(20, profile="dynamo", batches=10), 15, has_state=True)
+    @pytest.mark.parametrize("profile", LLMD)
+    def test_kvbus_s_own_readers_get_the_state_at_its_own_seqs(self, profile):
+        made = filled(20, profile=profile, batches=10)
+        cut, _ = cutter(made, 1)
+        assert seqs_of(ask(made, 0, cut, rebuilds=True)) == [19, "END"]
+
+    @pytest.mark.parametrize("profile", [name for name, profile in PROFILES.items() if not profile.filled_replay])
+    def test_who_needs_no_contiguous_answer_gets_no_filler_from_any_start(self, profile):
+        made = filled(20, profile=profile, batches=10)
+        cut, _ = cutter(made, 1)
+        answer = ask(made, 4, cut)
+        assert seqs_of(answer) == [19, "END"]
+        assert answer.outcome == "late"
+
+    def test_one_so_slow_that_the_journal_is_gone_gets_a_contiguous_answer_all_the_same(self):
+        made = filled(20, one_at_a_time, profile="dynamo", batches=10)
+        cut, _ = cutter(made, 1)
+        answer = ask(made, 10, cut)
+        answer.next_message()
+        for seq in range(20, 40):
+            made.append(one_at_a_time(seq), 0.0)
+        assert seqs_of(answer) == [*range(11, 40), "END"]
+
+    @pytest.mark.parametrize("has_state", [False, True])
+    @pytest.mark.parametrize("profile", ["dynamo", "llm-d"])
+    def test_what_the_journal_holds_is_answered_from_it(self, profile, has_state):
+        answer = ask(filled(20, profile=profile, batches=10), 15, has_state=has_state)
         assert seqs_of(answer) == [*range(15, 20), "END"]
         assert answer.outcome == "complete"
 
@@ -309,6 +340,6 @@ class TestAfterTheStateOfASubscription:
         first = unpack(answer.next_message()[-1])[1]
         assert plain_all(first)[0]["type"] == "AllBlocksCleared"
         assert [*seqs_of(answer)][-1] == "END"
-        assert (answer.outcome, len(cuts)) == ("compacted", 1)
+        assert (answer.outcome, len(cuts)) == ("late", 1)
         assert seqs_of(ask(made, 14)) == [*range(14, 20), "END"]
         assert seqs_of(ask(made, 11)) == [*range(11, 20), "END"], "an answer that goes through it is whole"

@@ -7,63 +7,78 @@ from tests.transport.live.streams import stream_of
 from tests.transport.loops import both_loops, eventually
 
 
+class Requester:
+    """A peer of a replay server, as far as its request is concerned."""
+
+    def __init__(self, address="127.0.0.1:7", key=b""):
+        self.address = address
+        self.key = key
+
+
 @both_loops
-async def test_who_has_just_got_the_state_is_known_by_the_address(context):
+async def test_the_state_of_the_only_router_at_an_address_answers_one_request(context):
     async with stream_of(context) as stream:
-        assert not stream.live.views.claim_state("127.0.0.1")
+        views = stream.live.views
+        assert not views.claim_state(Requester())
         stream.answers = False
         stream.sub()
         await eventually(lambda: stream.asked, "the request")
-        assert not stream.live.views.claim_state("127.0.0.2")
-        assert stream.live.views.claim_state("127.0.0.1")
-        assert not stream.live.views.claim_state("127.0.0.1"), "it asks again"
+        assert not views.claim_state(Requester("127.0.0.2:7"))
+        assert not views.claim_state(Requester("unix"))
+        assert not views.claim_state(Requester(key=b"another"))
+        assert views.claim_state(Requester()), "its state is coming"
+        assert not views.claim_state(Requester()), "it asks again"
         stream.send_state(stream.asked[0])
         await stream.are("live")
-        assert not stream.live.views.claim_state("127.0.0.1"), "this was the state"
-        stream.sub()
-        await eventually(lambda: len(stream.asked) == 2, "the request of another")
-        assert stream.live.views.claim_state("127.0.0.1")
-        stream.send_state(stream.asked[1])
-        await stream.are("live", "live")
-        assert not stream.live.views.claim_state("127.0.0.1")
-    async with stream_of(context) as stream:
-        stream.sub()
-        await eventually(lambda: stream.asked, "the request")
-        stream.send_state(stream.asked[0])
-        await stream.are("live")
-        assert stream.live.views.claim_state("127.0.0.1")
-        assert not stream.live.views.claim_state("127.0.0.1")
-    async with stream_of(context) as stream:
-        stream.sub(b"", ASKS_REPLAY)
-        await stream.are("live")
-        assert not stream.live.views.claim_state("127.0.0.1")
+        assert not views.claim_state(Requester()), "this was the state"
 
 
 @both_loops
-async def test_who_may_have_asked_in_place_of_the_one_whose_state_answers(context):
+async def test_a_state_that_was_sent_answers_a_request_for_a_minute(context, monkeypatch):
+    async with stream_of(context) as stream:
+        stream.sub()
+        await stream.are("live")
+        monkeypatch.setattr("kvbus.transport.live.views.RECENT", 0.0)
+        assert not stream.live.views.claim_state(Requester())
+    monkeypatch.undo()
+    async with stream_of(context, queue_limit=1) as stream:
+        stream.sub()
+        await stream.are("live")
+        assert stream.live.views.claim_state(Requester())
+        stream.send(2)  # one too many
+        await eventually(lambda: stream.stats.states_sent["lost"], "the state again")
+        await stream.are("live")
+        assert stream.stats.states_sent == {"subscribed": 1, "lost": 1}
+        assert stream.live.views.claim_state(Requester()), "another state"
+
+
+@both_loops
+async def test_of_two_routers_at_an_address_neither_one_s_state_answers(context):
     async with stream_of(context) as stream:
         views = stream.live.views
         stream.sub()
-        await eventually(lambda: stream.asked, "the request")
-        stream.send_state(stream.asked[0])
         await stream.are("live")
-        for _ in range(2):
-            views.claim_state("127.0.0.1")
-        assert views.perhaps_empty("127.0.0.1") == [], "there is nobody else"
-        stream.sub()
-        await eventually(lambda: len(stream.asked) == 2, "the request of another")
-        assert views.claim_state("127.0.0.1")
-        (first,) = views.perhaps_empty("127.0.0.1")
-        assert first.state == "live", "the other one has its state coming"
-        assert views.perhaps_empty("127.0.0.2") == []
-        stream.live.answered_by_state("127.0.0.1")
-        assert (first.state, first.requests) == ("waiting", 0)
-        await eventually(lambda: len(stream.asked) == 3, "the request for its state")
-        for asked in stream.asked[1:]:
-            stream.send_state(asked)
+        other = stream.sub()
         await stream.are("live", "live")
-        assert stream.stats.states_sent == {"subscribed": 2, "asked": 1}
-        assert not views.claim_state("127.0.0.1"), "it answers no further request"
+        assert not views.claim_state(Requester())
+        other.socket.close(0)
+        await stream.are("live")
+        assert not views.claim_state(Requester()), "the request may have been the first one's"
+
+
+@both_loops
+async def test_the_request_of_one_that_says_that_it_asks_is_its_own(context):
+    async with stream_of(context) as stream:
+        stream.sub(b"", ASKS_REPLAY)
+        await stream.are("live")
+        assert not stream.live.views.claim_state(Requester())
+        stream.sub()
+        await stream.are("live", "live")
+        assert not stream.live.views.claim_state(Requester())
+    async with stream_of(context, state=False) as stream:
+        stream.sub()
+        await stream.are("live")
+        assert not stream.live.views.claim_state(Requester()), "no state is sent"
 
 
 @both_loops

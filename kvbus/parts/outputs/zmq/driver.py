@@ -18,6 +18,7 @@ from kvbus.config import OutputConfig
 from kvbus.core.commands import AnswerReplay, AnswerSnapshot, Publish, SendState
 from kvbus.core.events import ReplayAsked, SnapshotAsked, Subscribed
 from kvbus.core.stats import RouterView
+from kvbus.core.wire.frames import REBUILDS
 from kvbus.parts.outputs.contract import Services
 from kvbus.parts.outputs.zmq.doors import Doors, NoDoor
 from kvbus.transport.answer_reader import AnswerReader
@@ -203,26 +204,22 @@ class ZmqOutput:
             budget=self._budget,
             before_send=services.before_send,
             policy=self._policy.at(stream),
-            on_end_alone=lambda peer: self._end_alone(stream, peer),
             clock=services.clock,
         )
 
-    def _end_alone(self, stream: int, peer: Peer) -> None:
-        live = self._live.get((self._view_of(peer.key), stream))
-        if live is not None:
-            live.answered_by_state(peer.address.rpartition(":")[0])
-
     def _asked(self, stream: int, frames: list[bytes]) -> ReplayAsked | None:
-        """A replay request, and whether its router gets the state anyway; None if its view is not served any more."""
-        server = self._replays[stream]
-        number = self._view_of(server.key_of(frames[0]))
+        """Return a replay request, and whether a state answers it; None if its view is not served any more."""
+        peer = self._replays[stream].peer_of(frames[0])
+        number = self._view_of(peer.key)
         live = self._live.get((number, stream))
         if live is None:
             return None
-        return ReplayAsked(number, stream, frames, live.views.claim_state(server.host_of(frames[0])))
+        rebuilds = peer.identity.startswith(REBUILDS)
+        has_state = not rebuilds and live.views.claim_state(peer)
+        return ReplayAsked(number, stream, frames, has_state, rebuilds)
 
     def _snapshot_asked(self, stream: int, frames: list[bytes]) -> SnapshotAsked | None:
-        number = self._view_of(self._snapshots[stream].key_of(frames[0]))
+        number = self._view_of(self._snapshots[stream].peer_of(frames[0]).key)
         return SnapshotAsked(number, stream, frames) if (number, stream) in self._live else None
 
     def publish(self, command: Publish) -> None:

@@ -1,0 +1,286 @@
+"""Routers and readers at one address, as behind NAT, a mesh or `hostNetwork`: none of them pays for another one's request."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import zmq
+
+from kvbus.client import BlockView, Subscriber, Synced
+from kvbus.core.remarks import reasons
+from kvbus.core.wire.frames import ASKS_REPLAY
+from tests.doubles.llmd_replay import LlmdWithReplay
+from tests.doubles.router import PlainSetRouter
+from tests.doubles.socket_router import END, Context, SocketRouter
+from tests.system.actors import Engine
+from tests.system.bus import Bus, eventually
+from tests.system.test_rebuild import JOURNAL, circuit, run
+from tests.system.test_state_on_subscription import deaf, exact, live, publish, stats_of, stream_of
+
+PROFILES: Final[dict[str, Any]] = {
+    "vllm": {"profile": "vllm"},
+    "dynamo": {"profile": "dynamo"},
+    "vllm-router": {"profile": "vllm-router", "topic": ""},
+    "llm-d": {"profile": "llm-d", "topic": "kv@pod@model"},
+}
+OTHERS: Final = [name for name in PROFILES if name != "llm-d"]
+
+
+async def ask_for_everything(bus: Bus) -> PlainSetRouter:
+    """Ask from 0 on a bare DEALER, without a subscription and without a routing id; what the answer holds."""
+    router, view = SocketRouter(bus.out, bus.out_replay), PlainSetRouter()
+    dealer = router.request(0, hwm=0)
+    try:
+        while True:
+            await eventually(lambda: dealer.poll(0), "an answer")
+            frames = dealer.recv_multipart()
+            if frames[-2] == END:
+                return view
+            view.take(int.from_bytes(frames[-2], "big"), frames[-1])
+    finally:
+        dealer.close(0)
+        router.close()
+
+
+async def rebuild(bus: Bus) -> set[Any]:
+    """What the client library holds once it is synced."""
+    view = BlockView()
+    async with Subscriber(bus.out, bus.out_replay) as subscriber:
+        async for update in subscriber:
+            view.update(update)
+            if isinstance(update, Synced):
+                break
+    return {key[1:] for key in view.keys()}  # noqa: SIM118
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_eight_readers_beside_five_fresh_routers_all_get_everything(profile: str) -> None:
+    async def test() -> None:
+        async with circuit(batches=5 * JOURNAL, **PROFILES[profile]) as (bus, engine), deaf(bus, 5) as routers:
+            await exact(engine, *routers)
+            truth = engine.settle()
+            for found in await asyncio.gather(*(rebuild(bus) for _ in range(4))):
+                assert found == truth
+            for view in await asyncio.gather(*(ask_for_everything(bus) for _ in range(4))):
+                assert set(view.blocks) == truth
+            clears = [router.view.clears for router in routers]
+            await publish(bus, engine, 50)
+            await exact(engine, *routers)
+            assert [router.view.clears for router in routers] == clears
+            assert stats_of(bus).states_sent == {"subscribed": 5}
+
+    run(test())
+
+
+@pytest.mark.parametrize("neighbours", [0, 1])
+@pytest.mark.parametrize("profile", PROFILES)
+def test_one_that_says_that_it_asks_for_replays_gets_its_state(profile: str, neighbours: int) -> None:
+    """Nothing but its subscription says so: its request comes without kvbus's routing id."""
+
+    async def test() -> None:
+        async with (
+            circuit(batches=5 * JOURNAL, **PROFILES[profile]) as (bus, engine),
+            deaf(bus, neighbours) as there,
+        ):
+            await exact(engine, *there)
+            asks = SocketRouter(bus.out, bus.out_replay)
+            asks.subscribe()
+            try:
+                said = ASKS_REPLAY.decode()
+                await eventually(lambda: any(said in view.topics for view in live(bus)), "its subscriptions")
+                assert set((await ask_for_everything(bus)).blocks) == engine.settle()
+            finally:
+                asks.close()
+
+    run(test())
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_a_ninth_router_that_joins_eight_times_costs_its_neighbours_nothing(profile: str) -> None:
+    async def test() -> None:
+        async with circuit(batches=5 * JOURNAL, **PROFILES[profile]) as (bus, engine), deaf(bus, 8) as eight:
+            await exact(engine, *eight)
+            clears = [router.view.clears for router in eight]
+            for joined in range(1, 9):
+                async with deaf(bus) as (ninth,):
+                    await ask_for_everything(bus)
+                    await publish(bus, engine, 50)
+                    await exact(engine, ninth, *eight)
+                await eventually(lambda: stats_of(bus).routers == 8, "it has left")
+                assert [router.view.clears for router in eight] == clears
+                assert stats_of(bus).states_sent == {"subscribed": 8 + joined}
+
+    run(test())
+
+
+@pytest.mark.parametrize("profile", OTHERS)
+def test_315_requests_of_one_asker_clear_no_neighbour(profile: str) -> None:
+    async def test() -> None:
+        async with circuit(batches=5 * JOURNAL, **PROFILES[profile]) as (bus, engine), deaf(bus, 2) as neighbours:
+            await exact(engine, *neighbours)
+            clears = [router.view.clears for router in neighbours]
+            for _ in range(315):
+                await ask_for_everything(bus)
+            await publish(bus, engine, 50)
+            await exact(engine, *neighbours)
+            assert [router.view.clears for router in neighbours] == clears
+            assert stats_of(bus).states_sent == {"subscribed": 2}
+            assert stats_of(bus).replay_requests["late"] >= 314, "the last one may not be counted yet"
+
+    run(test())
+
+
+# -- llm-d, which refuses an answer that begins late -------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def llmds(bus: Bus, *contexts: Context | None) -> AsyncIterator[list[LlmdWithReplay]]:
+    made = [LlmdWithReplay(bus.out, bus.out_replay) for _ in contexts]
+    for router, context in zip(made, contexts, strict=True):
+        if context is not None:
+            router.unsubscribe()
+            router.context.term()
+            router.context = context
+            router.subscribe()
+    try:
+        yield made
+    finally:
+        for router in made:
+            router.close()
+
+
+async def all_hold(engine: Engine, *routers: LlmdWithReplay) -> None:
+    truth = {block for _, _, block in engine.settle()}
+
+    async def follow(router: LlmdWithReplay) -> None:
+        async with asyncio.timeout(120):
+            while await router.read_on() != truth:  # noqa: ASYNC110 - sockets say it
+                await asyncio.sleep(0.005)
+
+    await asyncio.gather(*map(follow, routers))
+
+
+async def joined(bus: Bus, count: int) -> None:
+    await eventually(lambda: stats_of(bus).subscribers == count, "the subscriptions")
+
+
+@pytest.mark.parametrize("number", [0, 2_000_000])
+def test_an_llm_d_that_is_alone_at_its_address_is_answered_with_end_alone(number: int) -> None:
+    async def test() -> None:
+        async with circuit(**PROFILES["llm-d"]) as (bus, engine):
+            stream_of(bus).next_seq += number
+            await publish(bus, engine, 5 * JOURNAL)
+            async with llmds(bus, None) as (router,):
+                await joined(bus, 1)
+                await all_hold(engine, router)
+                await publish(bus, engine, 50)
+                await all_hold(engine, router)
+                await eventually(lambda: stats_of(bus).replay_requests["subscription"] == 1, "its request")
+                assert router.refused == 0
+                assert not reasons(bus.source)
+
+    run(test())
+
+
+def test_an_llm_d_that_asks_again_gets_every_number() -> None:
+    """It has forgotten its blocks: the state that it had answers one request, and this is another."""
+
+    async def test() -> None:
+        async with circuit(batches=5 * JOURNAL, **PROFILES["llm-d"]) as (bus, engine), llmds(bus, None) as (router,):
+            await joined(bus, 1)
+            await all_hold(engine, router)
+            router.view, router.next = PlainSetRouter(), 0
+            await router.rebuild()
+            await all_hold(engine, router)
+            assert router.refused == 0
+            assert stats_of(bus).replay_requests["subscription"] == 1
+            assert stats_of(bus).states_sent == {"subscribed": 1}
+
+    run(test())
+
+
+def test_several_llm_ds_at_one_address_get_every_number() -> None:
+    async def test() -> None:
+        async with circuit(batches=5 * JOURNAL, **PROFILES["llm-d"]) as (bus, engine), llmds(bus, None, None) as both:
+            await joined(bus, 2)
+            await all_hold(engine, *both)
+            await publish(bus, engine, 50)
+            await all_hold(engine, *both)
+            assert [router.refused for router in both] == [0, 0]
+            await eventually(lambda: stats_of(bus).replay_requests["compacted"] == 2, "their requests")
+            assert stats_of(bus).replay_requests["subscription"] == 0
+            assert stats_of(bus).states_sent == {"subscribed": 2}
+            assert not reasons(bus.source)
+
+    run(test())
+
+
+def test_beyond_a_million_numbers_several_llm_ds_at_one_address_are_a_finding(caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        async with circuit(**PROFILES["llm-d"]) as (bus, engine):
+            stream_of(bus).next_seq += 2_000_000
+            await publish(bus, engine, 5 * JOURNAL)
+            async with llmds(bus, None, None) as both:
+                await joined(bus, 2)
+                for _ in range(2):  # it refuses the first answer, and forgets what the subscription has brought
+                    await asyncio.gather(*(router.read_on() for router in both))
+                assert all(router.refused for router in both)
+                (finding,) = reasons(bus.source)
+                assert (finding.about, finding.key) == ("replay_too_long", "outputs[].curve_client_keys")
+                assert "routers" in finding.text
+                assert "curve_client_keys" in finding.do
+                assert "output" in finding.do
+                await eventually(lambda: finding.text in caplog.text, "a log line")
+            await eventually(lambda: stats_of(bus).routers == 0, "both have left")
+            async with llmds(bus, None) as (alone,):
+                await joined(bus, 1)
+                await all_hold(engine, alone)
+                assert alone.refused == 0
+                assert not reasons(bus.source), "it ends with an answer that llm-d takes"
+
+    run(test())
+
+
+def test_beyond_a_million_numbers_llm_ds_with_keys_of_their_own_are_told_apart(
+    tmp_path: Path, context_with_key: Callable[[bytes], tuple[bytes, Context]]
+) -> None:
+    server, secret = zmq.curve_keypair()
+    (tmp_path / "server").write_bytes(secret + b"\n")
+    (tmp_path / "server").chmod(0o600)
+    (one, first), (two, second) = context_with_key(server), context_with_key(server)
+    (tmp_path / "clients").write_bytes(one + b" one\n" + two + b" two\n")
+    keys: dict[str, Any] = {
+        "curve_secret_key_file": str(tmp_path / "server"),
+        "curve_client_keys": str(tmp_path / "clients"),
+    }
+
+    async def test() -> None:
+        async with circuit(**PROFILES["llm-d"], **keys) as (bus, engine):
+            stream_of(bus).next_seq += 2_000_000
+            await publish(bus, engine, 5 * JOURNAL)
+            async with llmds(bus, first, second) as both:
+                await joined(bus, 2)
+                await all_hold(engine, *both)
+                assert [router.refused for router in both] == [0, 0]
+                await eventually(lambda: stats_of(bus).replay_requests["subscription"] == 2, "their requests")
+                assert not reasons(bus.source)
+
+    run(test())
+
+
+@pytest.fixture
+def context_with_key() -> Callable[[bytes], tuple[bytes, Context]]:
+    def make(server: bytes) -> tuple[bytes, Context]:
+        public, secret = zmq.curve_keypair()
+        context: Context = zmq.Context()
+        context.setsockopt(zmq.CURVE_SERVERKEY, server)
+        context.setsockopt(zmq.CURVE_PUBLICKEY, public)
+        context.setsockopt(zmq.CURVE_SECRETKEY, secret)
+        return public, context
+
+    return make
