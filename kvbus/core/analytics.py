@@ -127,7 +127,7 @@ class Analytics:
             return
         stored, removed = self._stored, self._removed
         for event in events:
-            if type(event) is BlockRemoved:
+            if isinstance(event, BlockRemoved):
                 if not self._born.keys().isdisjoint(event.block_hashes):
                     self._take(event.block_hashes)
             elif type(event) is AllBlocksCleared:

@@ -10,6 +10,7 @@ from kvbus.core.normalizing.rules import Rules
 from kvbus.core.sequencing.backfill import NOTHING
 from kvbus.core.sequencing.settings import State
 from kvbus.core.source import Source
+from kvbus.core.types import Filtered
 
 _RESTART: Final = "the engine restarts"
 _RESET: Final = "its cache is reset (vLLM: POST /reset_prefix_cache, SGLang: POST /flush_cache; on_partial: reset asks)"
@@ -61,8 +62,15 @@ def _left_out(source: Source) -> str:
     refused = source.normalizer.refused
     if source.normalizer.full:
         return f"the index is full: {_limits(source.spec.rules)}"
+    if refused == {Filtered.TOKENLESS}:
+        return "blocks were stored without tokens, and are known nowhere else: no router gets them"
     if refused:
         return f"the blocks of refused stores are missing (reason {', '.join(sorted(refused))}, see docs/PROTOCOL.md)"
+    if source.needs_tokens and source.normalizer.hash_only:
+        return (
+            "the engine does not say the tokens of some blocks (masked ones of a sliding window, or offloaded ones): "
+            "routers that hash tokens do not get these"
+        )
     return "a tier that came up after a reset of the cache may hold more than was announced"
 
 

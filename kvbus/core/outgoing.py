@@ -36,6 +36,8 @@ class Outgoing:
     def __init__(self, sources: list[Source], outputs: list[Output], do: Callable[[wal.Record, float], None]) -> None:
         self._sources = sources
         self._outputs = outputs
+        self.needs_tokens = False
+        """Some output's routers hash tokens."""
         self._plain: list[tuple[int, Output]] = []
         self.fitted: list[tuple[int, Output]] = []
         """Outputs whose routers do not take batches as they come: see :mod:`kvbus.core.outputs.fitting`."""
@@ -55,6 +57,9 @@ class Outgoing:
     def sort_outputs(self) -> None:
         """Find out which outputs take batches as they come, and which do not."""
         there = [(number, each) for number, each in enumerate(self._outputs) if not each.spec.closed]
+        self.needs_tokens = any(each.spec.profile.hashes_tokens for _, each in there)
+        for source in self._sources:
+            source.needs_tokens = self.needs_tokens
         self._plain = [(number, each) for number, each in there if each.as_it_comes]
         self.fitted = [(number, each) for number, each in there if not each.as_it_comes]
 

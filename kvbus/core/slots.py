@@ -56,6 +56,7 @@ class Slots:
     def _source(self, spec: SourceSpec) -> Source:
         source = Source(spec)
         source.normalizer.names_cleared = self._out.names_cleared
+        source.needs_tokens = self._out.needs_tokens
         return source
 
     def _remove(self, slot: int, now: float) -> None:

@@ -71,6 +71,8 @@ class Source:
         # What routers know of it.
         self.refused_replays: set[str] = set()
         """Outputs whose routers refuse the newest answer from 0: it would have needed too many empty batches."""
+        self.needs_tokens = False
+        """Some output's routers get no block without its tokens."""
         self.announced = False
         """At least one block was announced, and nothing has cleared it since."""
         self.expired = False
@@ -118,4 +120,6 @@ class Source:
 
         Its history was trimmed, batches were lost, a tier held more than was ever announced, or stores were refused.
         """
-        return self.sequencer.partial or self.normalizer.clears.tiers_unknown or bool(self.normalizer.refused)
+        normalizer = self.normalizer
+        left_out = bool(normalizer.refused) or (self.needs_tokens and normalizer.hash_only)
+        return self.sequencer.partial or normalizer.clears.tiers_unknown or left_out

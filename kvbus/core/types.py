@@ -47,8 +47,8 @@ class Reason(StrEnum):
 class Filtered(StrEnum):
     """What was noticed about valid batches and events, or blocks of them. Bounded, as :class:`Reason`.
 
-    They are left out, but for ``ORPHAN_PASSED``, ``OTHER_RANK``, ``COPY_UNSURE`` and ``ODD_FIELD``: these leave, and
-    are counted, too. ``OUTLIVED`` blocks are removed without an event of the engine.
+    They are left out, but for ``ORPHAN_PASSED``, ``OTHER_RANK``, ``COPY_UNSURE``, ``ODD_FIELD`` and ``HASH_ONLY``:
+    these leave, and are counted, too. ``OUTLIVED`` blocks are removed without an event of the engine.
     """
 
     GROUP = "group"
@@ -60,6 +60,7 @@ class Filtered(StrEnum):
     COPY_FORGOTTEN = "copy_forgotten"
     NO_HASHES = "no_hashes"
     TOKENLESS = "tokenless"
+    HASH_ONLY = "hash_only"
     UNKNOWN_BLOCK = "unknown_block"
     ORPHAN_PASSED = "orphan_passed"
     ORPHAN_DROPPED = "orphan_dropped"

@@ -46,7 +46,7 @@ from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source_spec import SourceSpec
 from kvbus.core.source_stats import SourceStats
 from kvbus.core.wire.batch import Batch
-from kvbus.core.wire.codec import decode, decode_batch
+from kvbus.core.wire.codec import AnyEvent, decode, decode_batch
 from kvbus.core.wire.frames import END_SEQ
 from kvbus.core.wire.profiles import PROFILES
 from kvbus.transport.answer_reader import AnswerReader
@@ -76,13 +76,15 @@ class Bench:
         self.analytics = Analytics(self.normalizer.index, self.stats, FOLLOWED)
         self.router = PlainSetRouter()
         self.seq = 0
+        self.left: list[AnyEvent] = []
+        """What left of the last batch."""
 
     def feed(self, *events: Any, raw: bytes | None = None, first_of_epoch: bool = False) -> list[dict[str, Any]]:
         """One batch in; the events that leave, as :func:`plain` maps."""
         batch = payload(*events) if raw is None else raw
         decoded = decode(batch, form=self.normalizer.form)
         assert isinstance(decoded, Batch), decoded
-        out = self.normalizer.apply(decoded, first_of_epoch=first_of_epoch)
+        out = self.left = self.normalizer.apply(decoded, first_of_epoch=first_of_epoch)
         if self.normalizer.as_it_came:
             self.taken += 1
             assert plain_all(out) == plain_all(decode_batch(batch).events)  # type: ignore[union-attr]

@@ -148,7 +148,7 @@ class PlainSetRouter:
 
     def _stored(self, seq: int, group: int | None, medium: str, event: dict[str, Any]) -> None:
         hashes, tokens, size = event["block_hashes"], event["token_ids"], event["block_size"]
-        if not isinstance(size, int) or size < 1 or len(tokens) != size * len(hashes):
+        if not isinstance(size, int) or size < 1 or len(tokens) not in (0, size * len(hashes)):
             self._wrong(seq, f"{len(hashes)} blocks of {size} in {len(tokens)} tokens")
             return
         if self.block_sizes.setdefault(group, size) != size and any(key[0] == group for key in self.blocks):

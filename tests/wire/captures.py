@@ -48,13 +48,13 @@ def lives(name: str) -> list[list[Message]]:
     return found
 
 
-def truth(name: str) -> set[Key]:
-    """What the engine's cache held at the end, in the groups whose blocks carry a prefix."""
+def truth(name: str, *, every_group: bool = False) -> set[Key]:
+    """What the engine's cache held at the end, in the groups whose blocks carry a prefix, or in every group."""
     blocks = json.loads((DATA / f"{name}.truth.json").read_text())["blocks"]
     return {
         (block.get("group_idx"), _medium(block.get("medium")), _identity(block))
         for block in blocks
-        if block.get("kind") is None or block["kind"] in PREFIX_KINDS
+        if every_group or block.get("kind") is None or block["kind"] in PREFIX_KINDS
     }
 
 

@@ -15,7 +15,7 @@ from kvbus.core.types import Hash
 from kvbus.core.wire.codec import AnyEvent
 from kvbus.core.wire.encoding import with_extras
 from kvbus.core.wire.parts import extras_of
-from kvbus.core.wire.schema import PER_BLOCK, BlockRemoved, BlockStored
+from kvbus.core.wire.schema import PER_BLOCK, BlockRemoved, BlockStored, HashOnlyRemoved
 from kvbus.core.wire.tokens import divide, joined
 
 MOST_BLOCKS: Final = 4095
@@ -125,14 +125,16 @@ def removals_of(index: Index) -> list[AnyEvent]:
             gone = tuple(reversed(names[max(first, stop - MAX_RUN) : stop]))
             last = events[-1] if events else None
             meta = chunk.meta
+            kind: type[BlockRemoved[Any]] = HashOnlyRemoved if chunk.hash_only else BlockRemoved
             if (
                 isinstance(last, BlockRemoved)
+                and type(last) is kind
                 and (last.medium, last.group_idx) == (meta.medium, meta.group_idx)
                 and len(last.block_hashes) + len(gone) <= MAX_RUN
             ):
                 last.block_hashes += gone
             else:
-                events.append(BlockRemoved(gone, meta.medium, meta.group_idx))
+                events.append(kind(gone, meta.medium, meta.group_idx))
     return events
 
 
@@ -251,7 +253,7 @@ def blocks_in(events: list[AnyEvent]) -> int:
     """How many blocks the events name."""
     count = 0
     for event in events:
-        if type(event) is _STORED or type(event) is _REMOVED:
+        if type(event) is _STORED or isinstance(event, _REMOVED):
             count += len(event.block_hashes)
         elif type(event) is dict:
             count += len(event["block_hashes"])

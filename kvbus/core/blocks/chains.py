@@ -63,7 +63,7 @@ def chains(index: Index, runs: Iterable[Run]) -> Iterator[list[Run]]:
         if read == PAUSE:
             read = 0
             yield []
-        if joins and is_single(chunk):
+        if joins and is_single(chunk) and not chunk.hash_only:
             chain = ends.pop(chunk.parent, None) if chunk.parent is not None else None
             if chain is not None and len(chain) < MAX_RUN and _alike(chain[-1][1], chunk):
                 chain.append(run)

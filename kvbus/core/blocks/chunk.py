@@ -40,7 +40,7 @@ class Rest(msgspec.Struct, gc=False):
 
 
 class Chunk(msgspec.Struct, gc=False):
-    """The blocks of one store. ``tokens`` is one msgpack array of ``len(hashes) * block_size`` items.
+    """The blocks of one store. ``tokens`` is one msgpack array of ``len(hashes) * block_size`` items, or an empty one.
 
     ``derived`` holds the derived hashes of a reblocked chunk, ``block_size // base`` for each block. It is None where
     blocks leave as they came. ``out_parent`` is the hash by which routers know the parent of the first sub-block
@@ -95,7 +95,14 @@ class Chunk(msgspec.Struct, gc=False):
             raise TypeError(tokens)
         return tokens
 
+    @property
+    def hash_only(self) -> bool:
+        """Whether the tokens of its blocks are not known: ``tokens`` is an empty array."""
+        return len(self.tokens) == 1
+
     def tokens_of(self, a: int, b: int) -> bytes:
         """The tokens of blocks ``[a, b)``, as an array of their own."""
+        if self.hash_only:
+            return self.tokens
         size = self.meta.block_size
         return between(self.tokens, a * size, b * size)

@@ -28,7 +28,7 @@ from kvbus.core.types import DEVICE_MEDIUM, PREFIX_KINDS, UNKNOWN_MEDIUM, Filter
 from kvbus.core.wire.batch import Batch
 from kvbus.core.wire.carried import keys_ok, known_names, lookahead_ok, set_aside, texts_ok
 from kvbus.core.wire.codec import lacks_field, note
-from kvbus.core.wire.parts import extras_of, parts
+from kvbus.core.wire.parts import NOTHING, extras_of, parts
 from kvbus.core.wire.schema import AllBlocksCleared, BlockInactive, BlockRemoved, BlockStored, Event, Extras
 from kvbus.core.wire.tokens import body_at
 
@@ -42,7 +42,7 @@ class Checked:
         self.event = event
         self.shape = shape
         self.chunk = chunk
-        """None where it has no tokens."""
+        """None where it has no tokens, or more than its hashes have."""
         self.extras = extras
         """Fields no struct knows."""
 
@@ -228,21 +228,25 @@ class Admission:
         if extras and known_names(extras):
             stats.filtered[Filtered.ODD_FIELD] += 1
         meta = shape.meta if shape.good and fields_of(event)[KEYS + 1 :] == NOTHING_CARRIED else None
-        first, count = 0, len(event.block_hashes)
+        first, count, size = 0, len(event.block_hashes), event.block_size
+        known = tokens > 0 and tokens == count * size
+        if not known:  # which of the tokens are those of a hash is not said
+            self.touched = self.touched or tokens > 0
+            event.token_ids = NOTHING
+        if size and (tokens or shape.group not in self.sizes):
+            self._observe(shape, size, max(count, tokens // size), shape.medium if tokens else "")
         for part in split_long(event):
             chunk, end = None, first + len(part.block_hashes)
             own = extras and extras_of(extras, count, first, end)
-            if tokens:
+            if known:
                 chunk = chunk_of(self._index, part, own, meta)
-                self._observe(shape, part.block_size, len(part.block_hashes))
             steps.append(Checked(part, shape, chunk, own))
             first = end
 
-    def _observe(self, shape: Shape, size: int, blocks: int) -> None:
-        """Learn block sizes from a store."""
-        medium = shape.medium
+    def _observe(self, shape: Shape, size: int, blocks: int, medium: str) -> None:
+        """Learn block sizes from a store on this medium; without a medium, until a store with tokens says them."""
         sizes = self.sizes.get(shape.group)
-        if sizes is None or self._device_takes_over(sizes, shape, size, blocks):
+        if sizes is None or self._takes_over(sizes, shape, size, blocks):
             self.relearned |= sizes is not None
             sizes = Sizes(BlockSizeDetector(self._pinned, numbered=shape.group is not None), medium)
             self.sizes[shape.group] = sizes
@@ -270,13 +274,13 @@ class Admission:
                 other.learn(sizes)
         shape.learn(sizes)
 
-    def _device_takes_over(self, sizes: Sizes, shape: Shape, size: int, blocks: int) -> bool:
-        """Whether what was learned from another medium is wrong: the device stores blocks of another size."""
-        if shape.medium != DEVICE_MEDIUM or sizes.medium == DEVICE_MEDIUM:
+    def _takes_over(self, sizes: Sizes, shape: Shape, size: int, blocks: int) -> bool:
+        """Whether sizes have to be learned anew: the device, or a store with tokens, has blocks of another size."""
+        if sizes.medium and (shape.medium != DEVICE_MEDIUM or sizes.medium == DEVICE_MEDIUM):
             return False
         if size == sizes.detector.size:
-            sizes.medium = DEVICE_MEDIUM
-            sizes.fine.add(DEVICE_MEDIUM)
+            sizes.medium = shape.medium
+            sizes.fine.add(shape.medium)
             self._learn(shape, sizes)
             return False
         return not (sizes.detector.numbered and blocks == 1 and size < sizes.detector.size)  # that is a tail

@@ -311,7 +311,12 @@ class Normalizer:
     @property
     def refused(self) -> set[str]:
         """Reasons for which stores were refused whose blocks the engine may still hold."""
-        return {reason for _, reason in self._refused}
+        return {reason for _, reason in self._refused if reason != Filtered.HASH_ONLY}
+
+    @property
+    def hash_only(self) -> bool:
+        """Blocks were stored whose tokens are not known, and no clear has spoken of them since."""
+        return any(reason == Filtered.HASH_ONLY for _, reason in self._refused)
 
     @property
     def entries(self) -> int:

@@ -33,7 +33,9 @@ def offloaded(event: BlockStored[Any], group: int | None, index: Index, removals
     divided: list[bytes] = []
     for block in event.block_hashes:
         chunk = index.find(group, block) or removals.just_removed(group, block)
-        if chunk is None or (first is not None and chunk.block_size != first.block_size):
+        if chunk is not None and chunk.hash_only:
+            event.block_size = chunk.block_size
+        if chunk is None or chunk.hash_only or (first is not None and chunk.block_size != first.block_size):
             return []
         first = first or chunk
         if chunk is not last:

@@ -19,7 +19,7 @@ from kvbus.core.normalizing.removal_order import Gone, leaf_first
 from kvbus.core.normalizing.validate import counts_left
 from kvbus.core.source_stats import SourceStats
 from kvbus.core.types import Filtered, Hash, medium_key
-from kvbus.core.wire.schema import BlockRemoved
+from kvbus.core.wire.schema import BlockRemoved, HashOnlyRemoved
 
 _NOT_SENT: Final = UNSET
 _fields_of: Final = astuple
@@ -143,6 +143,8 @@ class Removals:
                     if (names[at - 1] if at else parent) in gone:
                         plain = False
                 its: tuple[Any, ...] = _fields_of(chunk)
+                if len(its[2]) == 1:  # see Chunk.hash_only
+                    plain = False
                 before, names, parent = chunk, its[0], its[1]
                 start = at = 0
                 if len(names) > 1:
@@ -292,22 +294,22 @@ class Removals:
             chunks = gone | {name: chunk for name, (_, chunk) in derived.items()}
         named: list[Hash] = []
         last: Chunk | None = None
-        meta: Any = None
         for block in leaf_first(pairs):
             chunk = chunks[block]
             full = len(named) == MAX_RUN
             if full or chunk is not last:
-                its = chunk.meta
-                if named and (full or not _alike(its, meta)):
-                    self._leave_run(named, meta)
+                if last is not None and (full or not _alike(chunk, last)):
+                    self._leave_run(named, last)
                     named = []
-                last, meta = chunk, its
+                last = chunk
             named.append(block)
-        if named:
-            self._leave_run(named, meta)
+        if last is not None:
+            self._leave_run(named, last)
 
-    def _leave_run(self, named: list[Hash], meta: Meta) -> None:
-        self._leaving.events.append(BlockRemoved(tuple(named), meta.medium, meta.group_idx))
+    def _leave_run(self, named: list[Hash], last: Chunk) -> None:
+        meta = last.meta
+        kind: type[BlockRemoved[Any]] = HashOnlyRemoved if last.hash_only else BlockRemoved
+        self._leaving.events.append(kind(tuple(named), meta.medium, meta.group_idx))
 
     def put_back(self) -> None:
         """The index is about to be given up: it gets the blocks whose removal has not left, for the right order."""
@@ -329,9 +331,12 @@ def _place(names: tuple[Hash, ...], block: Hash) -> int:
     return last if names[last] == block else names.index(block)
 
 
-def _alike(one: Meta, other: Meta) -> bool:
-    """Whether removals spell the blocks of both alike."""
-    return one is other or (one.medium == other.medium and one.group_idx == other.group_idx)
+def _alike(one: Chunk, other: Chunk) -> bool:
+    """Whether one removal may name blocks of both."""
+    mine, theirs = one.meta, other.meta
+    return one.hash_only is other.hash_only and (
+        mine is theirs or (mine.medium == theirs.medium and mine.group_idx == theirs.group_idx)
+    )
 
 
 def _with_parents(gone: dict[Hash, Chunk]) -> list[Gone]:

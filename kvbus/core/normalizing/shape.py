@@ -33,6 +33,7 @@ class Sizes:
     Args:
         detector: learns them.
         medium: the medium they are learned from: the device, or the group's first medium until the device stores.
+            Empty while no store with tokens has come.
     """
 
     __slots__ = ("_treatments", "base", "detector", "fine", "medium", "quiet")

@@ -142,10 +142,12 @@ class Stores:
             self.place(event, shape, chunk, step.extras)
             return
         runs = offloaded(event, shape.group, self._index, self._removals)
-        if runs:
-            self._leaving.touched = True
-        else:
-            self._stats.filtered[Filtered.TOKENLESS] += 1
+        self._leaving.touched = True
+        if not runs and event.block_size:
+            self._note(Filtered.HASH_ONLY, shape.medium)
+            self.place(event, shape, chunk_of(self._index, event, step.extras), step.extras)
+        elif not runs:
+            self._note(Filtered.TOKENLESS, shape.medium)
             self._left_out.copies.forget()
         hashes, extras = event.block_hashes, step.extras
         for run in runs:
@@ -158,11 +160,11 @@ class Stores:
         sizes = self._sizes[shape.group]
         fields: tuple[Any, ...] = _fields_of(chunk)
         hashes: tuple[Hash, ...] = fields[0]
-        treatment = sizes.treatment(fields[3].block_size, len(hashes), shape.medium)
+        key = (shape.group, shape.medium)
+        treatment = self._treatment(key, chunk)
         if treatment is Treatment.REJECT:
             self._refuse(Reason.BLOCK_SIZE, shape.medium)
             return
-        key = (shape.group, shape.medium)
         if treatment is Treatment.COARSE or treatment is Treatment.TAIL:
             self._leave_out(key, chunk, treatment)
             return
@@ -170,9 +172,12 @@ class Stores:
         if treatment is Treatment.NATIVE:
             shape.table = table
             sizes.fine.add(shape.medium)
-        fresh = table.blocks.keys().isdisjoint(hashes)
         if fields[1] is not None and not self._parent_ok(shape, chunk, table):
             return
+        fresh = table.blocks.keys().isdisjoint(hashes)
+        copies = {} if fresh or chunk.hash_only else self._without_tokens(key, table, hashes)
+        if copies:
+            fresh = table.blocks.keys().isdisjoint(hashes)
         new = len(hashes) if fresh else len(hashes) - sum(map(table.blocks.__contains__, hashes))
         if treatment is Treatment.REBLOCK:
             self._reblocked(chunk, shape.group, sizes.base)
@@ -184,13 +189,34 @@ class Stores:
             self._index.size.add(chunk, new, held, first=fresh or hashes[0] not in table.blocks)
         if not fresh:
             self._store_copies(key, table, chunk)
-            return
-        table.blocks.update(dict.fromkeys(hashes, chunk))
-        if treatment is Treatment.NATIVE:
-            self._removals.flush()
-            self._leaving.events.append(with_extras(event, extras) if extras else event)
-            return
-        self._announce_new(key, chunk, 0, len(hashes))
+        else:
+            table.blocks.update(dict.fromkeys(hashes, chunk))
+            if treatment is Treatment.NATIVE:
+                self._removals.flush()
+                self._leaving.events.append(with_extras(event, extras) if extras else event)
+            else:
+                self._announce_new(key, chunk, 0, len(hashes))
+        if self._left_out.copies.counted:
+            table.copies.update(copies)
+
+    def _without_tokens(self, key: TableKey, table: Table, hashes: Sequence[Hash]) -> dict[Hash, int]:
+        """Take out live blocks whose tokens were not known, and now are: they are announced anew, with their tokens.
+
+        Returns:
+            How many copies of each there are beyond the one that is about to be stored.
+        """
+        copies: dict[Hash, int] = {}
+        for block in hashes:
+            held = table.blocks.get(block)
+            if held is not None and held.hash_only:
+                copies[block] = 1 + table.copies.pop(block, 0)
+                self._removals.remove_one(key, block)
+        return copies
+
+    def _note(self, reason: Filtered, medium: str) -> None:
+        """Count a store without tokens, of which some routers or all get nothing."""
+        self._stats.filtered[reason] += 1
+        self._refused.add((medium, reason))
 
     def _refuse(self, reason: Reason, medium: str) -> None:
         self._stats.rejected[reason] += 1
@@ -213,6 +239,8 @@ class Stores:
 
     def _leave_out(self, key: TableKey, chunk: Chunk, treatment: Treatment) -> None:
         hashes = chunk.hashes
+        if chunk.hash_only:
+            self._refused.add((key[1], Filtered.TOKENLESS))
         new = self._left_out.new(key, hashes, treatment)
         if new and not self.fits(new, chunk_bytes(chunk)):
             if treatment is Treatment.COARSE:
@@ -270,7 +298,7 @@ class Stores:
                     once.pop((key, block), None)
             if held is not last:
                 last, names, theirs, at = held, held.hashes, [], -1
-                if held.tokens != chunk.tokens:
+                if held.tokens != chunk.tokens and not chunk.hash_only:
                     theirs = divide(held.tokens, held.block_size)
                     mine = mine or divide(chunk.tokens, chunk.block_size)
             if theirs:
@@ -342,4 +370,6 @@ class Stores:
         self._leaving.events.extend(announce(self._index))
 
     def _treatment(self, key: TableKey, chunk: Chunk) -> Treatment:
-        return self._sizes[key[0]].treatment(chunk.block_size, len(chunk.hashes), key[1])
+        found = self._sizes[key[0]].treatment(chunk.block_size, len(chunk.hashes), key[1])
+        # sub-blocks are named by their tokens
+        return Treatment.COARSE if found is Treatment.REBLOCK and chunk.hash_only else found

@@ -35,7 +35,8 @@ def check_stored(event: BlockStored[Any], *, uniform: bool = False) -> int | Rea
     """Check one BlockStored; how many tokens it has if it is good. Of a ``uniform`` batch hashes are of one kind.
 
     A block size of 0 with tokens is what llm-d-inference-sim sends: the size follows from the counts, and is filled in.
-    Events without hashes or without tokens are valid here; what they mean is decided by the normalizer.
+    Events without hashes or without tokens are valid here, and so are more tokens than the hashes have: vLLM leaves out
+    the hashes of masked blocks. What such events mean is decided by the normalizer.
     """
     if lacks_field(event):
         return Reason.MISSING_FIELD
@@ -55,7 +56,7 @@ def check_stored(event: BlockStored[Any], *, uniform: bool = False) -> int | Rea
             if tokens % count:
                 return Reason.TOKEN_COUNT
             event.block_size = size = tokens // count
-        if size * count != tokens:
+        if size * count > tokens or tokens % size:
             return Reason.TOKEN_COUNT
     if count:
         if not uniform and (bad := check_hashes(hashes)) is not None:

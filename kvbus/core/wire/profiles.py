@@ -13,8 +13,17 @@ from kvbus.core.wire.carried import readable
 from kvbus.core.wire.codec import AnyEvent
 from kvbus.core.wire.encoding import encode_batch, encode_positional_batch
 from kvbus.core.wire.frames import Framing
-from kvbus.core.wire.parts import block_by_block, changed, field, first_of_pairs, is_store, value, without_content
-from kvbus.core.wire.schema import AllBlocksCleared
+from kvbus.core.wire.parts import (
+    NOTHING,
+    block_by_block,
+    changed,
+    field,
+    first_of_pairs,
+    is_store,
+    value,
+    without_content,
+)
+from kvbus.core.wire.schema import AllBlocksCleared, HashOnlyRemoved
 
 Encoding = Literal["map", "array"]
 
@@ -48,8 +57,9 @@ class Wire(msgspec.Struct, frozen=True, cache_hash=True):
     drop_group: bool = False
     """Groups leave without their number. See :attr:`Profile.one_group`."""
     strict: bool = False
-    """The family hashes the tokens of each store itself, and its decoders know one form of each field. A carried value
-    of another form leaves in a form that they read (:mod:`kvbus.core.wire.carried`)."""
+    """The family hashes the tokens of each store itself, and its decoders know one form of each field. Blocks without
+    tokens do not leave. A carried value of another form leaves in a form that they read
+    (:mod:`kvbus.core.wire.carried`)."""
     drop_tokens: bool = False
     """Stores leave without token ids, and without whatever else tells of a prompt or of who sent it."""
 
@@ -176,10 +186,15 @@ def encode(wire: Wire, events: Sequence[AnyEvent], ts: float, rank: int) -> byte
     if wire is CANONICAL:
         return encode_batch(events, ts, rank)
     if wire.strict:
-        events = [readable(event) if isinstance(event, dict) else event for event in events]
+        events = [readable(event) if isinstance(event, dict) else event for event in events if not _hash_only(event)]
     if wire.by_event:
         events = [each for event in events for each in _translated(wire, event)]
     return encode_batch(events, ts, rank) if wire.encoding == "map" else encode_positional_batch(events, ts, rank)
+
+
+def _hash_only(event: AnyEvent) -> bool:
+    """Whether an event is of blocks whose tokens are not known."""
+    return isinstance(event, HashOnlyRemoved) or (is_store(event) and field(event, "token_ids") == NOTHING)
 
 
 def fold(block: Hash) -> int:

@@ -75,6 +75,17 @@ class BlockRemoved(
     remaining_copy_counts: Raw = UNSET  # type: ignore[assignment]
 
 
+class HashOnlyRemoved(
+    BlockRemoved[HashT],
+    Generic[HashT],
+    tag_field="type",
+    tag="BlockRemoved",
+    forbid_unknown_fields=True,
+    gc=False,
+):
+    """A removal that kvbus sends of blocks that it announced without tokens. On the wire it is like any removal."""
+
+
 class AllBlocksCleared(msgspec.Struct, tag_field="type", tag="AllBlocksCleared", forbid_unknown_fields=True):
     """The engine reset its prefix cache, or dropped the blocks on the one ``medium`` that the event names (ATOM)."""
 

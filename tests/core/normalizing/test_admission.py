@@ -230,12 +230,13 @@ def test_a_restart_forgets_nothing_that_decides():
     assert bench.normalizer.full
 
 
-def test_stores_without_tokens_teach_no_block_size():
+def test_stores_without_tokens_teach_the_block_size_until_one_with_tokens_comes():
     admission = admitting()
     (step,) = taken(admission, store([1, 2], tokens=[], block_size=8))
     assert isinstance(step, Checked)
-    assert (step.chunk, admission.sizes) == (None, {})
+    assert (step.chunk, admission.sizes[None].detector.size) == (None, 8)
     taken(admission, store([1, 2]))
+    taken(admission, store([1, 2], tokens=[], block_size=8))
     assert admission.sizes[None].detector.proven == 16
 
 

@@ -96,6 +96,7 @@ class TestReasons:
         others |= {
             Filtered.TOPIC,
             Filtered.ODD_FIELD,
+            Filtered.HASH_ONLY,
             Filtered.MEDIUM,
             Filtered.INACTIVE,
             Filtered.COPY_UNSURE,

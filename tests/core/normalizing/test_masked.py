@@ -1,0 +1,235 @@
+"""Stores with masked blocks: vLLM leaves out the hashes of blocks that a sliding window or Mamba never reads again.
+
+Such a store has the tokens of all its blocks and the hashes of some, in order. ``parent_block_hash`` is the block before
+the first of all, which may never have been stored.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvbus.client.view import BlockView
+from kvbus.core.missing import missing
+from kvbus.core.types import Filtered
+from kvbus.core.wire.profiles import PROFILES, encode
+from tests.core.dsl import Bench, Script, live, up
+from tests.doubles.payloads import cleared, payload, plain_all, removed, store, tokens_of, unpack
+from tests.doubles.router import PlainSetRouter
+from tests.typed import well_formed
+
+STRICT = sorted(name for name in PROFILES if name not in {"vllm", "aibrix", "dynamo-plane", "mooncake"})
+"""Profiles whose routers need tokens, and whose events can be compared one by one."""
+
+WINDOW = {"group": 1, "kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 64}
+
+
+def masked(chain: range, hashes: list[int], **more: Any) -> dict[str, Any]:
+    """Blocks of a chain become full, and these of them are cached."""
+    body = [token for block in chain for token in tokens_of(block)]
+    parent = chain[0] - 1 or None
+    return store(hashes, parent, tokens=body, extra_keys=[None] * len(hashes), lora_id=None, **(WINDOW | more))
+
+
+class Both(Bench):
+    """A normalizer with two routers behind it: one takes blocks by their hashes, the other one needs tokens."""
+
+    def __init__(self, **rules: Any) -> None:
+        super().__init__(**({"groups": "all"} | rules))
+        self.strict = PlainSetRouter()
+
+    def feed(self, *events: Any, raw: bytes | None = None, first_of_epoch: bool = False) -> list[dict[str, Any]]:
+        left = super().feed(*events, raw=raw, first_of_epoch=first_of_epoch)
+        self.strict.apply(self.seq - 1, encode(PROFILES["sglang"].wire, self.left, 1.0, 0))
+        assert self.router.violations == self.strict.violations == []
+        assert self.strict.blocks == {key: block for key, block in self.router.blocks.items() if block.tokens}
+        announced = self.announced()
+        assert announced.blocks.keys() == self.router.blocks.keys()
+        assert announced.violations == []
+        return left
+
+    @property
+    def with_tokens(self) -> set[Any]:
+        return {block for _, _, block in self.strict.blocks}
+
+
+def test_the_first_blocks_are_masked_and_each_goes_with_its_removal():
+    bench = Both()
+    (event,) = bench.feed(masked(range(1, 9), [6, 7, 8]))
+    assert (event["block_hashes"], event["token_ids"], event["block_size"]) == ([6, 7, 8], [], 16)
+    assert (bench.live, bench.with_tokens) == ({6, 7, 8}, set())
+    assert bench.feed(removed([7], group=1)) == plain_all([removed([7], group=1)])
+    bench.feed(removed([8, 6], group=1))
+    assert (bench.live, bench.rejected) == (set(), {})
+
+
+def test_masked_in_the_middle_behind_a_parent_that_was_never_stored():
+    bench = Both()
+    bench.feed(masked(range(1, 9), [3, 4, 7, 8]), masked(range(9, 12), [9, 10, 11]))
+    assert (bench.live, bench.with_tokens) == ({3, 4, 7, 8, 9, 10, 11}, {9, 10, 11})
+    bench.feed(masked(range(20, 24), [23]), removed([4], group=1))
+    assert bench.live == {3, 7, 8, 9, 10, 11, 23}
+    bench.feed(masked(range(12, 16), []))
+    assert bench.filtered == {Filtered.HASH_ONLY: 2, Filtered.ORPHAN_PASSED: 1, Filtered.NO_HASHES: 1}
+
+
+def test_a_copy_has_to_be_removed_too():
+    bench = Both()
+    bench.feed(masked(range(1, 9), [6, 7, 8]))
+    assert bench.feed(masked(range(1, 9), [7, 8])) == []
+    bench.feed(removed([6, 7, 8], group=1))
+    assert bench.live == {7, 8}
+    bench.feed(removed([8, 7], group=1))
+    assert bench.live == set()
+
+
+def test_a_block_that_is_stored_with_its_tokens_later_gets_them():
+    bench = Both()
+    bench.feed(masked(range(1, 9), [6, 7, 8]), masked(range(1, 9), [7, 8]))
+    bench.feed(masked(range(6, 9), [6, 7, 8]))
+    assert bench.live == bench.with_tokens == {6, 7, 8}
+    bench.feed(removed([6, 7, 8], group=1), removed([6, 7, 8], group=1))
+    assert bench.live == {7, 8}
+    bench.feed(removed([7, 8], group=1))
+    assert bench.live == set()
+
+
+def test_a_block_that_is_known_with_its_tokens_keeps_them():
+    bench = Both()
+    bench.feed(masked(range(1, 5), [1, 2, 3, 4]), masked(range(1, 5), [3, 4], medium="CPU"))
+    assert bench.feed(masked(range(1, 9), [2, 3, 8])) == plain_all(
+        [store([8], 3, tokens=[], extra_keys=[None], **WINDOW)]
+    )
+    assert bench.with_tokens == {1, 2, 3, 4}
+    bench.feed(removed([2], group=1), masked(range(1, 5), [2]))
+    assert bench.with_tokens == {1, 2, 3, 4}, "what this batch has removed is known still"
+    bench.feed(removed([2, 3], group=1))
+    assert {key[2] for key in bench.router.blocks if key[1] == "GPU"} == {1, 2, 3, 4, 8}
+
+
+def test_a_placeholder_of_a_block_without_tokens_is_one_too():
+    bench = Both()
+    bench.feed(masked(range(1, 9), [6, 7, 8]))
+    bench.feed(store([7], tokens=[], block_size=0, medium="CPU", group=1))
+    assert (1, "CPU", 7) in bench.router.blocks
+    bench.feed(cleared("GPU"))
+    assert set(bench.router.blocks) == {(1, "CPU", 7)}
+
+
+def test_where_routers_get_removals_for_a_clear_they_are_those_that_they_know():
+    bench = Both()
+    bench.feed(masked(range(1, 9), [6, 7, 8]), masked(range(9, 11), [9, 10]), store([50], medium="CPU"))
+    bench.feed(cleared())
+    assert set(bench.router.blocks) == {(None, "CPU", 50)}
+
+
+def test_groups_without_prefixes_are_left_out_by_default():
+    bench = Both(groups="prefix")
+    assert bench.feed(masked(range(1, 9), [6, 7, 8]), masked(range(1, 9), [])) == []
+    assert bench.feed(removed([6], group=1)) == []
+    assert (bench.rejected, bench.filtered) == ({}, {Filtered.GROUP: 3})
+    assert not bench.normalizer.hash_only
+
+
+def test_cut_blocks_need_tokens():
+    """With a pinned finer size a block is named by the tokens of its pieces: without them it cannot leave."""
+    bench = Both(block_size=8)
+    bench.feed(store([1, 2], group=1))
+    assert bench.feed(masked(range(1, 9), [6, 7, 8])) == []
+    assert bench.normalizer.refused == {"tokenless"}
+    bench.feed(removed([6, 7, 8], group=1))
+    assert bench.normalizer.entries == 2
+    assert bench.filtered == {Filtered.HASH_ONLY: 1, Filtered.COARSE: 4}
+
+
+def test_more_tokens_than_whole_blocks_are_refused():
+    bench = Both()
+    bench.feed(store([1], tokens=[1] * 40), store([2], tokens=[1] * 8))
+    assert bench.rejected == {"token_count": 2}
+
+
+def test_a_second_kvbus_and_a_client_hold_the_same():
+    first, second, view = Both(), Both(clears="all"), BlockView()
+    batches: list[list[Any]] = [
+        [masked(range(1, 9), [6, 7, 8]), masked(range(9, 11), [9, 10]), store([1, 2], group=0)],
+        [removed([7], group=1), masked(range(6, 9), [6, 7, 8])],
+        [removed([6, 7, 8], group=1), masked(range(20, 30), [21, 29])],
+    ]
+    for events in batches:
+        left = first.feed(*events)
+        second.feed(*left)
+        view.apply_batch(well_formed(payload(*left)))
+        seen = {(block.group_idx, block.medium, block.hash) for block in view}
+        assert seen == set(second.router.blocks) == set(first.router.blocks)
+
+
+def test_a_restart_goes_on_with_them():
+    bench = Both()
+    bench.feed(masked(range(1, 9), [6, 7, 8]))
+    bench.restart()
+    bench.feed(masked(range(6, 9), [6, 7, 8]), removed([6], group=1))
+    assert bench.live == {6, 7, 8}
+
+
+@pytest.mark.parametrize("profile", ["vllm", "dynamo", "vllm-router"])
+def test_a_source_is_partial_where_an_output_leaves_them_out(profile: str):
+    script = Script(groups="all", profiles=(profile,))
+    for each in (up(), live(0, store([1, 2], group=0), masked(range(1, 9), [6, 7, 8]))):
+        script >> each
+        script.whatever()
+    found = missing(script.source)
+    assert (found is None) == (profile == "vllm")
+    if found is not None:
+        assert "does not say the tokens of some blocks (masked ones of a sliding window" in found.reason
+    assert len(script.router.blocks) == (5 if profile == "vllm" else 2)
+    script >> live(1, cleared())
+    script.whatever()
+    assert missing(script.source) is None
+
+
+@pytest.mark.parametrize("profile", STRICT)
+def test_no_router_that_needs_tokens_hears_of_them(profile: str):
+    bench = Both()
+    for events in ([masked(range(1, 9), [6, 7, 8]), store([1, 2], novelty=1)], [removed([6, 7], group=1)], [cleared()]):
+        bench.feed(*events)
+        sent = unpack(encode(PROFILES[profile].wire, bench.left, 1.0, 0))[1]
+        text = str(sent)
+        assert "group_idx" not in text
+        assert len(sent) == (events[0]["type"] != "BlockRemoved")
+
+
+STEPS = st.one_of(
+    st.tuples(st.just("store"), st.integers(1, 8), st.integers(1, 4), st.integers(0, 15)),
+    st.tuples(st.just("store"), st.integers(1, 8), st.integers(1, 4), st.just(15)),
+    st.tuples(st.just("remove"), st.integers(1, 12), st.just(0), st.just(0)),
+    st.tuples(st.just("clear"), st.just(0), st.just(0), st.just(0)),
+)
+
+
+@given(st.lists(st.lists(STEPS, max_size=5), max_size=12), st.sampled_from(["GPU", "CPU"]))
+def test_whatever_is_masked_the_routers_hold_what_the_engine_holds(history: Any, second: str):
+    """One chain, stored in parts of up to four blocks with any of them masked, on two media."""
+    bench, copies = Both(), Counter[tuple[str, int]]()
+    for turn in history:
+        events: list[Any] = []
+        for at, (what, first, count, mask) in enumerate(turn):
+            medium = second if at % 2 else "GPU"
+            if what == "store":
+                hashes = [first + i for i in range(count) if mask & 1 << i]
+                copies.update((medium, block) for block in hashes)
+                events.append(masked(range(first, first + count), hashes, medium=medium))
+            elif what == "clear":
+                copies = Counter({key: held for key, held in copies.items() if key[0] != medium})
+                events.append(cleared(medium))
+            else:
+                copies[medium, first] -= copies[medium, first] > 0
+                events.append(removed([first], medium=medium, group=1))
+        bench.feed(*events)
+        assert {(medium, block) for _, medium, block in bench.router.blocks} == {
+            key for key, held in copies.items() if held
+        }
+    assert bench.rejected == {}
