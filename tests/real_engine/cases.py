@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 Play = Callable[[Scene], Awaitable[None]]
 Config = Callable[[Engine], dict[str, Any]]
 
-BROKEN: Final = {"4.4", "7.2", "11.2"}
-"""Clauses that vLLM is known to break: a long answer to a replay loses batches at the socket's limit, a removal does not say
-how many copies remain, and a clear waits for the engine's next step."""
+BROKEN: Final = {"4.3", "4.4", "7.2", "11.2"}
+"""Clauses that vLLM is known to break: a long answer to a replay loses batches, or its end, at the socket's limit of 1,000 messages;
+a removal does not say how many copies remain; a clear waits for the engine's next step."""
 
 ADAPTERS: Final = ("lora-a", "lora-b")
 
