@@ -42,9 +42,13 @@ class Bus:
         await answering(f"{self._url}/readyz", 60, self.process)
 
         async def has_source() -> bool:  # a discovery may not have found the engine yet
-            return bool(json.loads(await fetched(f"{self._url}/sources")))
+            return bool(await self.sources())
 
         await eventually(has_source, 60)
+
+    async def sources(self) -> list[dict[str, Any]]:
+        sources: list[dict[str, Any]] = json.loads(await fetched(f"{self._url}/sources"))
+        return sources
 
     async def blocks(self, query: str = "") -> Blocks:
         return blocks_of_text(await fetched(f"{self._url}/blocks{query}"))
@@ -150,6 +154,9 @@ class Scene:
             await asyncio.sleep(0.25)
         if pool.waiting and not asleep:
             self.outcome.notes.append(f"{what}: the engine has not sent {pool.waiting} events")
+        if not point.exact:
+            said = [(each["state"], "partial" if each["partial"] else "complete") for each in await self.bus.sources()]
+            self.outcome.notes.append(f"{what}: kvbus says of each rank: {', '.join(map(' and '.join, said))}")
         self._removed += removed
         self.outcome.points.append(point)
 
