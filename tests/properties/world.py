@@ -243,9 +243,11 @@ class Router(RankedRouter):
     With ``one_copy`` it knows no ranks: it is one set, and each removal and clear speaks of all.
     """
 
-    def __init__(self, *, one_copy: bool = False) -> None:
+    def __init__(self, *, one_copy: bool = False, takes_late: bool = False) -> None:
         super().__init__()
         self.one_copy = one_copy
+        self.takes_late = takes_late
+        """Its profile has answers that begin late, whatever it asked for."""
         self.deaf = False
         self.stale = False
         """It got a state without AllBlocksCleared on top of blocks: dead ones may stay until a clear, or its restart.
@@ -256,9 +258,9 @@ class Router(RankedRouter):
         """
 
     def begin_late(self, seq: int) -> None:
-        """An answer from 0 may begin later: who asks so holds nothing that it would have to forget."""
-        if not self.next and not self.blocks:
-            self.next = seq
+        """The first batch of an answer has this seq: later than asked for, if the router holds nothing or takes that."""
+        if self.takes_late or (not self.next and not self.blocks):
+            self.next = max(seq, self.next)
 
     def take(self, payload: bytes) -> None:
         if self.one_copy:
@@ -278,6 +280,7 @@ class LateRouter:
     def __init__(self, router: Router, answer: Any) -> None:
         self.router = router
         self.answer = answer
+        self.begun = False
         self.live: list[tuple[int, bytes]] = []
 
     def read(self) -> None:
@@ -290,7 +293,9 @@ class LateRouter:
             self.answer = None
             return
         seq = int.from_bytes(message[-2][:8], "big")
-        self.router.begin_late(seq)
+        if not self.begun:
+            self.router.begin_late(seq)
+            self.begun = True
         assert seq == self.router.next, "an answer is contiguous"
         self.router.apply(seq, message[-1])
 
@@ -550,13 +555,16 @@ class World:
         router = self.routers[place]
         answer = self._ask(place, router)
         live = self.rebuilding[place] = []
+        begun = False
         while (message := answer.next_message()) is not None:
             if message[-2] == END_SEQ:
                 del self.rebuilding[place]
                 assert all(router.apply(seq, payload) for seq, payload in live if not router.deaf)
                 return
             seq = int.from_bytes(message[-2][:8], "big")
-            router.begin_late(seq)
+            if not begun:
+                router.begin_late(seq)
+                begun = True
             assert router.apply(seq, message[-1]), "the answer has a hole"
         raise AssertionError("an answer without END")
 
@@ -765,7 +773,7 @@ class World:
 
     def _new_router(self, place: tuple[int, int]) -> Router:
         spec = self.relay.outputs[place[0]].spec
-        return Router(one_copy=spec.merged and spec.profile.one_copy)
+        return Router(one_copy=spec.merged and spec.profile.one_copy, takes_late=not spec.profile.filled_replay)
 
     def _place(self, number: int) -> tuple[int, int]:
         places = self.places
@@ -815,9 +823,12 @@ class World:
         subscriber.cut()
         subscriber.connected, subscriber.waiting = True, []
         answer = self._ask(at, subscriber.router)
+        begun = False
         while (message := answer.next_message())[-2] != END_SEQ:
             seq = int.from_bytes(message[-2][:8], "big")
-            subscriber.router.begin_late(seq)
+            if not begun:
+                subscriber.router.begin_late(seq)
+                begun = True
             assert subscriber.router.apply(seq, message[-1]), "the answer has a hole"
         subscriber.go_on()
 

@@ -247,7 +247,7 @@ class Admission:
         """Learn block sizes from a store on this medium; without a medium, until a store with tokens says them."""
         sizes = self.sizes.get(shape.group)
         if sizes is None or self._takes_over(sizes, shape, size, blocks):
-            self.relearned |= sizes is not None
+            self.relearned |= sizes is not None and sizes.detector.knows
             sizes = Sizes(BlockSizeDetector(self._pinned, numbered=shape.group is not None), medium)
             self.sizes[shape.group] = sizes
         if sizes.quiet and (shape.matchers.get(blocks) or shape.expect(blocks)) is not None:
@@ -276,6 +276,8 @@ class Admission:
 
     def _takes_over(self, sizes: Sizes, shape: Shape, size: int, blocks: int) -> bool:
         """Whether sizes have to be learned anew: the device, or a store with tokens, has blocks of another size."""
+        if not sizes.detector.knows:
+            return shape.medium != sizes.medium
         if sizes.medium and (shape.medium != DEVICE_MEDIUM or sizes.medium == DEVICE_MEDIUM):
             return False
         if size == sizes.detector.size:
@@ -283,7 +285,7 @@ class Admission:
             sizes.fine.add(shape.medium)
             self._learn(shape, sizes)
             return False
-        return not (sizes.detector.numbered and blocks == 1 and size < sizes.detector.size)  # that is a tail
+        return not (blocks == 1 and sizes.detector.teaches_nothing(size))
 
     def as_checked(self, chunk: Chunk) -> Checked:
         """A store that has been taken in before, to be applied again."""

@@ -84,7 +84,7 @@ class BlockSizeDetector(msgspec.Struct):
 
         Call it for every store of a batch before any of them is applied.
         """
-        if blocks == 1 and self.pinned is not None and size < self.pinned:
+        if blocks == 1 and size < (self.pinned or 0):
             return False
         if self.proven:
             return self._challenge(size, blocks)
@@ -104,6 +104,15 @@ class BlockSizeDetector(msgspec.Struct):
         self.single = size if first else max(size, self.single) if self.numbered else min(size, self.single)
         self.divisor = math.gcd(self.divisor, size)
         return not first and before != (self.base, self.size, self.variable)
+
+    @property
+    def knows(self) -> bool:
+        """Whether a store has taught anything."""
+        return bool(self.seen or self.proven)
+
+    def teaches_nothing(self, size: int) -> bool:
+        """Whether a single block of this size is a tail: it says nothing about the size of whole blocks."""
+        return size < (self.pinned or 0) or (self.numbered and size < self.size)
 
     def _challenge(self, size: int, blocks: int) -> bool:
         if size == self.proven:
