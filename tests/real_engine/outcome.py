@@ -16,6 +16,10 @@ Blocks = dict[tuple[int, int, str], int]
 """Physical copies by (rank, group, hash)."""
 
 
+ARRIVAL = "kvbus comes late"
+"""The first quiet point of a scene: kvbus has replayed everything that was before it."""
+
+
 class Score(NamedTuple):
     """Blocks that are missing, blocks that the engine no longer has, and blocks with a wrong number of copies."""
 

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from .outcome import ARRIVAL
 from .routing import DIRECTLY, THROUGH_KVBUS
 
 if TYPE_CHECKING:
@@ -22,17 +23,17 @@ MEASURED: Final = ("credited", "on the longest prefix", "the same after the rest
 BEGIN: Final = "<!-- everything below is written by `make real-engine` -->"
 
 
-def write(outcomes: Sequence[Outcome], routed: Sequence[Routed], engine: str, router: str) -> None:
-    """Replace what is below the comment. ``engine`` and ``router`` are versions."""
+def write(outcomes: Sequence[Outcome], routed: Sequence[Routed], kvbus: str, engine: str, router: str) -> None:
+    """Replace what is below the comment. ``kvbus``, ``engine`` and ``router`` are versions."""
     head, begin, _ = DOCUMENT.read_text().partition(BEGIN)
     assert begin, f"no line {BEGIN!r} in {DOCUMENT}"
-    DOCUMENT.write_text(head + "\n\n".join([BEGIN, *sections(outcomes, routed, engine, router)]) + "\n")
+    DOCUMENT.write_text(head + "\n\n".join([BEGIN, *sections(outcomes, routed, kvbus, engine, router)]) + "\n")
 
 
-def sections(outcomes: Sequence[Outcome], routed: Sequence[Routed], engine: str, router: str) -> list[str]:
+def sections(outcomes: Sequence[Outcome], routed: Sequence[Routed], kvbus: str, engine: str, router: str) -> list[str]:
     today = dt.datetime.now(dt.UTC).date()
     exact = sum(outcome.exact for outcome in outcomes)
-    run = f"{today}, kvbus {commit()}, vLLM {engine} on {platform.machine()}, vLLM router {router}"
+    run = f"{today}, kvbus {kvbus}, vLLM {engine} on {platform.machine()}, vLLM router {router}"
     return [
         f"{run}, Python {platform.python_version()}.",
         "## The engine's block pool, kvbus and its routers",
@@ -69,7 +70,7 @@ def case_row(outcome: Outcome) -> str:
         len(points),
         max((point.blocks for point in points), default=0),
         max((point.copied for point in points), default=0),
-        sum(point.removed for point in points[1:]),  # the first one counts what was before kvbus came
+        sum(point.removed for point in points if point.what != ARRIVAL),  # then it replays what was before
         *("-" if score is None else score for score in scores),
     ]
     return f"| {' | '.join(map(str, cells))} |"

@@ -13,7 +13,7 @@ from tests.chaos.processes import Child
 from tests.ports import free_port, ports_in_a_row
 
 from .asking import answering, eventually, fetched
-from .outcome import Blocks, Outcome, Point, blocks_of, blocks_of_text, score
+from .outcome import ARRIVAL, Blocks, Outcome, Point, blocks_of, blocks_of_text, score
 from .traffic import Traffic
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class Scene:
     async def __aenter__(self) -> Self:
         await self.bus.start()
         self._following = [asyncio.ensure_future(router.follow()) for router in self._early]
-        await self.quiet("kvbus comes late")
+        await self.quiet(ARRIVAL)
         return self
 
     async def __aexit__(
