@@ -109,11 +109,12 @@ def test_the_model_of_production_stacks_page_is_the_one_that_it_serves() -> None
 
 
 def test_what_is_typed_for_aibrixs_gateway_is_what_the_guide_says() -> None:
-    guide, page = (
+    guide, quickstart, page = (
         dict(re.findall(r"^ *(AIBRIX_\w+)=(\S+)", (ROOT / "docs" / name).read_text(), re.MULTILINE))
-        for name in ("KUBERNETES.md", "platforms/aibrix.md")
+        for name in ("KUBERNETES.md", "QUICKSTART.md", "platforms/aibrix.md")
     )
     endpoint = "AIBRIX_PREFIX_CACHE_REMOTE_TOKENIZER_ENDPOINT"
+    assert quickstart == guide
     assert {**page, endpoint: guide[endpoint]} == guide
     service = shown("aibrix.md", "deploy/kubernetes/platforms/aibrix/engine.yaml")
     assert page[endpoint] == f"http://{service['metadata']['name']}.default:8000", "AIBrix names its Service so"
