@@ -234,6 +234,7 @@ def test_rules_are_those_of_the_files_with_what_the_operator_wants_of_them() -> 
     every = rules()
     assert rules(alerts={"KvbusNoRouter": False, "KvbusDown": True}).keys() == every.keys() - {"KvbusNoRouter"}
     assert {"KvbusDown"} <= rules(fleet=False).keys() <= every.keys() - {"KvbusVanished"}
+    assert not any("runbook_url" in rule["annotations"] for rule in every.values()), "there is no URL"
     there = rules(runbookUrl="https://example.com/runbooks")
     assert there["KvbusDown"]["annotations"]["runbook_url"] == "https://example.com/runbooks#kvbusdown"
     assert all(rule["annotations"]["runbook_url"].startswith("https://example.com/") for rule in there.values())

@@ -64,11 +64,11 @@ def test_every_alert_has_its_runbook_and_every_runbook_its_alert() -> None:
 
 def test_every_alert_says_where_its_runbook_is() -> None:
     for name, rule in {**alerts(), **alerts(FLEET)}.items():
-        document, _, anchor = rule["annotations"]["runbook_url"].partition("#")
+        document, _, anchor = rule["annotations"]["runbook"].partition("#")
         assert anchor == name.lower()
         assert anchor in anchors(ROOT / document)
         assert rule["labels"]["severity"] in SEVERITIES
-        assert rule["annotations"].keys() == {"summary", "description", "runbook_url"}
+        assert rule["annotations"].keys() == {"summary", "description", "runbook"}, "only a URL is a runbook_url"
 
 
 def test_every_runbook_says_what_it_means_what_to_look_at_and_what_to_do() -> None:
