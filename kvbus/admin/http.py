@@ -18,7 +18,7 @@ from kvbus.admin.credentials import Credentials
 from kvbus.admin.dumps import Dumps
 from kvbus.admin.events import Events
 from kvbus.admin.history import SOURCE_LEVELS, SOURCE_RATES, Course, History
-from kvbus.admin.openapi import document
+from kvbus.admin.openapi import PARAMETERS, document
 from kvbus.admin.pace import Pace, client
 from kvbus.admin.page import FILES, about, status_page
 from kvbus.admin.query import Queries
@@ -133,6 +133,10 @@ class AdminServer:
             allowed = ", ".join(methods)
             text = f"{request.path} takes {allowed}, not {request.method}"
             return _saying(problem(405, text, {"allow": allowed}))
+        known = PARAMETERS[request.path]
+        if unknown := request.query.keys() - known:
+            takes = ", ".join(sorted(known)) or "none"
+            return _saying(problem(400, f"{request.path} has no parameter {min(unknown)!r:.100}; it takes: {takes}"))
         return handler
 
     def _context(self) -> ssl.SSLContext | None:
@@ -283,8 +287,6 @@ class AdminServer:
         return as_json({"times": self.history.times(), **self.history.samples(course)})
 
     async def _stream(self, request: Request) -> Response:
-        if unknown := [each for each in request.query if each not in {"output", "after"}]:
-            return problem(400, f"/events knows no {unknown[0]!r}; it takes output=NAME and after=ID")
         if "output" in request.query:
             return await self._content(self._batches)(request)
         return await self._follow(request, None)

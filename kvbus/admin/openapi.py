@@ -124,6 +124,10 @@ PATHS: Final = (
 )
 
 
+PARAMETERS: Final = {path.path: frozenset(name for name, _ in path.parameters) for path in PATHS}
+"""The query parameters that each path takes."""
+
+
 @functools.cache
 def document() -> bytes:
     """Return the document."""
@@ -156,7 +160,7 @@ def _operation(path: Path, schemas: dict[Any, Any]) -> dict[str, Any]:
         "operationId": f"{path.method}_{path.path.strip('/').replace('.', '_') or 'page'}",
         "responses": {
             "200": {"description": "The answer.", **body(path.kind, path.answer)},
-            **{str(status): {"description": "No answer.", **body(JSON, Problem)} for status in path.problems},
+            **{str(status): {"description": "No answer.", **body(JSON, Problem)} for status in {400, *path.problems}},
         },
     }
     if path.content:  # none is needed on this machine, hence the empty one

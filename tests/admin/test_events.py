@@ -209,7 +209,7 @@ async def test_what_it_does_not_know_is_refused_with_a_sentence():
         status, text = await client.status("/events?blocks=1")
         assert (status, json.loads(text)["error"]) == (
             400,
-            "/events knows no 'blocks'; it takes output=NAME and after=ID",
+            "/events has no parameter 'blocks'; it takes: after, output",
         )
         status, text = await client.status("/events?output=x")
         assert (status, json.loads(text)["error"]) == (404, "no output 'x'; there are: routers")
