@@ -78,8 +78,8 @@ def test_registered_without_what_it_needs_it_is_an_error(config, site, command):
     done = kvbus(command, *config, *one_more, env={"PYTHONPATH": str(site)})
     assert (done.returncode, done.stdout) == (78, "")
     for number in (0, 1):
-        wrong = "it is registered, and what it needs is not installed: No module named 'kvbus_lines'"
-        assert f"outputs[{number}].type = lines: {wrong}" in done.stderr
+        lacking = "lines needs a package that is not installed (No module named 'kvbus_lines')"
+        assert f"outputs[{number}].type = 'lines': {lacking}" in done.stderr
 
 
 @pytest.mark.parametrize("there", [True, False])
