@@ -14,6 +14,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
+from kvbus.common.tasks import report_out_of_memory
 from kvbus.config import OutputConfig
 from kvbus.core.commands import Publish
 from kvbus.core.events import Subscribed
@@ -205,9 +206,8 @@ class Appender:
         while True:
             try:
                 await self._write()
-            except MemoryError:
-                raise
-            except Exception:
+            except Exception as error:
+                report_out_of_memory(error)
                 log.exception("output %s: writing %s has failed, by a defect", self._config.name, self._stream.key)
                 self._lose(UNAVAILABLE)
                 await asyncio.sleep(MOST_PAUSE)
