@@ -24,7 +24,6 @@ from kvbus.daemon import state_store
 def child(config: str) -> None:
     """Be ``kvbus run``; never comes back."""
     code = 70
-    signal.signal(signal.SIGUSR1, exhausted)
     try:
         sys.stdin.close()
         main(["run", "-c", config], prog_name="kvbus")
@@ -62,6 +61,7 @@ def died_of(status: int) -> int:
 
 def serve(config: str) -> None:
     """Take commands until there are no more."""
+    signal.signal(signal.SIGUSR1, exhausted)  # before a fork: a child has it from its first moment
     pid = 0
     for line in sys.stdin:
         if line == "start\n":
@@ -70,9 +70,10 @@ def serve(config: str) -> None:
                 child(config)
             sys.stdout.write("started\n")
         elif line in {"kill\n", "exhaust\n"}:
+            assert pid, "nothing was started"  # 0 would be the whole process group
             end = killed if line == "kill\n" else exhaust
-            sys.stdout.write(f"{end(pid)}\n")
-            pid = 0
+            pid, ended = 0, pid
+            sys.stdout.write(f"{end(ended)}\n")
         sys.stdout.flush()
     if pid:
         killed(pid)
