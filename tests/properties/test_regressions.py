@@ -150,6 +150,16 @@ def test_an_orphan_whose_parent_a_full_index_refused_is_missing_for_the_same_rea
     world.quiescence()
 
 
+def test_a_clear_of_a_tier_says_nothing_of_the_device() -> None:
+    """A source without a replay heard the clear of the CPU first: the engine still had a block on the GPU."""
+    world = World(Setup(engines=("deaf",)))
+    world.publish(0, [("store", 7, "GPU")], 1)
+    world.connect(0)
+    world.publish(0, [("clear", None, "CPU")], 2)
+    world.quiescence()
+    assert world.relay.sources[0].partial
+
+
 def test_strangers_without_end_are_a_conflict_and_then_all_is_well_again() -> None:
     """Bounded while it lasts, visible, and exact once one of them is left."""
     world = World(Setup())

@@ -99,7 +99,8 @@ class Clears:
         self._admission.media |= self._index.media_names
         there = self._index.media_names | self._left_out.media | {each for each, _ in self._refused}
         if medium is not None:
-            emptied = not self.all_tiers and self._admission.media <= {medium}
+            # an engine always has a device, so the clear of another medium never empties it
+            emptied = medium == DEVICE_MEDIUM and not self.all_tiers and self.empty
             survive = {each for each in there if each != medium}
         else:
             emptied = second or self.empty

@@ -279,6 +279,13 @@ class TestOneMedium:
         bench.feed(cleared())
         assert set(bench.router.blocks) == {(None, "CPU", 2)}
 
+    @pytest.mark.parametrize("clears", ["auto", "all", "device"])
+    @pytest.mark.parametrize("medium", ["GPU", "CPU"])
+    def test_a_clear_of_a_tier_leaves_the_device_unknown(self, clears, medium):
+        bench = Bench(clears=clears)
+        bench.feed(cleared(medium))
+        assert bench.normalizer.emptied is (medium == "GPU" and clears != "all")
+
     def test_an_unknown_medium_clears_nothing_and_is_counted(self):
         bench = Bench()
         bench.feed(store([1]))
