@@ -218,7 +218,6 @@ class Normalizer:
         if missed:
             self._copies.forget()
         again = list(self._copies.settle())
-        self._stores.make_room()  # unsure blocks have their part of it
         if not again:
             return
         self._removals.leave()
@@ -338,7 +337,6 @@ class Normalizer:
         for index in self.indexes:
             index.count()
         self._copies.count()
-        self._stores.make_room()
 
     @property
     def tails(self) -> Index:

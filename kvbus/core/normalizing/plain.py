@@ -87,7 +87,7 @@ class PlainEvents:
             doubtful |= admission.ints + 1 < admission.bytes
         shapes = admission.shapes
         size = index.size
-        room, room_bytes = stores.most_blocks - size.blocks, stores.most_bytes - size.at_most
+        room, room_bytes = stores.room()
         added = added_bytes = stored = removed = 0
         rest: list[Event] = []
         for at, event in enumerate(events):
@@ -188,7 +188,7 @@ class PlainEvents:
                 size.at_most += added_bytes
                 added = added_bytes = 0
                 stores.place(event, shape, chunk, None)
-                room, room_bytes = stores.most_blocks - size.blocks, stores.most_bytes - size.at_most
+                room, room_bytes = stores.room()
             elif type(event) is not _REMOVED:
                 if type(event) is BlockInactive:  # type: ignore[comparison-overlap]
                     admission.count_inactive()

@@ -69,10 +69,6 @@ class Stores:
         self._stats = stats
         self._refused = refused
 
-        # What the index may hold beside what is left out.
-        self.most_blocks = 0
-        self.most_bytes = 0
-
         # The run under way.
         self._run_end = 0
         self._holders: dict[tuple[int | None, Hash], int] = {}
@@ -80,17 +76,18 @@ class Stores:
         self._early: set[int] = set()
         """Stores, by identity, that a child before them in the run needed."""
 
-        self.make_room()
-
     def finish(self) -> None:
         """The batch ends."""
         self._run_end = 0
         self._early.clear()
 
-    def make_room(self) -> None:
-        """Something else is left out."""
-        self.most_blocks = self._rules.max_blocks - len(self._left_out)
-        self.most_bytes = self._rules.max_index_bytes - self._left_out.bytes
+    def room(self) -> tuple[int, int]:
+        """How many more blocks and bytes may be kept, at least: chunks that are to be looked at count as whole."""
+        size, left_out, rules = self._index.size, self._left_out, self._rules
+        return (
+            rules.max_blocks - len(left_out) - size.blocks,
+            rules.max_index_bytes - left_out.bytes - size.at_most,
+        )
 
     def store(self, steps: Sequence[Step], at: int) -> None:
         """Apply the store at this place. A parent that comes later in the same run goes first."""
@@ -226,10 +223,8 @@ class Stores:
     def fits(self, blocks: int, held: int) -> bool:
         """Whether so many blocks and bytes more may be kept; if not, that is counted."""
         size, copies = self._index.size, self._left_out.copies
-        self.make_room()
-        room = self.most_blocks - size.blocks - blocks
-        room_bytes = self.most_bytes - size.at_most - held
-        if room >= 0 and (room_bytes >= 0 or room_bytes + size.at_most - size.bytes >= 0):
+        room, room_bytes = self.room()
+        if room >= blocks and (room_bytes >= held or room_bytes + size.at_most - size.bytes >= held):
             return True
         if copies.blocks:
             copies.forget()
@@ -251,7 +246,6 @@ class Stores:
             self._left_out.store_tail(key, hashes[0], chunk)
         else:
             self._left_out.store_coarse(key, hashes)
-        self.make_room()
 
     def _parent_ok(self, shape: Shape, chunk: Chunk, table: Table) -> bool:
         parent = chunk.parent
@@ -366,7 +360,6 @@ class Stores:
                 self._reference(key, chunk, a, b)
         self._index.count()
         self._left_out.tails.count()
-        self.make_room()
         self._leaving.events.extend(announce(self._index))
 
     def _treatment(self, key: TableKey, chunk: Chunk) -> Treatment:
