@@ -188,12 +188,10 @@ def _program(
     return make
 
 
-def vllm_router(
-    directory: Path, name: str, *, replays: bool, front: int | None = None, kind: type[VllmRouter] = VllmRouter
-) -> VllmRouter:
+def vllm_router(directory: Path, name: str, *, kind: type[VllmRouter] = VllmRouter, **more: Any) -> VllmRouter:
     """The vLLM router that is installed."""
     program = Path(os.environ[ROUTERS_ENV]) / "vllm-router/bin/vllm-router"
-    return kind(program, directory, name, replays=replays, front=front)
+    return kind(program, directory, name, **more)
 
 
 def named_streams(streams: Sequence[Stream]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The unmodified vLLM router with kvbus's front as its worker: one pod with an engine, kvbus and what the router asks.
+"""The unmodified vLLM router with kvbus's gRPC front as its worker: one pod with an engine, kvbus and vLLM's front end.
 
 The engine's API names the engine's own endpoints, as it does without kvbus.
 """
@@ -23,7 +23,7 @@ from .kinds import VLLM_ROUTER, vllm_router
 from .routers import Stream
 from .test_interpose import exact
 from .vllm_frontend import VllmFrontend
-from .vllm_router import VllmRouter, VllmRouterByGrpc
+from .vllm_router import VllmRouterByGrpc
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,27 +32,15 @@ HEALTH = "/grpc.health.v1.Health/Check"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("key", "engine_says"),
-    [
-        ("front", "replay"),
-        ("front", "no replay"),
-        ("front", "nothing"),
-        ("front_grpc", "replay"),
-        ("front_grpc", "no replay"),
-    ],
-)
-async def test_the_vllm_router_reads_kvbus_because_the_front_says_so(
-    key: str, engine_says: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("replays", [True, False])
+async def test_the_vllm_router_reads_kvbus_because_the_front_says_so(replays: bool, tmp_path: Path) -> None:
     """It joins late; batches are lost on their way; the engine restarts. What it serves goes through the front."""
-    if lacking := VLLM_ROUTER() or (vllm_frontend.lacking() if key == "front_grpc" else ""):
+    if lacking := VLLM_ROUTER() or vllm_frontend.lacking():
         pytest.skip(lacking)
     port = free_port()
-    kind = VllmRouter if key == "front" else VllmRouterByGrpc
-    router = vllm_router(tmp_path, "router", replays=engine_says == "replay", front=port, kind=kind)
+    router = vllm_router(tmp_path, "router", replays=replays, front=port, kind=VllmRouterByGrpc)
     front = {"listen": f"127.0.0.1:{port}", "engine": router.worker.removeprefix("grpc://")}
-    profile: dict[str, Any] = {"output": {"profile": "vllm-router"}, key: front}
+    profile: dict[str, Any] = {"output": {"profile": "vllm-router"}, "front_grpc": front}
     async with running_bus(**profile) as bus, contextlib.AsyncExitStack() as stack:
         cache = Cache(seed=0)
         engine = EnginePublisher(bus.engine, bus.engine_replay, bind=True)
@@ -62,7 +50,7 @@ async def test_the_vllm_router_reads_kvbus_because_the_front_says_so(
             engine.publish(cache.batch())
         live, replay = (int(endpoint.rpartition(":")[2]) for endpoint in (bus.engine, bus.engine_replay))
         stack.push_async_callback(router.stop)
-        await router.start([] if engine_says == "nothing" else [Stream("127.0.0.1", live, replay)])
+        await router.start([Stream("127.0.0.1", live, replay)])
         await exact(router, cache, "late")
         for at in range(40):
             engine.publish(cache.batch(), live=at < 10 or at > 20)
@@ -73,8 +61,9 @@ async def test_the_vllm_router_reads_kvbus_because_the_front_says_so(
         for _ in range(60):
             engine.publish(cache.batch())
         await exact(router, cache, "after a restart of the engine")
-        http, calls = bus.daemon.front_stats, bus.daemon.front_grpc_stats
-        outcomes = http.requests if http is not None else calls.calls if calls is not None else {}
+        calls = bus.daemon.front_grpc_stats
+        assert calls is not None
+        outcomes = calls.calls
         assert outcomes["answered"] >= 1
         assert outcomes["passed"] > 10
         assert {outcome for outcome, times in outcomes.items() if times} <= {"answered", "passed", "client_gone"}

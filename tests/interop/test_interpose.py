@@ -1,7 +1,7 @@
 """Real routers at the very address that the engine dials: kvbus is there, and tells them apart.
 
-Dynamo's KvEventPublisher is what dynamo.vllm and dynamo.sglang have in each worker; the vLLM router takes its addresses
-from the engine. Both are given the engine's own endpoint here.
+Dynamo's KvEventPublisher is what dynamo.vllm and dynamo.sglang have in each worker; the vLLM router takes addresses
+as flags. Both are given the engine's own endpoint here.
 """
 
 from __future__ import annotations

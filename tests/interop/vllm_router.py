@@ -1,13 +1,16 @@
-"""The vLLM router, policy kv_aware, with a worker of ours behind it that answers what it asks and generates nothing.
+"""Run the vLLM router by the command that docs/QUICKSTART.md gives, before a worker of ours that generates nothing.
 
-What it believes is in its log: each request's decision says how many tokens of the prompt some worker is known to have.
+The worker has only the paths of a real `vllm serve` that the router needs. It has no `/get_server_info`: vLLM 0.32 answers
+404 there, so the router learns neither block size nor model. The router logs how many tokens of each prompt it credits.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from typing import TYPE_CHECKING, Any, Final
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 import aiohttp
 from aiohttp import web
@@ -21,11 +24,19 @@ from .vllm_frontend import VllmFrontend
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
 _DECISION: Final = re.compile(rb"KV prefix decision .*credited_prefix_tokens=(\d+)")
 _COLOURS: Final = re.compile(rb"\x1b\[[0-9;]*m")
 _HOST: Final = "127.0.0.1"
+_WORKER_PATHS: Final = ("/health", "/v1/completions")
+_QUICKSTART: Final = Path(__file__).parents[2] / "docs" / "QUICKSTART.md"
+
+
+def documented_flags() -> list[tuple[str, str]]:
+    """Read the flags of the router's command from docs/QUICKSTART.md, with their values."""
+    (command,) = re.findall(r"^```\n(vllm-router .*?)^```", _QUICKSTART.read_text(), re.MULTILINE | re.DOTALL)
+    words = shlex.split(command.replace("\\\n", " "))[1:]
+    return list(zip(words[::2], words[1::2], strict=True))
 
 
 class VllmRouter(Router):
@@ -34,40 +45,23 @@ class VllmRouter(Router):
     Args:
         program: the command.
         directory, name: of its log.
-        replays: the worker says where a replay can be asked for.
-        front: the port of what stands before the worker's API; None: nothing does.
+        replays: the router is given the replay endpoints too.
     """
 
-    def __init__(self, program: Path, directory: Path, name: str, *, replays: bool, front: int | None = None) -> None:
+    def __init__(self, program: Path, directory: Path, name: str, *, replays: bool) -> None:
         self._worker, self._port, metrics = free_ports(3)
         self.worker = self._url(self._worker)
-        asked = self.worker if front is None else self._url(front)
-        command = [str(program), "--worker-urls", asked, "--policy", "kv_aware"]
-        command += ["--host", _HOST, "--port", str(self._port), "--prometheus-port", str(metrics)]
+        command = [str(program), "--host", _HOST, "--port", str(self._port), "--prometheus-port", str(metrics)]
         command += ["--worker-startup-check-interval", "1", "--log-level", "debug"]
         self.model = "m"
         self._child = Child(name, command, directory, piped=True)
         self._replays = replays
-        self._sources: dict[str, dict[str, Any]] = {}
         self._decisions: asyncio.Queue[int] = asyncio.Queue()
         self._ready = asyncio.Event()
 
     async def start(self, streams: Sequence[Stream]) -> None:
-        self._sources = {
-            str(rank): {
-                "endpoint": stream.live,
-                "replay_endpoint": stream.replay if self._replays else None,
-                "topic": "",
-                "hwm": 100_000,
-                "buffer_steps": 10_000,
-                "publisher": "zmq",
-                "encoding": "msgpack",
-                "schema_version": 1,
-                "enable_kv_cache_events": True,
-            }
-            for rank, stream in enumerate(streams)
-        }
-        await self._serve()
+        self._child.command += self._flags(streams)
+        await self._serve(streams)
         self._session = aiohttp.ClientSession()
         if len(streams) > 1:  # each rank is a place of its own that requests can be sent to
             self._child.command += ["--intra-node-data-parallel-size", str(len(streams))]
@@ -96,7 +90,22 @@ class VllmRouter(Router):
     def _url(self, port: int) -> str:
         return f"http://{_HOST}:{port}"
 
-    async def _serve(self) -> None:
+    def _flags(self, streams: Sequence[Stream]) -> list[str]:
+        """Fill in the documented flags: this worker, these endpoints, this block size."""
+        values = {
+            "--worker-urls": self.worker,
+            "--kv-event-source": f"{self.worker}={','.join(stream.live for stream in streams)}",
+            "--kv-event-replay-source": f"{self.worker}={','.join(stream.replay or '' for stream in streams)}",
+            "--kv-event-block-size": str(BLOCK_SIZE),
+        }
+        flags = [(flag, values.get(flag, value)) for flag, value in documented_flags()]
+        return [word for pair in flags if self._replays or pair[0] != "--kv-event-replay-source" for word in pair]
+
+    async def _serve(self, streams: Sequence[Stream]) -> None:
+        self._sources = {
+            str(rank): {"endpoint": stream.live, "replay_endpoint": stream.replay, "topic": "", "publisher": "zmq"}
+            for rank, stream in enumerate(streams)
+        }
         app = web.Application()
         app.router.add_route("*", "/{path:.*}", self._answer)
         self._runner = web.AppRunner(app)
@@ -107,10 +116,10 @@ class VllmRouter(Router):
         await self._runner.cleanup()
 
     async def _answer(self, request: web.Request) -> web.Response:
-        if request.path == "/get_server_info":
-            return web.json_response({"model_path": "m", "block_size": BLOCK_SIZE})
-        if request.path == "/kv_event_sources":  # an engine before 0.33 has no such path
-            return web.json_response(self._sources) if self._sources else web.Response(status=404)
+        if request.path == "/kv_event_sources":
+            return web.json_response(self._sources)
+        if request.path not in _WORKER_PATHS:
+            return web.json_response({"detail": "Not Found"}, status=404)
         return web.json_response({"id": "x", "object": "text_completion", "model": "m", "choices": []})
 
     async def _request(self, tokens: list[int]) -> None:
@@ -149,18 +158,26 @@ def _paths(known: Known) -> list[tuple[list[int], list[int]]]:
 
 
 class VllmRouterByGrpc(VllmRouter):
-    """The same router, and vLLM's own front end as its worker, by its gRPC API."""
+    """The same router, and vLLM's own front end as its worker, by its gRPC API. It finds the events by itself.
 
-    def __init__(self, program: Path, directory: Path, name: str, **more: Any) -> None:
-        super().__init__(program, directory, name, **more)
+    Args:
+        front: the port of kvbus's front before the worker's API.
+    """
+
+    def __init__(self, program: Path, directory: Path, name: str, *, replays: bool, front: int) -> None:
+        super().__init__(program, directory, name, replays=replays)
         self._directory = directory
         self._http = free_port()
+        self._front = front
 
     def _url(self, port: int) -> str:
         return f"grpc://{_HOST}:{port}"
 
-    async def _serve(self) -> None:
-        publishes = [(each["endpoint"], each["replay_endpoint"]) for each in self._sources.values()]
+    def _flags(self, _streams: Sequence[Stream]) -> list[str]:
+        return ["--policy", "kv_aware", "--worker-urls", self._url(self._front)]
+
+    async def _serve(self, streams: Sequence[Stream]) -> None:
+        publishes = [(stream.live, stream.replay if self._replays else None) for stream in streams]
         self._frontend = await VllmFrontend(self._directory, self._http, self._worker, publishes).__aenter__()
         self.model = self._frontend.model
 
