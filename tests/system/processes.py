@@ -70,6 +70,17 @@ class Process:
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def terminate(self) -> int:
+        """Send SIGTERM and return the exit code."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGTERM)
+        return self._process.wait(60)
+
     def kill(self) -> None:
         assert self._process is not None
         assert self._process.poll() is None, "kvbus ended by itself"

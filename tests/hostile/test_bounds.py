@@ -1,0 +1,176 @@
+"""Attacks that kvbus does not withstand yet: requests that nobody reads, a message without an end, a start on a large state.
+
+Each test states the bound to keep and fails today.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import zmq
+
+from tests.doubles.payloads import payload, store
+from tests.hostile.test_flood import resident
+from tests.interop.support import wait_for
+from tests.ports import free_port
+from tests.system.processes import Process, killed_at_the_end
+from tests.transport.zmtp.peers import hello
+
+MB: Final = 10**6
+
+PEERS: Final = 40
+"""Peers that ask for a snapshot and read one byte of it."""
+
+BLOCKS: Final = 2_000
+"""Blocks of the snapshot, which takes 2.6 MB."""
+
+BLOCK_SIZE: Final = 256
+"""Tokens of a block. A token takes five bytes."""
+
+PER_PEER: Final = 500_000
+"""Bytes that may wait for one peer. A whole snapshot does not fit."""
+
+SENT: Final = 4 * MB
+"""Bytes of the message without an end."""
+
+STATE_BLOCKS: Final = 10_000
+"""Blocks of the state, whose write-ahead log has 13 MB. kvbus reads it in a quarter of a second."""
+
+
+class BoundExceeded(Exception):  # noqa: N818
+    """The attack succeeds. Any other exception is a mistake of the test."""
+
+
+def require(kept: bool, found: str) -> None:
+    if not kept:
+        raise BoundExceeded(found)
+
+
+def configure(process: Process, source: dict[str, Any], output: dict[str, Any], state_dir: Path | None = None) -> None:
+    """Give a process one source and one output."""
+    sources = [{"name": "engine", "endpoint": process.engine, **source}]
+    outputs = [{"endpoint": process.out, **output}]
+    state = None if state_dir is None else str(state_dir)
+    everything = {"sources": sources, "outputs": outputs, "http": process.http, "state_dir": state}
+    process.config.write_text(json.dumps(everything))  # JSON is YAML
+
+
+@contextlib.contextmanager
+def connected(port: int, kind: bytes) -> Iterator[socket.socket]:
+    """A raw connection to kvbus after the ZMTP handshake, with a small receive buffer."""
+    with socket.socket() as peer:
+        peer.settimeout(60)
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        peer.connect(("127.0.0.1", port))
+        peer.sendall(hello(kind))
+        read(peer, 65)  # the greeting, and the flags of READY
+        read(peer, read(peer, 1)[0])
+        yield peer
+
+
+def read(peer: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        part = peer.recv(size - len(data))
+        if not part:
+            raise ConnectionError("kvbus ended the connection")
+        data += part
+    return data
+
+
+@contextlib.contextmanager
+def engine_of(process: Process) -> Iterator[zmq.Socket[bytes]]:
+    """The engine that a process dials."""
+    with zmq.Context() as context, context.socket(zmq.XPUB) as engine:
+        engine.setsockopt(zmq.LINGER, 0)
+        engine.setsockopt(zmq.SNDHWM, 0)
+        engine.setsockopt(zmq.RCVTIMEO, 60_000)
+        engine.bind(process.engine)
+        yield engine
+
+
+def publish_blocks(engine: zmq.Socket[bytes], process: Process, count: int) -> None:
+    """Wait for the subscription of kvbus, publish blocks, and wait until kvbus holds them."""
+    engine.recv()
+    for seq in range(count):
+        first = 2**20 + seq
+        event = store([seq], tokens=list(range(first, first + BLOCK_SIZE)), block_size=BLOCK_SIZE)
+        engine.send_multipart([b"", seq.to_bytes(8, "big"), payload(event)])
+    wait_for(lambda: process.sources()[0]["last_seq"] == count - 1, "every batch in kvbus")
+
+
+@pytest.mark.xfail(
+    strict=True, raises=BoundExceeded, reason="kvbus builds a whole snapshot for each peer that asks for one"
+)
+def test_peers_that_do_not_read_share_one_snapshot(tmp_path: Path) -> None:
+    process, snapshots = Process(tmp_path, keeps_state=False), free_port()
+    configure(process, {}, {"snapshot_endpoint": f"tcp://127.0.0.1:{snapshots}"})
+    with engine_of(process) as engine, killed_at_the_end(process), contextlib.ExitStack() as peers:
+        publish_blocks(engine, process, BLOCKS)
+
+        def ask() -> socket.socket:
+            peer = peers.enter_context(connected(snapshots, b"DEALER"))
+            peer.sendall(b"\x00\x08snapshot")
+            return peer
+
+        read(ask(), 1)  # the bytes after the handshake are those of the answer
+        with_one = resident(process.pid)
+        for peer in [ask() for _ in range(PEERS)]:
+            read(peer, 1)
+        grown = resident(process.pid) - with_one
+        require(grown < PEERS * PER_PEER, f"{grown / MB:.0f} MB for {PEERS} peers")
+
+
+@pytest.mark.xfail(
+    strict=True, raises=BoundExceeded, reason="where engines dial in, libzmq keeps each frame of an unfinished message"
+)
+def test_a_message_without_an_end_takes_little_memory(tmp_path: Path) -> None:
+    process = Process(tmp_path, keeps_state=False)
+    configure(process, {"bind": True}, {})
+    with killed_at_the_end(process):
+        wait_for(lambda: process.get("/livez"), "kvbus")
+        before = resident(process.pid)
+        with connected(int(process.engine.rpartition(":")[2]), b"PUB") as peer:
+            with contextlib.suppress(ConnectionError):  # kvbus may refuse such a message
+                peer.sendall(b"\x01\x00" * (SENT // 2))  # empty frames with the MORE flag
+                peer.sendall(b"\x04\x07\x04PING\x00\x00")
+                said = b""
+                while b"PONG" not in said:  # kvbus has read all of it then
+                    said += read(peer, 1)
+            grown = resident(process.pid) - before
+            assert process.get("/livez") == b"ok\n"
+            require(grown < 4 * SENT, f"{grown / MB:.0f} MB for {SENT / MB:.0f} MB")
+
+
+def reads_state(pid: int, state: Path) -> bool:
+    """Whether a process has a log or a checkpoint of the state open."""
+    with contextlib.suppress(FileNotFoundError):  # a descriptor may be closed meanwhile
+        files = [each.readlink() for each in Path(f"/proc/{pid}/fd").iterdir()]
+        return any(file.parent == state and file.suffix in {".log", ".dump"} for file in files)
+    return False
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=BoundExceeded,
+    reason="kvbus reads its state before it handles signals, and logs nothing before",
+)
+def test_a_start_on_a_large_state_ends_in_order(tmp_path: Path) -> None:
+    process, state = Process(tmp_path, keeps_state=True), tmp_path / "state"
+    configure(process, {}, {}, state)
+    with engine_of(process) as engine, killed_at_the_end(process):
+        publish_blocks(engine, process, STATE_BLOCKS)
+    process.log.write_text("")
+    process.start()
+    try:
+        wait_for(lambda: reads_state(process.pid, state), "kvbus reading its state")
+    finally:
+        code = process.terminate()
+    log = process.log.read_text()
+    require(code == 0 and str(state) in log, f"exit code {code}; the log, which should name the state: {log!r}")
