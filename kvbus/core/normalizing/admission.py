@@ -233,8 +233,8 @@ class Admission:
         if not known:  # which of the tokens are those of a hash is not said
             self.touched = self.touched or tokens > 0
             event.token_ids = NOTHING
-        if size and (tokens or shape.group not in self.sizes):
-            self._observe(shape, size, max(count, tokens // size), shape.medium if tokens else "")
+        if size and (known or shape.group not in self.sizes):
+            self._observe(shape, size, max(count, tokens // size), shape.medium if known else "")
         for part in split_long(event):
             chunk, end = None, first + len(part.block_hashes)
             own = extras and extras_of(extras, count, first, end)

@@ -57,9 +57,7 @@ class Wire(msgspec.Struct, frozen=True, cache_hash=True):
     drop_group: bool = False
     """Groups leave without their number. See :attr:`Profile.one_group`."""
     strict: bool = False
-    """The family hashes the tokens of each store itself, and its decoders know one form of each field. Blocks without
-    tokens do not leave. A carried value of another form leaves in a form that they read
-    (:mod:`kvbus.core.wire.carried`)."""
+    """The family hashes the tokens of each store itself. Blocks without tokens do not leave."""
     drop_tokens: bool = False
     """Stores leave without token ids, and without whatever else tells of a prompt or of who sent it."""
 
@@ -183,10 +181,11 @@ PROFILES: Final[dict[str, Profile]] = {
 
 def encode(wire: Wire, events: Sequence[AnyEvent], ts: float, rank: int) -> bytes:
     """One batch: always an array of exactly three, ``[ts, events, rank]``."""
+    events = [readable(event) if isinstance(event, dict) and is_store(event) else event for event in events]
     if wire is CANONICAL:
         return encode_batch(events, ts, rank)
     if wire.strict:
-        events = [readable(event) if isinstance(event, dict) else event for event in events if not _hash_only(event)]
+        events = [event for event in events if not _hash_only(event)]
     if wire.by_event:
         events = [each for event in events for each in _translated(wire, event)]
     return encode_batch(events, ts, rank) if wire.encoding == "map" else encode_positional_batch(events, ts, rank)
