@@ -17,6 +17,8 @@ READS = {
     "daemon/daemon.py": "the `ts` of heartbeats, and of the clear that opens a numbering",
     "daemon/seq_reservation.py": "how far ahead a damaged numbering goes on: further than the last time",
     "daemon/generations.py": "the name of files that are moved aside",
+    "parts/discovery/streams.py": "whether a record says a time to come",
+    "parts/log/contract.py": "the turn of an epoch, which must not repeat when a log has lost everything",
     "parts/outputs/dynamo/files.py": "whether somebody still touches the record of a worker",
     "transport/live/hub.py": "when a router has left, as people are shown",
     "transport/live/views.py": "the same of one stream, and when it got the state",

@@ -34,9 +34,9 @@ def say(script: Script, *happens) -> list:
     return told
 
 
-def goes_on(script: Script, seq: int = 1, topic: bytes = b"") -> None:
+def goes_on(script: Script, seq: int = 1) -> None:
     """The next batch of the engine is relayed, and the router is exact."""
-    script >> live(seq, *AFTER, topic=topic)
+    script >> live(seq, *AFTER)
     script.whatever()
     live_blocks = {block for _, _, block in script.router.blocks}
     assert 3 in live_blocks
@@ -149,7 +149,7 @@ def test_a_topic_that_is_no_text():
     script = begun() >> raw(b"\xff\xfe\x00", (1).to_bytes(8, "big"), payload(store([5])))
     (command,) = script.whatever()
     assert command.topic == b"\xff\xfe\x00"
-    goes_on(script, 2, topic=command.topic)
+    goes_on(script, 2)
 
 
 def test_a_rank_that_changes_is_counted_and_routers_keep_the_first():

@@ -57,6 +57,7 @@ EXPECTED: Final[frozenset[Alert]] = frozenset(
         ("KvbusPartial", "faulty", "lossy"),
         ("KvbusEngineRestarts", "faulty", "restarting"),
         ("KvbusEventsRejected", "faulty", "garbled"),
+        ("KvbusPartial", "faulty", "garbled"),
         ("KvbusReplayFailing", "faulty", "mute"),
         ("KvbusSourceSilent", "faulty", "silent"),
         ("KvbusSourceTopic", "faulty", "untitled"),

@@ -93,8 +93,12 @@ def simulated(schedule: Schedule, network: Network, directory: Directory, setup:
     time = SimTime(schedule)
     chance = schedule.chance("the bus")
 
-    def live(_context: Any, endpoint: str, *, topics: Any, events: Any, **_: Any) -> SimLive:
-        return SimLive(directory, endpoint, events, topics)
+    class Live(SimLive):
+        reached = None
+        """The simulated network has no host names."""
+
+        def __init__(self, _context: Any, endpoint: str, *, topics: Any, events: Any, **_: Any) -> None:
+            super().__init__(directory, endpoint, events, topics)
 
     def request(_context: Any, endpoint: str, frames: list[bytes], on_message: Any, **_: Any) -> SimRequest:
         return SimRequest(directory, endpoint, frames, on_message)
@@ -115,7 +119,7 @@ def simulated(schedule: Schedule, network: Network, directory: Directory, setup:
         (daemon_module, "end", lambda _: True),
         (daemon_module, "ZapHandler", lambda _: NoZap()),
         (outputs, "factories", lambda config: [ZmqOutput for _ in config.outputs]),
-        (source_sockets, "LiveStream", live),
+        (source_sockets, "LiveStream", Live),
         (source_sockets, "RequestConnection", request),
         (unreachable, "dial", _refused),
         (addresses, "bind", network.bind),

@@ -73,6 +73,7 @@ class Topics:
     def disconnected(self) -> None:
         """Begin anew: the next connection may be another publisher's."""
         self.own: bytes | None = None
+        self._named: bytes | None = None
         self.heard = False
         self.second: bytes | None = None
         self.elsewhere: bytes | None = None
@@ -108,10 +109,12 @@ class Topics:
         if topic == self.own:
             return True
         # the empty topic names no stream, and behind a zero byte SGLang's topics name the epoch
-        if topic.startswith(self.prefix) and (not self.own or _name(topic) == _name(self.own)):
-            self.own = topic
-            return True
-        return False
+        if not topic.startswith(self.prefix) or (topic and self._named not in {None, _name(topic)}):
+            return False
+        if topic:
+            self._named = _name(topic)
+        self.own = topic
+        return True
 
     def _own(self, stream: int | None, seq: int, payload: bytes, now: float) -> list[SeqBatch]:
         run = self._runs.get(stream, [])
