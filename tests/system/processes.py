@@ -58,7 +58,7 @@ class Process:
 
     def sources(self) -> list[dict[str, Any]]:
         """What `/sources` says."""
-        said: list[dict[str, Any]] = json.loads(self.get("/sources"))
+        said: list[dict[str, Any]] = json.loads(self.get("/sources") or b"[]")
         return said
 
     def pause(self) -> None:
