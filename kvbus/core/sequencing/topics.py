@@ -9,6 +9,7 @@ topics share one numbering. Nothing on the wire says which. kvbus reads the whol
   From then on foreign batches are ignored.
 
 A source reads one topic for as long as its connection stands: the first one that begins with the configured prefix.
+Without a prefix, batches under the empty topic are the source's own too, because that topic names no stream.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Fields of a store that kvbus carries without acting on them: the forms that routers read, and all other values.
 
-A value of another form never costs a block. It is carried as it came, and a value that routers can read stands for it
-wherever kvbus or a strict router has to read the field. Values that tell prompts apart (extra keys, salt, adapter) are
-then texts made of their bytes, so that two different values stay different. Other values are left out there.
+A value of another form never costs a block. kvbus keeps the value as it came, and writes a value that every router can
+read in its place. Values that tell prompts apart (extra keys, salt, adapter) become texts made of their bytes, so that
+two different values stay different. Other values are left out.
 """
 
 from __future__ import annotations
