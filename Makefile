@@ -24,7 +24,7 @@ PARTS ?= image-layout
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup tools golden demo site links test newest coverage bench bench-worth chaos vopr others interop hours real-engine soak explore fuzz cost flood lint format charts platforms cluster dockerfile wheel \
+.PHONY: help setup tools golden demo site links test test-all newest coverage bench bench-worth chaos vopr others interop hours real-engine soak explore fuzz cost flood lint format charts platforms cluster dockerfile wheel \
 	client-wheel image image-layout release release-check release-rehearsal assemble version lock clean
 
 help: ## this list
@@ -83,8 +83,11 @@ $(LINKS)/.installed: .ci/links.lock
 links: site $(LINKS)/.installed ## every link of the site that leaves it, followed once (needs the network)
 	@$(LINKS)/bin/linkchecker --check-extern --no-robots --no-status --ignore-url '^http://127\.0\.0\.1[:/]' build/site/html/index.html
 
-test: $(STAMP) ## the test suite (TEST_LONG=1: tests of chance at length)
-	@$(BIN)/python -m pytest -n 8 --dist loadgroup $(ARGS)
+test: $(STAMP) ## the fast tests, two minutes (ARGS="tests/core -x": all tests of a part)
+	@$(BIN)/python -m pytest -n 4 --dist loadgroup --tier fast $(ARGS)
+
+test-all: $(STAMP) ## all tests, at length (tests whose counterpart is not installed are skipped with a reason)
+	@TEST_LONG=1 $(BIN)/python -m pytest -n 5 --dist loadgroup $(ARGS)
 
 coverage: $(STAMP) ## the suite under coverage, with one floor for all of kvbus (ARGS="tests/core")
 	@$(BIN)/python -m coverage erase

@@ -9,7 +9,7 @@ import os
 import signal
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -44,6 +44,11 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+TESTS: Final = Path(__file__).parent
+FAST: Final = {"conftest.py", "__init__.py", *budget.budgets("fast")}
+"""The files and directories in ``tests`` that the fast tier collects."""
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -109,8 +114,28 @@ def nats_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[clusters.
     )
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--tier",
+        choices=("fast", "all"),
+        default="all",
+        help="fast: the directories that budgets.toml lists under [fast], without slow tests, if no path is given",
+    )
+
+
+def _is_fast(config: pytest.Config) -> bool:
+    return config.getoption("--tier") == "fast" and config.args_source is pytest.Config.ArgsSource.TESTPATHS
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave the slower directories out of the fast tier."""
+    if not _is_fast(config) or not collection_path.is_relative_to(TESTS) or collection_path == TESTS:
+        return None
+    return collection_path.relative_to(TESTS).parts[0] not in FAST or None
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    config.pluginmanager.register(budget.plugin(), "budgets")
+    budget.register(config)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -132,6 +157,10 @@ def pytest_collection() -> Generator[None, Any, Any]:
         gc.enable()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with what takes long: nobody waits for it alone at the end."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Begin with the slow tests, or leave them out of the fast tier."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    if _is_fast(config):
+        slow = [item for item in items if item.get_closest_marker("slow")]
+        config.hook.pytest_deselected(items=slow)
+        items[:] = items[len(slow) :]

@@ -1,4 +1,4 @@
-"""Whether tests run at length: ``TEST_LONG=1``, as `.ci/run` has it; `make test` runs each of them in short."""
+"""Whether tests run at length: ``TEST_LONG=1``, which ``make test-all`` sets."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def test_a_short_campaign() -> None:
     assert "faults (seed 1)" in said
 
 
-@pytest.mark.skipif(not LONG, reason="a second campaign: with TEST_LONG=1, as in .ci/run")
+@pytest.mark.skipif(not LONG, reason="a second campaign: make test-all has it")
 @pytest.mark.timeout(400)
 def test_a_wrong_view_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A campaign that cannot fail proves nothing: here the truth has one block more than the engine's cache."""

@@ -1,7 +1,7 @@
 """kvbus is killed at random instants under traffic: every router ends with the engine's truth, and no seq goes back.
 
 With `state_dir`, where the engine's buffer has long forgotten the beginning, and without, where it has not; and all at
-once: kvbus is killed, the engine restarts, routers restart, batches are lost. ``TEST_LONG=1`` (`.ci/run`) makes it two
+once: kvbus is killed, the engine restarts, routers restart, batches are lost. ``make test-all`` makes it two
 hundred kills each.
 """
 
