@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from kvbus.common.errors import ExitCode, KvbusError
+from kvbus.common.removed import removed_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -58,10 +59,12 @@ class Program(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the subcommand; where there is none of this name, say which one was meant."""
+        """Find the subcommand. For an unknown name, say what replaced it or which one is similar."""
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
+            if (gone := removed_command(args[0])) is not None:
+                raise click.UsageError(f"{args[0]}: {gone}", ctx) from error
             near = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
             if not near:
                 raise
@@ -90,6 +93,9 @@ class Program(click.Group):
             signal.signal(signal.SIGTERM, _end)
         try:
             result = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+        except click.NoSuchOption as error:
+            _replaced(error).show()
+            sys.exit(error.exit_code)
         except click.ClickException as error:
             error.show()
             sys.exit(error.exit_code)
@@ -114,6 +120,17 @@ class Program(click.Group):
 
 def _end(number: int, _frame: object) -> NoReturn:
     sys.exit(128 + number)
+
+
+def _replaced(error: click.NoSuchOption) -> click.UsageError:
+    """Return an error that says what replaced a removed option; for any other option the same error."""
+    words = [error.option_name]
+    ctx = error.ctx
+    while ctx is not None and ctx.parent is not None:
+        words.insert(0, ctx.info_name or "")
+        ctx = ctx.parent
+    gone = removed_command(" ".join(words))
+    return error if gone is None else click.UsageError(f"{error.option_name}: {gone}", error.ctx)
 
 
 def _forget_stdout() -> None:

@@ -14,6 +14,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from kvbus.common.errors import ConfigError, Problem
+from kvbus.common.removed import removed_key
 from kvbus.config import crosscheck, paths, yamlfile
 from kvbus.config.interpose import as_written
 from kvbus.config.models import Config
@@ -195,7 +196,8 @@ def _apply_env(draft: _Draft, env: Mapping[str, str]) -> None:
         elif not _is_service_link(name, value):
             near = paths.suggest(path)
             hint = "" if near is None else f", did you mean {variable(paths.parse(near))}?"
-            draft.problems.append(Problem(name, f"no such variable{hint}", value=shown(value), origin="environment"))
+            wrong = removed_key(path) or f"no such variable{hint}"
+            draft.problems.append(Problem(name, wrong, value=shown(value), origin="environment"))
     # apply lists before their elements, and elements in order
     found.sort(key=lambda item: [(isinstance(piece, str), piece) for piece in item[0]])
     for path, name, value in found:
@@ -222,7 +224,8 @@ def _apply_text(draft: _Draft, key: str, value: Any) -> None:
         return
     if not paths.is_known(path):
         near = paths.suggest(path)
-        wrong = "unknown key" if near is None else f"unknown key, did you mean {near}?"
+        unknown = "unknown key" if near is None else f"unknown key, did you mean {near}?"
+        wrong = removed_key(path) or unknown
         draft.problems.append(Problem(paths.show(path), wrong, value=shown(value), origin="command line"))
         return
     _assign_text(draft, path, value, "command line")

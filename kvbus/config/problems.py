@@ -7,6 +7,7 @@ import reprlib
 from typing import TYPE_CHECKING, Any, Final
 
 from kvbus.common.errors import Problem
+from kvbus.common.removed import removed_key
 from kvbus.config.paths import Path, field_at, show, suggest
 
 if TYPE_CHECKING:
@@ -71,6 +72,8 @@ def from_pydantic(error: ErrorDetails, origins: Mapping[Path, str]) -> Problem:
     origin = _origin(path, origins)
     value = None if error["type"] == "missing" else shown(error["input"])
     if error["type"] in {"extra_forbidden", "invalid_key"}:
+        if (gone := removed_key(path)) is not None:
+            return Problem(show(path), gone, value=value, origin=origin)
         near = suggest(path)
         wrong = "unknown key" if near is None else f"unknown key, did you mean {near}?"
         example = None if near is None else example_at((*path[:-1], near.rpartition(".")[2]))

@@ -1,0 +1,50 @@
+"""Name what kvbus no longer has, and what to use instead.
+
+A removed name answers with its sentence in place of "unknown key" or "no such command". A name that kvbus still has is
+never looked up here. Each text follows "gone: ".
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+KEYS: Final[Mapping[str, str]] = {
+    "analytics": "use `kvbus record`, and count in the capture how long blocks live",
+    "on_partial": "use the engine's own API to reset its cache, or restart it; kvbus waits for either",
+    "http_client_ca_file": "use bearer tokens in http_tokens_file (`kvbus token` makes one)",
+    "http_token_review": "use bearer tokens in http_tokens_file (`kvbus token` makes one)",
+    "http_access_review": "use bearer tokens in http_tokens_file (`kvbus token` makes one)",
+    "state_key_file": "use a state_dir in memory (the default), or on an encrypted volume",
+}
+"""Keys of the configuration, as dotted paths without list positions, such as ``outputs.layout``."""
+
+COMMANDS: Final[Mapping[str, str]] = {
+    "log": "use the broker's own commands (see LOG.md)",
+}
+"""Commands such as ``log``, and options such as ``query --hashes``."""
+
+PATHS: Final[Mapping[str, str]] = {
+    "/query": "use `kvbus index`, which answers POST /query",
+    "/openapi.json": "use `kvbus index`, which describes its questions at /openapi.json",
+}
+"""Paths of the HTTP port."""
+
+
+def gone(instead: str) -> str:
+    """Return the sentence about something removed, such as "gone: use X"."""
+    return f"gone: {instead}"
+
+
+def removed_key(path: Iterable[str | int]) -> str | None:
+    """Return the sentence about a removed key; None for every other path."""
+    instead = KEYS.get(".".join(piece for piece in path if isinstance(piece, str)))
+    return None if instead is None else gone(instead)
+
+
+def removed_command(words: str) -> str | None:
+    """Return the sentence about a removed command or option; None for every other one."""
+    instead = COMMANDS.get(words)
+    return None if instead is None else gone(instead)

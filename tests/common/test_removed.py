@@ -1,0 +1,57 @@
+"""A removed key, command or option answers with what to use instead, together with all other mistakes."""
+
+from __future__ import annotations
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from kvbus.cli.program import Program, Subcommand
+from kvbus.common import removed
+from kvbus.config import ConfigError, load
+
+
+@pytest.fixture
+def gone_key(monkeypatch):
+    monkeypatch.setattr(removed, "KEYS", {"old": "use new", "sources.old": "use sources[].new"})
+
+
+def _problems(path, text: str, **given) -> dict[str, str]:
+    path.write_text(text)
+    with pytest.raises(ConfigError) as refused:
+        load(path, env=given.get("env", {}), overrides=given.get("overrides", {}))
+    return {problem.key: str(problem) for problem in refused.value.problems}
+
+
+@pytest.mark.usefixtures("gone_key")
+def test_a_removed_key_is_reported_beside_all_other_mistakes(tmp_path):
+    text = "old: true\nmodle: m\nsources: [{name: a}, {name: b, endpoint: 'ipc:///b', old: 1}]\noutputs: [{layout: merged}]\n"
+    found = _problems(tmp_path / "kvbus.yaml", text, env={"KVBUS_OLD": "true"}, overrides={"sources[0].old": "1"})
+    assert found == {
+        "old": f"old = true: gone: use new ({tmp_path / 'kvbus.yaml'} line 1)",
+        "modle": found["modle"],
+        "sources[1].old": f"sources[1].old = 1: gone: use sources[].new ({tmp_path / 'kvbus.yaml'} line 3)",
+        "KVBUS_OLD": "KVBUS_OLD = 'true': gone: use new (environment)",
+        "sources[0].old": "sources[0].old = '1': gone: use sources[].new (command line)",
+    }
+    assert "did you mean model?" in found["modle"]
+
+
+def test_a_key_that_kvbus_has_is_never_called_gone(tmp_path, monkeypatch):
+    monkeypatch.setattr(removed, "KEYS", {"model": "use nothing"})
+    path = tmp_path / "kvbus.yaml"
+    path.write_text("model: m\nsources: [{}]\noutputs: [{}]\n")
+    assert load(path, env={"KVBUS_MODEL": "n"}, overrides={}).model == "n"
+
+
+def test_a_removed_command_and_option_say_what_to_use(monkeypatch):
+    monkeypatch.setattr(removed, "COMMANDS", {"old": "use go", "go --old": "use --new", "old --new": "use nothing"})
+    group = Program("kvbus", subcommands=[Subcommand("absent", "Not there.")])
+    group.add_command(click.Command("go", params=[click.Option(["--new"])]))
+    for words, said in (
+        (["old", "x", "--yes"], "Error: old: gone: use go\n"),
+        (["go", "--old"], "Error: --old: gone: use --new\n"),
+        (["go", "--nwe"], "Error: No such option '--nwe'. Did you mean '--new'?\n"),
+    ):
+        done = CliRunner().invoke(group, words)
+        assert (done.exit_code, done.stderr.endswith(said)) == (2, True), done.stderr
