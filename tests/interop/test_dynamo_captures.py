@@ -62,6 +62,7 @@ def table() -> dict[str, Row]:
 
 
 ROWS: Final = table()
+SUBSCRIBERS: Final = 'kvbus_output_subscribers{output="routers"}'
 
 
 def score(capture: Capture, indexer: DynamoIndexer, model: str, marks: list[Sentinel]) -> Score:
@@ -110,6 +111,7 @@ def test_a_capture_direct_and_through_kvbus(
         indexer.register("direct", engine.endpoint, engine.replay_endpoint, capture.block_size)
         indexer.register("kvbus", kvbus.endpoint, kvbus.replay_endpoint, capture.block_size)
         wait_for_subscribers(engine, 2)
+        wait_for(lambda: kvbus.metric(SUBSCRIBERS) == 1, "the indexer is subscribed to kvbus")
         marks = []
 
         def mark(number: int, seq: int | None = None, hashes: type = int) -> list[int]:
