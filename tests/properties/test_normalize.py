@@ -323,13 +323,14 @@ def test_a_tier_with_larger_blocks_is_cut_into_blocks_of_the_devices_size(histor
         assert bench.router.violations == []
         if proven:
             assert {key for key in blocks if key[1] != "DISK"} == named(model, name)
-            held = {  # chunks that begin alike share their first block
-                tuple(tokens(path))
-                for twin, count in chunks.items()
-                if count
-                for path in ((twin - 10_001) // 2, twin - 10_000)
-            }
-            assert sorted(block.tokens for key, block in blocks.items() if key[1] == "DISK") == sorted(held)
+            held = (
+                set()
+            )  # a block is known by all tokens up to its end: chunks that begin alike share their first block
+            for twin, count in chunks.items():
+                first, second = tokens((twin - 10_001) // 2), tokens(twin - 10_000)
+                held |= {tuple(first), (*first, *second)} if count else set()
+            last = sorted(chain[-SIZE:] for chain in held)
+            assert sorted(block.tokens for key, block in blocks.items() if key[1] == "DISK") == last
     assert bench.rejected == {}
     check_announced(bench)
 
