@@ -16,18 +16,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvbus.core.commands import Publish, SendState
-from kvbus.core.events import BatchReceived, SourceDown, SourceUp, Subscribed, Tick
-from kvbus.core.normalizing.rules import Rules
+from kvbus.core.events import BatchReceived, SourceDown, SourceUp, Subscribed
 from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.relay import Relay
-from kvbus.core.sequencing.settings import Settings
-from kvbus.core.source_spec import SourceSpec
 from kvbus.core.types import medium_key
 from kvbus.core.wire.profiles import PROFILES
 from tests.doubles.payloads import batch, cleared, removed, store, unpack
 from tests.doubles.router import events_of, unpack_rank
-from tests.properties.test_normalize import EVENTS, Model, Naming
-from tests.properties.test_state_on_subscription import SLICE, Checking, FromZero, Router, Stage, drop
+from tests.doubles.stage import Checking, FromZero, Trusting
+from tests.properties.test_normalize import EVENTS, Model
+from tests.properties.test_state_on_subscription import Modelled, sliced, specs
 
 TIMEOUT = 30.0
 
@@ -75,16 +73,16 @@ class Views:
 class OfAPod:
     """A router that keeps :class:`Views`."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, *place: Any) -> None:
+        super().__init__(*place)
         self.all = Views()
 
     def apply(self, payload: bytes) -> None:
         self.all.apply(payload)
 
 
-class Takes(OfAPod, Router):
-    """Applies what comes."""
+class Takes(OfAPod, Trusting):
+    """Applies every batch."""
 
 
 class Checks(OfAPod, Checking):
@@ -98,61 +96,26 @@ class AsksFromZero(OfAPod, FromZero):
 FAMILIES: list[Any] = [Takes, Checks, AsksFromZero]
 
 
-class PodStage(Stage):
+class PodStage(Modelled):
     """Ranks of one pod on a merged stream of a profile; engines without replay, so each reconnection is a restart."""
 
     def __init__(self, sources: int, journal: int, profile: str) -> None:
-        self.now = 0.0
-        self.relay = Relay(
-            [
-                SourceSpec(f"e{i}", i, Settings(replay=False, probe_interval=0.0), Rules(), timeout=TIMEOUT)
-                for i in range(sources)
-            ],
-            [OutputSpec("out", PROFILES[profile], [None], merged=True, heartbeat=0.0, journal_batches=journal)],
-        )
-        self.models = [Model() for _ in range(sources)]
-        self.naming = Naming("unsigned")
-        self.said = [0] * sources
-        self.connections = {}
-        self.names = 0
         self.witness = Views()
-        for i in range(sources):
-            self.handle(SourceUp(i))
+        output = OutputSpec("out", PROFILES[profile], [None], merged=True, heartbeat=0.0, journal_batches=journal)
+        super().__init__(specs(sources, ranked=True, timeout=TIMEOUT), [output])
 
-    def handle(self, event: Any) -> Any:
-        relay, now = self.relay, self.now
+    def published(self, command: Publish) -> None:
+        self.witness.apply(command.payload)
 
-        class AtThisTime:
-            @staticmethod
-            def handle(event: Any, _: float) -> Any:
-                commands = relay.handle(event, now)
-                for command in commands:
-                    if isinstance(command, Publish):
-                        self.witness.apply(command.payload)
-                return commands
+    def restart_engine(self, source: int) -> None:
+        self.models[source % len(self.models)] = Model()
+        super().restart_engine(source)
 
-        self.relay = AtThisTime  # type: ignore[assignment]
-        try:
-            return super().handle(event)
-        finally:
-            self.relay = relay
-
-    def restart(self, i: int) -> None:
-        """An engine's process is replaced."""
-        i %= len(self.models)
-        self.handle(SourceDown(i))
-        self.models[i], self.said[i] = Model(), 0
-        self.handle(SourceUp(i))
-
-    def expire(self, i: int) -> None:
+    def expire(self, source: int) -> None:
         """An engine is away for too long."""
-        self.handle(SourceDown(i % len(self.models)))
+        self.handle(SourceDown(source % len(self.models)))
         self.now += TIMEOUT + 1
-        self.handle(Tick(0.0))
-
-    def lose_batch(self, i: int) -> None:
-        """A batch never comes; the next one shows it."""
-        self.said[i % len(self.models)] += 1
+        self.beat()
 
     @property
     def truth(self) -> set[Any]:
@@ -169,7 +132,7 @@ STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("say"), st.integers(0, 2), st.lists(EVENTS, max_size=6)),
         st.tuples(st.just("say"), st.integers(0, 2), st.lists(EVENTS, max_size=6)),
-        st.tuples(st.sampled_from(["restart", "expire", "lose_batch"]), st.integers(0, 2), st.none()),
+        st.tuples(st.sampled_from(["restart_engine", "expire", "lose_batch"]), st.integers(0, 2), st.none()),
         st.tuples(st.sampled_from(["connect", "cut", "lose", "new"]), st.integers(0, 2), st.none()),
         st.tuples(st.sampled_from(["take", "break"]), st.integers(0, 2), st.integers(0, 6)),
         st.tuples(st.just("send"), st.just(0), st.none()),
@@ -191,46 +154,18 @@ def test_routers_of_a_pod_hold_what_its_ranks_hold(
     steps: Any, sources: int, journal: int, profile: str, families: list[Any]
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("kvbus.core.blocks.compaction.BLOCKS_PER_BATCH", SLICE)
-        patch.setattr("kvbus.core.blocks.compaction.MOST_BLOCKS", SLICE)
+        sliced(patch)
         stage = PodStage(sources, journal, profile)
         routers = [family() for family in families]
-        for what, which, more in steps:
-            router = routers[which]
-            if what == "say":
-                stage.say(which, more)
-            elif what in {"restart", "expire", "lose_batch"}:
-                getattr(stage, what)(which)
-            elif what == "send":
-                stage.send_states()
-            elif what == "connect" and router.connection is None:
-                router.connect(stage)
-            elif what == "break" and isinstance(router, Checking):
-                router.cut_after = more
-            elif what == "new":
-                drop(stage, router)
-                routers[which] = type(router)()
-            elif what == "cut":
-                drop(stage, router)
-            elif what == "lose" and router.connection is not None:
-                stage.lose(router.connection)
-            elif what == "take":
-                for _ in range(more):
-                    router.take(stage)
+        stage.play(routers, steps)
         stage.witness.are(stage.truth, profile)
         if PROFILES[profile].clears == "pod or nothing":
             assert stage.witness.never_cleared == {key[1:] for key in stage.truth}
-        for router in routers:
-            if isinstance(router, Checking):
-                router.cut_after = -1
-            while router.connection is None:
-                router.connect(stage)
-        stage.send_states()
+        stage.connect_all(routers)
         stage.say(0, [("store", None, "GPU", [1])])
         stage.say(1, [("store", None, "CPU", [2])])
+        stage.read_all(routers)
         for router in routers:
-            while router.take(stage):
-                pass
             router.all.are(stage.truth, profile)
 
 
@@ -261,10 +196,7 @@ def test_a_block_size_learned_late_takes_nothing_from_another_rank() -> None:
 
 
 def per_source() -> Relay:
-    relay = Relay(
-        [SourceSpec(f"e{i}", i, Settings(replay=False, probe_interval=0.0), Rules()) for i in range(2)],
-        [OutputSpec("out", PROFILES["llm-d"], [None, None], heartbeat=0.0)],
-    )
+    relay = Relay(specs(2, ranked=True), [OutputSpec("out", PROFILES["llm-d"], [None, None], heartbeat=0.0)])
     for i in range(2):
         relay.handle(SourceUp(i), 0.0)
     return relay

@@ -6,7 +6,6 @@ the head misses nothing. They hold for a router on a plain set and for one that 
 or with what it knew long ago, while live traffic goes on between any two messages of the answer.
 """
 
-from collections import Counter
 from itertools import groupby
 from typing import Any
 
@@ -14,22 +13,19 @@ import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from kvbus.core.commands import AnswerReplay, Publish
-from kvbus.core.events import BatchReceived, ReplayAsked, SourceUp
+from kvbus.core.events import ReplayAsked
 from kvbus.core.normalizing.rules import Rules
 from kvbus.core.outputs.spec import OutputSpec
-from kvbus.core.relay import Relay
-from kvbus.core.sequencing.settings import Settings
-from kvbus.core.source_spec import SourceSpec
 from kvbus.core.types import medium_key
 from kvbus.core.wire.frames import END_SEQ
 from kvbus.core.wire.profiles import PROFILES, fold
-from kvbus.transport.answer_reader import AnswerReader
-from tests.doubles.answers import reading
-from tests.doubles.payloads import batch, cleared, unpack
-from tests.doubles.router import Block, PlainSetRouter, RankedRouter
-from tests.properties.test_normalize import EVENTS, KINDS, Model, Naming, named, play
+from tests.doubles.payloads import cleared, unpack
+from tests.doubles.router import Block, PlainSetRouter
+from tests.doubles.stage import Counting, keys_of
+from tests.properties.test_normalize import EVENTS, KINDS
+from tests.properties.test_state_on_subscription import Modelled, specs
 
 SCRIPTS = st.lists(st.tuples(st.integers(0, 2), st.lists(EVENTS, max_size=6)), min_size=1, max_size=15)
 """Which source publishes, and what."""
@@ -39,32 +35,12 @@ STORE = ("store", None, "GPU", [0])
 JOURNALS = st.sampled_from([1, 2, 5, 10_000])
 
 
-def keys_of(event, rank):
-    group, medium = event.get("group_idx"), medium_key(event.get("medium"))
-    return [(rank, group, medium, block) for block in event["block_hashes"]]
-
-
-class Routers(RankedRouter):
-    """One router on plain sets and one that counts references, by rank; fed with the same stream."""
-
-    def __init__(self, first=0):
-        super().__init__(first)
-        self.counts = Counter[Any]()
+class Routers(Counting):
+    """A router that takes contiguous batches alone."""
 
     def take_next(self, seq, payload):
         assert seq == self.next, "contiguous, and every batch at its seq"
         self.apply(seq, payload)
-        _, events, rank = unpack(payload)
-        for event in events:
-            if event["type"] == "AllBlocksCleared":
-                self.counts = Counter({key: n for key, n in self.counts.items() if key[0] != rank})
-                continue
-            for key in keys_of(event, rank):
-                self.counts[key] += 1 if event["type"] == "BlockStored" else -1
-
-    def holds(self, expected):
-        assert self.blocks == expected
-        assert {key: n for key, n in self.counts.items() if n} == dict.fromkeys(expected, 1)
 
     def believe(self, rank, block):
         """What is not true, told twice."""
@@ -72,75 +48,33 @@ class Routers(RankedRouter):
         self.counts[rank, None, "GPU", block] += 2
 
 
-class Stage:
-    """Naive engines, a relay without a clock, and a router that was there all the time."""
+class Stage(Modelled):
+    """Naive engines, and a router that was there all the time."""
 
     def __init__(self, sources, journal, kind, profile="vllm", *, first=0, rules=None):
-        self.relay = Relay(
-            [
-                # all of rank 0, as engines that know nothing of each other are
-                SourceSpec(f"engine-{i}", 0, Settings(replay=False, probe_interval=0.0), rules or Rules())
-                for i in range(sources)
-            ],
-            [
-                OutputSpec(
-                    "out",
-                    PROFILES[profile],
-                    [None],
-                    merged=sources > 1,
-                    heartbeat=0.0,
-                    journal_batches=journal,
-                    first_seqs=[first],
-                )
-            ],
-        )
         self.first = first
-        self.models = [Model() for _ in range(sources)]
-        self.name = Naming(kind)
-        self.said = [0] * sources
-        self.published = []
+        self.batches = []
         self.there = Routers(first)
-        for i in range(sources):
-            self.handle(SourceUp(i))
+        output = OutputSpec(
+            "out",
+            PROFILES[profile],
+            [None],
+            merged=sources > 1,
+            heartbeat=0.0,
+            journal_batches=journal,
+            first_seqs=[first],
+        )
+        super().__init__([replace(spec, rules=rules or Rules()) for spec in specs(sources)], [output], kind)
 
-    def handle(self, event):
-        return self.carry_out(self.relay.handle(event, 0.0))
-
-    def carry_out(self, commands):
-        answers: list[AnswerReader] = []
-        for command in commands:
-            if isinstance(command, Publish):
-                assert command.seq == self.end
-                self.published.append(command.payload)
-                self.there.take_next(command.seq, command.payload)
-            elif isinstance(command, AnswerReplay):
-                answers.append(reading(self.pull, command))
-        return answers
-
-    def pull(self, event):
-        """The part is the last command; the others are carried out."""
-        *others, part = self.relay.handle(event, 0.0)
-        self.carry_out(others)
-        return [part]
+    def published(self, command):
+        assert command.seq == self.end
+        self.batches.append(command.payload)
+        self.there.take_next(command.seq, command.payload)
 
     @property
     def end(self):
         """One past the newest seq."""
-        return self.first + len(self.published)
-
-    def say(self, source, wanted):
-        """One engine publishes one batch."""
-        i = source % len(self.models)
-        (events,) = play(self.models[i], self.name, [wanted])
-        self.send(i, events)
-
-    def send(self, i, events):
-        self.said[i] += 1  # the first one is no 0: a clear in it is the GPU pool's, as in any other batch
-        self.handle(BatchReceived(i, batch(self.said[i], *events)))
-
-    @property
-    def live(self):
-        return {(i, *key) for i, model in enumerate(self.models) for key in named(model, self.name)}
+        return self.first + len(self.batches)
 
 
 class Reader:
@@ -179,7 +113,7 @@ class Reader:
         stage = self.stage
         assert self.router.next <= stage.end
         for seq in range(self.router.next, stage.end):
-            self.router.take_next(seq, stage.published[seq - stage.first])
+            self.router.take_next(seq, stage.batches[seq - stage.first])
         return self.router
 
     @property
@@ -191,8 +125,8 @@ class Reader:
 def stale(stage, upto):
     """A router that was there until ``upto``, and holds blocks of ranks nobody has cleared since."""
     router = Routers()
-    for seq in range(min(upto, len(stage.published))):
-        router.take_next(seq, stage.published[seq])
+    for seq in range(min(upto, len(stage.batches))):
+        router.take_next(seq, stage.batches[seq])
     return router
 
 
@@ -209,16 +143,16 @@ def test_every_cut_of_every_history_is_the_state_at_that_moment(script, sources,
     stage = Stage(sources, 1, kind)
     for at, (source, wanted) in enumerate(script):
         stage.say(source, wanted)
-        stage.there.holds(stage.live)
-        ask_at_once(stage, Routers() if at % 2 else stale(stage, len(stage.published) // 2), sources)
+        stage.there.holds(stage.truth)
+        ask_at_once(stage, Routers() if at % 2 else stale(stage, len(stage.batches) // 2), sources)
 
 
 def ask_at_once(stage, router, sources):
     stage.relay.outputs[0].snapshots.clear()  # a cut of this moment: sharing has tests of its own
-    behind = router.next < len(stage.published) - 1
+    behind = router.next < len(stage.batches) - 1
     torn = router.next in stage.relay.outputs[0].streams[0].incomplete  # an answer of before may have broken off there
     reader = Reader(stage, with_junk(router, sources) if behind else router)
-    reader.finish().holds(stage.live)
+    reader.finish().holds(stage.truth)
     assert (reader.answer.outcome != "complete") == (behind or torn)
 
 
@@ -251,7 +185,7 @@ def test_what_is_told_is_told_in_order(script, sources, kind):
             parent = event["parent_block_hash"]
             for where in (medium_key(event.get("medium")), "GPU"):
                 key = (rank, event.get("group_idx"), where, parent)
-                assert key in known or key not in stage.live, "a live parent before its child"
+                assert key in known or key not in stage.truth, "a live parent before its child"
             keys = keys_of(event, rank)
             assert known.isdisjoint(keys), "every block once"
             known.update(keys)
@@ -265,15 +199,15 @@ def test_live_traffic_between_any_two_messages_of_an_answer(before, during, sour
         stage.say(source, wanted)
     for source, wanted in during:
         if data.draw(st.booleans()):
-            start = data.draw(st.integers(0, len(stage.published)))
+            start = data.draw(st.integers(0, len(stage.batches)))
             readers.append(Reader(stage, stale(stage, start)))
         for reader in readers:
             reader.pull(data.draw(st.integers(0, 2)))
         stage.say(source, wanted)
     readers.append(Reader(stage))
     for reader in readers:
-        reader.finish().holds(stage.live)
-    stage.there.holds(stage.live)
+        reader.finish().holds(stage.truth)
+    stage.there.holds(stage.truth)
 
 
 @given(SCRIPTS, SCRIPTS, SOURCES, JOURNALS, KINDS, st.data())
@@ -282,7 +216,7 @@ def test_a_requester_that_is_cut_off_asks_on_from_where_it_is(before, during, so
     stage = Stage(sources, journal, kind)
     for source, wanted in before:
         stage.say(source, wanted)
-    readers = [Reader(stage, stale(stage, data.draw(st.integers(0, len(stage.published))))) for _ in range(2)]
+    readers = [Reader(stage, stale(stage, data.draw(st.integers(0, len(stage.batches))))) for _ in range(2)]
     for source, wanted in during:
         at = data.draw(st.integers(0, 1))
         readers[at].pull(data.draw(st.integers(0, 4)))
@@ -291,8 +225,8 @@ def test_a_requester_that_is_cut_off_asks_on_from_where_it_is(before, during, so
         if data.draw(st.booleans()):
             readers[at] = Reader(stage, readers[at].router)
     for reader in readers:
-        if reader.router.next <= len(stage.published):
-            Reader(stage, reader.router).finish().holds(stage.live)
+        if reader.router.next <= len(stage.batches):
+            Reader(stage, reader.router).finish().holds(stage.truth)
 
 
 @pytest.mark.parametrize("blocks", [1, 512])
@@ -307,7 +241,7 @@ def test_wherever_an_answer_is_cut_off(monkeypatch, journal, blocks):
                 stage.say(0, [("store", None, "GPU", [node])])
             reader = Reader(stage, stale(stage, start))
             reader.pull(messages)
-            Reader(stage, reader.router).finish().holds(stage.live)
+            Reader(stage, reader.router).finish().holds(stage.truth)
 
 
 @given(SCRIPTS, SCRIPTS, SOURCES, KINDS, st.data())
@@ -319,8 +253,8 @@ def test_answers_share_a_cut_byte_for_byte(before, during, sources, kind, data):
         stage.say(source, wanted)
     one = Reader(stage)
     one.pull()
-    newest = len(stage.published)
-    while len(stage.published) == newest:
+    newest = len(stage.batches)
+    while len(stage.batches) == newest:
         stage.say(0, [("store", None, "CPU", [data.draw(st.integers(0, 30))])])
     other = Reader(stage)
     other.pull()
@@ -329,7 +263,7 @@ def test_answers_share_a_cut_byte_for_byte(before, during, sources, kind, data):
             reader.pull(data.draw(st.integers(0, 2)))
         stage.say(source, wanted)
     for reader in (one, other):
-        reader.finish().holds(stage.live)
+        reader.finish().holds(stage.truth)
     state = [seq for seq in one.payloads if seq < newest]
     assert state
     assert [one.payloads[seq] for seq in state] == [other.payloads[seq] for seq in state]
@@ -340,7 +274,7 @@ def test_folded_hashes_are_told_as_they_were_sent(script, sources):
     stage = Stage(sources, 1, "bytes", profile="dynamo")
     for source, wanted in script:
         stage.say(source, wanted)
-    live = {(rank, group, medium, fold(block)) for rank, group, medium, block in stage.live}
+    live = {(rank, group, medium, fold(block)) for rank, group, medium, block in stage.truth}
     stage.there.holds(live)
     Reader(stage).finish().holds(live)
 
@@ -356,8 +290,8 @@ def test_every_source_is_told_however_few_numbers_are_left_before_a_shared_cut(s
     for node in range(12, 15):
         stage.say(node, [("store", None, "GPU", [node])])
     other = Reader(stage, stale(stage, start))
-    other.finish().holds(stage.live)
-    one.finish().holds(stage.live)
+    other.finish().holds(stage.truth)
+    one.finish().holds(stage.truth)
 
 
 FIELDS = {
@@ -427,7 +361,7 @@ def test_who_stands_before_a_late_answer_gets_the_journal():
     Reader(stage).finish()
     there = Routers(stage.first)
     for seq in range(stage.first, stage.end - 3):
-        there.take_next(seq, stage.published[seq - stage.first])
+        there.take_next(seq, stage.batches[seq - stage.first])
     reader = Reader(stage, there)
-    reader.finish().holds(stage.live)
+    reader.finish().holds(stage.truth)
     assert (reader.answer.outcome, len(reader.payloads)) == ("complete", 3)

@@ -13,8 +13,9 @@ import random
 import pytest
 
 from kvbus.core.blocks import compaction
-from tests.properties.test_state_on_subscription import SLICE, Stage, drop
-from tests.properties.test_state_on_subscription import Router as Applying
+from tests.doubles.stage import Stage
+from tests.doubles.stage import Trusting as Applying
+from tests.properties.test_state_on_subscription import SLICE, Modelled, stage_of
 
 WORLDS = 500
 
@@ -41,7 +42,7 @@ class Trusting(Applying):
 
     def replay(self, stage: Stage) -> bool:
         """Ask once; whether the answer was whole. It may break off after any message."""
-        answer = stage.replay(self.next)
+        answer = stage.replay(self.place, self.next)
         whole = not self.breaks or self.rng.random() < 0.3
         cut = len(answer) if whole else self.rng.randint(0, len(answer))
         for seq, payload in answer[:cut]:
@@ -52,11 +53,11 @@ class Trusting(Applying):
         return whole
 
 
-def world(seed: int, *, asks_on: bool) -> tuple[Trusting, Stage]:
+def world(seed: int, *, asks_on: bool) -> tuple[Trusting, Modelled]:
     """A router with one to three connections in a row, and a stream that trims its journal soon or never."""
     rng = random.Random(seed)
     sources = rng.choice([1, 1, 2]) if asks_on else 1  # each source has a batch of its own in a state
-    stage = Stage(sources, rng.choice([1, 3, 10, 10_000]), filled=rng.random() < 0.5)
+    stage = stage_of(sources, rng.choice([1, 3, 10, 10_000]), filled=rng.random() < 0.5)
     router = Trusting(rng, asks_on=asks_on)
     router.connect(stage)
     for _ in range(rng.randint(5, 60)):
@@ -69,7 +70,7 @@ def world(seed: int, *, asks_on: bool) -> tuple[Trusting, Stage]:
         elif step < 0.5:
             stage.send_states()
         elif step < 0.6:
-            drop(stage, router)
+            router.cut(stage)
             router.connect(stage)
         elif step < 0.7:
             stage.lose(router.connection)
@@ -105,7 +106,7 @@ def test_an_interruption_may_not_show_where_a_state_is_several_batches(monkeypat
     Batch 2 is lost, the journal has not kept it, and the rest waits in the live queue. The answer is the state, in the
     seqs from 2 on. It breaks off after the first, and the live queue goes on with the next seq.
     """
-    stage = Stage(1, 1, filled=True)
+    stage = stage_of(1, 1, filled=True)
     monkeypatch.setattr(compaction, "BLOCKS_PER_BATCH", 1)
     router = Trusting(random.Random(0), asks_on=False)
     router.connect(stage)
@@ -117,7 +118,7 @@ def test_an_interruption_may_not_show_where_a_state_is_several_batches(monkeypat
     router.connection.live.clear()
     for seq, payload in (first, second):
         router.receive(stage, seq, payload)
-    answer = stage.replay(router.next)
+    answer = stage.replay(router.place, router.next)
     for seq, payload in answer[:1]:
         router.receive(stage, seq, payload)
     for seq, payload in rest:

@@ -45,7 +45,7 @@ class Nodes(Stage):
         events = []
         for what in wanted:
             events += self.trees[i].insert(what) if isinstance(what, list) else self.trees[i].evict(what)
-        self.send(i, events)
+        self.send(i, *events)
 
     def expected(self, i, base):
         return len(self.trees[i].prefixes(base))
@@ -75,7 +75,7 @@ def blocks_of(events):
 def state_of(reader):
     """How many blocks each batch of the state itself holds: what is not in an answer as it was sent."""
     stage = reader.stage
-    sent = dict(enumerate(stage.published, stage.first))
+    sent = dict(enumerate(stage.batches, stage.first))
     return [blocks_of(unpack(body)[1]) for seq, body in reader.payloads.items() if sent.get(seq) != body]
 
 
@@ -83,7 +83,7 @@ def reader_of(stage, start):
     """Who asks from ``start``: it holds what it was sent before, and what is long gone if it needs the state."""
     router = Routers(min(start, stage.first))
     for seq in range(stage.first, start):
-        router.take_next(seq, stage.published[seq - stage.first])
+        router.take_next(seq, stage.batches[seq - stage.first])
     router.next = start
     return Reader(stage, with_junk(router, 1) if start < stage.end - 1 else router)
 
@@ -127,7 +127,7 @@ def coarse_stage(batches, events, first=0):
     stage = Stage(1, 1, "unsigned", first=first, rules=Rules(block_size=ROUTER))
     names = count(1)
     for _ in range(batches):
-        stage.send(0, [store([next(names) for _ in range(EVENT)], block_size=ENGINE) for _ in range(events)])
+        stage.send(0, *[store([next(names) for _ in range(EVENT)], block_size=ENGINE) for _ in range(events)])
     return stage
 
 

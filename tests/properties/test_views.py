@@ -16,18 +16,14 @@ from hypothesis import strategies as st
 
 from kvbus.core.blocks.announce import announce
 from kvbus.core.checkpoint import Loader, dump
-from kvbus.core.commands import AnswerReplay, Publish, SendState
-from kvbus.core.events import BatchReceived, ReplayAsked, SourceDown, SourceUp, Subscribed, Tick
-from kvbus.core.normalizing.rules import Rules
+from kvbus.core.commands import Publish
 from kvbus.core.outputs.spec import OutputSpec, Rights
 from kvbus.core.relay import Relay
-from kvbus.core.sequencing.settings import Settings
-from kvbus.core.source_spec import SourceSpec
 from kvbus.core.types import medium_key
 from kvbus.core.wire.profiles import Profile, Wire
-from tests.doubles.answers import reading
-from tests.doubles.payloads import batch, cleared, plain_all, removed, store, unpack
-from tests.properties.test_state_on_subscription import SLICE, Checking, Connection, FromZero, Router
+from tests.doubles.payloads import cleared, plain_all, removed, store, unpack
+from tests.doubles.stage import Checking, FromZero, Place, Stage, Trusting
+from tests.properties.test_state_on_subscription import sliced, specs
 
 TENANTS = ("a", "b")
 SIZE = 4
@@ -138,12 +134,16 @@ class Shown:
                 self.blocks |= keys
 
 
-class Stage:
-    """Engines, a relay with a view for each tenant and a witness, and the shell's part of a transfer."""
+class Views(Stage):
+    """Engines, and a relay with a view for each tenant and a witness."""
+
+    has_state = True
 
     def __init__(self, dialect: str, sources: int, journal: int, *, merged: bool, filled: bool) -> None:
         self.dialect = dialect
         self.merged = merged
+        self.shown = {tenant: Shown(tenant, inherits=dialect == "vllm") for tenant in TENANTS}
+        self.sent: dict[Place, list[tuple[int, bytes]]] = {}
 
         def output(tenant: str | None) -> OutputSpec:
             more: dict[str, Any] = {} if tenant is None else {"rights": rights(dialect, tenant)}
@@ -157,65 +157,21 @@ class Stage:
                 **more,
             )
 
-        self.specs = (
-            [SourceSpec(f"e{i}", i, Settings(replay=False, probe_interval=0.0), Rules()) for i in range(sources)],
-            [output(None), *(output(tenant) for tenant in TENANTS)],
-        )
-        self.relay = Relay(*self.specs)
-        self.said = [0] * sources
-        self.shown = {tenant: Shown(tenant, inherits=dialect == "vllm") for tenant in TENANTS}
-        self.published: dict[tuple[int, int], list[tuple[int, bytes]]] = {}
-        self.doors: dict[tuple[int, int], Door] = {}
-        for i in range(sources):
-            self.handle(SourceUp(i))
+        super().__init__(specs(sources, ranked=True), [output(None), *(output(tenant) for tenant in TENANTS)])
 
-    def handle(self, event: Any) -> Any:
-        return self.carry_out(self.relay.handle(event, 0.0))
-
-    def pull(self, event: Any) -> list[Any]:
-        *others, part = self.relay.handle(event, 0.0)
-        self.carry_out(others)
-        return [part]
-
-    def carry_out(self, commands: list[Any]) -> Any:
-        answer = None
-        for command in commands:
-            if isinstance(command, Publish):
-                where = command.output, command.stream
-                sent = self.published.setdefault(where, [])
-                assert command.seq == (sent[-1][0] + 1 if sent else command.seq), "the numbers are dense"
-                sent.append((command.seq, command.payload))
-                if not command.output:
-                    for shown in self.shown.values():
-                        shown.take(unpack(command.payload)[2], command.payload)
-                if where in self.doors:
-                    self.doors[where].published(command)
-            elif isinstance(command, SendState):
-                self.doors[command.output, command.stream].state(command)
-            elif isinstance(command, AnswerReplay):
-                answer = reading(self.pull, command)
-        return answer
-
-    def door(self, tenant: str) -> Door:
-        """Where a tenant's routers connect: of several streams the first."""
-        where = 1 + TENANTS.index(tenant), 0
-        return self.doors.setdefault(where, Door(self, *where))
+    def published(self, command: Publish) -> None:
+        sent = self.sent.setdefault((command.output, command.stream), [])
+        assert command.seq == (sent[-1][0] + 1 if sent else command.seq), "the numbers are dense"
+        sent.append((command.seq, command.payload))
+        if not command.output:
+            for shown in self.shown.values():
+                shown.take(unpack(command.payload)[2], command.payload)
 
     def say(self, source: int, wanted: Any) -> None:
         i = source % len(self.said)
-        self.said[i] += 1
-        self.handle(BatchReceived(i, batch(self.said[i], *wire_events(self.dialect, wanted), rank=i)))
+        self.send(i, *wire_events(self.dialect, wanted), rank=i)
 
-    def restart_engine(self, i: int) -> None:
-        i %= len(self.said)
-        self.handle(SourceDown(i))
-        self.said[i] = 0
-        self.handle(SourceUp(i))
-
-    def lose_batch(self, i: int) -> None:
-        self.said[i % len(self.said)] += 1
-
-    def restart(self) -> None:
+    def restart(self, _: int) -> None:
         """kvbus stops and comes back with its state."""
         relay = Relay(*self.specs)
         loader = Loader(relay)
@@ -234,67 +190,21 @@ class Stage:
         return {key for key in self.shown[tenant].blocks if self.merged or key[0] == 0}
 
 
-class Door:
-    """One stream of one output as its routers meet it; what their doubles take for a stage."""
-
-    def __init__(self, stage: Stage, output: int, stream: int) -> None:
-        self.stage = stage
-        self.output = output
-        self.stream = stream
-        self.connections: dict[int, Connection] = {}
-        self.names = 0
-
-    def published(self, command: Publish) -> None:
-        for connection in self.connections.values():
-            reader = connection.reader
-            if not connection.waiting and (reader is None or command.seq >= reader.transfer.end_seq):
-                connection.live.append((command.seq, command.payload))
-
-    def state(self, command: SendState) -> None:
-        for number in command.routers:
-            connection = self.connections[number]
-            connection.live.clear()
-            connection.waiting, connection.reader = False, command.transfer.reader()
-
-    def connect(self) -> Connection:
-        self.names += 1
-        connection = self.connections[self.names] = Connection(self.names)
-        return connection
-
-    def send_states(self) -> None:
-        waiting = tuple(number for number, connection in self.connections.items() if connection.waiting)
-        if waiting:
-            self.stage.handle(Subscribed(self.output, self.stream, waiting))
-
-    def lose(self, connection: Connection) -> None:
-        connection.live.clear()
-        connection.waiting, connection.reader = True, None
-
-    def replay(self, start: int) -> list[tuple[int, bytes]]:
-        frames = [b"id", b"", start.to_bytes(8, "big")]
-        answer = self.stage.handle(ReplayAsked(self.output, self.stream, frames, has_state=True))
-        found = []
-        while (message := answer.next_message()) is not None:
-            if message and len(message[-1]):
-                found.append((int.from_bytes(message[-2], "big", signed=True), message[-1]))
-        return [(seq, payload) for seq, payload in found if seq >= 0]
-
-
 class Tenant:
-    """A router that looks for what is another tenant's in every batch it gets."""
+    """A router on the first stream of its tenant's output: it looks for what is another tenant's in every batch."""
 
-    tenant = "a"
+    place: Place
 
     def apply(self, payload: bytes) -> None:
         for event in unpack(payload)[1]:
             owners = {OWNER[block] for block in event.get("block_hashes", ())}
             owners |= {TOKENS[token] for token in event.get("token_ids", ())}
-            assert owners <= {self.tenant}
+            assert owners <= {TENANTS[self.place[0] - 1]}
         super().apply(payload)  # type: ignore[misc]
 
 
-class Takes(Tenant, Router):
-    """Applies what comes."""
+class Takes(Tenant, Trusting):
+    """Applies every batch."""
 
 
 class Checks(Tenant, Checking):
@@ -312,17 +222,15 @@ STEPS = st.lists(
         st.tuples(st.sampled_from(["restart_engine", "lose_batch"]), st.integers(0, 1), st.none()),
         st.tuples(st.sampled_from(["connect", "cut", "lose", "new"]), st.integers(0, 5), st.none()),
         st.tuples(st.sampled_from(["take", "break"]), st.integers(0, 5), st.integers(0, 6)),
-        st.tuples(st.sampled_from(["send", "beat", "restart"]), st.integers(0, 1), st.none()),
+        st.tuples(st.sampled_from(["send", "beat", "restart"]), st.integers(0, 5), st.none()),
     ),
     min_size=5,
     max_size=50,
 )
 
 
-def made(kind: Any, tenant: str) -> Any:
-    router = kind()
-    router.tenant = tenant
-    return router
+def place_of(tenant: str) -> Place:
+    return 1 + TENANTS.index(tenant), 0
 
 
 @settings(max_examples=400)
@@ -338,54 +246,15 @@ def test_a_tenant_ends_with_its_own_blocks_and_gets_nothing_else(
     steps: Any, dialect: str, sources: int, journal: int, merged: bool, filled: bool
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("kvbus.core.blocks.compaction.BLOCKS_PER_BATCH", SLICE)
-        patch.setattr("kvbus.core.blocks.compaction.MOST_BLOCKS", SLICE)
-        stage = Stage(dialect, sources, journal, merged=merged, filled=filled)
-        routers = [made(kind, tenant) for tenant in TENANTS for kind in (Takes, Checks, AsksFromZero)]
-        for what, which, more in steps:
-            router = routers[which]
-            door: Any = stage.door(router.tenant)
-            if what == "say":
-                stage.say(which, more)
-            elif what in {"restart_engine", "lose_batch"}:
-                getattr(stage, what)(which)
-            elif what == "send":
-                stage.door(TENANTS[which]).send_states()
-            elif what == "beat":
-                stage.handle(Tick(0.0))
-            elif what == "restart":
-                stage.restart()
-            elif what == "connect" and router.connection is None:
-                router.connect(door)
-            elif what == "break" and isinstance(router, Checking):
-                router.cut_after = more
-            elif what in {"cut", "new"}:
-                cut(door, router)
-                if what == "new":
-                    routers[which] = made(type(router), router.tenant)
-            elif what == "lose" and router.connection is not None:
-                door.lose(router.connection)
-            elif what == "take":
-                for _ in range(more):
-                    router.take(door)
-        for router in routers:
-            if isinstance(router, Checking):
-                router.cut_after = -1
-            while router.connection is None:
-                router.connect(stage.door(router.tenant))
-        for tenant in TENANTS:
-            stage.door(tenant).send_states()
+        sliced(patch)
+        stage = Views(dialect, sources, journal, merged=merged, filled=filled)
+        routers: list[Any] = [kind(place_of(tenant)) for tenant in TENANTS for kind in (Takes, Checks, AsksFromZero)]
+        stage.play(routers, steps)
+        stage.connect_all(routers)
         stage.say(0, [("store", "GPU", [(tenant, 0)]) for tenant in TENANTS])
+        stage.read_all(routers)
         for router in routers:
-            while router.take(stage.door(router.tenant)):
-                pass
-            router.holds(stage.truth(router.tenant))
-
-
-def cut(door: Any, router: Any) -> None:
-    if router.connection is not None:
-        door.connections.pop(router.connection.name, None)
-    router.connection = None
+            router.holds(stage.truth(TENANTS[router.place[0] - 1]))
 
 
 def of_tenant(wanted: list[Any], tenant: str) -> list[Any]:
@@ -405,25 +274,25 @@ def of_tenant(wanted: list[Any], tenant: str) -> list[Any]:
 )
 def test_what_a_tenant_gets_does_not_depend_on_what_others_do(history: list[Any], dialect: str) -> None:
     """The same numbers, and the same blocks after each of them, as if the tenant were alone."""
-    together, alone = (Stage(dialect, 1, 100, merged=False, filled=True) for _ in range(2))
+    together, alone = (Views(dialect, 1, 100, merged=False, filled=True) for _ in range(2))
     for wanted in history:
         together.say(0, wanted)
         alone.say(0, of_tenant(wanted, "a"))
     assert course(together) == course(alone)
 
 
-def course(stage: Stage) -> list[Any]:
+def course(stage: Views) -> list[Any]:
     """The numbers of a stream, and the blocks that a router has after each of them."""
-    router, found = made(Takes, "a"), []
-    for seq, payload in stage.published.get((1, 0), []):
+    router, found = Takes(place_of("a")), []
+    for seq, payload in stage.sent.get((1, 0), []):
         router.apply(payload)
         found.append((seq, frozenset(router.views.blocks)))
     return found
 
 
 def test_the_model_tells_tenants_apart() -> None:
-    stage = Stage("vllm", 1, 100, merged=False, filled=True)
+    stage = Views("vllm", 1, 100, merged=False, filled=True)
     stage.say(0, [("store", "GPU", [("a", 0), ("a", 1)]), ("store", "GPU", [("b", 0)]), ("store", "GPU", [("b", 1)])])
     assert {tenant: len(stage.truth(tenant)) for tenant in TENANTS} == {"a": 2, "b": 2}
-    counts = Counter(event["type"] for _, payload in stage.published[1, 0] for event in unpack(payload)[1])
+    counts = Counter(event["type"] for _, payload in stage.sent[1, 0] for event in unpack(payload)[1])
     assert counts == {"BlockStored": 1}

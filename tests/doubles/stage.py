@@ -1,0 +1,306 @@
+"""A relay without sockets or a clock, and routers that read their connections step by step.
+
+A test decides what each engine publishes, and when each router reads, loses its connection or falls behind. The families
+of routers are those of docs/INTEROP.md: `Trusting` applies every batch (AIBrix, a bound llm-d), `Checking` drops what it
+has seen and asks for what it misses (Dynamo's indexer, SMG, the vLLM router), and `FromZero` asks from 0 whenever it
+connects (llm-d with replay).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar
+
+from kvbus.core.commands import AnswerReplay, Command, Publish, SendState
+from kvbus.core.events import BatchReceived, RelayEvent, ReplayAsked, SourceDown, SourceUp, Subscribed, Tick
+from kvbus.core.outputs.spec import OutputSpec
+from kvbus.core.outputs.state_transfer import Reading
+from kvbus.core.relay import Relay
+from kvbus.core.source_spec import SourceSpec
+from kvbus.core.types import medium_key
+from kvbus.core.wire.frames import END_SEQ
+from kvbus.transport.answer_reader import AnswerReader
+from tests.doubles.answers import reading
+from tests.doubles.payloads import batch, unpack
+from tests.doubles.router import RankedRouter
+
+Place = tuple[int, int]
+"""An output, and a stream of it."""
+
+
+def keys_of(event: dict[str, Any], rank: int) -> list[tuple[Any, ...]]:
+    """Return rank, group, medium key and hash of each block that an event names."""
+    group, medium = event.get("group_idx"), medium_key(event.get("medium"))
+    return [(rank, group, medium, block) for block in event["block_hashes"]]
+
+
+class Connection:
+    """What a router's socket holds: a state that is read first, and the live batches that wait."""
+
+    def __init__(self, number: int, place: Place) -> None:
+        self.number, self.place = number, place
+        self.waiting = True
+        """The router has no state yet."""
+        self.reader: Reading | None = None
+        self.live: deque[tuple[int, bytes]] = deque()
+
+    def published(self, seq: int, payload: bytes) -> None:
+        if not self.waiting and (self.reader is None or seq >= self.reader.transfer.end_seq):
+            self.live.append((seq, payload))
+
+    def next(self) -> tuple[int, bytes] | None:
+        reader = self.reader
+        while reader is not None and not reader.done:
+            found = reader.next_batch()
+            if found is not None:
+                return found
+        return self.live.popleft() if self.live else None
+
+
+class Counting(RankedRouter):
+    """A plain set for each rank, and a count of references, both fed with the same batches."""
+
+    def __init__(self, first: int = 0) -> None:
+        super().__init__(first)
+        self.counts: Counter[Any] = Counter()
+
+    def take(self, payload: bytes) -> None:
+        super().take(payload)
+        _, events, rank = unpack(payload)
+        for event in events:
+            if event["type"] == "AllBlocksCleared":
+                self.counts = Counter({key: n for key, n in self.counts.items() if key[0] != rank})
+                continue
+            for key in keys_of(event, rank):
+                self.counts[key] += 1 if event["type"] == "BlockStored" else -1
+
+    def holds(self, expected: set[Any]) -> None:
+        """Check both: no block is missing, none is dead, and none was stored more often than removed."""
+        assert self.blocks == expected
+        assert {key: n for key, n in self.counts.items() if n} == dict.fromkeys(expected, 1)
+
+
+class Trusting:
+    """A router that applies every batch in the order in which it comes."""
+
+    def __init__(self, place: Place = (0, 0)) -> None:
+        self.place = place
+        self.views = Counting()
+        self.connection: Connection | None = None
+
+    def connect(self, stage: Stage) -> None:
+        self.connection = stage.connect(self.place)
+
+    def cut(self, stage: Stage) -> None:
+        """Lose the connection with everything that it holds."""
+        if self.connection is not None:
+            stage.connections.remove(self.connection)
+        self.connection = None
+
+    def take(self, stage: Stage) -> bool:
+        """Read one message; False if there is none."""
+        message = None if self.connection is None else self.connection.next()
+        if message is None:
+            return False
+        self.receive(stage, *message)
+        return True
+
+    def receive(self, stage: Stage, seq: int, payload: bytes) -> None:
+        del stage, seq
+        self.apply(payload)
+
+    def apply(self, payload: bytes) -> None:
+        self.views.take(payload)
+
+    def holds(self, expected: set[Any]) -> None:
+        self.views.holds(expected)
+
+
+class Checking(Trusting):
+    """A router that drops what it has seen, and asks the replay where numbers are missing."""
+
+    def __init__(self, place: Place = (0, 0)) -> None:
+        super().__init__(place)
+        self.next = 0
+        self.cut_after = -1
+        """Messages of the next answer until its connection breaks; -1: it does not break."""
+
+    def receive(self, stage: Stage, seq: int, payload: bytes) -> None:
+        if seq > self.next:
+            self.replay(stage)
+        self.accept(seq, payload)
+
+    def accept(self, seq: int, payload: bytes) -> None:
+        if seq >= self.next:
+            self.apply(payload)
+            self.next = seq + 1
+
+    def replay(self, stage: Stage) -> None:
+        for seq, payload in stage.replay(self.place, self.next):
+            if self.cut_after == 0:
+                self.cut_after = -1
+                self.cut(stage)
+                return
+            self.cut_after -= self.cut_after > 0
+            self.accept(seq, payload)
+
+
+class FromZero(Checking):
+    """A router that asks whenever it connects: from 0 at first, later from its next number."""
+
+    def connect(self, stage: Stage) -> None:
+        super().connect(stage)
+        self.replay(stage)
+
+
+FAMILIES: list[type[Trusting]] = [Trusting, Checking, FromZero]
+
+_OF_ROUTERS = {"send", "connect", "break", "cut", "new", "lose", "take"}
+"""Steps of a script that a router takes; all others are methods of the stage."""
+
+
+class Stage:
+    """Engines without a replay, the relay, and the part of the shell that carries out its commands."""
+
+    has_state: ClassVar = False
+    """Whether every router that asks for a replay has the state of its subscription."""
+
+    def __init__(self, sources: Sequence[SourceSpec], outputs: Sequence[OutputSpec]) -> None:
+        self.specs = list(sources), list(outputs)
+        self.now = 0.0
+        self.relay = Relay(*self.specs)
+        self.said = [0] * len(sources)
+        """The number of each engine's newest batch; the first one is 1: a clear in a batch 0 is SGLang's."""
+        self.connections: list[Connection] = []
+        self.numbers = 0
+        for i in range(len(sources)):
+            self.handle(SourceUp(i))
+
+    # -- the shell ---------------------------------------------------------------------------------------------------
+
+    def handle(self, event: RelayEvent) -> list[AnswerReader]:
+        """Feed the relay, and carry out its commands; return the answers that have begun."""
+        return self.carry_out(self.relay.handle(event, self.now))
+
+    def pull(self, event: RelayEvent) -> list[Command]:
+        """Return the next part of an answer, and carry out the other commands."""
+        *others, part = self.relay.handle(event, self.now)
+        self.carry_out(others)
+        return [part]
+
+    def carry_out(self, commands: Iterable[Command]) -> list[AnswerReader]:
+        answers: list[AnswerReader] = []
+        for command in commands:
+            if isinstance(command, Publish):
+                self.published(command)
+                for connection in self.connections:
+                    if connection.place == (command.output, command.stream):
+                        connection.published(command.seq, command.payload)
+            elif isinstance(command, SendState):
+                for connection in self.connections:
+                    if connection.number in command.routers:
+                        connection.live.clear()
+                        connection.waiting, connection.reader = False, command.transfer.reader()
+            elif isinstance(command, AnswerReplay):
+                answers.append(reading(self.pull, command))
+        return answers
+
+    def published(self, command: Publish) -> None:
+        """See each batch that leaves."""
+
+    # -- routers -----------------------------------------------------------------------------------------------------
+
+    def connect(self, place: Place) -> Connection:
+        self.numbers += 1
+        self.connections.append(Connection(self.numbers, place))
+        return self.connections[-1]
+
+    def send_states(self, place: Place | None = None) -> None:
+        """Send one state to all routers of a place (by default, of every place) that wait for one."""
+        for at in dict.fromkeys(connection.place for connection in self.connections):
+            waiting = tuple(each.number for each in self.connections if each.waiting and each.place == at)
+            if waiting and place in (None, at):
+                self.handle(Subscribed(*at, waiting))
+
+    def lose(self, connection: Connection) -> None:
+        """Drop a router's batches: it gets the state again."""
+        connection.live.clear()
+        connection.waiting, connection.reader = True, None
+
+    def replay(self, place: Place, start: int) -> list[tuple[int, bytes]]:
+        """Return the batches of an answer."""
+        frames = [b"id", b"", start.to_bytes(8, "big")]
+        (answer,) = self.handle(ReplayAsked(*place, frames, has_state=self.has_state))
+        found = []
+        while (message := answer.next_message()) is not None:
+            if message and message[-2] != END_SEQ:
+                found.append((int.from_bytes(message[-2], "big"), message[-1]))
+        return found
+
+    # -- engines -----------------------------------------------------------------------------------------------------
+
+    def send(self, source: int, *events: Any, rank: int = 0) -> None:
+        """An engine publishes one batch."""
+        self.said[source] += 1
+        self.handle(BatchReceived(source, batch(self.said[source], *events, rank=rank)))
+
+    def say(self, source: int, wanted: Any) -> None:
+        """An engine does what a step of a script wants."""
+        raise NotImplementedError
+
+    def lose_batch(self, source: int) -> None:
+        """A batch never comes; the next one shows it."""
+        self.said[source % len(self.said)] += 1
+
+    def restart_engine(self, source: int) -> None:
+        """An engine's process is replaced."""
+        source %= len(self.said)
+        self.handle(SourceDown(source))
+        self.said[source] = 0
+        self.handle(SourceUp(source))
+
+    def beat(self, _: int = 0) -> None:
+        self.handle(Tick(self.now))
+
+    # -- scripts -----------------------------------------------------------------------------------------------------
+
+    def play(self, routers: list[Any], steps: Iterable[tuple[str, int, Any]]) -> None:
+        """Take the steps of a script: what, whose, and how many or which events."""
+        for what, which, more in steps:
+            if what == "say":
+                self.say(which, more)
+                continue
+            if what not in _OF_ROUTERS:
+                getattr(self, what)(which)
+                continue
+            router = routers[which]
+            if what == "send":
+                self.send_states(router.place)
+            elif what == "connect" and router.connection is None:
+                router.connect(self)
+            elif what == "break" and isinstance(router, Checking):
+                router.cut_after = more
+            elif what in ("cut", "new"):
+                router.cut(self)
+                if what == "new":
+                    routers[which] = type(router)(router.place)
+            elif what == "lose" and router.connection is not None:
+                self.lose(router.connection)
+            elif what == "take":
+                for _ in range(more):
+                    router.take(self)
+
+    def connect_all(self, routers: list[Any]) -> None:
+        """End all faults: every router is connected, and has a state or one that it can read."""
+        for router in routers:
+            if isinstance(router, Checking):
+                router.cut_after = -1
+            while router.connection is None:
+                router.connect(self)
+        self.send_states()
+
+    def read_all(self, routers: list[Any]) -> None:
+        for router in routers:
+            while router.take(self):
+                pass
