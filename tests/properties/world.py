@@ -1,8 +1,8 @@
 """Engines, a network, kvbus and routers, as one pure object whose every step is a line of a script.
 
-A :class:`World` is driven by hand (``tests/properties/test_regressions.py``), by Hypothesis
-(``test_relay_machine.py``) or for a long time (``python -m tests.properties.soak``). Each step is a method with plain
-arguments that works in any state, so that a failing run can be printed as a script, shortened, and kept as a test.
+A :class:`World` is driven by hand (``test_regressions.py``) or from a seed: in short by ``test_random_worlds.py``, for a
+long time by ``python -m tests.properties.soak``. Each step is a method with plain arguments that works in any state, so
+that a failing run can be printed as a script, shortened, and kept as a test.
 
 Engines hold a tree of blocks (block ``n`` behind ``n // 2``) on two media, with copies, and know the truth. The network
 loses, doubles, delays, reorders and cuts. Routers are plain sets that ask the standard replay when they see a hole.
