@@ -8,10 +8,9 @@ from kvbus.core.blocks import compaction
 from kvbus.core.blocks.announce import MOST_BLOCKS
 from kvbus.core.blocks.chains import PAUSE
 from kvbus.core.blocks.compaction import BLOCKS_PER_BATCH, KEPT_BYTES, Part, SnapshotChunks, StateSnapshot, most_blocks
-from kvbus.core.blocks.index import Index
 from kvbus.core.wire.profiles import Wire
 from tests.core.dsl import Bench
-from tests.doubles.payloads import cleared, plain_all, removed, store, unpack
+from tests.doubles.payloads import removed, store, unpack
 from tests.doubles.router import PlainSetRouter
 
 
@@ -30,36 +29,9 @@ def told(cut, room=10**6):
     return found
 
 
-def cut_of(*benches, seq=9, encoding="map"):
+def cut_of(*benches):
     parts = [Part(bench.normalizer.index.copy(), rank, 1.5) for rank, bench in enumerate(benches)]
-    return StateSnapshot(seq, parts, Wire(encoding))
-
-
-def test_it_begins_with_a_clear_because_whoever_asks_may_hold_something():
-    (body,) = told(cut_of(bench_of(store([1, 2]), store([3], 2))))
-    ts, events, rank = unpack(body)
-    assert (ts, rank) == (1.5, 0)
-    assert plain_all(events) == plain_all([cleared(), store([1, 2]), store([3], 2)])
-
-
-def test_nothing_is_told_as_a_clear():
-    (body,) = told(StateSnapshot(9, [Part(Index(), 3, 1.5)], Wire()))
-    assert unpack(body) == [1.5, [cleared()], 3]
-
-
-def test_the_stores_alone_are_those_of_its_batches():
-    benches = bench_of(*[store([block]) for block in range(BLOCKS_PER_BATCH + 1)]), bench_of(store([-1], medium="CPU"))
-    slices = list(cut_of(*benches).stores())
-    batches = [unpack(body)[1] for body in told(cut_of(*benches))]
-    found = [plain_all(events) for events in slices if events]
-    assert found == [[each for each in plain_all(events) if each != cleared()] for events in batches]
-    assert list(cut_of(bench_of()).stores()) == []
-
-
-def test_every_source_with_its_rank():
-    bodies = told(cut_of(bench_of(store([1])), bench_of(store([2]))))
-    assert [unpack(body)[2] for body in bodies] == [0, 1]
-    assert [event["type"] for body in bodies for event in unpack(body)[1]] == ["AllBlocksCleared", "BlockStored"] * 2
+    return StateSnapshot(9, parts, Wire())
 
 
 def test_batches_are_of_a_bounded_number_of_blocks():
@@ -134,27 +106,10 @@ def test_it_fits_the_room_there_is(room):
     assert router.orphans == 0
 
 
-def test_a_cut_stays_what_it_was_whatever_becomes_of_the_index():
-    bench = bench_of(store([1, 2, 3]), store([4], medium="CPU"), store([1]))
-    before = dict(bench.router.blocks)
-    cut = cut_of(bench)
-    bench.feed(removed([1, 1, 2]), store([5]), removed([4], medium="CPU"))
-    bench.feed(cleared(), store([6]))
-    router = PlainSetRouter()
-    for seq, body in enumerate(told(cut)):
-        router.apply(seq, body)
-    assert router.blocks == before
-
-
 def test_it_is_made_once_for_all_who_ask():
     cut = cut_of(bench_of(store([1])))
     assert cut.chunks(100) is cut.chunks(50)
     assert cut.chunks(100).get(0) is cut.chunks(50).get(0)
-
-
-def test_in_the_encoding_of_the_stream():
-    (body,) = told(cut_of(bench_of(store([1], group=0)), encoding="array"))
-    assert [event[0] for event in unpack(body)[1]] == ["AllBlocksCleared", "BlockStored"]
 
 
 def test_it_goes_with_its_last_reader_and_not_with_the_next_pass_of_the_collector():
@@ -172,38 +127,6 @@ def test_it_goes_with_its_last_reader_and_not_with_the_next_pass_of_the_collecto
         assert frozen() is None
     finally:
         gc.enable()
-
-
-def parts_of(*benches):
-    return [Part(bench.normalizer.index.copy(), rank, 1.5) for rank, bench in enumerate(benches)]
-
-
-def tags(bodies):
-    return [[event["type"] for event in unpack(body)[1]] for body in bodies]
-
-
-def test_every_clear_before_the_first_block_for_routers_that_clear_by_pod():
-    benches = bench_of(store([1])), bench_of(store([2])), bench_of()
-    bodies = told(StateSnapshot(9, parts_of(*benches), Wire(), clears="first"))
-    assert tags(bodies) == [["AllBlocksCleared"]] * 2 + [["AllBlocksCleared", "BlockStored"], ["BlockStored"]]
-    assert [unpack(body)[2] for body in bodies] == [1, 2, 0, 1]
-
-
-def test_no_clear_where_it_would_cost_another_rank_its_blocks():
-    snapshot = StateSnapshot(9, parts_of(bench_of(store([1]))), Wire(), clears="none")
-    assert tags(told(snapshot)) == [["BlockStored"]]
-    empty = StateSnapshot(9, parts_of(bench_of()), Wire(), clears="none")
-    assert tags(told(empty)) == [[]]
-    assert empty.fewest == 1
-
-
-def test_one_copy_of_a_block_that_two_ranks_hold():
-    benches = bench_of(store([1, 2])), bench_of(store([2]), store([3]))
-    snapshot = StateSnapshot(9, parts_of(*benches), Wire(), clears="first", one_copy=True)
-    bodies = told(snapshot)
-    assert len(bodies) == snapshot.fewest
-    blocks = [block for body in bodies for event in unpack(body)[1] for block in event.get("block_hashes", ())]
-    assert blocks == [1, 2, 3]
 
 
 def test_large_blocks_are_fewer_in_a_batch():

@@ -3,16 +3,14 @@
 import pytest
 
 from kvbus.core.blocks.index import MAX_RUN, MAX_SHARED, Index
-from kvbus.core.normalizing import admission as module
 from kvbus.core.normalizing.admission import Admission, Checked
 from kvbus.core.source_stats import SourceStats
 from kvbus.core.types import Filtered, Reason
 from kvbus.core.wire.batch import Batch
 from kvbus.core.wire.codec import decode
 from kvbus.core.wire.encoding import decode_value
-from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved
 from tests.core.dsl import Bench
-from tests.doubles.payloads import cleared, payload, plain, plain_all, removed, store, tokens_of
+from tests.doubles.payloads import payload, plain, plain_all, removed, store, tokens_of
 
 
 def admitting(stats=None, refused=None):
@@ -34,24 +32,6 @@ def taken(admission, *events):
     return admission.check_all(batch.events, batch)
 
 
-def test_steps_keep_their_order():
-    steps = taken(admitting(), store([1]), removed([1]), store([1, 1]), cleared(), store([2]))
-    assert [type(step) for step in steps] == [Checked, BlockRemoved, AllBlocksCleared, Checked]
-
-
-def test_rejects_of_the_codec_are_counted():
-    stats = SourceStats()
-    taken(admitting(stats), {"type": "Nonsense"}, store(["x"], tokens=[1]))
-    assert stats.rejected == {Reason.UNKNOWN_EVENT: 1, Reason.HASH_KIND: 1}
-
-
-def test_unknown_fields_stay_with_their_event():
-    bad, good, other = {"type": "Nonsense"}, store([1], novelty=1), store([2])
-    steps = taken(admitting(), bad, good, other)
-    assert [type(step) for step in steps] == [Checked, Checked]
-    assert [list(step.extras or ()) for step in steps] == [["novelty"], []]
-
-
 def test_the_majority_decides_which_kind_of_hash_is_spoken():
     stats = SourceStats()
     admission = admitting(stats)
@@ -59,36 +39,6 @@ def test_the_majority_decides_which_kind_of_hash_is_spoken():
     assert [len(taken(admission, store([i]))) for i in range(3)] == [1, 1, 1]
     assert taken(admission, store([b"y"])) == []
     assert stats.rejected == {Reason.HASH_KIND: 1}
-
-
-def test_a_group_is_known_by_its_kind_even_from_an_event_that_breaks_rules():
-    stats = SourceStats()
-    admission = admitting(stats)
-    assert taken(admission, store([1], tokens=[1], group=2, kv_cache_spec_kind="mamba")) == []
-    assert admission.no_prefix == {2}
-    assert stats.filtered == {Filtered.GROUP: 1}
-    assert stats.rejected == {}
-
-
-@pytest.mark.parametrize(
-    ("event", "reason"),
-    [
-        (removed([1], medium="HBM"), Reason.UNKNOWN_MEDIUM),
-        (store([1], medium="HBM"), Reason.UNKNOWN_MEDIUM),
-        (store([1], tokens=[1]), Reason.TOKEN_COUNT),
-    ],
-)
-def test_an_event_that_breaks_a_rule_is_counted_and_left_out(event, reason):
-    stats = SourceStats()
-    assert taken(admitting(stats), event) == []
-    assert stats.rejected == {reason: 1}
-
-
-@pytest.mark.parametrize("event", [store([]), removed([])])
-def test_an_event_without_hashes_is_left_out(event):
-    stats = SourceStats()
-    assert taken(admitting(stats), event) == []
-    assert stats.filtered == {Filtered.NO_HASHES: 1}
 
 
 def test_groups_are_bounded():
@@ -112,15 +62,6 @@ def test_a_group_without_prefixes_is_left_out_and_not_refused():
     assert (stats.rejected, refused) == ({}, set())
 
 
-def test_whether_all_groups_are_without_prefixes_is_known_from_their_stores():
-    admission = admitting()
-    assert not admission.only_without_prefix, "nothing is known yet"
-    taken(admission, store([1], group=0, kv_cache_spec_kind="mamba"))
-    assert admission.only_without_prefix
-    taken(admission, store([1], group=1))
-    assert not admission.only_without_prefix
-
-
 @pytest.mark.parametrize("keys", [None, "each", "none"])
 def test_a_long_store_is_split_into_several_that_follow_one_another(keys):
     hashes = list(range(1, 2 * MAX_RUN + 2))
@@ -138,15 +79,6 @@ def test_a_long_store_is_split_into_several_that_follow_one_another(keys):
         assert [key for event in events for key in event["extra_keys"]] == named
     else:
         assert {str(event.get("extra_keys")) for event in events} == {str(named)}
-
-
-def test_a_dump_is_plain_and_loads():
-    admission, loaded = (admitting() for _ in range(2))
-    taken(admission, store([1], group=3), store([2], group=3), store([3], group=4, kv_cache_spec_kind="mamba"))
-    loaded.load(admission.dump())
-    assert loaded.dump() == admission.dump()
-    assert loaded.no_prefix == {4}
-    assert taken(loaded, store([b"x"])) == []
 
 
 @pytest.mark.parametrize("name", ["token_ids", "block_size"])
@@ -279,15 +211,3 @@ def test_what_is_only_carried_is_looked_at_in_every_store(field, good, bad):
         assert bench.feed(event, odd, event) == plain_all([event, odd])
     assert bench.filtered == {Filtered.COPY: 3, Filtered.ODD_FIELD: 3}
     assert [event.get(field) for event in plain_all(bench.normalizer.announce())][-6:] == [good, bad] * 3
-
-
-def test_what_is_carried_is_checked_once_and_so_many_metas_are_kept(monkeypatch):
-    monkeypatch.setattr(module, "_MAX_SHAPES", 2)
-    bench = Bench()
-    bench.feed(*[store([-n, -n - 1000]) for n in range(1, 9)])
-    for n in range(12):
-        session = f"s{n // 2 % 2 if n < 8 else n}"
-        out = bench.feed(store([n], session_id=session), store([100 + n], session_id=n))
-        left = [(event["block_hashes"], event["session_id"]) for event in plain_all(out)]
-        assert left == [([n], session), ([100 + n], n)]
-    assert bench.filtered == {Filtered.ODD_FIELD: 12}

@@ -89,14 +89,6 @@ def test_the_first_store_on_another_medium_makes_its_table():
     )
 
 
-def test_one_hash_is_one_object():
-    bench = settled()
-    bench.feed(whole([2**40], 20))
-    blocks = bench.normalizer.index.tables[None, "GPU"].blocks
-    bench.feed(whole([60], 2**40))
-    assert blocks[60].parent is blocks[2**40].hashes[0]
-
-
 def without(event, *names):
     return {name: value for name, value in event.items() if name not in names}
 
@@ -115,16 +107,6 @@ def test_keys_leave_and_are_kept(keys):
         assert bench.feed(whole([n], 20, extra_keys=keys)) == plain_all([whole([n], 20, extra_keys=keys)])
     assert bench.taken == 13
     assert carried(bench, "extra_keys") == [keys] * 3
-
-
-def test_keys_that_say_nothing_are_kept_once():
-    bench = settled()
-    bench.feed(*[whole([n, n + 1], 20, extra_keys=[None, None]) for n in (30, 32, 34)], whole([36], 20, extra_keys=[]))
-    bench.feed(whole([38], 20, extra_keys=[None]), whole([39], 20, extra_keys=[None]))
-    blocks = bench.normalizer.index.tables[None, "GPU"].blocks
-    assert len({id(blocks[n].extra_keys) for n in range(30, 36)}) == 1
-    assert blocks[38].extra_keys is blocks[39].extra_keys is not blocks[36].extra_keys
-    assert carried(bench, "extra_keys") == [[None, None]] * 3 + [[]] + [[None]] * 2
 
 
 @pytest.mark.parametrize(
@@ -220,24 +202,6 @@ def test_bytes_are_limited_in_the_middle_of_a_batch():
     assert [event["block_hashes"] for event in out] == [[30], [30], [33]]
     assert small.rejected == {Reason.INDEX_FULL: 2}
     assert small.normalizer.full
-
-
-def test_what_is_cached_never_decides():
-    """A restart that handles the log again comes to the same events."""
-    events = [
-        whole([30], 20, session_id="s"),
-        whole([31], 30, extra_keys=[None]),
-        removed([31]),
-        whole([32], 30, medium="cpu"),
-        whole([33], 30, group=1, kv_cache_spec_kind="mamba"),
-        removed([20]),
-    ]
-    one, other = settled(), settled()
-    for event in events * 2:
-        other.restart()
-        assert one.feed(event) == other.feed(event)
-        assert one.taken == other.taken
-    assert (one.filtered, one.live) == (other.filtered, other.live)
 
 
 def test_blocks_that_no_request_uses_any_more_cost_their_batch_nothing():

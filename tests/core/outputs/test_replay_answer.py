@@ -79,45 +79,6 @@ class TestAnswers:
     def test_from_where_it_was_asked_to_the_newest(self, start, first):
         assert seqs_of(ask(filled(10), start)) == [*range(first, 10), "END"]
 
-    def test_a_stream_with_nothing_ends_at_once(self):
-        assert seqs_of(ask(stream(), 0)) == ["END"]
-
-    def test_a_malformed_request_ends_at_once(self):
-        answer = answer_of(filled(10), there(parse_replay_request([b"id", b"", b"what"])), never)
-        assert seqs_of(answer) == ["END"]
-
-    @pytest.mark.parametrize("profile", ["vllm", "sglang"])
-    def test_the_state_when_it_is_asked_for(self, profile):
-        """vllm#50134: each of its batches at the seq that comes next, in the framing of the profile, then END."""
-        made = filled(3, profile=profile)
-        cut, _ = cutter(made, *range(600))
-        begun = answer_module.begin(made, there(parse_replay_request([b"id", b"", b"snapshot"])))
-        part = answer_module.whole(begun, made, cut())
-        messages = [message for message in part.messages() if message]
-        topic = [b"kv"] if profile == "vllm" else []
-        assert {tuple(message[:-1]) for message in messages} == {(b"id", b"", *topic, (3).to_bytes(8, "big"))}
-        events = [event for message in messages for event in unpack(message[-1])[1]]
-        assert events[0] == cleared()
-        assert [block for event in events[1:] for block in event["block_hashes"]] == list(range(600))
-        made.append(b"one that came meanwhile", 0.0)
-        end = answer_module.next_part(part.answer, made, never)
-        assert [message[-2:] for message in end.messages()] == [[END_SEQ, b""]]
-        assert (end.answer.over, end.answer.outcome) == (True, "compacted")
-
-    def test_it_ends_at_the_batch_that_was_newest_when_asked(self):
-        made = filled(5)
-        answer = ask(made, 3)
-        made.append(b"later", 0.0)
-        assert seqs_of(answer) == [3, 4, "END"]
-
-    def test_heartbeats_are_answered_one_by_one(self):
-        made = filled(2)
-        for _ in range(5):
-            made.append(b"beat", 0.0, empty=True)
-        made.append(b"batch 7", 0.0)
-        assert seqs_of(ask(made, 0)) == [*range(8), "END"]
-        assert seqs_of(ask(made, 4)) == [4, 5, 6, 7, "END"]
-
     def test_a_run_that_grows_while_it_is_read_ends_where_it_was(self):
         made = filled(1)
         made.append(b"beat", 0.0, empty=True)
@@ -126,93 +87,8 @@ class TestAnswers:
             made.append(b"beat", 0.0, empty=True)
         assert seqs_of(answer) == [0, 1, "END"]
 
-    def test_payloads_are_those_of_their_seq(self):
-        made = filled(120)
-        answer = ask(made, 90)
-        for seq in range(90, 120):
-            assert answer.next_message()[-2:] == [seq.to_bytes(8, "big"), b"batch %d" % seq]
-
-    def test_two_answers_do_not_disturb_each_other(self):
-        made = filled(10)
-        one, other = ask(made, 0), ask(made, 5)
-        one.next_message()
-        assert seqs_of(other) == [*range(5, 10), "END"]
-        assert seqs_of(one) == [*range(1, 10), "END"]
-
 
 class TestBehindTheJournal:
-    def test_state_then_filler_then_the_journal(self):
-        made = filled(150)
-        cut, cuts = cutter(made, 1, 2)
-        answer = ask(made, 40, cut)
-        messages = messages_of(answer)
-        assert [int.from_bytes(message[-2], "big") for message in messages[:-1]] == list(range(40, 150))
-        assert messages[-1][-2] == END_SEQ
-        told = [unpack(message[-1])[1] for message in messages[:-1]]
-        assert plain_all(told[0]) == plain_all([cleared(), store([1]), store([2])])
-        assert set(map(len, told[1:])) == {0}
-        assert answer.outcome == "compacted"
-        assert len(cuts) == 1
-
-    def test_what_the_journal_holds_needs_no_cut(self):
-        made = filled(150)
-        answer = ask(made, 50)
-        assert seqs_of(answer) == [*range(50, 150), "END"]
-        assert answer.outcome == "complete"
-
-    def test_a_cut_that_is_shared_is_followed_by_the_journal(self):
-        made = filled(150, profile="llm-d")
-        cut, cuts = cutter(made, 1)
-        shared = cut()
-        for seq in range(150, 170):
-            made.append(b"batch %d" % seq, 0.0)
-        messages = messages_of(ask(made, 0, lambda start: shared))
-        assert [int.from_bytes(message[-2], "big") for message in messages[:-1]] == list(range(170))
-        assert messages[150][-1] == b"batch 150"
-        assert len(cuts) == 1
-
-    def test_what_comes_while_the_state_is_told_is_on_the_live_stream(self):
-        made = filled(150, profile="llm-d")
-        cut, _ = cutter(made, 1)
-        answer = ask(made, 0, cut)
-        answer.next_message()
-        made.append(b"later", 0.0)
-        assert seqs_of(answer) == [*range(1, 150), "END"]
-
-    def test_one_so_slow_that_the_journal_is_gone_is_told_anew(self):
-        made = filled(150, one_at_a_time, profile="llm-d")
-        cut, cuts = cutter(made, 1)
-        shared = [cut()]
-        for seq in range(150, 170):
-            made.append(one_at_a_time(seq), 0.0)
-        answer = ask(made, 0, lambda start: shared.pop() if shared else cut())
-        for _ in range(155):
-            answer.next_message()
-        for seq in range(170, 1000):
-            made.append(one_at_a_time(seq), 0.0)
-        messages = messages_of(answer)
-        assert [int.from_bytes(message[-2], "big") for message in messages[:-1]] == list(range(155, 1000))
-        assert plain_all(unpack(messages[0][-1])[1]) == plain_all([cleared(), store([1])])
-        assert len(cuts) == 2
-
-    def test_trimming_while_the_journal_is_read(self):
-        made = filled(100, one_at_a_time)
-        cut, cuts = cutter(made, 1)
-        answer = ask(made, 0, cut)
-        for _ in range(10):
-            answer.next_message()
-        for seq in range(100, 150):
-            made.append(one_at_a_time(seq), 0.0)
-        assert seqs_of(answer) == [*range(10, 150), "END"]
-        assert len(cuts) == 1
-
-    def test_a_large_state_in_a_small_room_is_still_told_whole(self):
-        made = filled(102)
-        cut, _ = cutter(made, *range(5000))
-        messages = messages_of(ask(made, 1, cut))
-        told = [event for message in messages[:-1] for event in unpack(message[-1])[1] if message[-1][:1] == b"\x93"]
-        assert sum(len(event["block_hashes"]) for event in told if event["type"] == "BlockStored") == 5000
-
     def test_who_knows_nothing_gets_the_state_right_before_the_newest_seq(self, monkeypatch):
         monkeypatch.setattr("kvbus.core.blocks.compaction.BLOCKS_PER_BATCH", 1)
         made = filled(150)

@@ -2,7 +2,6 @@
 
 from collections import deque
 from itertools import pairwise
-from math import inf
 from random import Random
 from typing import Any
 
@@ -10,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbus.core.sequencing.actions import Ask, Deliver, Lost, LostReason
+from kvbus.core.sequencing.actions import Ask, Deliver, Lost
 from kvbus.core.sequencing.conflict import FIRST_PAUSE, MAX_EPOCHS
 from kvbus.core.sequencing.fingerprints import RING
-from kvbus.core.sequencing.phases import Phase
 from kvbus.core.sequencing.replay_requests import OVERLAP
 from kvbus.core.sequencing.sequencer import Sequencer
 from kvbus.core.sequencing.settings import ATTEMPTS, State
@@ -974,89 +972,6 @@ SILENCE = [tick(2.0)] * ATTEMPTS
 
 
 class TestAnswersThatMayBeCompacted:
-    def test_live_batches_wait_for_the_end_of_the_answer(self):
-        script = SequencerScript(**COMPACTED)
-        script.after(up(), live(2), live(3), replayed(0), replayed(1), replayed(2))
-        assert script.sequencer.next == 3
-        script.after(replay_end())
-        assert script.sequencer.next == 4
-
-    def test_what_it_says_under_a_number_counts_over_the_live_batch(self):
-        script = SequencerScript(**COMPACTED)
-        script.after(up(), live(1), live(3))
-        script.epoch = 1
-        script.after(replayed(0), replayed(1), replayed(3), replay_end())
-        assert script.delivered == [b"epoch 1, batch 0", b"epoch 1, batch 1"]
-        assert script.sequencer.phase is Phase.GAP
-
-    def test_a_live_copy_of_what_it_had_is_one_for_a_while_and_then_a_reason_to_ask(self):
-        script = SequencerScript(**COMPACTED, late_copies=2.0)
-        script.after(up(), *map(replayed, range(4)), replay_end())
-        script.epoch = 1
-        script.after(live(1))
-        assert script.stats.duplicates == 1
-        script.after(tick(3.0), live(1))
-        assert script.sequencer.phase is Phase.RECHECK
-        script.after(live(2))
-        assert script.stats.duplicates == 2
-
-    def test_a_trimmed_history_is_taken_from_where_it_begins(self):
-        script = SequencerScript(**COMPACTED)
-        script.after(up(), live(3), replayed(7), replay_end())
-        assert (script.sequencer.next, script.sequencer.partial) == (8, True)
-
-    def test_a_trimmed_gap_is_lost_at_once_where_there_is_no_snapshot(self):
-        script = in_sync(3, **COMPACTED)
-        script.after(live(9), replayed(6), replayed(7), replayed(8), replay_end())
-        assert script.sequencer.next == 10
-        assert script.missing == (6, 3, 3, 0)
-
-    def test_and_else_a_snapshot_is_asked_for(self):
-        script = SequencerScript(**OFFERS_BOTH)
-        script.after(up(), snapshot(-2), *map(replayed, range(3)), replay_end(), live(9), replayed(6))
-        assert script.sequencer.phase is Phase.GAP_SNAPSHOT
-        script.after(snapshot(-2))
-        assert script.sequencer.lost_because is LostReason.TRIMMED
-        assert script.sequencer.next == 10
-
-    def test_one_that_breaks_off_is_asked_on_before_anything_else_is_delivered(self):
-        script = in_sync(3, **COMPACTED)
-        script.after(live(5), replayed(2), replayed(3), replayed(4))
-        assert any(action == Ask(action.request, 4) for action in script.after(tick(2.0)) if isinstance(action, Ask))
-        assert script.sequencer.next == 5
-        script.after(replayed(4), replay_end())
-        assert script.sequencer.next == 6
-        assert not script.sequencer.backfill_pending
-
-    def test_and_without_its_end_once_it_is_confirmed(self):
-        script = in_sync(3, **COMPACTED)
-        script.after(live(5), replayed(2), replayed(3), replayed(4), tick(2.0), replayed(4), tick(2.0))
-        assert (script.sequencer.next, script.sequencer.backfill_pending) == (6, False)
-
-    def test_where_nobody_confirms_it_everything_is_asked_for_again(self):
-        script = in_sync(3, **COMPACTED)
-        script.after(live(5), replayed(2), replayed(3), replayed(4), tick(2.0), *SILENCE)
-        assert script.sequencer.phase is Phase.BACKFILL
-        assert script.sequencer.lost_because is LostReason.NO_ANSWER
-        assert new_epoch() in script.after(replayed(0))
-
-    def test_or_a_snapshot(self):
-        script = SequencerScript(**OFFERS_BOTH)
-        script.after(up(), snapshot(-2), *map(replayed, range(3)), tick(2.0), *SILENCE, *SILENCE)
-        assert script.sequencer.phase is Phase.GAP_SNAPSHOT
-        script.after(snapshot(-2))
-        assert script.sequencer.backfill_pending
-
-    def test_nobody_answers_at_the_start(self):
-        script = SequencerScript(**COMPACTED)
-        script.after(up(), *SILENCE)
-        assert (script.sequencer.backfill_pending, script.sequencer.lost_because) == (True, LostReason.NO_ANSWER)
-
-    def test_nothing_was_published_when_it_was_asked_and_then_a_batch_was_lost(self):
-        script = SequencerScript(**COMPACTED)
-        script.after(up(), live(1), replay_end())
-        assert (script.sequencer.phase, script.sequencer.next) == (Phase.GAP, 0)
-
     def test_one_gap_after_another_that_only_a_state_fills_is_no_second_publisher(self):
         script = in_sync(3, **COMPACTED)
         for gap in range(2 * MAX_EPOCHS):
@@ -1065,107 +980,6 @@ class TestAnswersThatMayBeCompacted:
             assert new_epoch() in script.after(replayed(script.sequencer.next - 1))
             script.after(*map(replayed, range(5 + gap)), replay_end())
             assert script.state is State.LIVE
-
-    def test_what_waits_at_a_disconnection_has_to_come_once_more(self):
-        script = in_sync(3, **COMPACTED)
-        script.after(live(5), down())
-        assert (script.sequencer.log_end, len(script.sequencer.held)) == (3, 0)
-
-    def test_nobody_answers_after_a_reconnection_and_the_caller_decides(self):
-        script = in_sync(3, **COMPACTED)
-        script.after(down(), up(), *SILENCE)
-        assert (script.sequencer.epoch, script.sequencer.backfill_pending) == (0, True)
-
-    def test_a_late_copy_without_anybody_to_ask_is_a_new_epoch(self):
-        script = in_sync(RING + 9, **COMPACTED, replay=False)
-        assert new_epoch() in script.after(live(5))
-
-    def test_a_stream_from_now_on_has_no_history_but_in_its_next_epoch(self):
-        script = SequencerScript(**COMPACTED, from_now=True)
-        script.after(up())
-        assert script.sequencer.phase is Phase.WAITING
-        script.after(live(40))
-        assert (script.sequencer.next, script.sequencer.backfill_pending) == (41, False)
-        script.epoch = 1
-        script.after(live(40))
-        assert script.sequencer.phase is Phase.SYNC
-
-
-class TestSnapshotsOfAnotherKind:
-    def test_one_that_is_older_of_the_same_epoch_is_left_out(self):
-        script = SequencerScript(**OFFERS_BOTH)
-        script.after(up(), snapshot(4), replay_end(), down(), up())
-        assert not script.sequencer.snapshot(script.requests[0], 3, script.now, same_epoch=True)
-        script.after(replay_end())
-        assert (script.sequencer.epoch, script.sequencer.next) == (0, 5)
-
-    def test_after_a_reconnection_there_is_nothing_to_compare_a_replay_with(self):
-        script = SequencerScript(**OFFERS_BOTH)
-        script.after(up(), snapshot(4), replay_end(), down(), up())
-        assert new_epoch() in script.after(snapshot(-2))
-
-    def test_neither_replay_nor_snapshot_is_answered_after_a_reconnection(self):
-        script = SequencerScript(**OFFERS_BOTH)
-        script.after(up(), snapshot(-2), replayed(0), replay_end(), down(), up(), *SILENCE, snapshot(-2))
-        assert (script.sequencer.epoch, script.sequencer.backfill_pending) == (0, True)
-
-    def test_without_a_replay_one_more_is_asked_for_and_then_the_stream_goes_on(self):
-        script = SequencerScript(**ONLY_SNAPSHOTS, snapshot_timeout=10.0)
-        script.after(up(), live(3), tick(10.0), tick(10.0))
-        assert (script.sequencer.next, script.sequencer.lost_because) == (4, LostReason.NO_ANSWER)
-        # whoever has one now has everything
-        assert script.sequencer.phase is Phase.BACKFILL
-        assert new_epoch() in script.after(snapshot(9))
-        script.after(snapshot(9))
-        assert script.sequencer.next == 10
-
-    def test_without_a_replay_a_gap_that_two_do_not_cover_is_lost(self):
-        script = SequencerScript(**ONLY_SNAPSHOTS)
-        script.after(up(), snapshot(4), live(7))
-        for _ in range(ATTEMPTS):
-            script.sequencer.snapshot(script.requests[0], 4, script.now, same_epoch=True)
-            script.after(tick(0.0))
-        assert (script.sequencer.next, script.sequencer.lost_because) == (8, LostReason.HOLE)
-        assert not script.sequencer.backfill_pending
-
-    def test_nothing_is_known_where_there_is_none(self):
-        script = SequencerScript(**ONLY_SNAPSHOTS)
-        script.after(up(), snapshot(-2))
-        assert script.sequencer.lost_because is LostReason.UNAVAILABLE
-
-
-class TestTheDeadline:
-    """Nobody has to tick before it, and who ticks at it moves it."""
-
-    def test_there_is_none_while_nothing_is_waited_for(self):
-        assert SequencerScript(**COMPACTED).sequencer.deadline == inf
-        assert in_sync(3, **COMPACTED).sequencer.deadline == inf
-
-    def test_of_a_request(self):
-        script = SequencerScript(**COMPACTED)
-        script.after(up())
-        assert script.sequencer.deadline == script.now + 2.0
-
-    def test_of_a_probe(self):
-        script = in_sync(3, **COMPACTED | {"probe_interval": 1.0})
-        assert script.sequencer.deadline == script.now + 1.0
-
-    def test_of_a_gap_without_a_replay(self):
-        script = in_sync(3, replay=False)
-        script.after(live(5))
-        assert script.sequencer.deadline == script.now + 0.2
-
-    def test_of_history_that_nobody_answered_for(self):
-        script = SequencerScript(**COMPACTED, backfill_pause=5.0)
-        script.after(up(), *SILENCE, tick(2.0))
-        assert script.sequencer.deadline == script.now + 3.0
-
-    def test_of_a_pause(self):
-        script = in_sync(1)
-        while script.state is not State.CONFLICT:
-            script.epoch += 1
-            script.after(live(0))
-        assert script.sequencer.deadline == script.now + FIRST_PAUSE
 
 
 class TestFloodedStart:
