@@ -21,7 +21,7 @@ def failing(worlds: range) -> int:
 
 
 def test_every_world_ends_in_the_publishers_state():
-    for seed in range(1000):
+    for seed in range(2000):
         World(seed).run()
 
 
