@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import socket
 import time
 import urllib.request
@@ -117,17 +116,14 @@ class Found(Process):
     def __init__(self, directory: Path, discover: dict[str, Any]) -> None:
         super().__init__(directory, keeps_state=False)
         output = {"endpoint": self.out, "layout": "per_topic", "topic": "{source}", "heartbeat": 0.2}
-        config = {
+        self.config |= {
             "sources": [{"name": "workers", "discover": discover}],
             "outputs": [output],
-            "http": self.http,
-            "state_dir": None,
-            "probe_interval": 0.2,
             "discovery_grace": 0.2,
         }
-        self.config.write_text(json.dumps(config))
+        del self.config["replay_timeout"]
 
-    def metric(self, name: str) -> float:
+    def total(self, name: str) -> float:
         with urllib.request.urlopen(f"http://{self.http}/metrics", timeout=60) as answer:
             lines = answer.read().decode().splitlines()
         return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name}{{"))
@@ -246,7 +242,7 @@ async def test_an_api_server_that_dies_costs_no_engine(
     place.put_token(token_file)
     mortal = plane.api_server()
     bus = Found(tmp_path, place.settings(mortal, token_file))
-    failing: Callable[[], bool] = lambda: bus.metric("kvbus_discovery_failing") == 1  # noqa: E731
+    failing: Callable[[], bool] = lambda: bus.total("kvbus_discovery_failing") == 1  # noqa: E731
     async with fleet_of(place, bus) as fleet:
         await fleet.to(1, 2, 3)
         await fleet.exact()

@@ -32,8 +32,7 @@ class Pod(Process):
         directory.mkdir()
         super().__init__(directory, keeps_state=False)
         port = self.http.rpartition(":")[2]
-        self.config.write_text(self.config.read_text().replace(f"http: {self.http}\n", f"http: {host}:{port}\n"))
-        self.http = f"{host}:{port}"
+        self.config["http"] = f"{host}:{port}"
         template = render().pod
         spec = {key: value for key, value in template["spec"].items() if key != "serviceAccountName"}
         for each in containers(spec):

@@ -6,7 +6,6 @@ Each test states the bound to keep and fails today.
 from __future__ import annotations
 
 import contextlib
-import json
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,7 +57,7 @@ def configure(process: Process, source: dict[str, Any], output: dict[str, Any], 
     outputs = [{"endpoint": process.out, **output}]
     state = None if state_dir is None else str(state_dir)
     everything = {"sources": sources, "outputs": outputs, "http": process.http, "state_dir": state}
-    process.config.write_text(json.dumps(everything))  # JSON is YAML
+    process.config = everything
 
 
 @contextlib.contextmanager

@@ -5,11 +5,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
-import http.client
 import json
-import os
 import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 import msgspec
 
 from kvbus.daemon.seq_reservation import SeqReservations
+from tests.doubles.kvbus_process import KvbusProcess
 from tests.ports import free_port
 
 if TYPE_CHECKING:
@@ -191,7 +189,7 @@ def _paths_by_prefix(blocks: list[dict[str, Any]]) -> list[tuple[int, ...]]:
     return [found[block["prefix"]] for block in blocks]
 
 
-class Kvbus:
+class Kvbus(KvbusProcess):
     """``kvbus run`` between one engine and any number of routers; ended by its pid when the block ends."""
 
     def __init__(
@@ -203,16 +201,8 @@ class Kvbus:
         first_seq: int = 0,
         **config: Any,
     ) -> None:
-        output_port, replay_port, self._http_port = free_port(), free_port(), free_port()
-        self.endpoint = f"tcp://127.0.0.1:{output_port}"
-        self.replay_endpoint = f"tcp://127.0.0.1:{replay_port}"
-        self._config = directory / "kvbus.yaml"
-        self._log_path = directory / "kvbus.log"
-        source = {
-            "name": "engine",
-            "endpoint": engine.endpoint,
-            "replay_endpoint": engine.replay_endpoint,
-        }
+        self.endpoint, self.replay_endpoint = (f"tcp://127.0.0.1:{free_port()}" for _ in range(2))
+        source = {"name": "engine", "endpoint": engine.endpoint, "replay_endpoint": engine.replay_endpoint}
         routers = {
             "name": "routers",
             "endpoint": self.endpoint,
@@ -226,14 +216,10 @@ class Kvbus:
             "worker": "w",
             "sources": [source],
             "outputs": [routers],
-            "http": f"127.0.0.1:{self._http_port}",
             "state_dir": None,
             **config,
         }
-        self._config.write_text(json.dumps(settings))  # JSON is YAML
-        # where numbering goes on over a kill if there is no state_dir
-        self._env = {name: value for name, value in os.environ.items() if not name.startswith("KVBUS_")}
-        self._env["XDG_RUNTIME_DIR"] = str(directory)
+        super().__init__(directory, settings)
         if first_seq:
             before = SeqReservations(directory)  # as a process before this one has left it
             before.add(0, 0, f"routers {routers['endpoint']}")
@@ -241,71 +227,30 @@ class Kvbus:
             before.release()
 
     def __enter__(self) -> Self:
-        self._log = self._log_path.open("ab")
-        self._start()
+        self.start_again()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        stop_process(self._process)
-        self._log.close()
+        if self._process is not None:
+            stop_process(self._process)
 
     def kill_and_start_again(self) -> None:
         """SIGKILL, then the same command line."""
         self.kill()
         self.start_again()
 
-    def kill(self) -> None:
-        """SIGKILL."""
-        self._process.kill()
-        self._process.wait(60)
-
     def start_again(self) -> None:
-        """The same command line."""
-        self._start()
+        """Start it, and wait until it is ready."""
+        self.start()
+        try:
+            wait_for(self.ready, f"kvbus is ready (log: {self.log})")
+        except BaseException:
+            self.close()
+            raise
 
     def last_seq(self, source: int = 0) -> int | None:
         """The last sequence number taken in from the engine."""
-        status, answer = self._get("/sources")
-        assert status == 200, answer
-        return json.loads(answer)[source]["last_seq"]
-
-    def metric(self, sample: str) -> float:
-        """One sample of ``/metrics``, by its name and labels (in the order of the alphabet)."""
-        status, answer = self._get("/metrics")
-        assert status == 200, answer
-        found = [line.rpartition(" ")[2] for line in answer.splitlines() if line.startswith(f"{sample} ")]
-        assert found, f"no {sample} in /metrics"
-        return float(found[0])
-
-    def _start(self) -> None:
-        self._process = subprocess.Popen(
-            [Path(sys.executable).with_name("kvbus"), "run", "-c", self._config],
-            env=self._env,
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=self._log,
-        )
-        try:
-            wait_for(self._ready, f"kvbus is ready (log: {self._log_path})")
-        except BaseException:
-            stop_process(self._process)
-            self._log.close()
-            raise
-
-    def _ready(self) -> bool:
-        assert self._process.poll() is None, f"kvbus ended at start:\n{self._log_path.read_text()}"
-        try:
-            return self._get("/readyz")[0] == 200
-        except OSError:
-            return False
-
-    def _get(self, path: str) -> tuple[int, str]:
-        connection = http.client.HTTPConnection("127.0.0.1", self._http_port, timeout=60)
-        try:
-            connection.request("GET", path)
-            response = connection.getresponse()
-            return response.status, response.read().decode()
-        finally:
-            connection.close()
+        seq: int | None = self.sources()[source]["last_seq"]
+        return seq

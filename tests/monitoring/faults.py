@@ -14,7 +14,6 @@ import json
 import resource
 import signal
 import time
-import urllib.request
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any, Final
@@ -29,12 +28,12 @@ from kvbus.parts.log.record import SCHEMA, Stream
 from kvbus.parts.log.redis import RedisLog
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles import replay_faults
+from tests.doubles.kvbus_process import KvbusProcess
 from tests.doubles.payloads import payload, removed, store
 from tests.log.records import checked, lease
 from tests.monitoring.prometheus import Prometheus
 from tests.ports import free_port, free_ports, ports_in_a_row
 from tests.system.bus import eventually
-from tests.system.test_run import Command
 
 SCRAPE: Final = 1.0
 """Seconds between scrapes, and how long one may take."""
@@ -107,28 +106,19 @@ def publish_one(engine: EnginePublisher) -> None:
     engine.publish(batch())
 
 
-class Kvbus:
-    """One of them: its ports, its configuration, its process."""
+class Kvbus(KvbusProcess):
+    """A kvbus with an output of its own, and its process."""
 
     def __init__(
         self, directory: Path, name: str, outputs: list[dict[str, Any]] | None = None, **settings: Any
     ) -> None:
         self.name = name
-        self.directory = directory / name
-        self.directory.mkdir()
-        http, self.out, self.out_replay = (f"127.0.0.1:{port}" for port in free_ports(3))
-        self.http = http
+        (directory / name).mkdir()
+        self.out, self.out_replay = (f"127.0.0.1:{port}" for port in free_ports(2))
         routers = {"name": "routers", "endpoint": f"tcp://{self.out}", "replay_endpoint": f"tcp://{self.out_replay}"}
         merged = [output | {"layout": "merged"} for output in (routers, *(outputs or ()))]
-        self.config: dict[str, Any] = {
-            "outputs": merged,
-            "http": http,
-            "probe_interval": 0.3,
-            "state_dir": None,
-            "analytics": True,
-            **settings,
-        }
-        self.command: Command | None = None
+        config = {"outputs": merged, "probe_interval": 0.3, "state_dir": None, "analytics": True, **settings}
+        super().__init__(directory / name, config)
 
     def follow(self, *engines: tuple[str, str, str]) -> None:
         """Name, live endpoint and replay endpoint of each engine."""
@@ -136,40 +126,12 @@ class Kvbus:
             {"name": name, "endpoint": endpoint, "replay_endpoint": replay} for name, endpoint, replay in engines
         ]
 
-    def start(self) -> None:
-        file = self.directory / "kvbus.yaml"
-        file.write_text(json.dumps(self.config))
-        self.command = Command(self.directory, "run", "-c", str(file))
-
-    def signal(self, number: signal.Signals) -> None:
-        assert self.alive()
-        assert self.command is not None
-        self.command.process.send_signal(number)
-
-    def alive(self) -> bool:
-        assert self.command is not None
-        assert self.command.process.poll() is None, self.command.said
-        return True
-
-    def ready(self) -> bool:
-        assert self.alive()
-        with contextlib.suppress(OSError), urllib.request.urlopen(f"http://{self.http}/readyz", timeout=5) as answer:
-            return bool(answer.status == 200)
-        return False
-
     def reload(self, text: str) -> None:
-        (self.directory / "kvbus.yaml").write_text(text)
+        self.file.write_text(text)
         self.signal(signal.SIGHUP)
 
     async def stop(self) -> None:
-        self.signal(signal.SIGTERM)
-        assert self.command is not None
-        assert await self.command.ends() == 0, self.command.said
-
-    def close(self) -> None:
-        if self.command is not None:
-            with self.command:  # killed if it is still there
-                pass
+        assert await asyncio.to_thread(self.terminate) == 0, self.said
 
 
 def scrape_config(rules: Path, buses: list[Kvbus]) -> str:
@@ -305,7 +267,7 @@ class Scene:
         self.engines.keep(self._watch_the_clock())
 
     def _said(self) -> str:
-        return "\n".join(bus.command.said for bus in self.buses.values() if bus.command is not None)
+        return "\n".join(bus.said for bus in self.buses.values() if bus.log.exists())
 
     def _discover(self, bus: Kvbus) -> None:
         """Fronts before an engine that is away. One entry that cannot be asked, and one that finds an engine that is configured already."""
@@ -500,8 +462,7 @@ class Scene:
         """No file may grow beyond 64 KiB: to the process it is a full disk."""
         writing = f'kvbus_state_writing{{instance="{bus.name}"}} == 1'
         await self._until(lambda: server.query(writing), "a state that is written")
-        assert bus.command is not None
-        resource.prlimit(bus.command.process.pid, resource.RLIMIT_FSIZE, (2**16, 2**16))
+        resource.prlimit(bus.pid, resource.RLIMIT_FSIZE, (2**16, 2**16))
 
     async def _until(self, condition: Callable[[], object], what: str) -> None:
         """Like `eventually`, without keeping the engines from publishing while Prometheus is asked."""
@@ -514,7 +475,7 @@ class Scene:
         """Prometheus has seen each of them: what a counter does before is no increase to it."""
 
         def everyone() -> bool:
-            assert all(bus.alive() for bus in self.buses.values())
+            assert all(bus.running for bus in self.buses.values())
             return len(server.query("kvbus_build_info")) == len(self.buses)
 
         await self._until(everyone, "every kvbus scraped")

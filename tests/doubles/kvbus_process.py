@@ -1,0 +1,119 @@
+"""`kvbus run` as a process of its own: started, asked over HTTP, stopped, killed and started again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.ports import free_port
+
+
+class KvbusProcess:
+    """One process after the other, on the same configuration and directory.
+
+    Args:
+        directory: for the configuration, the log and the runtime directory.
+        config: of kvbus; ``http`` is a free port of loopback unless given.
+    """
+
+    def __init__(self, directory: Path, config: dict[str, Any]) -> None:
+        self.directory = directory
+        self.config = {"http": f"127.0.0.1:{free_port()}", **config}
+        self.log = directory / "kvbus.log"
+        self.env = {name: value for name, value in os.environ.items() if not name.startswith("KVBUS_")}
+        self.env["XDG_RUNTIME_DIR"] = str(directory)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def http(self) -> str:
+        """Host and port of the HTTP server."""
+        return str(self.config["http"])
+
+    @property
+    def file(self) -> Path:
+        return self.directory / "kvbus.yaml"
+
+    def write(self) -> None:
+        """Write the configuration."""
+        self.file.write_text(json.dumps(self.config))  # JSON is YAML
+
+    def start(self, before: Callable[[], None] | None = None) -> None:
+        """Start a process; it calls ``before`` before everything else."""
+        self.write()
+        command = [sys.executable, "-m", "kvbus", "run", "-c", str(self.file)]
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(command, env=self.env, stderr=log, preexec_fn=before)  # noqa: PLW1509
+
+    @property
+    def running(self) -> subprocess.Popen[bytes]:
+        """The process, which has not ended."""
+        assert self._process is not None
+        assert self._process.poll() is None, f"kvbus ended by itself:\n{self.said}"
+        return self._process
+
+    @property
+    def said(self) -> str:
+        """The log of every process so far."""
+        return self.log.read_text()
+
+    @property
+    def pid(self) -> int:
+        return self.running.pid
+
+    def get(self, path: str) -> bytes:
+        """Return the answer to a path, or nothing if kvbus does not listen yet or refuses."""
+        try:
+            with urllib.request.urlopen(f"http://{self.http}{path}", timeout=60) as answer:
+                return bytes(answer.read())
+        except (urllib.error.URLError, ConnectionError):
+            return b""
+
+    def ready(self) -> bool:
+        """Whether kvbus says that it is ready; an error if it has ended."""
+        return bool(self.running and self.get("/readyz"))
+
+    def sources(self) -> list[dict[str, Any]]:
+        """Return what `/sources` says."""
+        said: list[dict[str, Any]] = json.loads(self.get("/sources") or b"[]")
+        return said
+
+    def metric(self, sample: str) -> float:
+        """Return one sample of `/metrics`, by its name and labels in the order of the alphabet."""
+        lines = self.get("/metrics").decode().splitlines()
+        found = [line.rpartition(" ")[2] for line in lines if line.startswith(f"{sample} ")]
+        assert found, f"no {sample} in /metrics"
+        return float(found[0])
+
+    def signal(self, number: signal.Signals) -> None:
+        self.running.send_signal(number)
+
+    def pause(self) -> None:
+        """Stop it where it stands, as a node without a free core does."""
+        self.signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self.signal(signal.SIGCONT)
+
+    def terminate(self) -> int:
+        """Send SIGTERM and return the exit code."""
+        process = self.running
+        process.terminate()
+        return process.wait(60)
+
+    def kill(self) -> None:
+        process = self.running
+        process.kill()
+        process.wait(60)
+
+    def close(self) -> None:
+        """Kill the process if it still runs."""
+        if self._process is not None and self._process.poll() is None:
+            self.kill()
