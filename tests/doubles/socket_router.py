@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import zmq
 
@@ -38,9 +38,12 @@ class SocketRouter:
         self._live: zmq.Socket[bytes] | None = None
         self._monitor: zmq.Socket[bytes] | None = None
 
-    def subscribe(self) -> None:
+    def subscribe(self, buffer: int = 0) -> None:
+        """Connect to the live stream, with room for everything or for a few bytes."""
         self._live = self.context.socket(zmq.SUB)
-        self._live.setsockopt(zmq.RCVHWM, 0)
+        self._live.setsockopt(zmq.RCVHWM, 1 if buffer else 0)
+        if buffer:
+            self._live.setsockopt(zmq.RCVBUF, buffer)
         self._live.setsockopt(zmq.SUBSCRIBE, b"")
         if self.rebuilds:
             self._live.setsockopt(zmq.SUBSCRIBE, ASKS_REPLAY)
@@ -82,3 +85,31 @@ class SocketRouter:
     def close(self) -> None:
         self.unsubscribe()
         self.context.term()
+
+
+class Deaf(SocketRouter):
+    """A router that applies each batch of the live stream, whatever its number, and never asks.
+
+    Args:
+        buffer: bytes that its kernel takes in; 0: as many as there are.
+    """
+
+    rebuilds = False
+
+    def __init__(self, endpoint: str, *, buffer: int = 0, context: Context | None = None) -> None:
+        super().__init__(endpoint, "", context)
+        self._shared = context is not None
+        self.batches = 0
+        self.context.setsockopt(zmq.RECONNECT_IVL, 5)
+        self.subscribe(buffer)
+
+    def read(self) -> set[Any]:
+        for seq, payload in self.arrived():
+            self.view.take(seq, payload)
+            self.batches += 1
+        return set(self.view.blocks)
+
+    def close(self) -> None:
+        self.unsubscribe()
+        if not self._shared:
+            self.context.term()

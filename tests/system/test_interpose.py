@@ -14,11 +14,11 @@ from kvbus.tools.doctor.examine import examine
 from kvbus.tools.doctor.findings import Severity
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.payloads import payload, store, unpack
+from tests.doubles.socket_router import Deaf
 from tests.long import LONG
 from tests.ports import ports_in_a_row
 from tests.system.actors import Engine
 from tests.system.bus import eventually, running_bus
-from tests.system.test_state_on_subscription import Deaf
 from tests.typed import there
 
 
@@ -215,7 +215,7 @@ async def test_another_source_at_the_port_by_a_reload():
         await engine.publish(20)
         truth = engine.settle()
         await eventually(lambda: router.read() == truth, "what the engine holds by now")
-        assert not router.disconnected
+        assert not router.disconnected()
         assert bus.daemon.process.config_reloads == {"applied": 1}
 
 

@@ -22,87 +22,41 @@ from kvbus.core.stats import RouterView
 from kvbus.parts.outputs.zmq.driver import ZmqOutput
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.router import PlainSetRouter
-from tests.doubles.socket_router import END, Context, SocketRouter
+from tests.doubles.socket_router import END, Context, Deaf, SocketRouter
 from tests.system.actors import Engine
-from tests.system.bus import PATIENCE, Bus, eventually, running_bus
+from tests.system.bus import PATIENCE, Bus, RouterOnASet, eventually, running_bus
 from tests.system.test_rebuild import JOURNAL, circuit, run
 
 CROWD: Final = 100
 
 
-class Deaf:
-    """Applies whatever the live stream brings, whatever its number, and never asks."""
+class Checking(RouterOnASet):
+    """A router that drops what it has seen by its number, and asks where numbers are missing."""
 
-    def __init__(self, endpoint: str, *, buffer: int = 0, context: Context | None = None) -> None:
-        self._own = context is None
-        self.context = context or zmq.Context()
-        self.view = PlainSetRouter()
-        self.batches = 0
-        self._live = self.context.socket(zmq.SUB)
-        self._live.setsockopt(zmq.LINGER, 0)
-        self._live.setsockopt(zmq.RCVHWM, 1 if buffer else 0)
-        self._live.setsockopt(zmq.RECONNECT_IVL, 5)
-        if buffer:
-            self._live.setsockopt(zmq.RCVBUF, buffer)
-        self._live.setsockopt(zmq.SUBSCRIBE, b"")
-        self._monitor = self._live.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        self._live.connect(endpoint)
-
-    def read(self) -> set[Any]:
-        while self._live.poll(0):
-            _, seq, payload = self._live.recv_multipart()
-            self.view.take(int.from_bytes(seq, "big"), payload)
-            self.batches += 1
-        return set(self.view.blocks)
-
-    @property
-    def disconnected(self) -> bool:
-        return bool(self._monitor.poll(0))
-
-    def close(self) -> None:
-        self._live.disable_monitor()
-        self._monitor.close(0)
-        self._live.close(0)
-        if self._own:
-            self.context.term()
-
-
-class Checking(SocketRouter):
-    """Drops what it has seen by its number; where numbers are missing it asks once, and then takes what comes."""
+    rebuilds = False
 
     def __init__(self, endpoint: str, replay_endpoint: str) -> None:
         super().__init__(endpoint, replay_endpoint)
         self.answered = 0
-        self._live = self.context.socket(zmq.SUB)
-        self._live.setsockopt(zmq.RCVHWM, 0)
-        self._live.setsockopt(zmq.SUBSCRIBE, b"")
-        self._monitor = self._live.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        self._live.connect(endpoint)
+        self.subscribe()
 
-    async def read(self) -> set[Any]:
+    async def catch_up(self) -> set[Any]:
+        """Take in the live stream: ask once where numbers are missing, and go on whatever the answer brought."""
         for seq, payload in self.arrived():
             if seq > self.next:
-                await self._ask()
+                await self.replay(self.next)
             self._take(seq, payload)
         return set(self.view.blocks)
 
     async def begin_anew(self) -> None:
         """Forget everything and ask from 0, as llm-d does with a pod whose replay has failed."""
         self.view, self.next = PlainSetRouter(), 0
-        await self._ask()
+        await self.replay()
 
-    async def _ask(self) -> None:
-        dealer = self.request(self.next)
-        try:
-            while True:
-                await eventually(lambda: dealer.poll(0), "an answer")
-                frames = dealer.recv_multipart()
-                if frames[-2] == END:
-                    return
-                self.answered += 1
-                self._take(int.from_bytes(frames[-2], "big"), frames[-1])
-        finally:
-            dealer.close(0)
+    async def replay(self, start: int = 0) -> list[int]:
+        seqs = await super().replay(start)
+        self.answered += len(seqs)
+        return seqs
 
     def _take(self, seq: int, payload: bytes) -> None:
         if seq >= self.next:
@@ -167,15 +121,15 @@ def test_one_that_checks_numbers_and_asks_is_exact_and_its_answer_is_short() -> 
                 truth = engine.settle()
                 await eventually(lambda: stats_of(bus).states_sent == {"subscribed": 1}, "the state")
                 for _ in range(1000):
-                    if await router.read() == truth:
+                    if await router.catch_up() == truth:
                         break
                     await asyncio.sleep(0.01)
-                assert await router.read() == truth
+                assert await router.catch_up() == truth
                 await eventually(lambda: stats_of(bus).replay_requests["subscription"] == 1, "its request")
-                assert await router.read() == truth
+                assert await router.catch_up() == truth
                 assert router.answered == 0, "END alone"
                 await router.begin_anew()
-                assert await router.read() == truth, "the state it had does not count any more"
+                assert await router.catch_up() == truth, "the state it had does not count any more"
             finally:
                 router.close()
 
@@ -243,7 +197,7 @@ def test_a_router_that_stalls_is_made_right_without_asking_and_without_a_disconn
             assert time.process_time() - busy < 5  # bus and routers are this process, which others may keep waiting
             assert loop.time() - since < 30
             assert stats_of(bus).states_sent == {"subscribed": 2, "lost": 1}
-            assert not slow.disconnected
+            assert not slow.disconnected()
             assert sum(stats_of(bus).router_disconnects.values()) == 0
 
     run(test())

@@ -7,7 +7,7 @@ from kvbus.core.sequencing.actions import Ask, Lost
 from kvbus.core.sequencing.settings import ATTEMPTS, State
 from kvbus.core.types import Reason
 from tests.core.dsl import Script, ask, cancel, live, replay_aborted, replay_end, replayed, up
-from tests.core.sequencing.script import SequencerScript, in_sync, lost
+from tests.core.sequencing.script import SequencerScript, deliver, in_sync, lost
 
 
 def test_the_batch_behind_the_last_one_is_lost_and_the_rest_recovered():
@@ -24,6 +24,13 @@ def test_the_batch_behind_the_last_one_is_lost_and_the_rest_recovered():
     assert (script.stats.missing, script.stats.recovered, script.stats.lost) == (3, 2, 1)
     assert script.sequencer.partial
     assert script.sequencer.state is State.LIVE
+
+
+def test_a_batch_that_waited_behind_the_one_that_is_too_large_is_delivered_at_once():
+    script = in_sync(2)
+    script.after(live(3), replayed(0), replayed(1))
+    said = script.after(replay_aborted())
+    assert said[said.index(lost(1)) :][:2] == [lost(1), *deliver(3)]
 
 
 def test_at_the_start_nothing_is_missing_that_nobody_had_shown():
