@@ -1,20 +1,25 @@
-"""What stands on either side of kvbus in the tests, and what they say to each other.
+"""The peers of kvbus in the tests, and kvbus itself where a test needs a whole one.
 
-Routers: the set logic is in :class:`~tests.doubles.router.PlainSetRouter` alone. It is told by hand, by rank
-(``RankedRouter``), or over sockets (:class:`~tests.doubles.socket_router.SocketRouter`); who wraps it adds when it asks
-and what it puts up with (``RouterOnASet`` trusts, ``StrictRouter`` gives up, the world's ``Router`` fails at once). Doubles of one
-family of routers each are in ``never_asks``, ``clears_by_pod``, ``llmd_replay`` and ``ping_as_message``: what a router of
-that family believes, right or wrong, is what they are there to show (``tests.interop``).
+Routers. `router.PlainSetRouter` holds the logic of a set of blocks, and is the only place that does. `router.RankedRouter`
+keeps one set for each rank. `socket_router.SocketRouter` reads it from real sockets; its subclasses differ in when they
+ask: `Deaf` never, `tests.system.bus.RouterOnASet` at a hole, `tests.system.actors.StrictRouter` by the rules of llm-d's
+subscriber. `topic_router` reads many workers on one connection. `stage.Trusting`, `Checking` and `FromZero` are the same
+three families without sockets. Doubles of one family of routers each are in `never_asks`, `clears_by_pod`, `llmd_replay`
+and `ping_as_message`: a test of interop shows what a router of that family believes, right or wrong.
 
-Engines with a truth: there are two, because they answer different questions.
+Engines with a truth. There are two, because they answer different questions.
 
 * ``tests.properties.world.Engine`` is pure. It does what a script says (this block, this medium, one copy more), so that
-  a failing run can be shortened to the few changes that matter. It has its own seqs, buffer, replay and snapshots.
-* ``tests.system.actors.Engine`` is :class:`kvbus.tools.sim.engine.SimEngine`, a cache under a workload, on a real publisher.
-  Nobody says what it does next, and it makes batches like a release of a real engine. ``tests.chaos.engines`` runs the
-  same cache as a process. Load generators (``bench``) and publishers of a few batches need no truth.
+  a failing run can be shortened to the few changes that matter. It has its own seqs, buffer, replay and snapshots. The
+  simulation of the whole daemon (``tests.vopr``) puts it behind simulated sockets.
+* ``tests.system.actors.Engine`` is :class:`kvbus.tools.sim.engine.SimEngine`, a cache under a workload, on the real
+  publisher of `kvbus sim`. It makes batches like a release of a real engine. ``tests.chaos.engines`` runs `kvbus sim` and
+  `kvbus play` as processes.
 
-What both sides say is in :mod:`~tests.doubles.payloads`; what holds of every source at every moment in
-:mod:`~tests.doubles.accounting`. The words of a conversation with a whole relay are in :mod:`tests.core.dsl`;
+kvbus. `stage.Stage` is a relay without sockets or a clock, and `kvbus_process.KvbusProcess` is `kvbus run` as a process.
+``tests.system.bus.running_bus`` is a daemon on real sockets in the process of the test.
+
+`payloads` has the events and batches, `answers` reads an answer part by part, and `accounting` has what holds of every
+source at every moment. The words of a conversation with a whole relay are in :mod:`tests.core.dsl`;
 :mod:`tests.core.sequencing.script` speaks them with a sequencer alone.
 """

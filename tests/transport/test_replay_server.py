@@ -44,17 +44,6 @@ async def test_nothing_is_lost_at_a_requesters_high_water_mark(context):
 
 
 @both_loops
-async def test_behind_each_turn_the_threads_of_sockets_may_have_the_core(context, monkeypatch):
-    sent: list[int] = []
-    async with served(400, payload=b"p" * 50_000) as one:
-        monkeypatch.setattr("kvbus.transport.replay.let_threads_run", lambda: sent.append(one.stats.replay_batches))
-        client = requester(context, one)
-        await client.drain()
-        assert sent[0] < sent[-1] == one.stats.replay_batches  # not behind the whole answer alone
-        client.close()
-
-
-@both_loops
 async def test_a_requester_that_vanishes_is_forgotten(context):
     async with served(4000, payload=b"p" * 4000) as one:
         client = requester(context, one, hwm=1, small=True)

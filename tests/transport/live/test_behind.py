@@ -26,19 +26,6 @@ async def test_without_a_state_a_slow_router_has_holes_and_each_batch_of_them_is
 
 
 @both_loops
-async def test_behind_each_turn_the_threads_of_sockets_may_have_the_core(context, monkeypatch):
-    done: list[str] = []
-    async with stream_of(context) as stream:
-        monkeypatch.setattr("kvbus.transport.live.behind.let_threads_run", lambda: done.extend(stream.states))
-        stream.answers = False
-        stream.slices = Slices(100, 100_000)
-        stream.sub(slow=True)
-        await eventually(lambda: stream.asked, "the request")
-        stream.send_state(stream.asked[0])
-        await eventually(lambda: "receiving" in done, "a turn that is not the last one")
-
-
-@both_loops
 async def test_what_is_published_before_the_state_begins_is_in_it_and_what_comes_later_follows_it(context):
     async with stream_of(context) as stream:
         stream.answers = False

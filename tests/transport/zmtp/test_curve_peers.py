@@ -9,35 +9,24 @@ import zmq
 from kvbus.transport.zmtp.curve import Client
 from kvbus.transport.zmtp.dialler import Dialler
 from kvbus.transport.zmtp.frames import encode_message
-from kvbus.transport.zmtp.limits import Limits
-from kvbus.transport.zmtp.listener import Listener
 from kvbus.transport.zmtp.reasons import Reason
 from kvbus.transport.zmtp.roles import Role
 from kvbus.transport.zmtp.settings import Settings
 from tests.ports import free_port
-from tests.transport.loops import both_loops, eventually, read_all, turns
+from tests.transport.loops import both_loops, eventually, turns
 from tests.transport.zmtp.curves import HELLO, SUB, Pair, sealed, take
 from tests.transport.zmtp.peers import Recorder, hello
+from tests.transport.zmtp.test_listener import ROOMY, received
+from tests.transport.zmtp.test_listener import listening as any_listening
 
-ANY = "tcp://127.0.0.1:0"
-ROOMY = Settings(limits=Limits(frame_bytes=2**24, message_bytes=2**24))
 HASTY = Settings(handshake_timeout=0.5)
 """Who is refused for its keys is left waiting for so long."""
 US, THEM, OTHER = Pair(), Pair(), Pair()
 
 
-@contextlib.asynccontextmanager
-async def listening(keys, role=Role.PUB, *, settings=None, **options):
+def listening(keys, role=Role.PUB, **options):
     """A listener with CURVE, or None for one without it, and what its role has seen."""
-    seen = Recorder(**options)
-    mechanism = None if keys is None else keys.mechanism
-    listener = Listener(ANY, role, seen, settings=settings or Settings(), refused=seen.refuse, mechanism=mechanism)
-    try:
-        yield listener, seen
-    finally:
-        listener.close()
-        await turns()
-        assert not listener.peers
+    return any_listening(role, keys=keys, **options)
 
 
 @contextlib.asynccontextmanager
@@ -71,17 +60,6 @@ def bound(context):
     yield one
     for socket in made:
         socket.close()
-
-
-async def received(sub, count):
-    got: list[list[bytes]] = []
-
-    def all_there():
-        got.extend(read_all(sub))
-        return len(got) >= count
-
-    await eventually(all_there, f"{count} messages")
-    return got
 
 
 @both_loops

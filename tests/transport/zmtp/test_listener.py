@@ -23,10 +23,11 @@ ROOMY = Settings(limits=Limits(frame_bytes=2**24, message_bytes=2**24))
 
 
 @contextlib.asynccontextmanager
-async def listening(role=Role.PUB, endpoint=ANY, *, settings=None, **options):
-    """A listener and what its role has seen."""
+async def listening(role=Role.PUB, endpoint=ANY, *, settings=None, keys=None, **options):
+    """A listener, with CURVE if there are keys, and what its role has seen."""
     seen = Recorder(**options)
-    listener = Listener(endpoint, role, seen, settings=settings or Settings(), refused=seen.refuse)
+    mechanism = None if keys is None else keys.mechanism
+    listener = Listener(endpoint, role, seen, settings=settings or Settings(), refused=seen.refuse, mechanism=mechanism)
     try:
         yield listener, seen
     finally:
