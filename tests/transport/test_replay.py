@@ -21,7 +21,7 @@ from kvbus.transport.sockets import PeerPolicy
 from kvbus.transport.zmtp.frames import encode_message
 from kvbus.transport.zmtp.reasons import Reason
 from tests.transport.loops import END, both_loops, eventually, u64
-from tests.transport.replaying import Requester, Served, requester, served
+from tests.transport.replaying import Served, requester, served
 from tests.transport.zmtp.peers import hello
 from tests.transport.zmtp.test_listener import bare
 
@@ -447,46 +447,6 @@ async def test_an_answer_for_whoever_is_gone_is_counted(context):
         assert listener_sees == 8
         Served.on_request(one, one.kept)
         assert one.outcomes == {"gone": 1}
-
-
-@both_loops
-async def test_an_orderly_end_is_an_end_for_everyone(context):
-    async with served(40_000, payload=b"p" * 1_000, sessions=1) as one:
-        clients = [Requester(context, one.endpoint, hwm=1, small=True) for _ in range(3)]
-        for client in clients:
-            client.ask()
-            client.ask()
-        await eventually(lambda: one.asked == 6, "their requests")
-        assert one.server.end() == 6
-        assert one.outcomes == {"cut_off": 6}
-        assert (one.server.busy, one.stats.replay_waiting, one.stats.replay_sessions) == (0, 0, 0)
-
-        def ends(client):
-            client.read()
-            return sum(frames[-2] == END for frames in client.got) == 2
-
-        for client in clients:
-            await eventually(lambda client=client: ends(client), "both ENDs")
-            assert client.seqs()[: client.got.index([b"", b"", END, b""])] == list(
-                range(client.got.index([b"", b"", END, b""]))
-            )
-            client.ask(39_999)
-        await eventually(lambda: one.outcomes == {"cut_off": 6, "complete": 3}, "it goes on")
-        for client in clients:
-            client.close()
-
-
-@both_loops
-async def test_opened_again_it_serves_again(context):
-    async with served(4_000, payload=b"p" * 4_000) as one:
-        with never_reading(one, 2):
-            await eventually(lambda: one.server.busy == 2, "their requests")
-            one.server.reopen(PeerPolicy())
-            assert one.outcomes == {"gone": 2}
-            client = requester(context, one)
-            await client.drain()
-            assert len(client.seqs()) == 4_000
-            client.close()
 
 
 @both_loops

@@ -14,7 +14,7 @@ from kvbus.transport.sockets import PLAIN
 from kvbus.transport.zmtp.listener import Listener
 from kvbus.transport.zmtp.roles import Role
 from tests.ports import free_port
-from tests.transport.loops import both_loops, eventually
+from tests.transport.loops import both_loops
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,26 +42,6 @@ async def listens(port: int) -> bool:
 
 NOBODY: Any = None
 """Who is told of peers: of connections that say nothing there are none."""
-
-
-@both_loops
-async def test_it_is_tried_until_it_can_be_had(context: Any) -> None:
-    del context
-    port = free_port()
-    tried = []
-
-    def opened(handler: Any) -> Listener:
-        tried.append(asyncio.get_running_loop().time())
-        return Listener(f"tcp://127.0.0.1:{port}", Role.PUB, handler)
-
-    with no_descriptors():
-        endpoint = reopening(opened)(NOBODY)
-    assert not await listens(port)
-    await eventually(lambda: len(tried) == 2, "the second attempt")
-    assert await listens(port)
-    endpoint.close()
-    await asyncio.sleep(2 * REOPEN)
-    assert (len(tried), await listens(port)) == (2, False)
 
 
 @both_loops

@@ -22,7 +22,6 @@ from kvbus.transport.live import transfers
 from kvbus.transport.live.hub import Hub
 from kvbus.transport.live.ring import OVERHEAD
 from kvbus.transport.live.stream import LivePublisher
-from kvbus.transport.zmtp.dialler import Dialler
 from kvbus.transport.zmtp.listener import Listener
 from kvbus.transport.zmtp.roles import Role
 from kvbus.transport.zmtp.settings import DEFAULT_SETTINGS
@@ -71,14 +70,14 @@ class One:
 class Reader:
     """A SUB that checks each topic: every seq is the next one, or there is a hole with the state behind it."""
 
-    def __init__(self, bench: Bench, *topics: bytes, slow: bool = False, bind: bool = False) -> None:
+    def __init__(self, bench: Bench, *topics: bytes, slow: bool = False) -> None:
         self.socket = bench.context.socket(zmq.SUB)
         self.socket.setsockopt(zmq.RCVHWM, 1 if slow else 0)
         if slow:
             self.socket.setsockopt(zmq.RCVBUF, 4096)
         for topic in topics or (b"",):
             self.socket.setsockopt(zmq.SUBSCRIBE, topic)
-        (self.socket.bind if bind else self.socket.connect)(bench.endpoint)
+        self.socket.connect(bench.endpoint)
         self.next: dict[bytes, int] = {}
         self.states: dict[bytes, int] = {}
         self.wrong: list[str] = []
@@ -98,14 +97,13 @@ class Reader:
 class Bench:
     """A hub on a free port, streams and readers."""
 
-    def __init__(self, context: Any, *, bind: bool = True, max_bytes: int = 2**30) -> None:
+    def __init__(self, context: Any, *, max_bytes: int = 2**30) -> None:
         self.context = context
         self.endpoint = f"tcp://127.0.0.1:{free_port()}"
         self.stats = OutputStats()
-        kind = Listener if bind else Dialler
         self.hub = Hub(
             "routers",
-            lambda handler: kind(self.endpoint, Role.PUB, handler),
+            lambda handler: Listener(self.endpoint, Role.PUB, handler),
             stats=self.stats,
             max_bytes=max_bytes,
         )
@@ -160,25 +158,6 @@ async def bench_of(context: Any, **settings: Any) -> AsyncIterator[Bench]:
 
 
 @both_loops
-async def test_a_router_gets_the_streams_it_subscribes_to_and_each_one_with_its_state(context: Any) -> None:
-    async with bench_of(context) as bench:
-        bench.add(b"kv@a@m", b"kv@ab@m", b"kv@b@m")
-        bench.publish(3)
-        everything, one, two = bench.reader(), bench.reader(b"kv@a@"), bench.reader(b"kv@a", b"kv@a@")
-        await bench.level(everything)
-        await bench.level(one, b"kv@a@m")
-        await bench.level(two, b"kv@a@m", b"kv@ab@m")
-        bench.publish(3)
-        for reader, topics in ((everything, (b"kv@a@m", b"kv@ab@m", b"kv@b@m")), (one, (b"kv@a@m",))):
-            await bench.level(reader, *topics)
-            assert reader.states == dict.fromkeys(topics, 1)
-        assert (bench.stats.routers, bench.stats.subscribers) == (3, 4)
-        views = bench.hub.routers
-        assert [(view.stream, view.state) for view in views] == [(0, "live")] * 3
-        assert sorted(view.states_sent for view in views) == [1, 2, 3]
-
-
-@both_loops
 async def test_subscriptions_come_and_go(context: Any) -> None:
     async with bench_of(context) as bench:
         bench.add(b"a", b"b")
@@ -196,23 +175,6 @@ async def test_subscriptions_come_and_go(context: Any) -> None:
         reader.socket.setsockopt(zmq.SUBSCRIBE, b"a")
         await bench.level(reader)
         assert reader.states == {b"a": 2, b"b": 1}
-
-
-@both_loops
-async def test_a_stream_that_comes_later_announces_itself_and_one_that_ends_leaves_the_others(context: Any) -> None:
-    async with bench_of(context) as bench:
-        bench.add(b"a")
-        reader = bench.reader()
-        await bench.level(reader)
-        bench.add(b"b")
-        bench.publish()
-        await bench.level(reader)
-        bench.streams.pop(b"a").live.close()
-        del reader.next[b"a"]
-        bench.publish(4)
-        await bench.level(reader)
-        assert bench.stats.router_disconnects == {}
-        assert reader.states == {b"a": 1, b"b": 1}
 
 
 async def test_two_streams_of_one_topic_are_refused(context: Any) -> None:
@@ -292,15 +254,6 @@ async def test_reopening_ends_every_connection_and_no_stream(context: Any) -> No
         assert reader.states == {b"a": 2, b"b": 2}
         assert bench.stats.router_disconnects == {"closed": 1}
         assert [view.left for view in bench.hub.routers] == [None, "closed"]
-
-
-@both_loops
-async def test_it_dials_too(context: Any) -> None:
-    async with bench_of(context, bind=False) as bench:
-        reader = bench.reader(b"kv@", bind=True)
-        bench.add(b"kv@a", b"kv@b", b"other")
-        bench.publish(3)
-        await bench.level(reader, b"kv@a", b"kv@b")
 
 
 @both_loops

@@ -3,18 +3,12 @@
 import asyncio
 from collections.abc import Callable
 
-import pytest
 import zmq
 
-from kvbus.common.errors import BindError
-from kvbus.core.stats import OutputStats
 from kvbus.core.wire.frames import ASKS_REPLAY
 from kvbus.transport.live import transfers
-from kvbus.transport.live.stream import LivePublisher
-from kvbus.transport.zmtp.listener import Listener
-from kvbus.transport.zmtp.roles import Role
 from tests.transport.bare import dialled
-from tests.transport.live.streams import BIG, Slices, stream_of
+from tests.transport.live.streams import Slices, stream_of
 from tests.transport.loops import both_loops, eventually, turns
 
 # -- the live stream ----------------------------------------------------------------------------------------------------
@@ -43,40 +37,7 @@ async def test_a_burst_leaves_at_once_or_when_the_owner_of_the_list_says_so(cont
         stream.live.flush()
 
 
-@both_loops
-async def test_without_a_state_a_router_gets_what_is_published_from_now_on(context):
-    async with stream_of(context, state=False) as stream:
-        stream.send(5)
-        router = stream.sub()
-        await stream.are("live")
-        stream.send(5)
-        await stream.level(router)
-        assert router.seqs() == [5, 6, 7, 8, 9]
-        assert dict(stream.stats.states_sent) == {}
-
-
 # -- the state ------------------------------------------------------------------------------------------------------------
-
-
-@both_loops
-async def test_a_stalled_router_gets_the_state_again_once_it_reads(context):
-    async with stream_of(context, max_batches=20) as stream:
-        fast, slow = stream.sub(), stream.sub(slow=True)
-        await stream.are("live", "live")
-        await stream.stalled([fast])
-        assert sorted(stream.states) == ["live", "stalled"]
-        await eventually(lambda: stream.live.views.behind_seconds > 0, "time to pass")
-        assert stream.live.views.busy <= 1, "nothing is on its way to a router that does not read"
-        before = stream.slow_drops
-        stream.send(7)
-        assert stream.slow_drops == before + 7
-        await stream.level(fast, slow)
-        assert len(slow.holes) == stream.slow_drops
-        again = [seq for seq in slow.seqs("state") if seq > slow.holes[-1]]
-        assert again == [slow.holes[-1] + 1, slow.holes[-1] + 2]
-        assert fast.holes == []
-        assert stream.stats.states_sent == {"subscribed": 2, "lost": 1}
-        assert stream.live.views.behind_seconds == 0.0
 
 
 @both_loops
@@ -243,26 +204,7 @@ async def test_empty_batches_are_no_loss_however_many_come_at_once(context):
         assert stream.stats.states_sent == {"subscribed": 1}
 
 
-# -- what people ask --------------------------------------------------------------------------------------------------------
-
-
 # -- the end ---------------------------------------------------------------------------------------------------------------
-
-
-@both_loops
-async def test_what_waits_has_the_linger_to_leave(context):
-    async with stream_of(context, state=False) as stream:
-        router = stream.sub(slow=True)
-        await stream.are("live")
-        stream.publish(10, size=BIG)
-        stream.live.close(linger=30.0)
-        stream.live.close()
-        gauges = (stream.stats.routers, stream.stats.subscribers, stream.stats.queue_depth, stream.stats.queue_limit)
-        assert gauges == (0, 0, 0, 0)
-        await stream.level(router)
-        assert router.seqs() == list(range(10))
-        await eventually(lambda: stream.stats.router_disconnects == {"closed": 1}, "the end")
-        assert (stream.stats.routers, stream.stats.subscribers) == (0, 0)
 
 
 @both_loops
@@ -279,16 +221,3 @@ async def test_an_end_without_linger_in_the_middle_of_everything(context):
         stream.live.flush()
         await asyncio.sleep(0.2)  # whatever was due must not happen any more
         assert (stream.stats.routers, stream.stats.subscribers, stream.stats.queue_depth) == (0, 0, 0)
-
-
-@both_loops
-async def test_an_endpoint_that_is_taken_leaves_nothing(context):
-    async with stream_of(context) as stream:
-
-        def taken(handler):
-            return Listener(stream.endpoint, Role.PUB, handler)
-
-        stats = OutputStats()
-        with pytest.raises(BindError):
-            LivePublisher(0, b"", "o", taken, stats=stats, queue_limit=5, max_batches=5, max_bytes=5)
-        assert stats.queue_limit == 0
