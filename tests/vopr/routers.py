@@ -18,7 +18,7 @@ from kvbus.client.sequence import Sequence
 from kvbus.client.updates import Lost, Restarted
 from kvbus.core.sequencing.actions import Ask, Deliver, Stop
 from kvbus.core.wire.frames import ASKS_REPLAY, END_SEQ, REBUILDS
-from tests.doubles.router import PlainSetRouter, events_of
+from tests.doubles.router import RankedRouter, events_of
 from tests.vopr.network import End, Network
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"NULL".ljust(20, b"\0") + bytes(32)
@@ -89,39 +89,17 @@ class Zmtp:
         del buffer[:at]
 
 
-class View:
+class View(RankedRouter):
     """The plainest set of blocks, by rank."""
 
-    def __init__(self) -> None:
-        self._tokens: dict[tuple[int, str, Any], int] = {}
-        """By rank, medium and hash: the block's first token."""
-
     @property
-    def blocks(self) -> set[Key]:
-        """The blocks."""
-        return {(rank, medium, token) for (rank, medium, _), token in self._tokens.items()}
-
-    def clear(self) -> None:
-        """Forget everything."""
-        self._tokens.clear()
-
-    def apply(self, payload: bytes) -> None:
-        """Apply a batch."""
-        rank, tokens = decode(payload)[2], self._tokens
-        for event in events_of(payload):
-            kind = event["type"]
-            if kind == "AllBlocksCleared":
-                for key in [key for key in tokens if key[0] == rank]:
-                    del tokens[key]
-                continue
-            medium = event.get("medium") or "GPU"
-            if kind == "BlockStored":
-                size, ids = event["block_size"], event["token_ids"]
-                for at, block in enumerate(event["block_hashes"]):
-                    tokens[rank, medium, block] = ids[at * size]
-            else:
-                for block in event["block_hashes"]:
-                    tokens.pop((rank, medium, block), None)
+    def keys(self) -> set[Key]:
+        """The blocks by rank, medium and first token."""
+        return {
+            (rank, medium, block.tokens[0])
+            for rank, view in self.views.items()
+            for (_, medium, _), block in view.blocks.items()
+        }
 
 
 class Router:
@@ -203,7 +181,7 @@ class Router:
     def live(self, seq: int, frames: list[bytes]) -> None:
         """Take in a live batch."""
         del seq
-        self.view.apply(frames[2])
+        self.view.take(frames[2])
 
     def numbering_lost(self) -> None:
         """Seqs may begin anew."""
@@ -246,7 +224,7 @@ class Router:
     @property
     def blocks(self) -> set[Key]:
         """What it holds."""
-        return self.view.blocks
+        return self.view.keys
 
 
 class Checking(Router):
@@ -254,25 +232,20 @@ class Checking(Router):
 
     def __init__(self, *args: Any) -> None:
         self._last: int | None = None
-        self._strict: dict[int, PlainSetRouter] = {}
         super().__init__(*args)
 
     def connected(self) -> None:
         self._last = None
 
     def live(self, seq: int, frames: list[bytes]) -> None:
-        batch = decode(frames[2])
         if self._last is None or seq != self._last + 1:
             if not begins_with_clear(frames[2]):
                 raise WrongError(f"{self.name}: seq {seq} after {self._last} and no state")
-            self._strict.clear()
-            self.view.clear()
+            self.view = View()
         self._last = seq
-        strict = self._strict.setdefault(batch[2], PlainSetRouter())
-        strict.take(seq, frames[2])
-        if strict.violations:
-            raise WrongError(f"{self.name}: {strict.violations[0]}")
         super().live(seq, frames)
+        if self.view.violations:
+            raise WrongError(f"{self.name}: {self.view.violations[0]}")
 
 
 class Asking(Router):
@@ -324,7 +297,7 @@ class Asking(Router):
 
     def _advance(self) -> None:
         while (payload := self._held.pop(self._next, None)) is not None:
-            self.view.apply(payload)
+            self.view.take(payload)
             self._next += 1
 
     def _ask(self) -> None:
@@ -364,7 +337,7 @@ class Asking(Router):
             raise WrongError(f"{self.name}: an answer from {seq} on; {self._next} was asked")
         if seq < self._next:
             return
-        self.view.apply(payload)
+        self.view.take(payload)
         self._next = seq + 1
 
     def _end(self) -> None:
@@ -418,7 +391,7 @@ class Client(Router):
     def _follow(self, outputs: list[Any]) -> None:
         for output in outputs:
             if isinstance(output, Deliver):
-                self.view.apply(output.payload)
+                self.view.take(output.payload)
             elif isinstance(output, Ask):
                 self._ask(output.start)
                 self.sequence.sent(output.request, self.schedule.now)
