@@ -24,23 +24,6 @@ def whole(hashes, parent=None, **fields):
 @pytest.mark.parametrize(
     "odd",
     [
-        whole([50, 50]),
-        whole([50], tokens=[1] * 15),
-        whole([50], medium="HBM"),
-        whole([50], 50),
-        whole([b"x"]),
-    ],
-    ids=["twice", "tokens", "medium", "parent", "kind"],
-)
-def test_an_odd_event_is_counted_and_those_around_it_leave(odd):
-    bench = settled()
-    assert bench.feed(whole([30], 20), odd, whole([31], 30)) == plain_all([whole([30], 20), whole([31], 30)])
-    assert sum(bench.rejected.values()) == 1
-
-
-@pytest.mark.parametrize(
-    "odd",
-    [
         whole([50, 51], extra_keys=[None]),
         whole([50], session_id=5),
         whole([50], lookahead_token_ids=[[-1]]),
@@ -55,21 +38,6 @@ def test_a_store_with_an_odd_field_leaves_between_those_around_it(odd):
     assert (bench.rejected, bench.filtered) == ({}, {"odd_field": 1})
 
 
-def test_at_the_limit_a_store_is_refused_and_the_next_one_may_fit():
-    bench = settled(max_blocks=22)
-    out = bench.feed(whole([30, 31, 32]), whole([33]), whole([34]), whole([35]), removed([33]), whole([36]))
-    assert [event["block_hashes"] for event in out] == [[33], [34], [33], [36]]
-    assert bench.rejected == {Reason.INDEX_FULL: 2}
-
-
-def test_a_group_that_is_left_out_is_counted_and_the_others_leave():
-    bench = settled()
-    mamba = whole([60], group=1, kv_cache_spec_kind="mamba")
-    for count in (1, 2, 3):
-        assert len(bench.feed(mamba, whole([30 + count], 20), removed([60], group=1))) == 1
-        assert bench.filtered == {Filtered.GROUP: 2 * count}
-
-
 def test_fields_of_a_request_go_with_their_blocks():
     bench = settled()
     events = [whole([30 + n], 20, session_id=f"s{n % 3}", cache_salt="x") for n in range(6)]
@@ -79,14 +47,6 @@ def test_fields_of_a_request_go_with_their_blocks():
         "s1",
         "s2",
     }
-
-
-def test_the_first_store_on_another_medium_makes_its_table():
-    bench = settled()
-    bench.feed(whole([20], 19, medium="CPU"))
-    assert bench.feed(whole([19], 18, medium="CPU"), whole([20], 19, medium="DISK")) == plain_all(
-        [whole([19], 18, medium="CPU"), whole([20], 19, medium="DISK")]
-    )
 
 
 def without(event, *names):
@@ -149,22 +109,6 @@ def test_a_parent_on_another_tier_is_known_and_one_that_nobody_has_is_an_orphan(
     assert {(medium, block) for _, medium, block in bench.router.blocks} >= {("GPU", 41), ("GPU", 42), ("GPU", 43)}
 
 
-def test_a_run_of_removals_leaves_before_the_next_store():
-    bench = settled()
-    events = [removed([20]), removed([19]), whole([30], 18), removed([30]), whole([31], 18)]
-    assert bench.feed(*events) == plain_all(events)
-    assert bench.router.violations == []
-
-
-def test_a_clear_among_them_ends_what_was_before():
-    bench = settled()
-    out = bench.feed(whole([30], 20), removed([30]), cleared(), whole([31], 20), removed([20]))
-    assert out == plain_all([whole([30], 20), cleared(), whole([31], 20)])
-    assert bench.live == {31}
-    assert bench.filtered == {Filtered.ORPHAN_PASSED: 1, Filtered.UNKNOWN_BLOCK: 1}
-    assert (bench.stats.stored, bench.stats.removed, bench.stats.cleared) == (12, 2, 1)
-
-
 def test_blocks_named_by_bytes():
     bench = Bench()
     for n in range(8):
@@ -174,22 +118,6 @@ def test_blocks_named_by_bytes():
     )
     assert bench.rejected == {Reason.HASH_KIND: 1}
     assert bench.stats.stored == 10
-
-
-def test_removals_are_counted_whatever_becomes_of_them():
-    bench = settled()
-    bench.feed(removed([20]), removed([19], medium="HBM"), removed([]), removed([19], medium="DISK"))
-    assert bench.live == set(range(1, 20))
-    assert bench.rejected == {Reason.UNKNOWN_MEDIUM: 1}
-    assert bench.filtered == {Filtered.NO_HASHES: 1, Filtered.UNKNOWN_BLOCK: 1}
-    assert bench.stats.removed == 4
-
-
-def test_a_copy_among_several_blocks_is_counted_and_the_new_ones_leave():
-    bench = settled()
-    out = bench.feed(whole([30], 20), whole([20, 31], 19), whole([20]), whole([32], 31))
-    assert [event["block_hashes"] for event in out] == [[30], [31], [32]]
-    assert bench.filtered == {Filtered.COPY: 2}
 
 
 def test_bytes_are_limited_in_the_middle_of_a_batch():

@@ -44,21 +44,6 @@ def test_leaves_go_first_and_what_is_in_order_stays_as_it_came(events, left):
     assert known.router.violations == []
 
 
-def test_a_run_ends_where_a_store_leaves_and_not_at_a_copy():
-    known = bench()
-    out = known.feed(removed([1]), store([3], 2), removed([2]), store([20]), removed([4]))
-    assert plain_all(out) == plain_all([removed([2, 1]), store([20]), removed([4])])
-    assert known.filtered == {Filtered.COPY: 1}
-
-
-def test_copies_go_one_by_one():
-    known = bench()
-    known.feed(store([3, 4], 2), store([4], 3))
-    assert known.feed(removed([4, 3, 2])) == plain_all([removed([2])])
-    assert known.feed(removed([4, 4])) == plain_all([removed([4])])
-    assert known.filtered[Filtered.COPY] == 6
-
-
 def test_why_a_block_is_unknown_is_known_when_the_batch_ends():
     known = Bench()
     known.feed(removed([5], group=1), store([6], group=1, kv_cache_spec_kind="mamba"), removed([7], group=2))
@@ -231,13 +216,6 @@ def test_a_coarse_block_and_a_tail_are_forgotten_each_by_its_removal():
     assert known.filtered == {Filtered.COARSE: 4, Filtered.TAIL: 2, Filtered.UNKNOWN_BLOCK: 1}
     assert known.feed(removed([4]), removed([3])) == plain_all([removed([4]), removed([3])])
     assert known.normalizer.entries == 6
-
-
-def test_unknown_blocks_of_unknown_groups_are_counted_by_block():
-    known = bench()
-    known.feed(removed([1, 2, 3], group=7), removed([1], group=8), removed([98, 99]), removed([1], medium="CPU"))
-    assert known.filtered == {Filtered.UNKNOWN_BLOCK: 7}
-    assert known.normalizer.entries == 8
 
 
 @pytest.mark.parametrize("order", [[1, 2, 3, 4], [1, 4, 3, 2], [2, 1, 4, 3], [3, 4, 1, 2], [4, 1, 2, 3]], ids=str)

@@ -15,11 +15,6 @@ def names(events):
 
 
 class TestOrder:
-    def test_a_parent_that_comes_later_in_the_run_goes_first(self):
-        bench = Bench()
-        assert names(bench.feed(store([3], 2), store([2], 1), store([1]))) == [[1], [2], [3]]
-        assert bench.filtered == {}
-
     def test_beyond_a_removal_nothing_is_waited_for(self):
         bench = Bench()
         bench.feed(store([9]))
@@ -31,37 +26,12 @@ class TestOrder:
         assert names(bench.feed(store([2], 1), store([1], 2))) == [[1], [2]]
         assert bench.filtered == {Filtered.ORPHAN_PASSED: 1}
 
-    def test_a_chain_named_from_its_end_is_put_in_order_once(self):
-        bench = Bench()
-        out = bench.feed(*[store([n], n - 1 or None) for n in range(3000, 0, -1)])
-        assert names(out) == [[n] for n in range(1, 3001)]
-
     def test_a_parent_of_its_own_is_refused_on_every_medium(self):
         bench = Bench()
         bench.feed(*[store([n, n + 1], n - 1 or None) for n in range(1, 20, 2)])
         bench.feed(store([30, 31], medium="CPU"))
         bench.feed(store([5, 6], 5, medium="CPU"))
         assert bench.rejected == {Reason.SELF_PARENT: 1}
-
-
-class TestCopies:
-    def test_new_blocks_among_live_ones_leave_as_runs(self):
-        bench = Bench()
-        bench.feed(store([2, 4]))
-        tokens = [token for block in (1, 2, 3, 4, 5) for token in tokens_of(block)]
-        out = bench.feed(store([1, 2, 3, 4, 5], tokens=tokens))
-        assert [(event["block_hashes"], event.get("parent_block_hash")) for event in out] == [
-            ([1], None),
-            ([3], 2),
-            ([5], 4),
-        ]
-        assert (bench.filtered, bench.rejected) == ({Filtered.COPY: 2}, {})
-
-    def test_other_tokens_are_a_collision_of_that_block_alone(self):
-        bench = Bench()
-        bench.feed(store([1, 2, 3]))
-        bench.feed(store([1, 2, 3], tokens=tokens_of(1) + [9] * 16 + tokens_of(3)))
-        assert bench.rejected == {Reason.HASH_COLLISION: 1}
 
 
 class TestOffloads:
@@ -74,20 +44,8 @@ class TestOffloads:
             block: [keys] for block, keys in zip((1, 7, 2), images, strict=True)
         }
 
-    def test_what_nobody_knows_is_counted(self):
-        bench = Bench()
-        assert bench.feed(store([1], tokens=[], block_size=0, medium="CPU")) == []
-        assert bench.filtered == {Filtered.TOKENLESS: 1}
-
 
 class TestOrphans:
-    @pytest.mark.parametrize(("orphans", "left"), [("pass", [[3], [5], [6]]), ("drop", [[6]])])
-    def test_each_is_counted_once(self, orphans, left):
-        bench = Bench(orphans=orphans)
-        bench.feed(store([1, 2]))
-        assert names(bench.feed(store([3], 9), store([5], 3), store([6], 2))) == left
-        assert sum(bench.filtered.values()) == (1 if orphans == "pass" else 2)
-
     def test_one_whose_parent_a_limit_may_have_refused_shows_that_something_is_missing(self):
         bench = Bench(orphans="drop", max_blocks=2)
         bench.feed(store([1, 2]), store([3], 9, medium="CPU"))
@@ -154,14 +112,6 @@ class TestOrphans:
 class TestLimits:
     """In the middle of a batch; what was refused takes no room."""
 
-    @pytest.mark.parametrize("order", [[[1, 2], [3, 4, 5], [6]], [[3], [1, 2, 4], [6, 7]]], ids=str)
-    def test_of_blocks(self, order):
-        bench = Bench(max_blocks=3)
-        bench.feed(*[store(hashes) for hashes in order])
-        assert len(bench.live) == bench.normalizer.entries == 3
-        assert bench.rejected == {Reason.INDEX_FULL: 1}
-        assert bench.normalizer.full
-
     def test_of_bytes(self):
         one = Bench()
         one.feed(store([1]))
@@ -202,16 +152,6 @@ class TestLimits:
 
 
 class TestPartlyLive:
-    @pytest.mark.parametrize(("duplicates", "left"), [("count", {2, 4}), ("ignore", set())])
-    def test_copies_are_counted_where_they_count(self, duplicates, left):
-        bench = Bench(duplicates=duplicates)
-        bench.feed(store([2]), store([4]))
-        assert names(bench.feed(store([1, 2, 3, 4, 5]))) == [[1], [3], [5]]
-        assert bench.stats.most_copies == (duplicates == "count")
-        bench.feed(removed([5, 4, 3, 2, 1]))
-        assert bench.live == left
-        assert bench.router.violations == []
-
     def test_only_the_blocks_of_other_tokens_collide(self):
         bench = Bench()
         bench.feed(store([1, 2]), store([3], 2))
@@ -239,14 +179,6 @@ class TestReblocked:
     def node(self, name, first, last, parent=None):
         return store([name], parent, tokens=self.TOKENS[first:last], block_size=last - first)
 
-    def test_sub_blocks_that_routers_have_are_not_sent_again(self):
-        bench = Bench(block_size=16)
-        assert [len(each) for each in names(bench.feed(self.node(1, 0, 32), self.node(2, 0, 96)))] == [2, 4]
-        assert bench.feed(self.node(3, 0, 64)) == []
-        assert bench.feed(self.node(2, 0, 96)) == []
-        assert bench.filtered == {Filtered.COPY: 1}
-        assert len(bench.live) == 6
-
     def test_of_a_store_half_known_the_new_half_is_cut(self):
         bench = Bench(block_size=16)
         bench.feed(store([2, 4], block_size=32))
@@ -254,12 +186,6 @@ class TestReblocked:
         assert [event["token_ids"] for event in out] == [tokens_of(1, 32), tokens_of(3, 32)]
         assert bench.filtered == {Filtered.COPY: 1}
         assert bench.announced().blocks == bench.router.blocks
-
-    def test_what_cannot_be_cut_is_refused(self):
-        bench = Bench(block_size=16)
-        bench.feed(self.node(1, 0, 48), self.node(2, 0, 32))
-        assert bench.feed(self.node(3, 0, 40)) == []
-        assert bench.rejected == {Reason.BLOCK_SIZE: 1}
 
     def test_a_finer_stream_in_the_middle_of_a_batch_is_announced_with_what_was_before(self):
         bench = Bench()
