@@ -12,6 +12,9 @@ from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
+import pytest
+
+from kvbus.core.blocks import compaction
 from kvbus.core.commands import AnswerReplay, Command, Publish, SendState
 from kvbus.core.events import BatchReceived, RelayEvent, ReplayAsked, SourceDown, SourceUp, Subscribed, Tick
 from kvbus.core.outputs.spec import OutputSpec
@@ -27,6 +30,13 @@ from tests.doubles.router import RankedRouter
 
 Place = tuple[int, int]
 """An output, and a stream of it."""
+
+
+def cut_states(patch: pytest.MonkeyPatch, blocks: int, most: int | None = None) -> None:
+    """Let a state take several batches of ``blocks`` blocks, and, if there are few numbers, of ``most`` blocks at most."""
+    patch.setattr(compaction, "BLOCKS_PER_BATCH", blocks)
+    if most is not None:
+        patch.setattr(compaction, "MOST_BLOCKS", most)
 
 
 def keys_of(event: dict[str, Any], rank: int) -> list[tuple[Any, ...]]:

@@ -15,6 +15,7 @@ from typing import Final
 
 import pytest
 
+from tests.doubles.stage import cut_states
 from tests.exhaustive.model import Model
 
 Path = tuple[str, ...]
@@ -156,6 +157,5 @@ class Search:
 def one_block_a_batch() -> Iterator[None]:
     """Every state is sent in as many batches as it has blocks, so that it can break off in the middle."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("kvbus.core.blocks.compaction.BLOCKS_PER_BATCH", 1)
-        patch.setattr("kvbus.core.blocks.compaction.MOST_BLOCKS", 1)
+        cut_states(patch, 1, 1)
         yield

@@ -23,9 +23,9 @@ from kvbus.core.types import medium_key
 from kvbus.core.wire.profiles import PROFILES
 from tests.doubles.payloads import batch, cleared, removed, store, unpack
 from tests.doubles.router import events_of, unpack_rank
-from tests.doubles.stage import Checking, FromZero, Trusting
+from tests.doubles.stage import Checking, FromZero, Trusting, cut_states
 from tests.properties.test_normalize import EVENTS, Model
-from tests.properties.test_state_on_subscription import Modelled, sliced, specs
+from tests.properties.test_state_on_subscription import SLICE, Modelled, specs
 
 TIMEOUT = 30.0
 
@@ -154,7 +154,7 @@ def test_routers_of_a_pod_hold_what_its_ranks_hold(
     steps: Any, sources: int, journal: int, profile: str, families: list[Any]
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        sliced(patch)
+        cut_states(patch, SLICE, SLICE)
         stage = PodStage(sources, journal, profile)
         routers = [family() for family in families]
         stage.play(routers, steps)

@@ -23,7 +23,7 @@ from kvbus.core.wire.frames import END_SEQ
 from kvbus.core.wire.profiles import PROFILES, fold
 from tests.doubles.payloads import cleared, unpack
 from tests.doubles.router import Block, PlainSetRouter
-from tests.doubles.stage import Counting, keys_of
+from tests.doubles.stage import Counting, cut_states, keys_of
 from tests.properties.test_normalize import EVENTS, KINDS
 from tests.properties.test_state_on_subscription import Modelled, specs
 
@@ -233,7 +233,7 @@ def test_a_requester_that_is_cut_off_asks_on_from_where_it_is(before, during, so
 @pytest.mark.parametrize("journal", [1, 3, 6])
 def test_wherever_an_answer_is_cut_off(monkeypatch, journal, blocks):
     """A state in many batches, asked for from just behind the journal: the next question is about numbers it has."""
-    monkeypatch.setattr("kvbus.core.blocks.compaction.BLOCKS_PER_BATCH", blocks)
+    cut_states(monkeypatch, blocks)
     for start in range(12):
         for messages in range(1, 13 - start):
             stage = Stage(1, journal, "unsigned")

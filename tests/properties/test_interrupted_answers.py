@@ -12,8 +12,7 @@ import random
 
 import pytest
 
-from kvbus.core.blocks import compaction
-from tests.doubles.stage import Stage
+from tests.doubles.stage import Stage, cut_states
 from tests.doubles.stage import Trusting as Applying
 from tests.properties.test_state_on_subscription import SLICE, Modelled, stage_of
 
@@ -87,8 +86,7 @@ def world(seed: int, *, asks_on: bool) -> tuple[Trusting, Modelled]:
 
 @pytest.mark.parametrize("most", [SLICE, 1000], ids=["asks on until END", "a state is one batch"])
 def test_no_interruption_leaves_a_router_wrong(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
-    monkeypatch.setattr(compaction, "MOST_BLOCKS", most)
-    monkeypatch.setattr(compaction, "BLOCKS_PER_BATCH", most // SLICE)
+    cut_states(monkeypatch, most // SLICE, most)
     wrong: list[int] = []
     broken = 0
     for seed in range(WORLDS):
@@ -107,7 +105,7 @@ def test_an_interruption_may_not_show_where_a_state_is_several_batches(monkeypat
     seqs from 2 on. It breaks off after the first, and the live queue goes on with the next seq.
     """
     stage = stage_of(1, 1, filled=True)
-    monkeypatch.setattr(compaction, "BLOCKS_PER_BATCH", 1)
+    cut_states(monkeypatch, 1)
     router = Trusting(random.Random(0), asks_on=False)
     router.connect(stage)
     assert router.connection is not None

@@ -16,6 +16,7 @@ from kvbus.core.blocks.announce import MOST_BLOCKS
 from kvbus.core.normalizing.rules import Rules
 from kvbus.core.outputs.replay_answer import MAX_FILLER
 from tests.doubles.payloads import store, unpack
+from tests.doubles.stage import cut_states
 from tests.properties.test_compaction import Reader, Routers, Stage, with_junk
 from tests.properties.test_normalize import EVENTS, SIZE, TURNS, Radix
 
@@ -92,8 +93,7 @@ def reader_of(stage, start):
 def test_an_answer_and_what_follows_are_the_whole_state(script, sources, first, data):
     kind, pinned, turns = script
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("kvbus.core.blocks.compaction.BLOCKS_PER_BATCH", SLICE)
-        patch.setattr("kvbus.core.blocks.compaction.MOST_BLOCKS", MOST)
+        cut_states(patch, SLICE, MOST)
         patch.setattr("kvbus.core.outputs.replay_answer.MAX_FILLER", FILLER)
         stage = kind(sources, first, pinned)
         readers: list[Any] = []

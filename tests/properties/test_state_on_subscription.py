@@ -18,7 +18,7 @@ from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source_spec import SourceSpec
 from kvbus.core.wire.profiles import Profile, Wire
 from tests.doubles.payloads import unpack
-from tests.doubles.stage import FAMILIES, Checking, Stage, Trusting
+from tests.doubles.stage import FAMILIES, Checking, Stage, Trusting, cut_states
 from tests.properties.test_normalize import EVENTS, Model, Naming, named, play
 
 SLICE = 2
@@ -67,19 +67,13 @@ STEPS = st.lists(
 )
 
 
-def sliced(patch: pytest.MonkeyPatch) -> None:
-    """Let a state take several batches."""
-    patch.setattr("kvbus.core.blocks.compaction.BLOCKS_PER_BATCH", SLICE)
-    patch.setattr("kvbus.core.blocks.compaction.MOST_BLOCKS", SLICE)
-
-
 @settings(max_examples=400)
 @given(STEPS, st.integers(1, 3), st.sampled_from([1, 3, 10_000]), st.booleans(), st.permutations(FAMILIES))
 def test_every_router_that_is_connected_in_the_end_is_exact(
     steps: Any, sources: int, journal: int, filled: bool, families: list[type[Trusting]]
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        sliced(patch)
+        cut_states(patch, SLICE, SLICE)
         stage = stage_of(sources, journal, filled=filled)
         routers = [family() for family in families]
         stage.play(routers, steps)

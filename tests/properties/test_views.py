@@ -22,8 +22,8 @@ from kvbus.core.relay import Relay
 from kvbus.core.types import medium_key
 from kvbus.core.wire.profiles import Profile, Wire
 from tests.doubles.payloads import cleared, plain_all, removed, store, unpack
-from tests.doubles.stage import Checking, FromZero, Place, Stage, Trusting
-from tests.properties.test_state_on_subscription import sliced, specs
+from tests.doubles.stage import Checking, FromZero, Place, Stage, Trusting, cut_states
+from tests.properties.test_state_on_subscription import SLICE, specs
 
 TENANTS = ("a", "b")
 SIZE = 4
@@ -246,7 +246,7 @@ def test_a_tenant_ends_with_its_own_blocks_and_gets_nothing_else(
     steps: Any, dialect: str, sources: int, journal: int, merged: bool, filled: bool
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        sliced(patch)
+        cut_states(patch, SLICE, SLICE)
         stage = Views(dialect, sources, journal, merged=merged, filled=filled)
         routers: list[Any] = [kind(place_of(tenant)) for tenant in TENANTS for kind in (Takes, Checks, AsksFromZero)]
         stage.play(routers, steps)

@@ -19,7 +19,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvbus.core.blocks import compaction
 from kvbus.core.blocks.announce import announce
 from kvbus.core.checkpoint import Loader, dump
 from kvbus.core.commands import (
@@ -59,6 +58,7 @@ from kvbus.core.write_ahead_log import Frame, Records, decode_records
 from tests.doubles.accounting import all_accounted_for, follows_what_is_live, size_is_true
 from tests.doubles.answers import reading
 from tests.doubles.router import PlainSetRouter, RankedRouter, events_of
+from tests.doubles.stage import cut_states
 
 encode = msgspec.msgpack.encode
 decode = msgspec.msgpack.decode
@@ -382,8 +382,7 @@ def step(method: Callable[..., None]) -> Callable[..., None]:
         World.steps += 1
         with pytest.MonkeyPatch.context() as patch:
             if self.setup.blocks_per_batch:
-                patch.setattr(compaction, "BLOCKS_PER_BATCH", self.setup.blocks_per_batch)
-                patch.setattr(compaction, "MOST_BLOCKS", self.setup.blocks_per_batch)
+                cut_states(patch, self.setup.blocks_per_batch, self.setup.blocks_per_batch)
             method(self, *args)
         self.nothing_uncounted()
         self.nothing_unbounded()

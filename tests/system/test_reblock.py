@@ -9,9 +9,9 @@ from typing import Final
 import pytest
 import uvloop
 
-from kvbus.core.blocks import compaction
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.payloads import cleared, payload, store
+from tests.doubles.stage import cut_states
 from tests.properties.test_tails import WHOLE, Pool
 from tests.system.actors import Engine, StrictRouter, soon
 from tests.system.bus import eventually, running_bus
@@ -22,8 +22,7 @@ ENGINE_BLOCK: Final = 4
 @pytest.mark.parametrize("journal", [1, 20])
 def test_a_router_joins_late_where_blocks_are_cut(journal: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """There are fewer numbers than an answer of a few blocks a batch needs, as with millions of blocks."""
-    monkeypatch.setattr(compaction, "BLOCKS_PER_BATCH", 8)
-    monkeypatch.setattr(compaction, "MOST_BLOCKS", 64)
+    cut_states(monkeypatch, 8, 64)
 
     async def test() -> None:
         async with (

@@ -12,6 +12,7 @@ from kvbus.core.wire.profiles import PROFILES, Wire
 from tests.core.dsl import Bench, seqs_of
 from tests.doubles.answers import answer_of
 from tests.doubles.payloads import cleared, plain_all, store, unpack
+from tests.doubles.stage import cut_states
 from tests.typed import there, well_formed
 
 
@@ -90,7 +91,7 @@ class TestAnswers:
 
 class TestBehindTheJournal:
     def test_who_knows_nothing_gets_the_state_right_before_the_newest_seq(self, monkeypatch):
-        monkeypatch.setattr("kvbus.core.blocks.compaction.BLOCKS_PER_BATCH", 1)
+        cut_states(monkeypatch, 1)
         made = filled(150)
         cut, cuts = cutter(made, 1, 2, 3)
         shared = cut()
@@ -103,7 +104,7 @@ class TestBehindTheJournal:
         assert (answer.outcome, len(cuts)) == ("late", 1)
 
     def test_an_answer_from_0_that_needs_all_seqs_is_not_late(self, monkeypatch):
-        monkeypatch.setattr("kvbus.core.blocks.compaction.BLOCKS_PER_BATCH", 1)
+        cut_states(monkeypatch, 1)
         made = filled(3, batches=1)
         cut, _ = cutter(made, 1, 2, 3)
         answer = ask(made, 0, cut)

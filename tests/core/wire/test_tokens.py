@@ -3,7 +3,6 @@
 import pytest
 
 from kvbus.core.types import Reason
-from kvbus.core.wire import tokens as module
 from kvbus.core.wire.tokens import (
     Matcher,
     are_pairs,
@@ -146,18 +145,6 @@ class TestMatched:
 def test_pairs_are_seen_behind_every_header(count):
     assert are_pairs(pack([[1, 2]] * count)) is (count > 0)
     assert not are_pairs(pack([146] * count))
-
-
-def test_patterns_are_compiled_for_so_many_sizes_and_any_other_is_divided_all_the_same(monkeypatch):
-    monkeypatch.setattr(module, "_MAX_PATTERNS", 2)
-    kept: dict[int, object] = {}
-    monkeypatch.setattr(module, "_patterns", kept)
-    for size in (1, 2, 4, 8, 1):
-        for tokens in (IDS, PAIRS):
-            blocks = divide(pack(tokens), size)
-            assert joined(blocks, size) == pack(tokens)
-            assert len(blocks) == len(tokens) // size
-    assert [*kept] == [1, 2]
 
 
 @pytest.mark.parametrize("spelled", [pack, wide], ids=["shortest", "wide"])
