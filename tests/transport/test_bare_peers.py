@@ -13,29 +13,17 @@ from typing import Any
 import pytest
 
 from kvbus.core.wire.frames import replay_request
-from kvbus.transport.ingress import Events, LiveStream, RequestConnection
+from kvbus.transport.ingress import RequestConnection
 from tests.long import LONG
 from tests.ports import free_port
 from tests.transport.bare import dialled, listening
 from tests.transport.live.test_stream import stream_of
-from tests.transport.loops import END, both_loops, eventually, turns, u64
+from tests.transport.loops import END, both_loops, eventually, u64
 from tests.transport.replaying import served
+from tests.transport.test_ingress import live_stream
 
 SECONDS = 23.0 if LONG else 6.0
 """A heartbeat every 5 s with 15 s for its answer has cut off whoever does not answer; the first one is seen before."""
-
-
-@contextlib.asynccontextmanager
-async def live_stream(context, port, *, bind):
-    got: list[Any] = []
-    said: list[Any] = []
-    where = f"tcp://127.0.0.1:{port}"
-    stream = LiveStream(context, where, bind=bind, topics=[b""], events=Events(got.append, said.append))
-    try:
-        yield got, said
-    finally:
-        stream.close()
-        await turns()
 
 
 @pytest.mark.slow
@@ -55,8 +43,8 @@ async def test_nobody_is_cut_off_and_nobody_is_sent_a_command(context):
         slow = await enter(dialled(server, b"DEALER", pace=SECONDS / 600))
         # engines: one that is connected to, one that dials in, and one that is long in answering a replay request
         engines = await enter(listening(engine_port, b"PUB"))
-        got, said = await enter(live_stream(context, engine_port, bind=False))
-        dialled_got, dialled_said = await enter(live_stream(context, bound, bind=True))
+        got, said = await enter(live_stream(context, f"tcp://127.0.0.1:{engine_port}"))
+        dialled_got, dialled_said = await enter(live_stream(context, f"tcp://127.0.0.1:{bound}", bind=True))
         dials = await enter(dialled(bound, b"PUB"))
         replays = await enter(listening(replay_port, b"ROUTER"))
         answer: list[Any] = []

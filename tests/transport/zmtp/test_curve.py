@@ -32,6 +32,7 @@ from tests.transport.zmtp.curves import (
     unsealed,
 )
 from tests.transport.zmtp.peers import greeting, hello_2, ready
+from tests.transport.zmtp.test_protocol import failure
 
 SIZES = [0, 1, 221, 222, 223, 254, 255, 256, 40_000]
 """222 is the longest body whose MESSAGE is a short frame."""
@@ -39,15 +40,6 @@ SIZES = [0, 1, 221, 222, 223, 254, 255, 256, 40_000]
 FORGED = {Reason.CURVE, Reason.COMMAND, Reason.NONCE, Reason.FRAME, Reason.SEAL, Reason.HANDSHAKE_BYTES}
 
 US, THEM, OTHER = Pair(), Pair(), Pair()
-
-
-def failure(protocol, data):
-    """The reason that some bytes fail for, with what is sent about it."""
-    with pytest.raises(ProtocolError) as failed:
-        feed(protocol, data)
-    assert protocol.state is State.FAILED
-    assert feed(protocol, b"more") == []
-    return failed.value.reason
 
 
 def outcome(protocol, data):

@@ -7,16 +7,16 @@ import pytest
 import zmq
 
 from kvbus.transport.zmtp.curve import Client
-from kvbus.transport.zmtp.dialler import Dialler
 from kvbus.transport.zmtp.frames import encode_message
 from kvbus.transport.zmtp.reasons import Reason
 from kvbus.transport.zmtp.roles import Role
 from kvbus.transport.zmtp.settings import Settings
 from tests.ports import free_port
-from tests.transport.loops import both_loops, eventually, turns
+from tests.transport.loops import both_loops, eventually
 from tests.transport.zmtp.curves import HELLO, SUB, Pair, sealed, take
-from tests.transport.zmtp.peers import Recorder, hello
-from tests.transport.zmtp.test_listener import ROOMY, received
+from tests.transport.zmtp.peers import hello
+from tests.transport.zmtp.test_dialler import dialling
+from tests.transport.zmtp.test_listener import ROOMY, bare, received
 from tests.transport.zmtp.test_listener import listening as any_listening
 
 HASTY = Settings(handshake_timeout=0.5)
@@ -27,19 +27,6 @@ US, THEM, OTHER = Pair(), Pair(), Pair()
 def listening(keys, role=Role.PUB, **options):
     """A listener with CURVE, or None for one without it, and what its role has seen."""
     return any_listening(role, keys=keys, **options)
-
-
-@contextlib.asynccontextmanager
-async def dialling(keys, endpoint):
-    """The same for a dialler."""
-    seen = Recorder()
-    mechanism = None if keys is None else keys.mechanism
-    dialler = Dialler(endpoint, Role.PUB, seen, refused=seen.refuse, mechanism=mechanism)
-    try:
-        yield seen
-    finally:
-        dialler.close()
-        await turns()
 
 
 @pytest.fixture
@@ -186,7 +173,7 @@ async def test_one_side_without_curve_gets_nothing(dial, curve):
 @both_loops
 async def test_a_router_that_binds_is_dialled(bound):
     sub, endpoint = bound(US)
-    async with dialling(THEM.dials(US), endpoint) as seen:
+    async with dialling(endpoint, keys=THEM.dials(US)) as (_, seen):
         await eventually(lambda: not sub.poll(0) and seen.topics == [("+", b"")], "its subscription")
         messages = [[b"kv", bytes(size)] for size in (0, 222, 223, 5_000)]
         for frames in messages:
@@ -199,7 +186,7 @@ async def test_a_router_that_binds_is_dialled(bound):
 async def test_a_router_that_restarts_is_dialled_again(bound):
     endpoint = f"tcp://127.0.0.1:{free_port()}"
     sub, _ = bound(US, endpoint)
-    async with dialling(THEM.dials(US), endpoint) as seen:
+    async with dialling(endpoint, keys=THEM.dials(US)) as (_, seen):
         await eventually(lambda: not sub.poll(0) and len(seen.topics) == 1, "its subscription")
         sub.close()
         await eventually(lambda: not seen.peers, "its end")
@@ -213,22 +200,10 @@ async def test_a_router_that_restarts_is_dialled_again(bound):
 @pytest.mark.parametrize("server", [OTHER, None])
 async def test_a_router_that_is_not_the_right_one_gets_nothing(bound, server):
     sub, endpoint = bound(server)
-    async with dialling(THEM.dials(US), endpoint) as seen:
+    async with dialling(endpoint, keys=THEM.dials(US)) as (_, seen):
         await eventually(lambda: len(seen.refused) > 1, "two attempts")
         assert seen.peers == []
     assert not sub.poll(0)
-
-
-@contextlib.asynccontextmanager
-async def bare(endpoint, data=b""):
-    reader, writer = await asyncio.open_connection("127.0.0.1", int(endpoint.rpartition(":")[2]))
-    writer.write(data)
-    try:
-        yield reader, writer
-    finally:
-        writer.transport.abort()
-        with contextlib.suppress(OSError):
-            await writer.wait_closed()
 
 
 async def shake(reader, writer):

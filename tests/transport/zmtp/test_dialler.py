@@ -22,9 +22,11 @@ from tests.transport.zmtp.test_listener import received
 
 
 @contextlib.asynccontextmanager
-async def dialling(endpoint, **settings):
+async def dialling(endpoint, *, keys=None, **settings):
+    """Yield a dialler, with CURVE if there are keys, and what its role has seen."""
     seen = Recorder()
-    dialler = Dialler(endpoint, Role.PUB, seen, settings=Settings(**settings), refused=seen.refuse)
+    mechanism = None if keys is None else keys.mechanism
+    dialler = Dialler(endpoint, Role.PUB, seen, settings=Settings(**settings), refused=seen.refuse, mechanism=mechanism)
     try:
         yield dialler, seen
     finally:

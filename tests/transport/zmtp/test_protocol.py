@@ -5,28 +5,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvbus.transport.zmtp import commands
-from kvbus.transport.zmtp.events import Cancelled, Message, Opened, Progress, Subscribed
+from kvbus.transport.zmtp.events import Cancelled, Message, Opened, Subscribed
 from kvbus.transport.zmtp.frames import encode_command, encode_message
 from kvbus.transport.zmtp.limits import Limits
 from kvbus.transport.zmtp.protocol import Protocol, State
 from kvbus.transport.zmtp.reasons import ProtocolError, Reason
 from kvbus.transport.zmtp.roles import Role
+from tests.transport.zmtp.curves import feed
 from tests.transport.zmtp.peers import SIGNATURE, greeting, hello, hello_2, ready
 
 OURS = SIGNATURE + b"\3"
 LIMITS = Limits(
     frame_bytes=100, message_frames=4, message_bytes=150, subscriptions=3, subscription_bytes=50, handshake_bytes=200
 )
-
-
-def feed(protocol, data):
-    """The events of some bytes, but for Progress."""
-    protocol.receive_data(data)
-    events = []
-    while (event := protocol.next_event()) is not None:
-        if not isinstance(event, Progress):
-            events.append(event)
-    return events
 
 
 def opened(role=Role.PUB, first=None, limits=LIMITS):
