@@ -585,26 +585,6 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
             (rate("kvbus_http_connections_closed_total", TARGET, "instance, reason"), "{{instance}} closed {{reason}}"),
             (rate("kvbus_http_refused_total", TARGET, "instance, reason"), "{{instance}} refused {{reason}}"),
         ),
-        graph(
-            "Questions",
-            "cps",
-            "Requests of /query by outcome: who holds the longest prefix of a prompt.",
-            (rate("kvbus_query_requests_total", TARGET, "instance, outcome"), "{{instance}} {{outcome}}"),
-        ),
-        graph(
-            "Blocks for questions",
-            "short",
-            "Blocks in the tree that answers /query, about 210 bytes each.",
-            (f"kvbus_query_index_blocks{{{TARGET}}}", "{{instance}}"),
-        ),
-        graph(
-            "Kept of questions",
-            "bytes",
-            "Token ids that /query was asked for as JSON lately, which need not be read again, and where prompts are "
-            "in the tree: at most 16 MiB each.",
-            (f"kvbus_query_text_bytes{{{TARGET}}}", "{{instance}} text"),
-            (f"kvbus_query_path_bytes{{{TARGET}}}", "{{instance}} places"),
-        ),
         panel("table", "Versions", "short", "", (f"kvbus_build_info{{{TARGET}}}", "")),
     ],
 }

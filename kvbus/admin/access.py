@@ -46,8 +46,7 @@ _HOW: Final = {
 }
 
 _TOKEN_IDS: Final = "token ids, which are what users wrote"
-_SHOWN: Final = {"/query": "which prompts are cached, which tells of what users wrote"}
-_CONTENT: Final = frozenset({"/blocks", "/query", "/events?output="})
+_CONTENT: Final = frozenset({"/blocks", "/events?output="})
 
 
 def how_to_get_in(refusal: HttpRefusal, path: str, url: str) -> str:
@@ -59,7 +58,7 @@ def how_to_get_in(refusal: HttpRefusal, path: str, url: str) -> str:
         url: of kvbus on this machine, without a path.
     """
     how = _HOW[refusal].format(url=f"{url}{path}", port=url.rpartition(":")[2])
-    return f"{path} shows {_SHOWN.get(path, _TOKEN_IDS if path in _CONTENT else 'how the bus is')}, and {how}"
+    return f"{path} shows {_TOKEN_IDS if path in _CONTENT else 'how the bus is'}, and {how}"
 
 
 class Caller(NamedTuple):

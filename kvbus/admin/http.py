@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import ssl
 import time
@@ -18,11 +17,8 @@ from kvbus.admin.credentials import Credentials
 from kvbus.admin.dumps import Dumps
 from kvbus.admin.events import Events
 from kvbus.admin.history import SOURCE_LEVELS, SOURCE_RATES, Course, History
-from kvbus.admin.openapi import PARAMETERS, document
-from kvbus.admin.pace import Pace, client
 from kvbus.admin.page import FILES, about, status_page
-from kvbus.admin.query import Queries
-from kvbus.admin.responses import as_json, in_parts, plain, refused
+from kvbus.admin.responses import as_json, in_parts, in_slices, plain, refused
 from kvbus.admin.timeline import Timeline
 from kvbus.admin.views import router_entry, source_entry
 from kvbus.config import Config, SourceStream, parts
@@ -39,6 +35,9 @@ log = logging.getLogger("kvbus.admin.http")
 
 SAMPLE: Final = 1.0
 """Seconds between two samples of the history."""
+
+PARAMETERS: Final = {"/history": {"source"}, "/events": {"output", "after"}, "/blocks": {"source", "hashes"}}
+"""The query parameters of each path that takes some."""
 
 
 class Observed(metrics.Observed, Protocol):
@@ -64,8 +63,6 @@ class AdminServer:
         self._content_log = ContentLog()
         self._under_way: dict[int, tuple[Request, Caller]] = {}
         self._exposition = Exposition(observed)
-        self._pace = Pace()
-        self._queries = Queries(observed, self._pace)
         self._dumps = Dumps(observed)
         self.timeline = Timeline()
         self.history = History()
@@ -79,29 +76,22 @@ class AdminServer:
 
     def paths(self) -> dict[str, dict[str, Handler]]:
         """By path and method, what answers."""
-        paced, queued, status, content = self._paced, self._queued, self._status, self._content
+        status, content = self._status, self._content
         readers = {
             **dict.fromkeys(FILES, status_page),
-            "/livez": paced(self._livez, probe=True),
-            "/readyz": paced(self._readyz, probe=True),
-            "/overview": status(paced(self._overview)),
-            "/history": status(paced(self._source_history)),
-            "/openapi.json": status(queued(_openapi)),
-            "/metrics": status(queued(self._metrics)),
-            "/sources": status(queued(self._sources)),
-            "/routers": status(paced(self._routers)),
-            "/blocks": content(queued(self._dumps.handle)),
+            "/livez": self._livez,
+            "/readyz": self._readyz,
+            "/overview": status(self._overview),
+            "/history": status(self._source_history),
+            "/metrics": status(self._metrics),
+            "/sources": status(self._sources),
+            "/routers": status(self._routers),
+            "/blocks": content(self._dumps.handle),
         }
         return {
             **{path: {"GET": handler, "HEAD": handler} for path, handler in readers.items()},
-            "/events": {"GET": status(queued(self._stream))},
-            "/query": {"POST": content(queued(self._queries.handle))},
+            "/events": {"GET": status(self._stream)},
         }
-
-    @property
-    def busy(self) -> bool:
-        """Whether an answer is being made in turns, or waits for one."""
-        return self._pace.busy
 
     async def start(self) -> None:
         """Listen on the configured address.
@@ -119,7 +109,6 @@ class AdminServer:
 
     def _answer(self, request: Request) -> Awaitable[Response]:
         """Answer a request."""
-        client.set(request.remote)
         return self._handler_of(request)(request)
 
     def _handler_of(self, request: Request) -> Handler:
@@ -133,7 +122,7 @@ class AdminServer:
             allowed = ", ".join(methods)
             text = f"{request.path} takes {allowed}, not {request.method}"
             return _saying(problem(405, text, {"allow": allowed}))
-        known = PARAMETERS[request.path]
+        known = PARAMETERS.get(request.path, set())
         if unknown := request.query.keys() - known:
             takes = ", ".join(sorted(known)) or "none"
             return _saying(problem(400, f"{request.path} has no parameter {min(unknown)!r:.100}; it takes: {takes}"))
@@ -161,29 +150,6 @@ class AdminServer:
     def credentials(self) -> Credentials:
         """What is in force."""
         return self._access.credentials
-
-    def _paced(self, handler: Handler, *, probe: bool = False) -> Handler:
-        """Let a handler make its whole answer when it is its turn."""
-
-        async def answer(request: Request) -> Response:
-            waiting = None if probe else self._waiting(request)
-            async with self._pace.piece(probe=probe, first=True, waiting=waiting):
-                return await handler(request)
-
-        return answer
-
-    def _queued(self, handler: Handler) -> Handler:
-        """Let a handler that makes its answer in pieces begin when it is its turn."""
-
-        async def answer(request: Request) -> Response:
-            await self._pace.begin(self._waiting(request))
-            return await handler(request)
-
-        return answer
-
-    def _waiting(self, request: Request) -> contextlib.AbstractContextManager[None]:
-        """While it is entered, a request may be given up for a new connection."""
-        return contextlib.nullcontext() if self._server is None else self._server.connections.waiting(request.transport)
 
     def _status(self, handler: Handler) -> Handler:
         """Guard a handler whose answer has no content: a configuration may close it."""
@@ -231,7 +197,6 @@ class AdminServer:
             await self._server.close()
             self._server = None
         self._content_log.write()
-        await self._queries.close()
 
     def look(self, now: float) -> None:
         """Take a sample if it is time, and let clients know what has happened; the daemon calls it at each tick."""
@@ -244,7 +209,7 @@ class AdminServer:
             if self._sampling is not None and self._sampling.done():
                 self._sampling.result()
                 self._sampling = None
-            if self._sampling is None:  # or so many ask that the last one still waits for its turns
+            if self._sampling is None:  # else the event loop is so busy that the last one is not done
                 work = self.history.sample(*whole, time.monotonic, time.time())
                 self._sampling = asyncio.create_task(self._sample(work), name="kvbus-history")
             self.timeline.look_at_routers(*whole)
@@ -254,7 +219,7 @@ class AdminServer:
         self._events.wake()
 
     async def _sample(self, work: Generator[None, None, None]) -> None:
-        await self._pace.in_turns(work)
+        await in_slices(work)
         self._events.sampled()
         self._events.wake()
 
@@ -305,9 +270,9 @@ class AdminServer:
         return await self._events.answer(request, output, last_id)
 
     async def _metrics(self, _request: Request) -> Response:
-        texts = await self._pace.in_turns(self._exposition.render())
+        texts = await in_slices(self._exposition.render())
         texts.append(await asyncio.to_thread(self._exposition.process))
-        return in_parts(texts, CONTENT_TYPE, self._pace)
+        return in_parts(texts, CONTENT_TYPE)
 
     async def _livez(self, _request: Request) -> Response:
         # an answer proves that the event loop runs
@@ -318,8 +283,8 @@ class AdminServer:
         return plain(f"{awaited or 'ok'}\n", 503 if awaited else 200)
 
     async def _sources(self, _request: Request) -> Response:
-        texts = await self._pace.in_turns(self._source_entries())
-        return in_parts(texts, "application/json", self._pace)
+        texts = await in_slices(self._source_entries())
+        return in_parts(texts, "application/json")
 
     def _source_entries(self) -> Generator[None, None, list[bytes]]:
         """Make a JSON list of all sources, a few entries at a time."""
@@ -354,7 +319,3 @@ def _saying(response: Response) -> Handler:
         return response
 
     return say
-
-
-async def _openapi(_request: Request) -> Response:
-    return Response(await asyncio.to_thread(document))  # some 10 ms, once

@@ -175,7 +175,7 @@ class Config(Section):
     )
     http: HttpAddress | None = key(
         "127.0.0.1:9477",
-        "Address of the status page, probes, `/metrics`, `/query`, `/events` and what else HTTP.md has; port 0: any "
+        "Address of the status page, probes, `/metrics`, `/events` and what else HTTP.md has; port 0: any "
         "free port; null: no HTTP. What shows token ids is given to loopback and to principals alone, whatever the "
         "address.",
         example="127.0.0.1:9477",

@@ -107,8 +107,6 @@ class Numbered:
         events = source.normalizer.apply(batch, first_of_epoch=False)
         if source.analytics is not None:
             source.analytics.see(events, batch.ts, now)
-        if self._out.follower is not None:
-            self._out.follower(slot, events)
 
     def _see_rank(self, slot: int, source: Source, rank: int) -> None:
         if not source.ranked:

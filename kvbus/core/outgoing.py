@@ -47,8 +47,6 @@ class Outgoing:
         self._do = do
         self.wall = 0.0
         """The time of day, for the ``ts`` of batches no engine sent; nothing is decided by it."""
-        self.follower: Callable[[int, Sequence[AnyEvent]], None] | None = None
-        """Gets the events that leave for everybody, with their source's slot."""
         self.commands: list[Command] = []
         """What the shell has to do."""
 
@@ -197,8 +195,6 @@ class Outgoing:
 
         ``whole`` says it already, in the canonical encoding.
         """
-        if self.follower is not None:
-            self.follower(i, events)
         payloads: dict[tuple[Wire, int], bytes] = {}
         several = len(self._plain) > 1
         for number, output in self._plain:

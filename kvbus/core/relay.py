@@ -65,7 +65,7 @@ from kvbus.core.slots import Slots
 from kvbus.core.source import Source
 from kvbus.core.source_spec import SourceSpec
 from kvbus.core.types import Reason
-from kvbus.core.wire.codec import AnyEvent, begins_with_clear, note
+from kvbus.core.wire.codec import begins_with_clear, note
 from kvbus.core.wire.frames import SEQ_BYTES, FrameLimits, ReplayEnd, parse_live, parse_replay
 from kvbus.core.write_ahead_log import Records
 
@@ -147,10 +147,6 @@ class Relay:
     def present(self) -> list[Source]:
         """The sources there are; a slot of :attr:`sources` may be free."""
         return [source for source in self.sources if not source.gone]
-
-    def follow(self, follower: Callable[[int, Sequence[AnyEvent]], None] | None) -> None:
-        """From now on hand it the events that leave, with their source's slot; None ends it."""
-        self._out.follower = follower
 
     def keep_records(self, *, keep: bool) -> None:
         """Begin or end to put records into :attr:`records`."""

@@ -155,13 +155,6 @@ class ProcessStats:
         """HTTP connections that are open."""
         self.http_dumps = 0
         """Answers of ``/blocks`` under way."""
-        self.query_index_blocks = 0
-        """Blocks in the tree that answers ``/query``; 0 while there is none."""
-        self.query_text_bytes = 0
-        self.query_path_bytes = 0
-        """Bytes of token ids that were asked for as JSON lately, as text and packed; 0 while there is no tree."""
-        self.queries: Counter[str] = Counter()
-        """Requests of ``/query`` by outcome: answered, or why not."""
         self.http_listeners = 0
         """Clients of ``/events``."""
         self.http_closed: Counter[str] = Counter()

@@ -29,7 +29,6 @@ from kvbus.daemon.build import next_seqs, reserve_seqs
 from kvbus.daemon.cache_reset import CacheResets
 from kvbus.daemon.changing import Changes
 from kvbus.daemon.clock import RunningClock
-from kvbus.daemon.collector import collect_behind
 from kvbus.daemon.discovery import Discovery
 from kvbus.daemon.disk import Disk
 from kvbus.daemon.engine_watch import EngineWatch
@@ -138,7 +137,7 @@ class Daemon:
             self._context,
             self.feed,
             self._feed_live,
-            collect_behind(self.outputs.flush, lambda: self.admin.busy),
+            self.outputs.flush,
             latency,
             self.outputs.interposed,
             self.discovery.carrier,

@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from kvbus.common.errors import ExitCode
 from kvbus.config import Config
-from kvbus.daemon.collector import rest_collector
 from kvbus.daemon.config_file import ConfigFile
 from kvbus.daemon.daemon import Daemon
 from kvbus.daemon.reload import Reloader
@@ -85,7 +84,6 @@ async def serve(config: Config, load: Callable[[], Config], file: ConfigFile | N
     loop.add_signal_handler(signal.SIGHUP, again)
     try:
         await daemon.start()
-        rest_collector()
         reloader.watch()
         if hung_up.is_set():
             again()

@@ -12,7 +12,6 @@ from kvbus.telemetry.discovery import DiscoveryStats
 from kvbus.telemetry.row import Row, by, counts, one
 
 HTTP_REASONS: Final = ("too_many", "slow", "tls", "revoked")
-QUERY_OUTCOMES: Final = ("answered", "invalid", "too_large", "slow", "busy", "building", "gone")
 RELOAD_OUTCOMES: Final = ("applied", "refused")
 SMALL_FILES: Final = ("slots", "found")
 DISCOVERY_CHANGES: Final = ("joined", "left", "moved", "refused")
@@ -136,27 +135,6 @@ PROCESS: Final[tuple[Row[ProcessStats], ...]] = (
     one("http_connections", "HTTP connections that are open.", lambda p: p.http_connections),
     one("http_listeners", "Clients that follow /events.", lambda p: p.http_listeners),
     one("http_dumps", "Answers of /blocks under way.", lambda p: p.http_dumps),
-    one(
-        "query_index_blocks",
-        "Blocks in the tree that answers /query; 0 while nobody asks.",
-        lambda p: p.query_index_blocks,
-    ),
-    one(
-        "query_text_bytes",
-        "Bytes of token ids and hashes that were asked for as JSON lately, as text and as read.",
-        lambda p: p.query_text_bytes,
-    ),
-    one(
-        "query_path_bytes",
-        "Bytes of the places in that tree of prompts that were asked for lately.",
-        lambda p: p.query_path_bytes,
-    ),
-    by(
-        "outcome",
-        "query_requests_total",
-        "Requests of /query, by outcome.",
-        lambda p: counts(p.queries, QUERY_OUTCOMES),
-    ),
     by(
         "reason",
         "http_connections_closed_total",

@@ -14,7 +14,6 @@ import asyncio
 from collections.abc import Callable, Collection
 from typing import Final
 
-from kvbus.common.threads import let_threads_run
 from kvbus.core.stats import OutputStats
 from kvbus.transport.answer_reader import AnswerReader
 from kvbus.transport.replay_budget import Budget
@@ -246,7 +245,6 @@ class ReplayServer:
                 self._last_read = now if requester.reads else self._last_read
                 if self._loop.time() >= until:
                     break
-            let_threads_run()
         finally:
             self._admit()
 

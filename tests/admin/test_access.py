@@ -30,7 +30,6 @@ TOKEN, NAME, PARENT, REFUSED = 71_234_567, 8_812_345_678, 9_912_345_678, 81_234_
 OPEN = {"/", "/page.css", "/page.js", "/metrics", "/livez", "/readyz", "/sources", "/routers", "/overview"} | {
     "/history",
     "/events",
-    "/openapi.json",
 }
 """What shows no token ids, and is for everyone who reaches it."""
 

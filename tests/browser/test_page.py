@@ -110,11 +110,6 @@ async def use(browser: Browser, bus: Bus, engine: EnginePublisher) -> None:
     await browser.look(1280, 900, "light")
     order = await focus_order(browser)
     assert order[:2] == ["Skip to the sources", "engine"]
-    assert [each for each in order if each in {"ask-kind", "ask-values", "Look up"}] == [
-        "ask-kind",
-        "ask-values",
-        "Look up",
-    ]
     tree = await browser.call("Accessibility.getFullAXTree")
     for node in tree["nodes"]:
         if not node["ignored"] and node["role"]["value"] in NAMELESS:
@@ -130,36 +125,6 @@ async def use(browser: Browser, bus: Bus, engine: EnginePublisher) -> None:
     await browser.press("Escape", 27)
     await browser.until("!document.querySelector('dialog').open", "the dialog closed")
     assert await browser.run("document.activeElement.textContent") == "engine"  # where it was
-
-    # a question, its answer, and what there may be instead
-    async def asked(kind: str, values: str, answer: str) -> str:
-        script = f"""window.fetch = async () => {answer}; document.querySelector('#ask-kind').value = '{kind}';
-          document.querySelector('#ask-values').value = '{values}'; document.querySelector('#ask').requestSubmit()"""
-        await browser.run(f"{text_of('#ask-said')} && (document.querySelector('#ask-said').textContent = ''), {script}")
-        said: str = await browser.until(text_of("#ask-said"), "an answer")
-        return said
-
-    matches = [{"source": HOSTILE, "rank": 0, "worker": "w", "blocks": 2, "tokens": 32, "tiers": {"GPU": 2}}]
-    found = json.dumps({"results": [{"matches": matches}], "incomplete": [{"source": "other"}]})
-    await browser.run("window.real = window.fetch")
-    assert await asked("tokens", "1, 2", f"new Response({json.dumps(found)})") == (
-        "1 source holds it, at least in part. These may hold more than kvbus knows: other."
-    )
-    assert await browser.run(text_of("#ask-found")) == f"{HOSTILE}0232GPU 2"
-    nothing = json.dumps({"results": [{"matches": []}]})
-    assert "No source" in await asked("hashes", "6280583736533942967", f"new Response({json.dumps(nothing)})")
-    refusal = json.dumps({"error": "only loopback may"})
-    assert "only loopback may" in await asked("hashes", "1", f"new Response({json.dumps(refusal)}, {{status: 403}})")
-    assert "does not answer queries" in await asked("hashes", "1", "new Response('', {status: 404})")
-    assert "integers" in await asked("tokens", "x", "null")
-    await browser.run("window.fetch = window.real")
-    # and the bus itself
-    await browser.run(
-        "document.querySelector('#ask-said').textContent = '', document.querySelector('#ask-kind').value = 'hashes', document.querySelector('#ask-values').value = '1 2',"
-        "document.querySelector('#ask').requestSubmit()"
-    )
-    assert "1 source holds it" in await browser.until(text_of("#ask-said"), "the bus's own answer")
-    assert await browser.run(text_of("#ask-found")) == "engine0232GPU 2"
 
     # nothing from elsewhere, no complaint, nothing of what peers say taken for more than text
     assert {urlsplit(each).netloc for each in browser.requests} == {urlsplit(url).netloc}
@@ -242,11 +207,6 @@ async def test_from_elsewhere_it_shows_the_bus_to_whoever_signs_in(
         await browser.until("document.querySelector('#tile-blocks path')?.getAttribute('d')", "what comes with /events")
         assert await browser.run("document.querySelector('#sign-in').hidden")
         assert await browser.run(CHECKS) == []
-        await browser.run(
-            "document.querySelector('#ask-kind').value = 'hashes', document.querySelector('#ask-values').value = '1 2', "
-            "document.querySelector('#ask').requestSubmit()"
-        )
-        await browser.until(f"{text_of('#ask-found')}.includes('engine')", "who holds it")
         kept = "JSON.stringify([document.cookie, {...localStorage}, {...sessionStorage}, document.body.outerHTML])"
         assert token not in await browser.run(kept)
         assert await browser.run("document.querySelector('#sign-in-token').value") == ""

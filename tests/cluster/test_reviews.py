@@ -112,8 +112,6 @@ async def test_whoever_has_the_role_in_the_docs_may_read_that_and_nothing_else(r
     name = f"system:serviceaccount:{routers.namespace}:reads"
     await becomes(name, token)
     assert await review(token, "/events") == name
-    assert await review(token, "/query", "POST") == name
-    assert await review(token, "/query") is HttpRefusal.RIGHTS
     assert await review(token, "/history") is HttpRefusal.RIGHTS
     nobody = routers.token("none")
     assert await review(nobody) is HttpRefusal.RIGHTS
@@ -176,7 +174,6 @@ async def test_a_bus_gives_blocks_to_an_account_and_counts_whom_it_refuses(route
             return (await asyncio.to_thread(Callers.ask, here, method, path, header, local=REMOTE)).status
 
         assert await ask("GET", "/blocks", reads) == 200
-        assert await ask("POST", "/query", reads) == 200
         assert await ask("GET", "/blocks", none) == 403
         assert await ask("GET", "/blocks", routers.token("reads", "other")) == 403
         assert here.bus.daemon.process.http_refused == {HttpRefusal.RIGHTS: 1, HttpRefusal.TOKEN: 1}

@@ -316,8 +316,6 @@ def test_what_is_no_batch_is_counted_and_its_number_says_nothing() -> None:
 
 def test_a_source_that_is_taken_away_is_cleared_under_the_newest_number_and_comes_back_with_its_state() -> None:
     relay = relay_of()
-    followed: list[int] = []
-    relay.follow(lambda _, events: followed.append(len(events)))
     state = RecordReceived(0, 7, payload({"type": "AllBlocksCleared"}, store([1])), begins=True, ends=True)
     said = (7, 2, ["AllBlocksCleared", "BlockStored"])
     assert published(relay, state) == [said]
@@ -327,7 +325,6 @@ def test_a_source_that_is_taken_away_is_cleared_under_the_newest_number_and_come
     relay.handle(SourcePlaced(0, spec, [NewStream(b"kv@a")]), 0.0)
     assert published(relay, state) == [said]
     assert (relay.sources[0].state.value, len(relay.sources[0].normalizer.index)) == ("live", 1)
-    assert followed
 
 
 def test_whatever_leaves_has_the_rank_that_the_records_say_last() -> None:

@@ -136,8 +136,8 @@ async def test_an_account_with_the_right_may_read_and_is_asked_for_once(api: Api
         assert 50 < until - time.time() <= 60
     assert [asked["kind"] for asked in api.asked] == ["TokenReview", "SubjectAccessReview"]
     assert api.asked[1]["spec"]["extra"] == USER["extra"]
-    assert await review(reviewer, token, "POST", "/query") is HttpRefusal.RIGHTS
-    assert await review(reviewer, token, "POST", "/query") is HttpRefusal.RIGHTS
+    assert await review(reviewer, token, "POST", "/blocks") is HttpRefusal.RIGHTS
+    assert await review(reviewer, token, "POST", "/blocks") is HttpRefusal.RIGHTS
     assert len(api.asked) == 4  # a refusal is kept too
 
 

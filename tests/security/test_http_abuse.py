@@ -12,7 +12,6 @@ import pytest
 import uvloop
 
 from kvbus.admin import dumps, http
-from kvbus.admin.pace import NOBODY, Asking, Pace
 from kvbus.core.stats import ProcessStats
 from kvbus.transport.engine.publisher import EnginePublisher
 from kvbus.transport.http import connection_limits
@@ -132,46 +131,6 @@ async def test_more_connections_than_allowed_cost_the_oldest_idle_one():
         await eventually(lambda: them.closed["too_many"] >= len(flood) - connection_limits.MAX_CONNECTIONS, "refused")
         assert them.open <= connection_limits.MAX_CONNECTIONS
         assert await them.probe() == 200
-
-
-async def test_a_probe_gets_in_while_every_connection_waits_for_its_turn(monkeypatch):
-    """Those that came last are closed for it; the others get their answers."""
-
-    class Watched(Pace):
-        def __init__(self) -> None:
-            super().__init__()
-            self.asked = 0
-            self.open = asyncio.Event()
-
-        async def _turn(self, asking: Asking) -> None:
-            address, probe = asking
-            if address != NOBODY and not probe:
-                self.asked += 1
-                await self.open.wait()
-            await super()._turn(asking)
-
-    pace = Watched()
-    monkeypatch.setattr("kvbus.admin.http.Pace", lambda: pace)
-    async with crowd() as them:
-        peers = [await them.connect() for _ in range(connection_limits.MAX_CONNECTIONS)]
-        for peer in peers:
-            peer.say("GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-        await eventually(lambda: pace.asked == len(peers), "all requests there")
-        for n in range(20):
-            assert await them.probe() == 200, n
-        assert them.closed == {"too_many": 1}
-        new = await them.connect()
-        await eventually(lambda: them.open == connection_limits.MAX_CONNECTIONS, "the new one there")
-        another = await them.connect()  # it takes the place of one that waits, and not of one that has just come
-        await eventually(lambda: them.closed["too_many"] == 2, "room made")
-        for peer in (new, another):
-            peer.say("GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-            assert await peer.status() == 200
-        pace.open.set()
-        for peer in peers[-2:]:
-            assert await peer.gone()
-        for peer in peers[:-2]:
-            assert await peer.status() == 200
 
 
 async def test_a_crowd_closes_its_own_connections_and_nobody_else_s():

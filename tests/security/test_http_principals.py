@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import http.client
-import json
 import socket
 import ssl
 from collections.abc import AsyncIterator, Iterator
@@ -34,8 +33,8 @@ REMOTE = "127.0.0.66"
 
 RIGHT, STATUS, REVOKED, WRONG = (new_token() for _ in range(4))
 STATIC = ("/", "/page.css", "/page.js", "/livez", "/readyz")
-STATES = ("/metrics", "/sources", "/routers", "/overview", "/history?source=engine", "/events", "/openapi.json")
-CONTENT = ("/blocks", "/query", "/events?output=routers&after=ID-0-0:0")
+STATES = ("/metrics", "/sources", "/routers", "/overview", "/history?source=engine", "/events")
+CONTENT = ("/blocks", "/events?output=routers&after=ID-0-0:0")
 METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS")
 
 
@@ -96,13 +95,10 @@ class Callers:
         certificate: Issued | None = None,
         plain: bool = False,
     ) -> Answer:
-        body = json.dumps({"hashes": [BLOCK]}) if path == "/query" and method == "POST" else ""
         process = self.bus.daemon.admin.timeline.process
         host = "" if "Host: " in headers else "Host: localhost\r\n"
         lines = headers.replace("|", "\r\n")
-        text = (
-            f"{method} {path.replace('ID', process)} HTTP/1.1\r\n{host}{lines}Content-Length: {len(body)}\r\n\r\n{body}"
-        )
+        text = f"{method} {path.replace('ID', process)} HTTP/1.1\r\n{host}{lines}\r\n"
         try:
             with self.connect(local, certificate, plain=plain) as connection:
                 connection.sendall(text.encode("utf-8", "surrogateescape"))
@@ -200,7 +196,7 @@ WHO = [
 def expected(who: Who, method: str, path: str, open_: str) -> int:
     if who.may == "closed":
         return 0
-    allowed = {"POST"} if path == "/query" else {"GET"} if path.startswith("/events") else {"GET", "HEAD"}
+    allowed = {"GET"} if path.startswith("/events") else {"GET", "HEAD"}
     if method not in allowed:
         return 405
     if path in STATIC or (path in STATES and open_ == "status"):

@@ -287,7 +287,7 @@ async def test_whoever_reads_content_is_written_down(
     caplog.set_level(logging.INFO)
     async with callers(tmp_path) as here:
         size = len((await asyncio.to_thread(here.ask, "GET", "/blocks", BEARER.replace("|", "\r\n"))).body)
-        await asyncio.to_thread(here.ask, "POST", "/query", "", local="127.0.0.1")
+        await asyncio.to_thread(here.ask, "GET", "/blocks", "", local="127.0.0.1")
         await asyncio.to_thread(here.ask, "GET", CONTENT[-1], BEARER.replace("|", "\r\n"))
         await asyncio.to_thread(here.ask, "GET", "/blocks?source=nobody", BEARER.replace("|", "\r\n"))
 
@@ -295,7 +295,7 @@ async def test_whoever_reads_content_is_written_down(
             lines = [vars(each) for each in caplog.records if each.name == "kvbus.admin.content"]
             return {(line["caller"], line["path"], line["status"], line["blocks"]) for line in lines if line["bytes"]}
 
-        everything = {("router-a", "/blocks", 200, 1), ("loopback", "/query", 200, 1), ("router-a", "/events", 200, 1), ("router-a", "/blocks", 404, 0)}  # fmt: skip
+        everything = {("router-a", "/blocks", 200, 1), ("loopback", "/blocks", 200, 1), ("router-a", "/events", 200, 1), ("router-a", "/blocks", 404, 0)}  # fmt: skip
         await eventually(lambda: read() >= everything, "written")
         assert size in {vars(each).get("bytes") for each in caplog.records}
 

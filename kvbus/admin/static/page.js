@@ -354,30 +354,6 @@ function age() {
   }
 }
 
-// -- asking
-
-async function ask(event) {
-  event.preventDefault();
-  const what = $("ask-kind").value, given = $("ask-values").value.split(/[\s,;[\]"]+/).filter(Boolean), said = $("ask-said");
-  $("ask-table").hidden = true;
-  if (!given.length) { said.textContent = "Enter at least one value."; return; }
-  if (what === "tokens" && given.some(each => !/^\d+$/.test(each))) { said.textContent = "Token ids are integers."; return; }
-  try {
-    const body = JSON.stringify({ [what]: what === "tokens" ? given.map(Number) : given });
-    const { results, incomplete } = await get("/query", { method: "POST", body, headers: { "Content-Type": "application/json" } });
-    const matches = results.flatMap(each => each.matches);
-    said.textContent = (matches.length ? `${matches.length} ${matches.length === 1 ? "source holds" : "sources hold"} it, at least in part.` : "No source holds its first block.") +
-      (incomplete?.length ? ` These may hold more than kvbus knows: ${incomplete.map(each => each.source).join(", ")}.` : "");
-    $("ask-table").hidden = !matches.length;
-    rows($("ask-found"), matches, m => m.source + m.rank, m => [m.source, m.rank, number(m.blocks), number(m.tokens),
-      asText(Object.entries(m.tiers ?? {}).map(([tier, n]) => `${tier} ${n}`).join(", "))]);
-  } catch (error) {
-    said.textContent = error.status === 404 || error.status === 405 ? "This bus does not answer queries." :
-      error.status === 403 ? `Not from here: ${error.message}` : `That did not work: ${error.message}`;
-  }
-}
-
-$("ask").addEventListener("submit", ask);
 $("sign-in").addEventListener("submit", signIn);
 $("source").addEventListener("close", () => { open = null; });
 follow();

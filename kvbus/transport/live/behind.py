@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from kvbus.common.threads import let_threads_run
 from kvbus.core.outputs.state_transfer import Reading
 from kvbus.transport.live.ring import Ring
 from kvbus.transport.live.router import Router, RouterState
@@ -87,7 +86,6 @@ class Behind:
                     self.go_on(router)
             if self._loop.time() >= until:
                 break
-        let_threads_run()
         if self._line and self._turn is None:
             self._turn = self._loop.call_soon(self._take_turns)
 
