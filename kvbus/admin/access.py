@@ -4,20 +4,16 @@ A program here is known by both ends of its connection. A port-forward arrives o
 headers prove nothing of that, with one exception: a browser states truly which host name it asks for, and which site's
 page asks. So kvbus can refuse a page of another site, and a name that somebody has pointed to loopback (DNS rebinding).
 
-A principal proves itself, from anywhere and through any proxy: by a bearer token, which no browser sends unasked, or
-by a client certificate, which browsers do send for another site's page. So that page is refused here, too.
+A principal proves itself by a bearer token, from anywhere and through any proxy. No browser sends one unasked.
 """
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
 from kvbus.admin.credentials import Credentials
-from kvbus.admin.tls import expiry_of, name_of
 from kvbus.admin.tokens import Token, find
 from kvbus.config.endpoints import host_name, is_loopback
 from kvbus.core.stats import HttpRefusal
@@ -41,8 +37,7 @@ _HOW: Final = {
     ),
     HttpRefusal.CROSS_SITE: "a page of another site asked for it: enter {url} in the browser yourself",
     HttpRefusal.TOKEN: "the bearer token is none that may read: a line of http_tokens_file lets one in",
-    HttpRefusal.RIGHTS: "the token or account has no right to it",
-    HttpRefusal.REVIEW: "Kubernetes could not be asked about the token: try again",
+    HttpRefusal.RIGHTS: "the token is for status alone",
 }
 
 _TOKEN_IDS: Final = "token ids, which are what users wrote"
@@ -67,20 +62,15 @@ class Caller(NamedTuple):
     Attributes:
         name: for the log.
         content: whether content, too.
-        token: its line of the file; None for others.
-        until: time of day at which its credential ends.
+        token: its line of the file; None for a program on this machine.
     """
 
     name: str
     content: bool = True
     token: Token | None = None
-    until: float = math.inf
 
 
 LOOPBACK: Final = Caller("loopback")
-
-Review = Callable[[str, str, str], Awaitable[tuple[str, float] | HttpRefusal]]
-"""Asks a third party whose token it is, and until when, given the token, the method and the path."""
 
 
 class Access:
@@ -89,54 +79,36 @@ class Access:
     Args:
         allowed_hosts: names allowed in the Host header, besides the local ones.
         credentials: the tokens that hold.
-        review: asked about other tokens.
     """
 
-    def __init__(
-        self, allowed_hosts: Iterable[str], credentials: Credentials | None = None, review: Review | None = None
-    ) -> None:
+    def __init__(self, allowed_hosts: Iterable[str], credentials: Credentials | None = None) -> None:
         self._allowed = frozenset(host_name(host) for host in allowed_hosts)
         self.credentials = credentials or Credentials()
-        self._review = review
 
-    async def caller(self, request: Request, *, content: bool) -> Caller | HttpRefusal:
+    def caller(self, request: Request, *, content: bool) -> Caller | HttpRefusal:
         """Return who asks if it may read, else why not."""
         refusal = self.refusal(request)
         if refusal is None:
             return LOOPBACK
-        found = await self._principal(request)
+        found = self._principal(request)
         if isinstance(found, Caller) and content and not found.content:
             return HttpRefusal.RIGHTS
         return refusal if found is None else found
 
     def holds(self, caller: Caller) -> bool:
         """Whether what let somebody in holds still."""
-        known = caller.token is None or caller.token in self.credentials.tokens
-        return known and time.time() < caller.until
+        return caller.token is None or caller.token in self.credentials.tokens
 
-    async def _principal(self, request: Request) -> Caller | HttpRefusal | None:
+    def _principal(self, request: Request) -> Caller | HttpRefusal | None:
         """Who shows a credential, or what is wrong with it; None if there is none."""
-        certificate = request.transport.get_extra_info("peercert")
-        if certificate:
-            if not _is_own_page(request, request.header("host")):
-                return HttpRefusal.CROSS_SITE
-            caller = Caller(name_of(certificate), until=expiry_of(certificate))
-            if self.holds(caller):
-                return caller
         given = request.headers.get("authorization")
-        if not given or (self._review is None and not self.credentials.tokens):
+        if not given or not self.credentials.tokens:
             return None
         scheme, _, token = given[0].partition(" ")
         if len(given) > 1 or scheme.lower() != "bearer":
             return HttpRefusal.TOKEN
-        token = token.strip()
-        found = find(self.credentials.tokens, token)
-        if found is not None:
-            return Caller(found.name, found.content, found)
-        if self._review is None:
-            return HttpRefusal.TOKEN
-        reviewed = await self._review(token, request.method, request.path)
-        return reviewed if isinstance(reviewed, HttpRefusal) else Caller(reviewed[0], until=reviewed[1])
+        found = find(self.credentials.tokens, token.strip())
+        return HttpRefusal.TOKEN if found is None else Caller(found.name, found.content, found)
 
     def refusal(self, request: Request) -> HttpRefusal | None:
         """Return why a request is not one of this machine's own; None if it is."""

@@ -48,7 +48,7 @@ def read_again(config: Config, before: Credentials) -> tuple[Credentials, list[P
     certificate, key = config.http_tls_certificate_file, config.http_tls_key_file
     if certificate is not None and key is not None:
         try:
-            tls = read_tls(certificate, key, config.http_client_ca_file, before.tls)
+            tls = read_tls(certificate, key, before.tls)
         except TlsFileError as error:
             problems.append(_problem(error.key, error, config))
     return Credentials(tokens, tls), problems

@@ -7,11 +7,11 @@ import logging
 import ssl
 import time
 from collections.abc import Awaitable, Generator
-from typing import Final, Protocol, cast
+from typing import Final, Protocol
 
 import msgspec
 
-from kvbus.admin.access import Access, Caller, Review, how_to_get_in
+from kvbus.admin.access import Access, Caller, how_to_get_in
 from kvbus.admin.content_log import ContentLog
 from kvbus.admin.credentials import Credentials
 from kvbus.admin.dumps import Dumps
@@ -21,7 +21,7 @@ from kvbus.admin.page import FILES, about, status_page
 from kvbus.admin.responses import as_json, in_parts, in_slices, plain, refused
 from kvbus.admin.timeline import Timeline
 from kvbus.admin.views import router_entry, source_entry
-from kvbus.config import Config, SourceStream, parts
+from kvbus.config import Config, SourceStream
 from kvbus.core.outputs.output import Output
 from kvbus.core.stats import HttpRefusal
 from kvbus.telemetry import metrics
@@ -59,7 +59,7 @@ class AdminServer:
 
     def __init__(self, observed: Observed, credentials: Credentials | None = None) -> None:
         self._observed = observed
-        self._access = Access(observed.config.http_allowed_hosts, credentials, _review(observed.config))
+        self._access = Access(observed.config.http_allowed_hosts, credentials)
         self._content_log = ContentLog()
         self._under_way: dict[int, tuple[Request, Caller]] = {}
         self._exposition = Exposition(observed)
@@ -133,10 +133,8 @@ class AdminServer:
         return None if tls is None else tls.context
 
     def renew(self, credentials: Credentials) -> None:
-        """Take over other tokens and another certificate. Whoever got in with what is gone is cut off."""
-        before, self._access.credentials = self._access.credentials, credentials
-        if self._server is not None and _authorities(before) != _authorities(credentials):
-            self._server.connections.close_all("revoked")  # nobody knows who of them has shown a certificate of which
+        """Use other tokens and another certificate, and end the answers to callers whose token is gone."""
+        self._access.credentials = credentials
         self._cut_off()
 
     def _cut_off(self) -> None:
@@ -162,7 +160,7 @@ class AdminServer:
     def _guarded(self, handler: Handler, *, content: bool) -> Handler:
         async def guarded(request: Request) -> Response:
             path = f"{request.path}?output=" if content and request.path == "/events" else request.path
-            caller = await self._access.caller(request, content=content)
+            caller = self._access.caller(request, content=content)
             if not isinstance(caller, Caller):
                 log.warning("%s refused to %s: %s", path, request.remote, caller)
                 return refused(self._observed.process, 403, caller, self._how(caller, path))
@@ -184,9 +182,10 @@ class AdminServer:
     def _how(self, refusal: HttpRefusal, path: str) -> str:
         config = self._observed.config
         scheme = "http" if config.http_tls_certificate_file is None else "https"
-        others = config.http_tokens_file or config.http_client_ca_file or config.http_token_review
         how = how_to_get_in(refusal, path, f"{scheme}://127.0.0.1:{0 if self.address is None else self.address[1]}")
-        return f"{how}, or show a credential that this bus knows (docs/SECURITY.md)" if others else how
+        return (
+            f"{how}, or show a bearer token that this bus knows (docs/SECURITY.md)" if config.http_tokens_file else how
+        )
 
     async def close(self) -> None:
         """Stop listening."""
@@ -213,7 +212,6 @@ class AdminServer:
                 work = self.history.sample(*whole, time.monotonic, time.time())
                 self._sampling = asyncio.create_task(self._sample(work), name="kvbus-history")
             self.timeline.look_at_routers(*whole)
-            self._cut_off()
             self._content_log.look(now)
             self._server.tell_time()
         self._events.wake()
@@ -225,7 +223,7 @@ class AdminServer:
 
     async def _overview(self, request: Request) -> Response:
         """Everything about the bus that the page shows at first and that does not come with ``/events``."""
-        caller, history = await self._access.caller(request, content=True), self.history
+        caller, history = self._access.caller(request, content=True), self.history
         return as_json(
             {
                 **about(self._observed.config),
@@ -300,18 +298,6 @@ class AdminServer:
     async def _routers(self, _request: Request) -> Response:
         readings = read_routers(self._observed.relay, self._observed.drivers)
         return as_json([router_entry(output, router) for output, router in readings])
-
-
-def _review(config: Config) -> Review | None:
-    """What reviews tokens of service accounts, if they are asked for."""
-    if config.http_token_review is None:
-        return None
-    reviewer = parts.load(parts.REVIEWS, "kubernetes")(config.http_token_review, rights=config.http_access_review)
-    return cast("Review", reviewer.review)
-
-
-def _authorities(credentials: Credentials) -> bytes:
-    return b"" if credentials.tls is None else credentials.tls.authorities
 
 
 def _saying(response: Response) -> Handler:

@@ -53,7 +53,6 @@ def check(config: Config, origins: Mapping[Path, str], bad: frozenset[Path] = fr
         key_rules.state,
         key_rules.tls,
         _carriers,
-        key_rules.reviews,
     ):
         rule(found)
     return found.problems

@@ -21,16 +21,8 @@ def _http(config: Config) -> Iterator[str]:
         return
     local = is_loopback(address[0])
     around = "this machine" if local else "whoever reaches it"
-    principals = [
-        text
-        for text, given in (
-            (f"a token of {config.http_tokens_file}", config.http_tokens_file),
-            (f"a client certificate of {config.http_client_ca_file}", config.http_client_ca_file),
-            (f"a service account's token for {config.http_token_review}", config.http_token_review),
-        )
-        if given is not None
-    ]
-    whoever = f" and whoever has {' or '.join(principals)}" if principals else ""
+    tokens = config.http_tokens_file
+    whoever = f" and whoever has a token of {tokens}" if tokens is not None else ""
     everything, others = "the rest", ""
     if config.http_open == "probes":
         everything = "the probes and the page's files"
@@ -39,13 +31,8 @@ def _http(config: Config) -> Iterator[str]:
         f"http {config.http}: token ids and hashes for programs on this machine{whoever}; {everything} for {around}"
         f"{others}"
     )
-    if principals and not local and config.http_tls_certificate_file is None:
+    if tokens is not None and not local and config.http_tls_certificate_file is None:
         yield f"http {config.http}: tokens and token ids cross the network in clear without http_tls_certificate_file"
-    if config.http_token_review is not None and not config.http_access_review:
-        yield (
-            f"http {config.http}: every pod of the cluster can get itself a token for {config.http_token_review}; "
-            "http_access_review: true asks for the right, too"
-        )
 
 
 def _outputs(config: Config) -> Iterator[str]:

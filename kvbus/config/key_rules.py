@@ -1,4 +1,4 @@
-"""Keys of CURVE, TLS and the state, and reviews of tokens: what is incomplete, or what nothing here can use."""
+"""Keys of CURVE, TLS and the state: refuse what is incomplete, and what nothing here can use."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ def state(found: Findings) -> None:
 
 
 def tls(found: Findings) -> None:
-    """Refuse half of a TLS configuration: client certificates need it whole."""
+    """Refuse half of a TLS configuration."""
     needed = {
-        "http_tls_certificate_file": ("http_tls_key_file", "http_client_ca_file"),
+        "http_tls_certificate_file": ("http_tls_key_file",),
         "http_tls_key_file": ("http_tls_certificate_file",),
     }
     for name, others in needed.items():
@@ -78,13 +78,3 @@ def tls(found: Findings) -> None:
         if given and getattr(found.config, name) is None and found.sound((name,), *((each,) for each in given)):
             example = f"{name}: /etc/kvbus/tls/{'tls.crt' if 'certificate' in name else 'tls.key'}"
             found.report((name,), f"needed with {given[0]}", example=example)
-
-
-def reviews(found: Findings) -> None:
-    """Refuse tokens of service accounts where nothing can have them reviewed."""
-    key: Path = ("http_token_review",)
-    if found.config.http_token_review is not None and found.sound(key):
-        if not found.config.http_token_review:
-            found.report(key, "must name an audience, or be null", value="", example="http_token_review: kvbus")
-        elif "kubernetes" not in parts.installed(parts.REVIEWS):
-            found.report(key, "needs the part kvbus.parts.reviews.kubernetes, which is not installed")

@@ -206,23 +206,6 @@ class Config(Section):
     http_tls_key_file: Path | None = key(
         None, "The secret key of that certificate, PEM, not encrypted.", example="/etc/kvbus/tls/tls.key"
     )
-    http_client_ca_file: Path | None = key(
-        None,
-        "Authorities, PEM, each of whose client certificates may read over HTTP from elsewhere.",
-        example="/etc/kvbus/tls/client-ca.crt",
-    )
-    http_token_review: Text | None = key(
-        None,
-        "Audience of service accounts' tokens that Kubernetes reviews, so that their accounts may read over HTTP from "
-        "elsewhere; null: none.",
-        example="kvbus",
-    )
-    http_access_review: bool = key(
-        True,
-        "Whether such an account also needs the right to the path (a nonResourceURL of its ClusterRole); false: every "
-        "account with a token for the audience may read.",
-        example=True,
-    )
     state_dir: StateDir | None = key(
         "auto",
         "Directory that keeps seq and state over a restart of kvbus. auto: one of its own in `$STATE_DIRECTORY`, else "

@@ -1,7 +1,7 @@
 """Optional parts. A part is a folder of code and an entry point that registers it; some need a library, by an extra.
 
 Output drivers register under ``kvbus.outputs``, ways to find engines under ``kvbus.discovery``, what stands before an
-engine's API under ``kvbus.fronts``, third parties that know credentials under ``kvbus.reviews``.
+engine's API under ``kvbus.fronts``.
 
 A configuration is refused if it names a part that is not registered, or one whose library is not installed.
 """
@@ -18,8 +18,6 @@ DISCOVERY: Final = "kvbus.discovery"
 """Entry point group of the kinds of ``sources[].discover``; see :mod:`kvbus.parts.discovery`."""
 FRONTS: Final = "kvbus.fronts"
 """Entry point group of what stands before an engine's API; see :mod:`kvbus.parts.front`."""
-REVIEWS: Final = "kvbus.reviews"
-"""Entry point group of third parties that know credentials; see :mod:`kvbus.parts.reviews`."""
 
 
 def _found(group: str) -> dict[str, EntryPoint]:

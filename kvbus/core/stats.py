@@ -139,7 +139,6 @@ class HttpRefusal(StrEnum):
     CROSS_SITE = "cross_site"
     TOKEN = "token"
     RIGHTS = "rights"
-    REVIEW = "review"
     BUSY = "busy"
 
 

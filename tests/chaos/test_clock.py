@@ -12,8 +12,6 @@ WALL = {("time", "time"), ("time", "time_ns"), ("time", "localtime"), ("time", "
 READS = {
     "admin/http.py": "when a sample of the history was taken, and since when the bus runs, as people are shown",
     "admin/timeline.py": "when a transition was seen, as people are shown",
-    "admin/access.py": "until when a certificate holds, and a review of a token",
-    "parts/reviews/kubernetes.py": "until when a token says that it holds",
     "daemon/daemon.py": "the `ts` of heartbeats, and of the clear that opens a numbering",
     "daemon/seq_reservation.py": "how far ahead a damaged numbering goes on: further than the last time",
     "daemon/generations.py": "the name of files that are moved aside",

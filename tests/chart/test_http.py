@@ -1,4 +1,4 @@
-"""Who reads over HTTP: Secrets, the scheme of probes and monitors, and the right to have tokens reviewed."""
+"""Who reads over HTTP: Secrets, and the scheme of probes and monitors."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from tests.chart.charts import load, render
 
 ALL: dict[str, Any] = {
     "tlsSecret": "a-tls",
-    "clientCaSecret": "a-clients",
     "tokensSecret": "a-tokens",
-    "tokenReview": "kvbus",
     "open": "probes",
 }
 PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
@@ -22,9 +20,7 @@ def test_without_secrets_it_is_as_before() -> None:
     release = render({})
     assert {release.kvbus[probe]["httpGet"].get("scheme") for probe in PROBES} == {None}
     assert not release.all("ClusterRoleBinding")
-    assert not any(
-        volume["name"].startswith(("kvbus-http", "kvbus-account")) for volume in release.pod["spec"]["volumes"]
-    )
+    assert not any(volume["name"].startswith("kvbus-http") for volume in release.pod["spec"]["volumes"])
 
 
 def test_secrets_are_mounted_where_the_configuration_says() -> None:
@@ -37,12 +33,11 @@ def test_secrets_are_mounted_where_the_configuration_says() -> None:
     for name, secret, key, file in (
         ("kvbus-http-tls", "a-tls", "http_tls_certificate_file", "tls.crt"),
         ("kvbus-http-tls", "a-tls", "http_tls_key_file", "tls.key"),
-        ("kvbus-http-clients", "a-clients", "http_client_ca_file", "ca.crt"),
         ("kvbus-http-tokens", "a-tokens", "http_tokens_file", "tokens"),
     ):
         assert config[key] == f"{mounts[name]}/{file}"
         assert volumes[name]["secret"] == {"secretName": secret, "defaultMode": 0o440}
-    assert (config["http_open"], config["http_token_review"]) == ("probes", "kvbus")
+    assert config["http_open"] == "probes"
 
 
 def test_probes_and_monitors_speak_tls_where_kvbus_does() -> None:
@@ -59,22 +54,9 @@ def test_probes_and_monitors_speak_tls_where_kvbus_does() -> None:
             assert "https://localhost:9477/sources" in release.notes
 
 
-def test_kvbus_alone_gets_a_token_to_have_others_reviewed() -> None:
-    release = render({"kvbus": {"http": {"tokenReview": "kvbus"}}})
-    binding = release.one("ClusterRoleBinding")
-    assert binding["roleRef"]["name"] == "system:auth-delegator"
-    account = release.one("ServiceAccount")["metadata"]["name"]
-    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account, "namespace": "ns"}]
-    assert release.pod["spec"]["automountServiceAccountToken"] is False
-    path = "/var/run/secrets/kubernetes.io/serviceaccount"
-    assert path in {each["mountPath"] for each in release.kvbus["volumeMounts"]}
-    assert path not in {each["mountPath"] for each in release.engine["volumeMounts"]}
-
-
 @pytest.mark.parametrize(
     ("values", "wrong"),
     [
-        ({"http": {"clientCaSecret": "a"}}, "kvbus.http.clientCaSecret needs kvbus.http.tlsSecret"),
         ({"http": {"tokensSecret": "a"}, "config": {"http_tokens_file": "/t"}}, "follows from kvbus.http.tokensSecret"),
         ({"config": {"http_open": "probes"}}, "set kvbus.http.open"),
     ],

@@ -32,17 +32,16 @@ def said(source: dict[str, Any] | None = None, output: dict[str, Any] | None = N
         ({"http": "localhost:1"}, ["http localhost:1: token ids and hashes for programs on this machine; the rest for this machine"]),
         ({"http": None}, ["http: nobody reads anything, there is no port"]),
         (
-            {**REMOTE, **TLS, "http_tokens_file": "/t", "http_client_ca_file": "/a", "http_open": "probes"},
+            {**REMOTE, **TLS, "http_tokens_file": "/t", "http_open": "probes"},
             [
-                "http 0.0.0.0:9477: token ids and hashes for programs on this machine and whoever has a token of /t or a client certificate of /a; the probes and the page's files for whoever reaches it; the rest for those who may read token ids, and tokens for status"
+                "http 0.0.0.0:9477: token ids and hashes for programs on this machine and whoever has a token of /t; the probes and the page's files for whoever reaches it; the rest for those who may read token ids, and tokens for status"
             ],
         ),
         (
-            {**REMOTE, "http_token_review": "kvbus", "http_access_review": False},
+            {**REMOTE, "http_tokens_file": "/t"},
             [
-                "http 0.0.0.0:9477: token ids and hashes for programs on this machine and whoever has a service account's token for kvbus; the rest for whoever reaches it",
+                "http 0.0.0.0:9477: token ids and hashes for programs on this machine and whoever has a token of /t; the rest for whoever reaches it",
                 "http 0.0.0.0:9477: tokens and token ids cross the network in clear without http_tls_certificate_file",
-                "http 0.0.0.0:9477: every pod of the cluster can get itself a token for kvbus; http_access_review: true asks for the right, too",
             ],
         ),
     ],

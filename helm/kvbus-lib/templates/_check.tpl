@@ -9,7 +9,7 @@
 {{- fail (printf "kvbus.config.%s: set %s, from which it follows" $key $instead) -}}
 {{- end -}}
 {{- end -}}
-{{- range $value, $keys := dict "tlsSecret" (list "http_tls_certificate_file" "http_tls_key_file") "clientCaSecret" (list "http_client_ca_file") "tokensSecret" (list "http_tokens_file") "tokenReview" (list "http_token_review") -}}
+{{- range $value, $keys := dict "tlsSecret" (list "http_tls_certificate_file" "http_tls_key_file") "tokensSecret" (list "http_tokens_file") -}}
 {{- range $key := $keys -}}
 {{- if and (get $v.http $value) (hasKey $v.config $key) -}}
 {{- fail (printf "kvbus.config.%s follows from kvbus.http.%s: set one of them" $key $value) -}}
@@ -18,9 +18,6 @@
 {{- end -}}
 {{- if hasKey $v.config "http_open" -}}
 {{- fail "kvbus.config.http_open: set kvbus.http.open, from which it follows" -}}
-{{- end -}}
-{{- if and $v.http.clientCaSecret (not $v.http.tlsSecret) (not $v.config.http_tls_certificate_file) -}}
-{{- fail "kvbus.http.clientCaSecret needs kvbus.http.tlsSecret: a certificate is shown over TLS" -}}
 {{- end -}}
 {{- if and $v.config.sources (gt (int $v.dataParallelSize) 1) -}}
 {{- fail "kvbus.dataParallelSize has no effect with kvbus.config.sources: set data_parallel_size in the source" -}}

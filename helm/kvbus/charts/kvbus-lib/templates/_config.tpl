@@ -40,14 +40,8 @@ aibrix:   {profile: aibrix, events: 5557, layout: merged}
 {{- $_ := set $config "http_tls_certificate_file" "/etc/kvbus-http/tls/tls.crt" -}}
 {{- $_ := set $config "http_tls_key_file" "/etc/kvbus-http/tls/tls.key" -}}
 {{- end -}}
-{{- if $v.http.clientCaSecret -}}
-{{- $_ := set $config "http_client_ca_file" "/etc/kvbus-http/clients/ca.crt" -}}
-{{- end -}}
 {{- if $v.http.tokensSecret -}}
 {{- $_ := set $config "http_tokens_file" "/etc/kvbus-http/tokens/tokens" -}}
-{{- end -}}
-{{- with $v.http.tokenReview -}}
-{{- $_ := set $config "http_token_review" . -}}
 {{- end -}}
 {{- if ne $v.http.open "status" -}}
 {{- $_ := set $config "http_open" $v.http.open -}}

@@ -66,9 +66,6 @@ checksum/kvbus-config: {{ include "kvbus.config.file" . | sha256sum }}
 {{- range $mount, $secret := include "kvbus.httpSecrets" . | fromJson }}
 - {name: kvbus-http-{{ $mount }}, mountPath: /etc/kvbus-http/{{ $mount }}, readOnly: true}
 {{- end }}
-{{- if .Values.kvbus.http.tokenReview }}
-- {name: kvbus-account, mountPath: /var/run/secrets/kubernetes.io/serviceaccount, readOnly: true}
-{{- end }}
 {{- with .Values.kvbus.volumeMounts }}
 {{ toYaml . }}
 {{- end }}
@@ -100,14 +97,6 @@ checksum/kvbus-config: {{ include "kvbus.config.file" . | sha256sum }}
 - name: kvbus-http-{{ $mount }}
   secret: {secretName: {{ $secret }}, defaultMode: 0440}
 {{- end }}
-{{- if .Values.kvbus.http.tokenReview }}
-- name: kvbus-account
-  # of kvbus alone: the engine beside it gets no token
-  projected:
-    sources:
-      - serviceAccountToken: {path: token, expirationSeconds: 3600}
-      - configMap: {name: kube-root-ca.crt, items: [{key: ca.crt, path: ca.crt}]}
-{{- end }}
 {{- with .Values.kvbus.volumes }}
 {{ toYaml . }}
 {{- end }}
@@ -116,7 +105,7 @@ checksum/kvbus-config: {{ include "kvbus.config.file" . | sha256sum }}
 {{- /* The Secrets of kvbus.http by the names of their mounts, as JSON. */ -}}
 {{- define "kvbus.httpSecrets" -}}
 {{- $found := dict -}}
-{{- range $mount, $value := dict "tls" "tlsSecret" "clients" "clientCaSecret" "tokens" "tokensSecret" -}}
+{{- range $mount, $value := dict "tls" "tlsSecret" "tokens" "tokensSecret" -}}
 {{- with get $.Values.kvbus.http $value -}}
 {{- $_ := set $found $mount . -}}
 {{- end -}}
