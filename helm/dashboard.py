@@ -278,13 +278,9 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
         graph(
             "Partial",
             "short",
-            "1: the engine may hold blocks that kvbus cannot know of. Requests to reset its cache. Remarks.",
+            "1: the engine may hold blocks that kvbus cannot know of. Remarks.",
             (f"kvbus_source_partial{{{SOURCE}}}", OF_SOURCE),
             (f"kvbus_source_remark{{{SOURCE}}}", f"{OF_SOURCE} {{{{remark}}}}"),
-            (
-                rate("kvbus_source_cache_resets_total", SOURCE, f"{PER_SOURCE}, outcome"),
-                f"{OF_SOURCE} {{{{outcome}}}}",
-            ),
         ),
     ],
     "Analytics": [

@@ -43,7 +43,6 @@ def check(config: Config, origins: Mapping[Path, str], bad: frozenset[Path] = fr
         topic_rules.one_topic_each,
         _sources,
         _snapshots,
-        _apis,
         _slots,
         _media,
         _discovery,
@@ -116,17 +115,6 @@ def _snapshots(found: Findings) -> None:
         if placed and output.snapshot_endpoint is not None and output.layout == "merged" and found.sound(key):
             wrong = "SGLang's snapshots are of one rank, and with layout: merged a stream has the blocks of all"
             found.report(key, wrong, value=output.snapshot_endpoint, example="snapshot_endpoint: null")
-
-
-def _apis(found: Findings) -> None:
-    """Refuse ``on_partial: reset`` for a source without an API."""
-    if found.config.on_partial != "reset" or not found.sound(("on_partial",)):
-        return
-    for i, source in enumerate(found.config.sources):
-        key: Path = ("sources", i, "api")
-        if source.api is None and source.discover is None and found.sound(key):
-            wrong = "null, and on_partial: reset needs the engine's HTTP API"
-            found.report(key, wrong, example="api: http://127.0.0.1:8000")
 
 
 def _discovery(found: Findings) -> None:

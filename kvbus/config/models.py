@@ -105,12 +105,6 @@ class Config(Section):
     on_lost: Literal["clear", "keep"] = key(
         "clear", "The source's blocks after a gap that no replay fills.", example="clear"
     )
-    on_partial: Literal["keep", "reset"] = key(
-        "keep",
-        "Where the engine may hold blocks that cannot be known (`partial` in `/sources`): wait until it restarts or "
-        "resets its cache (keep), or ask its API to reset it (reset; needs `api` in every source).",
-        example="keep",
-    )
     source_timeout: Seconds = key(
         30.0,
         "Time without the engine's connection before its blocks are cleared downstream.",

@@ -43,8 +43,7 @@ class SourceConfig(Section):
     bind: bool = key(False, "true: kvbus binds `endpoint` and the engine dials in.", example=False)
     api: ApiUrl | None = key(
         None,
-        "The engine's own HTTP API. `on_partial: reset` asks it: vLLM's `POST /reset_prefix_cache` (there with "
-        "`VLLM_SERVER_DEV_MODE=1`) or SGLang's `POST /flush_cache`. Of vLLM kvbus reads `/metrics` every 10 s, and "
+        "The engine's own HTTP API. Of vLLM kvbus reads `/metrics` every 10 s, and "
         "clears an engine that sleeps; and `/version` once in each epoch, for what its removals mean (`duplicates`).",
         example="http://127.0.0.1:8000",
     )
@@ -66,7 +65,7 @@ class SourceConfig(Section):
     clears: Literal["auto", "device", "all"] = key(
         "auto",
         "What the engine's AllBlocksCleared speaks of: the device's blocks (vLLM), those of every tier (SGLang), or "
-        "auto: of every tier where the engine opens its epoch with one or `api` is SGLang's, else of the device.",
+        "auto: of every tier where kvbus has seen the engine open its epoch with one, else of the device.",
         example="auto",
     )
     slot: Int | None = key(

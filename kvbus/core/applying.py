@@ -43,7 +43,6 @@ class Applier:
             wal.SnapshotTaken: self._snapshot_taken,
             wal.SeqsIncomplete: out.incomplete,
             wal.PartialSince: self._partial_since,
-            wal.EveryTierCleared: self._every_tier_cleared,
             wal.PublisherKnown: self._publisher_known,
             wal.CopiesRemoved: self._copies_removed,
             wal.CacheEmptied: self._cache_emptied,
@@ -158,10 +157,6 @@ class Applier:
     def _partial_since(self, record: wal.PartialSince, now: float) -> None:
         del now
         self._sources[record.source].partial_since = record.wall
-
-    def _every_tier_cleared(self, record: wal.EveryTierCleared, now: float) -> None:
-        del now
-        self._sources[record.source].normalizer.clears.seen_to_clear_all = True
 
     def _publisher_known(self, record: wal.PublisherKnown, now: float) -> None:
         del now

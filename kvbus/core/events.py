@@ -11,7 +11,7 @@ from kvbus.core.outputs.replay_answer import ReplayAnswer
 from kvbus.core.outputs.snapshot import SnapshotAnswer
 from kvbus.core.outputs.spec import NewStream, OutputSpec
 from kvbus.core.source_spec import SourceSpec
-from kvbus.core.types import CacheReset, Refused
+from kvbus.core.types import Refused
 
 
 class Started(msgspec.Struct, frozen=True):
@@ -81,13 +81,6 @@ class SourceUnreachable(msgspec.Struct, frozen=True):
 
     source: int
     why: str
-
-
-class CacheResetTried(msgspec.Struct, frozen=True):
-    """The engine was asked to reset its cache, and this came of it."""
-
-    source: int
-    outcome: CacheReset
 
 
 class BatchReceived(msgspec.Struct, gc=False):
@@ -218,15 +211,6 @@ class Subscribed(msgspec.Struct, frozen=True):
     routers: tuple[int, ...]
 
 
-class ClearsEveryTier(msgspec.Struct, gc=False):
-    """What the engine is shows that its AllBlocksCleared speaks of every tier (SGLang), not of the device alone (vLLM).
-
-    Its stream says so only where batch 0 was seen.
-    """
-
-    source: int
-
-
 class CopiesRemovedEach(msgspec.Struct, gc=False):
     """What the engine is shows that it removes each copy of a block (vLLM up to 0.33)."""
 
@@ -260,7 +244,6 @@ RelayEvent = (
     | SourceDown
     | SourceUnreachable
     | HandshakeFailed
-    | CacheResetTried
     | BatchReceived
     | RecordReceived
     | LogReached
@@ -275,7 +258,6 @@ RelayEvent = (
     | SnapshotAsked
     | AnswerPulled
     | Subscribed
-    | ClearsEveryTier
     | CopiesRemovedEach
     | EngineEmptied
     | Tick

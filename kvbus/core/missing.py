@@ -13,8 +13,10 @@ from kvbus.core.source import Source
 from kvbus.core.types import Filtered
 
 _RESTART: Final = "the engine restarts"
-_RESET: Final = "its cache is reset (vLLM: POST /reset_prefix_cache, SGLang: POST /flush_cache; on_partial: reset asks)"
-_TIERS: Final = "on_partial: reset asks an SGLang to empty its cache (vLLM's own reset says nothing of its other tiers)"
+_RESET: Final = "its cache is reset (vLLM: POST /reset_prefix_cache, SGLang: POST /flush_cache)"
+_TIERS: Final = (
+    "the cache of an SGLang is reset, with clears: all here (a reset of a vLLM leaves its other tiers unknown)"
+)
 
 
 class Missing(msgspec.Struct, frozen=True):

@@ -24,8 +24,6 @@ from kvbus.core.commands import CancelReplay, Command, RequestReplay, RequestSna
 from kvbus.core.events import (
     AnswerPulled,
     BatchReceived,
-    CacheResetTried,
-    ClearsEveryTier,
     CopiesRemovedEach,
     EngineEmptied,
     HandshakeFailed,
@@ -122,12 +120,10 @@ class Relay:
             SourceDown: self._down,
             SourceUnreachable: self._unreachable,
             HandshakeFailed: self._handshake_failed,
-            CacheResetTried: self._cache_reset_tried,
             ReplayAsked: self._answering.asked,
             SnapshotAsked: self._answering.snapshot_asked,
             AnswerPulled: self._answering.pulled,
             Subscribed: self._answering.subscribed,
-            ClearsEveryTier: self._clears_every_tier,
             CopiesRemovedEach: self._copies_removed_each,
             EngineEmptied: self._engine_emptied,
             Tick: self._tick,
@@ -360,10 +356,6 @@ class Relay:
         del now
         self.sources[event.source].stats.refused[event.reason] += 1
 
-    def _cache_reset_tried(self, event: CacheResetTried, now: float) -> None:
-        del now
-        self.sources[event.source].stats.cache_resets[event.outcome] += 1
-
     def _tick(self, event: Tick, now: float) -> None:
         self.backlog = False
         self._out.wall = max(self._out.wall, event.wall)
@@ -386,9 +378,6 @@ class Relay:
                 self._do(wal.PartialSince(slot, event.wall if source.partial else None), now)
         self._out.merge_overlays()
         self._out.heartbeats(now)
-
-    def _clears_every_tier(self, event: ClearsEveryTier, now: float) -> None:
-        self._do(wal.EveryTierCleared(event.source), now)
 
     def _copies_removed_each(self, event: CopiesRemovedEach, now: float) -> None:
         self._do(wal.CopiesRemoved(event.source), now)

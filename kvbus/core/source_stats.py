@@ -12,7 +12,6 @@ COUNTERS: Final = (
     "by_event",
     "by_event_blocks",
     "bytes",
-    "cache_resets",
     "cleared",
     "duplicates",
     "encoded",
@@ -95,7 +94,6 @@ class SourceStats:
         self.rejected: Counter[str] = Counter()
         self.filtered: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
-        self.cache_resets: Counter[str] = Counter()
         """By outcome: how often the engine was asked to reset its cache."""
 
     def copy(self) -> SourceStats:

@@ -85,16 +85,6 @@ class Refused(StrEnum):
     """The peer went away in the middle: a probe of the port, or a peer that found one of the above first."""
 
 
-class CacheReset(StrEnum):
-    """What became of asking an engine to reset its cache. Bounded, as :class:`Reason`."""
-
-    ACCEPTED = "accepted"
-    REFUSED = "refused"
-    UNREACHABLE = "unreachable"
-    FUTILE = "futile"
-    """It was not asked: its clear would not speak of every tier."""
-
-
 class Tier(StrEnum):
     """Where a block lives, as the routers rank it: L1 device, L2 host, L3 disk, L4 external."""
 

@@ -97,12 +97,6 @@ class PartialSince(msgspec.Struct, tag=9, array_like=True, gc=False):
     wall: float | None
 
 
-class EveryTierCleared(msgspec.Struct, tag=10, array_like=True, gc=False):
-    """The engine's AllBlocksCleared speaks of every tier."""
-
-    source: int
-
-
 class PublisherKnown(msgspec.Struct, tag=11, array_like=True, gc=False):
     """The id of the source's publisher, in the epoch it is in; None: its batches carry none."""
 
@@ -140,7 +134,6 @@ Record = (
     | SnapshotTaken
     | SeqsIncomplete
     | PartialSince
-    | EveryTierCleared
     | PublisherKnown
     | CopiesRemoved
     | CacheEmptied

@@ -26,7 +26,6 @@ from kvbus.core.commands import (
 from kvbus.core.events import AnswerPulled, RelayEvent, Started, Tick
 from kvbus.core.stats import OutputStats, ProcessStats
 from kvbus.daemon.build import next_seqs, reserve_seqs
-from kvbus.daemon.cache_reset import CacheResets
 from kvbus.daemon.changing import Changes
 from kvbus.daemon.clock import RunningClock
 from kvbus.daemon.discovery import Discovery
@@ -144,7 +143,6 @@ class Daemon:
         )
         self.fronts = Fronts(self)
         self.changes = Changes(self)
-        self._cache_resets = CacheResets(self, self.feed)
         self._engine_watch = EngineWatch(self, self.feed)
         self._moved_names = MovedNames(self)
         self._ticker: asyncio.TimerHandle | None = None
@@ -352,7 +350,6 @@ class Daemon:
             self.placement_file.look(now)
             self._source_log.look_in_turns(self.relay, self.streams)
             self.admin.look(now)
-            self._cache_resets.look()
             if self.state is not None:
                 self.state.flush()
                 self.state.work()
@@ -388,7 +385,6 @@ class Daemon:
         await self.discovery.close()
         if self._ticker is not None:
             self._ticker.cancel()
-        await self._cache_resets.close()
         await self._engine_watch.close()
         await self._moved_names.close()
         await self._unreachable.close()

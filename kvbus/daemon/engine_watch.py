@@ -13,13 +13,14 @@ import asyncio
 import logging
 import re
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 import aiohttp
 
 from kvbus.common.tasks import end_tasks
+from kvbus.config import Config, SourceStream
 from kvbus.core.events import CopiesRemovedEach, EngineEmptied, RelayEvent
-from kvbus.daemon.cache_reset import Observed
+from kvbus.core.relay import Relay
 from kvbus.transport import engine_api
 
 log = logging.getLogger("kvbus.daemon.engine_watch")
@@ -36,6 +37,14 @@ def removes_each_copy(version: str) -> bool:
     """Whether a vLLM of this version sends a removal for each copy of a block."""
     found = _RELEASE.fullmatch(version)
     return found is not None and int(found[1]) <= _REMOVES_EACH
+
+
+class Observed(Protocol):
+    """The sources, as the watch needs them."""
+
+    config: Config
+    streams: dict[int, SourceStream]
+    relay: Relay
 
 
 class EngineWatch:

@@ -7,7 +7,7 @@ from typing import Final
 from kvbus.core.analytics import LIMIT, AnalyticsReading
 from kvbus.core.remarks import Remark
 from kvbus.core.sequencing.settings import State
-from kvbus.core.types import DEVICE_MEDIUM, CacheReset, Filtered, Reason, Refused
+from kvbus.core.types import DEVICE_MEDIUM, Filtered, Reason, Refused
 from kvbus.telemetry.readings import SourceReading
 from kvbus.telemetry.row import Row, by, counts, one
 
@@ -174,12 +174,6 @@ SOURCES: Final[tuple[Row[SourceReading], ...]] = (
         "source_handshakes_failed_total",
         "Connections with engines that failed, by reason.",
         lambda s: counts(s.stats.refused, Refused),
-    ),
-    by(
-        "outcome",
-        "source_cache_resets_total",
-        "Times the engine was asked to reset its cache (on_partial: reset), by outcome.",
-        lambda s: counts(s.stats.cache_resets, CacheReset),
     ),
     by("medium", "blocks", "Live blocks, as announced to routers.", lambda s: {DEVICE_MEDIUM: 0, **s.blocks}.items()),
 )

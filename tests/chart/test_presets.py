@@ -94,12 +94,11 @@ def test_routers_at_the_engines_own_port(tmp_path: Path) -> None:
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_kvbus_before_the_engines_api(engine: str, tmp_path: Path) -> None:
     """Everybody finds kvbus where the engine was, which is on loopback now."""
-    kvbus = {"router": "vllm-router", "front": 8001, "config": {"on_partial": "reset"}}
+    kvbus = {"router": "vllm-router", "front": 8001}
     release = render({"engine": {"type": engine}, "kvbus": kvbus})
     config = told(release, tmp_path)
     assert config.front is not None
     assert (config.front.listen, config.front.engine) == ("0.0.0.0:8000", "http://127.0.0.1:8001")
-    assert config.sources[0].api == "http://127.0.0.1:8001"
     assert {"--host=127.0.0.1", "--port=8001"} <= set(release.engine["args"])
     assert [port["containerPort"] for port in release.engine["ports"]] == [8000]
     with pytest.raises(helm.HelmError, match=r"kvbus\.servingPort and kvbus\.front both need port 8000"):
@@ -126,12 +125,6 @@ def test_without_its_volume_there_is_no_state(configured: str, tmp_path: Path) -
     config = rendered("generic", tmp_path, configFrom=configured, state={"enabled": False})
     assert config.state_dir is None
     assert str(rendered("generic", tmp_path, configFrom=configured).state_dir) == "/var/lib/kvbus"
-
-
-def test_an_engine_in_the_pod_is_reset_through_its_own_port(tmp_path: Path) -> None:
-    config = rendered("generic", tmp_path, servingPort=8001, config={"on_partial": "reset"})
-    assert (config.on_partial, config.sources[0].api) == ("reset", "http://127.0.0.1:8001")
-    assert rendered("generic", tmp_path).sources[0].api is None
 
 
 def test_only_what_is_used_of_the_pod_is_asked_of_the_cluster() -> None:

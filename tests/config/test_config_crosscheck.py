@@ -44,15 +44,6 @@ def test_slots_keep_places_and_may_not_meet(read, problems):
     assert "= 3: slot 3 is taken by c; for example slot: 4" in found["sources[2].slot"]
 
 
-def test_caches_are_reset_by_an_api_that_is_named(problems):
-    found = problems(
-        text_of("[{}, {name: b, endpoint: 'ipc:///b', api: 'http://127.0.0.1:8000'}]", "[{}]", "on_partial: reset")
-    )
-    (wrong,) = [text for key, text in found.items() if key.startswith("sources[0]")]
-    assert "null, and on_partial: reset needs the engine's HTTP API; for example api: http://127.0.0.1:8000" in wrong
-    assert "sources[1].api" not in found
-
-
 @pytest.mark.parametrize(
     ("profile", "layout", "refused"),
     [("sglang", "merged", True), ("sglang", "per_source", False), ("vllm", "merged", False)],
@@ -69,11 +60,11 @@ def test_snapshots_of_several_ranks_are_refused_in_the_form_that_names_one(profi
 
 def test_an_api_may_be_named_before_it_is_asked(read):
     config = read(text_of("[{api: 'https://engine:8000/v1/'}]", "[{}]"))
-    assert (config.on_partial, config.sources[0].api) == ("keep", "https://engine:8000/v1")
+    assert config.sources[0].api == "https://engine:8000/v1"
 
 
 def test_a_bad_api_is_told_once(problems):
-    found = problems(text_of("[{api: 'engine:8000'}]", "[{}]", "on_partial: reset"))
+    found = problems(text_of("[{api: 'engine:8000'}]", "[{}]"))
     assert set(found) == {"sources[0].api"}
     assert "must be http://host:port" in found["sources[0].api"]
 

@@ -117,7 +117,7 @@ def test_the_error_prints_every_problem_and_knows_its_exit_code():
         ("http_allowed_hosts", "['.']", "'.' is no host name or address"),
         ("state_dir", "5", "must be auto, a path or null"),
         ("state_dir", "''", "must be auto, a path or null"),
-        ("on_partial", "shrug", "must be one of keep, reset"),
+        ("on_partial", "reset", "gone: use the engine's own API"),
         ("sources[0].api", "127.0.0.1:8000", "must be http://host:port"),
         ("sources[0].api", "http://", "must be http://host:port"),
         ("sources[0].api", "ftp://10.0.0.1", "must be http://host:port"),

@@ -23,7 +23,6 @@ def test_defaults_are_the_documented_ones(read):
         "groups": "prefix",
         "orphans": "pass",
         "on_lost": "clear",
-        "on_partial": "keep",
         "source_timeout": 30.0,
         "discovery_grace": 10.0,
         "replay_timeout": 2.0,

@@ -10,7 +10,6 @@ from kvbus.core.checkpoint import Loader, dump
 from kvbus.core.commands import RequestReplay, RequestSnapshot
 from kvbus.core.events import (
     BatchReceived,
-    ClearsEveryTier,
     CopiesRemovedEach,
     EngineEmptied,
     RelayEvent,
@@ -108,7 +107,6 @@ def test_each_record_does_the_same_again() -> None:
     kept.live(5, store([4], 3), removed([1]), publisher=ONE)
     many = list(range(10, 6000))  # a state in two batches
     kept.live(6, cleared(), store(many, tokens=many, block_size=1), publisher=ONE)
-    kept.take(ClearsEveryTier(0))
     copy = store([7], tokens=[7], block_size=1)
     kept.live(7, copy, copy, removed([7]), publisher=ONE)
     kept.is_the_same_again()

@@ -14,7 +14,7 @@ from kvbus.core.outputs.snapshot import SnapshotAnswer
 from kvbus.core.outputs.spec import NewStream, OutputSpec
 from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source_spec import SourceSpec
-from kvbus.core.types import CacheReset, Refused
+from kvbus.core.types import Refused
 from kvbus.core.wire.profiles import PROFILES
 from tests.core.dsl import Script
 
@@ -36,7 +36,6 @@ def made(kind, frames):
         Sequence[NewStream]: [NewStream()],
         OutputSpec: OutputSpec("other", PROFILES["vllm"], [None]),
         Refused: Refused.KEY,
-        CacheReset: CacheReset.ACCEPTED,
         ReplayAnswer | SnapshotAnswer | PlacementAnswer: ReplayAnswer(frames, "4", 0, 1),
     }
     return kind(**{field.name: values[field.type] for field in msgspec.structs.fields(kind)})

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvbus.core.checkpoint import Loader, dump
-from kvbus.core.events import BatchReceived, ClearsEveryTier
+from kvbus.core.events import BatchReceived
 from kvbus.core.missing import missing
 from kvbus.core.relay import SLICE, Relay
 from kvbus.core.types import Reason
@@ -72,10 +72,6 @@ def older_than_kvbus(*first: Any, **options: Any) -> Kept:
 restarts = pytest.mark.parametrize("checkpoint", [False, True], ids=["log", "checkpoint"])
 
 
-def clears_every_tier() -> Happens:
-    return Happens("it is an SGLang", lambda _: ClearsEveryTier(0))
-
-
 STORES = {
     Reason.MISSING_FIELD: {"type": "BlockStored", "block_hashes": [5], "token_ids": [1]},
     Reason.WRONG_TYPE: store([5]) | {"block_size": "16"},
@@ -117,9 +113,9 @@ class TestWhatIsSaid:
 
     def test_a_reset_is_no_remedy_where_it_does_not_speak_of_every_tier(self):
         script = older_than_kvbus(store([1]), store([2], medium=HOST))
-        assert "says nothing of its other tiers" in self.said(script)[2]
-        script.hear(clears_every_tier())
-        assert "says nothing of its other tiers" not in self.said(script)[2]
+        assert "leaves its other tiers unknown" in self.said(script)[2]
+        script = older_than_kvbus(store([1]), store([2], medium=HOST), clears="all")
+        assert "other tiers" not in self.said(script)[2]
 
     def test_what_was_lost(self):
         script = Kept(settings={"reorder_grace": 0.2}).hear(live(0), live(4), tick(0.3, WALL))
@@ -198,7 +194,7 @@ class TestWhatIsSaid:
         reason, before, heals = self.said(script)
         assert reason == "a tier that came up after a reset of the cache may hold more than was announced"
         assert before is None
-        assert "says nothing of its other tiers" in heals
+        assert "leaves its other tiers unknown" in heals
 
 
 class TestSince:
@@ -249,7 +245,7 @@ class TestAClear:
         assert script.source.sequencer.backfill_pending, "what it still has tells what tiers there are"
 
     def test_of_every_tier_leaves_nothing_to_ask_for(self, checkpoint: bool):
-        script = Kept(replay=True).hear(up(), live(7, store([1])), tick(3), tick(3), clears_every_tier())
+        script = Kept(replay=True, clears="all").hear(up(), live(7, store([1])), tick(3), tick(3))
         assert emptied(script, 8, checkpoint)
         assert not script.source.sequencer.backfill_pending
 
@@ -287,9 +283,6 @@ class TestAClear:
         assert script.source.partial
         assert script.source.partial_since == WALL + 2
         script.is_the_same_after_a_restart(checkpoint=checkpoint)
-        script.hear(clears_every_tier(), tick(0.1, WALL + 3))
-        assert not script.source.partial
-        assert script.source.partial_since is None
 
     def test_says_nothing_of_tiers_where_everything_is_known(self, checkpoint: bool):
         script = Kept().hear(up(), live(0, store([1])), live(1, cleared()), live(2, store([2], medium=HOST)), tick(0.1))
@@ -302,12 +295,13 @@ class TestAClear:
         assert script.source.partial
         assert emptied(script, 3, checkpoint)
 
-    def test_ends_it_for_an_engine_that_turned_out_to_be_of_that_kind(self, checkpoint: bool):
-        script = older_than_kvbus(store([1]), store([2], medium=HOST)).hear(clears_every_tier())
+    def test_ends_it_for_an_engine_whose_clear_the_operator_takes_for_every_tier(self, checkpoint: bool):
+        script = older_than_kvbus(store([1]), store([2], medium=HOST), clears="all")
         assert emptied(script, 101, checkpoint)
 
     def test_that_kind_is_of_one_epoch(self, checkpoint: bool):
-        script = older_than_kvbus().hear(clears_every_tier())
+        script = Kept(replay=True).hear(up(), replayed(0, cleared(), store([1])), replay_end(), tick(0.1, WALL))
+        assert script.source.normalizer.clears.empty
         script.hear(live(0, store([1]), store([2], medium=HOST)), replay_end())
         assert not script.source.normalizer.clears.empty
         script.is_the_same_after_a_restart(checkpoint=checkpoint)

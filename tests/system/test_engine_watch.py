@@ -14,7 +14,7 @@ from kvbus.transport import engine_api
 from tests.doubles.payloads import payload, removed, store
 from tests.ports import free_port
 from tests.system.bus import RouterOnASet, eventually, running_bus
-from tests.system.test_cache_reset import Engine
+from tests.system.old_engine import Engine
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +49,7 @@ class Metrics:
 async def test_an_engine_that_sleeps_is_cleared_before_it_says_so(level: int, ranks: int):
     engine, metrics = Engine(ranks=ranks), Metrics(ranks)
     engine.offers("GET", "/metrics", metrics.answer)
-    async with engine.running(), engine.bus(on_partial="keep", starts_partial=False) as bus:
+    async with engine.running(), engine.bus(starts_partial=False) as bus:
         sources = bus.daemon.relay.sources
         for source, rank in zip(sources, engine.ranks, strict=True):
             await eventually(lambda s=source, r=rank: s.sequencer.next == r.publisher.next_seq, "caught up")
@@ -80,7 +80,7 @@ async def test_an_engine_that_sleeps_is_cleared_before_it_says_so(level: int, ra
 async def test_a_known_version_says_what_a_removal_means():
     engine = Engine()
     engine.offers("GET", "/version", lambda _: web.json_response({"version": "0.33.0"}))
-    async with engine.running(), engine.bus(on_partial="keep", starts_partial=False) as bus:
+    async with engine.running(), engine.bus(starts_partial=False) as bus:
         source = bus.source
         await eventually(lambda: len(engine.asked) > 0, "asked")
         rank = engine.ranks[0]
@@ -99,7 +99,7 @@ async def test_of_any_other_version_no_block_is_dead_and_its_stream_may_show_wha
     """One removal is the last copy's or one of two: the block goes. Two are each copy's: a third one was stored."""
     engine = Engine()
     engine.offers("GET", "/version", lambda _: web.json_response({"version": "0.34.0"}))
-    async with engine.running(), engine.bus(on_partial="keep", starts_partial=False) as bus:
+    async with engine.running(), engine.bus(starts_partial=False) as bus:
         source, rank = bus.source, engine.ranks[0]
         await eventually(lambda: len(engine.asked) > 0, "asked")
         stores = (store([1], block_size=4, medium="CPU") for _ in range(3))
@@ -115,7 +115,7 @@ async def test_whoever_answers_nonsense_is_asked_on(version: bytes):
     engine, metrics = Engine(), Metrics()
     engine.offers("GET", "/metrics", metrics.answer)
     engine.offers("GET", "/version", lambda _: web.Response(body=version))
-    async with engine.running(), engine.bus(on_partial="keep", starts_partial=False):
+    async with engine.running(), engine.bus(starts_partial=False):
         await eventually(lambda: "GET /version" in engine.asked, "asked for its version")
         asked = metrics.asked
         await eventually(lambda: metrics.asked > asked + 2, "asked again whether it sleeps", 30)
@@ -149,25 +149,25 @@ def test_only_releases_that_are_known_do(version: str, each: bool):
     ("body", "status", "asleep"),
     [
         (b'vllm:engine_sleep_state{engine="0",sleep_state="awake"} 0.0\n', 200, True),
-        (b'vllm:engine_sleep_state{engine="0",sleep_state="awake"} 0.0\n', 503, False),
+        (b'vllm:engine_sleep_state{engine="0",sleep_state="awake"} 0.0\n', 503, None),
         (
             b'vllm:engine_sleep_state{sleep_state="awake"} 0.0\nvllm:engine_sleep_state{sleep_state="awake"} 1.0\n',
             200,
             False,
         ),
-        (b'vllm:engine_sleep_state{engine="0",sleep_state="discard_all"} 0.0\n', 200, False),
-        (b'# vllm:engine_sleep_state{sleep_state="awake"} 0.0\n', 200, False),
-        (b"\xff\xfe", 200, False),
-        (b"", 200, False),
-        (b'vllm:engine_sleep_state{sleep_state="awake"} 0.0\n' + b"x" * engine_api.MAX_METRICS, 200, False),
+        (b'vllm:engine_sleep_state{engine="0",sleep_state="discard_all"} 0.0\n', 200, None),
+        (b'# vllm:engine_sleep_state{sleep_state="awake"} 0.0\n', 200, None),
+        (b"\xff\xfe", 200, None),
+        (b"", 200, None),
+        (b'vllm:engine_sleep_state{sleep_state="awake"} 0.0\n' + b"x" * engine_api.MAX_METRICS, 200, None),
     ],
 )
-async def test_only_what_is_said_plainly_counts(body: bytes, status: int, asleep: bool):
+async def test_only_what_is_said_plainly_counts(body: bytes, status: int, asleep: bool | None):
     engine = Engine()
     engine.routes["GET", "/metrics"] = lambda _: web.Response(body=body, status=status)
     engine.routes["GET", "/version"] = lambda _: web.Response(body=body, status=status)
     async with engine.running(), engine_api.session() as client:
-        assert await engine_api.is_asleep(client, engine.api) == asleep
+        assert await engine_api.is_asleep(client, engine.api) is asleep
         assert await engine_api.version(client, engine.api) == ""
 
 
@@ -182,7 +182,7 @@ async def test_a_version_is_a_text(said: bytes):
 async def test_an_api_that_does_not_answer_costs_nothing():
     engine = Engine()
     engine.api = f"http://127.0.0.1:{free_port()}"
-    async with engine.running(serves=False), engine.bus(on_partial="keep", starts_partial=False) as bus:
+    async with engine.running(serves=False), engine.bus(starts_partial=False) as bus:
         rank = engine.ranks[0]
         rank.publish(50)
         await eventually(lambda: bus.source.sequencer.next == rank.publisher.next_seq, "relayed")

@@ -1,7 +1,7 @@
 """What AllBlocksCleared speaks of, and what it leaves of the cache.
 
-SGLang's speaks of every tier, vLLM's of the device alone. Which of the two an engine means is the operator's word, or
-shows in the stream, or is said by what the engine is.
+SGLang's speaks of every tier, vLLM's of the device alone. The operator says which of the two an engine means, or the
+stream shows it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Clears:
         removals: takes blocks out of the index.
         leaving: what leaves of the batch under way.
         refused: medium and reason of each store that was refused.
-        seen_to_clear_all: the stream, or what the engine is, has shown that AllBlocksCleared speaks of every tier.
+        seen_to_clear_all: the stream has shown that AllBlocksCleared speaks of every tier.
         presumed: a clear was taken for one of everything, because no tier but the device had been spoken of. With
             that the epoch's unknown beginning was over.
     """

@@ -170,15 +170,18 @@ class _Examination:
     async def _api(self, index: int) -> None:
         source = self._config.sources[index]
         api = source.api
-        if api is None or (isinstance(source, FoundSource) and self._config.on_partial != "reset"):
+        if api is None or isinstance(source, FoundSource):
             return
+        why = "its /metrics have no vllm:engine_sleep_state"
         try:
             async with asyncio.timeout(self._seconds), engine_api.session() as client:
-                await self._shown(f"api {api}", engine_api.kind_of(client, api))
-        except (engine_api.RefusedError, aiohttp.ClientError, TimeoutError) as error:
-            cause = f"the engine's API at {api} cannot be asked ({error or 'no answer'})"
-            do = "correct it; vLLM needs VLLM_SERVER_DEV_MODE=1"
-            self._report.add([Finding(cause, f"sources[{index}].api", do)])
+                if await self._shown(f"api {api}", engine_api.is_asleep(client, api)) is not None:
+                    return
+        except (aiohttp.ClientError, TimeoutError) as error:
+            why = str(error) or "no answer"
+        cause = f"the engine's API at {api} does not say whether the engine sleeps ({why})"
+        do = "correct it; leave it out for an engine that is not vLLM"
+        self._report.add([Finding(cause, f"sources[{index}].api", do)])
 
     async def _outputs(self, keys: Keys, running: bool | None, looked: list[Looked]) -> None:
         topics = {each.stream.index: next(iter(each.heard.topics)) for each in looked if each.heard.topics}

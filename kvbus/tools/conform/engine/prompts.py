@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -26,7 +27,16 @@ _TOGETHER: Final = 4
 
 
 class ApiError(Exception):
-    """The API does not do what is asked of it."""
+    """The API refuses a request, or does not carry it out."""
+
+
+class Reset(StrEnum):
+    """The path of an engine's cache reset, which shows which engine it is."""
+
+    VLLM = "/reset_prefix_cache"
+    """There with ``VLLM_SERVER_DEV_MODE=1``. It resets the device's cache."""
+    SGLANG = "/flush_cache"
+    """It resets every tier."""
 
 
 @dataclass(slots=True)
@@ -59,7 +69,7 @@ class Api:
     async def _step(self, name: str, work: Any) -> bool:
         try:
             await work
-        except (ApiError, engine_api.RefusedError, aiohttp.ClientError, TimeoutError, ValueError) as error:
+        except (ApiError, aiohttp.ClientError, TimeoutError, ValueError) as error:
             why = " ".join(str(error).split())[:160] or type(error).__name__
             self.notes.append(f"{name} through the API: {why}")
             return False
@@ -107,8 +117,26 @@ class Api:
         await asyncio.gather(*(one(number) for number in range(1, self.prompts)))
 
     async def _reset(self, client: aiohttp.ClientSession) -> None:
-        kind = await engine_api.kind_of(client, self.base)
-        await self._emptied(client, f"POST {kind}", engine_api.reset(client, self.base, kind))
+        path = await self._reset_path(client)
+        await self._emptied(client, f"POST {path}", self._ask_reset(client, path))
+
+    async def _reset_path(self, client: aiohttp.ClientSession) -> Reset:
+        """Find the engine's reset. The question changes nothing."""
+        for path in Reset:
+            async with client.options(self.base + path, allow_redirects=False) as answer:
+                if answer.status != 404:
+                    return path
+        raise ApiError(f"neither {' nor '.join(Reset)} is there (vLLM needs VLLM_SERVER_DEV_MODE=1)")
+
+    async def _ask_reset(self, client: aiohttp.ClientSession, path: Reset) -> None:
+        for method in ("POST", "GET"):  # the first versions of SGLang know GET alone
+            async with client.request(method, self.base + path, allow_redirects=False) as answer:
+                if answer.status == 405 and method == "POST":
+                    continue
+                text = (await answer.content.read(engine_api.MAX_ANSWER)).decode(errors="replace")
+                if not 200 <= answer.status < 300 or _says_no(text):
+                    raise ApiError(f"{method} {path}: {answer.status} {' '.join(text.split())[:200]}".rstrip())
+                return
 
     async def _sleep(self, client: aiohttp.ClientSession) -> None:
         async def sleep() -> None:
@@ -158,6 +186,14 @@ class Api:
                 text = (await answer.content.read(200)).decode(errors="replace")
                 raise ApiError(f"POST /v1/completions: {answer.status} {text}")
             await answer.read()
+
+
+def _says_no(text: str) -> bool:
+    try:
+        answer = json.loads(text)
+    except (ValueError, RecursionError):  # no JSON, or one that is nested without end
+        return False
+    return isinstance(answer, dict) and answer.get("success") is False
 
 
 async def _until(condition: Callable[[], bool], seconds: float) -> bool:

@@ -61,9 +61,6 @@ aibrix:   {profile: aibrix, events: 5557, layout: merged}
   "replay_endpoint" (printf "tcp://127.0.0.1:%d" (int ($v.engineEvents.replayPort | default (add $port (max 100 (int $v.dataParallelSize))))))
   "bind" true
   "data_parallel_size" (int $v.dataParallelSize) -}}
-{{- if eq (default "keep" $config.on_partial) "reset" -}}
-{{- $_ := set $source "api" (printf "http://127.0.0.1:%d" (include "kvbus.enginePort" . | int)) -}}
-{{- end -}}
 {{- $_ := set $config "sources" (list $source) -}}
 {{- end -}}
 {{- if and $v.interpose (not $config.outputs) -}}
