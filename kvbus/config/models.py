@@ -53,7 +53,7 @@ class SourceStream:
     bind: bool
     topic: bytes
     clears: Literal["auto", "device", "all"]
-    duplicates: Literal["count", "detect", "ignore", "last"]
+    duplicates: Literal["count", "ignore", "last"]
     index: int
     found: str = ""
     interposed: bool = False
@@ -73,13 +73,13 @@ class Config(Section):
     block_size: BlockSize = key(
         "auto", "Block size on every output; auto: learned per source.", example=16, unit="tokens"
     )
-    duplicates: Literal["auto", "count", "detect", "ignore", "last"] = key(
-        "auto",
-        "A block stored several times goes with as many removals (count: vLLM up to 0.33), or with one: the engine "
-        "removes the last copy alone (last: vllm#55092), or it was the same block announced again (ignore: requests "
-        "with `kv_cache_report_mode=full`). detect: with one, until the stream or the version that `api` tells shows "
-        "that the engine removes each copy. auto: detect where a source has an `api`, else count.",
-        example="auto",
+    duplicates: Literal["count", "ignore", "last"] = key(
+        "count",
+        "What removes a block that the engine has stored several times. count: as many removals as stores (every "
+        "release of vLLM). last: one removal, because the engine removes only the last copy (a build with vllm#55092). "
+        "ignore: one removal, because the engine announces live blocks again (requests with "
+        "`kv_cache_report_mode=full`).",
+        example="count",
     )
     groups: Literal["prefix", "all"] = key(
         "prefix",
@@ -296,7 +296,7 @@ class Config(Section):
                     bind=source.bind,
                     topic=source.topic.encode(),
                     clears=source.clears,
-                    duplicates=("detect" if source.api else "count") if self.duplicates == "auto" else self.duplicates,
+                    duplicates=self.duplicates,
                     index=slot,
                     found=source.where if isinstance(source, FoundSource) else "",
                     interposed=interposed and source.bind,

@@ -43,8 +43,7 @@ class SourceConfig(Section):
     bind: bool = key(False, "true: kvbus binds `endpoint` and the engine dials in.", example=False)
     api: ApiUrl | None = key(
         None,
-        "The engine's own HTTP API. Of vLLM kvbus reads `/metrics` every 10 s, and "
-        "clears an engine that sleeps; and `/version` once in each epoch, for what its removals mean (`duplicates`).",
+        "The engine's own HTTP API. Of vLLM kvbus reads `/metrics` every 10 s, and clears an engine that sleeps.",
         example="http://127.0.0.1:8000",
     )
     data_parallel_size: Int = key(

@@ -44,7 +44,6 @@ class Applier:
             wal.SeqsIncomplete: out.incomplete,
             wal.PartialSince: self._partial_since,
             wal.PublisherKnown: self._publisher_known,
-            wal.CopiesRemoved: self._copies_removed,
             wal.CacheEmptied: self._cache_emptied,
             wal.BlocksOutlived: self._blocks_outlived,
         }
@@ -130,8 +129,6 @@ class Applier:
         source.lost += record.count
         if source.spec.on_lost == "clear":
             self._forget(record.source, now, same_epoch=True)
-        else:
-            source.normalizer.missed()
 
     def _expired(self, record: wal.Expired, now: float) -> None:
         source = self._sources[record.source]
@@ -161,13 +158,6 @@ class Applier:
     def _publisher_known(self, record: wal.PublisherKnown, now: float) -> None:
         del now
         self._sources[record.source].publisher_id = record.publisher_id
-
-    def _copies_removed(self, record: wal.CopiesRemoved, now: float) -> None:
-        source = self._sources[record.source]
-        events = source.normalizer.removes_each_copy()
-        if events and not source.expired:
-            source.announced = True
-            self._out.publish_all(record.source, source, events, blocks_in(events), now)
 
     def _cache_emptied(self, record: wal.CacheEmptied, now: float) -> None:
         self._forget(record.source, now, same_epoch=True)

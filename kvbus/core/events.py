@@ -211,12 +211,6 @@ class Subscribed(msgspec.Struct, frozen=True):
     routers: tuple[int, ...]
 
 
-class CopiesRemovedEach(msgspec.Struct, gc=False):
-    """What the engine is shows that it removes each copy of a block (vLLM up to 0.33)."""
-
-    source: int
-
-
 class EngineEmptied(msgspec.Struct, gc=False):
     """The engine says that it sleeps: it holds no block, and its stream says so only when it wakes up."""
 
@@ -258,7 +252,6 @@ RelayEvent = (
     | SnapshotAsked
     | AnswerPulled
     | Subscribed
-    | CopiesRemovedEach
     | EngineEmptied
     | Tick
 )

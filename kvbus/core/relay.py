@@ -24,7 +24,6 @@ from kvbus.core.commands import CancelReplay, Command, RequestReplay, RequestSna
 from kvbus.core.events import (
     AnswerPulled,
     BatchReceived,
-    CopiesRemovedEach,
     EngineEmptied,
     HandshakeFailed,
     LogReached,
@@ -124,7 +123,6 @@ class Relay:
             SnapshotAsked: self._answering.snapshot_asked,
             AnswerPulled: self._answering.pulled,
             Subscribed: self._answering.subscribed,
-            CopiesRemovedEach: self._copies_removed_each,
             EngineEmptied: self._engine_emptied,
             Tick: self._tick,
         }
@@ -378,9 +376,6 @@ class Relay:
                 self._do(wal.PartialSince(slot, event.wall if source.partial else None), now)
         self._out.merge_overlays()
         self._out.heartbeats(now)
-
-    def _copies_removed_each(self, event: CopiesRemovedEach, now: float) -> None:
-        self._do(wal.CopiesRemoved(event.source), now)
 
     def _engine_emptied(self, event: EngineEmptied, now: float) -> None:
         self._do(wal.CacheEmptied(event.source), now)

@@ -32,7 +32,6 @@ class Remark(StrEnum):
     EVENTS_REFUSED = "events_refused"
     NO_PREFIX = "no_prefix"
     REANNOUNCED = "reannounced"
-    COPIES = "copies"
     REPLAY_TOO_LONG = "replay_too_long"
 
 
@@ -74,7 +73,6 @@ ABOUT: Final = {
         "sources[].endpoint", "look the reason up in docs/PROTOCOL.md; kvbus record keeps what comes, for a report"
     ),
     Remark.NO_PREFIX: About("groups", "groups: all, if the routers can use such blocks"),
-    Remark.COPIES: About("duplicates", "duplicates: count for vLLM up to 0.33, last for one with vllm#55092"),
     Remark.REANNOUNCED: About("duplicates", "duplicates: ignore, if requests set kv_cache_report_mode=full"),
     Remark.REPLAY_TOO_LONG: About(
         "outputs[].curve_client_keys",
@@ -136,17 +134,6 @@ def remarks(source: Source) -> dict[Remark, str]:
         found[Remark.NO_PREFIX] = (
             "no group of this model carries prefixes (sliding window, chunked local, mamba): routers get no block; "
             "groups: all passes them to routers that can use them"
-        )
-    if source.normalizer.unsure:
-        found[Remark.COPIES] = (
-            f"{source.normalizer.unsure:,} blocks were stored several times, removed once, and are taken as gone: "
-            "whether the engine removes each copy or only the last one is known when it removes one of them again"
-        )
-    elif source.normalizer.never_twice >= MIN_COPIES:
-        found[Remark.COPIES] = (
-            f"{source.normalizer.never_twice:,} blocks were stored several times, removed once, and are taken as live; "
-            "none was removed again: if the engine removes only the last copy (vllm#55092), they stay at routers for "
-            "good; duplicates: last is for such an engine"
         )
     if source.normalizer.counts_copies and stats.reannounced >= MIN_REANNOUNCED and stats.most_copies >= MIN_COPIES:
         found[Remark.REANNOUNCED] = (

@@ -47,7 +47,7 @@ class Reason(StrEnum):
 class Filtered(StrEnum):
     """What was noticed about valid batches and events, or blocks of them. Bounded, as :class:`Reason`.
 
-    They are left out, but for ``ORPHAN_PASSED``, ``OTHER_RANK``, ``COPY_UNSURE``, ``ODD_FIELD`` and ``HASH_ONLY``:
+    They are left out, but for ``ORPHAN_PASSED``, ``OTHER_RANK``, ``ODD_FIELD`` and ``HASH_ONLY``:
     these leave, and are counted, too. ``OUTLIVED`` blocks are removed without an event of the engine.
     """
 
@@ -56,8 +56,6 @@ class Filtered(StrEnum):
     COARSE = "coarse"
     TAIL = "tail"
     COPY = "copy"
-    COPY_UNSURE = "copy_unsure"
-    COPY_FORGOTTEN = "copy_forgotten"
     NO_HASHES = "no_hashes"
     TOKENLESS = "tokenless"
     HASH_ONLY = "hash_only"

@@ -104,12 +104,6 @@ class PublisherKnown(msgspec.Struct, tag=11, array_like=True, gc=False):
     publisher_id: bytes | None
 
 
-class CopiesRemoved(msgspec.Struct, tag=12, array_like=True, gc=False):
-    """The source's engine removes each copy of a block, whatever the medium."""
-
-    source: int
-
-
 class CacheEmptied(msgspec.Struct, tag=13, array_like=True, gc=False):
     """The source's engine holds no block any more, and its stream does not say so yet."""
 
@@ -135,7 +129,6 @@ Record = (
     | SeqsIncomplete
     | PartialSince
     | PublisherKnown
-    | CopiesRemoved
     | CacheEmptied
     | BlocksOutlived
 )

@@ -75,7 +75,7 @@ SOURCES: Final[tuple[Row[SourceReading], ...]] = (
     ),
     one(
         "source_rebuilds_total",
-        "Times the live set was announced anew: in another block size, or with copies that turned out to be left.",
+        "Times the live set was announced anew in another block size.",
         lambda s: s.stats.rebuilds,
     ),
     one(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Final
 
@@ -38,22 +37,8 @@ async def is_asleep(client: aiohttp.ClientSession, base: str) -> bool | None:
     return not any(awake) if awake else None
 
 
-async def version(client: aiohttp.ClientSession, base: str) -> str:
-    """An engine's version as vLLM says it, empty where it does not.
-
-    Raises:
-        aiohttp.ClientError, TimeoutError: it does not answer.
-    """
-    try:
-        answer = json.loads(await _get(client, base + "/version", MAX_ANSWER))
-    except (ValueError, RecursionError):  # no JSON, or one that is nested without end
-        return ""
-    said = answer.get("version") if isinstance(answer, dict) else None
-    return said if isinstance(said, str) else ""
-
-
 async def _get(client: aiohttp.ClientSession, url: str, most: int) -> str:
-    """The text of an answer; empty if it is refused or too long."""
+    """Return the text of an answer; empty if the engine refuses it or it is too long."""
     async with client.get(url, allow_redirects=False) as answer:
         body = bytearray()
         async for part in answer.content.iter_chunked(MAX_ANSWER):

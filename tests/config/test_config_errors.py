@@ -79,7 +79,7 @@ def test_the_error_prints_every_problem_and_knows_its_exit_code():
         ("block_size", "true", "must be auto or a whole number above 0"),
         ("block_size", "1.5", "must be auto or a whole number above 0"),
         ("block_size", "null", "must be auto or a whole number above 0"),
-        ("duplicates", "drop", "must be one of auto, count, detect, ignore, last"),
+        ("duplicates", "drop", "must be one of count, ignore, last"),
         ("groups", "none", "must be one of prefix, all"),
         ("orphans", "keep", "must be one of pass, drop"),
         ("without_media", "CPU", "must be a list of media"),

@@ -16,7 +16,7 @@ def test_defaults_are_the_documented_ones(read):
     assert effective == {
         "model": None,
         "block_size": "auto",
-        "duplicates": "auto",
+        "duplicates": "count",
         "without_media": [],
         "expiring_media": [],
         "expire_after": 3600.0,

@@ -76,7 +76,7 @@ def test_of_a_chain_those_that_were_stored_with_a_child_stay_longer(engine):
     assert engine.live == {("GPU", 1), ("GPU", 2), ("CPU", 1), ("CPU", 3)}
 
 
-@pytest.mark.parametrize("duplicates", ["count", "detect", "last", "ignore"])
+@pytest.mark.parametrize("duplicates", ["count", "last", "ignore"])
 def test_copies_go_with_it(duplicates):
     """They were announced again, and will not be removed either."""
     engine = Engine(duplicates=duplicates)

@@ -12,7 +12,6 @@ from kvbus.core.events import (
     SourceUp,
     Tick,
 )
-from kvbus.core.normalizing.copies import MAX_ONCE
 from kvbus.core.remarks import ABOUT, MIN_COPIES, MIN_LEFT_OUT, Remark, reasons, remarks
 from kvbus.core.types import Reason
 from kvbus.core.wire.frames import END_SEQ, replay_request
@@ -83,46 +82,6 @@ def test_where_copies_do_not_count_there_is_nothing_to_say():
     source = fed([PREFIX], *([PREFIX] for _ in range(2 * MIN_COPIES)), duplicates="ignore")
     assert source.stats.reannounced == 2 * MIN_COPIES
     assert remarks(source) == {}
-
-
-def test_it_is_said_that_it_is_not_known_what_a_removal_means_until_it_is():
-    once = [[PREFIX], [PREFIX], [removed([3, 2, 1])]]
-    source = fed(*once, duplicates="detect")
-    assert list(remarks(source)) == [Remark.COPIES]
-    assert remarks(source)[Remark.COPIES].startswith("3 blocks ")
-    assert remarks(fed(*once, [removed([3])], duplicates="detect")) == {}
-
-
-BLOCKS = range(1, MAX_ONCE + MIN_COPIES + 1)
-
-
-@pytest.mark.parametrize(
-    ("then", "said"),
-    [
-        ([removed([n]) for n in BLOCKS], True),
-        ([removed([n, n] if n == 1 else [n]) for n in BLOCKS], False),
-        ([event for n in BLOCKS for event in (removed([n]), store([n]))], False),
-        ([removed([n]) for n in BLOCKS][:-1], False),
-        ([removed([1]), {"type": "?"}, *(removed([n]) for n in BLOCKS[1:])], False),
-    ],
-    ids=[
-        "the last copy alone",
-        "each copy",
-        "stored again each time",
-        "too few",
-        "one that came with an unknown event",
-    ],
-)
-def test_where_copies_count_it_is_said_that_no_block_is_ever_removed_twice(then, said):
-    """What a vLLM with vllm#55092 looks like, and one that removes each copy hardly ever."""
-    source = fed(*([store([n]), store([n])] for n in BLOCKS), *([event] for event in then))
-    assert (Remark.COPIES in remarks(source)) == said
-    assert source.normalizer.never_twice in ({MIN_COPIES} if said else range(MIN_COPIES))
-
-
-def test_what_was_found_out_to_count_may_be_hits_too():
-    source = fed([PREFIX, PREFIX, removed([3, 3])], *([PREFIX] for _ in range(MIN_COPIES)), duplicates="detect")
-    assert list(remarks(source)) == [Remark.REANNOUNCED]
 
 
 def test_copies_that_are_removed_are_copies():

@@ -40,7 +40,7 @@ def draw_setup(rng: random.Random) -> Setup:
         ),
         buffer_steps=rng.choice([3, 10, 1000]),
         bytes_hashes=rng.random() < 0.5,
-        duplicates=rng.choice(["count", "detect", "ignore"]),
+        duplicates=rng.choice(["count", "last", "ignore"]),
         orphans=rng.choice(["pass", "pass", "drop"]),
         on_lost=rng.choice(["clear", "clear", "keep"]),
         timeout=rng.choice([5.0, 1e9]),

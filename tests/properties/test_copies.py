@@ -1,11 +1,11 @@
-"""Engines that remove each copy of a block, and engines that remove it once: nothing dead under ``duplicates: detect``."""
+"""Engines that remove each copy of a block, and engines that remove it once: each is exact under its rule."""
 
 from collections import Counter
 from itertools import product
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.core.dsl import Bench
@@ -86,36 +86,6 @@ class Pool:
         return [removed(gone, medium=medium, group=group, **said)] if gone else []
 
 
-class LosesWhatIsBehind:
-    """A router that keeps a tree: a removal takes what is behind the block along, a store behind nothing is dropped."""
-
-    def __init__(self):
-        self.parents = {}
-
-    @property
-    def blocks(self):
-        return set(self.parents)
-
-    def take(self, events):
-        for event in events:
-            if event["type"] == "AllBlocksCleared":
-                self.parents.clear()
-                continue
-            where = event.get("group_idx"), event["medium"]
-            parent = event.get("parent_block_hash")
-            for block in event["block_hashes"]:
-                if event["type"] == "BlockRemoved":
-                    self._lose(where, block)
-                elif parent is None or (*where, parent) in self.parents:
-                    self.parents[*where, block] = parent
-                    parent = block
-
-    def _lose(self, where, block):
-        self.parents.pop((*where, block), None)
-        for key in [key for key, parent in self.parents.items() if parent == block and key[:2] == where]:
-            self._lose(where, key[2])
-
-
 class Lru:
     """vLLM's pool of blocks: the one that was free for longest is taken next, and is evicted if it has a name.
 
@@ -164,71 +134,6 @@ class Lru:
         return at
 
 
-def unsure(bench, name):
-    """The blocks that kvbus keeps in mind, in case the engine still has them."""
-    index = bench.normalizer.indexes[2]
-    return {(group, medium, block) for (group, medium), table in index.tables.items() for block in table.blocks}
-
-
-def restart(bench):
-    """Another process goes on with everything the state has."""
-    before = bench.normalizer.indexes[2]
-    bench.restart()
-    for key, table in before.tables.items():
-        fresh = bench.normalizer.indexes[2].table(*key)
-        fresh.blocks.update(table.blocks)
-        fresh.copies.update(table.copies)
-    bench.normalizer.count()
-
-
-@given(HISTORIES, st.booleans(), st.sets(st.integers(0, 20)))
-def test_an_engine_that_removes_the_last_copy_is_known_exactly(history, says, restarts):
-    bench, pool, name = Bench(duplicates="detect"), Pool(each=False, says=says), Naming("signed")
-    for at, batch in enumerate(history):
-        if at in restarts:
-            restart(bench)
-        bench.feed(*pool.events(name, batch))
-        assert set(bench.router.blocks) == named(pool, name)
-        assert bench.router.violations == []
-    assert not bench.normalizer.dump()["each"], "what never happens in such an engine is taken for proof"
-
-
-@given(HISTORIES, st.sets(st.integers(0, 20)))
-def test_an_engine_that_removes_each_copy_is_never_believed_to_have_more(history, restarts):
-    bench, pool, name = Bench(duplicates="detect"), Pool(each=True), Naming("signed")
-    for at, batch in enumerate(history):
-        if at in restarts:
-            restart(bench)
-        bench.feed(*pool.events(name, batch))
-        live, blocks = named(pool, name), set(bench.router.blocks)
-        assert blocks <= live, "dead"
-        assert blocks | unsure(bench, name) == live, "a block that may be live is forgotten"
-        known = bench.normalizer.dump()["each"]
-        assert {key for key in blocks if key[1] in known} == {key for key in live if key[1] in known}, "still missing"
-        assert bench.router.violations == []
-
-
-DEVICE = (0, "GPU")
-
-
-@example(
-    [
-        [("store", DEVICE, [0, 1, 2]), ("store", DEVICE, [0, 1, 2])],
-        *([("evict", DEVICE, [pick])] for pick in (0, 2, 2)),
-    ]
-)
-@given(HISTORIES)
-def test_once_it_is_known_a_router_that_loses_what_is_behind_a_block_has_what_counting_gives_it(history):
-    bench, counting, pool, name = Bench(duplicates="detect"), Bench(), Pool(each=True), Naming("signed")
-    router, expected = LosesWhatIsBehind(), LosesWhatIsBehind()
-    for batch in history:
-        events = pool.events(name, batch)
-        router.take(bench.feed(*events))
-        expected.take(counting.feed(*events))
-        if not unsure(bench, name):
-            assert router.blocks >= expected.blocks
-
-
 WORKLOADS = list(product([([1], [1]), ([1],), ([],), ([2],)], repeat=4))
 """A prompt of one block twice at once, once, one that fills no block, and another prompt."""
 
@@ -250,52 +155,13 @@ def test_no_stream_says_that_only_the_last_copy_is_removed():
     assert not [live for live in held[True][sent] if 1 not in live]
 
 
-@given(HISTORIES)
-def test_whatever_an_engine_sends_that_removes_the_last_copy_one_that_removes_each_may_send(history):
-    """What proves the second kind cannot be in a stream: it would have to be what the first one cannot send."""
-    pool, name, copies = Pool(each=False), Naming("signed"), Counter[Any]()
-    for batch in history:
-        for event in pool.events(name, [change for change in batch if change[0] != "clear"]):
-            keys = [(event["group_idx"], event["medium"], block) for block in event["block_hashes"]]
-            if event["type"] == "BlockStored":
-                copies.update(keys)
-            else:
-                copies.subtract(keys)
-                assert min(copies[key] for key in keys) >= 0, "removed more often than stored"
-
-
-@given(HISTORIES, st.booleans())
-def test_an_engine_that_says_how_many_are_left_is_known_exactly(history, each):
-    bench, pool, name = Bench(duplicates="detect"), Pool(each=each, says=True), Naming("signed")
+@pytest.mark.parametrize("rule", ["count", "last", "ignore"])
+@given(history=HISTORIES, each=st.booleans())
+def test_an_engine_that_says_how_many_are_left_is_known_exactly(rule, history, each):
+    bench, pool, name = Bench(duplicates=rule), Pool(each=each, says=True), Naming("signed")
     for batch in history:
         bench.feed(*pool.events(name, batch))
         assert set(bench.router.blocks) == named(pool, name)
-    assert not unsure(bench, name)
-
-
-@given(HISTORIES, st.booleans(), st.sets(st.integers(0, 20)), st.sampled_from(["drop", "pass"]))
-def test_stores_that_are_not_taken_in_prove_nothing(history, each, broken, orphans):
-    """A block that kvbus was not told of anew is removed "again": that is no second copy."""
-    bench, pool, name = Bench(duplicates="detect", orphans=orphans), Pool(each=each), Naming("signed")
-    for at, batch in enumerate(history):
-        events = pool.events(name, batch)
-        if at in broken:
-            events = [event | {"token_ids": [1]} if event["type"] == "BlockStored" else event for event in events]
-        bench.feed(*events)
-        assert set(bench.router.blocks) <= named(pool, name), "dead"
-
-
-@given(HISTORIES, st.sets(st.integers(0, 20), min_size=1))
-def test_batches_that_are_lost_prove_nothing(history, lost):
-    """With ``on_lost: keep``: an engine that removes the last copy is not taken for one that removes each."""
-    bench, pool, name = Bench(duplicates="detect"), Pool(each=False), Naming("signed")
-    for at, batch in enumerate(history):
-        events = pool.events(name, batch)
-        if at in lost:
-            bench.normalizer.missed()
-        else:
-            bench.feed(*events)
-    assert not bench.normalizer.dump()["each"]
 
 
 @pytest.mark.parametrize("rule", ["last", "ignore"])
@@ -305,4 +171,14 @@ def test_the_operator_may_say_that_it_is_the_last_one(rule, history):
     for batch in history:
         bench.feed(*pool.events(name, batch))
         assert set(bench.router.blocks) == named(pool, name)
-    assert not unsure(bench, name)
+
+
+@given(HISTORIES, st.sets(st.integers(0, 20)))
+def test_an_engine_that_removes_each_copy_is_known_exactly_where_copies_count(history, restarts):
+    bench, pool, name = Bench(), Pool(each=True), Naming("signed")
+    for at, batch in enumerate(history):
+        if at in restarts:
+            bench.restart()
+        bench.feed(*pool.events(name, batch))
+        assert set(bench.router.blocks) == named(pool, name)
+        assert bench.router.violations == []

@@ -464,7 +464,7 @@ WILD = st.one_of(WILD_STORES, WILD_STORES, WILD_STORES, WILD_REMOVALS, st.just(c
 
 @given(
     st.lists(st.lists(WILD, max_size=6), max_size=12),
-    st.sampled_from(["detect", "count", "ignore"]),
+    st.sampled_from(["count", "last", "ignore"]),
     st.sampled_from([None, 2, 4]),
 )
 def test_whatever_comes_what_leaves_keeps_every_rule(batches, duplicates, block_size):

@@ -162,7 +162,7 @@ def test_a_clear_of_a_tier_says_nothing_of_the_device() -> None:
 
 def test_a_block_with_copies_that_one_removal_took_counts_at_once() -> None:
     """A copy was stored between that removal and a new block, which did not fit any more."""
-    world = World(Setup(max_blocks=5, block_size=2, duplicates="detect"))
+    world = World(Setup(max_blocks=5, block_size=2, duplicates="ignore"))
     world.publish(0, [("chain", 2, "GPU"), ("remove", 2, "GPU"), ("chain", 3, "GPU"), ("tail", 2, "GPU")], 1)
     world.publish(0, [("store", 6, "GPU"), ("store", 6, "GPU"), ("store", 2, "CPU")], 3)
     world.publish(0, [("remove", 6, "GPU"), ("chain", 3, "GPU"), ("store", 2, "GPU")], 1)

@@ -1015,7 +1015,6 @@ def everything(relay: Relay, kept: dict[tuple[int, int], int | None]) -> dict[st
                 "normalizer": source.normalizer.dump(),
                 "blocks": tables_of(source.normalizer.index),
                 "tails": tables_of(source.normalizer.tails),
-                "unsure": tables_of(source.normalizer.indexes[2]),
             }
             for source in relay.sources
         ],

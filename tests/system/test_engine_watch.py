@@ -1,4 +1,4 @@
-"""What an engine's HTTP API says and its stream does not: kvbus clears a vLLM that sleeps, and knows its copies."""
+"""What an engine's HTTP API says and its stream does not: kvbus clears a vLLM that sleeps."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from kvbus.daemon import engine_watch
-from kvbus.daemon.engine_watch import removes_each_copy
 from kvbus.transport import engine_api
-from tests.doubles.payloads import payload, removed, store
 from tests.ports import free_port
-from tests.system.bus import RouterOnASet, eventually, running_bus
+from tests.system.bus import RouterOnASet, eventually
 from tests.system.old_engine import Engine
 
 
@@ -77,74 +75,6 @@ async def test_an_engine_that_sleeps_is_cleared_before_it_says_so(level: int, ra
                 assert {(key[1], block) for key, table in tables.items() for block in table.blocks} == truth
 
 
-async def test_a_known_version_says_what_a_removal_means():
-    engine = Engine()
-    engine.offers("GET", "/version", lambda _: web.json_response({"version": "0.33.0"}))
-    async with engine.running(), engine.bus(starts_partial=False) as bus:
-        source = bus.source
-        await eventually(lambda: len(engine.asked) > 0, "asked")
-        rank = engine.ranks[0]
-        await eventually(lambda: source.sequencer.next == rank.publisher.next_seq, "caught up")
-        await eventually(lambda: "NVME" in source.normalizer.dump()["each"], "known, of tiers that never were, too")
-        for event in (store([1], block_size=4), store([1], block_size=4), removed([1])):
-            rank.publisher.publish(payload(event, ts=1e6))
-        await eventually(lambda: source.sequencer.next == rank.publisher.next_seq, "relayed")
-        assert source.state == "live"
-        assert 1 in source.normalizer.index.tables[None, "GPU"].blocks
-        assert engine.asked.count("GET /version") == 1
-
-
-@pytest.mark.parametrize("removals", [1, 2])
-async def test_of_any_other_version_no_block_is_dead_and_its_stream_may_show_what_a_removal_means(removals: int):
-    """One removal is the last copy's or one of two: the block goes. Two are each copy's: a third one was stored."""
-    engine = Engine()
-    engine.offers("GET", "/version", lambda _: web.json_response({"version": "0.34.0"}))
-    async with engine.running(), engine.bus(starts_partial=False) as bus:
-        source, rank = bus.source, engine.ranks[0]
-        await eventually(lambda: len(engine.asked) > 0, "asked")
-        stores = (store([1], block_size=4, medium="CPU") for _ in range(3))
-        for event in (*stores, *(removed([1], medium="CPU") for _ in range(removals))):
-            rank.publisher.publish(payload(event, ts=1e6))
-        await eventually(lambda: source.sequencer.next == rank.publisher.next_seq, "relayed")
-        assert (1 in source.normalizer.index.tables[None, "CPU"].blocks) == (removals == 2)
-        assert source.normalizer.unsure == (removals == 1)
-
-
-@pytest.mark.parametrize("version", [b"{", b"[" * 60_000])
-async def test_whoever_answers_nonsense_is_asked_on(version: bytes):
-    engine, metrics = Engine(), Metrics()
-    engine.offers("GET", "/metrics", metrics.answer)
-    engine.offers("GET", "/version", lambda _: web.Response(body=version))
-    async with engine.running(), engine.bus(starts_partial=False):
-        await eventually(lambda: "GET /version" in engine.asked, "asked for its version")
-        asked = metrics.asked
-        await eventually(lambda: metrics.asked > asked + 2, "asked again whether it sleeps", 30)
-
-
-async def test_where_nobody_can_be_asked_copies_count():
-    async with running_bus() as bus:
-        assert bus.source.spec.rules.duplicates == "count"
-
-
-@pytest.mark.parametrize(
-    ("version", "each"),
-    [
-        ("0.9.0", True),
-        ("0.33.0", True),
-        ("0.33.2.post1", True),
-        ("0.33.0+cu130", True),
-        ("0.33.1rc2.dev7+gabcdef", False),
-        ("0.34.0", False),
-        ("1.0.0", False),
-        ("", False),
-        ("dev", False),
-        ("0.", False),
-    ],
-)
-def test_only_releases_that_are_known_do(version: str, each: bool):
-    assert removes_each_copy(version) == each
-
-
 @pytest.mark.parametrize(
     ("body", "status", "asleep"),
     [
@@ -165,18 +95,8 @@ def test_only_releases_that_are_known_do(version: str, each: bool):
 async def test_only_what_is_said_plainly_counts(body: bytes, status: int, asleep: bool | None):
     engine = Engine()
     engine.routes["GET", "/metrics"] = lambda _: web.Response(body=body, status=status)
-    engine.routes["GET", "/version"] = lambda _: web.Response(body=body, status=status)
     async with engine.running(), engine_api.session() as client:
         assert await engine_api.is_asleep(client, engine.api) is asleep
-        assert await engine_api.version(client, engine.api) == ""
-
-
-@pytest.mark.parametrize("said", [b'{"version": 5}', b"[]", b"null", b"{"])
-async def test_a_version_is_a_text(said: bytes):
-    engine = Engine()
-    engine.routes["GET", "/version"] = lambda _: web.Response(body=said)
-    async with engine.running(), engine_api.session() as client:
-        assert await engine_api.version(client, engine.api) == ""
 
 
 async def test_an_api_that_does_not_answer_costs_nothing():

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
-from msgspec import Raw, UnsetType, structs
+from msgspec import Raw, UnsetType
 
 from kvbus.core.blocks.chains import PAUSE, Run, chains, keys_of, tokens_of
-from kvbus.core.blocks.chunk import Chunk, Rest
+from kvbus.core.blocks.chunk import Chunk
 from kvbus.core.blocks.index import MAX_RUN, Index, TableKey, raw_or_unset, set_of_chunks, slice_array
 from kvbus.core.blocks.live_order import in_order, live_runs
 from kvbus.core.types import Hash
@@ -177,15 +177,6 @@ def stores_of(index: Index, chunk: Chunk, a: int, b: int) -> Iterable[AnyEvent]:
     parent = out_parent(index, group_of(chunk), chunk.parent_of(a))
     extras = extras_of(chunk.extras, len(chunk.hashes), a, b) if chunk.extras else None
     return [_as_event(chunk, chunk.hashes[a:b], parent, tokens, chunk.block_size, keys, lookahead, extras)]
-
-
-def single(chunk: Chunk, at: int) -> Chunk:
-    """Block ``at`` of a chunk as a chunk of its own, as the engine stored it."""
-    tokens, keys, lookahead = _part(chunk, at, at + 1)
-    own = extras_of(chunk.extras or {}, len(chunk.hashes), at, at + 1)
-    rest = None if chunk.rest is None else Rest({name: bytes(value) for name, value in own.items()} or None)
-    meta = structs.replace(chunk.meta, lookahead=lookahead)
-    return Chunk(chunk.hashes[at : at + 1], chunk.parent_of(at), bytes(tokens), meta, keys, rest)
 
 
 def store_of(chunk: Chunk) -> BlockStored[Any]:

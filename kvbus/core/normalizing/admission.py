@@ -13,7 +13,6 @@ from typing import Any, Final, Literal, cast
 from msgspec import UNSET, Raw, UnsetType
 from msgspec.structs import astuple as fields_of
 
-from kvbus.core.blocks.announce import store_of
 from kvbus.core.blocks.chunk import Chunk, Meta, Rest
 from kvbus.core.blocks.index import MAX_RUN, MAX_SHARED, Index, weight_of
 from kvbus.core.normalizing.block_size import PROVEN, SINGLE, BlockSizeDetector
@@ -286,12 +285,6 @@ class Admission:
             self._learn(shape, sizes)
             return False
         return not (blocks == 1 and sizes.detector.teaches_nothing(size))
-
-    def as_checked(self, chunk: Chunk) -> Checked:
-        """A store that has been taken in before, to be applied again."""
-        event = store_of(chunk)
-        extras = {name: Raw(value) for name, value in chunk.extras.items()} if chunk.extras else None
-        return Checked(event, self._shape_of(event), chunk_of(self._index, event, extras), extras)
 
     def good_keys(self, keys: bytes, count: int) -> bytes | None:
         """``extra_keys`` of so many blocks; None if they are not what they should be."""

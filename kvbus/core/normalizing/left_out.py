@@ -2,8 +2,7 @@
 
 *Coarse* blocks repeat what a finer stream says; of them the number of copies is enough. *Tail blocks* are the ends of
 prompts that do not fill a block: vLLM announces them before the block is full, and removes them when it is. They are
-kept whole: if the group's blocks turn out to be of their size, they have to be announced after all. *Unsure* blocks are
-in :mod:`~kvbus.core.normalizing.copies`.
+kept whole: if the group's blocks turn out to be of their size, they have to be announced after all.
 """
 
 from __future__ import annotations
@@ -39,17 +38,17 @@ class LeftOut:
         self.tails = Index()
 
     def __len__(self) -> int:
-        return self._coarse_blocks + self.tails.size.blocks + self.copies.blocks
+        return self._coarse_blocks + self.tails.size.blocks
 
     @property
     def bytes(self) -> int:
         """About what is held."""
-        return ITEM_BYTES * self._coarse_blocks + self.tails.size.bytes + self.copies.bytes
+        return ITEM_BYTES * self._coarse_blocks + self.tails.size.bytes
 
     @property
     def media(self) -> set[str]:
         """Every medium that something is left out on."""
-        return {*self.tails.media_names, *self.copies.unsure.media_names} | {medium for _, medium in self.coarse}
+        return {*self.tails.media_names} | {medium for _, medium in self.coarse}
 
     def new(self, key: TableKey, hashes: Sequence[Hash], treatment: Treatment) -> int:
         """How many of these blocks, coarse ones or a tail, are not remembered yet."""
@@ -75,7 +74,7 @@ class LeftOut:
         table = self.tails.table(*key)
         if block not in table.blocks:
             self.tails.size.add(chunk, 1, chunk_bytes(chunk), first=True)
-        table.add(block, chunk, copies, count=self.copies.one_by_one(key[1]))
+        table.add(block, chunk, copies, count=self.copies.counted)
 
     def take_from(self, key: TableKey, table: Table, treatment_of: TreatmentOf) -> None:
         """Take over the blocks of the index that are not announced any more. The caller counts both anew."""
@@ -116,7 +115,7 @@ class LeftOut:
         left = table.get(block)
         if left is None:
             return False
-        if left == 1 or not self.copies.one_by_one(key[1]):
+        if left == 1 or not self.copies.counted:
             self._coarse_blocks -= 1
             del table[block]
             if not table:
@@ -145,4 +144,3 @@ class LeftOut:
         for key in [key for key in self.coarse if key[1] not in media]:
             self._coarse_blocks -= len(self.coarse.pop(key))
         self.tails.keep(media)
-        self.copies.keep(media)

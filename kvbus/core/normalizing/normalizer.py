@@ -18,7 +18,7 @@ from msgspec import structs
 
 from kvbus.core.blocks.announce import announce, removals_of
 from kvbus.core.blocks.index import Index
-from kvbus.core.normalizing.admission import Admission, Checked, Step
+from kvbus.core.normalizing.admission import Admission, Checked
 from kvbus.core.normalizing.block_size import BlockSizeDetector
 from kvbus.core.normalizing.clears import Clears
 from kvbus.core.normalizing.copies import Copies
@@ -32,7 +32,7 @@ from kvbus.core.normalizing.stores import Stores
 from kvbus.core.source_stats import SourceStats
 from kvbus.core.types import Filtered, Hash, Reason, medium_key
 from kvbus.core.wire.batch import Batch
-from kvbus.core.wire.codec import ARRAYS, AnyEvent, clears_all
+from kvbus.core.wire.codec import AnyEvent, clears_all
 from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored, Event
 from kvbus.core.wire.tokens import are_pairs
 
@@ -76,7 +76,6 @@ class Normalizer:
         self,
         admission: Admission,
         *,
-        each: set[str] | None = None,
         seen_to_clear_all: bool = False,
         presumed: bool = False,
     ) -> None:
@@ -84,7 +83,7 @@ class Normalizer:
         self._admission = admission
 
         # What the engine holds beside the index, and what is certain of it.
-        self._copies = Copies(self.rules.duplicates, self.stats, each or set())
+        self._copies = Copies(self.rules.duplicates, self.stats)
         self._left_out = LeftOut(self.stats, self._copies)
         self.emptied = False
         """The last batch that :meth:`apply` took in has emptied everything the engine is known to have."""
@@ -126,7 +125,6 @@ class Normalizer:
         if same_epoch:
             self._begin(
                 admission,
-                each=self._copies.each,
                 seen_to_clear_all=self.clears.seen_to_clear_all,
                 presumed=self.clears.presumed,
             )
@@ -196,59 +194,20 @@ class Normalizer:
         rejects, form, uniform = batch.rejects, batch.form, batch.uniform
         if rejects:
             admission.count_rejects(rejects)
-            self._copies.forget()
         if uniform:
             self.form = form
         rest = self._plain.apply(events, out, as_bytes=bool(form & 1), uniform=uniform)
         if rest:
             self._apply_rest(rest, batch)
         if self._removals.busy:
-            if self._copies.changed:
-                self._settle_copies(missed=bool(rejects))
             self._removals.finish()
         self.as_it_came = batch.canonical and not (leaving.touched or admission.touched) and out == events
         return out
 
-    def _settle_copies(self, *, missed: bool) -> None:
-        """The engine removes each copy: blocks that are gone after one removal, and had copies, are live again.
-
-        All blocks are announced anew: a router may have lost what is behind a block whose removal it was sent.
-        """
-        self._copies.changed = False
-        if missed:
-            self._copies.forget()
-        again = list(self._copies.settle())
-        if not again:
-            return
-        self._removals.leave()
-        self._leave_clear()
-        events = self._leaving.events
-        kept = len(events)
-        steps: list[Step] = []
-        for key, block, chunk, copies in again:
-            table = self.index.table(*key)
-            if block in table.blocks:
-                table.add(block, chunk, copies - 1, count=True)
-            else:
-                steps.append(self._admission.as_checked(chunk))
-        for at in range(len(steps)):
-            self._stores.store(steps, at)
-        self._stores.finish()
-        for key, block, _, copies in again:
-            table = self.index.table(*key)
-            if copies > 1 and block not in table.copies and block in table.blocks:
-                table.copies[block] = copies - 1
-        del events[kept:]
-        events.extend(announce(self.index))
-
     def _apply_rest(self, events: list[Event], batch: Batch) -> None:
         """Apply the remaining events of a batch: all are checked before any is applied."""
         admission, removals, stores = self._admission, self._removals, self._stores
-        if batch.form >= ARRAYS:
-            self._copies.known()  # vLLM up to 0.23, SGLang up to 0.5.19; an epoch's first store comes here
-        refused = self.stats.rejected.total()
         steps = admission.check_all(events, batch)
-        missed = self.stats.rejected.total() != refused
         if admission.relearned and (len(self.index) or len(self.tails)):
             removals.leave()
             self._rebuild()
@@ -264,8 +223,6 @@ class Normalizer:
                 self.emptied = self.clears.apply(medium, second=whole and clears > 0, named=self.names_cleared)
                 clears += whole
         stores.finish()
-        if missed:
-            self._copies.forget()
 
     def dump(self) -> dict[str, Any]:
         """What has been learned about the stream beside its blocks, as plain data."""
@@ -281,7 +238,6 @@ class Normalizer:
             "clears_all_tiers": self.clears.seen_to_clear_all,
             "media": sorted(self.media),
             "presumed": self.clears.presumed,
-            "each": sorted(self._copies.each),
             "refused": sorted(self._refused),
         }
 
@@ -296,7 +252,6 @@ class Normalizer:
         self.clears.seen_to_clear_all = data["clears_all_tiers"]
         self._admission.media |= set(data["media"])
         self.clears.presumed = data["presumed"]
-        self._copies.each.update(data["each"])
         self._refused.update((medium, reason) for medium, reason in data["refused"])
 
     @property
@@ -336,7 +291,6 @@ class Normalizer:
         """Blocks were put in or taken out without being counted: count them all."""
         for index in self.indexes:
             index.count()
-        self._copies.count()
 
     @property
     def tails(self) -> Index:
@@ -344,32 +298,14 @@ class Normalizer:
         return self._left_out.tails
 
     @property
-    def indexes(self) -> tuple[Index, Index, Index]:
-        """All blocks that are kept: the live ones, the tails, and those that went by one removal and had copies."""
-        return self.index, self.tails, self._copies.unsure
-
-    @property
-    def unsure(self) -> int:
-        """Blocks that went by one removal and had copies, on media of which it is not known what a removal means."""
-        return self._copies.blocks
-
-    @property
-    def never_twice(self) -> int:
-        """Live blocks that had copies and were removed once, where copies count and no block was removed twice."""
-        return self._copies.never_twice
+    def indexes(self) -> tuple[Index, Index]:
+        """All blocks that are kept: the live ones, and the tails."""
+        return self.index, self.tails
 
     @property
     def counts_copies(self) -> bool:
-        """Whether a live block goes with as many removals as it had stores, on any medium."""
-        return any(map(self._copies.one_by_one, self.media))
-
-    def removes_each_copy(self) -> list[AnyEvent]:
-        """The engine is known to remove each copy of a block; the stores of those that are live for that."""
-        leaving = self._leaving
-        leaving.events, leaving.cleared = [], []
-        self._copies.known()
-        self._settle_copies(missed=False)
-        return leaving.events
+        """Whether a live block goes with as many removals as it had stores."""
+        return self._copies.counted
 
     def outlived(self, blocks: Iterable[tuple[int | None, str, Hash]]) -> list[AnyEvent]:
         """Blocks, by group, medium and hash, are taken for gone with all of their copies; what leaves for that."""
@@ -377,17 +313,16 @@ class Normalizer:
         leaving.events, leaving.cleared = [], []
         for group, medium, block in blocks:
             table = tables.get((group, medium))
-            if not self._copies.say((group, medium), table, block, 0) and table is not None and block in table.blocks:
+            if table is not None and block in table.blocks:
+                table.copies.pop(block, None)
                 self._removals.remove_one((group, medium), block)
                 self.stats.filtered[Filtered.OUTLIVED] += 1
         self._removals.finish()
         return leaving.events
 
-    def missed(self, reason: Reason | None = None) -> None:
-        """A batch cannot be read for this ``reason``, or will never come, and what is known of the cache is kept."""
-        if reason is not None:
-            self._admission.count_rejects([reason])
-        self._copies.forget()
+    def missed(self, reason: Reason) -> None:
+        """Count a batch that cannot be read. The live blocks stay."""
+        self._admission.count_rejects([reason])
 
     def merge_overlays(self) -> None:
         """Frozen copies of the index may have gone: see :meth:`kvbus.core.blocks.index.Table.merge_overlay`."""

@@ -121,7 +121,7 @@ class Removals:
         names: tuple[Hash, ...] = ()
         went = 0
         for block in hashes:
-            if copies and block in copies and self._left_out.copies.keeps(key, table, block):
+            if copies and block in copies and self._left_out.copies.keeps(table, block):
                 plain = False
                 continue
             chunk = pop(block, None)
@@ -193,10 +193,10 @@ class Removals:
         if self._left_out.coarse and self._left_out.remove_coarse(key, block):
             return
         if table is None or block not in table.blocks:
-            if not self._left_out.remove_tail(key, block) and not self._removed_again(key, block):
+            if not self._left_out.remove_tail(key, block):
                 self._unknown[group] = self._unknown.get(group, 0) + 1
             return
-        if block in table.copies and self._left_out.copies.keeps(key, table, block):
+        if block in table.copies and self._left_out.copies.keeps(table, block):
             return
         chunk = table.blocks.pop(block)
         self._index.size.remove(table, block, chunk)
@@ -205,15 +205,12 @@ class Removals:
         else:
             self._unreference(key, table, chunk, chunk.hashes.index(block))
 
-    def _removed_again(self, key: TableKey, block: Hash) -> bool:
-        return key[0] not in self._no_prefix and self._left_out.copies.removed_again(key, block)
-
     def _remove_counted(self, event: BlockRemoved[Any], key: TableKey) -> None:
         """Apply an event that says how many copies are left of each block; one that says it badly, as if it did not."""
         counts = counts_left(event)
         self._as_they_came = False
         for at, block in enumerate(event.block_hashes):
-            if counts is None or not self._left_out.copies.say(key, self._index.tables.get(key), block, counts[at]):
+            if counts is None or not self._left_out.copies.say(self._index.tables.get(key), block, counts[at]):
                 self.remove_one(key, block)
 
     def just_removed(self, group: int | None, block: Hash) -> Chunk | None:

@@ -145,7 +145,6 @@ class Stores:
             self.place(event, shape, chunk_of(self._index, event, step.extras), step.extras)
         elif not runs:
             self._note(Filtered.TOKENLESS, shape.medium)
-            self._left_out.copies.forget()
         hashes, extras = event.block_hashes, step.extras
         for run in runs:
             first = hashes.index(run.block_hashes[0])
@@ -218,17 +217,13 @@ class Stores:
     def _refuse(self, reason: Reason, medium: str) -> None:
         self._stats.rejected[reason] += 1
         self._refused.add((medium, reason))
-        self._left_out.copies.forget()
 
     def fits(self, blocks: int, held: int) -> bool:
         """Whether so many blocks and bytes more may be kept; if not, that is counted."""
-        size, copies = self._index.size, self._left_out.copies
+        size = self._index.size
         room, room_bytes = self.room()
         if room >= blocks and (room_bytes >= held or room_bytes + size.at_most - size.bytes >= held):
             return True
-        if copies.blocks:
-            copies.forget()
-            return self.fits(blocks, held)
         self._stats.rejected[Reason.INDEX_FULL] += 1
         return False
 
@@ -255,7 +250,6 @@ class Stores:
         if parent is not None and self._index.find(shape.group, parent) is None:
             if self._rules.orphans == "drop":
                 self._stats.filtered[Filtered.ORPHAN_DROPPED] += 1
-                self._left_out.copies.forget()
                 if self._refused:  # its parent may have been refused
                     self._refused.update([(shape.medium, reason) for _, reason in self._refused])
                 return False
@@ -267,7 +261,7 @@ class Stores:
     def _store_copies(self, key: TableKey, table: Table, chunk: Chunk) -> None:
         """Apply a store of which some blocks are live: those are copies, the others leave as one store per run."""
         blocks, copies, stats = table.blocks, table.copies, self._stats
-        counted, once = self._left_out.copies.counted, self._left_out.copies.once
+        counted = self._left_out.copies.counted
         first_new = None
         live = 0
         mine: list[bytes] = []
@@ -288,8 +282,6 @@ class Stores:
             if counted:
                 copies[block] = count = copies.get(block, 0) + 1
                 stats.most_copies = max(stats.most_copies, count)
-                if once:
-                    once.pop((key, block), None)
             if held is not last:
                 last, names, theirs, at = held, held.hashes, [], -1
                 if held.tokens != chunk.tokens and not chunk.hash_only:

@@ -99,8 +99,6 @@ class TestReasons:
             Filtered.HASH_ONLY,
             Filtered.MEDIUM,
             Filtered.INACTIVE,
-            Filtered.COPY_UNSURE,
-            Filtered.COPY_FORGOTTEN,
             Filtered.OUTLIVED,
         }
         assert {reason for reason, _, _ in FILTERS} == set(Filtered) - others
@@ -197,29 +195,7 @@ class TestCopies:
         assert bench.live == {1, 2}
 
 
-class TestWhatIsFoundOutOrOutlived:
-    def test_what_had_copies_is_live_again_and_all_is_announced_anew(self):
-        bench = Bench(duplicates="detect")
-        bench.normalizer.names_cleared = True
-        for _ in range(3):
-            bench.feed(store([1, 2]))
-        bench.feed(store([3]), removed([2]))
-        assert bench.normalizer.unsure == 1
-        out = bench.feed(removed([2]))
-        assert [event["type"] for event in out] == ["AllBlocksCleared", *["BlockStored"] * (len(out) - 1)]
-        (named,) = bench.normalizer.cleared
-        assert {block for event in named() for block in event.block_hashes} == {1, 3}
-        assert bench.live == {1, 2, 3}
-        assert bench.normalizer.counts_copies
-
-    def test_or_by_what_its_version_says(self):
-        bench = Bench(duplicates="detect")
-        assert bench.normalizer.removes_each_copy() == []
-        bench.normalizer.reset()
-        bench.feed(store([1]), store([1]), removed([1]))
-        assert plain_all(bench.normalizer.removes_each_copy()) == plain_all([cleared(), store([1])])
-        assert bench.normalizer.never_twice == 0
-
+class TestWhatIsOutlived:
     def test_blocks_that_are_taken_for_gone_go_with_their_copies(self):
         bench = Bench()
         bench.feed(store([1, 2]), store([1, 2]), store([3], medium="CPU"))
