@@ -1,7 +1,7 @@
 """The library for routers: streams of KV-cache events, in order and complete, and the blocks they describe.
 
-`PrefixRouter` says which of many workers holds the longest prefix of a prompt. `Subscriber` is one stream, for asyncio;
-`BlockingSubscriber` is one for programs without a loop; `BlockView` is its live blocks.
+`PrefixRouter` answers which of many workers holds the longest prefix of a prompt. `Subscriber` reads one stream in an
+event loop; `BlockingSubscriber` reads one in a program without a loop; `BlockView` has its live blocks.
 
 >>> from kvbus.client import BlockView, Subscriber
 >>> async def follow(view: BlockView) -> None:
@@ -11,6 +11,7 @@
 
 from kvbus.client.blocking import BlockingSubscriber
 from kvbus.client.feed import Status, Worker
+from kvbus.client.prefix_index import Match
 from kvbus.client.router import PrefixRouter, RouterError
 from kvbus.client.subscriber import Subscriber, SubscriberClosedError
 from kvbus.client.timeouts import BufferLimits, Timing
@@ -45,6 +46,7 @@ __all__ = [
     "KeyFileError",
     "Lost",
     "LostReason",
+    "Match",
     "PrefixRouter",
     "Reachable",
     "Received",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from msgspec import UNSET
 
+from kvbus.client.prefix_index import medium_of
 from kvbus.client.updates import (
     Conflict,
     Gap,
@@ -20,7 +21,6 @@ from kvbus.client.updates import (
     Synced,
     Unreachable,
 )
-from kvbus.core.blocks.prefix_index import medium_of
 from kvbus.core.normalizing.validate import check_removed, check_stored
 from kvbus.core.types import PREFIX_KINDS, Hash, Reason
 from kvbus.core.wire.batch import Batch
@@ -29,17 +29,17 @@ from kvbus.core.wire.codec import clears_all
 from kvbus.core.wire.schema import AllBlocksCleared, BlockStored
 
 if TYPE_CHECKING:
+    from kvbus.client.prefix_index import PrefixIndex
     from kvbus.client.updates import Update
-    from kvbus.core.blocks.prefix_index import PrefixIndex
     from kvbus.core.wire.schema import BlockRemoved
 
 _NO_GROUP: Final = -1
 
 
 class Worker(NamedTuple):
-    """Who holds blocks: a stream's name, and the data-parallel rank; None where the stream carries none.
+    """The holder of blocks: a stream's name and a data-parallel rank, None if the stream carries no rank.
 
-    On a merged output of kvbus the rank is the source's place among all sources.
+    On a merged output of kvbus the rank is the source's slot.
     """
 
     name: str
@@ -51,16 +51,17 @@ State = Literal["connecting", "live", "gap", "conflict"]
 
 @dataclass(slots=True)
 class Status:
-    """How one stream stands.
+    """The condition of one stream.
 
     Attributes:
-        state: ``connecting`` until the state has come, or the first live batch where it cannot be had; ``live``;
-            ``gap`` while batches are missing; ``conflict`` while several publishers share the endpoint.
+        state: ``connecting`` until the state has come, or until the first live batch if the state is not available;
+            ``live``; ``gap`` while batches are missing; ``conflict`` while several publishers share the endpoint.
         partial: whether batches were lost for good: the workers hold more than is known, until the next epoch, rebuild
             or snapshot.
         unreachable: why there is no connection; empty if there is one.
-        seq: the last batch taken in; -1 for none.
-        refused: events and batches that were left out, by reason.
+        seq: seq of the last batch that was applied; -1 for none.
+        refused: number of events and batches that were left out, by reason.
+        tokenless: number of stores without token ids. No prompt finds their blocks, only their hashes do.
     """
 
     state: State = "connecting"
@@ -68,14 +69,15 @@ class Status:
     unreachable: str = ""
     seq: int = -1
     refused: Counter[Reason] = field(default_factory=Counter)
+    tokenless: int = 0
 
     @property
     def settled(self) -> bool:
-        """Whether there is nothing to wait for."""
+        """Return whether the state is complete or cannot be had."""
         return self.state != "connecting" or self.partial or bool(self.unreachable)
 
     def note(self, update: Update) -> None:
-        """Follow what an update says."""
+        """Follow an update."""
         match update:
             case Received(seq=seq):
                 self.seq = seq
@@ -102,20 +104,20 @@ class Status:
 
 
 class Feed:
-    """Takes the updates of one stream into an index. Each rank is a worker of its own.
+    """Apply the updates of one stream to an index. Each rank is a worker of its own.
 
-    Of a worker's KV-cache groups it takes the first that carries prefixes, until the worker is cleared.
+    Of a worker's KV-cache groups the feed applies the first one that carries prefixes, until the worker is cleared.
 
     Args:
         name: the workers' name.
-        index: takes the blocks.
+        index: the index.
         copies: whether to count copies; see `BlockView`.
     """
 
     def __init__(self, name: str, index: PrefixIndex[Worker], *, copies: bool) -> None:
         self.status: Final = Status()
         self.discarded = False
-        """Nothing is to be taken in any more: an update may have been on its way."""
+        """Whether the stream was discarded. An update that was on its way then is ignored."""
         self._name: Final = name
         self._index: Final = index
         self._copies: Final = copies
@@ -126,7 +128,7 @@ class Feed:
         """Copies beyond the first, by medium and hash."""
 
     def of(self, topic: bytes) -> Feed:
-        """The feed of one topic, where each is a stream of its own. Its workers are called ``NAME/TOPIC``."""
+        """Return the feed of one topic, if each topic is a stream of its own. Its workers are called ``NAME/TOPIC``."""
         found = self._topics.get(topic)
         if found is None:
             name = f"{self._name}/{topic.decode('utf-8', 'backslashreplace')}"
@@ -135,11 +137,11 @@ class Feed:
 
     @property
     def names(self) -> list[str]:
-        """The workers' names."""
+        """Return the names of the workers."""
         return [self._name, *(name for each in self._topics.values() for name in each.names)]
 
     def clear(self) -> None:
-        """The workers hold nothing any more."""
+        """Forget all blocks of all workers."""
         for each in self._topics.values():
             each.clear()
         for worker in self._workers.values():
@@ -147,7 +149,7 @@ class Feed:
         self._workers.clear()
 
     def apply(self, batch: Batch) -> None:
-        """Take in a batch."""
+        """Apply a batch."""
         worker = self._workers.get(batch.rank)
         if worker is None:
             worker = self._workers[batch.rank] = Worker(self._name, batch.rank)
@@ -180,8 +182,10 @@ class Feed:
         kind = event.kv_cache_spec_kind
         if not event.block_hashes or (isinstance(kind, str) and kind not in PREFIX_KINDS):
             return None
-        if tokens:  # an offloaded block without any may name no group
+        if tokens:  # the store of an offloaded block may have neither tokens nor a group
             self._groups.setdefault(worker, _group(event))
+        else:
+            self.status.tokenless += 1
         if _group(event) != self._groups.get(worker, _NO_GROUP):
             return None
         set_aside(event)

@@ -1,4 +1,4 @@
-"""`PrefixRouter`: many publishers' streams as one index of prefixes."""
+"""`PrefixRouter`: the streams of many publishers as one index of prefixes."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from kvbus.client.feed import Feed, Status, Worker
+from kvbus.client.prefix_index import PrefixIndex
 from kvbus.client.subscriber import Subscriber, SubscriberClosedError
 from kvbus.client.updates import Lost, Received, Restarted, Snapshot, Update
-from kvbus.core.blocks.prefix_index import PrefixIndex
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
     from types import TracebackType
     from typing import Any
 
-    from kvbus.core.blocks.prefix_labels import Adapter
+    from kvbus.client.prefix_index import Adapter, Match, Tokens
+    from kvbus.core.types import Hash
     from kvbus.core.wire.batch import Batch
 
 T = TypeVar("T")
@@ -35,15 +36,17 @@ class PrefixRouter:
     ``async with`` follows them in the running event loop. ``with`` follows them in a thread of its own, for programs
     without a loop. All methods may be called from any thread.
 
-    A restart takes a stream's blocks out of the index, and so does a loss, because removals may be among what is lost.
-    A stream without a connection keeps its blocks, and answers leave it out until the connection stands again.
+    A restart takes a stream's blocks out of the index, and so does a loss, because removals may be among the lost
+    batches. A stream without a connection keeps its blocks, and answers leave it out until the connection is back.
 
     Args:
-        subscribers: one for each stream, by a name of yours. A stream is an engine's, or an output's of kvbus. One with
-            ``by_topic`` has many workers, called ``NAME/TOPIC``.
+        subscribers: one for each stream, by a name of yours. A stream is an engine's, or an output's of kvbus. A
+            subscriber with ``by_topic`` has many workers, called ``NAME/TOPIC``.
         copies: True counts copies, right for engines' own streams (see `BlockView`); False is right for kvbus.
-        on_update: called with a stream's name and each update that was taken in, for metrics and logs; in the loop that
-            follows the streams, so it must not block. What it raises ends the router.
+        keep_unreachable: True keeps the workers of a stream without a connection in the answers; `status` then says
+            that the stream is unreachable.
+        on_update: called with a stream's name and each update that was applied, for metrics and logs. It is called in
+            the loop that follows the streams, so it must not block. An exception in it ends the router.
     """
 
     def __init__(
@@ -51,13 +54,15 @@ class PrefixRouter:
         subscribers: Mapping[str, Subscriber] | None = None,
         *,
         copies: bool = False,
+        keep_unreachable: bool = False,
         on_update: Callable[[str, Update], None] = lambda _name, _update: None,
     ) -> None:
         self._first: Final = dict(subscribers or {})
         self._copies: Final = copies
+        self._keep_unreachable: Final = keep_unreachable
         self._on_update: Final = on_update
 
-        # What the loop writes and any thread reads, under the lock.
+        # The loop writes these and any thread reads them, under the lock.
         self._lock: Final = threading.Lock()
         self._index: Final = PrefixIndex[Worker]()
         self._streams: Final[dict[str, tuple[Feed, Subscriber]]] = {}
@@ -73,21 +78,47 @@ class PrefixRouter:
     def longest_prefix(
         self, tokens: Sequence[int], *, lora: Adapter = None, salt: str | None = None
     ) -> dict[Worker, int]:
-        """How many blocks each worker holds of a prompt, from its beginning on, where it holds any; the most first.
+        """Return how many blocks of a prompt each worker holds, longest first; workers without any are left out.
 
         Raises:
-            ValueError: a token id is none of 32 bits.
+            ValueError: a token id does not fit into 32 bits.
+            RouterError: the router has failed.
+        """
+        return {worker: match.blocks for worker, match in self.matches(tokens, lora=lora, salt=salt).items()}
+
+    def matches(self, tokens: Tokens, *, lora: Adapter = None, salt: str | None = None) -> dict[Worker, Match]:
+        """Do the same with the block size, and with the number of blocks on each medium.
+
+        Args:
+            tokens: the prompt's token ids, or these packed as little-endian integers of 32 bits.
+            lora: the adapter's name, or its id if the engine announces no name.
+            salt: the cache salt.
+
+        Raises:
+            ValueError: a token id does not fit into 32 bits.
             RouterError: the router has failed.
         """
         self._check()
         with self._lock:
-            found = self._index.longest_prefix(tokens, lora=lora, salt=salt)
-            if self._away:
-                return {worker: blocks for worker, blocks in found.items() if worker.name not in self._away}
-        return found
+            return self._without_unreachable(self._index.matches(tokens, lora=lora, salt=salt))
+
+    def matches_by_hash(self, hashes: Sequence[Hash]) -> dict[Worker, Match]:
+        """Do the same for a prompt given by its block hashes from the first to the last, as the engines compute them.
+
+        Raises:
+            RouterError: the router has failed.
+        """
+        self._check()
+        with self._lock:
+            return self._without_unreachable(self._index.matches_by_hash(hashes))
+
+    def blocks(self) -> dict[Worker, dict[str, int]]:
+        """Count the blocks of each worker by medium."""
+        with self._lock:
+            return {worker: self._index.on_media(worker) for worker in self._index.workers}
 
     def status(self) -> dict[str, Status]:
-        """How each stream stands, by its name."""
+        """Return the condition of each stream, by its name."""
         with self._lock:
             return {
                 name: replace(feed.status, refused=Counter(feed.status.refused))
@@ -95,18 +126,18 @@ class PrefixRouter:
             }
 
     def __len__(self) -> int:
-        """Blocks of all workers."""
+        """Count the blocks of all workers."""
         with self._lock:
             return len(self._index)
 
     async def settled(self) -> None:
-        """Wait until the state of each stream is there, or cannot be had; `status` says which."""
+        """Wait until the state of each stream is complete, or cannot be had; `status` says which."""
         self._check()
         await self._settled.wait()
         self._check()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """`settled` for programs without an event loop; False if that takes more than so many seconds."""
+        """Do the same as `settled` for programs without an event loop. Return False after ``timeout`` seconds."""
 
         async def within() -> bool:
             try:
@@ -119,20 +150,20 @@ class PrefixRouter:
         return self._run(within())
 
     def add(self, name: str, subscriber: Subscriber) -> None:
-        """Follow one more stream.
+        """Follow another stream.
 
         Raises:
-            ValueError: there is one of this name, or an endpoint is malformed.
+            ValueError: a stream has this name already, or an endpoint is malformed.
             BindError: an endpoint cannot be bound.
             RouterError: the router is not open.
         """
         self._call(lambda: self._add(name, subscriber))
 
     def discard(self, name: str) -> None:
-        """Follow a stream no more, and forget what its workers hold.
+        """Stop following a stream, and forget the blocks of its workers.
 
         Raises:
-            KeyError: there is none of this name.
+            KeyError: no stream has this name.
             RouterError: the router is not open.
         """
         self._call(lambda: self._discard(name))
@@ -225,6 +256,11 @@ class PrefixRouter:
                 (self._away.update if feed.status.unreachable else self._away.difference_update)(feed.names)
             self._settle()
             self._on_update(name, update)
+
+    def _without_unreachable(self, found: dict[Worker, Match]) -> dict[Worker, Match]:
+        if self._keep_unreachable or not self._away:
+            return found
+        return {worker: match for worker, match in found.items() if worker.name not in self._away}
 
     def _settle(self) -> None:
         if all(feed.status.settled for feed, _ in self._streams.values()):

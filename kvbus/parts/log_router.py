@@ -15,35 +15,31 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from kvbus.client import RouterError, Worker
-from kvbus.client.feed import Feed
+from kvbus.client.feed import Feed, Status
+from kvbus.client.prefix_index import PrefixIndex
 from kvbus.common.tasks import end_tasks
 from kvbus.config import parts
 from kvbus.config.discovering import checked
 from kvbus.config.logs import TYPES
-from kvbus.core.blocks.prefix_index import PrefixIndex
 from kvbus.core.events import RecordReceived, RelayEvent
 from kvbus.core.types import Reason
 from kvbus.core.wire.codec import decode
-from kvbus.core.wire.schema import BlockStored
-from kvbus.core.wire.tokens import array_head
 from kvbus.parts.discovery.contract import DiscoveryError, Engine, Services
 from kvbus.parts.discovery.streams import LogStreams
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from kvbus.core.blocks.prefix_labels import Adapter
+    from kvbus.client.prefix_index import Adapter, Match, Tokens
+    from kvbus.core.types import Hash
 
 PAUSE: Final = 1.0
 """Seconds until a log that could not be read is tried again."""
-
-_NO_TOKENS: Final = array_head(0)
-"""The token ids of a store, as a writer leaves them out."""
 
 
 @dataclass(slots=True)
@@ -86,24 +82,56 @@ class LogRouter:
         self._task: asyncio.Task[None] | None = None
         self.unreachable = ""
         """Why the log cannot be read now; empty if it can."""
-        self.tokenless = 0
-        """Stores that came without tokens: no prompt finds their blocks. Their writers need ``token_ids: keep``."""
 
     def longest_prefix(
         self, tokens: Sequence[int], *, lora: Adapter = None, salt: str | None = None
     ) -> dict[Worker, int]:
-        """How many blocks each worker holds of a prompt, from its beginning on, where it holds any; the most first.
+        """Return how many blocks of a prompt each worker holds, longest first; workers without any are left out.
 
         Raises:
-            ValueError: a token id is none of 32 bits.
+            ValueError: a token id does not fit into 32 bits.
+            RouterError: the router is not open, or has failed.
+        """
+        return {worker: match.blocks for worker, match in self.matches(tokens, lora=lora, salt=salt).items()}
+
+    def matches(self, tokens: Tokens, *, lora: Adapter = None, salt: str | None = None) -> dict[Worker, Match]:
+        """Do the same with the block size, and with the number of blocks on each medium.
+
+        Raises:
+            ValueError: a token id does not fit into 32 bits.
             RouterError: the router is not open, or has failed.
         """
         self._check()
-        return self._index.longest_prefix(tokens, lora=lora, salt=salt)
+        return self._index.matches(tokens, lora=lora, salt=salt)
+
+    def matches_by_hash(self, hashes: Sequence[Hash]) -> dict[Worker, Match]:
+        """Do the same for a prompt given by its block hashes from the first to the last, as the engines compute them.
+
+        Raises:
+            RouterError: the router is not open, or has failed.
+        """
+        self._check()
+        return self._index.matches_by_hash(hashes)
+
+    def blocks(self) -> dict[Worker, dict[str, int]]:
+        """Count the blocks of each worker by medium."""
+        return {worker: self._index.on_media(worker) for worker in self._index.workers}
+
+    def status(self) -> dict[str, Status]:
+        """Return the condition of each stream, by its worker's name."""
+        return {
+            each.feed.names[0]: replace(each.feed.status, unreachable=self.unreachable)
+            for each in self._streams.values()
+        }
 
     def __len__(self) -> int:
-        """Blocks of all workers."""
+        """Count the blocks of all workers."""
         return len(self._index)
+
+    @property
+    def tokenless(self) -> int:
+        """Number of stores without token ids. No prompt finds their blocks. Their writers need ``token_ids: keep``."""
+        return sum(each.feed.status.tokenless for each in self._streams.values())
 
     @property
     def refused(self) -> dict[str, dict[Reason, int]]:
@@ -191,8 +219,6 @@ class LogRouter:
         if isinstance(batch, Reason):
             feed.status.refused[batch] += 1
         elif batch is not None:
-            stores = (each for each in batch.events if isinstance(each, BlockStored) and each.block_hashes)
-            self.tokenless += sum(bytes(each.token_ids) == _NO_TOKENS for each in stores)
             feed.apply(batch)
 
     def _check(self) -> LogStreams:

@@ -29,7 +29,7 @@ from kvbus.client import (
     Worker,
 )
 from kvbus.client.feed import Feed
-from kvbus.core.blocks.prefix_index import PrefixIndex
+from kvbus.client.prefix_index import PrefixIndex
 from kvbus.core.types import Reason
 from kvbus.core.wire.batch import Batch
 from kvbus.core.wire.codec import decode_batch

@@ -8,8 +8,20 @@ from collections import Counter
 
 import pytest
 
-from kvbus.client import PrefixRouter, Restarted, RouterError, Subscriber, SubscriberClosedError, Synced, Timing, Worker
+from kvbus.client import (
+    Match,
+    PrefixRouter,
+    Restarted,
+    RouterError,
+    Subscriber,
+    SubscriberClosedError,
+    Synced,
+    Timing,
+    Worker,
+)
 from kvbus.common.errors import BindError
+from kvbus.core.wire.encoding import encode_value
+from kvbus.core.wire.schema import BlockStored
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.client.blocks import batch, removed, stored, tokens
 from tests.ports import free_ports
@@ -55,6 +67,29 @@ async def test_who_holds_the_longest_prefix():
             "a": ("live", 1),
             "b": ("live", 1),
         }
+
+
+async def test_matches_say_the_tiers_and_hashes_are_asked_for_too():
+    async with two_engines() as (a, b), PrefixRouter({"a": subscribed(a), "b": subscribed(b)}) as router:
+        a.publish(batch(stored(1, medium="CPU")))
+        await a.wait_for_subscriber()
+        await router.settled()
+        await eventually(lambda: router.blocks()[Worker("a", 0)] == {"GPU": 2, "CPU": 1}, "all blocks are there")
+        size = len(tokens(1))
+        whole = {
+            Worker("a", 0): Match(2, size, {"GPU": 2, "CPU": 1}),
+            Worker("b", 0): Match(1, size, {"GPU": 1}),
+            Worker("b", 1): Match(1, size, {"GPU": 1}),
+        }
+        assert router.matches(tokens(1, 2)) == router.matches_by_hash([1, 2, 3]) == whole
+        assert router.matches(tokens(1, 2), salt="s") == router.matches_by_hash([7]) == {}
+
+
+async def test_stores_without_tokens_are_counted():
+    async with engine() as publisher, PrefixRouter({"a": subscribed(publisher)}) as router:
+        publisher.publish(batch(BlockStored((1, 2), None, encode_value([]), 16)))
+        await router.settled()
+        assert (router.status()["a"].tokenless, len(router)) == (1, 0)
 
 
 async def test_a_worker_that_joins_leaves_and_restarts():
@@ -116,6 +151,16 @@ async def test_a_worker_that_is_away_is_left_out_until_it_is_back():
             await eventually(lambda: router.longest_prefix(tokens(1)) == {Worker("a", 0): 1}, "it is there")
         await eventually(lambda: router.status()["a"].unreachable, "it is away")
         assert router.longest_prefix(tokens(1)) == {}
+
+
+async def test_a_worker_that_is_away_is_kept_on_request():
+    async with PrefixRouter(keep_unreachable=True) as router:
+        async with engine() as publisher:
+            publisher.publish(batch(stored(1)))
+            router.add("a", subscribed(publisher))
+            await eventually(lambda: router.longest_prefix(tokens(1)) == {Worker("a", 0): 1}, "it is there")
+        await eventually(lambda: router.status()["a"].unreachable, "it is away")
+        assert router.longest_prefix(tokens(1)) == {Worker("a", 0): 1}
 
 
 async def test_a_merged_output_is_one_stream_with_a_rank_for_each_source():

@@ -11,9 +11,9 @@ from msgspec import Raw
 
 from kvbus.client import Worker
 from kvbus.client.feed import Feed
+from kvbus.client.prefix_index import PrefixIndex
 from kvbus.client.view import BlockView
 from kvbus.core.blocks.announce import announce
-from kvbus.core.blocks.prefix_index import PrefixIndex
 from kvbus.core.outputs.spec import Rights
 from kvbus.core.outputs.view import View
 from kvbus.core.stats import NumberingStats

@@ -1,0 +1,411 @@
+"""An index of prefixes: which of many workers holds how much of a prompt.
+
+Each block of a worker has a *place*: a digest of the tokens from the prompt's beginning to the block's end, of the
+LoRA adapter, and of everything else that the engine puts into its block hashes (a salt, images). Workers need not agree
+on hashes or on a block size, because a question computes the places of its own prompt and looks them up.
+
+A block whose parent has no place waits, and gets its place when the parent gets one. A removed parent does not move its
+children: they count again when the parent is back. A worker's blocks on several media are blocks of one prefix.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from hashlib import sha256
+from itertools import pairwise
+from struct import Struct, error
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+from msgspec import UNSET, Raw, UnsetType
+
+from kvbus.core.types import DEVICE_MEDIUM, Hash, Reason, medium_key
+from kvbus.core.wire.carried import readable
+from kvbus.core.wire.codec import AnyEvent, clears_all
+from kvbus.core.wire.encoding import decode_value, encode_value
+from kvbus.core.wire.parts import value
+from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored
+from kvbus.core.wire.tokens import decode_tokens
+
+W = TypeVar("W", bound=Hashable)
+K = TypeVar("K")
+
+Tokens = Sequence[int] | bytes
+"""A prompt's token ids, or the same ids packed as little-endian integers of 32 bits."""
+
+Adapter = str | int | None
+"""A LoRA adapter's name, or its id if the engine announces no name."""
+
+
+class Shape(NamedTuple):
+    """The form of a worker's blocks: tokens in a block, and whether each token is a pair (EAGLE)."""
+
+    size: int
+    pairs: bool = False
+
+
+class Label(NamedTuple):
+    """A block's content: its packed tokens, and its extra keys in msgpack (empty if it has none)."""
+
+    tokens: bytes
+    keys: bytes = b""
+
+
+class Match(NamedTuple):
+    """A worker's part of a prompt.
+
+    Attributes:
+        blocks: number of the prompt's blocks that the worker holds, from the first one on and without a hole.
+        block_size: tokens in one block; 0 if the publisher does not say.
+        tiers: by medium, how many of these blocks are there.
+    """
+
+    blocks: int
+    block_size: int
+    tiers: dict[str, int]
+
+    @property
+    def tokens(self) -> int:
+        """Number of the prompt's tokens that the worker holds."""
+        return self.blocks * self.block_size
+
+
+class PrefixIndex(Generic[W]):
+    """The live blocks of many workers, for questions about prompts."""
+
+    def __init__(self) -> None:
+        self._workers: dict[W, _WorkerBlocks] = {}
+
+    def __len__(self) -> int:
+        """Count the blocks of all workers on all media."""
+        return sum(blocks.on_media.total() for blocks in self._workers.values())
+
+    @property
+    def workers(self) -> list[W]:
+        """The workers that have announced a block since they were last cleared."""
+        return list(self._workers)
+
+    def on_media(self, worker: W) -> dict[str, int]:
+        """Count a worker's blocks by medium."""
+        blocks = self._workers.get(worker)
+        return {} if blocks is None else dict(blocks.on_media)
+
+    # -- events
+
+    def apply(self, worker: W, event: AnyEvent) -> None:
+        """Apply one event of a worker. The index does not tell KV-cache groups apart: pass the events of one group."""
+        if isinstance(event, AllBlocksCleared):
+            if clears_all(event):
+                self.clear(worker)
+            elif worker in self._workers:
+                self._workers[worker].clear_medium(medium_of(event))
+            return
+        if isinstance(event, dict):  # an event with fields that no struct has
+            event = readable(event)
+            event = BlockStored(**{name: event[name] for name in BlockStored.__struct_fields__ if name in event})
+        medium = medium_of(event)
+        if isinstance(event, BlockRemoved):
+            for block in event.block_hashes:
+                self.remove(worker, block, medium)
+        else:
+            self._workers.setdefault(worker, _WorkerBlocks()).store(event, medium)
+
+    def remove(self, worker: W, block: Hash, medium: str = DEVICE_MEDIUM) -> bool:
+        """Remove a worker's block from a medium. Return False if it was not there."""
+        blocks = self._workers.get(worker)
+        return blocks is not None and blocks.remove(block, medium)
+
+    def holds(self, worker: W, block: Hash, medium: str = DEVICE_MEDIUM) -> bool:
+        """Return whether a worker holds a block on a medium."""
+        blocks = self._workers.get(worker)
+        return blocks is not None and medium in blocks.media_of(block)
+
+    def clear(self, worker: W) -> None:
+        """Forget all blocks of a worker."""
+        self._workers.pop(worker, None)
+
+    # -- questions
+
+    def longest_prefix(self, tokens: Tokens, *, lora: Adapter = None, salt: str | None = None) -> dict[W, int]:
+        """Return how many blocks of a prompt each worker holds, longest first; workers without any are left out.
+
+        Raises:
+            ValueError: a token id does not fit into 32 bits.
+        """
+        return {worker: match.blocks for worker, match in self.matches(tokens, lora=lora, salt=salt).items()}
+
+    def matches(self, tokens: Tokens, *, lora: Adapter = None, salt: str | None = None) -> dict[W, Match]:
+        """Return what each worker holds of a prompt, longest first; workers without any of it are left out.
+
+        If a worker has blocks of several sizes, the answer is the size that covers the most tokens.
+
+        Raises:
+            ValueError: a token id does not fit into 32 bits.
+        """
+        found: dict[W, Match] = {}
+        for shape in sorted({shape for blocks in self._workers.values() for shape in blocks.shapes}):
+            holders = {worker: blocks.media_at for worker, blocks in self._workers.items() if shape in blocks.shapes}
+            for worker, (count, tiers) in _longest(holders, _places(tokens, shape, lora, salt)).items():
+                match, other = Match(count, shape.size, tiers), found.get(worker)
+                if other is None or other.tokens < match.tokens:
+                    found[worker] = match
+        return dict(sorted(found.items(), key=lambda each: each[1].tokens, reverse=True))
+
+    def matches_by_hash(self, hashes: Sequence[Hash]) -> dict[W, Match]:
+        """Return what each worker holds of a prompt, given its block hashes from the first to the last."""
+        holders = {worker: blocks.media_of for worker, blocks in self._workers.items()}
+        found = {
+            worker: Match(count, self._workers[worker].size_of(hashes[0]), tiers)
+            for worker, (count, tiers) in _longest(holders, hashes).items()
+        }
+        return dict(sorted(found.items(), key=lambda each: (each[1].tokens, each[1].blocks), reverse=True))
+
+
+def medium_of(event: AnyEvent) -> str:
+    """Return the medium that an event names, in upper case; every name of the device is one medium."""
+    medium = value(event, "medium")
+    return medium_key(medium) or str(medium).upper()
+
+
+def packed(tokens: Sequence[int]) -> bytes:
+    """Pack token ids as little-endian integers of 32 bits.
+
+    Raises:
+        ValueError: a token id does not fit into 32 bits.
+    """
+    try:
+        return Struct(f"<{len(tokens)}I").pack(*tokens)
+    except error as problem:
+        raise ValueError("a token id is an integer from 0 to 4294967295") from problem
+
+
+class _Block:
+    """One block of a worker.
+
+    Attributes:
+        size: tokens in it; 0 if the publisher does not say.
+        media: where it is.
+        parent: hash of the block before it; None for the first block of a prompt.
+        label: its content; None while its tokens are unknown.
+        place: digest of the prompt up to its end; None while it waits for its tokens or for its parent's place.
+    """
+
+    __slots__ = ("label", "media", "parent", "place", "size")
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.media: tuple[str, ...] = ()
+        self.parent: Hash | None = None
+        self.label: Label | None = None
+        self.place: bytes | None = None
+
+
+class _WorkerBlocks:
+    """The blocks of one worker since it was last cleared.
+
+    Attributes:
+        shapes: the forms of its blocks so far.
+        on_media: number of blocks by medium.
+    """
+
+    def __init__(self) -> None:
+        self.shapes: Final[set[Shape]] = set()
+        self.on_media: Final[Counter[str]] = Counter()
+        self._blocks: Final[dict[Hash, _Block]] = {}
+        self._places: Final[dict[str, Counter[bytes]]] = {}
+        """By medium and place, the number of blocks: engines may have several hashes for equal tokens."""
+        self._waiting: Final[dict[Hash, set[Hash]]] = {}
+        """The blocks that wait for a parent's place, by the parent."""
+
+    def media_of(self, block: Hash) -> Sequence[str]:
+        """Return the media that hold the block of this hash."""
+        found = self._blocks.get(block)
+        return () if found is None else found.media
+
+    def media_at(self, place: bytes) -> Sequence[str]:
+        """Return the media that hold a block at this place."""
+        return [medium for medium, places in self._places.items() if place in places]
+
+    def size_of(self, block: Hash) -> int:
+        """Return the tokens in a block that is held."""
+        return self._blocks[block].size
+
+    def store(self, event: BlockStored[Any], medium: str) -> None:
+        """Add the blocks of a store. A block that is known keeps its place."""
+        parent = None if event.parent_block_hash is UNSET else event.parent_block_hash
+        lora = _adapter(event.lora_id, event.lora_name)
+        found = _labels(event, lora if isinstance(lora, str) else None, root=parent is None)
+        if found is not None:
+            self.shapes.add(found[0])
+        for position, block in enumerate(event.block_hashes):
+            known = self._blocks.get(block)
+            if known is None:
+                known = self._blocks[block] = _Block(event.block_size)
+            if known.label is None and found is not None:
+                shape, labels = found
+                known.size, known.parent, known.label = shape.size, parent, labels[position]
+                above = _root(lora, shape) if parent is None else self._place_of(parent)
+                if above is None and parent is not None:
+                    self._waiting.setdefault(parent, set()).add(block)
+                elif above is not None:
+                    self._settle(block, above)
+            if medium not in known.media:
+                known.media += (medium,)
+                self.on_media[medium] += 1
+                if known.place is not None:
+                    self._hold(known.place, medium)
+            parent = block
+
+    def remove(self, block: Hash, medium: str) -> bool:
+        """Remove a block from a medium. Return False if it was not there."""
+        known = self._blocks.get(block)
+        if known is None or medium not in known.media:
+            return False
+        known.media = tuple(each for each in known.media if each != medium)
+        _decrement(self.on_media, medium)
+        if known.place is not None:
+            _decrement(self._places[medium], known.place)
+        if not known.media:
+            del self._blocks[block]
+            if known.place is None and known.parent is not None:
+                siblings = self._waiting[known.parent]
+                siblings.remove(block)
+                if not siblings:
+                    del self._waiting[known.parent]
+        return True
+
+    def clear_medium(self, medium: str) -> None:
+        """Remove all blocks from a medium."""
+        for block in [block for block, known in self._blocks.items() if medium in known.media]:
+            self.remove(block, medium)
+
+    def _place_of(self, block: Hash) -> bytes | None:
+        known = self._blocks.get(block)
+        return None if known is None else known.place
+
+    def _settle(self, block: Hash, above: bytes) -> None:
+        """Give a block its place, below the place of its parent, and then the blocks that wait for it."""
+        settled = [(block, above)]
+        while settled:
+            block, above = settled.pop()
+            known = self._blocks[block]
+            assert known.label is not None  # noqa: S101 - only blocks with tokens wait
+            known.place = _place(above, known.label)
+            for medium in known.media:
+                self._hold(known.place, medium)
+            settled += [(child, known.place) for child in self._waiting.pop(block, ())]
+
+    def _hold(self, place: bytes, medium: str) -> None:
+        self._places.setdefault(medium, Counter())[place] += 1
+
+
+def _longest(
+    holders: Mapping[W, Callable[[K], Sequence[str]]], keys: Iterable[K]
+) -> dict[W, tuple[int, dict[str, int]]]:
+    """Count the leading keys that each worker holds on any medium, and on which.
+
+    Args:
+        holders: by worker, the function that returns the media of a key.
+        keys: the blocks of a prompt, first to last. Only those are read that some worker holds, and one more.
+    """
+    found: dict[W, tuple[int, dict[str, int]]] = {}
+    left = dict(holders)
+    for key in keys if left else ():
+        for worker, media_of in list(left.items()):
+            media = media_of(key)
+            if not media:
+                del left[worker]
+                continue
+            count, tiers = found.get(worker, (0, {}))
+            for medium in media:
+                tiers[medium] = tiers.get(medium, 0) + 1
+            found[worker] = count + 1, tiers
+        if not left:
+            break
+    return found
+
+
+def _decrement(counts: Counter[Any], key: Any) -> None:
+    """Subtract one, and drop a count of zero."""
+    counts[key] -= 1
+    if not counts[key]:
+        del counts[key]
+
+
+# -- places
+
+_ID: Final = Struct("<I")
+_LENGTH: Final = Struct("<Q")
+
+
+def _root(lora: Adapter, shape: Shape) -> bytes:
+    """Return the place above the first blocks of an adapter and a shape."""
+    return sha256(encode_value([lora, shape.size, shape.pairs])).digest()
+
+
+def _place(above: bytes, label: Label) -> bytes:
+    """Return the place of a block with this content below another place."""
+    return sha256(above + _LENGTH.pack(len(label.tokens)) + label.tokens + label.keys).digest()
+
+
+def _places(tokens: Tokens, shape: Shape, lora: Adapter, salt: str | None) -> Iterator[bytes]:
+    """Compute the places of a prompt's whole blocks, one at a time.
+
+    Raises:
+        ValueError: a token id does not fit into 32 bits.
+    """
+    if shape.pairs:
+        ids = [number for (number,) in _ID.iter_unpack(tokens)] if isinstance(tokens, bytes) else tokens
+        tokens = [each for pair in pairwise(ids) for each in pair]
+    raw = tokens if isinstance(tokens, bytes) else packed(tokens)
+    place, keys = _root(lora, shape), b"" if salt is None else bytes(encode_value([salt]))
+    for block in _divided(raw, shape):
+        place = _place(place, Label(block, keys))
+        yield place
+        keys = b""  # the salt is an extra key of the first block alone
+
+
+def _divided(tokens: bytes, shape: Shape) -> list[bytes]:
+    """Divide packed tokens into the blocks of a shape; an incomplete last block is left out."""
+    width = _ID.size * shape.size * (1 + shape.pairs)
+    return [tokens[start : start + width] for start in range(0, len(tokens) - width + 1, width)]
+
+
+def _labels(event: BlockStored[Any], lora_name: str | None, *, root: bool) -> tuple[Shape, list[Label]] | None:
+    """Return the contents of a store's blocks; None if their tokens are unknown.
+
+    Args:
+        event: the store.
+        lora_name: the adapter's name, which vLLM repeats as the first extra key of each block.
+        root: whether the store begins a prompt. SGLang then puts the salt into the event, vLLM into the first block's
+            extra keys.
+    """
+    count, size = len(event.block_hashes), event.block_size
+    decoded = decode_tokens(event.token_ids)
+    if isinstance(decoded, Reason) or not decoded or size <= 0 or len(decoded) != size * count:
+        return None
+    shape = Shape(size, isinstance(decoded[0], tuple))
+    flat: list[Any] = [each for pair in decoded for each in pair] if shape.pairs else decoded  # type: ignore[union-attr]
+    labels = [Label(block) for block in _divided(packed(flat), shape)]
+    for position, keys in enumerate(_extra_keys(event.extra_keys)[:count]):
+        if isinstance(keys, list):
+            own = keys[1:] if keys and keys[0] == lora_name else keys
+            if own:
+                labels[position] = Label(labels[position].tokens, bytes(encode_value(own)))
+    salt = event.cache_salt
+    if root and isinstance(salt, Raw) and not labels[0].keys and (text := decode_value(salt)) is not None:
+        labels[0] = Label(labels[0].tokens, bytes(encode_value([text])))
+    return shape, labels
+
+
+def _extra_keys(raw: Raw | bytes | UnsetType | None) -> list[Any]:
+    """Decode the extra keys of a store's blocks."""
+    keys = decode_value(raw) if isinstance(raw, Raw | bytes) else None
+    return keys if isinstance(keys, list) else []
+
+
+def _adapter(lora_id: int | UnsetType | None, lora_name: str | UnsetType | None) -> Adapter:
+    """Return what identifies an event's adapter."""
+    if lora_name is UNSET or lora_name is None:
+        return None if lora_id is UNSET else lora_id
+    return lora_name

@@ -1,0 +1,413 @@
+"""The index of prefixes: what each worker holds of a prompt, whatever the order in which blocks come and go."""
+
+import itertools
+import tracemalloc
+from array import array
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvbus.client.prefix_index import Match, PrefixIndex
+from kvbus.core.wire.encoding import encode_value
+from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored
+
+SIZE = 4
+
+
+def tokens_of(*blocks, size=SIZE):
+    """A prompt: each number stands for a block of tokens."""
+    return [block * 1000 + at for block in blocks for at in range(size)]
+
+
+def store(hashes, parent, *blocks, size=SIZE, keys=None, salt=None, **more):
+    more |= {name: encode_value(value) for name, value in (("extra_keys", keys), ("cache_salt", salt)) if value}
+    return BlockStored(tuple(hashes), parent, encode_value(tokens_of(*blocks, size=size)), size, **more)
+
+
+def index_of(*said):
+    index: PrefixIndex[str] = PrefixIndex()
+    for worker, event in said:
+        index.apply(worker, event)
+    return index
+
+
+def test_each_worker_with_the_blocks_it_holds_the_longest_first():
+    index = index_of(
+        ("b", store([9], None, 1)),
+        ("a", store([1, 2, 3], None, 1, 2, 3)),
+        ("c", store([7, 8], None, 1, 5)),
+        ("d", store([1], None, 2)),
+    )
+    assert index.longest_prefix(tokens_of(1, 2, 3, 4)) == {"a": 3, "b": 1, "c": 1}
+    assert next(iter(index.longest_prefix(tokens_of(1, 5)))) == "c"
+    assert index.longest_prefix(tokens_of(1, 2)[:-1]) == {"a": 1, "b": 1, "c": 1}
+    assert index.longest_prefix(tokens_of(4)) == index.longest_prefix([]) == {}
+    assert index.matches(tokens_of(1, 2)) == {
+        "a": Match(2, SIZE, {"GPU": 2}),
+        "b": Match(1, SIZE, {"GPU": 1}),
+        "c": Match(1, SIZE, {"GPU": 1}),
+    }
+    assert (len(index), index.workers) == (7, ["b", "a", "c", "d"])
+
+
+def test_a_prefix_ends_where_a_block_is_gone_and_goes_on_when_it_is_back():
+    index = index_of(("a", store([1, 2, 3], None, 1, 2, 3)), ("a", BlockRemoved((2,))))
+    assert index.longest_prefix(tokens_of(1, 2, 3)) == {"a": 1}
+    index.apply("a", store([2], 1, 2))
+    assert index.longest_prefix(tokens_of(1, 2, 3)) == {"a": 3}
+    assert not index.remove("a", 77)
+    assert not index.remove("nobody", 1)
+
+
+def test_a_block_waits_for_its_parent_with_all_that_wait_for_it():
+    index = index_of(("a", store([3], 2, 3)), ("a", store([4, 5], 3, 4, 5)), ("a", store([6], 2, 6)))
+    assert index.longest_prefix(tokens_of(3)) == {}
+    assert len(index) == 4
+    index.remove("a", 6)
+    index.apply("a", store([1, 2], None, 1, 2))
+    assert index.longest_prefix(tokens_of(1, 2, 3, 4, 5)) == {"a": 5}
+    assert index.longest_prefix(tokens_of(1, 2, 6)) == {"a": 2}
+
+
+def test_a_parent_of_another_worker_is_not_ones_own():
+    index = index_of(("a", store([1], None, 1)), ("b", store([2], 1, 2)))
+    assert index.longest_prefix(tokens_of(1, 2)) == {"a": 1}
+
+
+def test_blocks_on_several_tiers_are_one_prefix():
+    index = index_of(
+        ("a", store([1, 2], None, 1, 2)),
+        ("a", store([2, 3], 1, 2, 3, medium="CPU")),
+        ("b", store([1, 2, 3], None, 1, 2, 3, medium="DEVICE")),
+    )
+    asked = tokens_of(1, 2, 3)
+    both = {"a": Match(3, SIZE, {"GPU": 2, "CPU": 2}), "b": Match(3, SIZE, {"GPU": 3})}
+    assert index.matches(asked) == both
+    assert index.holds("a", 3, "CPU")
+    assert not index.holds("a", 3)
+    assert index.matches_by_hash([1, 2, 3, 4]) == both
+    index.apply("a", BlockRemoved((1, 2), "GPU"))
+    assert index.matches(asked) == {"b": both["b"]}
+    index.apply("a", store([1], None, 1, medium="cpu"))
+    assert index.matches(asked)["a"] == Match(3, SIZE, {"CPU": 3})
+
+
+def test_a_block_offloaded_without_tokens_is_where_it_is_on_the_device():
+    offloaded = BlockStored((1, 2, 9), None, encode_value([]), 0, medium="CPU")
+    index = index_of(("a", store([1, 2], None, 1, 2)), ("a", offloaded), ("a", offloaded), ("b", offloaded))
+    assert index.matches(tokens_of(1, 2)) == {"a": Match(2, SIZE, {"GPU": 2, "CPU": 2})}
+    index.apply("a", BlockRemoved((1, 2), "GPU"))
+    assert index.matches(tokens_of(1, 2)) == {"a": Match(2, SIZE, {"CPU": 2})}
+    index.apply("a", BlockRemoved((1, 2, 9), "CPU"))
+    assert (index.longest_prefix(tokens_of(1, 2)), len(index)) == ({}, 3)
+
+
+def test_a_block_without_tokens_gets_its_place_when_they_come():
+    index = index_of(("a", BlockStored((1, 3), None, encode_value([]), 0, medium="CPU")))
+    index.apply("a", store([2], 1, 2, medium="CPU"))
+    assert (index.longest_prefix(tokens_of(1, 2)), len(index)) == ({}, 3)
+    index.apply("a", store([3], 2, 3, medium="CPU"))
+    index.apply("a", store([1], None, 1, medium="CPU"))
+    assert index.matches(tokens_of(1, 2, 3)) == {"a": Match(3, SIZE, {"CPU": 3})}
+    index.apply("a", BlockRemoved((1, 2, 3), "CPU"))
+    assert (index.longest_prefix(tokens_of(1)), len(index)) == ({}, 0)
+
+
+def test_salts_and_adapters_keep_equal_tokens_apart():
+    index = index_of(
+        ("plain", store([1, 2], None, 1, 2, keys=[None, None])),
+        ("salt", store([1, 2], None, 1, 2, keys=[["s"], None])),  # vLLM: in the first block's extra keys
+        ("salt", store([3], 2, 3, keys=[None])),
+        ("sglang", store([1], None, 1, salt="s")),  # SGLang: a field of every store
+        ("sglang", store([2], 1, 2, salt="s")),
+        ("lora", store([1, 2], None, 1, 2, keys=[["l"], ["l"]], lora_name="l", lora_id=1)),
+        ("both", store([1, 2], None, 1, 2, keys=[["l", "s"], ["l"]], lora_name="l")),
+        ("number", store([1], None, 1, lora_id=1)),
+        ("image", store([1, 2], None, 1, 2, keys=[None, [["image", 3]]])),
+    )
+    asked = tokens_of(1, 2, 3)
+    assert index.longest_prefix(asked) == {"plain": 2, "image": 1}
+    assert index.longest_prefix(asked, salt="s") == {"salt": 3, "sglang": 2}
+    assert index.longest_prefix(asked, lora="l") == {"lora": 2}
+    assert index.longest_prefix(asked, lora="l", salt="s") == {"both": 2}
+    assert index.longest_prefix(asked, lora=1) == {"number": 1}
+    assert index.longest_prefix([], salt="s") == {}
+
+
+def test_two_names_for_equal_tokens_are_one_place_until_both_are_gone():
+    index = index_of(*[("a", store([name], None, 1, medium=medium)) for name in (1, 2, 3) for medium in (None, "CPU")])
+    for name in (2, 1, 3):
+        assert index.matches(tokens_of(1)) == {"a": Match(1, SIZE, {"GPU": 1, "CPU": 1})}
+        index.apply("a", BlockRemoved((name,)))
+        index.apply("a", BlockRemoved((name,), "CPU"))
+    assert index.longest_prefix(tokens_of(1)) == {}
+    assert len(index) == 0
+
+
+def test_block_sizes_may_differ_from_worker_to_worker_and_within_one():
+    index = index_of(
+        ("small", store([1, 2, 3], None, 1, 2, 3)),
+        ("large", store([1], None, 1, size=8)),
+        ("both", store([1, 2], None, 1, 2)),
+        ("both", store([3], None, 1, size=8)),
+    )
+    assert index.longest_prefix(tokens_of(1, size=8)) == {"large": 1, "both": 1, "small": 1}
+    assert index.matches(tokens_of(1, size=8))["both"] == Match(1, 8, {"GPU": 1})
+    assert index.matches(tokens_of(1, 2)) == {"small": Match(2, 4, {"GPU": 2}), "both": Match(2, 4, {"GPU": 2})}
+
+
+def test_pairs_of_eagle_are_asked_for_by_plain_tokens():
+    tokens = list(range(5))
+    pairs = encode_value(list(itertools.pairwise(tokens)))
+    index = index_of(("a", BlockStored((1,), None, pairs, 4)))
+    assert index.longest_prefix(tokens) == index.longest_prefix(array("I", tokens).tobytes()) == {"a": 1}
+    assert index.longest_prefix(tokens[:4]) == {}
+
+
+def test_tokens_may_be_packed_already():
+    index = index_of(("a", store([1, 2], None, 1, 2)))
+    packed = array("I", tokens_of(1, 2)).tobytes()
+    assert index.longest_prefix(packed) == {"a": 2}
+    assert index.longest_prefix(packed[:-1]) == {"a": 1}
+
+
+def test_blocks_without_their_tokens_are_found_by_name_alone():
+    index = index_of(("a", BlockStored((1, 2), None, encode_value([]), 0)), ("a", store([3], 2, 3)))
+    assert index.longest_prefix(tokens_of(3)) == {}
+    assert index.matches_by_hash([1, 2, 3]) == {"a": Match(3, 0, {"GPU": 3})}
+    index.apply("a", BlockRemoved((1, 3)))
+    assert len(index) == 1
+
+
+def test_an_event_that_stores_no_block_changes_nothing():
+    index = index_of(("a", store([1], None, 1)), ("a", store([], 1)))
+    assert (index.longest_prefix(tokens_of(1)), len(index)) == ({"a": 1}, 1)
+
+
+def test_an_event_with_unknown_fields_is_one_like_the_others():
+    known = store([1], None, 1)
+    index = index_of(
+        (
+            "a",
+            {"type": "BlockStored", "new": 1, "token_ids": known.token_ids, "block_size": SIZE}
+            | {"block_hashes": (1,), "parent_block_hash": None},
+        )
+    )
+    assert index.longest_prefix(tokens_of(1)) == {"a": 1}
+
+
+def test_a_name_for_two_blocks_stays_where_it_was_first():
+    index = index_of(("a", store([1], None, 1)), ("a", store([1], None, 2)), ("a", store([2], 1, 2)))
+    assert index.longest_prefix(tokens_of(1, 2)) == {"a": 2}
+    assert index.longest_prefix(tokens_of(2)) == {}
+    index.apply("a", AllBlocksCleared())
+    assert len(index) == 0
+
+
+@pytest.mark.parametrize("tokens", [[-1], [2**32], ["1"], [1.5], [None]])
+def test_a_token_that_is_none_is_refused(tokens):
+    with pytest.raises(ValueError, match="integer from 0 to 4294967295"):
+        index_of(("a", store([1], None, 1, size=1))).longest_prefix(tokens)
+
+
+def test_each_worker_is_asked_by_its_own_hashes():
+    index = index_of(
+        ("a", store([1, 2], None, 1, 2)),
+        ("b", store([1], None, 1)),
+        ("c", store([b"x"], b"unknown", 1)),
+        ("d", store([7, 2], None, 1, 3)),
+    )
+    one, two = Match(1, SIZE, {"GPU": 1}), Match(2, SIZE, {"GPU": 2})
+    assert list(index.matches_by_hash([1, 2, 3]).items()) == [("a", two), ("b", one)]
+    assert index.matches_by_hash([7, 2]) == {"d": two}
+    assert index.matches_by_hash([2, 1]) == {"a": two, "d": one}  # whatever their order
+    assert index.matches_by_hash([b"x"]) == {"c": one}
+    assert index.matches_by_hash([]) == index.matches_by_hash([9]) == {}
+
+
+def test_a_cleared_worker_begins_anew_and_other_workers_keep_their_blocks():
+    many = range(1, 100)
+    index = index_of(("a", store(many, None, *many)), ("b", store([1], None, 1)), ("a", AllBlocksCleared()))
+    assert index.longest_prefix(tokens_of(1, 2)) == {"b": 1}
+    assert (len(index), index.workers) == (1, ["b"])
+    index.apply("a", store([2], 1, 2))  # its parent was cleared
+    assert index.longest_prefix(tokens_of(1, 2)) == {"b": 1}
+    index.apply("a", store([1], None, 1))
+    assert index.longest_prefix(tokens_of(1, 2)) == {"a": 2, "b": 1}
+
+
+def test_a_clear_of_one_medium_leaves_the_others():
+    index = index_of(("a", store([1, 2], None, 1, 2)), ("a", store([1], None, 1, medium="CPU")))
+    index.apply("a", AllBlocksCleared("CPU"))
+    assert index.matches(tokens_of(1, 2)) == {"a": Match(2, SIZE, {"GPU": 2})}
+    assert index.on_media("a") == {"GPU": 2}
+    index.apply("b", AllBlocksCleared("CPU"))
+    assert index.on_media("b") == {}
+
+
+def test_removed_blocks_leave_nothing_in_memory():
+    index = index_of()
+
+    def come_and_go(first):
+        names = range(first, first + 2000)
+        index.apply("a", store(names, None, *names))
+        index.apply("a", store([first + 5000], first + 4000, first))  # it waits, and is removed while it does
+        index.apply("a", BlockRemoved((*names, first + 5000)))
+
+    come_and_go(0)
+    tracemalloc.start()
+    try:
+        come_and_go(10_000)
+        before = tracemalloc.get_traced_memory()[0]
+        for round_ in range(2, 6):
+            come_and_go(10_000 * round_)
+        grown = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert len(index) == 0
+    assert grown < 20_000, "bytes kept of 8,000 blocks"
+
+
+# -- against a plain model
+
+
+@dataclass
+class Known:
+    """A block of a worker: its parent, its content, the prompt up to its end as far as it is known, and its media."""
+
+    parent: bytes | None
+    content: int
+    path: tuple[int, ...] | None
+    media: set[str] = field(default_factory=set)
+
+
+@dataclass
+class Naive:
+    """The blocks of each worker, by hash."""
+
+    workers: dict = field(default_factory=dict)
+
+    def store(self, worker, medium, chain, variant, first):
+        blocks = self.workers.setdefault(worker, {})
+        content = content_of(worker, variant, chain)
+        for at in range(first, len(chain)):
+            parent = name_of(variant, chain[:at]) if at else None
+            block = blocks.setdefault(
+                name_of(variant, chain[: at + 1]), Known(parent, content[at], None if at else content[:1])
+            )
+            block.media.add(medium)
+        changed = True
+        while changed:  # a block has a path once its parent has one
+            changed = False
+            for block in blocks.values():
+                parent = blocks.get(block.parent)
+                if block.path is None and parent is not None and parent.path is not None:
+                    block.path, changed = (*parent.path, block.content), True
+
+    def remove(self, worker, medium, name):
+        blocks = self.workers.get(worker, {})
+        if name in blocks:
+            blocks[name].media.discard(medium)
+            if not blocks[name].media:
+                del blocks[name]
+
+    def answer(self, prompt):
+        paths = [prompt[: at + 1] for at in range(len(prompt))]
+        return self._answer(paths, lambda block, _name, path: block.path == path)
+
+    def answer_by_hash(self, names):
+        return self._answer(names, lambda _block, name, asked: name == asked)
+
+    def _answer(self, keys, fits):
+        found = {}
+        for worker, blocks in self.workers.items():
+            count, tiers = 0, dict[str, int]()
+            for key in keys:
+                media = set().union(*(block.media for name, block in blocks.items() if fits(block, name, key)))
+                if not media:
+                    break
+                count += 1
+                for medium in media:
+                    tiers[medium] = tiers.get(medium, 0) + 1
+            if count:
+                found[worker] = count, tiers
+        return found
+
+
+def name_of(variant, chain):
+    return repr((variant, chain)).encode()
+
+
+def content_of(worker, variant, chain):
+    """Return the content of such a chain; for one worker the last variant means other content."""
+    return tuple(3 - block for block in chain) if (worker, variant) == ("b", 2) else chain
+
+
+SHORT = [chain for length in (1, 2) for chain in itertools.product((1, 2), repeat=length)]
+NAMES = [name_of(variant, chain) for variant in range(3) for chain in SHORT]
+MEDIA = ("GPU", "CPU")
+WORKERS = st.sampled_from("abc")
+CHAINS = st.lists(st.sampled_from([1, 2]), min_size=1, max_size=4).map(tuple)
+VARIANTS = st.integers(0, 2)
+STEPS = st.one_of(
+    st.tuples(st.just("store"), WORKERS, st.sampled_from(MEDIA), CHAINS, VARIANTS, st.sampled_from((0, 0, 0, 1, 3))),
+    st.tuples(st.just("remove"), WORKERS, st.sampled_from(MEDIA), CHAINS, VARIANTS),
+    st.tuples(st.just("clear medium"), WORKERS, st.sampled_from(MEDIA)),
+    st.tuples(st.just("clear"), WORKERS),
+)
+
+
+@given(
+    st.lists(STEPS, min_size=12, max_size=60),
+    st.lists(CHAINS, min_size=1, max_size=4),
+    st.lists(st.lists(st.tuples(VARIANTS, CHAINS), max_size=4), max_size=4),
+)
+def test_it_answers_as_a_plain_model_does(steps, prompts, questions):
+    index: PrefixIndex[str] = PrefixIndex()
+    model = Naive()
+    by_hash = [
+        [name_of(variant, prompt[: at + 1]) for at in range(len(prompt))] for prompt in prompts for variant in range(3)
+    ]
+    by_hash += [[name_of(variant, chain) for variant, chain in question] for question in questions]
+
+    def check(prompt, names):
+        answer = index.matches(tokens_of(*prompt))
+        assert {worker: (match.blocks, match.tiers) for worker, match in answer.items()} == model.answer(prompt)
+        assert index.longest_prefix(tokens_of(*prompt)) == {worker: match.blocks for worker, match in answer.items()}
+        answer = index.matches_by_hash(names)
+        assert {worker: (match.blocks, match.tiers) for worker, match in answer.items()} == model.answer_by_hash(names)
+
+    for number, (kind, worker, *step) in enumerate(steps):
+        if kind == "store":
+            medium, chain, variant, first = step
+            first = min(first, len(chain) - 1)
+            names = [name_of(variant, chain[: at + 1]) for at in range(len(chain))]
+            parent = names[first - 1] if first else None
+            content = content_of(worker, variant, chain)
+            index.apply(worker, store(names[first:], parent, *content[first:], medium=medium))
+            model.store(worker, medium, chain, variant, first)
+        elif kind == "remove":
+            medium, chain, variant = step
+            index.apply(worker, BlockRemoved((name_of(variant, chain),), medium))
+            model.remove(worker, medium, name_of(variant, chain))
+        elif kind == "clear medium":
+            index.apply(worker, AllBlocksCleared(step[0]))
+            for name in list(model.workers.get(worker, {})):
+                model.remove(worker, step[0], name)
+        else:
+            index.clear(worker)
+            model.workers.pop(worker, None)
+        check(prompts[number % len(prompts)], by_hash[number % len(by_hash)])
+    for prompt in prompts:
+        check(prompt, by_hash[0])
+    for names in by_hash:
+        check(prompts[0], names)
+    for worker in "abc":
+        blocks = model.workers.get(worker, {})
+        counts = {medium: sum(medium in block.media for block in blocks.values()) for medium in MEDIA}
+        assert index.on_media(worker) == {medium: count for medium, count in counts.items() if count}
+        for medium, name in itertools.product(MEDIA, NAMES):
+            assert index.holds(worker, name, medium) == (name in blocks and medium in blocks[name].media)
+    assert len(index) == sum(len(block.media) for blocks in model.workers.values() for block in blocks.values())
