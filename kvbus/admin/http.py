@@ -290,7 +290,7 @@ class AdminServer:
         for slot, reading in read_sources(observed.relay):
             stream = observed.streams[slot]
             where = stream.endpoint, stream.replay_endpoint, stream.found or None, observed.dialled_in(slot)
-            texts.append((b"," if texts else b"[") + msgspec.json.encode(source_entry(reading, *where)))
+            texts.append((b"," if texts else b"[") + msgspec.json.encode(source_entry(reading, *where, slot)))
             if not len(texts) % AT_ONCE:
                 yield
         return [*texts, b"]"] if texts else [b"[]"]

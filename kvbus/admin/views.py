@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from kvbus.core.analytics import AnalyticsReading
 from kvbus.core.remarks import Said
@@ -99,6 +100,7 @@ class SourceEntry(msgspec.Struct):
     examples: dict[str, str]
     blocks: dict[str, int]
     analytics: Analytics | None
+    slot: int | UnsetType = UNSET
 
 
 class RouterEntry(msgspec.Struct):
@@ -127,6 +129,7 @@ def source_entry(
     replay_endpoint: str | None,
     found: str | None = None,
     dialled_in: list[str] | None = None,
+    slot: int | UnsetType = UNSET,
 ) -> SourceEntry:
     """Return the entry of a source.
 
@@ -136,6 +139,7 @@ def source_entry(
         replay_endpoint: of its replay, if it has one.
         found: who has found it where; None if the configuration names it.
         dialled_in: whence it is connected; None unless it dials in at an output's port.
+        slot: the offset of its port on an output with a port for each source, and its rank on a merged output.
     """
     stats, why = source.stats, source.missing
     ways = {
@@ -150,6 +154,7 @@ def source_entry(
         replay_endpoint=replay_endpoint,
         found=found,
         dialled_in=dialled_in,
+        slot=slot,
         partial_reason=why.reason if why else None,
         missing_before=why.before if why else None,
         heals=why.heals if why else None,

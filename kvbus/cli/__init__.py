@@ -20,6 +20,7 @@ _SUBCOMMANDS = (
     Subcommand("check", "Validate a configuration and print it in full."),
     Subcommand("doctor", "Find out what is wrong, and what to do."),
     Subcommand("top", "Watch a running bus: sources, outputs, routers."),
+    Subcommand("index", "Answer which source holds the longest prefix of a prompt."),
     Subcommand("query", "Ask which source holds the longest prefix of a prompt."),
     Subcommand("tail", "Watch a stream: decoded batches, and gaps."),
     Subcommand("dump", "Rebuild the live block set through the replay."),

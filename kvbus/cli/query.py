@@ -1,14 +1,17 @@
-"""``kvbus query``: ask a running bus which source holds the longest prefix of a prompt."""
+"""``kvbus query``: ask which source holds the longest prefix of a prompt."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from kvbus.cli.curve import curve_keys, curve_options
+from kvbus.cli.index import named_streams
 from kvbus.cli.login import bus_url, login, login_options
 from kvbus.cli.until import run_until_signal, say, until
 from kvbus.common.errors import ExitCode
@@ -17,25 +20,32 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import TextIO
 
+    from kvbus.client import Curve
     from kvbus.tools.asking import Login
 
 _OK: Final = 200
 _BAD: Final = 400
-_BUILDING: Final = 503
+_IDLE_S: Final = 2.0
 
 
-@click.command("query")
-@click.option("--http", default="127.0.0.1:9477", show_default=True, metavar="URL", help="The bus's HTTP port.")
+@click.command("query", short_help="Ask which source holds the longest prefix of a prompt.")
+@click.argument("sources", nargs=-1, metavar="[SOURCE]…")
+@click.option("--http", default="127.0.0.1:9478", show_default=True, metavar="URL", help="The index to ask.")
 @login_options
 @click.option("--tokens", type=click.File(), metavar="FILE", help="The prompt's token ids; - is standard input.")
 @click.option("--hashes", metavar="HASH,…", help="The hashes of the prompt's blocks, first to last.")
 @click.option("--lora", metavar="NAME", help="The adapter.")
 @click.option("--salt", metavar="TEXT", help="The cache salt.")
-@click.option("--analytics", is_flag=True, help="How long blocks live, how many come and go; with analytics: true.")
+@click.option(
+    "--output", "output", metavar="NAME", help="With a bus as SOURCE: its output.  [default: the first that fits]"
+)
+@click.option("--copies", is_flag=True, help="With SOURCE: count copies, for an engine's own stream.")
 @click.option("--timeout", type=click.FloatRange(0, min_open=True), default=60.0, show_default=True, metavar="S")
-@click.option("--json", "as_json", is_flag=True, help="Print the bus's answer.")
+@click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
+@curve_options
 def command(
     *,
+    sources: tuple[str, ...],
     http: str,
     http_token_file: Path | None,
     http_ca: Path | None,
@@ -43,9 +53,12 @@ def command(
     hashes: str | None,
     lora: str | None,
     salt: str | None,
-    analytics: bool,
+    output: str | None,
+    copies: bool,
     timeout: float,
     as_json: bool,
+    curve_secret_key: Path | None,
+    curve_server_key: Path | None,
 ) -> None:
     """Ask which sources hold the longest prefix of a prompt, the best first.
 
@@ -54,36 +67,35 @@ def command(
       kvbus query --tokens prompt.json
       kvbus query --hashes 6280583736533942967,-4611686018427387904
       curl -s localhost:8000/tokenize -d '{"prompt": "Hello"}' | kvbus query --tokens -
-      kvbus query --http https://bus:9477 --http-token-file router-a.token --tokens prompt.json
-      kvbus query --tokens prompt.txt --lora adapter-1 --json | jq '.results[0].matches[0].source'
-      kvbus query --analytics
+      kvbus query --http https://index:9478 --http-token-file router-a.token --tokens prompt.json
+      kvbus query http://127.0.0.1:9477 --tokens prompt.json
+      kvbus query tcp://10.0.0.7:5657,tcp://10.0.0.7:5658 --tokens prompt.txt --json
 
-    FILE is a JSON list, a JSON object with one under "tokens", or integers with commas or blanks between them. Only
-    programs on the bus's own host may ask (through `kubectl port-forward` everybody is there), and who has a token.
+    It asks a running `kvbus index`. With a SOURCE, as `kvbus index` takes it, there is no need for one: the command
+    reads the source's replay once, answers and ends. FILE is a JSON list, a JSON object with one under "tokens", or
+    integers with commas or blanks between them.
 
-    Exit codes: 0 answered, 2 a bad question, 69 no answer.
+    Exit codes: 0 answered, 2 a bad question, 69 no answer, 78 a source that cannot be read.
     """  # noqa: D301 - \b is click's: keep these lines as they are
-    asked = tokens is not None or hashes is not None
-    if (asked and tokens is not None and hashes is not None) or not (asked or analytics):
-        raise click.UsageError("give either --tokens FILE or --hashes HASH,…, or --analytics")
-    if not asked and (lora, salt) != (None, None):
-        raise click.UsageError("--lora and --salt are for --tokens")
-    question: dict[str, Any] = {"analytics": True} if analytics else {}
-    if asked:
-        question |= {"lora": lora, "salt": salt}
+    if (tokens is None) == (hashes is None):
+        raise click.UsageError("give either --tokens FILE or --hashes HASH,…")
+    question: dict[str, Any] = {"lora": lora, "salt": salt}
     if tokens is not None:
         question["tokens"] = token_ids(tokens.read())
     elif hashes is not None:
         question["hashes"] = [each.strip() for each in hashes.split(",")]
-    answer: dict[str, Any] | None = None
-
+    curve = curve_keys(curve_secret_key, curve_server_key)
     url = bus_url(http)
     shown = login(url, http_token_file, http_ca)
+    answer: dict[str, Any] | None = None
 
     async def session(stop: asyncio.Event) -> None:
         async def work() -> None:
             nonlocal answer
-            answer = await ask(url, question, timeout, shown)
+            if sources:
+                answer = await rebuild(sources, question, shown, output, timeout, copies=copies, curve=curve)
+            else:
+                answer = await ask(url, question, timeout, shown)
 
         await until(stop, work())
 
@@ -94,12 +106,11 @@ def command(
     if as_json:
         click.echo(json.dumps(answer))
         return
-    for source in answer.get("analytics", ()):
-        click.echo(f"{source['source']}  {_said(source['blocks'])}{_unsure(source)}")
-    for match in answer["results"][0]["matches"] if asked else ():
+    matches = answer["results"][0]["matches"]
+    for match in matches:
         tiers = ", ".join(f"{medium} {count}" for medium, count in match["tiers"].items())
         click.echo(f"{match['source']}  {match['blocks']} blocks, {match['tokens']} tokens: {tiers}{_unsure(match)}")
-    if asked and not answer["results"][0]["matches"]:
+    if not matches:
         say("no source holds anything of it")
     for source in answer["incomplete"]:
         state = "partial" if source["partial"] else source["state"]
@@ -110,32 +121,11 @@ def _unsure(source: dict[str, Any]) -> str:
     return " (partial)" if source["partial"] else "" if source["state"] == "live" else f" ({source['state']})"
 
 
-def _said(blocks: dict[str, Any]) -> str:
-    """The analytics of a source, in a line."""
-    again = blocks["stored_again"] / max(blocks["stored"], 1)
-    rates = f"{blocks['stored_per_second']:.3g} stored and {blocks['removed_per_second']:.3g} removed a second"
-    return (
-        f"{blocks['live']:,} live blocks, {blocks['shared']:.0%} of them elsewhere too; {rates}; "
-        f"{again:.0%} of {blocks['stored']:,} stored again; {lifetime(blocks['lifetimes']['buckets'])}"
-    )
-
-
-def lifetime(buckets: dict[str, int]) -> str:
-    """How long half of the blocks have lived."""
-    whole, seen, last = sum(buckets.values()), 0, "0"
-    for bound, count in buckets.items():
-        seen += count
-        if count and 2 * seen >= whole:
-            return f"half live up to {bound} s" if bound != "+Inf" else f"half live longer than {last} s"
-        last = bound
-    return "none has gone that was seen to come"
-
-
 def token_ids(text: str) -> list[int]:
-    """The token ids of a file.
+    """Return the token ids of a file.
 
     Raises:
-        click.UsageError: there is something else in it.
+        click.UsageError: the file holds something else.
     """
     try:
         found = json.loads(text)
@@ -153,24 +143,72 @@ def token_ids(text: str) -> list[int]:
 
 
 async def ask(url: str, question: dict[str, Any], timeout: float, shown: Login) -> dict[str, Any]:  # noqa: ASYNC109 - the user's
-    """Ask a bus, again while it builds what it answers from.
+    """Ask an index.
 
     Raises:
-        NoAnswerError: nobody answers within ``timeout`` seconds, or the bus refuses.
+        NoAnswerError: nothing answers within ``timeout`` seconds, or the index refuses.
         click.UsageError: the question is malformed.
     """
     from kvbus.tools.asking import NoAnswerError, asking  # noqa: PLC0415 - imported on use, to keep `kvbus --help` fast
 
     async with asking(url, timeout), shown.session() as session:
-        while True:
-            async with session.post(f"{url}/query", json=question, allow_redirects=False) as response:
-                status, answer = response.status, await response.json(content_type=None)
-            if status == _OK:
-                return dict(answer)
-            if status != _BUILDING:
-                break
-            await asyncio.sleep(0.2)
+        async with session.post(f"{url}/query", json=question, allow_redirects=False) as response:
+            status, answer = response.status, await response.json(content_type=None)
+        if status == _OK:
+            return dict(answer)
         text = str(answer["error"])
     if status == _BAD:
         raise click.UsageError(text)
     raise NoAnswerError(text)
+
+
+async def rebuild(
+    sources: tuple[str, ...],
+    question: dict[str, Any],
+    shown: Login,
+    output: str | None,
+    timeout: float,  # noqa: ASYNC109 - of the subscribers
+    *,
+    copies: bool,
+    curve: Curve | None,
+) -> dict[str, Any]:
+    """Read the replay of each source once, and answer.
+
+    Raises:
+        NoAnswerError: a source does not answer within ``timeout`` seconds.
+        UnusableError: a source has no replay, or no token ids.
+        click.UsageError: a source or the question is malformed.
+    """
+    import msgspec  # noqa: PLC0415 - imported on use, to keep `kvbus --help` fast
+
+    from kvbus.client import Timing  # noqa: PLC0415
+    from kvbus.index.bus import Bus, UnusableError  # noqa: PLC0415
+    from kvbus.index.follower import Follower  # noqa: PLC0415
+    from kvbus.index.questions import RefusedError, read  # noqa: PLC0415
+    from kvbus.tools.asking import NoAnswerError  # noqa: PLC0415
+
+    urls = [bus_url(each) for each in sources if each.startswith(("http://", "https://"))]
+    streams = named_streams([each for each in sources if not each.startswith(("http://", "https://"))])
+    idle = min(timeout, _IDLE_S)
+    timing = Timing(idle_s=idle, attempts=math.ceil(timeout / idle))
+    buses = [Bus(url, shown, output, curve=curve is not None) for url in urls]
+    try:
+        follower = Follower(streams, buses, copies=copies, curve=curve, timing=timing, once=True)
+        await follower.open()
+    except ValueError as error:
+        raise click.UsageError(f"{error}; for example tcp://127.0.0.1:5557,tcp://127.0.0.1:5558") from error
+    try:
+        await follower.complete()
+        silent = [*follower.silent, *(bus.url for bus in buses if not bus.answers)]
+        if silent:
+            raise NoAnswerError(f"no answer from {', '.join(silent)} within {timeout:g} s")
+        answer = follower.answer(read(json.dumps(question).encode()))
+    except (RefusedError, ValueError) as error:
+        raise click.UsageError(str(error)) from error
+    finally:
+        await follower.close()
+    tokenless = [each.source for each in answer.incomplete if each.state == "no_tokens"]
+    if tokenless:
+        raise UnusableError(f"{', '.join(tokenless)} has no token ids, which prompts are found by (token_ids: drop)")
+    built: dict[str, Any] = msgspec.to_builtins(answer)
+    return built

@@ -112,10 +112,11 @@ class Feed:
         name: the workers' name.
         index: the index.
         copies: whether to count copies; see `BlockView`.
+        status: the stream's status; None for a new one.
     """
 
-    def __init__(self, name: str, index: PrefixIndex[Worker], *, copies: bool) -> None:
-        self.status: Final = Status()
+    def __init__(self, name: str, index: PrefixIndex[Worker], *, copies: bool, status: Status | None = None) -> None:
+        self.status: Final = status or Status()
         self.discarded = False
         """Whether the stream was discarded. An update that was on its way then is ignored."""
         self._name: Final = name
@@ -132,7 +133,7 @@ class Feed:
         found = self._topics.get(topic)
         if found is None:
             name = f"{self._name}/{topic.decode('utf-8', 'backslashreplace')}"
-            found = self._topics[topic] = Feed(name, self._index, copies=self._copies)
+            found = self._topics[topic] = Feed(name, self._index, copies=self._copies, status=self.status)
         return found
 
     @property

@@ -182,6 +182,7 @@ async def test_sources_before_and_after_the_engine_is_there():
             "examples": {},
             "blocks": {},
             "analytics": None,
+            "slot": 0,
         }
         async with EnginePublisher(client.bus.engine, client.bus.engine_replay, bind=True) as engine:
             await eventually(lambda: client.bus.source.state == "live", "the engine found")

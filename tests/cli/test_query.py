@@ -1,14 +1,23 @@
-"""``kvbus query``: what it asks a running bus, and how it shows the answer."""
+"""``kvbus query``: what it asks an index, what it rebuilds without one, and how it shows the answer."""
+
+from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
 
 import click
 import pytest
-from click.testing import CliRunner
 
-from kvbus.cli import main
-from kvbus.cli.query import lifetime, token_ids
+from kvbus.cli.query import token_ids
+from kvbus.core.wire.encoding import encode_value
+from kvbus.core.wire.schema import BlockStored
+from kvbus.transport.engine.publisher import EnginePublisher
+from tests.client.blocks import batch, stored, tokens
+from tests.index.programs import Bus, Engine, Index, Truth, eventually, running, tokens_of
 from tests.ports import free_port
 
 
@@ -20,42 +29,93 @@ def test_token_ids_are_read_as_people_have_them(text):
 
 
 @pytest.mark.parametrize("text", ["", "[]x", "hello", '["1"]', "[1.5]", "[true]", "{}", "null", "[1, -]", "\u0661"])
-def test_what_holds_no_token_ids_is_refused(text):
+def test_a_file_without_token_ids_is_refused(text):
     with pytest.raises(click.UsageError, match="is no token id; for example"):
         token_ids(text)
 
 
-async def invoke(*args, tokens=(1, 2, 3)):
-    """The command in a thread of its own, so that the bus of this loop can answer."""
-    runner = CliRunner()
-    return await asyncio.to_thread(runner.invoke, main, ["query", *args], input=json.dumps(tokens))
+def query(*args: str, tokens: Any = (1, 2, 3)) -> subprocess.CompletedProcess[str]:
+    """Run the command as a process of its own; the token ids are its standard input."""
+    command = [sys.executable, "-m", "kvbus", "query", *args]
+    return subprocess.run(command, input=json.dumps(tokens), capture_output=True, text=True, timeout=100, check=False)
 
 
-def run(work):
-    asyncio.run(work(asyncio.Event()))
+class Scene:
+    """An engine, a bus and an index, and a prompt that the engine has."""
+
+    def __init__(self, engine: Engine, bus: Bus, index: Index, truth: Truth) -> None:
+        self.engine = engine
+        self.bus = bus
+        self.index = index
+        chain = max(truth.chains(), key=len)
+        self.tokens = tokens_of(chain)
+        ((blocks, tiers),) = truth.expected(chain).values()
+        self.blocks = blocks
+        self.tiers = ", ".join(f"{medium} {tiers[medium]}" for medium in ("GPU", "CPU") if medium in tiers)
+        self.held = f"{blocks} blocks, {len(self.tokens)} tokens"
 
 
-async def test_a_bus_that_is_not_there_or_is_none_is_named(monkeypatch):
-    monkeypatch.setattr("kvbus.cli.query.run_until_signal", run)
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory) -> Iterator[Scene]:
+    directory = tmp_path_factory.mktemp("query")
+    engine = Engine(directory, "engine")
+    truth = engine.truth()
+    bus = Bus(directory, "pod-a", engine)
+    index = Index(directory, bus.http)
+    with running(engine, bus, index):
+        eventually(lambda: bus.has(truth), "the bus knows every block", bus)
+        eventually(index.ready, "the index is ready", index)
+        eventually(lambda: not index.ask(tokens=[1])["incomplete"], "the index is complete", index)
+        yield Scene(engine, bus, index, truth)
+
+
+def test_an_index_is_asked(scene):
+    at = "--http", scene.index.http
+    shown = query(*at, "--tokens", "-", tokens=scene.tokens)
+    assert shown.returncode == 0
+    assert shown.stdout.startswith(f"engine  {scene.held}: ")
+    assert all(each in shown.stdout for each in scene.tiers.split(", "))
+    raw = json.loads(query(*at, "--tokens", "-", "--json", tokens=scene.tokens).stdout)
+    assert raw == scene.index.ask(tokens=scene.tokens)
+    nobody = query(*at, "--tokens", "-", "--salt", "s", tokens=scene.tokens)
+    assert (nobody.returncode, nobody.stderr) == (0, "kvbus: no source holds anything of it\n")
+    refused = query(*at, "--hashes", "xyz")
+    assert (refused.returncode, "hashes[0] is neither" in refused.stderr) == (2, True)
+
+
+def test_without_an_index_the_replay_is_read(scene):
+    asked = json.loads(query("--http", scene.index.http, "--tokens", "-", "--json", tokens=scene.tokens).stdout)
+    by_bus = query(scene.bus.http, "--tokens", "-", "--json", tokens=scene.tokens)
+    assert (by_bus.returncode, json.loads(by_bus.stdout)) == (0, asked)
+    for pair in (f"{scene.bus.out},{scene.bus.out_replay}", f"engine={scene.engine.endpoint},{scene.engine.replay}"):
+        copies = ("--copies",) if pair.startswith("engine=") else ()
+        shown = query(pair, *copies, "--tokens", "-", tokens=scene.tokens)
+        assert (shown.returncode, f"  {scene.held}: " in shown.stdout) == (0, True), shown
+
+
+def test_a_question_without_an_answer_says_why():
     port = free_port()
-    gone = await invoke("--http", f"127.0.0.1:{port}", "--tokens", "-")
-    assert (gone.exit_code, gone.stderr) == (
-        69,
-        f"kvbus: no bus answers at http://127.0.0.1:{port} (connection refused)\n",
-    )
-    odd = await invoke("--http", "ftp://host", "--tokens", "-")
-    assert (odd.exit_code, "is not HOST:PORT" in odd.stderr) == (2, True)
-    neither = await invoke()
-    assert (neither.exit_code, "either --tokens FILE or --hashes" in neither.stderr) == (2, True)
+    gone = query("--http", f"127.0.0.1:{port}", "--tokens", "-")
+    assert (gone.returncode, "(connection refused)" in gone.stderr) == (69, True)
+    odd = query("--http", "ftp://host", "--tokens", "-")
+    assert (odd.returncode, "is not HOST:PORT" in odd.stderr) == (2, True)
+    neither = query()
+    assert (neither.returncode, "either --tokens FILE or --hashes" in neither.stderr) == (2, True)
+    silent = query(f"tcp://127.0.0.1:{port},tcp://127.0.0.1:{port}", "--tokens", "-", "--timeout", "1")
+    assert (silent.returncode, "no answer from tcp://127.0.0.1" in silent.stderr) == (69, True)
+    without = query(f"tcp://127.0.0.1:{port}", "--tokens", "-")
+    assert (without.returncode, "has no replay endpoint" in without.stderr) == (2, True)
 
 
-@pytest.mark.parametrize(
-    ("buckets", "said"),
-    [
-        ({"1.0": 0, "+Inf": 0}, "none has gone that was seen to come"),
-        ({"1.0": 1, "3.0": 1, "+Inf": 1}, "half live up to 3.0 s"),
-        ({"1.0": 1, "3.0": 0, "+Inf": 2}, "half live longer than 3.0 s"),
-    ],
-)
-def test_half_of_the_lifetimes(buckets, said):
-    assert lifetime(buckets) == said
+async def test_a_stream_without_token_ids_is_refused():
+    async with EnginePublisher("tcp://127.0.0.1:*", "tcp://127.0.0.1:*", bind=True) as engine:
+        engine.publish(batch(BlockStored((1, 2), None, encode_value([]), 16)))
+        answer = await in_thread(f"{engine.endpoint},{engine.replay_endpoint}")
+        assert (answer.returncode, "has no token ids, which prompts are found by" in answer.stderr) == (78, True)
+        engine.publish(batch(stored(1)))
+        answer = await in_thread(f"a={engine.endpoint},{engine.replay_endpoint}")
+        assert (answer.returncode, answer.stdout) == (0, "a  1 blocks, 2 tokens: GPU 1\n")
+
+
+async def in_thread(source: str) -> subprocess.CompletedProcess[str]:
+    return await asyncio.to_thread(query, source, "--tokens", "-", tokens=tokens(1))

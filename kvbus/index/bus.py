@@ -1,0 +1,231 @@
+"""A bus as the index sees it over HTTP: the streams of one of its outputs, and the condition of its sources."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, TypeVar
+from urllib.parse import urlsplit
+
+import aiohttp
+import msgspec
+
+from kvbus.client import Worker
+from kvbus.common.errors import ExitCode, KvbusError
+from kvbus.config.endpoints import endpoint_offset, parse_endpoint
+from kvbus.config.topics import render
+from kvbus.tools.asking import Login, NoAnswerError, asking, get
+
+log = logging.getLogger("kvbus.index")
+
+T = TypeVar("T")
+
+POLL_SECONDS: Final = 1.0
+"""Time between two requests for ``/sources``."""
+
+_ANSWER_SECONDS: Final = 10.0
+
+
+class UnusableError(KvbusError):
+    """A bus has no output that the index can read."""
+
+    exit_code = ExitCode.CONFIG
+
+
+class Output(msgspec.Struct):
+    """The keys of an output that the index needs, from the bus's configuration in ``/overview``."""
+
+    name: str
+    type: str
+    endpoint: str
+    replay_endpoint: str | None
+    bind: bool
+    layout: str
+    token_ids: str
+    topic: str | None
+    curve_secret_key_file: str | None = None
+
+
+class _Config(msgspec.Struct):
+    worker: str
+    model: str | None
+    outputs: list[Output]
+
+
+class _Overview(msgspec.Struct):
+    config: _Config
+
+
+class Source(msgspec.Struct, frozen=True):
+    """One entry of the bus's ``/sources``."""
+
+    name: str
+    rank: int
+    slot: int
+    state: str
+    partial: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """One stream of the output, for a subscriber."""
+
+    endpoint: str
+    replay_endpoint: str | None
+    by_topic: bool = False
+
+
+class Bus:
+    """One bus.
+
+    Args:
+        url: its HTTP port.
+        login: the token and the authorities for it.
+        wanted: the name of the output to read; None for the first one that the index can read.
+        curve: whether the index has CURVE keys.
+
+    Attributes:
+        worker: the bus's ``worker`` key.
+        answers: whether the last request was answered.
+        asked: set after the first request, whether it was answered or not.
+        sources: the sources of the last answer.
+        streams: the streams to follow, by name.
+    """
+
+    def __init__(self, url: str, login: Login, wanted: str | None = None, *, curve: bool = False) -> None:
+        self.url: Final = url
+        self.curve: Final = curve
+        self.worker = ""
+        self.answers = False
+        self.asked: Final = asyncio.Event()
+        self.sources: list[Source] = []
+        self.streams: dict[str, Stream] = {}
+        self._login: Final = login
+        self._wanted: Final = wanted
+        self._config: _Config | None = None
+        """The bus's configuration; None before it is read, and after a request without an answer."""
+        self._by_worker: dict[tuple[str, int | None], Source] = {}
+
+    async def follow(self, changed: Callable[[], None]) -> None:
+        """Ask the bus again and again, and call ``changed`` after each answer.
+
+        Raises:
+            UnusableError: the bus has no output that the index can read.
+        """
+        async with self._login.session() as session:
+            while True:
+                try:
+                    await self._ask(session)
+                    self.answers = True
+                except NoAnswerError as error:
+                    if self.answers or not self.asked.is_set():
+                        log.warning("the bus does not answer, so the state of its sources is unknown: %s", error)
+                    self.answers = False
+                    self._config = None  # it may have another one when it is back
+                changed()
+                self.asked.set()
+                await asyncio.sleep(POLL_SECONDS)
+
+    def source_of(self, worker: Worker) -> Source | None:
+        """Return the source of a worker; None if the worker is of another bus, or the bus does not list its source."""
+        return self._by_worker.get((worker.name, None)) or self._by_worker.get((worker.name, worker.rank))
+
+    async def _ask(self, session: aiohttp.ClientSession) -> None:
+        async with asking(self.url, _ANSWER_SECONDS):
+            if self._config is None:
+                overview = _decoded((await get(session, f"{self.url}/overview"))[0], _Overview)
+                self._config, self.worker = overview.config, overview.config.worker
+            sources = _decoded((await get(session, f"{self.url}/sources"))[0], list[Source])
+        output = readable_output(self._config.outputs, self._wanted, self.url, curve=self.curve)
+        self.sources = sources
+        self._take(output, self._config)
+
+    def _take(self, output: Output, config: _Config) -> None:
+        """Work out which streams the output has, and which worker each source is."""
+        endpoint = as_seen_from(output.endpoint, self.url)
+        replay = None if output.replay_endpoint is None else as_seen_from(output.replay_endpoint, self.url)
+        if output.layout == "merged":
+            self.streams = {self.url: Stream(endpoint, replay)}
+            self._by_worker = {(self.url, source.slot): source for source in self.sources}
+            return
+        if output.layout == "per_topic":
+            self.streams = {self.url: Stream(endpoint, None, by_topic=True)}
+            topics = {_topic(output, config, source): source for source in self.sources}
+            self._by_worker = {(f"{self.url}/{topic}", None): source for topic, source in topics.items()}
+            return
+        names = {source.slot: f"{self.url} {source.name}" for source in self.sources}
+        self.streams = {
+            name: Stream(endpoint_offset(endpoint, slot), None if replay is None else endpoint_offset(replay, slot))
+            for slot, name in names.items()
+        }
+        self._by_worker = {(names[source.slot], None): source for source in self.sources}
+
+    def stream_of(self, source: Source) -> str:
+        """Return the name of the stream that carries a source."""
+        own = f"{self.url} {source.name}"
+        return own if own in self.streams else self.url
+
+
+def readable_output(outputs: list[Output], wanted: str | None, url: str, *, curve: bool) -> Output:
+    """Choose the output to read.
+
+    Raises:
+        UnusableError: there is none that the index can read.
+    """
+    why = []
+    for output in outputs:
+        if wanted not in {None, output.name}:
+            continue
+        wrong = _unreadable(output, curve=curve)
+        if wrong is None:
+            return output
+        why.append(f"output {output.name} {wrong}")
+    if not why:
+        names = ", ".join(output.name for output in outputs) or "none"
+        raise UnusableError(f"the bus at {url} has no output {wanted!r}; its outputs are: {names}")
+    raise UnusableError(f"the index can read no output of the bus at {url}: {'; '.join(why)}")
+
+
+def _unreadable(output: Output, *, curve: bool) -> str | None:
+    """Return why the index cannot read an output; None if it can."""
+    if output.type != "zmq":
+        return f"is of type {output.type}, and the index reads zmq"
+    if not output.bind:
+        return "dials its router (bind: false)"
+    if output.token_ids == "drop":
+        return "has no token ids, which prompts are found by (token_ids: drop)"
+    if output.curve_secret_key_file is not None and not curve:
+        return "requires CURVE: give --curve-secret-key and --curve-server-key"
+    return None
+
+
+def as_seen_from(endpoint: str, url: str) -> str:
+    """Return an endpoint of the bus with the URL's host in place of a wildcard."""
+    address = parse_endpoint(endpoint)
+    if address.is_ipc or not address.is_wildcard:
+        return endpoint
+    host = urlsplit(url).hostname or ""
+    return f"tcp://{f'[{host}]' if ':' in host else host}:{address.port}"
+
+
+def _topic(output: Output, config: _Config, source: Source) -> str:
+    """Return the topic of a source's stream; empty if it is the engine's own topic."""
+    if output.topic is None:
+        return ""
+    name = source.name.removesuffix(f"/{source.rank}")
+    topic = render(output.topic, model=config.model or "", worker=config.worker, source=name, rank=source.rank)
+    return topic.decode()
+
+
+def _decoded(raw: bytes, form: type[T]) -> T:
+    """Decode an answer of the bus.
+
+    Raises:
+        ValueError: the answer has another form.
+    """
+    try:
+        return msgspec.json.decode(raw, type=form)
+    except msgspec.DecodeError as error:
+        raise ValueError(str(error)) from error

@@ -1,0 +1,336 @@
+"""Everything that an index follows, and its answers: which worker holds how much of a prompt."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from typing import Final
+
+import msgspec
+
+from kvbus.client import (
+    Curve,
+    Lost,
+    LostReason,
+    Match,
+    PrefixRouter,
+    Status,
+    Subscriber,
+    Timing,
+    Update,
+    Worker,
+)
+from kvbus.common.tasks import end_tasks
+from kvbus.core.types import DEVICE_MEDIUM
+from kvbus.index.bus import Bus, Stream
+from kvbus.index.questions import Query, readings
+from kvbus.parts.log_router import LogRouter
+
+log = logging.getLogger("kvbus.index")
+
+_WATCH_SECONDS: Final = 1.0
+"""Time between two looks for streams without token ids or with a failure."""
+
+
+class Standing(msgspec.Struct):
+    """The condition of a source.
+
+    Attributes:
+        state: ``live``, or why the source may hold more, or less, than the index knows.
+        partial: whether the source holds blocks that the index cannot know of.
+    """
+
+    source: str
+    rank: int
+    worker: str
+    state: str
+    partial: bool
+
+    @property
+    def complete(self) -> bool:
+        """Return whether all blocks of the source are known."""
+        return self.state == "live" and not self.partial
+
+
+class Held(msgspec.Struct):
+    """What one source holds of a prompt.
+
+    ``blocks`` are those from the beginning on without a hole, and ``tiers`` says how many of them are on which medium.
+    """
+
+    source: str
+    rank: int
+    worker: str
+    blocks: int
+    tokens: int
+    block_size: int
+    tiers: dict[str, int]
+    state: str
+    partial: bool
+
+
+class Result(msgspec.Struct):
+    """The answer to one question: the sources that hold any of it, the longest prefix first."""
+
+    matches: list[Held]
+
+
+class Answer(msgspec.Struct):
+    """One result for each question, and the sources that may hold more than was found."""
+
+    results: list[Result]
+    incomplete: list[Standing]
+
+
+class Follower:
+    """Follow engines, buses and logs.
+
+    Args:
+        streams: engines, or single outputs of buses, by name.
+        buses: buses that are asked over HTTP for their outputs and sources.
+        logs: logs.
+        copies: whether the streams are engines' own, so that copies of a block are counted.
+        curve: keys for the streams and the outputs of buses.
+        timing: timeouts of the subscribers.
+        once: True reads each stream's replay once, and follows nothing.
+    """
+
+    def __init__(
+        self,
+        streams: Mapping[str, Stream],
+        buses: Sequence[Bus] = (),
+        logs: Sequence[LogRouter] = (),
+        *,
+        copies: bool = False,
+        curve: Curve | None = None,
+        timing: Timing | None = None,
+        once: bool = False,
+    ) -> None:
+        self._curve: Final = curve
+        self._timing: Final = timing
+        self._once: Final = once
+        self.silent: Final[set[str]] = set()
+        """The streams whose replay did not answer."""
+        self._buses: Final = buses
+        self._logs: Final = logs
+        self._streams: Final = PrefixRouter(
+            {name: self._subscriber(stream) for name, stream in streams.items()},
+            copies=copies,
+            keep_unreachable=True,
+            on_update=self._note,
+        )
+        self._outputs: Final = PrefixRouter(keep_unreachable=True, on_update=self._note)
+        self._followed: Final[dict[str, Stream]] = {}
+        """The streams of buses, by name."""
+        self._tokenless: Final[set[str]] = set()
+        """The streams without token ids that were reported."""
+        self._tasks: Final[list[asyncio.Task[None]]] = []
+        self._stack: Final = AsyncExitStack()
+        self._settling: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Begin to follow.
+
+        Raises:
+            ValueError: an endpoint is malformed.
+        """
+        for router in self._routers:
+            await self._stack.enter_async_context(router)
+        self._tasks.extend(asyncio.create_task(bus.follow(self._look_at_buses)) for bus in self._buses)
+        self._settling = asyncio.create_task(self._settled())
+
+    async def close(self) -> None:
+        """Stop following."""
+        await end_tasks([*self._tasks, self._settling])
+        await self._stack.aclose()
+
+    async def complete(self) -> None:
+        """Wait until every bus was asked once, and the state of every stream is complete or cannot be had.
+
+        Raises:
+            KvbusError: a bus has no output that the index can read.
+            RouterError: following a stream has failed.
+        """
+        assert self._settling is not None  # noqa: S101 - it is open
+        failing = asyncio.ensure_future(self.failed())
+        try:
+            await asyncio.wait([self._settling, failing], return_when=asyncio.FIRST_COMPLETED)
+            if failing.done():
+                failing.result()
+            self._settling.result()
+        finally:
+            await end_tasks([failing])
+
+    async def failed(self) -> None:
+        """Wait until a stream, a bus or a log cannot be followed any more, and raise the reason."""
+        await asyncio.gather(*self._tasks, self._watch())
+
+    @property
+    def awaited(self) -> str:
+        """Return what the index waits for before it is ready; empty if it is ready."""
+        if self._settling is None or not self._settling.done():
+            return "reading the streams"
+        return ""
+
+    # -- answers
+
+    def answer(self, queries: Sequence[Query]) -> Answer:
+        """Answer questions.
+
+        Raises:
+            ValueError: a question's hashes are malformed; the text names the question.
+            RouterError: following a stream has failed.
+        """
+        standings = self._standings()
+        results = []
+        for number, query in enumerate(queries):
+            try:
+                found = self._matches(query)
+            except ValueError as error:
+                raise ValueError(f"question {number}: {error}") from error
+            held = [_held(standings.get(worker) or _unknown(worker), match) for worker, match in found.items()]
+            results.append(Result(sorted(held, key=_worth, reverse=True)))
+        return Answer(results, [each for each in standings.values() if not each.complete])
+
+    def blocks(self) -> list[tuple[Standing, dict[str, int]]]:
+        """Count the blocks of each source by medium."""
+        standings = self._standings()
+        counts = {worker: media for router in self._routers for worker, media in router.blocks().items()}
+        known = [(standing, counts.pop(worker, {})) for worker, standing in standings.items()]
+        return known + [(_unknown(worker), media) for worker, media in counts.items()]
+
+    @property
+    def _routers(self) -> list[PrefixRouter | LogRouter]:
+        return [self._streams, self._outputs, *self._logs]
+
+    def _matches(self, query: Query) -> dict[Worker, Match]:
+        found: dict[Worker, Match] = {}
+        for router in self._routers:
+            if query.tokens is not None:
+                found |= router.matches(query.tokens, lora=query.lora, salt=query.salt)
+                continue
+            for hashes in readings(query.hashes or []):
+                for worker, match in router.matches_by_hash(hashes).items():
+                    if worker not in found or found[worker].blocks < match.blocks:
+                        found[worker] = match
+        return found
+
+    def _standings(self) -> dict[Worker, Standing]:
+        """Return the condition of every worker that is known, from its stream and from its bus."""
+        found: dict[Worker, Standing] = {}
+        direct: list[PrefixRouter | LogRouter] = [self._streams, *self._logs]
+        for router in direct:
+            workers = list(router.blocks())
+            for name, status in router.status().items():
+                own = [each for each in workers if each.name == name or each.name.startswith(f"{name}/")]
+                for worker in own or [Worker(name, None)]:
+                    found[worker] = Standing(
+                        worker.name, worker.rank or 0, worker.name, _state(status, known=bool(own)), status.partial
+                    )
+        statuses, heard = self._outputs.status(), self._outputs.blocks()
+        for bus in self._buses:
+            if not bus.sources and not bus.answers:
+                found[Worker(bus.url, None)] = Standing(bus.url, 0, bus.url, "unknown", partial=False)
+            for source in bus.sources:
+                workers = [each for each in heard if bus.source_of(each) is source]
+                if bus.curve and not workers:
+                    continue  # the index's key may have no right to it
+                status = statuses.get(bus.stream_of(source), Status())
+                state = _state(status, known=bool(workers))
+                if state == "live":
+                    state = source.state if bus.answers else "unknown"
+                partial = source.partial or status.partial
+                for worker in workers or [Worker(f"{bus.url} {source.name}", source.rank)]:
+                    found[worker] = Standing(source.name, source.rank, bus.worker, state, partial)
+        return found
+
+    # -- streams
+
+    def _subscriber(self, stream: Stream) -> Subscriber:
+        """Return the subscriber of a stream.
+
+        Raises:
+            ValueError: the stream has no replay, and is to be read by its replay alone.
+        """
+        if not self._once:
+            return Subscriber(
+                stream.endpoint,
+                stream.replay_endpoint,
+                by_topic=stream.by_topic,
+                timing=self._timing,
+                curve=self._curve,
+            )
+        if stream.replay_endpoint is None:
+            raise ValueError(f"{stream.endpoint} has no replay endpoint, which is read here")
+        return Subscriber(None, stream.replay_endpoint, timing=self._timing, curve=self._curve)
+
+    def _note(self, name: str, update: Update) -> None:
+        if isinstance(update, Lost) and update.reason is LostReason.NO_ANSWER:
+            self.silent.add(name)
+
+    def _look_at_buses(self) -> None:
+        """Follow the streams that the buses have now, and no others."""
+        wanted = {name: stream for bus in self._buses for name, stream in bus.streams.items()}
+        for name, stream in list(self._followed.items()):
+            if wanted.get(name) != stream:
+                del self._followed[name]
+                self._outputs.discard(name)
+        for name, stream in wanted.items():
+            if name not in self._followed:
+                self._outputs.add(name, self._subscriber(stream))
+                self._followed[name] = stream
+
+    async def _settled(self) -> None:
+        for bus in self._buses:
+            await bus.asked.wait()
+        for router in self._routers:
+            await router.settled()
+
+    async def _watch(self) -> None:
+        """Report streams without token ids, and raise the failure of a stream."""
+        while True:
+            await asyncio.sleep(_WATCH_SECONDS)
+            for router in self._routers:
+                blocks = {worker.name for worker in router.blocks()}
+                for name, status in router.status().items():
+                    if status.tokenless and name not in blocks | self._tokenless:
+                        self._tokenless.add(name)
+                        log.error("%s announces blocks without token ids, so no question finds them", name)
+                router.matches_by_hash([])  # raises the failure of the router
+
+
+def _state(status: Status, *, known: bool) -> str:
+    """Return the state of a stream.
+
+    Args:
+        status: the stream's status.
+        known: whether any block of the stream is known.
+    """
+    if status.unreachable:
+        return "unreachable"
+    return "no_tokens" if status.tokenless and not known else status.state
+
+
+def _unknown(worker: Worker) -> Standing:
+    """Return the condition of a worker that its bus does not list."""
+    return Standing(worker.name, worker.rank or 0, worker.name, "unknown", partial=False)
+
+
+def _held(standing: Standing, match: Match) -> Held:
+    return Held(
+        standing.source,
+        standing.rank,
+        standing.worker,
+        match.blocks,
+        match.tokens,
+        match.block_size,
+        match.tiers,
+        standing.state,
+        standing.partial,
+    )
+
+
+def _worth(held: Held) -> tuple[int, int, int]:
+    return held.tokens, held.blocks, held.tiers.get(DEVICE_MEDIUM, 0)

@@ -1,0 +1,270 @@
+"""The HTTP port of an index, on aiohttp: questions, a look-up page, probes and metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable
+from importlib import resources
+from importlib.metadata import version
+from typing import Any, Final, TypedDict
+
+import msgspec
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from kvbus.common.errors import BindError
+from kvbus.index.access import Access
+from kvbus.index.follower import Answer, Follower
+from kvbus.index.questions import MAX_BODY_BYTES, MSGPACK, RefusedError, Request, read
+
+log = logging.getLogger("kvbus.index")
+
+MAX_ANSWERING: Final = 16
+"""Maximum number of questions whose bodies are read or that are answered. Further ones get 429."""
+
+BODY_SECONDS: Final = 10.0
+"""Time that a client has to send its body."""
+
+_END_SECONDS: Final = 0.5
+"""Time that answers under way have when the process ends."""
+
+OUTCOMES: Final = ("answered", "invalid", "too_large", "slow", "busy", "forbidden", "gone")
+"""Labels of the counter of questions."""
+
+_PAGE: Final = {
+    "/": ("index.html", "text/html"),
+    "/page.css": ("page.css", "text/css"),
+    "/page.js": ("page.js", "text/javascript"),
+}
+
+_PAGE_HEADERS: Final = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Cache-Control": "no-cache",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Problem(TypedDict):
+    """The reason why there is no answer, in a sentence."""
+
+    error: str
+
+
+class IndexServer:
+    """Serve an index over HTTP.
+
+    Args:
+        follower: what it answers from.
+        access: who may ask.
+    """
+
+    def __init__(self, follower: Follower, access: Access) -> None:
+        self._follower: Final = follower
+        self._access: Final = access
+        self._answering = 0
+        self.questions: Final[Counter[str]] = Counter(dict.fromkeys(OUTCOMES, 0))
+        self._registry: Final = CollectorRegistry()
+        self._registry.register(_Readings(follower, self.questions))
+        self._runner: web.AppRunner | None = None
+
+    async def start(self, host: str, port: int) -> tuple[str, int]:
+        """Listen, and return the address.
+
+        Raises:
+            BindError: the address cannot be bound.
+        """
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_in_json])
+        app.router.add_post("/query", self._query)
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/livez", _livez)
+        app.router.add_get("/readyz", self._readyz)
+        app.router.add_get("/openapi.json", _openapi)
+        for path in _PAGE:
+            app.router.add_get(path, _page)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=_END_SECONDS)
+        await self._runner.setup()
+        try:
+            await web.TCPSite(self._runner, host, port, ssl_context=self._access.context).start()
+        except OSError as error:
+            await self._runner.cleanup()
+            raise BindError(f"http {host}:{port}", error.strerror or str(error)) from error
+        found = self._runner.addresses[0]
+        return str(found[0]), int(found[1])
+
+    async def close(self) -> None:
+        """Stop listening."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    async def _query(self, request: web.Request) -> web.Response:
+        refusal = self._access.refusal(request)
+        if refusal is not None:
+            self.questions["forbidden"] += 1
+            log.warning("/query refused to %s: %s", request.remote, refusal)
+            return _problem(403, refusal)
+        self._answering += 1
+        try:
+            answer = await self._answer(request)
+        except RefusedError as refused:
+            self.questions[refused.outcome] += 1
+            return _problem(refused.status, str(refused), {"Retry-After": "1"} if refused.status == 429 else None)
+        except (asyncio.CancelledError, ConnectionError):
+            self.questions["gone"] += 1
+            raise
+        finally:
+            self._answering -= 1
+        self.questions["answered"] += 1
+        return web.Response(body=msgspec.json.encode(answer), content_type="application/json")
+
+    async def _answer(self, request: web.Request) -> Answer:
+        if self._answering > MAX_ANSWERING:
+            raise RefusedError(429, "busy", f"{MAX_ANSWERING} requests are being answered; ask again")
+        if "Content-Encoding" in request.headers:
+            raise RefusedError(400, "invalid", "the body has a Content-Encoding; send it as it is")
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                body = await request.read()
+        except TimeoutError as error:
+            raise RefusedError(408, "slow", f"no whole body within {BODY_SECONDS:g} s") from error
+        except web.HTTPRequestEntityTooLarge as error:
+            text = f"more than {MAX_BODY_BYTES} bytes; ask in several requests"
+            raise RefusedError(413, "too_large", text) from error
+        queries = read(body, msgpack=request.content_type == MSGPACK)
+        try:
+            return self._follower.answer(queries)
+        except ValueError as error:
+            raise RefusedError(400, "invalid", str(error)) from error
+
+    async def _metrics(self, _request: web.Request) -> web.Response:
+        return web.Response(body=generate_latest(self._registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def _readyz(self, _request: web.Request) -> web.Response:
+        awaited = self._follower.awaited
+        return web.Response(text=f"{awaited or 'ok'}\n", status=503 if awaited else 200)
+
+
+@web.middleware
+async def _in_json(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer with a problem where aiohttp answers with a text, as for a path that does not exist."""
+    try:
+        return await handler(request)
+    except web.HTTPException as error:
+        if error.status < 400:
+            raise
+        allowed = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else None
+        return _problem(error.status, f"{request.method} {request.path}: {error.reason.lower()}", allowed)
+
+
+def _problem(status: int, text: str, headers: dict[str, str] | None = None) -> web.Response:
+    return web.json_response(Problem(error=text), status=status, headers=headers)
+
+
+async def _livez(_request: web.Request) -> web.Response:
+    return web.Response(text="ok\n")
+
+
+async def _page(request: web.Request) -> web.Response:
+    name, kind = _PAGE[request.path]
+    body = (resources.files(__package__) / "static" / name).read_bytes()
+    return web.Response(body=body, content_type=kind, charset="utf-8", headers=_PAGE_HEADERS)
+
+
+async def _openapi(_request: web.Request) -> web.Response:
+    return web.Response(body=document(), content_type="application/json")
+
+
+class _Readings(Collector):
+    """The metrics of an index, read at each scrape."""
+
+    def __init__(self, follower: Follower, questions: Counter[str]) -> None:
+        self._follower: Final = follower
+        self._questions: Final = questions
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield all metrics."""
+        labels = ["source", "rank", "worker"]
+        blocks = GaugeMetricFamily(
+            "kvbus_index_blocks", "Blocks of a source in the index, by medium.", labels=[*labels, "medium"]
+        )
+        partial = GaugeMetricFamily(
+            "kvbus_index_partial", "1 if a source holds blocks that the index cannot know of.", labels=labels
+        )
+        live = GaugeMetricFamily("kvbus_index_live", "1 if a source's stream is complete up to now.", labels=labels)
+        readings = self._follower.blocks()
+        for standing, media in readings:
+            names = [standing.source, str(standing.rank), standing.worker]
+            partial.add_metric(names, float(standing.partial))
+            live.add_metric(names, float(standing.state == "live"))
+            for medium, count in media.items():
+                blocks.add_metric([*names, medium], count)
+        questions = CounterMetricFamily("kvbus_index_questions", "Requests for /query, by outcome.", labels=["outcome"])
+        for outcome, count in self._questions.items():
+            questions.add_metric([outcome], count)
+        yield from (blocks, partial, live, questions)
+        yield GaugeMetricFamily("kvbus_index_workers", "Sources that the index knows.", value=len(readings))
+        info = GaugeMetricFamily("kvbus_index_build_info", "Always 1; the version is a label.", labels=["version"])
+        info.add_metric([version("kvbus")], 1)
+        yield info
+
+
+@functools.cache
+def document() -> bytes:
+    """Return the OpenAPI document of the port."""
+    types: tuple[Any, ...] = (Request, Answer, Problem)
+    schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+    request, answer, problem = schemas
+
+    def described(kind: str, schema: dict[str, Any], text: str) -> dict[str, Any]:
+        return {"description": text, "content": {kind: {"schema": schema}}}
+
+    def reads(summary: str, kind: str, **more: Any) -> dict[str, Any]:
+        return {
+            "get": {
+                "summary": summary,
+                "responses": {"200": described(kind, {"type": "string"}, "The answer."), **more},
+            }
+        }
+
+    problems = {
+        str(status): described("application/json", problem, "No answer.") for status in (400, 403, 408, 413, 429)
+    }
+    query = {
+        "summary": "Which sources hold the longest prefix of a prompt.",
+        "operationId": "query",
+        "security": [{}, {"token": []}],
+        "requestBody": {
+            "required": True,
+            "content": {kind: {"schema": request} for kind in ("application/json", MSGPACK)},
+        },
+        "responses": {"200": described("application/json", answer, "The answer."), **problems},
+    }
+    return msgspec.json.encode(
+        {
+            "openapi": "3.1.0",
+            "info": {"title": "kvbus index", "version": version("kvbus")},
+            "paths": {
+                "/query": {"post": query},
+                "/metrics": reads("Metrics in Prometheus's text format.", "text/plain"),
+                "/livez": reads("Whether the process runs.", "text/plain"),
+                "/readyz": reads(
+                    "Whether the streams were read.", "text/plain", **{"503": {"description": "Not yet."}}
+                ),
+                "/openapi.json": reads("This document.", "application/json"),
+                **{path: reads("A file of the look-up page.", kind) for path, (_, kind) in _PAGE.items()},
+            },
+            "components": {
+                "schemas": components,
+                "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+            },
+        },
+        order="sorted",
+    )

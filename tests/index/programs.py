@@ -1,0 +1,231 @@
+"""The real programs: an engine (`kvbus sim`), a bus, an index, each a process on free ports of loopback."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.children import Watch
+from tests.ports import free_port, ports_in_a_row
+
+PATIENCE = 100.0
+"""Seconds after which a condition that should hold is a failure."""
+
+
+class Program:
+    """One process of kvbus."""
+
+    def __init__(self, directory: Path, name: str, *args: str) -> None:
+        self.log = directory / f"{name}.log"
+        self._args = args
+        self._process: subprocess.Popen[bytes] | None = None
+        self._watch: Watch | None = None
+
+    def start(self) -> None:
+        env = {name: value for name, value in os.environ.items() if not name.startswith("KVBUS_")}
+        with self.log.open("ab") as log:
+            command = [sys.executable, "-m", "kvbus", *self._args]
+            self._process = subprocess.Popen(command, env=env, stdout=log, stderr=log, process_group=0)
+        self._watch = Watch(self._process.pid)
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        """Send a signal, and return the exit code."""
+        assert self._process is not None
+        self._process.send_signal(number)
+        return self.wait()
+
+    def wait(self) -> int:
+        """Wait for the end, and return the exit code."""
+        assert self._process is not None
+        assert self._watch is not None
+        code = self._process.wait(60)
+        self._watch.close()
+        return code
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def said(self) -> str:
+        return self.log.read_text()
+
+
+@contextlib.contextmanager
+def running(*programs: Program) -> Iterator[None]:
+    """Start programs, and end those that are alive when the block ends."""
+    try:
+        for program in programs:
+            program.start()
+        yield
+    finally:
+        for program in programs:
+            if program.alive:
+                program.end(signal.SIGKILL)
+
+
+def eventually(condition: Any, what: str, *programs: Program) -> Any:
+    """Wait until a condition holds, and return what it returned."""
+    end = time.monotonic() + PATIENCE
+    while not (found := condition()):
+        assert time.monotonic() < end, f"not within {PATIENCE:g} s: {what}\n{''.join(each.said for each in programs)}"
+        time.sleep(0.05)  # between two looks from outside at another process
+    return found
+
+
+def http(url: str, body: bytes | None = None, **headers: str) -> tuple[int, bytes]:
+    """Return a status and a body; status 0 while nothing listens."""
+    named = {name.replace("_", "-"): text for name, text in headers.items()}
+    request = urllib.request.Request(url, body, named)  # noqa: S310 - http alone
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read()
+    except (urllib.error.URLError, ConnectionError):
+        return 0, b""
+
+
+class Engine(Program):
+    """`kvbus sim` with a workload that ends, and the truth about it."""
+
+    def __init__(self, directory: Path, name: str, *more: str, seed: int = 0, ranks: int = 1) -> None:
+        self.ranks = ranks
+        self.endpoint, self.replay = (f"tcp://127.0.0.1:{ports_in_a_row(ranks)}" for _ in range(2))
+        load = ["--seed", str(seed), "--ranks", str(ranks), "--requests", "40", "--rate", "500", "--blocks", "600"]
+        self._load = [*load, "--tier", "CPU=500"]
+        where = ["--endpoint", self.endpoint, "--replay-endpoint", self.replay, "--bind"]
+        super().__init__(directory, name, "sim", *where, *self._load, *more)
+        self._truth = directory / f"{name}.truth"
+
+    def truth(self) -> Truth:
+        """Run the same workload once more, where nobody listens, and read what is live at its end."""
+        args = ["--endpoint", f"tcp://127.0.0.1:{ports_in_a_row(self.ranks)}", "--bind", *self._load]
+        args += ["--exit-after", "0", "--truth-file", str(self._truth)]
+        subprocess.run([sys.executable, "-m", "kvbus", "sim", *args], check=True, capture_output=True, timeout=PATIENCE)
+        return Truth(json.loads(self._truth.read_text())["blocks"])
+
+
+class Truth:
+    """The live blocks of an engine, as its simulator knows them."""
+
+    def __init__(self, blocks: list[dict[str, Any]]) -> None:
+        self.blocks = blocks
+        self._by_hash: dict[tuple[int, Any], dict[str, Any]] = {}
+        self._media: dict[tuple[int, Any], set[str]] = defaultdict(set)
+        for block in blocks:
+            self._by_hash[block["rank"], block["hash"]] = block
+            self._media[block["rank"], block["hash"]].add((block["medium"] or "GPU").upper())
+
+    def chains(self) -> list[list[dict[str, Any]]]:
+        """Every whole chain of blocks from a prompt's beginning on, without its own beginnings."""
+        parents = {(block["rank"], block["parent"]) for block in self.blocks}
+        found = []
+        for (rank, name), block in self._by_hash.items():
+            if (rank, name) in parents:
+                continue
+            chain = [block]
+            while chain[-1]["parent"] is not None and (rank, chain[-1]["parent"]) in self._by_hash:
+                chain.append(self._by_hash[rank, chain[-1]["parent"]])
+            if chain[-1]["parent"] is None:
+                found.append(chain[::-1])
+        return found
+
+    def expected(self, chain: list[dict[str, Any]]) -> dict[int, tuple[int, dict[str, int]]]:
+        """By rank, the blocks of a chain that it holds, and on which media."""
+        found = {}
+        prefixes = [block["prefix"] for block in chain]
+        for rank in {block["rank"] for block in self.blocks}:
+            media_of: dict[str, set[str]] = defaultdict(set)
+            for block in self.blocks:
+                if block["rank"] == rank:
+                    media_of[block["prefix"]] |= self._media[rank, block["hash"]]
+            count, tiers = 0, dict[str, int]()
+            for prefix in prefixes:
+                if prefix not in media_of:
+                    break
+                count += 1
+                for medium in media_of[prefix]:
+                    tiers[medium] = tiers.get(medium, 0) + 1
+            if count:
+                found[rank] = count, tiers
+        return found
+
+
+def tokens_of(chain: list[dict[str, Any]]) -> list[int]:
+    return [token for block in chain for token in block["tokens"]]
+
+
+class Bus(Program):
+    """`kvbus run` in front of engines."""
+
+    def __init__(self, directory: Path, name: str, *engines: Engine, output: str = "", more: str = "") -> None:
+        self.out, self.out_replay = (f"tcp://127.0.0.1:{ports_in_a_row(4)}" for _ in range(2))
+        self.http = f"http://127.0.0.1:{free_port()}"
+        config = directory / f"{name}.yaml"
+        sources = "".join(
+            f"  - {{name: {each.log.stem}, endpoint: '{each.endpoint}', replay_endpoint: '{each.replay}',"
+            f" data_parallel_size: {each.ranks}}}\n"
+            for each in engines
+        )
+        replay = "" if "per_topic" in output else f", replay_endpoint: '{self.out_replay}'"
+        config.write_text(
+            f"worker: {name}\nmodel: m\nsources:\n{sources}"
+            f"outputs: [{{name: out, endpoint: '{self.out}'{replay}{output}}}]\n"
+            f"http: {self.http.removeprefix('http://')}\nstate_dir: {directory / name}\nprobe_interval: 0.2\n{more}"
+        )
+        super().__init__(directory, name, "run", "-c", str(config))
+
+    def sources(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = json.loads(http(f"{self.http}/sources")[1] or b"[]")
+        return found
+
+    def has(self, *truths: Truth) -> bool:
+        """Whether it knows every block of these engines."""
+        known = sum(sum(each["blocks"].values()) for each in self.sources())
+        return known == sum(len({(b["rank"], b["hash"], b["medium"]) for b in truth.blocks}) for truth in truths)
+
+
+class Index(Program):
+    """`kvbus index`."""
+
+    def __init__(self, directory: Path, *args: str, name: str = "index", host: str = "127.0.0.1") -> None:
+        port = free_port()
+        self.http = f"http://127.0.0.1:{port}"
+        super().__init__(directory, name, "index", "--listen", f"{host}:{port}", *args)
+
+    def ready(self) -> bool:
+        return http(f"{self.http}/readyz")[0] == 200
+
+    def complete(self, *names: str) -> bool:
+        """Whether it knows these sources, and all of their blocks."""
+        if not self.ready() or self.ask(tokens=[1])["incomplete"]:
+            return False
+        text = http(f"{self.http}/metrics")[1].decode()
+        return all(f'kvbus_index_live{{rank="0",source="{name}"' in text for name in names)
+
+    def post(self, body: bytes, **headers: str) -> tuple[int, dict[str, Any]]:
+        status, answer = http(f"{self.http}/query", body, **headers)
+        return status, json.loads(answer)
+
+    def ask(self, **question: Any) -> dict[str, Any]:
+        status, answer = self.post(json.dumps(question).encode())
+        assert status == 200, answer
+        return answer
+
+    def matches(self, **question: Any) -> list[dict[str, Any]]:
+        """What each source holds of one prompt."""
+        found: list[dict[str, Any]] = self.ask(**question)["results"][0]["matches"]
+        return found

@@ -1,0 +1,74 @@
+"""A bus as an index sees it: which output it reads, and where that is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvbus.config import load
+from kvbus.index.bus import Output, UnusableError, as_seen_from, readable_output
+
+URL = "http://bus:9477"
+
+
+def outputs(*sections: dict[str, Any]) -> list[Output]:
+    """The outputs of a configuration, as `/overview` shows them."""
+    config = load(
+        None,
+        env={},
+        overrides={"sources": SOURCES, "outputs": [{"name": f"out-{n}", **s} for n, s in enumerate(sections)]},
+    )
+    known = Output.__struct_fields__
+    return [
+        Output(**{name: value for name, value in each.items() if name in known}) for each in config.to_dict()["outputs"]
+    ]
+
+
+SOURCES = [{"endpoint": "tcp://127.0.0.1:5557", "replay_endpoint": "tcp://127.0.0.1:5558"}]
+GOOD = {"endpoint": "tcp://*:5657", "replay_endpoint": "tcp://*:5658"}
+OTHER = {"endpoint": "tcp://*:6657"}
+TOKENLESS = {"endpoint": "tcp://*:7657", "token_ids": "drop"}
+DIALLING = {"endpoint": "tcp://router:5557", "bind": False}
+
+
+def test_the_first_output_that_can_be_read_is_read_unless_another_is_named():
+    found = outputs(TOKENLESS, GOOD, OTHER)
+    assert readable_output(found, None, URL, curve=False).name == "out-1"
+    assert readable_output(found, "out-2", URL, curve=False).name == "out-2"
+
+
+@pytest.mark.parametrize(
+    ("sections", "wanted", "why"),
+    [
+        ([GOOD, TOKENLESS], "out-1", "output out-1 has no token ids, which prompts are found by"),
+        ([DIALLING], None, "output out-0 dials its router"),
+        ([GOOD], "routers", "has no output 'routers'; its outputs are: out-0"),
+    ],
+)
+def test_an_output_that_cannot_be_read_is_refused_with_the_reason(sections, wanted, why):
+    with pytest.raises(UnusableError, match=why) as error:
+        readable_output(outputs(*sections), wanted, URL, curve=False)
+    assert error.value.exit_code == 78
+
+
+def test_an_output_with_curve_needs_keys():
+    (output,) = outputs(GOOD)
+    output.curve_secret_key_file = "/keys/kvbus.key_secret"
+    with pytest.raises(UnusableError, match="requires CURVE: give --curve-secret-key"):
+        readable_output([output], None, URL, curve=False)
+    assert readable_output([output], None, URL, curve=True) is output
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "url", "seen"),
+    [
+        ("tcp://*:5657", URL, "tcp://bus:5657"),
+        ("tcp://0.0.0.0:5657", "https://10.0.0.7:9477", "tcp://10.0.0.7:5657"),
+        ("tcp://*:5657", "http://[::1]:9477", "tcp://[::1]:5657"),
+        ("tcp://127.0.0.1:5657", URL, "tcp://127.0.0.1:5657"),
+        ("ipc:///run/kv", URL, "ipc:///run/kv"),
+    ],
+)
+def test_a_wildcard_is_the_host_of_the_url(endpoint, url, seen):
+    assert as_seen_from(endpoint, url) == seen

@@ -1,0 +1,134 @@
+"""`kvbus index` in front of real buses and engines: exact answers, and what it refuses."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from tests.index.programs import Bus, Engine, Index, Truth, eventually, http, running, tokens_of
+
+
+def check(index: Index, truth: Truth, name: str) -> None:
+    """Every prompt of an engine is answered exactly."""
+    chains = truth.chains()
+    assert len(chains) > 5
+    results = index.ask(queries=[{"tokens": tokens_of(chain)} for chain in chains])["results"]
+    for chain, result in zip(chains, results, strict=True):
+        found = {
+            match["rank"]: (match["blocks"], match["tiers"])
+            for match in result["matches"]
+            if match["source"] == name or match["source"].startswith(f"{name}/")
+        }
+        assert found == truth.expected(chain)
+        best = result["matches"][0]
+        assert best["tokens"] == best["blocks"] * best["block_size"] == len(tokens_of(chain))
+    assert index.matches(tokens=[1, 2, 3] * 100) == []
+
+
+def test_exact_answers_before_and_after_a_restart_of_the_bus_and_of_the_index(tmp_path):
+    engine = Engine(tmp_path, "engine")
+    bus = Bus(tmp_path, "pod-a", engine)
+    index = Index(tmp_path, bus.http)
+    truth = engine.truth()
+    with running(engine, bus, index):
+        eventually(lambda: bus.has(truth), "the bus knows every block", bus)
+        eventually(lambda: index.complete("engine"), "the index is complete", index)
+        check(index, truth, "engine")
+        (best, *_) = index.matches(tokens=tokens_of(truth.chains()[0]))
+        assert (best["source"], best["worker"], best["state"]) == ("engine", "pod-a", "live")
+
+        assert bus.end() == 0
+        eventually(lambda: index.ask(tokens=[1])["incomplete"], "the index notices", index)
+        (best, *_) = index.matches(tokens=tokens_of(truth.chains()[0]))
+        assert best["state"] in {"unknown", "unreachable"}  # the engine has its blocks still
+        bus.start()
+        eventually(lambda: bus.has(truth), "the bus knows every block again", bus)
+        eventually(lambda: index.complete("engine"), "the index is complete again", index)
+        check(index, truth, "engine")
+
+        assert index.end(signal.SIGINT) == 0
+        index.start()
+        eventually(lambda: index.complete("engine"), "the new index is complete", index)
+        check(index, truth, "engine")
+        assert index.end(signal.SIGTERM) == 0
+
+
+@pytest.mark.parametrize("layout", ["per_source", "merged", "per_topic"])
+def test_every_layout_is_read_and_its_sources_have_their_names(tmp_path, layout):
+    engine = Engine(tmp_path, "engine", ranks=2)
+    topic = ", topic: 'kv@{source}-{rank}@{model}'" if layout == "per_topic" else ""
+    bus = Bus(tmp_path, "pod-a", engine, output=f", layout: {layout}{topic}")
+    index = Index(tmp_path, bus.http)
+    truth = engine.truth()
+    with running(engine, bus, index):
+        eventually(lambda: bus.has(truth), "the bus knows every block", bus)
+        eventually(lambda: index.complete("engine/0"), "the index is complete", index)
+        check(index, truth, "engine")
+
+
+def test_two_buses_and_an_engine_are_one_index(tmp_path):
+    engines = [Engine(tmp_path, f"engine-{number}", seed=number) for number in range(3)]
+    buses = [Bus(tmp_path, f"pod-{number}", engines[number]) for number in range(2)]
+    index = Index(tmp_path, *(bus.http for bus in buses), f"engine-2={engines[2].endpoint},{engines[2].replay}")
+    truths = [engine.truth() for engine in engines]
+    with running(*engines, *buses, index):
+        for bus, truth in zip(buses, truths, strict=False):
+            eventually(lambda bus=bus, truth=truth: bus.has(truth), "the bus knows every block", bus)
+        eventually(lambda: index.complete("engine-0", "engine-1", "engine-2"), "the index is complete", index)
+        for number in range(2):
+            check(index, truths[number], f"engine-{number}")
+            workers = {each["worker"] for each in index.matches(tokens=tokens_of(truths[number].chains()[0]))}
+            assert f"pod-{number}" in workers
+        check(index, truths[2], "engine-2")
+
+
+def test_a_bus_that_is_younger_than_its_engine_is_partial_and_so_is_the_answer(tmp_path):
+    engine = Engine(tmp_path, "engine", "--buffer-steps", "5")
+    bus = Bus(tmp_path, "pod-a", engine)
+    index = Index(tmp_path, bus.http)
+    with running(engine):
+        eventually(lambda: "until Ctrl-C" in engine.said, "the engine has published its whole workload", engine)
+        with running(bus, index):
+            eventually(lambda: bus.sources() and bus.sources()[0]["partial"], "the bus is partial", bus)
+            (source,) = eventually(lambda: index.ready() and index.ask(tokens=[1])["incomplete"], "named", index)
+            expected = {"source": "engine", "rank": 0, "worker": "pod-a", "state": "live", "partial": True}
+            eventually(lambda: index.ask(tokens=[1])["incomplete"] == [expected], f"partial, not {source}", index)
+            assert (
+                b'kvbus_index_partial{rank="0",source="engine",worker="pod-a"} 1.0' in http(f"{index.http}/metrics")[1]
+            )
+
+
+def test_an_output_without_token_ids_is_refused(tmp_path):
+    engine = Engine(tmp_path, "engine")
+    bus = Bus(tmp_path, "pod-a", engine, output=", token_ids: drop")
+    index = Index(tmp_path, bus.http)
+    with running(engine, bus):
+        eventually(bus.sources, "the bus answers", bus)
+        with running(index):
+            assert index.wait() == 78
+            assert "output out has no token ids, which prompts are found by (token_ids: drop)" in index.said
+        direct = Index(tmp_path, f"bus={bus.out},{bus.out_replay}", name="direct")
+        with running(direct):
+            eventually(lambda: "bus announces blocks without token ids" in direct.said, "it says so", direct)
+            (source,) = direct.ask(tokens=[1])["incomplete"]
+            assert (source["source"], source["state"]) == ("bus", "no_tokens")
+
+
+def test_an_index_that_cannot_listen_or_has_nothing_to_follow_says_so(tmp_path):
+    first = Index(tmp_path, "tcp://127.0.0.1:1")
+    with running(first):
+        eventually(lambda: http(f"{first.http}/livez")[0] == 200, "it listens", first)
+        second = Index(tmp_path, "tcp://127.0.0.1:1", "--listen", first.http.removeprefix("http://"), name="second")
+        with running(second):
+            assert second.wait() == 69
+            assert "cannot listen on http 127.0.0.1" in second.said
+    for args, why in (
+        ((), "give a SOURCE or --log"),
+        (("nonsense",), "for example tcp://"),
+        (("a=",), "is not [NAME=]"),
+    ):
+        wrong = Index(tmp_path, *args, name="wrong")
+        with running(wrong):
+            assert wrong.wait() == 2
+        assert why in wrong.said
