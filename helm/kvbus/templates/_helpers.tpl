@@ -58,6 +58,9 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- fail (printf "kvbus.router=%s takes the address of the engine's pod from the stream's: it needs mode=worker" $v.kvbus.router) -}}
 {{- end -}}
 {{- end -}}
+{{- if $v.index.enabled -}}
+{{- include "kvbus.refuseIndex" . -}}
+{{- end -}}
 {{- $several := include "kvbus.severalPods" . -}}
 {{- $logged := include "kvbus.logged" $v.kvbus.config.sources -}}
 {{- if and $logged $v.kvbus.state.enabled -}}
@@ -77,7 +80,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end -}}
 {{- range list "extraContainers" "extraInitContainers" -}}
 {{- range get $v . -}}
-{{- if has .name (list "kvbus" "engine") -}}
+{{- if has .name (list "kvbus" "engine" "index") -}}
 {{- fail (printf "extraContainers, extraInitContainers: %s is the chart's own container" .name) -}}
 {{- end -}}
 {{- end -}}

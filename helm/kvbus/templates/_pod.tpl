@@ -42,13 +42,16 @@ spec:
   initContainers:
     {{- toYaml . | nindent 4 }}
   {{- end }}
-  {{- if or (eq .Values.mode "worker") .Values.extraContainers }}
+  {{- if or (eq .Values.mode "worker") .Values.extraContainers .Values.index.enabled }}
   containers:
     {{- if eq .Values.mode "worker" }}
     {{- include "kvbus.engine" . | nindent 4 }}
     {{- end }}
     {{- with .Values.extraContainers }}
     {{- toYaml . | nindent 4 }}
+    {{- end }}
+    {{- if .Values.index.enabled }}
+    {{- include "kvbus.index" . | nindent 4 }}
     {{- end }}
   {{- else }}
   containers: []
