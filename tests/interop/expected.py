@@ -63,6 +63,7 @@ DIRECT: Final[Mapping[str, Beliefs]] = {
         "missed_five lost_tail one_more flow",
         nothing="late high_numbers cut engine_restarts router_restarts rank_restarts rank_merged long",
     ),
+    "SMG Rust relay 1.13.0": but("missed_five lost_tail"),
     "AIBrix 0.7.0": NEVER,
     "go-zeromq 0.17.0": NEVER,
     "llm-d with replay (double)": but("lost_tail", nothing="long"),
@@ -78,7 +79,9 @@ THROUGH_KVBUS: Final[Mapping[str, Beliefs]] = {
     "Dynamo 1.6.1, KvRouter": but(nothing="rank_merged"),
     "vLLM router 0.1.17": but(nothing="rank_merged"),
     "vLLM router, no replay": but(nothing="rank_merged"),
-    "SMG relay 0.14.1": but("rank_merged"),
+    # one worker to SMG's gateway, which removes the blocks of all ranks at a clear of one
+    "SMG relay 0.14.1": but("rank_restarts rank_merged"),
+    "SMG Rust relay 1.13.0": but("rank_merged"),
     # it ignores AllBlocksCleared: what went while it was not connected stays
     "AIBrix 0.7.0": but("missed_five bus_killed bus_killed_state"),
     "go-zeromq 0.17.0": EXACT,

@@ -183,7 +183,8 @@ def _program(
     env: Callable[[], Mapping[str, str]] = dict,
 ) -> Callable[[Path, str], Router]:
     def make(directory: Path, name: str) -> Router:
-        return Program([str(Path(os.environ[ROUTERS_ENV]) / binary), *arguments], directory, name, first, env())
+        command = [str(Path(os.environ[ROUTERS_ENV]) / binary), *arguments]
+        return Program(command, directory, name, first, {"TMPDIR": str(directory), **env()})  # a killed program leaves files
 
     return make
 
@@ -239,8 +240,14 @@ KINDS: Final = (
     Kind("vLLM router, no replay", partial(vllm_router, replays=False), VLLM_ROUTER, {"profile": "vllm-router"}),
     Kind(
         "SMG relay 0.14.1",
-        _program("smg/bin/python", named_streams, str(PROGRAMS / "smg.py")),
-        _installed("smg/bin/python"),
+        _program("smg/bin/python", named_streams, str(PROGRAMS / "smg_relay.py")),
+        _installed("smg/bin/smg"),
+        {"profile": "smg"},
+    ),
+    Kind(
+        "SMG Rust relay 1.13.0",
+        _program("smg/bin/python", named_streams, str(PROGRAMS / "smg_relay.py"), "--rust"),
+        _installed("smg/bin/smg"),
         {"profile": "smg"},
     ),
     Kind(

@@ -57,7 +57,7 @@ def _peer(name: str) -> Kind:
 
 
 MERGED: Final = ("AIBrix", "go-zeromq")
-PER_SOURCE: Final = ("Dynamo 1.6.1, indexer", "vLLM router 0", "SMG")
+PER_SOURCE: Final = ("Dynamo 1.6.1, indexer", "vLLM router 0", "SMG Rust")
 ROUTERS: Final[tuple[tuple[Kind, Layout], ...]] = (
     *((kind, "per_topic") for kind in READERS),
     *((kind, "per_source") for kind in KINDS if kind.name.startswith(PER_SOURCE)),
