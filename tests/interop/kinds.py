@@ -184,7 +184,8 @@ def _program(
 ) -> Callable[[Path, str], Router]:
     def make(directory: Path, name: str) -> Router:
         command = [str(Path(os.environ[ROUTERS_ENV]) / binary), *arguments]
-        return Program(command, directory, name, first, {"TMPDIR": str(directory), **env()})  # a killed program leaves files
+        # a killed program leaves files
+        return Program(command, directory, name, first, {"TMPDIR": str(directory), **env()})
 
     return make
 
