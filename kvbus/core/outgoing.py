@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final
 
 from kvbus.core import write_ahead_log as wal
 from kvbus.core.blocks.announce import announce, blocks_in, removals_of
@@ -17,11 +16,6 @@ from kvbus.core.source import Source
 from kvbus.core.wire.codec import AnyEvent
 from kvbus.core.wire.profiles import CANONICAL, Wire, encode
 from kvbus.core.wire.schema import AllBlocksCleared
-
-_CANONICAL: Final = CANONICAL
-_encode: Final = encode
-_publish: Final = Publish
-"""Compiled code looks a name of another module up in a dictionary each time, and has its own at hand."""
 
 
 class Outgoing:
@@ -202,16 +196,16 @@ class Outgoing:
             stream = output.streams[at]
             wire = stream.wire
             payload = whole
-            if payload is None or rank != source.rank or not (wire is _CANONICAL or source.says(wire)):
+            if payload is None or rank != source.rank or not (wire is CANONICAL or source.says(wire)):
                 payload = payloads.get((wire, rank)) if several else None
                 if payload is None:
-                    payload = _encode(wire, events, source.ts, rank)
+                    payload = encode(wire, events, source.ts, rank)
                     if several:
                         payloads[wire, rank] = payload
             seq = stream.append(payload, now)
             if stream.keeps_topic and stream.name != source.topic:
                 stream.rename(source.topic)
-            self.commands.append(_publish(number, at, stream.topic, seq, payload, len(events), stream.publisher_id))
+            self.commands.append(Publish(number, at, stream.topic, seq, payload, len(events), stream.publisher_id))
 
     def publish_fitted(
         self,

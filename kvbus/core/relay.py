@@ -69,9 +69,6 @@ from kvbus.core.write_ahead_log import Records
 SLICE: Final = 256
 """Batches delivered per event handled: a long catch-up is spread over many, so that the loop stays alive."""
 
-_BATCH: Final = BatchReceived
-"""Compiled code looks a name of another module up in a dictionary each time, and has its own at hand."""
-
 _number: Final = Struct(">Q").unpack
 
 
@@ -129,7 +126,7 @@ class Relay:
 
     def handle(self, event: RelayEvent, now: float) -> list[Command]:
         """Take in one event at ``now`` (seconds, monotonic); the commands that follow from it."""
-        if type(event) is _BATCH:
+        if type(event) is BatchReceived:
             self._batch(event, now)
         else:
             self._handlers[type(event)](event, now)

@@ -26,10 +26,6 @@ Piece = Chunk | tuple[Any, ...]
 """What one event announces: a whole chunk, blocks (or sub-blocks) ``(chunk, first, end)`` of one, or single blocks that
 follow one another, by their chunks. A whole chunk takes a pointer's room, and the collector does not look at any."""
 
-_STORED: Final = BlockStored
-_REMOVED: Final = BlockRemoved
-"""Compiled code looks a name of another module up in a dictionary each time, and has its own at hand."""
-
 
 def announce(index: Index) -> Iterator[AnyEvent]:
     """The shortest list of stores that builds the live set from nothing: parents first, one medium at a time."""
@@ -244,7 +240,7 @@ def blocks_in(events: list[AnyEvent]) -> int:
     """How many blocks the events name."""
     count = 0
     for event in events:
-        if type(event) is _STORED or isinstance(event, _REMOVED):
+        if type(event) is BlockStored or isinstance(event, BlockRemoved):
             count += len(event.block_hashes)
         elif type(event) is dict:
             count += len(event["block_hashes"])

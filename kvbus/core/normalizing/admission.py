@@ -1,8 +1,7 @@
 """The first half of normalizing: which events of a batch may be applied at all.
 
-Each event is checked once, and what is learned of the stream is learned from the whole batch before any of it is
-applied. An event that is plainly in order (a known spelling, tokens in their shortest form) is checked in a few steps;
-:mod:`~kvbus.core.normalizing.validate` has the rules for all others, and the reason for each break.
+Admission checks each event once and learns block sizes from the whole batch before any event is applied.
+:mod:`~kvbus.core.normalizing.validate` has the rules that one event must keep, and a reason for each break.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, Literal, cast
 
-from msgspec import UNSET, Raw, UnsetType
+from msgspec import UNSET, UnsetType
 from msgspec.structs import astuple as fields_of
 
 from kvbus.core.blocks.chunk import Chunk, Meta, Rest
@@ -25,11 +24,10 @@ from kvbus.core.normalizing.validate import (
 from kvbus.core.source_stats import SourceStats
 from kvbus.core.types import DEVICE_MEDIUM, PREFIX_KINDS, UNKNOWN_MEDIUM, Filtered, Hash, Reason, medium_key
 from kvbus.core.wire.batch import Batch
-from kvbus.core.wire.carried import keys_ok, known_names, lookahead_ok, set_aside, texts_ok
+from kvbus.core.wire.carried import known_names, set_aside
 from kvbus.core.wire.codec import lacks_field, note
 from kvbus.core.wire.parts import NOTHING, extras_of, parts
-from kvbus.core.wire.schema import AllBlocksCleared, BlockInactive, BlockRemoved, BlockStored, Event, Extras
-from kvbus.core.wire.tokens import body_at
+from kvbus.core.wire.schema import AllBlocksCleared, BlockInactive, BlockRemoved, BlockStored, Extras
 
 
 class Checked:
@@ -50,9 +48,6 @@ Step = Checked | BlockRemoved[Any] | AllBlocksCleared
 """An event that may be applied."""
 
 _MAX_SHAPES: Final = 4096
-_NOT_SENT: Final = UNSET
-_chunk: Final = Chunk
-"""Compiled code looks a name of another module up in a dictionary each time, and has its own at hand."""
 
 
 class Admission:
@@ -112,13 +107,6 @@ class Admission:
         # What is cached; :meth:`forget` empties it.
         self.shapes: dict[tuple[Any, ...], Shape] = {}
         """By the spelling of a store."""
-        self.newest_spelling: tuple[Any, ...] | None = None
-        self.newest_shape: Shape | None = None
-        """The one that was looked up last: most stores are spelled as the one before, and to compare costs less."""
-        self._good_metas: dict[tuple[Any, ...], Meta] = {}
-        """By shape and what is only carried."""
-        self.usual_keys: dict[int, tuple[Raw, bytes]] = {}
-        """``extra_keys`` that say nothing, by number of blocks: kept once for all blocks that have them."""
 
     @property
     def only_without_prefix(self) -> bool:
@@ -126,15 +114,8 @@ class Admission:
         return bool(self.no_prefix) and self.known <= self.no_prefix
 
     def forget(self) -> None:
-        """Empty the caches: tables have gone. No plain event will see a shape that was made before."""
+        """Empty the cache of shapes."""
         self.shapes.clear()
-        self.newest_spelling = self.newest_shape = None
-        self._good_metas.clear()
-
-    def count_left_out(self, reason: Filtered) -> None:
-        """Count a store that is left out, whatever it holds."""
-        self._stats.stored += 1
-        self._stats.filtered[reason] += 1
 
     def count_inactive(self) -> None:
         """Count an event that is about requests: it says nothing of what the cache holds, and does not leave."""
@@ -153,11 +134,11 @@ class Admission:
         self._stats.rejected[reason] += 1
         self._refused.add((medium, reason))
 
-    def check_all(self, events: Sequence[Event], batch: Batch) -> list[Step]:
-        """Those of some events of a batch that may be applied, in the order they came."""
+    def check_all(self, batch: Batch) -> list[Step]:
+        """Return the events of a batch that may be applied, in the order they came."""
         steps: list[Step] = []
         self.relearned = False
-        for event in events:
+        for event in batch.events:
             if type(event) is BlockStored:
                 self._check(event, batch, steps)
             elif type(event) is BlockInactive:  # type: ignore[comparison-overlap]
@@ -249,29 +230,18 @@ class Admission:
             self.relearned |= sizes is not None and sizes.detector.knows
             sizes = Sizes(BlockSizeDetector(self._pinned, numbered=shape.group is not None), medium)
             self.sizes[shape.group] = sizes
-        if sizes.quiet and (shape.matchers.get(blocks) or shape.expect(blocks)) is not None:
-            return
         detector = sizes.detector
         if medium != sizes.medium:
             if size == detector.size and medium not in sizes.fine:
                 sizes.fine.add(medium)
                 table = self._index.tables.get((shape.group, medium))
                 self.relearned |= table is not None and len(table.refs) > 0  # larger blocks were cut, and are repeated
-                self._learn(shape, sizes)
             return
         before, own = fields_of(detector), detector.size
         self.relearned |= detector.observe(size, blocks)
-        sizes.quiet = detector.settled
         after = fields_of(detector)
         if before[PROVEN] != after[PROVEN] or before[SINGLE:] != after[SINGLE:]:
             sizes.learn(own)
-            self._learn(shape, sizes)
-
-    def _learn(self, shape: Shape, sizes: Sizes) -> None:
-        for other in self.shapes.values():
-            if other.group == shape.group:
-                other.learn(sizes)
-        shape.learn(sizes)
 
     def _takes_over(self, sizes: Sizes, shape: Shape, size: int, blocks: int) -> bool:
         """Whether sizes have to be learned anew: the device, or a store with tokens, has blocks of another size."""
@@ -282,44 +252,9 @@ class Admission:
         if size == sizes.detector.size:
             sizes.medium = shape.medium
             sizes.fine.add(shape.medium)
-            self._learn(shape, sizes)
             return False
         return not (blocks == 1 and sizes.detector.teaches_nothing(size))
 
-    def good_keys(self, keys: bytes, count: int) -> bytes | None:
-        """``extra_keys`` of so many blocks; None if they are not what they should be."""
-        if not keys_ok(keys, count):
-            return None
-        if not keys[body_at(keys) or 1 :].strip(b"\xc0"):
-            self.usual_keys[count] = Raw(keys), keys
-        return keys
-
-    def good_meta(self, event: BlockStored[Any], shape: Shape, carried: tuple[Any, ...], count: int) -> Meta | None:
-        """The meta of a store with fields that are only carried; None if they are not what they should be, or long."""
-        lookahead = carried[4]
-        own = [None if each is _NOT_SENT else bytes(each) for each in carried]
-        known = self._good_metas.get((shape, *own))
-        if known is not None:
-            return known
-        if not texts_ok(list(carried[:4])) or (lookahead is not UNSET and not lookahead_ok(lookahead, count)):
-            return None
-        meta = self._index.meta(event)
-        if meta.weight:
-            return None
-        if lookahead is UNSET:  # its form depends on the number of blocks
-            if len(self._good_metas) >= _MAX_SHAPES:
-                self._good_metas.clear()
-            self._good_metas[shape, *own] = meta
-            shape.newest_carried = tuple([UNSET if each is None else Raw(each) for each in own])
-            shape.newest_meta = meta
-        return meta
-
-    def plain_shape(self, event: BlockStored[Any]) -> Shape | None:
-        """The shape of a store; None if it is the first of its group or on its medium, or lacks a field."""
-        group = None if isinstance(event.group_idx, UnsetType) else event.group_idx
-        if lacks_field(event) or group not in self.known or medium_key(event.medium) not in self.media:
-            return None
-        return self._shape_of(event)
 
     def _shape_of(self, event: BlockStored[Any]) -> Shape:
         """The shape of an event."""
@@ -351,11 +286,8 @@ class Admission:
             if known:
                 self.no_prefix.add(group)
         elif known and medium is not None and 0 < size <= MAX_SIZE:
-            shape.meta = shape.newest_meta = self._index.shared_meta(shape.meta)
+            shape.meta = self._index.shared_meta(shape.meta)
             shape.good = True
-            sizes = self.sizes.get(group)
-            if sizes is not None:
-                shape.learn(sizes)
         if weight_of(shape.meta) > MAX_SHARED:
             shape.good = False
         elif shape.good or shape.left_out is not None:
@@ -412,12 +344,12 @@ def chunk_of(index: Index, event: BlockStored[Any], extras: Extras | None, meta:
     parent, keys = fields[1], fields[KEYS]
     if meta is None:
         meta = index.meta(event)
-    chunk = _chunk(
+    chunk = Chunk(
         fields[0],
-        None if parent is _NOT_SENT else parent,
+        None if parent is UNSET else parent,
         bytes(fields[2]),
         meta,
-        None if keys is _NOT_SENT else bytes(keys),
+        None if keys is UNSET else bytes(keys),
     )
     if extras or meta.weight:
         chunk.rest = Rest({name: bytes(raw) for name, raw in (extras or {}).items()} or None)

@@ -132,13 +132,6 @@ class BlockSizeDetector(msgspec.Struct):
         return True
 
     @property
-    def settled(self) -> bool:
-        """Whether one more store in :attr:`size` has nothing left to teach: of one block, or of several once proven."""
-        if self.proven:
-            return self.support > YOUNG and not self.larger
-        return self.seen >= SETTLE_EVENTS
-
-    @property
     def size(self) -> int:
         """Tokens per block of the engine's own blocks; 0 while nothing is known, or where they have no one size."""
         return self.proven or (0 if self.variable else self.single)

@@ -4,9 +4,8 @@ In: decoded batches of one source, in order. Out: events in which every store ca
 is stored once and removed once, however many copies the engine keeps. Parents come before children, and leaves go
 before their parents. Media have names that routers know. What is left out, or cannot be, is counted with a reason.
 
-There is one way for all events. Each is checked once and applied once, in order. As long as they are plainly in order,
-as nearly all are, both are done at once (``plain``). From the first one that is not, the rest of the batch is checked
-before any of it is applied (``admission``, then ``stores`` and ``removals``).
+Each batch takes two passes. The first checks every event and learns block sizes from it (``admission``). The second
+applies the events that passed, in order (``stores``, ``removals`` and ``clears``).
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from kvbus.core.normalizing.clears import Clears
 from kvbus.core.normalizing.copies import Copies
 from kvbus.core.normalizing.leaving import Leaving
 from kvbus.core.normalizing.left_out import LeftOut
-from kvbus.core.normalizing.plain import PlainEvents
 from kvbus.core.normalizing.removals import Removals
 from kvbus.core.normalizing.rules import Rules
 from kvbus.core.normalizing.shape import Sizes
@@ -33,7 +31,7 @@ from kvbus.core.source_stats import SourceStats
 from kvbus.core.types import Filtered, Hash, Reason, medium_key
 from kvbus.core.wire.batch import Batch
 from kvbus.core.wire.codec import AnyEvent, clears_all
-from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored, Event
+from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored
 from kvbus.core.wire.tokens import are_pairs
 
 
@@ -113,7 +111,6 @@ class Normalizer:
             presumed=presumed,
         )
         """What AllBlocksCleared speaks of."""
-        self._plain = PlainEvents(self.index, admission, self._removals, self._stores, self._leaving, self.stats)
 
     def reset(self, *, same_epoch: bool = False) -> None:
         """Nothing is known of the cache any more. In the same epoch, what was learned of the stream stays."""
@@ -196,18 +193,17 @@ class Normalizer:
             admission.count_rejects(rejects)
         if uniform:
             self.form = form
-        rest = self._plain.apply(events, out, as_bytes=bool(form & 1), uniform=uniform)
-        if rest:
-            self._apply_rest(rest, batch)
+        if events:
+            self._check_and_apply(batch)
         if self._removals.busy:
             self._removals.finish()
         self.as_it_came = batch.canonical and not (leaving.touched or admission.touched) and out == events
         return out
 
-    def _apply_rest(self, events: list[Event], batch: Batch) -> None:
-        """Apply the remaining events of a batch: all are checked before any is applied."""
+    def _check_and_apply(self, batch: Batch) -> None:
+        """Check all events of a batch, then apply those that passed."""
         admission, removals, stores = self._admission, self._removals, self._stores
-        steps = admission.check_all(events, batch)
+        steps = admission.check_all(batch)
         if admission.relearned and (len(self.index) or len(self.tails)):
             removals.leave()
             self._rebuild()

@@ -21,10 +21,6 @@ from kvbus.core.source_stats import SourceStats
 from kvbus.core.types import Filtered, Hash, medium_key
 from kvbus.core.wire.schema import BlockRemoved, HashOnlyRemoved
 
-_NOT_SENT: Final = UNSET
-_fields_of: Final = astuple
-"""Compiled code looks a name of another module up in a dictionary each time, and has its own at hand."""
-
 _NONE: Final = (UNSET, UNSET, UNSET)
 
 
@@ -76,11 +72,11 @@ class Removals:
 
     def remove(self, event: BlockRemoved[Any]) -> None:
         """Apply one event."""
-        fields: tuple[Any, ...] = _fields_of(event)
+        fields: tuple[Any, ...] = astuple(event)
         hashes: tuple[Hash, ...] = fields[0]
         medium: Any = fields[1]
         group_idx: Any = fields[2]
-        group: Any = None if group_idx is _NOT_SENT else group_idx
+        group: Any = None if group_idx is UNSET else group_idx
         key: Any = (group, medium_key(medium))  # one object for each time it is looked up
         table = self._index.tables.get(key)
         self.waiting = self.busy = True
@@ -89,7 +85,7 @@ class Removals:
             self._unknown[group] = self._unknown.get(group, 0) + len(hashes)
             return
         plain = fields[3:] == _NONE
-        if not plain and fields[5] is not _NOT_SENT:
+        if not plain and fields[5] is not UNSET:
             self._remove_counted(event, key)
             return
         if table is None:
@@ -142,7 +138,7 @@ class Removals:
                     size.run_gone(table, before, start, at)
                     if (names[at - 1] if at else parent) in gone:
                         plain = False
-                its: tuple[Any, ...] = _fields_of(chunk)
+                its: tuple[Any, ...] = astuple(chunk)
                 if len(its[2]) == 1:  # see Chunk.hash_only
                     plain = False
                 before, names, parent = chunk, its[0], its[1]
@@ -240,7 +236,9 @@ class Removals:
     # -- what leaves -----------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Let the run leave."""
+        """Let the removals leave that wait."""
+        if not self.waiting:
+            return
         self.waiting = False
         if self._as_they_came:
             self._leaving.events.extend(self._events)
@@ -260,7 +258,7 @@ class Removals:
             for key, gone in self._gone.items():
                 self._leave(gone, self._reblocked.get(key, {}))
             self.drop()
-        elif self.waiting:
+        else:
             self.flush()
 
     def finish(self) -> None:

@@ -1,12 +1,9 @@
-"""Stores that are not plainly new blocks behind a known parent: copies, orphans, offloads, blocks to be cut.
-
-The others are applied by :class:`~kvbus.core.normalizing.plain.PlainEvents`.
-"""
+"""Apply the stores of one source: new blocks, copies, orphans, offloads, and blocks that are to be cut."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 from msgspec import UNSET
 from msgspec.structs import astuple
@@ -31,8 +28,6 @@ from kvbus.core.wire.encoding import with_extras
 from kvbus.core.wire.parts import extras_of
 from kvbus.core.wire.schema import BlockStored, Extras
 from kvbus.core.wire.tokens import divide
-
-_fields_of: Final = astuple
 
 
 class Stores:
@@ -154,7 +149,7 @@ class Stores:
     def place(self, event: BlockStored[Any], shape: Shape, chunk: Chunk, extras: Extras | None) -> None:
         """Apply one store, whatever has become of its parent. All fields that kvbus sends are there."""
         sizes = self._sizes[shape.group]
-        fields: tuple[Any, ...] = _fields_of(chunk)
+        fields: tuple[Any, ...] = astuple(chunk)
         hashes: tuple[Hash, ...] = fields[0]
         key = (shape.group, shape.medium)
         treatment = self._treatment(key, chunk)
@@ -166,7 +161,6 @@ class Stores:
             return
         table = self._index.table(*key)
         if treatment is Treatment.NATIVE:
-            shape.table = table
             sizes.fine.add(shape.medium)
         if fields[1] is not None and not self._parent_ok(shape, chunk, table):
             return
@@ -247,13 +241,18 @@ class Stores:
         if parent in chunk.hashes and parent not in table.blocks:
             self._refuse(Reason.SELF_PARENT, shape.medium)
             return False
-        if parent is not None and self._index.find(shape.group, parent) is None:
+        if parent is None:
+            return True
+        holder = self._index.find(shape.group, parent)
+        if holder is None:
             if self._rules.orphans == "drop":
                 self._stats.filtered[Filtered.ORPHAN_DROPPED] += 1
                 if self._refused:  # its parent may have been refused
                     self._refused.update([(shape.medium, reason) for _, reason in self._refused])
                 return False
             self._stats.filtered[Filtered.ORPHAN_PASSED] += 1
+        elif holder.hashes[-1] == parent:
+            chunk.parent = holder.hashes[-1]  # the same object: a chain of single blocks keeps each hash once
         return True
 
     # -- copies ----------------------------------------------------------------------------------------------------

@@ -17,7 +17,6 @@ from kvbus.core.wire.tokens import count_tokens
 MAX_SIZE: Final = 2**31
 """The largest block size."""
 
-_fields_of: Final = astuple
 _decode_counts: Final = msgspec.msgpack.Decoder(list[Annotated[int, msgspec.Meta(ge=0)]] | None).decode
 
 
@@ -40,7 +39,7 @@ def check_stored(event: BlockStored[Any], *, uniform: bool = False) -> int | Rea
     """
     if lacks_field(event):
         return Reason.MISSING_FIELD
-    fields: tuple[Any, ...] = _fields_of(event)
+    fields: tuple[Any, ...] = astuple(event)
     hashes: tuple[Hash, ...] = fields[0]
     if medium_key(event.medium) is None:
         return Reason.UNKNOWN_MEDIUM

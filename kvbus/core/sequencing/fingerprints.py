@@ -9,13 +9,9 @@ RING: Final = 1024
 """How many batches back this works without asking the publisher."""
 
 
-_crc32: Final = crc32
-"""Compiled code looks a name of another module up in a dictionary each time, and has its own at hand."""
-
-
 def fingerprint(payload: bytes) -> int:
     """Length and CRC-32 of a payload. It is the same in every process, because it outlives this one (``state_dir``)."""
-    return len(payload) << 32 | _crc32(payload)
+    return len(payload) << 32 | crc32(payload)
 
 
 def length(known: int) -> int:

@@ -60,9 +60,6 @@ _decode_map_event: Final[Callable[[Raw | bytes], Event]] = msgspec.msgpack.Decod
     BlockStored[Hash] | BlockRemoved[Hash] | AllBlocksCleared | BlockInactive
 ).decode
 _decode_array_event: Final = msgspec.msgpack.Decoder(StoredArray[Hash] | RemovedArray[Hash] | ClearedArray).decode
-_fields_of: Final = fields_of
-"""Compiled code looks a name of another module up in a dictionary each time, and has its own at hand."""
-
 _decode_raw_fields: Final = msgspec.msgpack.Decoder(dict[str, Raw]).decode
 _decode_raw_list: Final = msgspec.msgpack.Decoder(list[Raw]).decode
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -153,7 +150,7 @@ def _decode_other(payload: bytes | memoryview, max_events: int, form: int) -> Ba
 
 def _uniform(found: Any, payload: bytes | memoryview, max_events: int, form: int) -> Batch | Reason:
     """A batch that was decoded in one go."""
-    fields: tuple[float, list[Any], int | None] = _fields_of(found)
+    fields: tuple[float, list[Any], int | None] = fields_of(found)
     ts, events, rank = fields
     if not _finite(ts):
         return Reason.BATCH_SHAPE
@@ -371,7 +368,7 @@ def _typed(tag: str, fields: Extras, extras: Extras, unknown: set[str]) -> Event
 
 def _from_array(event: StoredArray[Any] | RemovedArray[Any] | ClearedArray) -> Event:
     if type(event) is StoredArray:
-        hashes, parent, tokens, size, lora_id, medium, seventh, keys, group, kind, window = _fields_of(event)
+        hashes, parent, tokens, size, lora_id, medium, seventh, keys, group, kind, window = fields_of(event)
         salted = type(seventh) is dict and "cache_salt" in seventh
         name = None if salted else seventh if type(seventh) is not dict else as_text(seventh)
         stored: BlockStored[Any] = BlockStored(

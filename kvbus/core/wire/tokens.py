@@ -63,23 +63,6 @@ def are_tokens(tokens: bytes, at: int) -> bool:
     return _matched(tokens, at) is not None
 
 
-class Matcher:
-    """Recognizes arrays of one number of tokens, all ids or all pairs, each in its shortest form.
-
-    Args:
-        count: how many tokens. An array that is known to be msgpack is counted by its header alone.
-    """
-
-    __slots__ = ("_head",)
-
-    def __init__(self, count: int) -> None:
-        self._head = array_head(count)
-
-    def __call__(self, tokens: bytes) -> bool:
-        """Whether this is such an array."""
-        return tokens.startswith(self._head) and are_tokens(tokens, len(self._head))
-
-
 def are_pairs(tokens: Raw | bytes) -> bool:
     """Whether an array of tokens is one of pairs."""
     raw = memoryview(tokens)

@@ -29,7 +29,7 @@ def taken(admission, *events):
     batch = decode(payload(*events))
     assert isinstance(batch, Batch)
     admission.count_rejects(batch.rejects)
-    return admission.check_all(batch.events, batch)
+    return admission.check_all(batch)
 
 
 def test_the_majority_decides_which_kind_of_hash_is_spoken():

@@ -4,7 +4,6 @@ import pytest
 
 from kvbus.core.types import Reason
 from kvbus.core.wire.tokens import (
-    Matcher,
     are_pairs,
     array_head,
     between,
@@ -116,29 +115,6 @@ class TestDecoded:
 
     def test_nested_too_deep(self):
         assert decode_tokens(DEEP) is Reason.WRONG_TYPE
-
-
-class TestMatched:
-    @pytest.mark.parametrize("tokens", [[], [0], IDS, PAIRS, IDS * 2000], ids=["none", "one", "ids", "pairs", "many"])
-    def test_so_many_tokens_in_their_shortest_form(self, tokens):
-        match = Matcher(len(tokens))
-        assert match(pack(tokens))
-        for other in ([*tokens, tokens or 1], [1.0] * (len(tokens) or 1), [*tokens[1:], None], None):
-            assert not match(pack(other))
-
-    def test_in_their_shortest_form_alone(self):
-        match = Matcher(len(IDS))
-        assert not match(wide(IDS))
-
-    @pytest.mark.parametrize("tokens", [[-1], [2**32], [[1]], [[1, 2, 3]], [None], ["a"], [[1, -1]]], ids=str)
-    def test_nothing_else_of_that_number(self, tokens):
-        match = Matcher(1)
-        assert not match(pack(tokens))
-
-    def test_ids_among_pairs_are_neither(self):
-        match = Matcher(2)
-        assert not match(pack([1, [2, 3]]))
-        assert not match(pack([[2, 3], 1]))
 
 
 @pytest.mark.parametrize("count", [0, 1, 15, 16, 2**16])

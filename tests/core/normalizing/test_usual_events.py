@@ -1,4 +1,4 @@
-"""Events that are plainly in order, among others that are not."""
+"""The usual events, alone and among odd ones."""
 
 import pytest
 
