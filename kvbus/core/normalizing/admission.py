@@ -244,11 +244,16 @@ class Admission:
             sizes.learn(own)
 
     def _takes_over(self, sizes: Sizes, shape: Shape, size: int, blocks: int) -> bool:
-        """Whether sizes have to be learned anew: the device, or a store with tokens, has blocks of another size."""
+        """Whether the group's sizes have to be learned anew from the medium of this store.
+
+        The device counts before every other medium. Without it, several blocks of a finer size count before coarser ones.
+        """
         if not sizes.detector.knows:
             return shape.medium != sizes.medium
-        if sizes.medium and (shape.medium != DEVICE_MEDIUM or sizes.medium == DEVICE_MEDIUM):
+        if sizes.medium == DEVICE_MEDIUM or shape.medium == sizes.medium:
             return False
+        if shape.medium != DEVICE_MEDIUM and sizes.medium:
+            return blocks > 1 and 0 < size < sizes.detector.size
         if size == sizes.detector.size:
             sizes.medium = shape.medium
             sizes.fine.add(shape.medium)
