@@ -260,7 +260,6 @@ class Admission:
             return False
         return not (blocks == 1 and sizes.detector.teaches_nothing(size))
 
-
     def _shape_of(self, event: BlockStored[Any]) -> Shape:
         """The shape of an event."""
         spelling = fields_of(event)[SPELLED:KEYS]
