@@ -63,7 +63,7 @@ class Access:
                 problems.append(Problem("--tokens-file", str(error), str(self._tokens_file)))
         if self._certificate is not None and self._key is not None:
             try:
-                before, self._tls = self._tls, read_tls(self._certificate, self._key, None, self._tls)
+                before, self._tls = self._tls, read_tls(self._certificate, self._key, self._tls)
                 if before is not None and before is not self._tls and self.context is not None:
                     self.context.load_cert_chain(self._certificate, self._key)  # for connections from now on
             except TlsFileError as error:
