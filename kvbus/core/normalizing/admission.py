@@ -246,11 +246,12 @@ class Admission:
     def _takes_over(self, sizes: Sizes, shape: Shape, size: int, blocks: int) -> bool:
         """Whether the group's sizes have to be learned anew from the medium of this store.
 
-        The device counts before every other medium. Without it, several blocks of a finer size count before coarser ones.
+        The device counts before every other medium. Without it, several blocks of a finer size count before coarser
+        ones.
         """
         if not sizes.detector.knows:
             return shape.medium != sizes.medium
-        if sizes.medium == DEVICE_MEDIUM or shape.medium == sizes.medium:
+        if sizes.medium in {DEVICE_MEDIUM, shape.medium}:
             return False
         if shape.medium != DEVICE_MEDIUM and sizes.medium:
             return blocks > 1 and 0 < size < sizes.detector.size
