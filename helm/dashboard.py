@@ -490,10 +490,9 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
         graph(
             "State on disk",
             "short",
-            "1 while the state is written to state_dir, saved states that could not be used, and writes that failed.",
+            "1 while the state is written to state_dir, and files of saved states that could not be used.",
             (f"kvbus_state_writing{{{TARGET}}}", "{{instance}} writing"),
             (f"kvbus_state_refused_total{{{TARGET}}}", "{{instance}} refused"),
-            (f"kvbus_file_failures_total{{{TARGET}}}", "{{instance}} not written: {{file}}"),
         ),
         graph(
             "Sources that have a slot",

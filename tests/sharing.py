@@ -11,10 +11,10 @@ from xdist.scheduler.loadscope import LoadScopeScheduling  # type: ignore[import
 
 TOGETHER: Final = (
     "tests/chaos/test_chaos.py",
-    "tests/daemon/test_state_damage.py",
-    "tests/daemon/test_state_memory.py",
     "tests/image/",
     "tests/monitoring/",
+    "tests/state/test_damage.py",
+    "tests/state/test_memory.py",
     "tests/wire/test_goldens.py",
 )
 """What the names of tests begin with that share a worker. So do the cases ``kafka`` of all suites, and the tests of Kafka alone: one broker

@@ -10,12 +10,12 @@ import click
 
 from kvbus.cli.options import config_options, load_config
 from kvbus.cli.until import say
-from kvbus.common.errors import StateDirError
+from kvbus.common.errors import InUseError, StateDirError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kvbus.daemon.state_inventory import Inventory
+    from kvbus.state.sqlite import SqliteStore
 
 _DIRECTORY = click.option(
     "-d",
@@ -43,82 +43,114 @@ def _subcommand(function: Callable[..., None]) -> click.Command:
 
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def show(*, directory: Path | None, as_json: bool, **flags: Any) -> None:
-    """Say what files there are: size, version, sealed or not, streams, seqs. Nothing of their content is read.
+    """Say which files there are and how much they hold: streams, seqs, slices, frames. No block or token is shown.
 
-    A state of a running bus may be looked at. Exit codes: 0 there is a directory, 78 there is none that can be read.
+    Of a state that a running bus has, only the files and the process are shown. Nothing is changed.
+
+    Exit codes: 0 there is a directory, 78 there is none that can be read.
     """
-    from kvbus.daemon.disk import Disk  # noqa: PLC0415 - brings zmq
-
-    path, found = _looked(directory, flags)
-    committed = found.committed
-    shown = {
-        "directory": str(path),
-        "sealed": _sealed(found),
-        "bytes": sum(file.size for file in found.files),
-        "files": [file._asdict() for file in found.files],
-        "streams": found.streams,
-        "highest_seq": found.highest,
-        "generation": None if committed is None else committed.generation,
-        "log_bytes": None if committed is None else committed.length,
-        "synced": None if committed is None else committed.synced,
-        "this_boot": None if committed is None else committed.boot == Disk().boot_id(),
-        "damaged": found.damaged or None,
-    }
+    path, files = _looked(directory, flags)
+    shown: dict[str, object] = {"directory": str(path), "bytes": sum(files.values()), "files": files}
+    try:
+        shown |= _contents(path)
+    except InUseError as error:
+        shown["in_use"] = str(error)
     if as_json:
         click.echo(json.dumps(shown, indent=2))
         return
     for name, value in shown.items():
         if name == "files":
-            for file in found.files:
-                version = f"version {file.version}" if file.version else "no version"
-                click.echo(f"  {file.name:<28} {file.size:>12,}  {version}, {'sealed' if file.sealed else 'in clear'}")
+            for file, size in files.items():
+                click.echo(f"  {file:<40} {size:>14,}")
         else:
             click.echo(f"{name}: {value}")
 
 
-@click.option("--yes", is_flag=True, help="Remove the files that are listed without it.")
+def _contents(path: Path) -> dict[str, object]:
+    """Return what the database of a directory holds, or what is wrong with it.
+
+    Raises:
+        InUseError: a bus has it.
+    """
+    from kvbus.state.contract import StoreError  # noqa: PLC0415 - brings the core
+
+    try:
+        store = _opened(path)
+    except StoreError as error:
+        return {"damaged": str(error)}
+    if store is None:
+        return {"damaged": None, "streams": 0}
+    try:
+        return {"damaged": None, **store.contents()._asdict()}
+    finally:
+        store.close()
+
+
+@click.option("--yes", is_flag=True, help="Delete the state. Without it, the files are only listed.")
 def wipe(*, directory: Path | None, yes: bool, **flags: Any) -> None:
-    """Remove what the state holds of engines and prompts. The numbering stays, so that no seq goes back.
+    """Delete everything that the state holds of engines and prompts. The numbering stays, so that no seq goes back.
 
-    Refused while a bus has the directory. Files are deleted and not overwritten: a disk, an SSD above all, may keep
-    their bytes until it writes there again, and a snapshot or a backup keeps them anyway. A sealed state
-    (state_key_file) is gone for good once its key is.
+    A state that a bus has is left alone. A disk, an SSD above all, may keep deleted bytes until it writes there again,
+    and a snapshot or a backup keeps them anyway.
 
-    Exit codes: 0 nothing is left, 1 something could not be removed, 2 --yes is missing, 69 a bus has the directory, 78
+    Exit codes: 0 nothing is left, 1 something could not be deleted, 2 --yes is missing, 69 a bus has the directory, 78
     there is no such directory.
     """
-    from kvbus.daemon.lock import DirectoryLock  # noqa: PLC0415 - brings zmq
-    from kvbus.daemon.state_inventory import look  # noqa: PLC0415
-    from kvbus.daemon.state_inventory import wipe as remove  # noqa: PLC0415
+    from kvbus.state.contract import StoreError  # noqa: PLC0415 - brings the core
+    from kvbus.state.sqlite import delete_refused  # noqa: PLC0415
 
-    path, found = _looked(directory, flags)
-    if not found.files and not found.damaged:
+    path, files = _looked(directory, flags)
+    if not files:
         say(f"{path} holds no state")
         return
+    for name, size in files.items():
+        click.echo(f"{path / name}  {size:,} bytes")
+    if not yes:
+        raise click.UsageError("nothing was deleted: add --yes to delete what the files above hold")
     try:
-        lock = DirectoryLock(path, f"state_dir {path}")
+        store = _opened(path, repair=True)
+        if store is None:
+            return
         try:
-            found = look(path)
-            for file in found.files:
-                click.echo(f"{path / file.name}  {file.size:,} bytes")
-            say(f"kept: {', '.join(found.others)}")
-            if not yes:
-                raise click.UsageError("nothing was removed: add --yes to remove the files above")
-            left = remove(path, found)
+            store.wipe()
+            left = delete_refused(path)
         finally:
-            lock.release()
-    except OSError as error:
-        raise StateDirError(path, error.strerror or str(error)) from error
+            store.close()
+    except (OSError, StoreError) as error:
+        raise StateDirError(path, str(error)) from error
     for text in left:
-        say(f"not removed: {text}")
+        say(f"not deleted: {text}")
     if left:
         raise click.exceptions.Exit(1)
-    say("removed; a disk may keep the bytes of deleted files for a while")
+    say("deleted; the numbering is kept, and a disk may keep deleted bytes for a while")
 
 
-def _looked(directory: Path | None, flags: dict[str, Any]) -> tuple[Path, Inventory]:
-    from kvbus.daemon.state_inventory import look  # noqa: PLC0415 - brings zmq
-    from kvbus.daemon.state_place import there  # noqa: PLC0415
+def _opened(path: Path, *, repair: bool = False) -> SqliteStore | None:
+    """Open the store of a directory; None if there is none.
+
+    Args:
+        path: the directory.
+        repair: whether a damaged database is moved aside, and files of an older kvbus are taken over.
+    """
+    from kvbus.state.lock import DirectoryLock  # noqa: PLC0415
+    from kvbus.state.sqlite import NAME, SqliteStore  # noqa: PLC0415
+
+    if not repair and not (path / NAME).exists():
+        return None
+    try:
+        lock = DirectoryLock(path, f"state_dir {path}")
+    except OSError as error:
+        raise StateDirError(path, error.strerror or str(error)) from error
+    try:
+        return SqliteStore(path, lock, repair=repair)
+    except BaseException:
+        lock.release()
+        raise
+
+
+def _looked(directory: Path | None, flags: dict[str, Any]) -> tuple[Path, dict[str, int]]:
+    from kvbus.state.place import there  # noqa: PLC0415 - brings the core
+    from kvbus.state.sqlite import files  # noqa: PLC0415
 
     path = directory
     if path is None:
@@ -127,14 +159,9 @@ def _looked(directory: Path | None, flags: dict[str, Any]) -> tuple[Path, Invent
         if path is None:
             raise StateDirError(config.state_dir, "there is no state of this configuration")
     try:
-        return path, look(path)
+        return path, files(path)
     except OSError as error:
         raise StateDirError(path, error.strerror or str(error)) from error
-
-
-def _sealed(found: Inventory) -> str:
-    kinds = {file.sealed for file in found.files}
-    return "nothing" if not kinds else "some" if len(kinds) > 1 else "yes" if kinds == {True} else "no"
 
 
 _subcommand(show)

@@ -119,9 +119,3 @@ class StateDirError(KvbusError):
     def __init__(self, directory: object, reason: str) -> None:
         """Make the error for this directory and reason."""
         super().__init__(f"state_dir {directory}: {reason}")
-
-
-class StateKeyError(KvbusError):
-    """``state_key_file`` has no key for the state that is there. kvbus does not begin with an empty one instead."""
-
-    exit_code = ExitCode.CONFIG

@@ -49,7 +49,6 @@ def check(config: Config, origins: Mapping[Path, str], bad: frozenset[Path] = fr
         log_sources.check,
         key_rules.curve,
         key_rules.libsodium,
-        key_rules.state,
         key_rules.tls,
         _carriers,
     ):

@@ -1,4 +1,4 @@
-"""Keys of CURVE, TLS and the state: refuse what is incomplete, and what nothing here can use."""
+"""Keys of CURVE and TLS: refuse what is incomplete, and what nothing here can use."""
 
 from __future__ import annotations
 
@@ -46,25 +46,14 @@ def _curve_keys(found: Findings, section: Path, at: SourceConfig | OutputConfig,
 
 
 def libsodium(found: Findings) -> None:
-    """Refuse keys where nothing can use them: CURVE keys of an output, and those of the state."""
+    """Refuse CURVE keys of an output where nothing can use them."""
     if parts.has_libsodium():
         return
-    if found.config.state_key_file is not None and found.sound(("state_key_file",)):
-        wrong = "sealing needs libsodium, which is not installed"
-        value = str(found.config.state_key_file)
-        found.report(("state_key_file",), wrong, value=value, example="pip install kvbus[curve]")
     for i, output in enumerate(found.config.outputs):
         key: Path = ("outputs", i, "curve_secret_key_file")
         if output.type == "zmq" and output.curve_secret_key_file is not None and found.sound(key):
             wrong = "CURVE keys of an output need libsodium, which is not installed"
             found.report(key, wrong, value=str(output.curve_secret_key_file), example="pip install kvbus[curve]")
-
-
-def state(found: Findings) -> None:
-    """Refuse a key where no state is kept."""
-    config, key = found.config, ("state_key_file",)
-    if config.state_key_file is not None and config.state_dir is None and found.sound(key, ("state_dir",)):
-        found.report(key, "there is no state to seal with state_dir: null", value=str(config.state_key_file))
 
 
 def tls(found: Findings) -> None:

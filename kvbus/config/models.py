@@ -207,12 +207,6 @@ class Config(Section):
         "is free; null: none, and a restart loses what the engine's replay no longer has.",
         example="auto",
     )
-    state_key_file: Path | None = key(
-        None,
-        "Keys that seal what `state_dir` holds: 64 hexadecimal digits a line, the first seals, all of them open; the "
-        "word `clear` is for a state that is not sealed. null: nothing is sealed.",
-        example="/etc/kvbus/keys/state.key",
-    )
     state_sync: Literal["none", "batch"] = key(
         "none",
         "What of `state_dir` outlives a power cut. none: no seq is used twice, and routers are cleared after it; "

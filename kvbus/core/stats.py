@@ -166,8 +166,6 @@ class ProcessStats:
         """The keys for which the newest configuration was refused; none while it is in force."""
         self.key_reloads: Counter[str] = Counter()
         """Key files that changed beside the configuration, by outcome."""
-        self.file_failures: Counter[str] = Counter()
-        """Writes of small files that failed and are tried again: slots, found."""
         self.views_limit = 0
         """The most different rights that owners of keys may have."""
         self.slots_present = self.slots_gone = self.slots_limit = 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Final
 
 from msgspec import structs
@@ -18,10 +17,9 @@ from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source_spec import SourceSpec, nobody
 from kvbus.core.wire.frames import PUBLISHER_ID_BYTES, FrameLimits
 from kvbus.core.wire.profiles import PROFILES
-from kvbus.daemon.disk import Disk
 from kvbus.daemon.placement import Placement, Worker, worker_of
-from kvbus.daemon.seq_reservation import SeqReservations, StreamKey
 from kvbus.daemon.views import View, Views, topic_of
+from kvbus.state.reservations import SeqReservations, StreamKey
 
 _NOBODY_IS_GONE: Final[Mapping[int, Worker]] = {}
 
@@ -156,42 +154,24 @@ def output_spec(
 
 
 def reserve_seqs(
-    config: Config,
-    placement: Placement,
-    directory: Path | None,
-    disk: Disk | None = None,
-    views: Views | None = None,
-) -> SeqReservations:
+    reservations: SeqReservations, config: Config, placement: Placement, views: Views | None = None
+) -> None:
     """Find the reservations of all streams.
 
     Args:
+        reservations: where they are.
         config: says which outputs there are.
         placement: the workers' slots.
-        directory: where the files are; None keeps none.
-        disk: the real one, or a test's.
         views: the outputs' views.
-
-    Raises:
-        InUseError: another process numbers one of these streams.
     """
-    reservations = SeqReservations(directory, disk, sync=config.state_sync == "batch")
-    try:
-        for number, view in enumerate((views or Views(config, {})).all):
-            add_reservations(reservations, config, view, number, placement)
-    except BaseException:
-        reservations.release()
-        raise
-    return reservations
+    for number, view in enumerate((views or Views(config, {})).all):
+        add_reservations(reservations, config, view, number, placement)
 
 
 def add_reservations(
     reservations: SeqReservations, config: Config, view: View, number: int, placement: Placement
 ) -> None:
-    """Find the reservations of all streams of one output or view.
-
-    Raises:
-        InUseError: another process numbers one of them.
-    """
+    """Find the reservations of all streams of one output or view."""
     layout = config.outputs[view.output].layout
     if layout == "merged":  # one stream, also while no source is found yet
         reservations.add(number, 0, _stream_name(config, view, 0))
@@ -205,10 +185,9 @@ def add_reservations(
 def add_reservation(
     reservations: SeqReservations, config: Config, view: View, number: int, placement: Placement, worker: Worker
 ) -> None:
-    """Find the reservation of one source's stream; a stream is known by its output's name and endpoint, and its topic.
+    """Find the reservation of one source's stream.
 
-    Raises:
-        InUseError: another process numbers it; nothing has changed.
+    A stream is known by its output's name and endpoint, and by its topic.
     """
     output, slot = config.outputs[view.output], placement.slots[worker]
     name = _stream_name(config, view, slot)

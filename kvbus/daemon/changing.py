@@ -23,10 +23,10 @@ from kvbus.daemon.build import (
 from kvbus.daemon.change import Change, must_reconnect, only_list
 from kvbus.daemon.keys import Keys, output_domain, source_domain
 from kvbus.daemon.outputs import allow, peer_policy_of
-from kvbus.daemon.placement import Placement, forget, worker_of
+from kvbus.daemon.placement import Placement, forget, keep_placement, worker_of
 from kvbus.daemon.resume import identity
-from kvbus.daemon.seq_reservation import MARGIN
 from kvbus.parts.outputs.contract import OutputDriver, ViewDriver
+from kvbus.state.contract import MARGIN
 
 if TYPE_CHECKING:
     from kvbus.daemon.daemon import Daemon
@@ -54,7 +54,6 @@ class Changes:
 
         Raises:
             BindError: an endpoint of an added stream cannot be bound; nothing has changed.
-            InUseError: another process numbers an added stream; nothing has changed.
             ConfigError: the owners of keys have too many different rights; nothing has changed.
         """
         daemon = self._daemon
@@ -138,6 +137,7 @@ class Changes:
         return identity(
             daemon.config,
             daemon.streams,
+            len(daemon.relay.sources),
             daemon.views.identity(daemon.config, daemon.keys),
         )
 
@@ -193,8 +193,8 @@ class Changes:
                 daemon.outputs.drivers[number].retire(slot)
         reached = [daemon.reservations.first(number, slot) for number in numbers for slot in lost]
         placement = forget(change.placement, reached)
-        # before the files of those that it forgets are gone
-        daemon.placement_file.keep(placement, asyncio.get_running_loop().time())
+        # before the reservations of those that it forgets are gone
+        keep_placement(daemon.reservations, daemon.config, placement)
         for number in numbers:
             for slot in lost:
                 daemon.reservations.forget(number, slot)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from typing import Final
 
 from kvbus.admin.credentials import read_credentials
 from kvbus.admin.http import AdminServer
-from kvbus.common.errors import BindError, StateDirError
+from kvbus.common.errors import BindError
 from kvbus.common.front_stats import CallStats, FrontStats
 from kvbus.config import Config, SourceStream
 from kvbus.core.commands import (
@@ -29,23 +30,24 @@ from kvbus.daemon.build import next_seqs, reserve_seqs
 from kvbus.daemon.changing import Changes
 from kvbus.daemon.clock import RunningClock
 from kvbus.daemon.discovery import Discovery
-from kvbus.daemon.disk import Disk
 from kvbus.daemon.engine_watch import EngineWatch
 from kvbus.daemon.found_file import FoundFile
 from kvbus.daemon.front import Fronts
-from kvbus.daemon.keys import in_clear, rank_domain, read_keys, read_state_keys_of, source_domain
+from kvbus.daemon.keys import in_clear, rank_domain, read_keys, source_domain
 from kvbus.daemon.moved_names import MovedNames
 from kvbus.daemon.outputs import Outputs, allow, peer_policy_of
-from kvbus.daemon.placement import PlacementFile, place
+from kvbus.daemon.placement import keep_placement, place, read_placement
 from kvbus.daemon.resume import resume
 from kvbus.daemon.source_log import SourceLog
 from kvbus.daemon.source_sockets import SourceSockets
-from kvbus.daemon.state_place import Place, open_place
-from kvbus.daemon.state_store import StateStore
 from kvbus.daemon.unreachable import Unreachable
 from kvbus.daemon.views import Views
 from kvbus.parts.log.place import check_files
 from kvbus.parts.outputs.contract import OutputDriver, ViewDriver
+from kvbus.state.contract import Store
+from kvbus.state.place import open_store as open_real_store
+from kvbus.state.reservations import SeqReservations
+from kvbus.state.writer import StateWriter
 from kvbus.telemetry.discovery import DiscoveryStats
 from kvbus.transport.sockets import PeerPolicy, check_library, end, make_context
 from kvbus.transport.zap import ZapHandler
@@ -68,17 +70,25 @@ class Daemon:
     Args:
         config: the configuration to run.
         keep_seqs: False keeps no seq reservations and no state on disk, whatever ``state_dir`` says.
-        disk: the real one, or a test's.
+        open_store: opens the store of the state; None where nothing can be kept.
+        stopped: whether the process was asked to end; asked while the state is read.
 
     Raises:
         ConfigError: a file with keys, tokens or certificates cannot be used.
         InUseError: another process uses the same state or the same numbering.
         UnsupportedError: libzmq is too old.
         StateDirError: ``state_dir`` cannot be used.
-        StateKeyError: the state cannot be opened with ``state_key_file``.
+        StoppedError: the process was asked to end while it was reading its state.
     """
 
-    def __init__(self, config: Config, *, keep_seqs: bool = True, disk: Disk | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        *,
+        keep_seqs: bool = True,
+        open_store: Callable[[Config], Store | None] = open_real_store,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
         check_library()
         self._loop = asyncio.get_running_loop()
         self.changing = asyncio.Lock()
@@ -88,42 +98,31 @@ class Daemon:
         self.clock = RunningClock(self._loop.time)
         """The clock of the relay's deadlines."""
         keep_seqs = keep_seqs and not config.log_numbers  # the log has all of it
-        state_keys = read_state_keys_of(config)
         credentials = read_credentials(config)
         check_files(config)
         self.process = ProcessStats()
         self.process.views_limit = config.limits.max_views
-        self._disk = disk or Disk()
-        self._place = open_place(config, self._disk) if keep_seqs else Place()
+        self._store = open_store(config) if keep_seqs else None
+        self.state: StateWriter | None = None
         try:
-            directory = self._place.seq_directory if keep_seqs else None
-            self.discovery.begin_with(FoundFile(directory, config, self._disk, self.process.file_failures))
+            if self._store is not None and self._store.keeps_state:
+                self.state = StateWriter(self._store, self._loop.time, stopped)
+            self.reservations = SeqReservations(self._store)
+            self.discovery.begin_with(FoundFile(self.reservations, config))
             self.config = config = self.discovery.preview(config)
             self.keys = read_keys(config)
             self.views = Views(config, self.keys)
-            self.placement_file = PlacementFile(directory, config, self._disk, self.process.file_failures)
-            self.placement = place(self.placement_file.read(), config)
+            self.placement = place(read_placement(self.reservations, config), config)
             self.streams = self.placement.streams(config)
-            self.reservations = reserve_seqs(config, self.placement, directory, self._disk, self.views)
-            try:
-                found = resume(
-                    config,
-                    self.placement,
-                    self._place.directory,
-                    self.reservations,
-                    self._disk,
-                    self.clock.time(),
-                    state_keys,
-                    self.views,
-                    self.views.identity(config, self.keys),
-                )
-            except BaseException:
-                self.reservations.release()
-                raise
+            reserve_seqs(self.reservations, config, self.placement, self.views)
+            readers = self.views.identity(config, self.keys)
+            found = resume(
+                config, self.placement, self.state, self.reservations, self.clock.time(), self.views, readers
+            )
         except BaseException:
-            self._place.release()
+            self._close_store()
             raise
-        self.relay, self.state, self.restored = found
+        self.relay, self.restored = found
         self.started = False
         self._context = make_context()
         self.zap = ZapHandler(self._context)
@@ -154,13 +153,12 @@ class Daemon:
         """Write the state from now on. Everything is bound, so no other process needs the state on disk."""
         if self.state is None:
             return
-        try:
-            self.state.begin(self.relay)
-        except OSError as error:
-            if self.config.state_dir != "auto":
-                raise StateDirError(self.config.state_dir, error.strerror or str(error)) from error
-            self.state.fail(error)
+        self.state.begin(self.relay)
         self._show_state(self.state)
+
+    def _close_store(self) -> None:
+        if self._store is not None:
+            self._store.close()
 
     async def start(self) -> None:
         """Bind and connect everything: outputs before sources, so that routers miss nothing of the catch-up.
@@ -170,7 +168,6 @@ class Daemon:
 
         Raises:
             BindError: an endpoint or the HTTP address cannot be bound; all sockets are closed again.
-            StateDirError: the daemon cannot write to ``state_dir``.
         """
         for warning in in_clear(self.config):
             log.warning(warning)
@@ -224,7 +221,7 @@ class Daemon:
     def keep_slots(self) -> None:
         """Keep who has which slot, before anything of them is sent."""
         placement, process = self.placement, self.process
-        self.placement_file.keep(placement, self._loop.time())
+        keep_placement(self.reservations, self.config, placement)
         process.slots_gone = len(placement.gone)
         process.slots_present = len(placement.slots) - len(placement.gone)
         process.slots_limit = self.config.limits.max_sources
@@ -347,7 +344,6 @@ class Daemon:
             self.feed(Tick(time.time(), self.clock.stood()))
             self._unreachable.look()
             self.discovery.look()
-            self.placement_file.look(now)
             self._source_log.look_in_turns(self.relay, self.streams)
             self.admin.look(now)
             if self.state is not None:
@@ -360,9 +356,9 @@ class Daemon:
             self._next_tick = now if self.relay.backlog else now + (CHECKPOINT_TICK if busy else TICK)
             self._ticker = self._loop.call_at(self._next_tick, self._tick)
 
-    def _show_state(self, store: StateStore) -> None:
-        self.process.state_writing = not store.failed
-        self.process.state_refused = store.refused
+    def _show_state(self, state: StateWriter) -> None:
+        self.process.state_writing = not state.failed
+        self.process.state_refused = state.refused
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -399,7 +395,7 @@ class Daemon:
             self.state.close()
         # a failed start has used no seq
         self.reservations.close(next_seqs(self.relay) if self.started else {})
-        self._place.release()
+        self._close_store()
         await asyncio.sleep(0)  # asyncio releases descriptors one turn after their sockets are closed
         await asyncio.sleep(0)
         await asyncio.to_thread(end, self._context)

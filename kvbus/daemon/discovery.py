@@ -143,11 +143,9 @@ class Discovery:
         await end_tasks([*tasks, self._applying])
 
     def look(self) -> None:
-        """Look whether logs are read and the file is written; tell discoverers that their engines are disconnected."""
+        """Look whether logs are read; tell discoverers that their engines are disconnected."""
         if not self._entries:
             return
-        if self._file is not None:
-            self._file.look(self._loop.time())
         if not self.level:
             now = self._loop.time()
             self.level = all(each.known and now - lag > self._settled_at for each, lag in self._carried)
@@ -296,7 +294,7 @@ class Discovery:
                 name: [engine for engine in entry.found.engines.values() if (name, engine.name) not in outcome.left_out]
                 for name, entry in self._entries.items()
             }
-            self._file.keep(found, self._loop.time())
+            self._file.keep(found)
 
     def _report(self, change: Change, before: dict[int, SourceStream]) -> None:
         """Log and count each change."""

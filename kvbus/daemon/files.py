@@ -8,10 +8,10 @@ from typing import TypeVar
 from kvbus.admin.credentials import read_credentials
 from kvbus.common.errors import ConfigError, Problem
 from kvbus.config import Config
-from kvbus.daemon.keys import Keys, read_keys, read_state_keys_of
-from kvbus.daemon.state_place import unwritable
+from kvbus.daemon.keys import Keys, read_keys
 from kvbus.daemon.views import Views
 from kvbus.parts.log.place import check_files
+from kvbus.state.place import unwritable
 
 T = TypeVar("T")
 
@@ -33,7 +33,6 @@ def look(config: Config) -> tuple[Keys, list[Problem]]:
 
     keys = attempt(lambda: read_keys(config)) or {}
     attempt(lambda: Views(config, keys))
-    attempt(lambda: read_state_keys_of(config))
     attempt(lambda: read_credentials(config))
     attempt(lambda: check_files(config))
     if wrong := unwritable(config):

@@ -10,7 +10,6 @@ from kvbus.common.errors import ConfigError, Problem
 from kvbus.config import Config, OutputConfig, SourceConfig, parse_endpoint
 from kvbus.config.paths import parse
 from kvbus.config.problems import example_at
-from kvbus.daemon.state_keys import StateKeys, read_state_keys
 from kvbus.transport.curve import Curve, KeyFileError, read_allowed, read_public, read_secret
 from kvbus.transport.grants import EVERYTHING, Clients, Grant
 
@@ -77,21 +76,6 @@ def who_reads_what(config: Config, keys: Keys) -> list[str]:
             for client in clients
         ]
     return found
-
-
-def read_state_keys_of(config: Config) -> StateKeys:
-    """Read ``state_key_file``.
-
-    Raises:
-        ConfigError: kvbus cannot use it.
-    """
-    path = config.state_key_file
-    try:
-        return read_state_keys(path)
-    except KeyFileError as error:
-        raise ConfigError(
-            [Problem("state_key_file", str(error), str(path), example_at(("state_key_file",)))]
-        ) from error
 
 
 def in_clear(config: Config) -> list[str]:

@@ -9,24 +9,22 @@ Outputs with a port for each source go by the list, as their routers do.
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 from typing import Final, NamedTuple
 
 import msgspec
 
 from kvbus.common.errors import ConfigError, Problem
 from kvbus.config import Config, SourceStream, topic_for
-from kvbus.daemon import small_file
-from kvbus.daemon.disk import Disk
-from kvbus.daemon.seq_reservation import MOST
-from kvbus.daemon.small_file import KeptFile
+from kvbus.state.contract import MAX_SEQ
+from kvbus.state.reservations import SeqReservations
 
 log = logging.getLogger("kvbus.daemon.placement")
 
 _VERSION: Final = "kvbus-slots-1"
+_KEPT: Final = "slots"
+"""Name of the placement among the reservations."""
 
 _MOST_SLOTS: Final = 1 << 17
 """No slot is as high as this: ``limits.max_sources`` and ``sources[].slot`` allow less."""
@@ -157,59 +155,36 @@ class _File(msgspec.Struct):
     forgotten: int
 
 
-class PlacementFile:
-    """The placement, kept beside the seq reservations.
+def _by_name(config: Config) -> bool:
+    """Return whether some output knows its sources by name. Without one, slots follow the list."""
+    return any(output.layout != "per_source" for output in config.outputs)
 
-    Args:
-        directory: None keeps nothing.
-        config: the outputs in it say whose file it is.
-        disk: the real one, or a test's.
-        failures: where writes that failed are counted.
-    """
 
-    def __init__(self, directory: Path | None, config: Config, disk: Disk, failures: Counter[str]) -> None:
-        by_name = any(output.layout != "per_source" for output in config.outputs)
-        self._directory = directory if by_name else None
-        self._name = small_file.name_of(config, "slots")
-        self._disk = disk
-        cost = "a restart numbers sources by the list"
-        self._file = None if self._directory is None else KeptFile(disk, self._directory, self._name, cost, failures)
-        self._kept: Placement | None = None
+def read_placement(reservations: SeqReservations, config: Config) -> Placement:
+    """Return what an earlier process has kept. If it kept nothing, or damaged content, slots follow the list."""
+    content = reservations.kept(_KEPT) if _by_name(config) else None
+    if content is None:
+        return Placement()
+    try:
+        found = msgspec.json.decode(content, type=_File)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        log.warning("the slots that were kept are damaged (%s): sources are numbered by the list", error)
+        return Placement()
+    slots = {Worker(name, rank): slot for name, rank, slot in found.slots}
+    gone = tuple(worker for worker in (Worker(*each) for each in found.gone) if worker in slots)
+    numbers = set(slots.values())
+    sound = len(numbers) == len(slots) and all(0 <= at < _MOST_SLOTS for at in numbers)
+    if found.version != _VERSION or not sound or not 0 <= found.forgotten < MAX_SEQ:
+        return Placement()
+    return Placement(slots, gone, found.forgotten)
 
-    def read(self) -> Placement:
-        """What was kept; nothing where there is no file, or a damaged one: then slots follow the list."""
-        if self._directory is None:
-            return Placement()
-        content = small_file.read(self._disk, self._directory, self._name)
-        if content is None:
-            return Placement()
-        try:
-            found = msgspec.json.decode(content, type=_File)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            log.warning("%s is damaged (%s): sources are numbered by the list", self._name, error)
-            return Placement()
-        slots = {Worker(name, rank): slot for name, rank, slot in found.slots}
-        gone = tuple(worker for worker in (Worker(*each) for each in found.gone) if worker in slots)
-        numbers = set(slots.values())
-        sound = len(numbers) == len(slots) and all(0 <= at < _MOST_SLOTS for at in numbers)
-        if found.version != _VERSION or not sound or not 0 <= found.forgotten < MOST:
-            return Placement()
-        self._kept = Placement(slots, gone, found.forgotten)
-        return self._kept
 
-    def keep(self, placement: Placement, now: float) -> None:
-        """Keep a placement. Called before anything of it is sent."""
-        if self._file is None or placement == self._kept:
-            return
-        self._kept = placement
+def keep_placement(reservations: SeqReservations, config: Config, placement: Placement) -> None:
+    """Keep a placement. Called before anything of it is sent."""
+    if _by_name(config):
         slots = [(*worker, slot) for worker, slot in placement.slots.items()]
         content = _File(_VERSION, slots, list(placement.gone), placement.forgotten)
-        self._file.keep(msgspec.json.encode(content), now)
-
-    def look(self, now: float) -> None:
-        """Try again what could not be written."""
-        if self._file is not None:
-            self._file.look(now)
+        reservations.keep(_KEPT, msgspec.json.encode(content))
 
 
 def forget(placement: Placement, reached: Iterable[int]) -> Placement:

@@ -16,6 +16,7 @@ from kvbus.config import Config
 from kvbus.daemon.config_file import ConfigFile
 from kvbus.daemon.daemon import Daemon
 from kvbus.daemon.reload import Reloader
+from kvbus.state.writer import StoppedError
 
 log = logging.getLogger("kvbus.daemon")
 
@@ -68,7 +69,12 @@ async def serve(config: Config, load: Callable[[], Config], file: ConfigFile | N
         log.info("%s: shutting down; send it again to exit at once", signal.Signals(signum).name)
         stop.set()
 
-    daemon = Daemon(config)
+    for signum in (signal.SIGTERM, signal.SIGINT):  # the loop's own handlers do not run while the state is read
+        signal.signal(signum, lambda number, _: asked(number))
+    try:
+        daemon = Daemon(config, stopped=stop.is_set)
+    except StoppedError:
+        return
     reloader = Reloader(daemon, load, file)
 
     hung_up = asyncio.Event()

@@ -13,7 +13,6 @@ from kvbus.telemetry.row import Row, by, counts, one
 
 HTTP_REASONS: Final = ("too_many", "slow", "tls", "revoked")
 RELOAD_OUTCOMES: Final = ("applied", "refused")
-SMALL_FILES: Final = ("slots", "found")
 DISCOVERY_CHANGES: Final = ("joined", "left", "moved", "refused")
 LOG_RECORDS: Final = (
     *("lost", "expired", "unusable", "late", "old_epoch", "double", "known", "clock_set_back", "malformed", "damaged"),
@@ -112,12 +111,6 @@ PROCESS: Final[tuple[Row[ProcessStats], ...]] = (
         "state_refused_total",
         "Files of a saved state that could not be used and were moved aside.",
         lambda p: p.state_refused,
-    ),
-    by(
-        "file",
-        "file_failures_total",
-        "Writes of the sources' slots, or of the engines found, that failed and are tried again.",
-        lambda p: counts(p.file_failures, SMALL_FILES),
     ),
     by(
         "state",

@@ -107,7 +107,7 @@ def test_the_client_brings_nothing_but_what_it_may() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "import kvbus.daemon.state_store",
+        "import kvbus.state.sqlite",
         "import ssl",
         "import subprocess",
         "import random",

@@ -303,19 +303,6 @@ def test_a_secret_of_ones_own_is_only_mounted() -> None:
     ]
 
 
-def test_the_key_of_the_state_is_mounted_from_a_secret_that_is_there() -> None:
-    release = render({"kvbus": {"state": {"keySecret": "sealing"}}})
-    assert release.all("Secret") == []
-    (volume,) = (each for each in release.pod["spec"]["volumes"] if each["name"] == "kvbus-state-key")
-    assert volume["secret"] == {"secretName": "sealing", "defaultMode": 0o440}
-    (mount,) = (each for each in release.kvbus["volumeMounts"] if each["name"] == "kvbus-state-key")
-    assert load(str(release.file()))["state_key_file"] == f"{mount['mountPath']}/state.key"
-    assert mount["readOnly"]
-    plain = render()
-    assert "state_key_file" not in load(str(plain.file()))
-    assert not [each for each in plain.pod["spec"]["volumes"] if each["name"] == "kvbus-state-key"]
-
-
 def test_a_platform_that_picks_users_is_not_told_any() -> None:
     release = render({"kvbus": {"platformUser": True}})
     contexts = [each["securityContext"] for spec in release.pods() for each in (spec, *containers(spec))]

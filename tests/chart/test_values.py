@@ -90,8 +90,6 @@ PAIR = {"keyPair": "x", "routers": {"a": "x" * 40}}
         ({"kvbus": {"config": {"worker": "$(POD)"}}}, r"nothing fills in \$\(POD\)"),
         ({"kvbus": {"restartOnChange": False, "configFrom": "environment"}}, "needs kvbus.configFrom=configMap"),
         ({"kvbus": {"state": {"enabled": False, "existingClaim": "c"}}}, "no effect"),
-        ({"kvbus": {"state": {"enabled": False, "keySecret": "s"}}}, "keySecret has no effect"),
-        ({"kvbus": {"state": {"keySecret": "s"}, "config": {"state_key_file": "/k"}}}, "or kvbus.state.keySecret"),
         ({"kvbus": {"curve": {"keyPair": "x"}}}, "nobody would be let in"),
         ({"kvbus": {"curve": {"routers": PAIR["routers"]}}}, "encrypt nothing"),
         ({"kvbus": {"curve": {**PAIR, "existingSecret": "s"}}}, "either existingSecret"),

@@ -88,7 +88,6 @@ def test_defaults_are_the_documented_ones(read):
         "http_tls_certificate_file": None,
         "http_tls_key_file": None,
         "state_dir": "auto",
-        "state_key_file": None,
         "state_sync": "none",
         "shutdown_timeout": 5.0,
         "reload": "auto",

@@ -55,12 +55,3 @@ def test_keys_of_an_output_need_libsodium(monkeypatch, problems):
     found = problems(text)
     assert set(found) == {"outputs[0].curve_secret_key_file"}
     assert "need libsodium, which is not installed; for example pip install kvbus[curve]" in str(found)
-
-
-def test_a_state_key_needs_libsodium_and_a_state(monkeypatch, problems):
-    text = text_of("[{}]", "[{}]", "state_key_file: /k")
-    assert "no state to seal with state_dir: null" in problems(f"{text}\nstate_dir: null")["state_key_file"]
-    monkeypatch.setattr(parts, "has_libsodium", lambda: False)
-    found = problems(text)
-    assert set(found) == {"state_key_file"}
-    assert "sealing needs libsodium, which is not installed; for example pip install kvbus[curve]" in str(found)

@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 
-from kvbus.common.errors import InUseError
 from kvbus.config import Config, load
 from kvbus.core.source_spec import NOBODY
 from kvbus.daemon.build import journal_bounds, make_relay, new_stream, next_seqs, reserve_seqs, source_spec
 from kvbus.daemon.placement import Placement, Worker, place
-from kvbus.daemon.seq_reservation import AHEAD, SeqReservations
 from kvbus.daemon.views import View
+from kvbus.state.reservations import SeqReservations
+from kvbus.state.sqlite import RESERVE_AHEAD as AHEAD
+from kvbus.state.sqlite import SqliteStore
+from tests.state.left import opened
 
 SOURCES = [
     {"name": "a", "endpoint": "ipc:///run/a", "data_parallel_size": 2},
@@ -30,8 +32,14 @@ def slots(made: Config) -> dict[int, Any]:
     return {stream.index: stream for stream in made.streams()}
 
 
+def reserved(made: Config, store: SqliteStore | None = None, placement: Placement | None = None) -> SeqReservations:
+    reservations = SeqReservations(store)
+    reserve_seqs(reservations, made, placement or place(Placement(), made))
+    return reservations
+
+
 def relay_of(made: Config, reservations: SeqReservations | None = None) -> Any:
-    return make_relay(made, slots(made), reservations or reserve_seqs(made, place(Placement(), made), None))
+    return make_relay(made, slots(made), reservations or reserved(made))
 
 
 def test_each_slot_has_its_source_and_a_free_slot_nobody() -> None:
@@ -94,42 +102,29 @@ def test_the_snapshot_protocol_needs_an_id_and_a_heartbeat_each_second() -> None
 
 def test_the_numbering_goes_on_where_an_earlier_process_was_killed(tmp_path: Path) -> None:
     made = config()
-    reservations = reserve_seqs(made, place(Placement(), made), tmp_path)
-    reservations.use(0, 3, 41)
-    reservations.release()
-    again = reserve_seqs(made, place(Placement(), made), tmp_path)
-    relay = relay_of(made, again)
-    assert [stream.next_seq for stream in relay.outputs[0].streams] == [0, 0, 0, 41 + AHEAD]
-    again.release()
+    with opened(tmp_path) as store:
+        reserved(made, store).use(0, 3, 41)
+    with opened(tmp_path) as store:
+        relay = relay_of(made, reserved(made, store))
+        assert [stream.next_seq for stream in relay.outputs[0].streams] == [0, 0, 0, 41 + AHEAD]
 
 
 def test_a_merged_output_has_one_reservation(tmp_path: Path) -> None:
     made = config({"layout": "merged"})
-    reserve_seqs(made, place(Placement(), made), tmp_path).release()
-    assert len(list(tmp_path.iterdir())) == 1
+    with opened(tmp_path) as store:
+        reserved(made, store)
+        assert len(store.reserved.streams) == 1
 
 
 @pytest.mark.parametrize("kind", ["kafka", "nats", "redis"])
 def test_each_stream_of_a_log_has_a_reservation_of_its_own(kind: str, tmp_path: Path) -> None:
     made = config({"type": kind, "endpoint": "tcp://127.0.0.1:9"}, model="m")
-    reservations = reserve_seqs(made, place(Placement(), made), tmp_path)
-    reservations.use(0, 3, 41)
-    reservations.release()
-    assert len(list(tmp_path.iterdir())) == len(made.streams()) > 1
-    again = reserve_seqs(made, place(Placement(), made), tmp_path)
-    assert [stream.next_seq for stream in relay_of(made, again).outputs[0].streams] == [0, 0, 0, 41 + AHEAD]
-    again.release()
-
-
-def test_two_processes_do_not_number_the_same_streams(tmp_path: Path) -> None:
-    """And the second one releases what it has taken before it finds out."""
-    made = config({}, {"name": "b", "endpoint": "ipc:///run/2"})
-    first = config({"name": "b", "endpoint": "ipc:///run/2"})
-    held = reserve_seqs(first, place(Placement(), first), tmp_path)
-    with pytest.raises(InUseError):
-        reserve_seqs(made, place(Placement(), made), tmp_path)
-    reserve_seqs(config(), place(Placement(), made), tmp_path).release()
-    held.release()
+    with opened(tmp_path) as store:
+        reserved(made, store).use(0, 3, 41)
+        assert len(store.reserved.streams) == len(made.streams()) > 1
+    with opened(tmp_path) as store:
+        relay = relay_of(made, reserved(made, store))
+        assert [stream.next_seq for stream in relay.outputs[0].streams] == [0, 0, 0, 41 + AHEAD]
 
 
 def test_a_stream_that_was_never_open_has_no_next_seq() -> None:
@@ -146,7 +141,7 @@ def test_a_stream_that_was_never_open_has_no_next_seq() -> None:
 def test_under_topics_a_stream_stays_whose_source_is_gone() -> None:
     made = config({"layout": "per_topic", "topic": "kv@{source}.{rank}"})
     placement = Placement({**place(Placement(), made).slots, Worker("c", 5): 6}, (Worker("c", 5),))
-    relay = make_relay(made, slots(made), reserve_seqs(made, placement, None), placement.gone_slots)
+    relay = make_relay(made, slots(made), reserved(made, None, placement), placement.gone_slots)
     (output,) = relay.outputs
     assert [stream.topic for stream in output.streams] == [b"kv@a.0", b"kv@a.1", b"", b"kv@b.0", b"", b"", b"kv@c.5"]
     assert list(output.open_streams) == [0, 1, 3]

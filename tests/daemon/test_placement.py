@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +10,8 @@ from hypothesis import strategies as st
 
 from kvbus.common.errors import ConfigError
 from kvbus.config import Config, load
-from kvbus.daemon.disk import Disk
-from kvbus.daemon.placement import Placement, PlacementFile, Worker, forget, place
+from kvbus.daemon.placement import Placement, Worker, forget, keep_placement, place, read_placement
+from kvbus.state.reservations import SeqReservations
 
 BY_TOPIC = {"endpoint": "ipc:///run/out", "layout": "per_topic", "topic": "kv@{source}.{rank}"}
 MERGED = {"endpoint": "ipc:///run/out", "layout": "merged"}
@@ -116,45 +114,30 @@ def test_whatever_the_list_does(lists: list[list[str]]) -> None:
         assert set(lost) <= {*before.gone, *(worker for worker in before.slots if worker.source not in names)}
 
 
-def test_the_file(tmp_path: Path) -> None:
-    made = config("a", "b")
-    file = PlacementFile(tmp_path, made, Disk(), Counter())
-    assert file.read() == Placement()
+def test_what_is_kept_is_read_again() -> None:
+    made, reservations = config("a", "b"), SeqReservations(None)
+    assert read_placement(reservations, made) == Placement()
     kept = forget(place(place(Placement(), made), config("b")), [7, 5])
-    file.keep(kept, 0.0)
+    keep_placement(reservations, made, kept)
     assert kept.forgotten == 7
-    assert PlacementFile(tmp_path, made, Disk(), Counter()).read() == kept
-    (path,) = tmp_path.iterdir()
-    far = b'{"version":"kvbus-slots-1","slots":[["a",0,1000000000]],"gone":[],"forgotten":0}'
-    for damage in (
+    assert read_placement(reservations, made) == kept
+    ports = config("a", outputs=[{"endpoint": "ipc:///run/out"}])
+    keep_placement(reservations, ports, Placement())
+    assert read_placement(reservations, ports) == Placement(), "slots follow the list"
+    assert read_placement(reservations, made) == kept
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
         b"",
         b"{",
         b'{"version":"kvbus\xadslots"}',
-        far,
+        b'{"version":"kvbus-slots-1","slots":[["a",0,1000000000]],"gone":[],"forgotten":0}',
         b'{"version":"kvbus-slots-1","slots":[["a",0,0],["b",0,0]],"gone":[],"forgotten":0}',
-    ):
-        path.write_bytes(damage)
-        assert PlacementFile(tmp_path, made, Disk(), Counter()).read() == Placement()
-    ports = config("a", outputs=[{"endpoint": "ipc:///run/out"}])
-    PlacementFile(tmp_path, ports, Disk(), Counter()).keep(kept, 0.0)
-    PlacementFile(None, made, Disk(), Counter()).keep(kept, 0.0)
-    assert list(tmp_path.iterdir()) == [path]
-    assert PlacementFile(tmp_path, config("a", outputs=[MERGED]), Disk(), Counter()).read() == Placement()
-
-
-def test_a_directory_that_cannot_be_written_is_no_end(tmp_path: Path) -> None:
-    made = config("a")
-    file = PlacementFile(tmp_path / "gone", made, Disk(), Counter())
-    file.keep(place(Placement(), made), 0.0)
-    assert file.read() == Placement()
-
-
-def test_one_that_could_not_be_written_is_tried_again(tmp_path: Path) -> None:
-    made, failures = config("a"), Counter[str]()
-    file = PlacementFile(tmp_path / "later", made, Disk(), failures)
-    kept = place(Placement(), made)
-    file.keep(kept, 0.0)
-    (tmp_path / "later").mkdir()
-    file.look(1.0)
-    assert PlacementFile(tmp_path / "later", made, Disk(), Counter()).read() == kept
-    assert failures == {"slots": 1}
+    ],
+)
+def test_what_cannot_be_used_is_left_out(damage: bytes) -> None:
+    reservations = SeqReservations(None)
+    reservations.keep("slots", damage)
+    assert read_placement(reservations, config("a", "b")) == Placement()

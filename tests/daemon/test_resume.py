@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from kvbus.config import Config, load
 from kvbus.core.events import Started
 from kvbus.daemon.build import next_seqs, reserve_seqs
-from kvbus.daemon.disk import Disk
 from kvbus.daemon.placement import Placement, place
 from kvbus.daemon.resume import Beginning, identity, resume
-from kvbus.daemon.seq_reservation import AHEAD, SeqReservations
-from tests.typed import there
-
-DISK = Disk()
+from kvbus.state.contract import MARGIN
+from kvbus.state.reservations import SeqReservations
+from kvbus.state.sqlite import RESERVE_AHEAD as AHEAD
+from kvbus.state.sqlite import SqliteStore
+from kvbus.state.writer import StateWriter
+from tests.state.left import opened
 
 
 def of(name: str) -> Config:
@@ -29,62 +32,87 @@ def config() -> Config:
     return of("a")
 
 
+class Process(NamedTuple):
+    found: Beginning
+    reservations: SeqReservations
+    store: SqliteStore
+
+
 @contextmanager
-def process(config: Config, tmp_path: Path, *, state: bool = True) -> Iterator[tuple[Beginning, SeqReservations]]:
+def process(config: Config, tmp_path: Path, *, boot: bytes | None = None) -> Iterator[Process]:
+    """Start, and end as a kill does."""
     placement = place(Placement(), config)
-    reservations = reserve_seqs(config, placement, tmp_path / "seq", DISK)
-    directory = tmp_path / "state" if state else None
-    found = resume(config, placement, directory, reservations, DISK, 0.0)
-    if found.store is not None:
-        found.store.begin(found.relay)
-    try:
-        yield found, reservations
-    finally:
-        if found.store is not None:
-            found.store.close()
-        reservations.release()
+    with opened(tmp_path, boot=boot) as store:
+        reservations = SeqReservations(store)
+        reserve_seqs(reservations, config, placement)
+        writer = StateWriter(store, time.monotonic)
+        found = resume(config, placement, writer, reservations, 0.0)
+        writer.begin(found.relay)
+        yield Process(found, reservations, store)
+        writer.flush()
 
 
-def test_without_a_directory_there_is_nothing(config: Config, tmp_path: Path) -> None:
-    with process(config, tmp_path, state=False) as (found, _):
-        assert (found.store, found.restored) == (None, False)
+def test_without_a_store_there_is_nothing(config: Config) -> None:
+    placement, reservations = place(Placement(), config), SeqReservations(None)
+    reserve_seqs(reservations, config, placement)
+    assert not resume(config, placement, None, reservations, 0.0).restored
 
 
 def test_a_state_goes_on_as_if_nothing_had_happened(config: Config, tmp_path: Path) -> None:
-    with process(config, tmp_path) as (found, _):
+    with process(config, tmp_path) as (found, _, _):
         assert not found.restored
         found.relay.handle(Started(1.0), 0.0)
-    with process(config, tmp_path) as (again, _):
+    with process(config, tmp_path) as (again, _, _):
         assert again.restored
 
 
-def test_a_state_behind_the_numbering_is_no_truth(config: Config, tmp_path: Path) -> None:
-    with process(config, tmp_path):
-        pass
-    with process(config, tmp_path, state=False) as (_, reservations):
-        reservations.use(0, 0, 2 * AHEAD)
-    with process(config, tmp_path) as (again, _):
+def test_a_state_of_another_boot_is_no_truth_until_it_is_written_anew(config: Config, tmp_path: Path) -> None:
+    """It was not synced, so routers may have got more than it knows."""
+    with process(config, tmp_path, boot=bytes(16)) as (_, reservations, _):
+        reservations.use(0, 0, 7)
+    used = 7 + AHEAD
+    with process(config, tmp_path, boot=b"1" * 16) as (again, _, _):
         assert not again.restored
-        assert next_seqs(again.relay) == {(0, 0): 3 * AHEAD}
+        assert next_seqs(again.relay) == {(0, 0): used + MARGIN}
+    with process(config, tmp_path, boot=b"1" * 16) as (again, _, _):
+        assert again.restored
+        assert next_seqs(again.relay) == {(0, 0): used + MARGIN}
+
+
+def test_a_process_that_is_killed_before_an_older_state_is_written_leaves_it_older(
+    config: Config, tmp_path: Path
+) -> None:
+    with process(config, tmp_path, boot=bytes(16)) as (_, reservations, _):
+        reservations.use(0, 0, 7)
+    with opened(tmp_path, boot=b"1" * 16) as store:
+        assert store.older
+        store.reserve(store.reserved)
+    with process(config, tmp_path, boot=b"1" * 16) as (again, _, _):
+        assert not again.restored
+        assert next_seqs(again.relay)[0, 0] > 7 + MARGIN
 
 
 def test_a_state_of_other_sources_is_refused_and_no_number_goes_back(config: Config, tmp_path: Path) -> None:
-    with process(config, tmp_path) as (_, reservations):
+    with process(config, tmp_path) as (_, reservations, _):
         reservations.use(0, 0, 7)
-    with process(of("b"), tmp_path) as (found, reservations):
+    with process(of("b"), tmp_path) as (found, reservations, store):
         assert not found.restored
-        assert there(found.store).refused
-        assert reservations.first(0, 0) >= 7 + AHEAD
+        assert store.refused == 1
+        assert reservations.first(0, 0) == 7 + AHEAD
+    with process(of("b"), tmp_path) as (found, _, store):
+        assert found.restored
+        assert store.refused == 0
 
 
 def test_a_state_is_known_by_its_sources_and_outputs(config: Config) -> None:
-    assert identity(config, {stream.index: stream for stream in config.streams()}) == ["0 a count", "routers"]
+    streams = {stream.index: stream for stream in config.streams()}
+    assert identity(config, streams, 2) == ["0 a count", "2 slots", "routers"]
 
 
 def test_what_was_counted_by_another_rule_is_learned_anew(config: Config, tmp_path: Path) -> None:
     """An engine that removes the last copy alone never removes again what one removal has left live."""
     with process(config, tmp_path):
         pass
-    with process(config.model_copy(update={"duplicates": "last"}), tmp_path) as (found, _):
+    with process(config.model_copy(update={"duplicates": "last"}), tmp_path) as (found, _, store):
         assert not found.restored
-        assert there(found.store).refused
+        assert store.refused

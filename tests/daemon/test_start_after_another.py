@@ -11,8 +11,11 @@ import pytest
 from kvbus.config import load
 from kvbus.core.events import BatchReceived
 from kvbus.daemon.daemon import Daemon
+from kvbus.state.reservations import SeqReservations
 from tests.doubles.payloads import payload, store
+from tests.state.left import opened
 from tests.system.bus import eventually
+from tests.typed import there
 
 
 def by_topic(topic: str = "kv@{source}", **more: Any) -> dict[str, Any]:
@@ -133,16 +136,16 @@ async def test_an_engine_that_was_found_and_cannot_be_dialled_does_not_stop_a_st
 )
 async def test_found_engines_that_cannot_be_read_do_not_stop_a_start(kept: Any, tmp_path: Path) -> None:
     await run("engines are found", tmp_path, keeps=True)
-    (file,) = (tmp_path / "state").glob("*.found")
-    file.write_text(json.dumps(kept))
+    with opened(tmp_path / "state") as kept_in:
+        SeqReservations(kept_in).keep("found", json.dumps(kept).encode())
     await run("engines are found", tmp_path, keeps=True)
 
 
 @pytest.mark.parametrize("change", [{"forgotten": -1}, {"forgotten": 2**70}, {"slots": [["x", 0, -1]]}, {"gone": 1}])
 async def test_slots_that_cannot_be_read_do_not_stop_a_start(change: dict[str, Any], tmp_path: Path) -> None:
     await run("three sources", tmp_path, keeps=True)
-    (file,) = (tmp_path / "state").glob("*.slots")
-    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
-    for seqs in (tmp_path / "state").glob("*.seq"):
-        seqs.unlink()
+    with opened(tmp_path / "state") as kept_in:
+        reservations = SeqReservations(kept_in)
+        slots = json.loads(there(reservations.kept("slots")))
+        reservations.keep("slots", json.dumps({**slots, **change}).encode())
     await run("three sources", tmp_path, keeps=True)

@@ -35,7 +35,7 @@ from kvbus.core.source_spec import SourceSpec
 from kvbus.core.types import MEDIA, Filtered, Reason
 from kvbus.core.wire.frames import ReplayRequest
 from kvbus.core.wire.profiles import PROFILES
-from kvbus.daemon import seq_reservation as marks
+from kvbus.state import sqlite as marks
 from kvbus.tools.demo.verdict import Comparison, Verdict
 from kvbus.tools.demo.view import render_verdict
 from kvbus.tools.sim.dialects import DIALECTS

@@ -496,16 +496,6 @@ async def state_open(scene):
     scene.over["state_dir"] = str(path)
 
 
-@mistake("others may read the state's key", key="state_key_file", says="others may read it")
-async def state_key_open(scene):
-    await scene.engine()
-    path = scene.tmp / "state.key"
-    path.write_text("11" * 32)
-    path.chmod(0o644)
-    scene.over["state_dir"] = str(scene.tmp / "state")
-    scene.over["state_key_file"] = str(path)
-
-
 @mistake("`api` is not the engine's", key="sources[0].api", says="the engine's API at")
 async def api(scene):
     await scene.engine()

@@ -29,7 +29,7 @@ from kvbus.core.events import (
 from kvbus.core.wire.frames import END_SEQ
 from kvbus.daemon.build import make_relay
 from kvbus.daemon.placement import Placement, place
-from kvbus.daemon.seq_reservation import SeqReservations
+from kvbus.state.reservations import SeqReservations
 from tests.doubles.answers import reading
 
 Stream = tuple[int, int]

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 import msgspec
 
-from kvbus.daemon.seq_reservation import SeqReservations
+from kvbus.config import load
 from tests.doubles.kvbus_process import KvbusProcess
 from tests.ports import free_port
+from tests.state.left import reserve, without_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -221,10 +222,8 @@ class Kvbus(KvbusProcess):
         }
         super().__init__(directory, settings)
         if first_seq:
-            before = SeqReservations(directory)  # as a process before this one has left it
-            before.add(0, 0, f"routers {routers['endpoint']}")
-            before.use(0, 0, first_seq)
-            before.release()
+            place = without_state(load(None, env={}, overrides=settings), directory)  # what an earlier process left
+            reserve(place, f"routers {routers['endpoint']}", first_seq)
 
     def __enter__(self) -> Self:
         self.start_again()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from kvbus.daemon.state_store import MIN_ROTATE
+from kvbus.state.sqlite import CHECKPOINT_AFTER
 from tests.chaos.bus import Metrics, parse_metrics, total
 from tests.chaos.tally import ENOUGH, ends
 
@@ -20,7 +20,7 @@ SLACK: Final = {
     "descriptors": (4.0, 0.0),
     "threads": (1.0, 0.0),
     "series": (8.0, 0.0),
-    "state, KiB": (MIN_ROTATE / 1024, 0.0),
+    "state, KiB": (2 * CHECKPOINT_AFTER / 1024, 0.0),
     "journal, batches": (0.0, 0.05),
     "log, lines a minute": (10.0, 0.5),
     "CPU, ms a batch": (1.0, 0.5),

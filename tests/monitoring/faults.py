@@ -156,10 +156,10 @@ def scrape_config(rules: Path, buses: list[Kvbus]) -> str:
 
 def damage(state: Path) -> list[Path]:
     """Make every saved state unusable; which ones."""
-    dumps = list(state.glob("state-*.dump"))
-    for dump in dumps:
-        dump.write_bytes(b"damaged" + dump.read_bytes())
-    return dumps
+    files = list(state.glob("state.db"))
+    for file in files:
+        file.write_bytes(b"damaged" + file.read_bytes())
+    return files
 
 
 class Engines:

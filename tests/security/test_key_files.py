@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from kvbus.cli import main
 from kvbus.common.errors import ConfigError
 from kvbus.config import load
-from kvbus.daemon.keys import in_clear, read_keys, read_state_keys_of
+from kvbus.daemon.keys import in_clear, read_keys
 from kvbus.transport.curve import (
     MAX_FILE_BYTES,
     KeyFileError,
@@ -255,20 +255,6 @@ class TestKeygen:
         done = self.run("--public-of", tmp_path / "nothing")
         assert isinstance(done.exception, SystemExit | ConfigError)
         assert done.exit_code in (1, 78)
-
-
-def test_a_key_file_of_the_state_that_is_none_is_a_mistake_of_the_configuration(tmp_path):
-    path = private(tmp_path / "state.key", "11" * 32)
-    config = load(None, env={}, overrides={"sources": [{}], "outputs": [{}], "state_key_file": str(path)})
-    assert read_state_keys_of(config).first == bytes.fromhex("11" * 32)
-    path.write_text("a secret")
-    with pytest.raises(ConfigError) as caught:
-        read_state_keys_of(config)
-    assert "state_key_file = " in str(caught.value)
-    assert "a secret" not in str(caught.value)
-    args = ["check", "--source", "ipc:///e", "--output", "ipc:///o", "--set", f"state_key_file={path}"]
-    assert CliRunner().invoke(main, args).exit_code == 78
-    assert CliRunner().invoke(main, [*args, "--without-keys"]).exit_code == 0
 
 
 def test_an_output_without_tokens_is_said_to_leave_hashes():

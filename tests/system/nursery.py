@@ -1,4 +1,4 @@
-"""Forks `kvbus run` on demand: ``python -m tests.system.nursery CONFIG ROTATE_BYTES``, commands on stdin.
+"""Forks `kvbus run` on demand: ``python -m tests.system.nursery CONFIG LOG_BYTES``, commands on stdin.
 
 ``start`` forks one (answer: ``started``); ``kill`` sends SIGKILL and answers with the signal it died of, or minus its
 exit code if it had ended by itself. ``exhaust`` raises MemoryError wherever its main thread is, and answers likewise.
@@ -18,7 +18,7 @@ import uvloop  # noqa: F401 - imported here once, for every child
 from kvbus.cli import main, run  # noqa: F401
 from kvbus.common import logs  # noqa: F401
 from kvbus.daemon import serve as daemon  # noqa: F401
-from kvbus.daemon import state_store
+from kvbus.state import sqlite
 
 
 def child(config: str) -> None:
@@ -80,5 +80,5 @@ def serve(config: str) -> None:
 
 
 if __name__ == "__main__":
-    state_store.MIN_ROTATE = int(sys.argv[2])  # type: ignore[misc]
+    sqlite.CHECKPOINT_AFTER = int(sys.argv[2])  # type: ignore[misc]
     serve(sys.argv[1])

@@ -39,7 +39,7 @@ class Process(KvbusProcess):
 class QuickProcess(Process):
     """The same, forked off a process that has imported everything: a start takes milliseconds instead of half a second.
 
-    Logs are rotated every 64 KiB instead of 32 MiB, so that kills meet dumps that are being written.
+    A checkpoint is due after 64 KiB of log instead of 128 MiB, so that kills meet checkpoints that are being written.
     """
 
     def __init__(self, directory: Path, *, keeps_state: bool) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import re
-import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -21,11 +19,13 @@ from kvbus.config import load
 from kvbus.core.events import BatchReceived
 from kvbus.core.wire.frames import ASKS_REPLAY
 from kvbus.daemon.daemon import Daemon
-from kvbus.daemon.seq_reservation import AHEAD
+from kvbus.state.sqlite import RESERVE_AHEAD as AHEAD
+from kvbus.state.sqlite import reached
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import removed, store
 from tests.ports import free_port, free_ports, ports_in_a_row
+from tests.state.left import without_state
 from tests.system.bus import Bus, RouterOnASet, eventually, running_bus
 
 
@@ -436,15 +436,9 @@ def test_a_new_life_behind_the_cut_replaces_the_old_one() -> None:
     run_async(main)
 
 
-def marked(directory: Path) -> int:
-    (file,) = directory.glob("*.seq")
-    return int.from_bytes(file.read_bytes()[16:24], sys.byteorder)
-
-
 def test_a_second_bus_on_the_same_endpoint_leaves_the_numbering_of_the_first_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both keep their marks in one file: the second one may not lower what the first one has raised meanwhile."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     live, again = free_ports(2)
     output = {"endpoint": tcp(live), "replay_endpoint": tcp(again), "heartbeat": 0}
@@ -457,13 +451,11 @@ def test_a_second_bus_on_the_same_endpoint_leaves_the_numbering_of_the_first_alo
         for n in range(3 * AHEAD):
             received = BatchReceived(0, [b"", n.to_bytes(8, "big"), batch(store([n]))])
             first.carry_out(first.relay.handle(received, first.clock.time()))
-        with pytest.raises(
-            InUseError, match=rf"the numbering of routers {re.escape(tcp(live))} .*process {os.getpid()} "
-        ):
+        with pytest.raises(InUseError, match=rf"the numbering in {tmp_path}.*process {os.getpid()} "):
             Daemon(config)
         used = first.relay.outputs[0].streams[0].next_seq
         assert used >= 3 * AHEAD
-        assert marked(tmp_path) >= used, "after a kill of the first one its numbers would be used again"
+        assert reached(without_state(config, tmp_path)) >= used, "after a kill its numbers would be used again"
         await first.close(drain=0)
 
     run_async(main)

@@ -17,6 +17,7 @@ from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import store
 from tests.doubles.topic_router import TopicRouter
 from tests.ports import ports_in_a_row
+from tests.state.left import opened
 from tests.system.bus import eventually
 from tests.system.test_reload import Fleet, at, running
 
@@ -185,8 +186,8 @@ async def test_the_last_place_goes_to_whoever_comes() -> None:
 
 
 def _lose_the_state(directory: Path) -> None:
-    for file in directory.glob("state-*"):
-        file.unlink()
+    with opened(directory) as store:
+        store.wipe()
 
 
 @pytest.mark.parametrize("clean", [True, False])

@@ -11,13 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import zmq
 
 from kvbus.config import load
 from kvbus.daemon import changing
 from kvbus.daemon.daemon import Daemon
 from kvbus.daemon.reload import Reloader
-from kvbus.daemon.seq_reservation import SeqReservations
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.config_map import Volume
 from tests.doubles.payloads import payload as batch
@@ -245,37 +243,6 @@ async def test_state_is_kept_over_a_restart_after_a_reload(tmp_path: Path):
         assert again.relay.outputs[0].streams[2].next_seq == 6
         await again.start()
         await again.close(drain=0)
-
-
-async def test_a_stream_that_another_process_numbers_is_not_added(tmp_path: Path, caplog):
-    """Nor is what was kept of it lost when something else refuses the reload."""
-    fleet = Fleet("a", state_dir=str(tmp_path))
-    name = f"routers {at(fleet.out + 1)}"
-    before = fleet.sources
-    async with running(fleet):
-        other = SeqReservations(tmp_path)
-        other.add(0, 0, name)
-        other.use(0, 0, 41)
-        fleet.sources = [*before, fleet.source(1, "b")]
-        await fleet.reload("refused")
-        assert f"the numbering of {name}" in caplog.text
-        assert len(fleet.daemon.relay.present) == 1
-        other.close({(0, 0): 42})
-        context = zmq.Context()
-        holder = context.socket(zmq.REP)
-        holder.bind(at(fleet.out + 1))
-        await fleet.reload("refused")
-        holder.close(0)
-        context.term()
-        assert len(fleet.daemon.config.sources) == 1
-    kept = SeqReservations(tmp_path)
-    kept.add(0, 0, name)
-    assert kept.first(0, 0) == 42
-    kept.release()
-    again = Daemon(fleet.load())
-    assert again.relay.outputs[0].streams[1].next_seq == 42
-    await again.start()
-    await again.close(drain=0)
 
 
 @pytest.mark.parametrize(

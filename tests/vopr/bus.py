@@ -8,23 +8,13 @@ import itertools
 import logging
 import random
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 from kvbus.common.errors import KvbusError
 from kvbus.config import Config, load
 from kvbus.core.blocks import compaction
-from kvbus.daemon import (
-    build,
-    generations,
-    outputs,
-    seq_reservation,
-    source_sockets,
-    state_place,
-    state_store,
-    unreachable,
-)
+from kvbus.daemon import build, outputs, source_sockets, unreachable
 from kvbus.daemon import daemon as daemon_module
 from kvbus.daemon.daemon import Daemon
 from kvbus.daemon.reload import Reloader
@@ -33,11 +23,11 @@ from kvbus.transport.live import views
 from kvbus.transport.reach.dialling import Dialled
 from kvbus.transport.reach.outcome import Outcome, Stop
 from kvbus.transport.zmtp import addresses, peer, tcp
-from tests.vopr.disk import Platter, SimDisk
 from tests.vopr.engines import Directory, SimLive, SimRequest
 from tests.vopr.network import Network, queued_bytes
 from tests.vopr.process import SimLoop
 from tests.vopr.schedule import Schedule
+from tests.vopr.store import MemoryStore, Platter
 
 
 class SimTime:
@@ -89,7 +79,7 @@ async def _refused(endpoint: str, *_: Any, **__: Any) -> AsyncIterator[Dialled]:
 
 @contextlib.contextmanager
 def simulated(schedule: Schedule, network: Network, directory: Directory, setup: Setup) -> Iterator[None]:
-    """Every socket, clock and chance of the daemon is the world's meanwhile; logs rotate at the size of a small world."""
+    """Every socket, clock and chance of the daemon is the world's meanwhile."""
     time = SimTime(schedule)
     chance = schedule.chance("the bus")
 
@@ -106,14 +96,8 @@ def simulated(schedule: Schedule, network: Network, directory: Directory, setup:
     replaced: list[tuple[Any, str, Any]] = [
         (daemon_module, "time", time),
         (source_sockets, "time", time),
-        (generations, "time", time),
-        (state_store, "time", time),
         (compaction, "MOST_BLOCKS", setup.most),
         (compaction, "BLOCKS_PER_BATCH", min(setup.most, compaction.BLOCKS_PER_BATCH)),
-        (state_store, "MIN_ROTATE", setup.rotate),
-        (seq_reservation, "time", time),
-        (seq_reservation, "AHEAD", setup.ahead),
-        (state_place, "default_directory", lambda: Path("/dev/shm")),  # noqa: S108 - on the simulated disk
         (views, "time", time),
         (daemon_module, "make_context", lambda: None),
         (daemon_module, "end", lambda _: True),
@@ -161,6 +145,7 @@ class Setup:
         self.settings: dict[str, Any] = {
             "http": None,
             "state_dir": chance.choice([None, "/state", "/state"]),
+            "state_sync": chance.choice(["none", "none", "batch"]),
             "block_size": self.block_size or "auto",
             "source_timeout": chance.choice([3.0, 30.0]),
             "on_lost": "clear",
@@ -231,15 +216,13 @@ class Bus:
     def __init__(self, schedule: Schedule, network: Network, setup: Setup, failed: Any) -> None:
         self.schedule, self.network, self.setup, self._failed = schedule, network, setup, failed
         self.platter = Platter(schedule.chance("disk"))
-        self._disk = SimDisk(self.platter)
+        self.platter.killed = self.kill
+        self.platter.spent = self._spend
         self.sources = list(range(len(setup.engines)))
         self.loop: SimLoop | None = None
         self.daemon: Daemon | None = None
         self.refused = 0
         """Starts that were refused."""
-        self.numbering_lost: Any = lambda: None
-        self._unreserved = False
-        """The process began on a full disk, where it may have found no place for its seq reservations."""
         self._reloader: Reloader | None = None
         self.after_turn: Any = lambda: None
 
@@ -251,24 +234,28 @@ class Bus:
     def start(self) -> None:
         """Start a process, if there is none."""
         if self.loop is None:
-            if self._unreserved:
-                self.numbering_lost()
             self.network.begin_numbering()
             self.loop = SimLoop(self.schedule, self._failed)
             self.loop.after_turn = self.after_turn
             self.loop.call_soon(self._boot, self.loop)
 
     def _boot(self, loop: SimLoop) -> None:
-        self._unreserved = self.platter.room is not None
         try:
-            self._disk = SimDisk(self.platter)
-            self.daemon = Daemon(self.setup.config(self.sources), disk=self._disk)
+            self.daemon = Daemon(self.setup.config(self.sources), open_store=self._open_store)
         except KvbusError:
             self.refused += 1
             loop.call_soon(self._gone, loop)
             return
         self._reloader = Reloader(self.daemon, lambda: self.setup.config(self.sources))
         loop.create_task(self._serve(loop, self.daemon))
+
+    def _open_store(self, config: Config) -> MemoryStore:
+        setup = self.setup
+        return MemoryStore(self.platter, config, checkpoint_after=setup.rotate, reserve_ahead=setup.ahead)
+
+    def _spend(self, seconds: float) -> None:
+        if self.loop is not None:
+            self.loop.spend(seconds)
 
     async def _serve(self, loop: SimLoop, daemon: Daemon) -> None:
         try:
@@ -279,8 +266,8 @@ class Bus:
 
     def _gone(self, loop: SimLoop) -> None:
         loop.kill()
-        self._disk.die()
         if self.loop is loop:
+            self.platter.let_go()
             self.loop = self.daemon = self._reloader = None
 
     def second(self, *, elsewhere: bool) -> bool:
@@ -289,11 +276,11 @@ class Bus:
         Args:
             elsewhere: its outputs are at other addresses; else they are the same.
         """
-        loop, disk = SimLoop(self.schedule, self._failed), SimDisk(self.platter)
+        loop = SimLoop(self.schedule, self._failed)
         config = self.setup.config(self.sources, elsewhere=elsewhere)
         try:
             with loop.running():
-                second = Daemon(config, disk=disk)
+                second = Daemon(config, open_store=self._open_store)
                 starting = second.start()
                 with contextlib.suppress(StopIteration):
                     starting.send(None)
@@ -301,7 +288,6 @@ class Bus:
             return False
         finally:
             loop.kill()
-            disk.die()
         return True
 
     def kill(self) -> None:

@@ -22,6 +22,7 @@ def _faults(chance: random.Random, kinds: int, count: int) -> list[list[Entry]]:
 def _makers(chance: random.Random) -> list[tuple[int, list[Entry]]]:
     """Everything that goes wrong, with its weight and what ends it: seconds from its beginning, method, arguments."""
     n, m = chance.randrange(8), chance.randrange(64)
+    kind = chance.choice(["unreadable", "a damaged slice"])
     later = chance.choice([0.05, 0.5, 2.0, 8.0])
     makers: list[tuple[int, list[Entry]]] = [
         (4, [(0, "engine_stops", (n,)), (later, "engine_starts", (n,))]),
@@ -41,8 +42,10 @@ def _makers(chance: random.Random) -> list[tuple[int, list[Entry]]]:
         (1, [(0, "bus_has_descriptors", (chance.choice([3, 8]),)), (later, "bus_has_descriptors", (10**6,))]),
         (1, [(0, "engine_moves", (n,)), (later, "old_engines_stop", ())]),
         (1, [(0, "power_is_cut", ()), (later, "start", ())]),
-        (1, [(0, "bus_is_killed", ()), (later / 2, "a_bit_flips", (m,)), (later, "start", ())]),
-        (1, [(0, "bus_is_killed", ()), (later / 2, "a_log_is_cut", ()), (later, "start", ())]),
+        (2, [(0, "bus_is_killed_in_a_commit", (1 + m % 7,)), (later, "start", ())]),
+        (1, [(0, "bus_is_killed", ()), (later / 2, "state_is_damaged", (kind,)), (later, "start", ())]),
+        (1, [(0, "disk_fails", (1 + m % 3,))]),
+        (1, [(0, "disk_is_slow", (chance.choice([0.001, 0.02]),)), (later, "disk_is_slow", (0.0,))]),
         (1, [(0, "disk_has_room_for", (chance.choice([0, 1, 100, 3000]),)), (later, "disk_has_room_for", (None,))]),
         (1, [(0, "bus_stops", ()), (later + 3, "start", ())]),
         (4, [(0, "bus_pauses", (chance.choice([0.3, 3.0, 10.0]),))]),

@@ -16,6 +16,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 from tests.vopr.schedule import Schedule
+from tests.vopr.store import KilledError
 
 COST = 0.000_02
 """Seconds that a callback takes, and each look at the clock within it."""
@@ -93,7 +94,10 @@ class SimLoop:
                 if not handle.cancelled():
                     self.schedule.steps += 1
                     self._cpu += self.cost
-                    handle._run()  # noqa: SLF001
+                    try:
+                        handle._run()  # noqa: SLF001
+                    except KilledError:
+                        assert self.dead
                     if self.dead:
                         return
         self.busy_until = now + self._cpu
@@ -113,6 +117,10 @@ class SimLoop:
         finally:
             self._running = False
             asyncio._set_running_loop(None)  # noqa: SLF001
+
+    def spend(self, seconds: float) -> None:
+        """The callback that runs takes so much longer."""
+        self._cpu += seconds
 
     def pause(self, seconds: float) -> None:
         """The process does nothing for so long: SIGSTOP, a frozen cgroup, no CPU."""

@@ -128,8 +128,6 @@ class Router:
         self.newest = -1
         """The highest seq that came live."""
         self._floor = -1
-        self.numbering_in_doubt = False
-        """A power cut may have taken the numbering with it: the next connection may bring lower seqs."""
         self._dial()
 
     # -- the live stream ---------------------------------------------------------------------------------------------
@@ -146,10 +144,6 @@ class Router:
         self.sub.send(zmtp.hello)
         self.sub.read(on=self.reading)
         self._floor = self.network.floors.get(self.endpoint, -1)
-        if self.numbering_in_doubt:
-            self.numbering_in_doubt = False
-            self.newest = -1
-            self.numbering_lost()
         self.connected()
 
     def _disconnected(self) -> None:
@@ -167,9 +161,8 @@ class Router:
         if seq <= self._floor:
             raise WrongError(f"{self.name}: seq {seq}, which an earlier process of the bus has used")
         self.newest = seq
-        if not self.numbering_in_doubt:
-            seen = self.network.seen
-            seen[self.endpoint] = max(seq, seen.get(self.endpoint, -1))
+        seen = self.network.seen
+        seen[self.endpoint] = max(seq, seen.get(self.endpoint, -1))
         self.live(seq, frames)
 
     def connected(self) -> None:
@@ -182,9 +175,6 @@ class Router:
         """Take in a live batch."""
         del seq
         self.view.take(frames[2])
-
-    def numbering_lost(self) -> None:
-        """Seqs may begin anew."""
 
     # -- faults ------------------------------------------------------------------------------------------------------
 
@@ -262,9 +252,6 @@ class Asking(Router):
         self._synced = False
         super().__init__(*args)
         self._ask()
-
-    def numbering_lost(self) -> None:
-        self._begin_anew()
 
     def _begin_anew(self) -> None:
         self.view = View()

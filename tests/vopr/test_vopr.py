@@ -17,11 +17,11 @@ from tests.vopr.defects import broken_answer
 
 ROOT = Path(__file__).parents[2]
 FOUND_IN = {
-    "answer_size": (10,),
-    "pause": (8,),
-    "second_process": (5, 3, 10),
-    "torn_log": (6, 42),
-    "uncounted_loss": (2, 6, 10),
+    "answer_size": (10, 22, 26),
+    "pause": (9, 20, 23),
+    "sent_before_commit": (2, 3, 7),
+    "uncounted_loss": (2, 3, 6),
+    "used_before_reserved": (13, 25),
 }
 """The worlds that find each defect; `broken_answer` has a script instead."""
 

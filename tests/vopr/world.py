@@ -70,7 +70,6 @@ class World:
         self.setup = Setup(schedule.chance("setup"))
         self.bus = Bus(schedule, self.network, self.setup, self._failed)
         self.bus.after_turn = self._look
-        self.bus.numbering_lost = self._numbering_lost
         self.engines = [
             EngineNode(schedule, f"engine{number}", kind, rank, self.setup.buffer, self.setup.hwm)
             for number, (kind, rank) in enumerate(zip(self.setup.engines, self.setup.ranks, strict=True))
@@ -229,18 +228,18 @@ class World:
     def power_is_cut(self) -> None:
         self.bus.kill()
         self.bus.platter.power_cut()
-        self._numbering_lost()
 
-    def _numbering_lost(self) -> None:
-        self.network.seen.clear()
-        for _, router in self.routers:
-            router.numbering_in_doubt = True
+    def bus_is_killed_in_a_commit(self, commits: int) -> None:
+        self.bus.platter.kill_in = commits
 
-    def a_bit_flips(self, number: int) -> None:
-        self.bus.platter.flip_a_bit(number)
+    def state_is_damaged(self, kind: str) -> None:
+        self.bus.platter.damage(kind)
 
-    def a_log_is_cut(self) -> None:
-        self.bus.platter.cut_a_log()
+    def disk_fails(self, calls: int) -> None:
+        self.bus.platter.failing = calls
+
+    def disk_is_slow(self, seconds: float) -> None:
+        self.bus.platter.cost = seconds
 
     def disk_has_room_for(self, size: int | None) -> None:
         self.bus.platter.room = size
@@ -326,7 +325,9 @@ class World:
             node.stall(stalled=False)
             node.break_answer = node.drop_of_answer = None
             node.answer_pace = 0.0005
-        self.bus.platter.room = None
+        self.bus.platter.room = self.bus.platter.kill_in = None
+        self.bus.platter.failing = 0
+        self.bus.platter.cost = 0.0
         if self.bus.loop is None:
             self.bus.start()
         if self.bus.loop is not None:

@@ -50,9 +50,6 @@ aibrix:   {profile: aibrix, events: 5557, layout: merged}
 {{- $_ := set $config "front" (dict "listen" (printf "0.0.0.0:%d" (int $v.servingPort)) "engine" (printf "http://127.0.0.1:%d" (int $v.front))) -}}
 {{- end -}}
 {{- $_ := set $config "state_dir" (ternary "/var/lib/kvbus" nil $v.state.enabled) -}}
-{{- if $v.state.keySecret -}}
-{{- $_ := set $config "state_key_file" "/etc/kvbus-state/state.key" -}}
-{{- end -}}
 {{- if not $config.sources -}}
 {{- $port := int $v.engineEvents.port -}}
 {{- $source := dict

@@ -132,7 +132,7 @@ def judge(bus: Bus, *, keys: frozenset[str] = frozenset()) -> Report:
         do = "start an engine, or correct where kvbus searches"
         report.add([Finding(f"the bus at {bus.url} has found no engine yet", "sources", do)])
     if bus.state_writing is False:
-        do = "make room in state_dir or correct its permissions, then restart kvbus"
+        do = "make room in state_dir or correct its permissions; kvbus tries again every minute"
         report.add([Finding(f"the bus at {bus.url} cannot write its state: a restart loses it", "state_dir", do)])
     for source in bus.sources:
         for said in source.reasons:

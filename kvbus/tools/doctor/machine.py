@@ -9,7 +9,7 @@ from kvbus.common.errors import UnsupportedError
 from kvbus.config import Config
 from kvbus.daemon.files import look
 from kvbus.daemon.keys import Keys
-from kvbus.daemon.state_place import unusable
+from kvbus.state.place import unusable
 from kvbus.tools.doctor.findings import Finding, Severity
 from kvbus.transport.sockets import check_library
 

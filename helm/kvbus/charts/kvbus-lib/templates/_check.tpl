@@ -76,10 +76,4 @@
 {{- if and $v.state.existingClaim (not $v.state.enabled) -}}
 {{- fail "kvbus.state.existingClaim has no effect with kvbus.state.enabled=false" -}}
 {{- end -}}
-{{- if and $v.state.keySecret (not $v.state.enabled) -}}
-{{- fail "kvbus.state.keySecret has no effect with kvbus.state.enabled=false" -}}
-{{- end -}}
-{{- if and $v.state.keySecret (hasKey $v.config "state_key_file") -}}
-{{- fail "kvbus.config.state_key_file: either this, or kvbus.state.keySecret" -}}
-{{- end -}}
 {{- end -}}

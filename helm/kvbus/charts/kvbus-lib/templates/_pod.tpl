@@ -57,9 +57,6 @@ checksum/kvbus-config: {{ include "kvbus.config.file" . | sha256sum }}
 {{- if .Values.kvbus.state.enabled }}
 - {name: kvbus-state, mountPath: /var/lib/kvbus}
 {{- end }}
-{{- if .Values.kvbus.state.keySecret }}
-- {name: kvbus-state-key, mountPath: /etc/kvbus-state, readOnly: true}
-{{- end }}
 {{- if include "kvbus.curveSecretName" . }}
 - {name: kvbus-curve, mountPath: /etc/kvbus-curve, readOnly: true}
 {{- end }}
@@ -82,11 +79,6 @@ checksum/kvbus-config: {{ include "kvbus.config.file" . | sha256sum }}
 {{- else if .Values.kvbus.state.enabled }}
 - name: kvbus-state
   emptyDir: {sizeLimit: {{ .Values.kvbus.state.sizeLimit }}}
-{{- end }}
-{{- with .Values.kvbus.state.keySecret }}
-- name: kvbus-state-key
-  # as below
-  secret: {secretName: {{ . }}, defaultMode: 0440}
 {{- end }}
 {{- with include "kvbus.curveSecretName" . }}
 - name: kvbus-curve

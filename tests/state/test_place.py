@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -14,13 +15,16 @@ import pytest
 from kvbus.common.errors import InUseError, StateDirError
 from kvbus.config import Config, load
 from kvbus.core.events import BatchReceived
-from kvbus.daemon import state_place
 from kvbus.daemon.daemon import Daemon
-from kvbus.daemon.seq_reservation import SeqReservations
-from kvbus.daemon.state_place import MIN_FREE, Base, name_of, open_place, unusable
+from kvbus.state import place as places
+from kvbus.state.contract import StoreError
+from kvbus.state.place import MIN_FREE, Base, name_of, open_store, unusable
+from kvbus.state.sqlite import SqliteStore
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import store
 from tests.ports import free_ports
+from tests.state.left import reserve
+from tests.typed import there
 
 BASES = ("told", "runtime", "memory", "system", "home/.local/state")
 
@@ -56,8 +60,8 @@ class Machine:
         patch.setenv("XDG_RUNTIME_DIR", str(directory / "runtime"))
         patch.delenv("XDG_STATE_HOME", raising=False)
         patch.setenv("HOME", str(directory / "home"))
-        patch.setattr(state_place, "MEMORY", directory / "memory")
-        patch.setattr(state_place, "SYSTEM", directory / "system")
+        patch.setattr(places, "MEMORY", directory / "memory")
+        patch.setattr(places, "SYSTEM", directory / "system")
         patch.setattr(os, "statvfs", self._statvfs)
 
     def _statvfs(self, path: Path) -> os.statvfs_result:
@@ -72,9 +76,11 @@ class Machine:
 
     def used(self, of: Config | None = None) -> str | None:
         """The base that is used now."""
-        place = open_place(of or config())
-        place.release()
-        return None if place.directory is None else str(place.directory.parent.relative_to(self.directory))
+        store = open_store(of or config())
+        if store is None:
+            return None
+        store.close()
+        return str(Path(store.place).parent.relative_to(self.directory)) if store.keeps_state else None
 
     def place(self, base: str) -> Path:
         return self.directory / base / name_of(config(), Base(self.directory / base, shared=base.startswith("home")))
@@ -91,16 +97,14 @@ class TestOrder:
         for base in BASES:
             found.append(machine.used())
             machine.free[base] = MIN_FREE - 4096
-            machine.place(base).joinpath("lock").unlink()
-            machine.place(base).rmdir()
+            shutil.rmtree(machine.place(base))
         assert tuple(found) == BASES
         assert machine.used() is None
 
     def test_room_is_a_million_blocks(self, machine: Machine, caplog: pytest.LogCaptureFixture):
         machine.free["told"] = MIN_FREE
         assert machine.used() == "told"
-        machine.place("told").joinpath("lock").unlink()
-        machine.place("told").rmdir()
+        shutil.rmtree(machine.place("told"))
         machine.free |= dict.fromkeys(BASES, MIN_FREE - 4096)
         assert machine.used() is None
         assert "1023 MiB are free, 1024 are needed" in caplog.text
@@ -158,12 +162,7 @@ class TestAgain:
         for base in ("told", "memory", "home/.local/state"):
             machine.place(base).mkdir(mode=0o700, parents=True)
         for base in ("told", "memory"):
-            reservations = SeqReservations(machine.place(base))
-            reservations.add(0, 0, "a")
-            reservations.add(0, 1, "b")
-            reservations.close({(0, 0): 3, (0, 1): 2000 if base == furthest else 1000})
-            (machine.place(base) / "kvbus-0.seq").write_bytes(b"\xff" * 24)
-            (machine.place(base) / "kvbus-1.seq").mkdir()
+            reserve(machine.place(base), "a", 2000 if base == furthest else 1000)
         assert machine.used() == furthest
 
     def test_a_place_that_cannot_be_used_is_passed_over(self, machine: Machine):
@@ -227,10 +226,10 @@ class TestWhose:
         path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
 
     def test_another_process_has_it(self, machine: Machine):
-        place = open_place(config())
-        with pytest.raises(InUseError, match=f"the state in {place.directory} is in use by process {os.getpid()} on "):
-            open_place(config())
-        place.release()
+        store = there(open_store(config()))
+        with pytest.raises(InUseError, match=f"the state in {store.place} is in use by process {os.getpid()} on "):
+            open_store(config())
+        store.close()
 
 
 def named(**settings: Any) -> str:
@@ -290,20 +289,40 @@ class TestName:
 
 class TestWhereThereIsNone:
     def test_null_is_said_with_what_it_costs(self, machine: Machine, caplog: pytest.LogCaptureFixture):
-        place = open_place(config(state_dir=None))
-        assert place.directory is None
-        assert place.seq_directory == machine.directory / "runtime", "the numbering goes on all the same"
+        store = there(open_store(config(state_dir=None)))
+        assert not store.keeps_state
+        assert Path(store.place) == machine.place("runtime"), "the numbering goes on all the same"
+        store.close()
         (record,) = caplog.records
         assert record.levelno == logging.WARNING
         assert record.getMessage().startswith("state_dir is null, so kvbus keeps no state: after a restart routers")
+
+    def test_a_state_of_an_earlier_configuration_goes_and_its_numbering_stays(
+        self, machine: Machine, monkeypatch: pytest.MonkeyPatch
+    ):
+        monkeypatch.delenv("STATE_DIRECTORY")
+        store = there(open_store(config()))
+        for _ in store.checkpoint(["a"], [b"secret"], lambda: False):
+            pass
+        store.append(b"secret", b"secret")
+        store.reserved.raise_to(77)
+        store.reserve(store.reserved)
+        store.close()
+        store = there(open_store(config(state_dir=None)))
+        assert store.reserved.highest == 77
+        store.close()
+        store = there(open_store(config()))
+        assert (store.refused, store.reserved.highest) == (0, 77)
+        assert not store.load(["a"], print, print)
+        store.close()
 
     def test_nothing_can_be_used(self, machine: Machine, caplog: pytest.LogCaptureFixture):
         for base in BASES[:-1]:
             (machine.directory / base).rmdir()
         (machine.directory / "home").rmdir()
-        place = open_place(config())
-        assert place.directory is None
-        (record,) = [record for record in caplog.records if record.levelno == logging.WARNING]
+        machine.without("XDG_RUNTIME_DIR")
+        assert open_store(config()) is None
+        record = next(record for record in caplog.records if record.levelno == logging.WARNING)
         assert "state_dir auto found no directory" in record.getMessage()
         assert f"{machine.place('told')}: No such file or directory" in record.getMessage()
         assert "so kvbus keeps no state: after a restart routers get AllBlocksCleared" in record.getMessage()
@@ -311,22 +330,22 @@ class TestWhereThereIsNone:
 
 class TestTold:
     def test_it_is_made(self, tmp_path: Path):
-        place = open_place(config(state_dir=str(tmp_path / "a" / "b")))
-        assert place.directory == place.seq_directory == tmp_path / "a" / "b"
+        store = there(open_store(config(state_dir=str(tmp_path / "a" / "b"))))
+        assert Path(store.place) == tmp_path / "a" / "b"
         assert (tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
-        place.release()
+        store.close()
 
     def test_what_is_no_directory_is_a_mistake(self, tmp_path: Path):
         (tmp_path / "file").touch()
         with pytest.raises(StateDirError, match=f"state_dir {tmp_path / 'file'}: ") as caught:
-            open_place(config(state_dir=str(tmp_path / "file")))
+            open_store(config(state_dir=str(tmp_path / "file")))
         assert caught.value.exit_code == 78
 
     def test_it_has_one_user(self, tmp_path: Path):
-        place = open_place(config(state_dir=str(tmp_path)))
+        store = there(open_store(config(state_dir=str(tmp_path))))
         with pytest.raises(InUseError, match=f"state_dir {tmp_path} is in use"):
-            open_place(config(state_dir=str(tmp_path)))
-        place.release()
+            open_store(config(state_dir=str(tmp_path)))
+        store.close()
 
 
 def on_free_ports(**settings: Any) -> Config:
@@ -352,25 +371,22 @@ async def test_a_bus_finds_its_own_state_again(machine: Machine):
     assert len(list((machine.directory / "told").iterdir())) == 2
 
 
-async def test_a_memory_that_is_full_costs_the_state_and_not_the_start(
+async def test_a_store_that_cannot_be_written_costs_the_state_and_not_the_start(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    def broken(*_: object, **__: object) -> None:
-        raise OSError(5, "Input/output error")
-
     daemon = Daemon(on_free_ports())
-    assert daemon.state is not None
-    monkeypatch.setattr(daemon.state, "_create", broken)
+
+    def broken(store: SqliteStore, *_: object) -> None:
+        raise StoreError(f"{store.place}: Input/output error")
+
+    monkeypatch.setattr(SqliteStore, "checkpoint", broken)
     await daemon.start()
     assert daemon.process.state_writing is False
-    assert "the state cannot be written (Input/output error): going on without state" in caplog.text
+    assert f"the state cannot be written ({machine.directory}" in caplog.text
+    assert "see state_dir" in caplog.text
     daemon.feed(BatchReceived(0, [b"", bytes(8), batch(store([1]))]))
     assert daemon.relay.outputs[0].streams[0].next_seq == 1
     await daemon.close(drain=0)
-    told = Daemon(on_free_ports(state_dir=str(machine.directory / "explicit")))
-    monkeypatch.setattr(told.state, "_create", broken)
-    with pytest.raises(StateDirError, match="Input/output error"):
-        await told.start()
 
 
 async def test_what_leaves_nothing_behind_leaves_nothing_behind(machine: Machine, caplog: pytest.LogCaptureFixture):

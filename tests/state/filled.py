@@ -1,4 +1,4 @@
-"""A relay that keeps its state, alone in a process: ``python -m tests.daemon.filled fill|load DIRECTORY BYTES``.
+"""A relay that keeps its state, alone in a process: ``python -m tests.state.filled fill|load DIRECTORY BYTES``.
 
 It prints the most memory that the process ever had, in kilobytes. The index stays small, however long the log is.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 
 from kvbus.core.events import BatchReceived, ReplayReceived, SourceUp
@@ -19,9 +20,10 @@ from kvbus.core.wire.encoding import encode_batch, encode_value
 from kvbus.core.wire.frames import END_SEQ
 from kvbus.core.wire.profiles import Profile
 from kvbus.core.wire.schema import BlockRemoved, BlockStored
-from kvbus.core.write_ahead_log import StateError
-from kvbus.daemon import state_store
-from kvbus.daemon.state_store import StateStore
+from kvbus.state import sqlite
+from kvbus.state.contract import StoreError
+from kvbus.state.writer import StateWriter
+from tests.state.left import opened
 
 LIVE = 2000
 """Blocks in the index."""
@@ -33,12 +35,12 @@ def most_memory() -> int:
     return int(line.split()[1])
 
 
-def fill(relay: Relay, store: StateStore, directory: Path, size: int) -> None:
+def fill(relay: Relay, state: StateWriter, directory: Path, size: int) -> None:
     """Batches of an engine, until the log has this size."""
     relay.handle(SourceUp(0), 1.0)
     relay.handle(ReplayReceived(0, 1, [b"", b"", END_SEQ, b""]), 1.0)
     seq = 0
-    while (directory / "state-1.log").stat().st_size < size:
+    while (directory / "state.db").stat().st_size < size:
         for _ in range(100):
             events: list[BlockStored | BlockRemoved] = [
                 BlockStored((seq,), None, encode_value([seq] * 256), 256, None, "GPU", None, 0)
@@ -47,27 +49,28 @@ def fill(relay: Relay, store: StateStore, directory: Path, size: int) -> None:
                 events.append(BlockRemoved((seq - LIVE,), "GPU", 0))
             relay.handle(BatchReceived(0, [b"", seq.to_bytes(8, "big"), encode_batch(events, 1.0, 0)]), 1.0)
             seq += 1
-        store.flush()
+        state.flush()
 
 
 def main(what: str, path: str, size: str) -> None:
     """Fill a directory and end as if killed, or start on it."""
-    state_store.MIN_ROTATE = 10**12  # type: ignore[misc]
+    sqlite.CHECKPOINT_AFTER = 10**12  # type: ignore[misc]
     directory = Path(path)
     relay = Relay(
         [SourceSpec("engine", 0, Settings(), Rules())], [OutputSpec("routers", Profile(), [None], heartbeat=0)]
     )
-    store = StateStore(directory, ["engine", "routers"])
-    try:
-        loaded = "yes" if store.load(relay, 0.0) else "no"
-    except StateError:
-        loaded = "refused"
-    if what == "fill":
-        store.begin(relay)
-        fill(relay, store, directory, int(size))
-    sys.stdout.write(f"{loaded} {most_memory()}\n")
-    sys.stdout.flush()
-    os._exit(0)
+    with opened(directory) as store:
+        state = StateWriter(store, time.monotonic)
+        try:
+            loaded = "yes" if state.load(relay, ["engine", "routers"], 0.0) else "no"
+        except StoreError:
+            loaded = "refused"
+        if what == "fill":
+            state.begin(relay)
+            fill(relay, state, directory, int(size))
+        sys.stdout.write(f"{loaded} {most_memory()}\n")
+        sys.stdout.flush()
+        os._exit(0)
 
 
 if __name__ == "__main__":

@@ -20,15 +20,15 @@ from typing import Final
 from kvbus.common.errors import StateDirError
 from kvbus.config import Config
 from kvbus.config.endpoints import parse_endpoint
-from kvbus.daemon.disk import Disk
-from kvbus.daemon.lock import DirectoryLock
-from kvbus.daemon.seq_reservation import default_directory, reached
+from kvbus.state.contract import StoreError
+from kvbus.state.lock import DirectoryLock
+from kvbus.state.sqlite import SqliteStore, reached
 
-log = logging.getLogger("kvbus.daemon.state_place")
+log = logging.getLogger("kvbus.state")
 
 MIN_FREE: Final = 1024 * 1024 * 1024
-"""Bytes that must be free for a new directory. A million blocks take that much while there are two checkpoints and two
-logs."""
+"""Bytes that must be free for a new directory. A million blocks take that much while a checkpoint takes the place of
+another."""
 
 TRIAL: Final = 64 * 1024
 """Bytes that are written to see whether a directory takes any."""
@@ -56,33 +56,19 @@ class Base:
     shared: bool = False
 
 
-class Place:
-    """The state's directory, which belongs to this process until :meth:`release`.
-
-    Args:
-        directory: the directory; None where no state is kept.
-        lock: the directory's lock.
-    """
-
-    def __init__(self, directory: Path | None = None, lock: DirectoryLock | None = None) -> None:
-        self.directory = directory
-        self._lock = lock
-
-    @property
-    def seq_directory(self) -> Path | None:
-        """The directory of the seq reservations. They have one even where no state is kept."""
-        return self.directory or default_directory()
-
-    def release(self) -> None:
-        """Release the directory for another process."""
-        if self._lock is not None:
-            self._lock.release()
+def default_directory() -> Path | None:
+    """Return a directory in memory: the user's runtime directory, else /dev/shm; None if there is neither."""
+    for candidate in (os.environ.get("XDG_RUNTIME_DIR"), str(MEMORY)):
+        if candidate and os.access(candidate, os.W_OK | os.X_OK):
+            return Path(candidate)
+    return None
 
 
-def open_place(config: Config, disk: Disk | None = None) -> Place:
-    """Find or make the directory of a configuration's state, and lock it.
+def open_store(config: Config) -> SqliteStore | None:
+    """Find or make the directory of a configuration's state, lock it, and open the store there.
 
-    ``auto`` looks for its place on the real disk.
+    Returns:
+        The store; None where nothing can be kept.
 
     Raises:
         InUseError: another process keeps its state there.
@@ -90,16 +76,47 @@ def open_place(config: Config, disk: Disk | None = None) -> Place:
     """
     if config.state_dir is None:
         log.warning("state_dir is null, so %s", LOST)
-        return Place()
+        return _reservations_only(config)
     if config.state_dir == "auto":
         return _automatic(config)
     directory = Path(config.state_dir)
-    disk = disk or Disk()
     try:
-        disk.make_directory(directory)
-        return Place(directory, DirectoryLock(directory, f"state_dir {directory}", disk))
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = DirectoryLock(directory, f"state_dir {directory}")
     except OSError as error:
         raise StateDirError(directory, error.strerror or str(error)) from error
+    try:
+        return _opened(config, directory, lock)
+    except StoreError as error:
+        raise StateDirError(directory, str(error).removeprefix(f"{directory}: ")) from error
+
+
+def _opened(
+    config: Config, directory: Path, lock: DirectoryLock, *, keeps_state: bool = True, old: Path | None = None
+) -> SqliteStore:
+    try:
+        sync = config.state_sync == "batch"
+        return SqliteStore(directory, lock, sync=sync, keeps_state=keeps_state, old_directory=old)
+    except BaseException:
+        lock.release()
+        raise
+
+
+def _reservations_only(config: Config) -> SqliteStore | None:
+    """Open a store in memory for the seq reservations. No number may go back, even if no state is kept."""
+    base = default_directory()
+    if base is None:
+        log.warning("seq reservations cannot be kept: there is no directory in memory; a restart begins at 0")
+        return None
+    path = base / name_of(config, Base(base))
+    try:
+        path.mkdir(exist_ok=True, mode=0o700)
+        _check(path)
+        lock = DirectoryLock(path, f"the numbering in {path}")
+        return _opened(config, path, lock, keeps_state=False, old=base)
+    except (OSError, StoreError) as error:
+        log.warning("seq reservations cannot be kept in %s: %s; a restart begins at 0", path, error)
+        return None
 
 
 def there(config: Config) -> Path | None:
@@ -158,20 +175,20 @@ def _candidates(config: Config, *, make: bool) -> tuple[list[Path], list[Path], 
     return there, free, problems
 
 
-def _automatic(config: Config) -> Place:
+def _automatic(config: Config) -> SqliteStore | None:
     there, free, problems = _candidates(config, make=True)
     for path in (*sorted(there, key=reached, reverse=True), *free):
         try:
             path.mkdir(exist_ok=True, mode=0o700)
             _check(path)
-            place = Place(path, DirectoryLock(path, f"the state in {path}"))
-        except OSError as error:
-            problems.append(f"{path}: {error.strerror or error}")
+            store = _opened(config, path, DirectoryLock(path, f"the state in {path}"))
+        except (OSError, StoreError) as error:
+            problems.append(f"{path}: {getattr(error, 'strerror', None) or error}")
         else:
             log.info("state_dir auto: the state is kept in %s", path)
-            return place
+            return store
     log.warning("state_dir auto found no directory (%s), so %s", "; ".join(problems) or "there is none", LOST)
-    return Place()
+    return _reservations_only(config)
 
 
 def bases(env: Mapping[str, str]) -> Iterator[Base]:

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from kvbus.common.errors import InUseError
-from kvbus.daemon.lock import DirectoryLock
+from kvbus.state.lock import HEAD_BYTES, DirectoryLock
 
 HOLD = """
 import subprocess, sys, time
 from pathlib import Path
-from kvbus.daemon.lock import DirectoryLock
+from kvbus.state.lock import DirectoryLock
 lock = DirectoryLock(Path(sys.argv[1]), "the place")
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], close_fds=False)
 print(child.pid, flush=True)
@@ -74,8 +74,8 @@ def test_a_holder_that_has_not_signed_is_another_process(tmp_path: Path, content
 def test_what_was_written_by_a_longer_named_holder_is_gone(tmp_path: Path) -> None:
     (tmp_path / "lock").write_bytes(b"x" * 4000)
     lock = DirectoryLock(tmp_path, "the place")
-    assert (tmp_path / "lock").read_bytes().startswith(f"process {os.getpid()} on ".encode())
-    assert b"xxx" not in (tmp_path / "lock").read_bytes()
+    assert (tmp_path / "lock").read_bytes()[HEAD_BYTES:].startswith(f"process {os.getpid()} on ".encode())
+    assert b"xxx" not in (tmp_path / "lock").read_bytes()[HEAD_BYTES:]
     lock.release()
 
 
@@ -83,14 +83,14 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_bytes(b"precious")
     (tmp_path / "lock").symlink_to(victim)
-    with pytest.raises(OSError, match="lock is no regular file"):
+    with pytest.raises(OSError, match="lock is not a regular file"):
         DirectoryLock(tmp_path, "the place")
     assert victim.read_bytes() == b"precious"
 
 
 def test_a_pipe_is_no_lock_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "lock")
-    with pytest.raises(PermissionError, match="no regular file"):
+    with pytest.raises(PermissionError, match="not a regular file"):
         DirectoryLock(tmp_path, "the place")
 
 

@@ -1,0 +1,238 @@
+"""``state_dir``: keeps the relay's state in a store, so that routers do not notice a restart of kvbus.
+
+kvbus writes the records of a burst before it sends anything that follows from them. So a killed process never sent
+anything that the next process does not know. When the log has grown, a new checkpoint is written in slices beside the
+traffic. If the store cannot be written, kvbus goes on without state and tries again later.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from kvbus.core.checkpoint import Loader, dump
+from kvbus.core.relay import Relay
+from kvbus.core.write_ahead_log import StateError, decode_records
+from kvbus.state.contract import Store, StoreError
+
+log = logging.getLogger("kvbus.state")
+
+SLICE_SECONDS: Final = 0.003
+"""How long kvbus goes on with a checkpoint before it looks after the traffic again."""
+
+RETRY_SECONDS: Final = 60.0
+"""Pause before a state that could not be written is begun anew."""
+
+
+class StoppedError(Exception):
+    """The process was asked to end while it was reading its state."""
+
+
+class StateWriter:
+    """Reads and writes the state of one relay.
+
+    Args:
+        store: where the state is.
+        clock: seconds, for pauses.
+        stopped: whether the process was asked to end; asked while the state is read.
+    """
+
+    def __init__(self, store: Store, clock: Callable[[], float], stopped: Callable[[], bool] = lambda: False) -> None:
+        self._store = store
+        self._clock = clock
+        self._stopped = stopped
+        self._names: list[str] = []
+        self._relay: Relay | None = None
+        self._steps: Iterator[None] | None = None
+        self._until = 0.0
+        self._renamed = False
+        """The checkpoint being written is the first one for these sources. The state before it is of other sources."""
+        self._whole = False
+        self._distrusted = False
+        self._loaded = False
+        self._log_bytes = self._checkpoint_bytes = self._written = 0
+        self._again = 0.0
+        self.failed = False
+        """The store could not be written, so kvbus goes on without state until it has tried again."""
+
+    @property
+    def refused(self) -> int:
+        """Files that could not be used and were moved aside."""
+        return self._store.refused
+
+    @property
+    def may_be_older(self) -> bool:
+        """Whether the state may be older than what was sent."""
+        return self._store.older
+
+    def load(self, relay: Relay, names: Sequence[str], now: float) -> bool:
+        """Load the state into a fresh relay; return False if there is none.
+
+        Raises:
+            StoreError: the state cannot be used, and the relay holds a part of it: begin with a new relay.
+            StoppedError: the process was asked to end.
+        """
+        self._names = list(names)
+        loader, records = Loader(relay), 0
+        begun = self._clock()
+        log.info("reading the state in %s", self._store.place)
+
+        def feed(body: bytes) -> None:
+            self._look_whether_stopped()
+            loader.feed(body)
+            self._checkpoint_bytes += len(body)
+
+        def apply(body: bytes, payloads: bytes) -> None:
+            nonlocal records
+            self._look_whether_stopped()
+            if not loader.complete:
+                raise StateError("the checkpoint has no end")
+            found = decode_records(body, payloads)
+            if found is None:
+                raise StateError("a payload is damaged")
+            for record in found:
+                relay.apply_record(record, now)
+            records += len(found)
+            self._log_bytes += len(body) + len(payloads)
+
+        self._loaded = self._store.load(names, feed, apply)
+        if not self._loaded:
+            log.info("there is no state in %s", self._store.place)
+            return False
+        relay.recovery_finished(now)
+        blocks = sum(len(source.normalizer.index) for source in relay.sources)
+        text = "state read: %d blocks, %d records of the log, in %.1f s"
+        log.info(text, blocks, records, self._clock() - begun)
+        return True
+
+    def _look_whether_stopped(self) -> None:
+        if self._stopped():
+            raise StoppedError
+
+    def distrust(self) -> None:
+        """Write what was loaded as a new state, because the relay has changed it."""
+        self._distrusted = True
+
+    def begin(self, relay: Relay) -> None:
+        """Keep the state of this relay from now on."""
+        self._relay = relay
+        relay.keep_records(keep=True)
+        try:
+            if self._loaded and not self._distrusted:
+                self._store.reserve(self._store.reserved)  # the boot of the machine, and whether commits wait
+            else:
+                self._begin_checkpoint(whole=True)
+        except StoreError as error:
+            self.fail(error)
+
+    def flush(self) -> None:
+        """Write the relay's records. Called before anything that follows from them is sent."""
+        records = None if self._relay is None else self._relay.records
+        if records is None or not records.heads:
+            return
+        body, payloads = records.take()
+        try:
+            joined = b"".join(payloads)
+            self._store.append(body, joined)
+            self._log_bytes += len(body) + len(joined)
+        except StoreError as error:
+            self.fail(error)
+
+    def work(self) -> None:
+        """Do a slice of work, some milliseconds at most: go on with a checkpoint, or begin one if it is due.
+
+        None begins while batches wait to be handled: the checkpoint would count them as delivered.
+        """
+        relay = self._relay
+        if relay is None or (relay.backlog and self._steps is None):
+            return
+        try:
+            if self._steps is not None:
+                self._go_on()
+            elif self.failed:
+                if self._clock() >= self._again:
+                    self._try_again(relay)
+            elif self._log_bytes > max(self._store.checkpoint_after, 4 * self._checkpoint_bytes):
+                self._begin_checkpoint()
+        except StoreError as error:
+            self.fail(error)
+
+    def _try_again(self, relay: Relay) -> None:
+        self.failed = False
+        relay.keep_records(keep=True)
+        self._begin_checkpoint()
+        log.info("the state is written to %s again", self._store.place)
+
+    @property
+    def busy(self) -> bool:
+        """A checkpoint is being written, and :meth:`work` has more to do. Until its end large indexes stay frozen."""
+        return self._steps is not None
+
+    def _begin_checkpoint(self, *, whole: bool = False) -> None:
+        """Begin a checkpoint of the relay as it is now.
+
+        Args:
+            whole: write all of it at once, because there is no state before it.
+        """
+        if self._relay is None:
+            return
+        self.flush()
+        if self.failed:
+            return
+        self._log_bytes = self._written = 0
+        self._whole = whole
+        self._steps = self._store.checkpoint(self._names, self._counted(dump(self._relay)), self._pauses)
+        self._go_on()
+
+    def _counted(self, slices: Iterator[bytes]) -> Iterator[bytes]:
+        for body in slices:
+            self._written += len(body)
+            yield body
+
+    def _pauses(self) -> bool:
+        return not self._whole and self._clock() >= self._until
+
+    def _go_on(self) -> None:
+        self._until = self._clock() + SLICE_SECONDS
+        if self._steps is not None and next(self._steps, self) is self:
+            self._steps = None
+            self._renamed = self._whole = False
+            self._checkpoint_bytes = self._written
+
+    def fail(self, error: StoreError) -> None:
+        """Go on without state, and try again later."""
+        log.error(
+            "the state cannot be written (%s): going on without state, trying again in %d s; see state_dir",
+            error,
+            RETRY_SECONDS,
+        )
+        self.failed = True
+        self._again = self._clock() + RETRY_SECONDS
+        self._steps = None
+        self._renamed = False
+        if self._relay is not None:
+            self._relay.keep_records(keep=False)
+
+    def rename(self, names: Sequence[str]) -> None:
+        """Begin a new checkpoint for changed sources. No batches may wait.
+
+        If kvbus is killed before the checkpoint is complete, the next process begins without state.
+        """
+        self._names = list(names)
+        if self.failed:
+            return
+        self._renamed = True
+        try:
+            self._begin_checkpoint()
+        except StoreError as error:
+            self.fail(error)
+
+    def close(self) -> None:
+        """Write the last records, and the rest of a checkpoint without which there is no state."""
+        self.flush()
+        while self._renamed and self.busy:
+            self.work()
+        self._steps = None
+        if self._relay is not None:
+            self._relay.keep_records(keep=False)

@@ -1,0 +1,180 @@
+"""``kvbus state``: what it says of a directory, what it deletes, and that the numbering outlives it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from kvbus.cli import main
+from kvbus.config import Config, load
+from kvbus.core.events import BatchReceived
+from kvbus.daemon.daemon import Daemon
+from kvbus.state.sqlite import RESERVE_AHEAD
+from tests.doubles.payloads import payload as batch
+from tests.doubles.payloads import store
+from tests.state.left import rows
+from tests.state.test_damage import blocks_of, next_seq_of
+
+SECRET = 0x5EC4E7
+"""A token id that nothing but a state holds."""
+
+
+def config_of(directory: Path) -> Config:
+    return load(
+        None,
+        env={},
+        overrides={
+            "sources": [{"endpoint": f"ipc://{directory}/engine"}],
+            "outputs": [{"endpoint": f"ipc://{directory}/live", "heartbeat": 0}],
+            "http": None,
+            "on_lost": "keep",
+            "state_dir": str(directory / "state"),
+        },
+    )
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return config_of(tmp_path)
+
+
+def directory_of(config: Config) -> Path:
+    return Path(str(config.state_dir))
+
+
+async def ran(config: Config, count: int) -> int:
+    """Run a bus and kill it; return the number that its stream had got to."""
+    daemon = Daemon(config)
+    await daemon.start()
+    for n in range(count):
+        events = [store([n], tokens=[SECRET + n] * 4, block_size=4)]
+        daemon.feed(BatchReceived(0, [b"", n.to_bytes(8, "big"), batch(*events)]))
+    killed = directory_of(config).with_name("killed")
+    shutil.copytree(directory_of(config), killed)
+    used = next_seq_of(daemon)
+    await daemon.close(drain=0)
+    shutil.rmtree(directory_of(config))
+    killed.rename(directory_of(config))
+    return used
+
+
+def ask(*args: str) -> Result:
+    return CliRunner().invoke(main, ["state", *args])
+
+
+def holds_a_secret(directory: Path) -> bool:
+    content = b"".join(path.read_bytes() for path in directory.iterdir())
+    return any((SECRET + n).to_bytes(4, "big") in content for n in range(20))
+
+
+async def test_it_says_how_much_there_is_and_nothing_of_what_is_in_it(config: Config) -> None:
+    used = await ran(config, 20)
+    directory = directory_of(config)
+    assert holds_a_secret(directory)
+    before = rows(directory)
+    done = ask("show", "-d", str(directory), "--json")
+    assert done.exit_code == 0
+    said = json.loads(done.stdout)
+    assert set(said["files"]) == {"state.db", "state.db-wal"}
+    assert said["bytes"] == sum(said["files"].values())
+    assert (said["streams"], said["highest"]) == (1, used + RESERVE_AHEAD - 19 - 1)
+    assert (said["this_boot"], said["synced"], said["damaged"]) == (True, False, None)
+    assert said["frames"] >= 20
+    text = ask("show", "-d", str(directory)).stdout
+    assert "state.db" in text
+    assert str(SECRET) not in done.stdout + text
+    assert rows(directory) == before
+
+
+async def test_a_state_is_found_by_its_configuration(config: Config, tmp_path: Path) -> None:
+    await ran(config, 3)
+    path = tmp_path / "kvbus.yaml"
+    path.write_text(config.to_yaml())
+    assert json.loads(ask("show", "-c", str(path), "--json").stdout)["directory"] == str(config.state_dir)
+    for missing in ("null", str(tmp_path / "nowhere")):
+        done = ask("show", "-c", str(path), "--set", f"state_dir={missing}")
+        assert done.exit_code == 78
+
+
+async def test_a_damaged_state_is_told_and_left_as_it_is(config: Config) -> None:
+    await ran(config, 3)
+    directory = directory_of(config)
+    (directory / "state.db").write_bytes(b"garbage" * 1000)
+    (directory / "state.db-wal").unlink()
+    done = ask("show", "-d", str(directory), "--json")
+    assert done.exit_code == 0
+    assert "not a database" in json.loads(done.stdout)["damaged"]
+    assert (directory / "state.db").read_bytes() == b"garbage" * 1000
+
+
+async def test_a_directory_in_use_is_left_alone(config: Config) -> None:
+    await ran(config, 3)
+    directory = directory_of(config)
+    daemon = Daemon(config)
+    before = rows(directory)
+    try:
+        done = ask("wipe", "-d", str(directory), "--yes")
+        assert done.exit_code == 69
+        assert "is in use by process" in str(done.stderr)
+        assert rows(directory) == before
+        done = ask("show", "-d", str(directory), "--json")
+        assert done.exit_code == 0
+        assert "is in use by process" in json.loads(done.stdout)["in_use"]
+    finally:
+        await daemon.close(drain=0)
+
+
+async def test_nothing_goes_unless_it_is_asked_for_twice(config: Config) -> None:
+    await ran(config, 3)
+    before = rows(directory_of(config))
+    done = ask("wipe", "-d", str(config.state_dir))
+    assert done.exit_code == 2
+    assert "add --yes" in done.stderr
+    assert "state.db" in done.stdout
+    assert rows(directory_of(config)) == before
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+async def test_a_bus_begins_empty_after_it_and_no_seq_goes_back(
+    config: Config, tmp_path: Path, *, damaged: bool
+) -> None:
+    directory = directory_of(config)
+    used = await ran(config, 20)
+    shutil.copy(directory / "state.db-wal", directory / "state.db-wal.refused-20260101T000000")
+    shutil.copy(directory / "state.db-wal", directory / "state-7.log")  # of an older kvbus
+    (directory / "notes.txt").write_bytes(b"somebody else's")
+    if damaged:
+        (directory / "state.db").unlink()
+    done = ask("wipe", "-d", str(directory), "--yes")
+    assert done.exit_code == 0, done.output
+    assert not holds_a_secret(directory)
+    assert {path.name for path in directory.iterdir()} <= {"state.db", "state.db-wal", "lock", "notes.txt"}
+    daemon = Daemon(config)
+    await daemon.start()
+    try:
+        assert not daemon.restored
+        assert daemon.state is not None
+        assert daemon.state.refused == 0
+        assert blocks_of(daemon) == set()
+        assert next_seq_of(daemon) > used
+    finally:
+        await daemon.close(drain=0)
+
+
+async def test_what_cannot_be_deleted_is_named(config: Config) -> None:
+    await ran(config, 3)
+    directory = directory_of(config)
+    (directory / "state.db.refused-1").mkdir()
+    done = ask("wipe", "-d", str(directory), "--yes")
+    assert done.exit_code == 1
+    assert "not deleted: state.db.refused-1: " in done.stderr
+
+
+def test_an_empty_directory_holds_no_state(tmp_path: Path) -> None:
+    assert "holds no state" in ask("wipe", "-d", str(tmp_path), "--yes").stderr
+    assert json.loads(ask("show", "-d", str(tmp_path), "--json").stdout)["files"] == {}
+    assert list(tmp_path.iterdir()) == []

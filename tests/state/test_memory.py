@@ -1,0 +1,31 @@
+"""Starting on a state takes no more memory than running did, however long the log is."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.long import LONG
+
+LOG = (400 if LONG else 110) * 10**6
+MORE = 1.2
+
+
+def most_memory(what: str, directory: Path) -> tuple[str, int]:
+    """Whether a state was loaded, and the kilobytes that it took."""
+    command = [sys.executable, "-m", "tests.state.filled", what, str(directory), str(LOG)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
+    loaded, memory = done.stdout.split()
+    return loaded, int(memory)
+
+
+@pytest.mark.timeout(900)
+def test_a_log_is_read_frame_by_frame(tmp_path: Path) -> None:
+    _, running = most_memory("fill", tmp_path)
+    assert (tmp_path / "state.db").stat().st_size >= LOG
+    loaded, starting = most_memory("load", tmp_path)
+    assert loaded == "yes"
+    assert starting <= MORE * running

@@ -1,0 +1,493 @@
+"""``state_dir`` on a real file system: what is written comes back, and a full disk costs the state and nothing else."""
+
+from __future__ import annotations
+
+import itertools
+import resource
+import shutil
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from kvbus.core.commands import AnswerReplay, Publish, RequestReplay
+from kvbus.core.events import BatchReceived, ReplayAsked, ReplayReceived, SourceUp, Started, Subscribed, Tick
+from kvbus.core.normalizing.rules import Rules
+from kvbus.core.outputs.journal import Journal
+from kvbus.core.outputs.spec import OutputSpec
+from kvbus.core.relay import SLICE, Relay
+from kvbus.core.sequencing.fingerprints import RING
+from kvbus.core.sequencing.settings import Settings
+from kvbus.core.source_spec import SourceSpec
+from kvbus.core.wire.encoding import encode_batch, encode_value
+from kvbus.core.wire.frames import END_SEQ
+from kvbus.core.wire.profiles import Profile
+from kvbus.core.wire.schema import BlockRemoved, BlockStored
+from kvbus.state import sqlite, writer
+from kvbus.state.contract import StoreError
+from kvbus.state.lock import DirectoryLock
+from kvbus.state.sqlite import SqliteStore
+from kvbus.state.writer import RETRY_SECONDS, StateWriter, StoppedError
+from tests.doubles.answers import reading
+from tests.doubles.router import PlainSetRouter
+from tests.state.left import opened, rows
+from tests.typed import there
+
+NAMES = ["engine", "routers"]
+
+
+def make_relay() -> Relay:
+    return Relay(
+        [SourceSpec("engine", 0, Settings(), Rules())], [OutputSpec("routers", Profile(), [None], heartbeat=0)]
+    )
+
+
+def stored(block: int, tokens: int = 4) -> BlockStored:
+    return BlockStored((block,), None, encode_value([block] * tokens), tokens, None, "GPU", None, 0)
+
+
+class Process:
+    """One life of kvbus over the directory: a relay, its store, an engine that counts."""
+
+    def __init__(self, directory: Path, names: list[str] = NAMES) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.relay, self.now = make_relay(), 0.0
+        self.store = SqliteStore(directory, DirectoryLock(directory, "the state"))
+        self.state = StateWriter(self.store, self.clock)
+        self.unusable = ""
+        try:
+            self.resumed = self.state.load(self.relay, names, 0.0)
+        except StoreError as error:
+            self.relay, self.resumed, self.unusable = make_relay(), False, str(error)
+        self.state.begin(self.relay)
+
+    def clock(self) -> float:
+        self.now += 0.002
+        return self.now
+
+    @property
+    def blocks(self) -> set[int | bytes]:
+        tables = self.relay.sources[0].normalizer.index.tables.values()
+        return {block for table in tables for block in table.blocks}
+
+    @property
+    def next_seq(self) -> int:
+        return self.relay.outputs[0].streams[0].next_seq
+
+    def connect(self) -> None:
+        self.relay.handle(SourceUp(0), 1.0)
+        last = self.relay.sources[0].sequencer.next - 1
+        if last < 0:
+            self.relay.handle(ReplayReceived(0, 1, [b"", b"", END_SEQ, b""]), 1.0)
+
+    def publish(self, count: int, *, tokens: int = 4, together: bool = False) -> None:
+        """Store a block a batch; every third batch also removes the block before. All may be written ``together``."""
+        for _ in range(count):
+            seq = self.relay.sources[0].sequencer.next
+            events: list[BlockStored | BlockRemoved] = [stored(seq, tokens)]
+            if seq % 3 == 2:
+                events.append(BlockRemoved((seq - 1,), "GPU", 0))
+            payload = encode_batch(events, 1.0 + seq, 0)
+            self.relay.handle(BatchReceived(0, [b"", seq.to_bytes(8, "big"), payload]), 1.0)
+            if not together:
+                self.state.flush()
+        self.state.flush()
+
+    def subscribe(self) -> None:
+        """A router comes: the state that it is sent takes numbers."""
+        self.relay.handle(Subscribed(0, 0, (1,)), 1.0)
+        self.state.flush()
+
+    def kill(self) -> None:
+        """What was committed is what there is: nothing more is written."""
+        self.relay.keep_records(keep=False)
+        self.store.close()
+
+
+def started(directory: Path) -> Process:
+    process = Process(directory)
+    process.connect()
+    process.state.flush()
+    return process
+
+
+def checkpointed(process: Process) -> None:
+    process.state.work()
+    while process.state.busy:  # in slices, a few milliseconds each
+        process.state.work()
+
+
+def copied(directory: Path, to: Path) -> Path:
+    """What the next process would find if this one were killed now."""
+    shutil.copytree(directory, to)
+    return to
+
+
+def test_nothing_is_there_at_first(tmp_path: Path) -> None:
+    process = Process(tmp_path / "made" / "here")
+    assert not process.resumed
+    assert process.next_seq == 0
+
+
+def test_after_a_kill_everything_is_as_it_was(tmp_path: Path) -> None:
+    process = started(tmp_path)
+    process.publish(20)
+    process.kill()
+    again = Process(tmp_path)
+    assert again.resumed
+    assert again.blocks == process.blocks
+    assert again.next_seq == process.next_seq == 20
+    assert again.relay.sources[0].sequencer.next == 20
+    journal = again.relay.outputs[0].streams[0].journal
+    assert [journal.at(at).payload for at in range(20)] == [  # type: ignore[union-attr]
+        process.relay.outputs[0].streams[0].journal.at(at).payload  # type: ignore[union-attr]
+        for at in range(20)
+    ]
+
+
+@pytest.mark.parametrize(("count", "tokens"), [(300, 4), (1500, 16), (40, 2000), (5, 40_000)])
+def test_many_batches_written_at_a_time_come_back_or_none_of_them(tmp_path: Path, count: int, tokens: int) -> None:
+    process = started(tmp_path / "first")
+    process.publish(3, tokens=tokens)
+    before = copied(tmp_path / "first", tmp_path / "before")
+    process.publish(count, tokens=tokens, together=True)
+    process.kill()
+    for directory, known in ((before, 3), (tmp_path / "first", 3 + count)):
+        again = Process(directory)
+        assert again.resumed
+        assert again.next_seq == known
+        again.kill()
+
+
+def test_what_was_held_back_behind_a_gap_comes_back_however_much_it_was(tmp_path: Path) -> None:
+    """More is delivered at a time than fingerprints are kept of, and handled in slices."""
+    process = started(tmp_path)
+    process.publish(10)
+    payloads = [encode_batch([stored(seq)], 1.0 + seq, 0) for seq in range(10, 10 + 3 * RING)]
+    asked = []
+    for seq, payload in enumerate(payloads[1:], 11):
+        asked += process.relay.handle(BatchReceived(0, [b"", seq.to_bytes(8, "big"), payload]), 1.0)
+    (question,) = [command for command in asked if isinstance(command, RequestReplay)]
+    missing = [b"", b"", (10).to_bytes(8, "big"), payloads[0]]
+    process.relay.handle(ReplayReceived(0, question.request, missing), 1.0)
+    while process.relay.backlog:
+        process.relay.handle(Tick(1.0), 1.0)
+    process.state.flush()
+    assert process.next_seq == 10 + 3 * RING
+    process.kill()
+    again = Process(tmp_path)
+    assert (again.next_seq, again.blocks) == (process.next_seq, process.blocks)
+    again.kill()
+
+
+def test_the_state_of_another_configuration_is_not_used_and_the_numbering_stays(tmp_path: Path) -> None:
+    process = started(tmp_path)
+    process.publish(5)
+    process.store.reserved.raise_to(4096)
+    process.store.reserve(process.store.reserved)
+    process.kill()
+    other = Process(tmp_path, ["other", "routers"])
+    assert "another configuration" in other.unusable
+    assert (other.store.refused, other.store.reserved.floor) == (1, 4096)
+    other.kill()
+    again = Process(tmp_path, ["other", "routers"])
+    assert (again.resumed, again.blocks) == (True, set())
+    again.kill()
+
+
+def test_a_new_checkpoint_takes_the_place_of_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until its end, a kill leaves the checkpoint before and the log."""
+    monkeypatch.setattr(sqlite, "CHECKPOINT_AFTER", 500)
+    monkeypatch.setattr(writer, "SLICE_SECONDS", 0.0)
+    process = started(tmp_path / "now")
+    process.publish(200)
+    process.state.work()
+    assert process.state.busy
+    process.publish(10)
+    before = copied(tmp_path / "now", tmp_path / "early")
+    while process.state.busy:
+        process.state.work()
+    process.publish(3)
+    assert process.store.contents().frames == 13
+    process.kill()
+    for directory, known in ((tmp_path / "now", 213), (before, 210)):
+        again = Process(directory)
+        assert (again.resumed, again.next_seq) == (True, known)
+        again.kill()
+
+
+def test_the_file_does_not_grow_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite, "CHECKPOINT_AFTER", 50_000)
+    process = started(tmp_path)
+    sizes = []
+    for _ in range(12):
+        process.publish(200)
+        checkpointed(process)
+        sizes.append((tmp_path / "state.db").stat().st_size)
+    process.kill()
+    assert sizes[-1] < 2 * sizes[3]
+
+
+@contextmanager
+def room_for(size: int) -> Iterator[None]:
+    """No file may grow beyond this."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, before)
+
+
+@pytest.mark.parametrize("room", [60_000, 100])
+def test_a_full_disk_costs_the_state_and_nothing_else(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, room: int
+) -> None:
+    """Whether the disk still takes an empty state or nothing at all."""
+    process = started(tmp_path)
+    process.publish(5)
+    process.store.reserved.raise_to(4096)
+    process.store.reserve(process.store.reserved)
+    with room_for(room):
+        process.publish(300, tokens=200)
+        assert process.next_seq == 305
+        assert process.state.failed
+        assert process.relay.records is None
+        assert f"the state cannot be written ({tmp_path}: " in caplog.text
+        process.store.reserved.raise_to(8192)
+        with suppress(StoreError):
+            process.store.reserve(process.store.reserved)
+        process.kill()
+    assert process.store.refused == 0
+    assert (tmp_path / "state.db").stat().st_size <= 60_000 if room > 100 else True
+    again = Process(tmp_path)
+    assert not again.resumed, "it would be older than what was sent"
+    assert again.store.refused == 0
+    assert again.store.reserved.highest == 8192, "the numbering goes on exactly"
+    again.kill()
+
+
+def test_a_state_that_could_not_be_written_is_begun_anew_once_there_is_room(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    process = started(tmp_path)
+    process.publish(5)
+    with room_for(100):
+        process.publish(3)
+        assert process.state.failed
+        process.now += RETRY_SECONDS
+        process.state.work()
+        assert process.state.failed
+        process.publish(3)
+    process.state.work()
+    assert process.state.failed, "it is not time yet"
+    process.now += RETRY_SECONDS
+    checkpointed(process)
+    assert not process.state.failed
+    assert "is written to" in caplog.text
+    process.publish(4)
+    process.kill()
+    again = Process(tmp_path)
+    assert (again.resumed, again.next_seq, again.blocks) == (True, 15, process.blocks)
+    again.kill()
+
+
+def test_a_disk_that_is_full_at_the_start_costs_the_state_and_not_the_relay(tmp_path: Path) -> None:
+    process = started(tmp_path)
+    process.publish(5)
+    process.kill()
+    with room_for(100):
+        again = Process(tmp_path)
+        assert again.resumed
+        assert again.next_seq == 5
+        assert again.state.failed
+        assert again.relay.records is None
+        again.kill()
+    later = Process(tmp_path)
+    assert not later.resumed, "it would be older than what was sent"
+    later.kill()
+
+
+def test_a_first_start_on_a_full_disk_begins_a_state_once_there_is_room(tmp_path: Path) -> None:
+    with room_for(100):
+        process = Process(tmp_path)
+        assert process.state.failed
+        process.connect()
+        process.publish(3)
+    process.now += RETRY_SECONDS
+    checkpointed(process)
+    process.kill()
+    again = Process(tmp_path)
+    assert (again.resumed, again.next_seq) == (True, 3)
+    again.kill()
+
+
+def test_numbers_that_were_told_as_a_state_are_not_given_by_the_journal_after_a_restart_either(tmp_path: Path) -> None:
+    """Whoever was being told when the process was killed asks on from where it is."""
+    process = started(tmp_path)
+    process.publish(20)
+    stream = process.relay.outputs[0].streams[0]
+    long, stream.journal = stream.journal, Journal(15, 10**6)
+    for seq in range(20):
+        stream.journal.append(seq, there(long.at(long.position(seq))).payload)
+    (command,) = process.relay.handle(ReplayAsked(0, 0, [b"id", b"", (3).to_bytes(8, "big")]), 1.0)
+    assert isinstance(command, AnswerReplay)
+    assert reading(lambda event: process.relay.handle(event, 1.0), command).next_message() is not None
+    process.publish(2)
+    process.kill()
+    again = Process(tmp_path)
+    assert again.next_seq == 22
+    restored = again.relay.outputs[0].streams[0]
+    assert (3 in restored.incomplete, 4 in restored.incomplete, 20 in restored.incomplete) == (False, True, False)
+    (command,) = again.relay.handle(ReplayAsked(0, 0, [b"id", b"", (4).to_bytes(8, "big")]), 1.0)
+    assert isinstance(command, AnswerReplay)
+    router = PlainSetRouter()
+    answer = reading(lambda event: again.relay.handle(event, 1.0), command)
+    while (message := answer.next_message()) is not None and message[-2] != END_SEQ:
+        router.apply(int.from_bytes(message[-2], "big"), message[-1])
+    assert answer.outcome == "compacted"
+    assert {block for _, _, block in router.blocks} == again.blocks
+    assert router.violations == []
+
+
+def test_changed_sources_begin_a_checkpoint_of_their_own(tmp_path: Path) -> None:
+    process = started(tmp_path / "first")
+    process.publish(20)
+    process.state.rename(["other", "routers"])
+    while process.state.busy:
+        process.state.work()
+    process.publish(5)
+    process.kill()
+    other = copied(tmp_path / "first", tmp_path / "second")
+    again = Process(tmp_path / "first", ["other", "routers"])
+    assert (again.resumed, again.next_seq, again.blocks) == (True, 25, process.blocks)
+    again.kill()
+    late = Process(other)
+    assert "another configuration" in late.unusable
+    late.kill()
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_an_end_in_the_midst_of_the_first_checkpoint_of_changed_sources(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, in_order: bool
+) -> None:
+    """The state before it is of other sources. An end in order writes the rest, a kill leaves no state."""
+    process = started(tmp_path)
+    process.publish(20)
+    monkeypatch.setattr(writer, "SLICE_SECONDS", 0.0)
+    process.state.rename(["other", "routers"])
+    assert process.state.busy
+    if in_order:
+        process.state.close()
+    process.kill()
+    again = Process(tmp_path, ["other", "routers"])
+    assert (again.resumed, again.store.refused) == (in_order, 0)
+    assert (again.next_seq, again.blocks) == ((20, process.blocks) if in_order else (0, set()))
+    again.kill()
+
+
+@pytest.mark.parametrize("sync", [False, True])
+def test_after_another_boot_only_a_synced_state_is_as_new_as_what_was_sent(tmp_path: Path, *, sync: bool) -> None:
+    older: list[bool] = []
+    for boot in (1, 1, 2):
+        relay = make_relay()
+        with opened(tmp_path, sync=sync, boot=bytes([boot] * 16)) as store:
+            state = StateWriter(store, lambda: 0.0)
+            assert state.load(relay, NAMES, 0.0) is bool(older)
+            older.append(store.older)
+            state.begin(relay)
+            relay.handle(Subscribed(0, 0, (1,)), 1.0)  # the state that a router is sent takes numbers
+            state.flush()
+    assert older == [False, False, not sync]
+
+
+def test_a_state_that_is_only_loaded_stays_as_it_was(tmp_path: Path) -> None:
+    """Until everything is bound it is not known whether this process is to go on with it."""
+    process = started(tmp_path)
+    process.publish(20)
+    process.kill()
+    before = rows(tmp_path)
+    for names in (NAMES, ["other", "routers"]):
+        with opened(tmp_path) as store:
+            if names is NAMES:
+                assert StateWriter(store, lambda: 0.0).load(make_relay(), names, 0.0)
+            else:
+                with pytest.raises(StoreError):
+                    StateWriter(store, lambda: 0.0).load(make_relay(), names, 0.0)
+        assert rows(tmp_path) == before
+
+
+def test_reading_ends_when_the_process_is_asked_to_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    process = started(tmp_path)
+    process.publish(20)
+    process.kill()
+    asked = itertools.count()
+    before = rows(tmp_path)
+    with opened(tmp_path) as store, pytest.raises(StoppedError):
+        StateWriter(store, lambda: 0.0, lambda: next(asked) > 10).load(make_relay(), NAMES, 0.0)
+    assert rows(tmp_path) == before
+    assert f"reading the state in {tmp_path}" in caplog.text
+    again = Process(tmp_path)
+    assert (again.resumed, again.next_seq) == (True, 20)
+    assert "state read: 14 blocks, " in caplog.text
+    again.kill()
+
+
+def test_no_checkpoint_begins_while_batches_wait_to_be_handled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would say that they were delivered, and a kill before they are would lose them without a word."""
+    process = started(tmp_path)
+    process.publish(10)
+    count = 3 * SLICE
+    payloads = [encode_batch([stored(seq)], 1.0 + seq, 0) for seq in range(10, 10 + count)]
+    asked = []
+    for seq, payload in enumerate(payloads[1:], 11):
+        asked += process.relay.handle(BatchReceived(0, [b"", seq.to_bytes(8, "big"), payload]), 1.0)
+    (question,) = [command for command in asked if isinstance(command, RequestReplay)]
+    missing = [b"", b"", (10).to_bytes(8, "big"), payloads[0]]
+    process.relay.handle(ReplayReceived(0, question.request, missing), 1.0)
+    assert process.relay.backlog
+    monkeypatch.setattr(process.store, "checkpoint_after", 0)
+    process.state.flush()
+    checkpointed(process)
+    process.kill()
+    again = Process(tmp_path)
+    known = again.relay.sources[0].sequencer.next
+    assert again.blocks == set(range(known)) - {seq - 1 for seq in range(2, 10, 3)}
+    again.kill()
+
+
+def test_a_state_that_routers_may_be_ahead_of_is_cleared_and_announced_when_the_engine_is_in_sync(
+    tmp_path: Path,
+) -> None:
+    process = started(tmp_path)
+    process.publish(20)
+    process.kill()
+    again = Process(tmp_path)
+    relay = again.relay
+    relay.resume_at(lambda _output, _stream: 5000)
+    router = PlainSetRouter()
+    sent = [command for command in relay.handle(Started(1.0), 1.0) if isinstance(command, Publish)]
+    assert [command.seq for command in sent] == [5000]
+    (question,) = [each for each in relay.handle(SourceUp(0), 1.0) if isinstance(each, RequestReplay)]
+    journal = process.relay.outputs[0].streams[0].journal
+    answer = [
+        [b"", b"", seq.to_bytes(8, "big"), there(journal.at(journal.position(seq))).payload]
+        for seq in range(question.start, 20)
+    ]
+    for frames in (*answer, [b"", b"", END_SEQ, b""]):
+        sent += [
+            command
+            for command in relay.handle(ReplayReceived(0, question.request, frames), 1.0)
+            if isinstance(command, Publish)
+        ]
+    for command in sent:
+        router.apply(command.seq, command.payload)
+    assert [command.seq for command in sent] == list(range(5000, 5000 + len(sent)))
+    assert {block for _, _, block in router.blocks} == again.blocks == process.blocks
+    again.kill()

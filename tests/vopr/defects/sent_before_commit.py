@@ -1,0 +1,27 @@
+"""Batches were sent first, and their records were written when there was time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest import mock
+
+from kvbus.state.writer import StateWriter
+
+LATE = 0.3
+"""Seconds until the records of a burst are written."""
+
+_flush = StateWriter.flush
+
+
+def _flush_late(self: StateWriter) -> None:
+    due: float = self.__dict__.setdefault("due", self._clock() + LATE)
+    if self._clock() >= due:
+        del self.__dict__["due"]
+        _flush(self)
+
+
+@contextmanager
+def put_back() -> Iterator[None]:
+    with mock.patch.object(StateWriter, "flush", _flush_late):
+        yield
