@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from kvbus.admin.tokens import is_name, line_of, new_token
 from kvbus.cli.until import say
+from kvbus.http.tokens import is_name, line_of, new_token
 
 
 @click.command("token")

@@ -8,8 +8,6 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from kvbus.admin.credentials import read_credentials
-from kvbus.admin.http import AdminServer
 from kvbus.common.errors import BindError
 from kvbus.common.front_stats import CallStats, FrontStats
 from kvbus.config import Config, SourceStream
@@ -42,6 +40,8 @@ from kvbus.daemon.source_log import SourceLog
 from kvbus.daemon.source_sockets import SourceSockets
 from kvbus.daemon.unreachable import Unreachable
 from kvbus.daemon.views import Views
+from kvbus.http.credentials import read_credentials
+from kvbus.http.server import AdminServer
 from kvbus.parts.log.place import check_files
 from kvbus.parts.outputs.contract import OutputDriver, ViewDriver
 from kvbus.state.contract import Store

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from kvbus.admin.credentials import read_credentials
 from kvbus.common.errors import ConfigError, Problem
 from kvbus.config import Config
 from kvbus.daemon.keys import Keys, read_keys
 from kvbus.daemon.views import Views
+from kvbus.http.credentials import read_credentials
 from kvbus.parts.log.place import check_files
 from kvbus.state.place import unwritable
 

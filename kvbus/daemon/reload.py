@@ -12,13 +12,13 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from kvbus.admin.credentials import read_again
 from kvbus.common.errors import ConfigError, KvbusError
 from kvbus.config import Config
 from kvbus.daemon.change import change_to
 from kvbus.daemon.config_file import SETTLED, ConfigFile
 from kvbus.daemon.daemon import Daemon
 from kvbus.daemon.keys import read_keys
+from kvbus.http.credentials import read_again
 
 log = logging.getLogger("kvbus.daemon.reload")
 

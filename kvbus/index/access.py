@@ -12,10 +12,10 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from kvbus.admin.tls import Tls, read_tls
-from kvbus.admin.tokens import Token, find, read_tokens
 from kvbus.common.errors import ConfigError, Problem
 from kvbus.config.endpoints import host_name, is_loopback
+from kvbus.http.credentials import Tls, read_tls
+from kvbus.http.tokens import Token, find, read_tokens
 from kvbus.transport.curve import KeyFileError
 from kvbus.transport.tls_files import TlsFileError
 

@@ -11,7 +11,7 @@ from kvbus.core.stats import HttpRefusal, ProcessStats
 from kvbus.telemetry.discovery import DiscoveryStats
 from kvbus.telemetry.row import Row, by, counts, one
 
-HTTP_REASONS: Final = ("too_many", "slow", "tls", "revoked")
+HTTP_REASONS: Final = ("too_many", "too_large", "slow", "tls", "revoked")
 RELOAD_OUTCOMES: Final = ("applied", "refused")
 DISCOVERY_CHANGES: Final = ("joined", "left", "moved", "refused")
 LOG_RECORDS: Final = (

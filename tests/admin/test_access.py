@@ -13,13 +13,14 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import make_mocked_request
+from multidict import CIMultiDict
 
-from kvbus.admin import dumps
-from kvbus.admin.access import Access
-from kvbus.admin.http import AdminServer
 from kvbus.core.stats import HttpRefusal
+from kvbus.http import blocks
+from kvbus.http.access import Access
 from kvbus.transport.engine.publisher import EnginePublisher
-from kvbus.transport.http.messages import Request
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import store
 from tests.ports import free_port
@@ -197,11 +198,8 @@ async def test_no_host_or_several_are_no_request(request_: str) -> None:
         assert (await here.ask(request_)).status == 400
 
 
-def asked_for(path: str, headers: list[tuple[bytes, bytes]], transport: mock.Mock) -> Request:
-    async def nothing(*_: object) -> None: ...
-
-    line = {"method": "GET", "path": path, "query_string": b"", "scheme": "http", "http_version": "1.1", "client": None}
-    return Request({**line, "headers": headers}, nothing, nothing, transport, path.encode(), mock.Mock())
+def asked_for(path: str, headers: list[tuple[str, str]], transport: mock.Mock) -> web.Request:
+    return make_mocked_request("GET", path, CIMultiDict(headers), transport=transport)
 
 
 LOCAL, OWN, OTHER = ("127.0.0.1", 1), ("10.1.2.3", 9477), ("10.1.2.9", 1)
@@ -228,11 +226,11 @@ def test_both_ends_of_the_connection_have_to_be_loopback(
 ) -> None:
     transport = mock.Mock()
     transport.get_extra_info = lambda name, default=None: {"peername": peer, "sockname": own}.get(name, default)
-    headers = [(b"host", b"localhost:9477")]
+    headers = [("Host", "localhost:9477")]
     request = asked_for("/blocks", headers, transport)
     assert Access([]).refusal(request) is refusal
     # and what a peer says of itself changes nothing
-    headers += [(b"x-forwarded-for", b"127.0.0.1"), (b"x-real-ip", b"127.0.0.1")]
+    headers += [("x-forwarded-for", "127.0.0.1"), ("x-real-ip", "127.0.0.1")]
     request = asked_for("/blocks", headers, transport)
     assert Access([]).refusal(request) is (refusal or HttpRefusal.FORWARDED)
 
@@ -240,7 +238,7 @@ def test_both_ends_of_the_connection_have_to_be_loopback(
 async def test_several_hosts_would_be_refused_by_the_rule_too() -> None:
     transport = mock.Mock()
     transport.get_extra_info = lambda *_: LOCAL
-    headers = [(b"host", b"localhost"), (b"host", b"localhost")]
+    headers = [("Host", "localhost"), ("Host", "localhost")]
     request = asked_for("/blocks", headers, transport)
     assert Access([]).refusal(request) is HttpRefusal.HOST
 
@@ -271,7 +269,7 @@ async def test_loopback_of_ipv6(address: str) -> None:
 async def test_every_path_is_open_or_closed_on_purpose() -> None:
     """A new path has to be put on one side or the other."""
     async with asking() as here:
-        paths = {path: next(iter(methods)) for path, methods in AdminServer(here.bus.daemon).paths().items()}
+        paths = {name: path.methods[0] for name, path in here.bus.daemon.admin.paths.items()}
         assert paths.keys() > OPEN
         for path, method in paths.items():
             headers = "Host: evil.example|Origin: http://evil.example|X-Forwarded-For: 10.0.0.1|"
@@ -297,7 +295,7 @@ async def test_a_refusal_is_logged_a_few_times_and_without_what_was_asked(caplog
     async with asking() as here:
         with caplog.at_level(logging.INFO):
             await here.get("/blocks?source=what-users-wrote", "evil.example")
-        lines = [record for record in caplog.records if record.name == "kvbus.admin.http"]
+        lines = [record for record in caplog.records if record.name == "kvbus.http"]
         assert [line.getMessage() for line in lines] == ["/blocks refused to 127.0.0.1: host"]
         # the rate limit goes by the template, so that is where nothing of the request may be
         assert {str(line.msg) for line in lines} == {"%s refused to %s: %s"}
@@ -306,7 +304,7 @@ async def test_a_refusal_is_logged_a_few_times_and_without_what_was_asked(caplog
 
 
 async def test_dumps_that_are_too_many_are_counted_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dumps, "MAX_DUMPS", 0)
+    monkeypatch.setattr(blocks, "MAX_DUMPS", 0)
     async with asking() as here:
         assert (await here.get("/blocks")).status == 503
         assert (await here.refused())["busy"] == 1

@@ -7,13 +7,13 @@ from collections import Counter
 
 import pytest
 
-from kvbus.admin import content_log
-from kvbus.admin.content_log import ContentLog
+from kvbus.http import content_log
+from kvbus.http.content_log import ContentLog
 
 
 @pytest.fixture
 def lines(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> list[logging.LogRecord]:
-    caplog.set_level(logging.INFO, "kvbus.admin.content")
+    caplog.set_level(logging.INFO, "kvbus.http.content")
     found: list[logging.LogRecord] = []
     monkeypatch.setattr(content_log.log, "handle", found.append)
     return found

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvbus.admin import events
 from kvbus.core.wire.encoding import encode_batch
 from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored
+from kvbus.http import connections, events
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.admin.test_http import relayed, web, web_and_engine
 from tests.doubles.payloads import cleared, payload, removed, store
@@ -243,7 +243,7 @@ async def test_clients_are_bounded_counted_and_cost_nothing_once_they_are_gone(m
 
 
 async def test_a_client_that_does_not_read_is_cut_off_and_counted(monkeypatch):
-    monkeypatch.setattr(events, "CONNECTION_TIMEOUT", 0.3)
+    monkeypatch.setattr(connections, "TIMEOUT", 0.3)
     async with web_and_engine() as (client, engine):
         await engine.wait_for_subscriber(60)
         _, writer = await asyncio.open_connection(*there(client.bus.daemon.http_address), limit=2**10)

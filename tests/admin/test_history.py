@@ -7,8 +7,8 @@ import math
 
 import pytest
 
-from kvbus.admin import history as module
-from kvbus.admin.history import KEPT, Course, History
+from kvbus.http import history as module
+from kvbus.http.history import KEPT, Course, History
 from tests.admin.test_http import relayed, web_and_engine
 from tests.doubles.payloads import payload, store
 from tests.ports import free_ports

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kvbus.admin.page import FILES, about
 from kvbus.config import load
+from kvbus.http.page import FILES, about
 from tests.admin.test_access import asking
 from tests.admin.test_http import web
 

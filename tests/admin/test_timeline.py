@@ -6,7 +6,6 @@ from typing import Any
 
 from msgspec import structs
 
-from kvbus.admin.timeline import KEPT, Timeline
 from kvbus.core.normalizing.rules import Rules
 from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.relay import Relay
@@ -14,6 +13,7 @@ from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source_spec import SourceSpec
 from kvbus.core.stats import OutputStats, RouterView
 from kvbus.core.wire.profiles import PROFILES
+from kvbus.http.timeline import KEPT, Timeline
 
 
 def test_the_newest_are_kept_and_their_numbers_are_dense() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvbus.admin.tls import read_tls
+from kvbus.http.credentials import read_tls
 from kvbus.transport.tls_files import TlsFileError
 from tests.security.certificates import Authority, Issued
 

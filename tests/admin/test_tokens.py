@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from kvbus.admin.tokens import MAX_TOKENS, find, line_of, new_token, read_tokens
 from kvbus.cli import main
+from kvbus.http.tokens import MAX_TOKENS, find, line_of, new_token, read_tokens
 from kvbus.transport.curve import KeyFileError
 
 

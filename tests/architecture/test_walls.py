@@ -135,7 +135,7 @@ def test_a_dependency_that_the_client_would_bring_along_is_found(copy: Path, mod
 @pytest.mark.parametrize(
     ("module", "line", "broken"),
     [
-        ("kvbus.transport.sockets", "import kvbus.admin.page", "no package imports one above it"),
+        ("kvbus.transport.sockets", "import kvbus.http.page", "no package imports one above it"),
         ("kvbus.config.values", "import kvbus.transport.sockets", "no package imports one above it"),
         ("kvbus.core.wire.frames", "import kvbus.core.blocks.index", "inside the core"),
         ("kvbus.core.blocks.index", "import kvbus.core.relay", "inside the core"),
@@ -143,7 +143,7 @@ def test_a_dependency_that_the_client_would_bring_along_is_found(copy: Path, mod
         ("kvbus.tools.sim.cache", "import kvbus.daemon.clock", "know no bus"),
         ("kvbus.parts.log.record", "import kvbus.parts.discovery.contract", "inside the parts"),
         ("kvbus.daemon.daemon", "import zmq", "only transport imports zmq"),
-        ("kvbus.admin.views", "import prometheus_client", "only telemetry and the index import prometheus_client"),
+        ("kvbus.http.entries", "import prometheus_client", "only telemetry and the index import prometheus_client"),
     ],
 )
 def test_a_hole_in_a_layer_is_found(copy: Path, module: str, line: str, broken: str) -> None:

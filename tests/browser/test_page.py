@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from kvbus.admin.tokens import line_of, new_token
+from kvbus.http.tokens import line_of, new_token
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.admin.test_routers import Subscribers
 from tests.browser.chromium import PROGRAM, Browser, chromium
@@ -176,7 +176,7 @@ def answers(process: Process) -> bool:
 async def test_from_elsewhere_it_shows_the_bus_to_whoever_signs_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvbus.admin.access.is_loopback", lambda _host: False)
+    monkeypatch.setattr("kvbus.http.access.is_loopback", lambda _host: False)
     token = new_token()
     (tmp_path / "tokens").write_text(line_of("operator", token, content=True))
     settings: dict[str, Any] = {"http_tokens_file": tmp_path / "tokens", "http_open": "probes"}

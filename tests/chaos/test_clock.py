@@ -10,8 +10,8 @@ import kvbus
 ROOT = Path(kvbus.__file__).parent
 WALL = {("time", "time"), ("time", "time_ns"), ("time", "localtime"), ("time", "strftime"), ("time", "gmtime")}
 READS = {
-    "admin/http.py": "when a sample of the history was taken, and since when the bus runs, as people are shown",
-    "admin/timeline.py": "when a transition was seen, as people are shown",
+    "http/server.py": "when a sample of the history was taken, and since when the bus runs, as people are shown",
+    "http/timeline.py": "when a transition was seen, as people are shown",
     "daemon/daemon.py": "the `ts` of heartbeats, and of the clear that opens a numbering",
     "state/sqlite.py": "how far ahead a damaged numbering goes on, and the name of files that are moved aside",
     "parts/discovery/streams.py": "whether a record says a time to come",

@@ -26,7 +26,7 @@ def pki(tmp_path_factory: pytest.TempPathFactory) -> Pki:
 
 @pytest.fixture(autouse=True)
 def nobody_is_local(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvbus.admin.access.is_loopback", lambda _host: False)
+    monkeypatch.setattr("kvbus.http.access.is_loopback", lambda _host: False)
 
 
 def run(work: Callable[[asyncio.Event], Any]) -> None:

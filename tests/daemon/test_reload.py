@@ -10,8 +10,6 @@ from typing import Any, cast
 
 import pytest
 
-from kvbus.admin.credentials import Credentials, read_credentials
-from kvbus.admin.tokens import line_of, new_token
 from kvbus.common.errors import BindError, ConfigError, Problem
 from kvbus.config import Config, load
 from kvbus.core.stats import ProcessStats
@@ -22,6 +20,8 @@ from kvbus.daemon.daemon import Daemon
 from kvbus.daemon.keys import Keys, read_keys
 from kvbus.daemon.placement import Placement, place
 from kvbus.daemon.reload import Reloader
+from kvbus.http.credentials import Credentials, read_credentials
+from kvbus.http.tokens import line_of, new_token
 from tests.security.keys import Keyring
 from tests.system.bus import eventually
 

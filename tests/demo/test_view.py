@@ -8,7 +8,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from kvbus.admin.views import Counts
+from kvbus.http.entries import Counts
 from kvbus.tools.demo import plain
 from kvbus.tools.demo.screen import Cell, Match, RouterRow, Screen, Sent, SourceRow
 from kvbus.tools.demo.story import Line, Tone

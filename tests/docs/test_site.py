@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from kvbus.admin.http import AdminServer
-from kvbus.admin.page import FILES
 from kvbus.cli import main
 from kvbus.core.wire.profiles import PROFILES
+from kvbus.http.page import FILES
+from kvbus.http.server import AdminServer
 
 ROOT = Path(__file__).parents[2]
 
@@ -110,4 +110,4 @@ def test_the_http_reference_has_the_paths_that_are_served() -> None:
     rows = re.findall(r"^\| (`/[^|]*) \|", reference, re.MULTILINE)
     described = {path for row in rows for path in re.findall(r"`([^`]+)`", row)}
     source = Path(sys.modules[AdminServer.__module__].__file__ or "").read_text()
-    assert described == {*FILES, *re.findall(r'^ +"(/[^"]+)": ', source, re.MULTILINE)}
+    assert described == {*FILES, *re.findall(r'^ +"(/[^"]+)": Path', source, re.MULTILINE)}

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from kvbus.admin.views import bare_entry
 from kvbus.config import Config
 from kvbus.config.load import load
 from kvbus.core.commands import AnswerReplay, AnswerSnapshot, Command, Publish, RequestReplay, SendState
@@ -29,6 +28,7 @@ from kvbus.core.events import (
 from kvbus.core.wire.frames import END_SEQ
 from kvbus.daemon.build import make_relay
 from kvbus.daemon.placement import Placement, place
+from kvbus.http.entries import bare_entry
 from kvbus.state.reservations import SeqReservations
 from tests.doubles.answers import reading
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncIterator
 from itertools import chain, repeat
 from typing import Any
 
 import pytest
-import uvloop
 
-from kvbus.admin import dumps, http
-from kvbus.core.stats import ProcessStats
+from kvbus.http import blocks, connections, server
+from kvbus.telemetry.metrics import Exposition
 from kvbus.transport.engine.publisher import EnginePublisher
-from kvbus.transport.http import connection_limits
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import store
 from tests.system.bus import Bus, eventually, running_bus
@@ -68,6 +67,12 @@ class Crowd:
         return await peer.status()
 
     @property
+    def waiting(self) -> int:
+        """How many requests wait until other answers are made."""
+        limits = there(self.bus.daemon.admin._connections)  # noqa: SLF001 - nothing else counts them
+        return sum(each.waiting for each in limits._open)  # noqa: SLF001
+
+    @property
     def open(self) -> int:
         return self.bus.daemon.process.http_connections
 
@@ -80,8 +85,7 @@ async def crowd(**settings) -> AsyncIterator[Crowd]:
 
 @pytest.fixture
 def impatient(monkeypatch):
-    for module in (http, dumps):
-        monkeypatch.setattr(module, "CONNECTION_TIMEOUT", 0.3)
+    monkeypatch.setattr(connections, "TIMEOUT", 0.3)
 
 
 @pytest.mark.parametrize(
@@ -120,16 +124,16 @@ async def test_one_byte_after_the_other_wins_no_time(impatient):
 
 async def test_more_connections_than_allowed_cost_the_oldest_idle_one():
     async with crowd() as them:
-        peers = [await them.connect() for _ in range(connection_limits.MAX_CONNECTIONS)]
-        await eventually(lambda: them.open == connection_limits.MAX_CONNECTIONS, "all open")
+        peers = [await them.connect() for _ in range(connections.MAX_CONNECTIONS)]
+        await eventually(lambda: them.open == connections.MAX_CONNECTIONS, "all open")
         for n in range(20):
             assert await them.probe() == 200, n
-        assert them.open <= connection_limits.MAX_CONNECTIONS
+        assert them.open <= connections.MAX_CONNECTIONS
         assert await peers[0].gone()
         assert them.closed["too_many"] >= 1
-        flood = [await them.connect() for _ in range(3 * connection_limits.MAX_CONNECTIONS)]
-        await eventually(lambda: them.closed["too_many"] >= len(flood) - connection_limits.MAX_CONNECTIONS, "refused")
-        assert them.open <= connection_limits.MAX_CONNECTIONS
+        flood = [await them.connect() for _ in range(3 * connections.MAX_CONNECTIONS)]
+        await eventually(lambda: them.closed["too_many"] >= len(flood) - connections.MAX_CONNECTIONS, "refused")
+        assert them.open <= connections.MAX_CONNECTIONS
         assert await them.probe() == 200
 
 
@@ -137,8 +141,8 @@ async def test_a_crowd_closes_its_own_connections_and_nobody_else_s():
     """Of two addresses the one with more connections gives one up; of its own, one that has not said anything yet."""
     async with crowd() as them:
         (alone,) = [await them.connect(local_addr=("127.0.0.2", 0))]
-        crowded = [await them.connect() for _ in range(3 * connection_limits.MAX_CONNECTIONS)]
-        await eventually(lambda: them.closed["too_many"] == 1 + 2 * connection_limits.MAX_CONNECTIONS, "those too many")
+        crowded = [await them.connect() for _ in range(3 * connections.MAX_CONNECTIONS)]
+        await eventually(lambda: them.closed["too_many"] == 1 + 2 * connections.MAX_CONNECTIONS, "those too many")
         assert await crowded[0].gone()
         alone.say("GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         assert await alone.status() == 200
@@ -146,20 +150,19 @@ async def test_a_crowd_closes_its_own_connections_and_nobody_else_s():
 
 async def test_clients_that_ask_for_blocks_and_read_nothing(monkeypatch):
     """Their dumps are given up, and others get theirs."""
-    for module in (http, dumps):
-        monkeypatch.setattr(module, "CONNECTION_TIMEOUT", 5.0)  # all of them are under way before the first is given up
+    monkeypatch.setattr(connections, "TIMEOUT", 5.0)  # all of them are under way before the first is given up
     async with crowd() as them, EnginePublisher(them.bus.engine, them.bus.engine_replay, bind=True) as engine:
         await engine.wait_for_subscriber(60)
         for n in range(60):
             engine.publish(batch(*[store([1000 * n + i]) for i in range(500)]))
         await eventually(lambda: them.bus.caught_up(59), "many blocks")
-        peers = [await them.connect(limit=1024) for _ in range(dumps.MAX_DUMPS)]
+        peers = [await them.connect(limit=1024) for _ in range(blocks.MAX_DUMPS)]
         for peer in peers:
             transport = peer.writer.transport
             assert isinstance(transport, asyncio.Transport)
             transport.pause_reading()
             peer.say("GET /blocks HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        await eventually(lambda: them.bus.daemon.process.http_dumps == dumps.MAX_DUMPS, "all dumps under way")
+        await eventually(lambda: them.bus.daemon.process.http_dumps == blocks.MAX_DUMPS, "all dumps under way")
         refused = await them.connect()
         refused.say("GET /blocks HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert await refused.status() == 503
@@ -210,63 +213,57 @@ async def test_by_default_it_is_on_loopback():
         assert there(bus.daemon.http_address)[0] == "127.0.0.1"
 
 
-@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
-def test_large_bodies_share_a_turn_and_one_stops_where_nobody_takes_it(new_loop):
-    bodies, size = 5, 2_000_000
-    turn = 0
-    parts: dict[int, dict[int, list[int]]] = {}
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"GET /livez HTTP/1.1\r\nHost: x\r\n" + b"X: y\r\n" * 200_000,
+        b"POST /livez HTTP/1.1\r\nHost: x\r\nContent-Length: 9999999\r\n\r\n" + b"x" * 2_000_000,
+        b"POST /livez HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + b"8\r\n12345678\r\n" * 200_000,
+        b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n" + b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n" * 50_000,
+    ],
+    ids=["head", "body", "chunks", "requests ahead"],
+)
+async def test_a_client_that_sends_more_than_it_may_is_closed(said):
+    """What it has sent is in nobody's memory: the kernel holds the rest."""
+    async with crowd() as them:
+        peer = await them.connect()
+        peer.say(said)
+        assert await peer.gone()
+        await eventually(lambda: them.open == 0, "closed")
+        assert await them.probe() == 200
 
-    class Taker(asyncio.Protocol):
-        taken = paused = 0
 
-        def connection_made(self, transport):
-            self.transport = transport
-            takers.append(self)
+async def test_a_probe_gets_in_while_every_connection_waits_for_its_answer(monkeypatch):
+    """The server closes those that came last for it; the others get their answers."""
+    go_on = threading.Event()
+    process = Exposition.process
+    monkeypatch.setattr(Exposition, "process", lambda self: go_on.wait(60) and process(self))
+    async with crowd() as them:
+        peers = [await them.connect() for _ in range(connections.MAX_CONNECTIONS)]
+        for peer in peers:
+            peer.say("GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        await eventually(lambda: them.waiting == len(peers) - server.MAX_ANSWERS, "all requests there")
+        for n in range(20):
+            assert await them.probe() == 200, n
+        assert them.closed == {"too_many": 1}
+        new = await them.connect()
+        await eventually(lambda: them.open == connections.MAX_CONNECTIONS, "the new one there")
+        another = await them.connect()  # it takes the place of one that waits, and not of one that has just come
+        await eventually(lambda: them.closed["too_many"] == 2, "room made")
+        for peer in (new, another):
+            peer.say("GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            assert await peer.status() == 200
+        go_on.set()
+        for peer in peers[-2:]:
+            assert await peer.gone()
+        for peer in peers[:-2]:
+            assert await peer.status() == 200
 
-        def data_received(self, data):
-            parts.setdefault(turn, {}).setdefault(id(self), []).append(len(data))
-            self.taken += len(data)
-            if self is takers[0] and not self.paused and self.taken >= size // 2:
-                self.paused = self.taken
-                self.transport.pause_reading()
 
-    takers: list[Taker] = []
-
-    def count():
-        nonlocal turn
-        turn += 1
-        asyncio.get_running_loop().call_soon(count)
-
-    async def talk():
-        count()
-        stats = ProcessStats()
-        limits = connection_limits.ConnectionLimits(Taker, stats, timeout=60)
-        server = await asyncio.get_running_loop().create_server(limits, "127.0.0.1", 0)
-        writers = [(await asyncio.open_connection(*server.sockets[0].getsockname()))[1] for _ in range(bodies)]
-        for writer in writers:
-            writer.write(b"x" * size)
-
-        async def turns(enough):
-            while not enough():  # noqa: ASYNC110 - each turn counts
-                await asyncio.sleep(0)
-
-        await asyncio.wait_for(turns(lambda: len(takers) == bodies and takers[0].paused), 60)
-        await asyncio.wait_for(turns(lambda: all(each.taken == size for each in takers[1:])), 60)
-        end = turn + 1000
-        await turns(lambda: turn >= end)
-        assert takers[0].taken == takers[0].paused
-        takers[0].transport.resume_reading()
-        await asyncio.wait_for(turns(lambda: takers[0].taken == size), 60)
-        for writer in writers:
-            writer.close()
-        await asyncio.wait_for(turns(lambda: not stats.http_connections), 60)
-        server.close()
-
-    with asyncio.Runner(loop_factory=new_loop) as runner:
-        runner.run(talk())
-    came = [[part for (part,) in each.values()] for each in parts.values()]  # one part of each connection in a turn
-    assert max(map(max, came)) <= connection_limits.ROOM
-    assert max(map(sum, came)) <= connection_limits.ROOM + (bodies - 1) * connection_limits.PART
-    alone = [each for each in came if len(each) == 1]
-    assert max(max(each) for each in alone) > 4 * connection_limits.PART
-    assert any(part == connection_limits.PART for each in came for part in each)
+async def test_a_thousand_idle_connections_hold_few_descriptors_and_little_memory():
+    async with crowd() as them:
+        peers = [await them.connect() for _ in range(1000)]
+        await eventually(lambda: them.closed["too_many"] == 1000 - connections.MAX_CONNECTIONS, "closed")
+        assert them.open == connections.MAX_CONNECTIONS
+        assert await them.probe() == 200
+        assert await peers[0].gone()

@@ -14,11 +14,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from kvbus.admin import access
-from kvbus.admin.http import AdminServer
-from kvbus.admin.tokens import line_of, new_token
 from kvbus.config.endpoints import is_loopback
 from kvbus.daemon.reload import Reloader
+from kvbus.http import access
+from kvbus.http.tokens import line_of, new_token
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import store
@@ -198,9 +197,7 @@ async def test_every_endpoint_gives_every_caller_what_it_may_read(
     who: Who, open_: str, tmp_path: Path, pki: Pki
 ) -> None:
     async with callers(tmp_path, pki if who.tls else None, http_open=open_) as here:
-        assert AdminServer(here.bus.daemon).paths().keys() == {
-            path.partition("?")[0] for path in (*STATIC, *STATES, *CONTENT)
-        }
+        assert here.bus.daemon.admin.paths.keys() == {path.partition("?")[0] for path in (*STATIC, *STATES, *CONTENT)}
         certificate = pki.client if who.certificate else None
         methods = METHODS if LONG or not WHO.index(who) % 4 else ("GET", "POST")
 

@@ -17,10 +17,9 @@ from typing import Any
 import pytest
 import uvloop
 
-from kvbus.admin import content_log
-from kvbus.admin.tokens import line_of, new_token
 from kvbus.cli import main
-from kvbus.transport.http import connection_limits
+from kvbus.http import connections, content_log
+from kvbus.http.tokens import line_of, new_token
 from tests.security.certificates import Authority
 from tests.security.test_http_principals import (
     BEARER,
@@ -189,7 +188,7 @@ async def test_tls_of_today_and_none_before(tmp_path: Path, pki: Pki, version: s
 async def test_a_handshake_that_dawdles_is_closed(
     tmp_path: Path, pki: Pki, said: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvbus.admin.http.CONNECTION_TIMEOUT", 0.3)
+    monkeypatch.setattr("kvbus.http.connections.TIMEOUT", 0.3)
     async with callers(tmp_path, pki) as here:
         process, before = here.bus.daemon.process, here.bus.daemon.process.http_closed["slow"]
         peers = [here.connect(REMOTE, plain=True) for _ in range(10)]
@@ -206,12 +205,12 @@ async def test_handshakes_count_as_connections_and_a_probe_gets_in(tmp_path: Pat
     async with callers(tmp_path, pki) as here:
         process = here.bus.daemon.process
         peers = await asyncio.to_thread(
-            lambda: [here.connect(REMOTE, plain=True) for _ in range(3 * connection_limits.MAX_CONNECTIONS)]
+            lambda: [here.connect(REMOTE, plain=True) for _ in range(3 * connections.MAX_CONNECTIONS)]
         )
-        await eventually(lambda: process.http_closed["too_many"] >= 2 * connection_limits.MAX_CONNECTIONS, "closed")
-        assert process.http_connections <= connection_limits.MAX_CONNECTIONS
+        await eventually(lambda: process.http_closed["too_many"] >= 2 * connections.MAX_CONNECTIONS, "closed")
+        assert process.http_connections <= connections.MAX_CONNECTIONS
         assert (await asyncio.to_thread(here.ask, "GET", "/livez")).status == 200
-        assert process.http_connections <= connection_limits.MAX_CONNECTIONS
+        assert process.http_connections <= connections.MAX_CONNECTIONS
         for peer in peers:
             peer.close()
         await eventually(lambda: process.http_connections == 0, "all forgotten")
@@ -265,7 +264,7 @@ async def test_whoever_reads_content_is_written_down(
         await asyncio.to_thread(here.ask, "GET", "/blocks?source=nobody", BEARER.replace("|", "\r\n"))
 
         def read() -> set[tuple[str, str, int, int]]:
-            lines = [vars(each) for each in caplog.records if each.name == "kvbus.admin.content"]
+            lines = [vars(each) for each in caplog.records if each.name == "kvbus.http.content"]
             return {(line["caller"], line["path"], line["status"], line["blocks"]) for line in lines if line["bytes"]}
 
         everything = {("router-a", "/blocks", 200, 1), ("loopback", "/blocks", 200, 1), ("router-a", "/events", 200, 1), ("router-a", "/blocks", 404, 0)}  # fmt: skip

@@ -11,18 +11,18 @@ from typing import Any, Final
 import aiohttp
 from aiohttp import ClientResponse, web
 from aiohttp.abc import AbstractAccessLogger
-from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
 from kvbus.common.errors import BindError
 from kvbus.common.front_stats import FrontStats
 from kvbus.config import parse_address
 from kvbus.config.front import Front
+from kvbus.http.connections import Connections
+from kvbus.http.server import quiet
 from kvbus.parts.discovery.contract import DiscoveryError
 from kvbus.parts.front.answers import Offers, UnanswerableError, of_kvbus, of_sglang, of_vllm
 from kvbus.parts.front.engine import IDLE, LINE, Answer, BodyError, Engine, as_it_came, end_to_end
 from kvbus.parts.front.offers import Observed, offers
-from kvbus.transport.http.connection_limits import ConnectionLimits
 
 log = logging.getLogger("kvbus.front.server")
 
@@ -52,8 +52,7 @@ class FrontServer:
         self.stats = FrontStats(front.max_connections)
         self._engine: Engine | None = None
         self._runner: web.AppRunner | None = None
-        self._listener: asyncio.Server | None = None
-        self._connections: ConnectionLimits | None = None
+        self._connections: Connections | None = None
         self.address: tuple[str, int] | None = None
 
     async def start(self) -> None:
@@ -69,11 +68,10 @@ class FrontServer:
             app,
             access_log=log,
             access_log_class=_bad_requests(self.stats),
-            logger=_quiet(),
+            logger=quiet(logging.getLogger("kvbus.front")),
             handle_signals=False,
             handler_cancellation=True,
             shutdown_timeout=1.0,
-            keepalive_timeout=10.0**9,  # ConnectionLimits closes idle connections, and counts them
             lingering_time=1.0,
             auto_decompress=False,
             max_line_size=LINE,
@@ -83,24 +81,18 @@ class FrontServer:
         server = self._runner.server
         if server is None:  # pragma: no cover - set up above
             return
-        self._connections = ConnectionLimits(server, self.stats, most=self._front.max_connections, timeout=IDLE)
+        self._connections = Connections(server, self.stats, most=self._front.max_connections, timeout=IDLE)
         where = parse_address(self._front.listen)
         try:
-            self._listener = await asyncio.get_running_loop().create_server(
-                self._connections, *where, reuse_address=True
-            )
+            self.address = await self._connections.listen(*where)
         except OSError as error:
             raise BindError(f"front {where[0]}:{where[1]}", error.strerror or str(error)) from error
-        host, port = self._listener.sockets[0].getsockname()[:2]
-        self.address = (host, port)
 
     async def close(self) -> None:
         """Stop listening, and end what is under way."""
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
         if self._connections is not None:
-            self._connections.close_all()
+            await self._connections.stop()
+            self._connections.close()
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
@@ -223,10 +215,3 @@ def _bad_requests(stats: FrontStats) -> type[AbstractAccessLogger]:
                 stats.requests["bad_request"] += 1
 
     return BadRequests
-
-
-def _quiet() -> logging.Logger:
-    """What aiohttp reports to: no traceback for a request that is none."""
-    logger = logging.getLogger("kvbus.front.http")
-    logger.filters = [lambda record: not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))]
-    return logger

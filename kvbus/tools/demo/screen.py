@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from kvbus.admin.views import Counts
+from kvbus.http.entries import Counts
 from kvbus.tools.demo.story import Line
 
 

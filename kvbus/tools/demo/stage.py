@@ -7,11 +7,11 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from kvbus.admin.views import SourceEntry, bare_entry
 from kvbus.common.errors import BindError
 from kvbus.config import load
 from kvbus.core.sequencing.settings import State
 from kvbus.daemon.daemon import Daemon
+from kvbus.http.entries import SourceEntry, bare_entry
 from kvbus.tools.demo.engines import CAST, Casting, Engine, Rank
 from kvbus.tools.demo.keys import Keyring
 from kvbus.tools.demo.ports import LOOPBACK, PortRun

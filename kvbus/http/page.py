@@ -5,9 +5,10 @@ from __future__ import annotations
 from importlib import resources
 from typing import Any, Final
 
+from aiohttp import web
+
 from kvbus.config import Config
 from kvbus.telemetry.process_rows import kvbus_version
-from kvbus.transport.http.messages import Request, Response
 
 FILES: Final = {
     "/": ("index.html", "text/html"),
@@ -25,11 +26,11 @@ HEADERS: Final = {
 """Nothing from elsewhere, nothing inline, in nobody's frame."""
 
 
-async def status_page(request: Request) -> Response:
+async def status_page(request: web.Request) -> web.Response:
     """Answer with one of the page's files."""
     name, kind = FILES[request.path]
     text = (resources.files(__package__) / "static" / name).read_bytes()
-    return Response(text, f"{kind}; charset=utf-8", headers=HEADERS)
+    return web.Response(body=text, headers={"Content-Type": f"{kind}; charset=utf-8", **HEADERS})
 
 
 def about(config: Config) -> dict[str, Any]:

@@ -13,11 +13,12 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
-from kvbus.admin.credentials import Credentials
-from kvbus.admin.tokens import Token, find
+from aiohttp import web
+
 from kvbus.config.endpoints import host_name, is_loopback
 from kvbus.core.stats import HttpRefusal
-from kvbus.transport.http.messages import Request
+from kvbus.http.credentials import Credentials
+from kvbus.http.tokens import Token, find
 
 _FORWARDING: Final = frozenset({"forwarded", "via", "x-real-ip"})
 _OWN_PAGE: Final = frozenset({"same-origin", "none"})
@@ -85,7 +86,7 @@ class Access:
         self._allowed = frozenset(host_name(host) for host in allowed_hosts)
         self.credentials = credentials or Credentials()
 
-    def caller(self, request: Request, *, content: bool) -> Caller | HttpRefusal:
+    def caller(self, request: web.Request, *, content: bool) -> Caller | HttpRefusal:
         """Return who asks if it may read, else why not."""
         refusal = self.refusal(request)
         if refusal is None:
@@ -99,9 +100,9 @@ class Access:
         """Whether what let somebody in holds still."""
         return caller.token is None or caller.token in self.credentials.tokens
 
-    def _principal(self, request: Request) -> Caller | HttpRefusal | None:
+    def _principal(self, request: web.Request) -> Caller | HttpRefusal | None:
         """Who shows a credential, or what is wrong with it; None if there is none."""
-        given = request.headers.get("authorization")
+        given = request.headers.getall("Authorization", [])
         if not given or not self.credentials.tokens:
             return None
         scheme, _, token = given[0].partition(" ")
@@ -110,22 +111,21 @@ class Access:
         found = find(self.credentials.tokens, token.strip())
         return HttpRefusal.TOKEN if found is None else Caller(found.name, found.content, found)
 
-    def refusal(self, request: Request) -> HttpRefusal | None:
+    def refusal(self, request: web.Request) -> HttpRefusal | None:
         """Return why a request is not one of this machine's own; None if it is."""
         # Check both ends: a service mesh's proxy sends everybody's requests from 127.0.0.6 to the pod's address.
         for name in ("peername", "sockname"):
-            end = request.transport.get_extra_info(name)
+            end = None if request.transport is None else request.transport.get_extra_info(name)
             if not end or not is_loopback(end[0]):
                 return HttpRefusal.PEER
-        for name in request.headers:
+        for name in map(str.lower, request.headers):
             if name in _FORWARDING or name.startswith("x-forwarded-"):
                 return HttpRefusal.FORWARDED
-        hosts = request.headers.get("host", ())
+        hosts = request.headers.getall("Host", [])
         if len(hosts) != 1 or not self._is_local(hosts[0]):
             return HttpRefusal.HOST
-        if not request.target.startswith(b"/") and not self._is_local(
-            urlsplit(request.target.decode("latin-1")).netloc
-        ):
+        target = request.raw_path
+        if not target.startswith("/") and not self._is_local(urlsplit(target).netloc):
             return HttpRefusal.HOST  # GET http://HOST/blocks: check the target's host too
         return None if _is_own_page(request, hosts[0]) else HttpRefusal.CROSS_SITE
 
@@ -134,9 +134,9 @@ class Access:
         return name is not None and (is_loopback(name) or name in self._allowed)
 
 
-def _is_own_page(request: Request, host: str) -> bool:
+def _is_own_page(request: web.Request, host: str) -> bool:
     """Whether no page of another site asks."""
-    origins = request.headers.get("origin", ())
-    sites = request.headers.get("sec-fetch-site", ())
+    origins = request.headers.getall("Origin", [])
+    sites = request.headers.getall("Sec-Fetch-Site", [])
     ours = f"{request.scheme}://{host}".lower()
     return all(origin.lower() == ours for origin in origins) and _OWN_PAGE.issuperset(sites)

@@ -14,18 +14,18 @@ from itertools import islice
 from typing import Any, Final
 
 import msgspec
+from aiohttp import web
 
-from kvbus.admin.content_log import Reading, current
-from kvbus.admin.history import History
-from kvbus.admin.timeline import Timeline
 from kvbus.core.outputs.output import Output
 from kvbus.core.stats import ProcessStats
 from kvbus.core.types import Hash, Reason, printable
 from kvbus.core.wire.codec import decode_batch
 from kvbus.core.wire.encoding import decode_value
 from kvbus.core.wire.schema import AllBlocksCleared, BlockStored, Event
-from kvbus.transport.http.connection_limits import CONNECTION_TIMEOUT
-from kvbus.transport.http.messages import Request, Response, Stream
+from kvbus.http.answers import write
+from kvbus.http.content_log import Reading, current
+from kvbus.http.history import History
+from kvbus.http.timeline import Timeline
 
 MAX_LISTENERS: Final = 16
 """Clients at once. Further ones get 503."""
@@ -112,28 +112,27 @@ class Events:
         for listener in self._listeners:
             listener.wake.set()
 
-    async def answer(self, request: Request, output: Output | None, last_id: str) -> Response:
-        """Send events until the client leaves, takes too long, or the server ends."""
-        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-        response = Stream(request, "text/event-stream", headers)
+    async def answer(self, request: web.Request, output: Output | None, last_id: str) -> web.StreamResponse:
+        """Send events until the client leaves or the server ends.
+
+        Raises:
+            TimeoutError: the client reads too slowly.
+        """
+        headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        response = web.StreamResponse(headers=headers)
         listener = Listener(output, None if output is None else current.get())
         self._listeners.add(listener)
         self._stats.http_listeners = len(self._listeners)
         try:
-            await response.begin()
+            await response.prepare(request)
             part = b"retry: 1000\n" + self._start(listener, last_id)
             while not self._closed:
                 if not part:
                     await listener.wake.wait()
                     listener.wake.clear()
                 else:
-                    async with asyncio.timeout(CONNECTION_TIMEOUT):
-                        await response.write(part)
+                    await write(response, part)
                 part = await self._next(listener)
-            await response.end()
-        except TimeoutError:
-            self._stats.http_closed["slow"] += 1
-            request.transport.abort()
         finally:
             self._listeners.discard(listener)
             self._stats.http_listeners = len(self._listeners)

@@ -6,9 +6,12 @@ import asyncio
 import threading
 
 import pytest
+from aiohttp import ClientSession
+from aiohttp.test_utils import TestServer
+from aiohttp.web import Application
 
-from kvbus.admin import responses
 from kvbus.core.stats import HttpRefusal, ProcessStats
+from kvbus.http import answers
 from kvbus.telemetry.metrics import Exposition
 from tests.admin.test_http import web
 
@@ -23,7 +26,7 @@ async def test_a_long_answer_in_parts_is_whole(monkeypatch, path):
     async with web() as client:
         whole = await client.text(path)
     for size in (2**20, 100):
-        monkeypatch.setattr(responses, "PART", size)
+        monkeypatch.setattr(answers, "PART", size)
         async with web() as client:
             async with client.get(path) as answer:
                 text = await answer.text()
@@ -43,25 +46,32 @@ async def test_the_event_loop_does_other_work_after_each_slice():
             yield
         return "result"
 
-    assert await responses.in_slices(work()) == "result"
+    assert await answers.in_slices(work()) == "result"
     assert done == [0, "other work", 1, "other work", 2, "other work"]
 
 
-async def test_parts_of_texts_are_all_of_them_in_order(monkeypatch):
-    monkeypatch.setattr(responses, "PART", 4)
-    for texts in ([], [b""], [b"abcdefg"], [b"ab", b"c", b"de", b"f", b"ghijkl", b"m"], [b"abcd"], [b"abcd", b"e"]):
-        answer = responses.in_parts(texts, "text/plain")
-        assert answer.headers["content-length"] == str(len(b"".join(texts)))
-        assert not isinstance(answer.body, bytes)
-        assert b"".join([part async for part in answer.body]) == b"".join(texts)
+@pytest.mark.parametrize(
+    "texts", [[], [b""], [b"abcdefg"], [b"ab", b"c", b"de", b"f", b"ghijkl", b"m"], [b"abcd"], [b"abcd", b"e"]]
+)
+async def test_parts_of_texts_are_all_of_them_in_order(monkeypatch, texts):
+    monkeypatch.setattr(answers, "PART", 4)
+
+    async def answer(request):
+        return await answers.send_texts(request, texts, "text/plain")
+
+    app = Application()
+    app.router.add_get("/", answer)
+    async with TestServer(app) as server, ClientSession() as client, client.get(server.make_url("/")) as got:
+        assert await got.read() == b"".join(texts)
+        assert got.headers["Content-Length"] == str(len(b"".join(texts)))
 
 
 def test_a_refusal_is_counted_and_says_why():
     process = ProcessStats()
-    answer = responses.refused(process, 503, HttpRefusal.BUSY, "try again")
+    answer = answers.refused(process, 503, HttpRefusal.BUSY, "try again")
     assert (answer.status, answer.body) == (503, b'{"error":"try again"}')
     assert process.http_refused == {HttpRefusal.BUSY: 1}
-    assert responses.as_json([1, "é"]).body == '[1,"é"]'.encode()
+    assert answers.as_json([1, "é"]).body == '[1,"é"]'.encode()
 
 
 async def test_descriptors_are_counted_in_a_thread(monkeypatch):

@@ -10,7 +10,7 @@ import logging
 from contextvars import ContextVar
 from typing import Final
 
-log = logging.getLogger("kvbus.admin.content")
+log = logging.getLogger("kvbus.http.content")
 
 EVERY: Final = 10.0
 """Seconds between two times that lines are written."""

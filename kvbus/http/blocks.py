@@ -9,14 +9,14 @@ import time
 from collections.abc import Iterator
 from typing import Any, Final, Protocol
 
-from kvbus.admin.content_log import current
-from kvbus.admin.responses import refused
+from aiohttp import web
+
 from kvbus.core.relay import Relay
 from kvbus.core.stats import HttpRefusal, ProcessStats
 from kvbus.core.types import HASH_FORMS
+from kvbus.http.answers import problem, refused, write
+from kvbus.http.content_log import current
 from kvbus.telemetry.readings import LiveBlocks
-from kvbus.transport.http.connection_limits import CONNECTION_TIMEOUT
-from kvbus.transport.http.messages import Request, Response, Stream, problem
 
 DUMP_SLICE: Final = 0.001
 """Seconds for which lines of ``/blocks`` are made before the loop's other work gets its turn."""
@@ -38,7 +38,7 @@ class Observed(Protocol):
     process: ProcessStats
 
 
-class Dumps:
+class Blocks:
     """Answers with blocks.
 
     Args:
@@ -49,13 +49,13 @@ class Dumps:
         self._observed = observed
         self._turn = asyncio.Lock()
 
-    async def handle(self, request: Request) -> Response:
+    async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answer ``GET /blocks``."""
         name, hashes = request.query.get("source"), request.query.get("hashes", "number")
         if hashes not in HASH_FORMS:
             return problem(400, f"hashes={hashes!r} is none of {', '.join(HASH_FORMS)}; for example hashes=string")
         sources = [s for s in self._observed.relay.present if name in (None, s.spec.label)]
-        if not sources:
+        if name is not None and not sources:
             known = ", ".join(s.spec.label for s in self._observed.relay.present)
             return problem(404, f"no source {name!r}; there are: {known}")
         process = self._observed.process
@@ -65,16 +65,11 @@ class Dumps:
         try:
             # copying each source's state at one moment is cheap; the text takes time, so write it in parts
             lines = itertools.chain.from_iterable([LiveBlocks(source).lines(hashes) for source in sources])
-            response = Stream(request, "application/x-ndjson")
-            await response.begin()
-            try:
-                while request.method != "HEAD" and (part := await self._next_part(lines)):
-                    current.get().add(part.count(b"\n"), len(part))
-                    async with asyncio.timeout(CONNECTION_TIMEOUT):
-                        await response.write(part)
-                await response.end()
-            except TimeoutError:
-                request.transport.abort()  # a partial dump must not look complete
+            response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+            await response.prepare(request)
+            while request.method != "HEAD" and (part := await self._next_part(lines)):
+                current.get().add(part.count(b"\n"), len(part))
+                await write(response, part)
             return response
         finally:
             process.http_dumps -= 1

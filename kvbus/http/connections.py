@@ -1,0 +1,264 @@
+"""The connections of an HTTP server: how many there may be, and how long a client may take for a request.
+
+aiohttp limits the head of a request. It accepts any number of connections, waits a minute for a TLS handshake, and does
+not close the connection of a client that reads nothing. A server that has no descriptor left answers no probe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import ssl
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Final, Protocol
+
+from aiohttp import web
+
+log = logging.getLogger("kvbus.http.connections")
+
+MAX_CONNECTIONS: Final = 128
+"""Open connections. For one more the server closes another one, so that a probe always gets in."""
+
+TIMEOUT: Final = 10.0
+"""Seconds that a client may take for TLS and its next request, and to read an answer."""
+
+MAX_UNANSWERED_BYTES: Final = 65_536
+"""Bytes that a client of the admin port may send between two answers: heads, bodies, and requests sent ahead."""
+
+ACCEPT_AGAIN: Final = 0.1
+"""Seconds until the server accepts again after the system had no descriptor left."""
+
+
+class ConnectionStats(Protocol):
+    """Counters of connections: how many are open, and how many the server closed, by reason."""
+
+    http_connections: int
+    http_closed: Counter[str]
+
+
+class Connection(asyncio.Protocol):
+    """One connection: it limits the client's time and bytes, and hands everything on to aiohttp's protocol.
+
+    Attributes:
+        address: the client's.
+        served: it has had an answer.
+        answering: a handler makes the answer to its request.
+        waiting: that handler waits until other answers are made.
+    """
+
+    def __init__(self, connections: Connections, address: str) -> None:
+        self.address = address
+        self.served = self.answering = self.waiting = False
+        self._connections = connections
+        self._inner = connections.server()
+        self._transport: asyncio.Transport | None = None
+        self._unanswered = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self.handshake: asyncio.Task[None] | None = None
+        self.start_timer()
+
+    def start_timer(self) -> None:
+        """Begin to count the time that the client takes for its next request."""
+        loop = asyncio.get_running_loop()
+        self._unanswered = 0
+        self._timer = loop.call_later(self._connections.timeout, self.close, "slow")
+
+    def stop_timer(self) -> None:
+        """Stop counting it."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Let aiohttp begin; with TLS the handshake is done."""
+        self._transport = transport  # type: ignore[assignment] # a stream transport
+        self._inner.connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Hand data on, unless the client has sent too much."""
+        self._unanswered += len(data)
+        if self._unanswered > self._connections.max_unanswered:
+            self.close("too_large")
+        else:
+            self._inner.data_received(data)
+
+    def eof_received(self) -> None:
+        """Hand the end of the client's data on."""
+        self._inner.eof_received()
+
+    def pause_writing(self) -> None:
+        """Let aiohttp wait until the client has read more."""
+        self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        """Let aiohttp write again."""
+        self._inner.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        self._connections.forget(self)
+        self._inner.connection_lost(exc)
+
+    def close(self, reason: str) -> None:
+        """Close at once, without waiting for the client to read, and count why."""
+        self._connections.closed(reason)
+        self._connections.forget(self)
+        if self._transport is not None:
+            self._transport.abort()
+        elif self.handshake is not None:
+            self.handshake.cancel()
+
+
+class Connections:
+    """Accept connections for aiohttp's server.
+
+    Args:
+        server: makes aiohttp's protocol for each connection (:attr:`aiohttp.web.AppRunner.server`).
+        stats: counters of connections.
+        context: gives the TLS context of a new connection; None is no TLS.
+        most: how many connections may be open.
+        timeout: seconds for TLS and a whole request.
+        max_unanswered: bytes that a client may send between two answers.
+    """
+
+    def __init__(
+        self,
+        server: web.Server,
+        stats: ConnectionStats,
+        context: Callable[[], ssl.SSLContext | None] = lambda: None,
+        *,
+        most: int = MAX_CONNECTIONS,
+        timeout: float,
+        max_unanswered: float = float("inf"),
+    ) -> None:
+        self.server = server
+        self.timeout = timeout
+        self.max_unanswered = max_unanswered
+        self._stats = stats
+        self._context = context
+        self._most = most
+        self._open: dict[Connection, None] = {}
+        self._listener: socket.socket | None = None
+        self._accepting: asyncio.Task[None] | None = None
+
+    async def listen(self, host: str, port: int) -> tuple[str, int]:
+        """Listen on an address, and return it with its real port.
+
+        Raises:
+            OSError: it cannot be bound.
+        """
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, *_, address = found[0]
+        self._listener = socket.create_server(address[:2], family=family, backlog=MAX_CONNECTIONS)
+        self._listener.setblocking(False)
+        self._accepting = loop.create_task(self._accept(self._listener), name="kvbus-http-accept")
+        host, port = self._listener.getsockname()[:2]
+        return host, port
+
+    async def stop(self) -> None:
+        """Accept no further connection."""
+        if self._accepting is not None and self._listener is not None:
+            self._accepting.cancel()
+            await asyncio.wait([self._accepting])
+            self._listener.close()
+
+    def close(self) -> None:
+        """Close every connection."""
+        for connection in list(self._open):
+            connection.close("")
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                accepted, address = await loop.sock_accept(listener)
+            except OSError as error:
+                log.warning("kvbus cannot accept an HTTP connection: %s", error.strerror or error)
+                await asyncio.sleep(ACCEPT_AGAIN)
+                continue
+            if self._make_room():
+                connection = Connection(self, str(address[0]))
+                self._open[connection] = None
+                self._stats.http_connections = len(self._open)
+                connection.handshake = loop.create_task(self._connect(connection, accepted))
+            else:
+                accepted.close()
+            await asyncio.sleep(0)  # other work comes between two connections
+
+    async def _connect(self, connection: Connection, accepted: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.connect_accepted_socket(lambda: connection, accepted, ssl=self._context())
+        except OSError as error:
+            if connection in self._open and isinstance(error, ssl.SSLError):
+                self.closed("tls")
+            self.forget(connection)
+
+    def _make_room(self) -> bool:
+        """Close a connection if there are as many as may be; return False if all of them are being answered.
+
+        It is one of the address that has the most connections, else of the next. The first choice is the oldest that
+        has had an answer and asks nothing. Then comes the last whose request waits, then the oldest that asks nothing.
+        """
+        if len(self._open) < self._most:
+            return True
+        self.closed("too_many")
+        for address, _ in Counter(each.address for each in self._open).most_common():
+            here = [each for each in self._open if each.address == address]
+            idle = [each for each in here if not each.answering]
+            served = [each for each in idle if each.served]
+            waiting = [each for each in reversed(here) if each.waiting]
+            for each in [*served, *waiting, *idle][:1]:
+                each.close("")
+                return True
+        return False
+
+    def closed(self, reason: str) -> None:
+        """Count a connection that the server closes; an empty reason is not counted."""
+        if reason:
+            self._stats.http_closed[reason] += 1
+
+    def forget(self, connection: Connection) -> None:
+        """Remove a connection."""
+        connection.stop_timer()
+        self._open.pop(connection, None)
+        self._stats.http_connections = len(self._open)
+
+    @contextlib.contextmanager
+    def answering(self, transport: asyncio.BaseTransport | None) -> Iterator[None]:
+        """Stop the client's time while the server answers its request."""
+        connection = _of(transport)
+        if connection is None:
+            yield
+            return
+        connection.answering = True
+        connection.stop_timer()
+        try:
+            yield
+        finally:
+            connection.answering = False
+            connection.served = True
+            if connection in self._open:
+                connection.start_timer()
+
+    @contextlib.contextmanager
+    def waiting(self, transport: asyncio.BaseTransport | None) -> Iterator[None]:
+        """Let the server close a connection, if it needs room, while the connection's request waits."""
+        connection = _of(transport)
+        if connection is None:
+            yield
+            return
+        connection.waiting = True
+        try:
+            yield
+        finally:
+            connection.waiting = False
+
+
+def _of(transport: asyncio.BaseTransport | None) -> Connection | None:
+    """Return the connection of a request's transport; None if the client is gone."""
+    connection = None if transport is None else transport.get_protocol()
+    return connection if isinstance(connection, Connection) else None

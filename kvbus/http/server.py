@@ -1,0 +1,398 @@
+"""The admin port: a read-only HTTP server for probes, metrics, sources, routers, blocks, events and the status page."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import ssl
+import time
+from collections.abc import AsyncIterator, Generator
+from typing import Final, Literal, NamedTuple, Protocol
+
+import msgspec
+from aiohttp import HttpVersion10, web
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.typedefs import Handler
+
+from kvbus.common.errors import BindError
+from kvbus.common.removed import PATHS, gone
+from kvbus.common.tasks import report_out_of_memory
+from kvbus.config import Config, SourceStream
+from kvbus.core.outputs.output import Output
+from kvbus.core.stats import HttpRefusal
+from kvbus.http import connections
+from kvbus.http.access import Access, Caller, how_to_get_in
+from kvbus.http.answers import as_json, in_slices, plain, problem, refused, send_texts
+from kvbus.http.blocks import Blocks
+from kvbus.http.connections import MAX_UNANSWERED_BYTES, Connections
+from kvbus.http.content_log import ContentLog
+from kvbus.http.credentials import Credentials
+from kvbus.http.entries import router_entry, source_entry
+from kvbus.http.events import Events
+from kvbus.http.history import SOURCE_LEVELS, SOURCE_RATES, Course, History
+from kvbus.http.page import FILES, about, status_page
+from kvbus.http.timeline import Timeline
+from kvbus.telemetry import metrics
+from kvbus.telemetry.metrics import AT_ONCE, CONTENT_TYPE, Exposition
+from kvbus.telemetry.readings import read_routers, read_sources
+
+log = logging.getLogger("kvbus.http")
+
+SAMPLE: Final = 1.0
+"""Seconds between two samples of the history."""
+
+MAX_ANSWERS: Final = 2
+"""Answers that are made at once. Further requests wait; probes, files of the page and streams do not."""
+
+ENDING: Final = 1.0
+"""Seconds that answers under way have when the server ends."""
+
+
+class Observed(metrics.Observed, Protocol):
+    """The state that the server shows."""
+
+    config: Config
+    streams: dict[int, SourceStream]
+
+    @property
+    def awaited(self) -> str:
+        """Return what has to be before routers may come; empty if nothing."""
+
+    def dialled_in(self, slot: int) -> list[str] | None:
+        """Return whence the publishers of a source are connected; None unless they dial in at an output's port."""
+
+
+class Path(NamedTuple):
+    """One path of the server.
+
+    Attributes:
+        handler: makes the answer.
+        shows: who may read it: ``nothing`` of the bus is for everybody, the ``status`` is closed by
+            ``http_open: probes``, and ``content`` is for local programs and principals.
+        takes: the parameters of its query.
+        methods: the HTTP methods.
+    """
+
+    handler: Handler
+    shows: Literal["nothing", "status", "content"]
+    takes: frozenset[str] = frozenset()
+    methods: tuple[str, ...] = ("GET", "HEAD")
+
+
+class AdminServer:
+    """Serve probes, metrics, the state of the bus, its blocks, and a status page."""
+
+    def __init__(self, observed: Observed, credentials: Credentials | None = None) -> None:
+        self._observed = observed
+        self._access = Access(observed.config.http_allowed_hosts, credentials)
+        self._content_log = ContentLog()
+        self._under_way: dict[int, tuple[web.Request, Caller]] = {}
+        self._exposition = Exposition(observed)
+        self._answers = asyncio.Semaphore(MAX_ANSWERS)
+        self._blocks = Blocks(observed)
+        self.timeline = Timeline()
+        self.history = History()
+        self._events = Events(self.timeline, self.history, observed.process)
+        self._started = time.time()
+        self._next_sample = 0.0
+        self._sampling: asyncio.Task[None] | None = None
+        self._runner: web.AppRunner | None = None
+        self._connections: Connections | None = None
+        self.address: tuple[str, int] | None = None
+        self.paths: Final[dict[str, Path]] = {
+            **dict.fromkeys(FILES, Path(status_page, "nothing")),
+            "/livez": Path(self._livez, "nothing"),
+            "/readyz": Path(self._readyz, "nothing"),
+            "/overview": Path(self._overview, "status"),
+            "/history": Path(self._source_history, "status", frozenset({"source"})),
+            "/metrics": Path(self._metrics, "status"),
+            "/sources": Path(self._sources, "status"),
+            "/routers": Path(self._routers, "status"),
+            "/events": Path(self._stream, "status", frozenset({"output", "after"}), ("GET",)),
+            "/blocks": Path(self._blocks.handle, "content", frozenset({"source", "hashes"})),
+        }
+
+    async def start(self) -> None:
+        """Listen on the configured address.
+
+        Raises:
+            BindError: the address cannot be bound.
+        """
+        where = self._observed.config.http_address
+        if where is None:
+            return
+        app = web.Application(middlewares=[self._each])
+        app.on_response_prepare.append(_without_server)
+        for name, path in self.paths.items():
+            for method in path.methods:
+                app.router.add_route(method, name, path.handler)
+        self._runner = web.AppRunner(
+            app,
+            access_log=None,
+            logger=quiet(log),
+            handler_cancellation=True,
+            shutdown_timeout=ENDING,
+            lingering_time=1.0,
+            max_headers=64,
+        )
+        await self._runner.setup()
+        server = self._runner.server
+        if server is None:  # pragma: no cover - set up above
+            return
+        self._connections = Connections(
+            server,
+            self._observed.process,
+            self._context,
+            timeout=connections.TIMEOUT,
+            max_unanswered=MAX_UNANSWERED_BYTES,
+        )
+        try:
+            self.address = await self._connections.listen(*where)
+        except OSError as error:
+            raise BindError(f"http {where[0]}:{where[1]}", error.strerror or str(error)) from error
+        # the loop stands while its first worker thread starts: some 20 ms, which the first /metrics would take
+        await asyncio.to_thread(lambda: None)
+
+    def _context(self) -> ssl.SSLContext | None:
+        tls = self._access.credentials.tls
+        return None if tls is None else tls.context
+
+    @web.middleware
+    async def _each(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Answer a request, within the limits of its connection."""
+        if self._connections is None:  # pragma: no cover - no request comes before `start` is over
+            return web.Response(status=503)
+        response: web.StreamResponse | None = None
+        with self._connections.answering(request.transport):
+            try:
+                response = await self._answer(request, handler)
+                async with asyncio.timeout(connections.TIMEOUT):
+                    await response.prepare(request)
+                    await response.write_eof()
+            except TimeoutError:  # a partial answer must not look complete
+                self._observed.process.http_closed["slow"] += 1
+                if request.transport is not None:
+                    request.transport.abort()
+            except ConnectionError:
+                pass  # the client is gone
+            except Exception as error:
+                report_out_of_memory(error)
+                raise
+        return web.Response() if response is None else response
+
+    async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if len(request.headers.getall("Host", ())) != 1 and request.version != HttpVersion10:
+            return problem(400, "a request has one Host header")
+        resource = request.match_info.route.resource
+        path = None if resource is None else self.paths[resource.canonical]
+        if path is None:
+            return await self._no_path(request, handler)
+        if unknown := request.query.keys() - path.takes:
+            takes = ", ".join(sorted(path.takes)) or "none"
+            name = request.path
+            return problem(400, f"{name} has no parameter {min(unknown)!r:.100}; it takes: {takes}")
+        if path.shows == "content":
+            return await self._guarded(request, handler, content=True)
+        if path.shows == "status" and self._observed.config.http_open != "status":
+            return await self._guarded(request, handler, content=False)
+        return await handler(request)
+
+    async def _no_path(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Say that there is no such path or method, and what there is."""
+        try:
+            return await handler(request)
+        except web.HTTPMethodNotAllowed as error:
+            allowed = ", ".join(sorted(error.allowed_methods))
+            text = f"{request.path} takes {allowed}, not {request.method}"
+            return problem(405, text, {"Allow": allowed})
+        except web.HTTPNotFound:
+            if instead := PATHS.get(request.path):
+                return problem(410, gone(instead))
+            return problem(404, f"no path {request.path!r:.100}; there are: {', '.join(self.paths)}")
+
+    async def _guarded(self, request: web.Request, handler: Handler, *, content: bool) -> web.StreamResponse:
+        """Answer whoever may read this: content is for local clients, and for principals who may read content."""
+        process = self._observed.process
+        path = f"{request.path}?output=" if content and request.path == "/events" else request.path
+        caller = self._access.caller(request, content=content)
+        if not isinstance(caller, Caller):
+            log.warning("%s refused to %s: %s", path, request.remote, caller)
+            return refused(process, 403, caller, self._how(caller, path))
+        reading = self._content_log.begin(caller.name, request.path) if content else None
+        self._under_way[id(request)] = request, caller
+        try:
+            response = await handler(request)
+            if reading is not None:
+                reading.status = response.status
+                whole = response.body if isinstance(response, web.Response) else None
+                reading.bytes += len(whole) if isinstance(whole, bytes) else 0
+            return response
+        finally:
+            self._under_way.pop(id(request), None)
+            if reading is not None:
+                self._content_log.end(reading)
+
+    def _how(self, refusal: HttpRefusal, path: str) -> str:
+        config = self._observed.config
+        scheme = "http" if config.http_tls_certificate_file is None else "https"
+        how = how_to_get_in(refusal, path, f"{scheme}://127.0.0.1:{0 if self.address is None else self.address[1]}")
+        token = ", or show a bearer token that this bus knows (docs/SECURITY.md)"
+        return f"{how}{token}" if config.http_tokens_file else how
+
+    def renew(self, credentials: Credentials) -> None:
+        """Use other tokens and another certificate, and end the answers to callers whose token is gone."""
+        self._access.credentials = credentials
+        for request, caller in list(self._under_way.values()):
+            if not self._access.holds(caller) and request.transport is not None:
+                self._observed.process.http_closed["revoked"] += 1
+                request.transport.abort()
+
+    @property
+    def credentials(self) -> Credentials:
+        """The credentials in force."""
+        return self._access.credentials
+
+    async def close(self) -> None:
+        """Stop listening, and give answers under way a moment to end."""
+        self._events.close()
+        if self._sampling is not None:
+            self._sampling.cancel()
+        if self._connections is not None:
+            await self._connections.stop()
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+        if self._connections is not None:
+            self._connections.close()
+            self._connections = None
+        self._content_log.write()
+
+    def look(self, now: float) -> None:
+        """Take a sample if it is time, and wake clients of ``/events``; the daemon calls it at each tick."""
+        if self._connections is None:
+            return
+        if now >= self._next_sample:
+            self._next_sample = now + SAMPLE - 0.05  # between two ticks, so that no second goes without a sample
+            observed = self._observed
+            whole = observed.relay, observed.drivers, observed.output_stats
+            if self._sampling is not None and self._sampling.done():
+                self._sampling.result()
+                self._sampling = None
+            if self._sampling is None:  # else the event loop is so busy that the last one is not done
+                work = self.history.sample(*whole, time.monotonic, time.time())
+                self._sampling = asyncio.create_task(self._sample(work), name="kvbus-history")
+            self.timeline.look_at_routers(*whole)
+            self._content_log.look(now)
+        self._events.wake()
+
+    async def _sample(self, work: Generator[None, None, None]) -> None:
+        await in_slices(work)
+        self._events.sampled()
+        self._events.wake()
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, request: web.Request) -> AsyncIterator[None]:
+        """Make one of a few answers at a time. A request that waits here may be closed for a new connection."""
+        limits = self._connections
+        with contextlib.nullcontext() if limits is None else limits.waiting(request.transport):
+            await self._answers.acquire()
+        try:
+            yield
+        finally:
+            self._answers.release()
+
+    async def _overview(self, request: web.Request) -> web.Response:
+        """Everything about the bus that the page shows at first and that does not come with ``/events``."""
+        caller, history = self._access.caller(request, content=True), self.history
+        async with self._turn(request):
+            return as_json(
+                {
+                    **about(self._observed.config),
+                    "config_refused": self._observed.process.config_refused,
+                    "state_writing": self._observed.process.state_writing,
+                    "started": self._started,
+                    "now": time.time(),
+                    "content": None if isinstance(caller, Caller) else self._how(caller, "/blocks"),
+                    "id": f"{self.timeline.process}-{self.timeline.last}",
+                    "transitions": list(self.timeline.since(0)),
+                    "times": history.times(),
+                    "all": history.samples(history.every),
+                    "outputs": {name: history.samples(course) for name, course in history.outputs.items()},
+                }
+            )
+
+    async def _source_history(self, request: web.Request) -> web.Response:
+        name = request.query.get("source", "")
+        async with self._turn(request):
+            course = self.history.sources.get(name)
+            if course is None and name in {source.spec.label for source in self._observed.relay.present}:
+                course = Course(SOURCE_RATES, SOURCE_LEVELS)  # it has come since the last sample
+            if course is None:
+                return problem(404, f"no source {name!r}; /history takes source=NAME, a name of /sources")
+            return as_json({"times": self.history.times(), **self.history.samples(course)})
+
+    async def _stream(self, request: web.Request) -> web.StreamResponse:
+        if "output" in request.query:
+            return await self._guarded(request, self._batches, content=True)
+        return await self._follow(request, None)
+
+    async def _batches(self, request: web.Request) -> web.StreamResponse:
+        name = request.query["output"]
+        outputs = {each.spec.name: each for each in self._observed.relay.outputs if each.spec.view_of is None}
+        if name not in outputs:
+            return problem(404, f"no output {name!r}; there are: {', '.join(outputs)}")
+        return await self._follow(request, outputs[name])
+
+    async def _follow(self, request: web.Request, output: Output | None) -> web.StreamResponse:
+        if not self._events.room(output):
+            return refused(self._observed.process, 503, HttpRefusal.BUSY, "too many clients follow /events; try again")
+        last_id = request.headers.get("Last-Event-ID") or request.query.get("after", "")
+        return await self._events.answer(request, output, last_id)
+
+    async def _metrics(self, request: web.Request) -> web.StreamResponse:
+        async with self._turn(request):
+            texts = await in_slices(self._exposition.render())
+            texts.append(await asyncio.to_thread(self._exposition.process))
+        return await send_texts(request, texts, CONTENT_TYPE)
+
+    async def _livez(self, _request: web.Request) -> web.Response:
+        # an answer proves that the event loop runs
+        return plain("ok\n")
+
+    async def _readyz(self, _request: web.Request) -> web.Response:
+        awaited = self._observed.awaited
+        return plain(f"{awaited or 'ok'}\n", 503 if awaited else 200)
+
+    async def _sources(self, request: web.Request) -> web.StreamResponse:
+        async with self._turn(request):
+            texts = await in_slices(self._source_entries())
+        return await send_texts(request, texts, "application/json")
+
+    def _source_entries(self) -> Generator[None, None, list[bytes]]:
+        """Make a JSON list of all sources, a few entries at a time."""
+        observed, texts = self._observed, list[bytes]()
+        for slot, reading in read_sources(observed.relay):
+            stream = observed.streams[slot]
+            where = stream.endpoint, stream.replay_endpoint, stream.found or None, observed.dialled_in(slot)
+            texts.append((b"," if texts else b"[") + msgspec.json.encode(source_entry(reading, *where, slot)))
+            if not len(texts) % AT_ONCE:
+                yield
+        return [*texts, b"]"] if texts else [b"[]"]
+
+    async def _routers(self, request: web.Request) -> web.Response:
+        async with self._turn(request):
+            readings = read_routers(self._observed.relay, self._observed.drivers)
+            return as_json([router_entry(output, router) for output, router in readings])
+
+
+async def _without_server(_request: web.BaseRequest, response: web.StreamResponse) -> None:
+    """Do not say which version of which library answers."""
+    response.headers.popall("Server", None)
+
+
+def quiet(logger: logging.Logger) -> logging.Logger:
+    """Keep aiohttp from logging a traceback for each malformed request; return the logger for it."""
+    of_library = logger.getChild("aiohttp")
+    of_library.filters = [lambda record: not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))]
+    return of_library

@@ -1,0 +1,172 @@
+"""The admin port as an HTTP server: order, heads, errors, other protocols, removed paths, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import resource
+import shutil
+import socket
+from asyncio.subprocess import PIPE
+from email.utils import parsedate_to_datetime
+
+import pytest
+import uvloop
+
+from kvbus.common.removed import PATHS
+from kvbus.http import server
+from tests.admin.test_http import web
+from tests.system.bus import eventually
+from tests.typed import there
+
+
+async def say(client, text):
+    """Everything that comes for a text until the server closes the connection."""
+    reader, writer = await asyncio.open_connection(*there(client.bus.daemon.http_address))
+    writer.write(text)
+    try:
+        return await asyncio.wait_for(reader.read(), 30)
+    finally:
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+def request_of(path, *headers, method="GET", version="1.1"):
+    return "\r\n".join([f"{method} {path} HTTP/{version}", "Host: localhost", *headers, "", ""]).encode()
+
+
+LAST = "Connection: close"
+
+
+async def test_requests_sent_ahead_are_answered_in_their_order():
+    async with web() as client:
+        said = await say(client, request_of("/livez") + request_of("/sources") + request_of("/nothing", LAST))
+        assert [part[:3] for part in said.split(b"HTTP/1.1 ")[1:]] == [b"200", b"200", b"404"]
+        assert said.index(b"ok\n") < said.index(b'"engine"') < said.index(b"no path")
+        assert (await say(client, b"GET /livez HTTP/1.0\r\n\r\n")).count(b"200 OK") == 1
+
+
+async def test_an_answer_says_when_it_was_made_and_not_by_what():
+    async with web() as client:
+        for path in ("/livez", "/metrics", "/nothing", "/blocks"):
+            head = (await say(client, request_of(path, LAST, method="HEAD"))).decode()
+            assert head.endswith("\r\n\r\n"), path
+            fields = {line.split(": ")[0]: line.split(": ")[1] for line in head.split("\r\n")[1:-2]}
+            assert parsedate_to_datetime(fields["Date"])
+            assert "Server" not in fields
+            assert "aiohttp" not in head
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        ("Content-Length: 5", "Content-Length: 6"),
+        ("Content-Length: 5", "Transfer-Encoding: chunked"),
+        ("Transfer-Encoding: chunked, identity",),
+        ("Content-Length: +5",),
+        ("Content-Length : 5",),
+        ("X: a\rb",),
+        ("X: a\x00b",),
+        ("X: y",) * 200,
+    ],
+)
+async def test_a_request_that_two_readers_could_read_in_two_ways_is_refused(fields, caplog):
+    async with web() as client:
+        said = await say(client, request_of("/livez", *fields, method="GET") + b"hello")
+        assert said.split(b" ")[1] == b"400"
+        assert not [record for record in caplog.records if record.exc_info]
+
+
+@pytest.mark.parametrize("asked", ["h2c", "websocket"])
+async def test_whoever_asks_for_another_protocol_gets_this_one(asked):
+    async with web() as client:
+        said = await say(client, request_of("/livez", "Connection: Upgrade, close", f"Upgrade: {asked}"))
+        assert said.startswith(b"HTTP/1.1 200")
+
+
+async def test_an_error_of_kvbus_is_logged_and_the_next_request_answered(monkeypatch, caplog):
+    monkeypatch.setattr(server, "router_entry", None)
+    monkeypatch.setattr(server, "read_routers", lambda *_: [1 / 0])
+    async with web() as client:
+        with caplog.at_level(logging.ERROR):
+            assert (await client.status("/routers"))[0] == 500
+        assert "ZeroDivisionError" in caplog.text
+        assert await client.text("/livez") == "ok\n"
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_removed_path_says_what_to_use(path):
+    async with web() as client:
+        for method in ("GET", "POST"):
+            status, text = await client.status(path, method)
+            assert (status, json.loads(text)) == (410, {"error": f"gone: {PATHS[path]}"})
+
+
+async def test_blocks_of_no_source_are_an_empty_stream():
+    async with web() as client:
+        client.bus.daemon.relay.sources[0].gone = True
+        assert await client.blocks() == []
+        assert (await client.status("/blocks?source=engine"))[0] == 404
+        client.bus.daemon.relay.sources[0].gone = False
+
+
+async def test_answers_under_way_have_a_moment_when_the_bus_ends(monkeypatch):
+    go_on = asyncio.Event()
+
+    async def wait(work):
+        await go_on.wait()
+        return list(work) and []
+
+    async with web() as client:
+        monkeypatch.setattr(server, "in_slices", wait)
+        asking = asyncio.create_task(say(client, request_of("/sources")))
+        await eventually(lambda: client.bus.daemon.process.http_connections == 1, "the request")
+        closing = asyncio.create_task(client.bus.daemon.admin.close())
+        await asyncio.sleep(0)
+        go_on.set()
+        assert (await asking).startswith(b"HTTP/1.1 200")
+        await closing
+
+
+async def test_curl_takes_it_for_a_server():
+    curl = shutil.which("curl")
+    if curl is None:
+        pytest.skip("curl is not installed")
+    async with web() as client:
+        for options, expected in (
+            (["--http2", f"{client.base}/livez", f"{client.base}/readyz"], "ok\nok\n"),
+            (["--head", f"{client.base}/metrics"], "HTTP/1.1 200 OK"),
+            (["--http1.0", f"{client.base}/blocks"], ""),
+        ):
+            command = [curl, "--silent", "--show-error", "--fail", "--max-time", "30", *options]
+            program = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=PIPE)
+            said, wrong = await program.communicate()
+            assert (program.returncode, wrong.decode()) == (0, "")
+            assert said.decode().startswith(expected)
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_without_a_descriptor_it_accepts_again_later(new_loop, caplog):
+    async def run():
+        async with web() as client:
+            loop, address = asyncio.get_running_loop(), there(client.bus.daemon.http_address)
+            with socket.socket() as peer:
+                peer.setblocking(False)
+                free = os.dup(0)
+                os.close(free)
+                soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+                resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+                try:
+                    await loop.sock_connect(peer, address)
+                    await eventually(lambda: "cannot accept an HTTP connection" in caplog.text, "said")
+                finally:
+                    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+                await loop.sock_sendall(peer, request_of("/livez", LAST))
+                assert (await asyncio.wait_for(loop.sock_recv(peer, 100), 30)).startswith(b"HTTP/1.1 200")
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(run())
