@@ -21,8 +21,8 @@ def command(**flags: Any) -> None:
       kvbus run -c kvbus.yaml
       kvbus run --source tcp://127.0.0.1:5557,tcp://127.0.0.1:5558 --output 'tcp://*:5657,tcp://*:5658'
 
-    A second signal ends it at once. A changed file, or SIGHUP, loads configuration and keys again: sources, keys and
-    some limits may change.
+    A second signal ends it at once. After a change of their files, or at SIGHUP, kvbus reads keys, tokens, certificates
+    and the log level again. Every other key takes a restart, which routers do not notice.
     Exit codes: 0 ended in order, 69 an endpoint or the state is another process's, 78 bad configuration.
     """  # noqa: D301 - \b is click's: keep these lines as they are
     from kvbus.daemon.config_file import ConfigFile  # noqa: PLC0415

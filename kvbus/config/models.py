@@ -222,8 +222,8 @@ class Config(Section):
     )
     reload: Literal["auto", "signal"] = key(
         "auto",
-        "When the configuration file is loaded again: auto: once it has changed (looked at every "
-        "`key_reload_interval`), and at SIGHUP; signal: at SIGHUP only.",
+        "When kvbus reads the configuration file again, for `log_level` and to name keys that take a restart: auto: "
+        "once it has changed (looked at every `key_reload_interval`), and at SIGHUP; signal: at SIGHUP only.",
         example="signal",
     )
     key_reload_interval: Seconds = key(

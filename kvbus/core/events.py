@@ -48,15 +48,6 @@ class OutputPlaced(msgspec.Struct, frozen=True):
     spec: OutputSpec
 
 
-class OutputTuned(msgspec.Struct, frozen=True):
-    """An output's streams are silent for another time at most, and keep another number of batches, from now on."""
-
-    output: int
-    heartbeat: float
-    journal_batches: int
-    journal_bytes: int
-
-
 class SourceUp(msgspec.Struct, frozen=True):
     """A connection to (or from) the engine's publisher stands."""
 
@@ -233,7 +224,6 @@ RelayEvent = (
     | SourcePlaced
     | SourceRemoved
     | OutputPlaced
-    | OutputTuned
     | SourceUp
     | SourceDown
     | SourceUnreachable

@@ -28,7 +28,6 @@ from kvbus.core.events import (
     HandshakeFailed,
     LogReached,
     OutputPlaced,
-    OutputTuned,
     Oversize,
     RecordReceived,
     RelayEvent,
@@ -102,7 +101,6 @@ class Relay:
             SourcePlaced: self._slots.placed,
             SourceRemoved: self._slots.removed,
             OutputPlaced: self._output_placed,
-            OutputTuned: self._output_tuned,
             RecordReceived: self._numbered.received,
             LogReached: self._log_reached,
             Oversize: self._oversize,
@@ -204,9 +202,6 @@ class Relay:
 
     def _output_placed(self, event: OutputPlaced, now: float) -> None:
         self._out.place(event.output, event.spec, now)
-
-    def _output_tuned(self, event: OutputTuned, _now: float) -> None:
-        self.outputs[event.output].tune(event.heartbeat, event.journal_batches, event.journal_bytes)
 
     # -- what they say ---------------------------------------------------------------------------------------------
 

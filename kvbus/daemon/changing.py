@@ -1,4 +1,4 @@
-"""Changes of a running daemon: another configuration, other sources, other keys."""
+"""Changes of a running daemon: other sources, as discovery finds them, and other keys."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING, Final
 from kvbus.common.errors import BindError
 from kvbus.config import SourceStream
 from kvbus.core.commands import Command
-from kvbus.core.events import OutputPlaced, OutputTuned, SourceDown, SourcePlaced, SourceRemoved
+from kvbus.core.events import OutputPlaced, SourceDown, SourcePlaced, SourceRemoved
 from kvbus.daemon.build import (
     add_reservation,
     add_reservations,
-    heartbeat_of,
-    journal_bounds,
     new_stream,
     next_seqs,
     output_spec,
@@ -40,7 +38,7 @@ BIND_ATTEMPTS: Final = 200
 
 
 class Changes:
-    """Changes a daemon to another configuration, or to other keys.
+    """Changes a daemon to other sources, or to other keys.
 
     Args:
         daemon: the daemon.
@@ -50,7 +48,7 @@ class Changes:
         self._daemon = daemon
 
     async def apply(self, change: Change, keys: Keys) -> None:
-        """Change to another configuration.
+        """Change to other sources.
 
         Raises:
             BindError: an endpoint of an added stream cannot be bound; nothing has changed.
@@ -64,7 +62,6 @@ class Changes:
         daemon.placement = placement
         daemon.streams = placement.streams(change.config)
         daemon.keep_slots()
-        self._tune_outputs()
         for slot in change.removed:
             self._remove(slot)
         for stream in change.replaced:
@@ -85,7 +82,6 @@ class Changes:
                 daemon.state.rename(self._identity)
             counts = len(change.added), len(change.changed), len(change.removed)
             log.info("sources: %d added, %d changed, %d removed", *counts)
-        logging.getLogger().setLevel(change.config.log_level.upper())
 
     async def apply_keys(self, keys: Keys, without: frozenset[int] = frozenset()) -> None:
         """Change to other keys. Peers that must show their keys again have to reconnect; all others stay connected.
@@ -232,15 +228,6 @@ class Changes:
                 driver.close(slot)
             raise
 
-    def _tune_outputs(self) -> None:
-        """Give every output, and its views, the bounds that the configuration has for it."""
-        daemon = self._daemon
-        daemon.process.views_limit = daemon.config.limits.max_views
-        for number, view in enumerate(daemon.views.all):
-            output = daemon.config.outputs[view.output]
-            if number < len(daemon.relay.outputs):
-                daemon.feed(OutputTuned(number, heartbeat_of(output), *journal_bounds(daemon.config, output)))
-
     def _remove(self, slot: int) -> None:
         daemon = self._daemon
         daemon.source_sockets.close(slot)
@@ -268,7 +255,7 @@ class Changes:
     async def _open_source(self, stream: SourceStream) -> None:
         """Open a source's socket. Its address may be one that was given up a moment ago.
 
-        If another process has the address, the source stays without a connection until a later reload.
+        If another process has the address, the source has no connection until discovery reports a change.
         """
         daemon = self._daemon
         for _ in range(BIND_ATTEMPTS):
@@ -279,5 +266,5 @@ class Changes:
             else:
                 return
             await asyncio.sleep(BIND_AGAIN)
-        text = "source %s is not connected: %s; reload again once the address is free"
+        text = "source %s is not connected: %s; kvbus tries again when discovery reports a change"
         log.error(text, stream.label, reason, extra=stream.log_fields)

@@ -92,7 +92,9 @@ class Daemon:
         check_library()
         self._loop = asyncio.get_running_loop()
         self.changing = asyncio.Lock()
-        """Held while the configuration changes."""
+        """Held while sources or keys change."""
+        self.configured = config
+        """The configuration without the engines that discovery found."""
         self.streams: dict[int, SourceStream] = {}
         self.discovery = Discovery(self, config)
         self.clock = RunningClock(self._loop.time)
@@ -232,6 +234,12 @@ class Daemon:
         for number, view in enumerate(self.views.all):
             if not view.closed and self.config.outputs[view.output].layout == "merged":
                 self.reservations.widen(number, max(self.streams, default=-1) + 1)
+
+    def set_log_level(self, level: str) -> None:
+        """Log from another level on."""
+        logging.getLogger().setLevel(level.upper())
+        self.config = self.config.model_copy(update={"log_level": level})
+        self.configured = self.configured.model_copy(update={"log_level": level})
 
     @property
     def drivers(self) -> list[OutputDriver]:

@@ -1,4 +1,4 @@
-"""Discovery while the daemon runs: asks who knows the engines, and changes the sources as a reload would.
+"""Discovery while the daemon runs: ask who knows the engines, and change the sources to those that were found.
 
 Each entry has a discoverer, and a task that follows it. One that fails is asked again in growing intervals, and what it
 found before stays in force. One more task makes the sources follow from all that was found, one change after another.
@@ -41,6 +41,7 @@ SHOWN: Final = 10
 class Daemon(Protocol):
     """What has sources."""
 
+    configured: Config
     config: Config
     placement: Placement
     streams: dict[int, SourceStream]
@@ -58,17 +59,14 @@ class Entry:
 
     Args:
         source: the entry.
-        before: the entry of that name before, whose engines stay until it is known what this one finds.
     """
 
-    def __init__(self, source: SourceConfig, before: Entry | None = None) -> None:
+    def __init__(self, source: SourceConfig) -> None:
         self.source = source
         self.known = False
         """Whether a set has come."""
         self.found = Listed()
         self.stats = DiscoveryStats(source.name, dict.fromkeys(LEFT_OUT, 0))
-        if before is not None:
-            self.found, self.stats = before.found, before.stats
         self.disconnected = asyncio.Event()
         self.discoverer = discoverer_of(source, self.disconnected)
         self.task: asyncio.Task[None] | None = None
@@ -91,7 +89,6 @@ class Discovery:
 
     def __init__(self, daemon: Daemon, config: Config) -> None:
         self._daemon = daemon
-        self._config = config
         self._loop = asyncio.get_running_loop()
         self._entries = {source.name: Entry(source) for source in config.sources if source.discover is not None}
         self._left_out: Mapping[tuple[str, str], str] = {}
@@ -160,34 +157,9 @@ class Discovery:
                 entry.disconnected.set()
         self._away = away
 
-    # -- another configuration ---------------------------------------------------------------------------------------
-
     def preview(self, config: Config) -> Config:
-        """Return a configuration with what was found; an entry that finds in another way begins with what there is."""
+        """Return a configuration with the engines that were found."""
         return with_found(config, {name: entry.found for name, entry in self._entries.items()}, self._there).config
-
-    async def adopt(self, config: Config) -> None:
-        """From now on follow the entries of another configuration."""
-        self._config = config
-        before, self._entries = self._entries, {}
-        for source in config.sources:
-            if source.discover is None:
-                continue
-            old = before.get(source.name)
-            if old is not None and _same(old.source, source):
-                old.source = source
-                self._entries[source.name] = before.pop(source.name)
-            else:
-                # who brings what engines publish begins with none: what the one before has brought ends with it
-                carries = old is not None and isinstance(old.discoverer, Carrier)
-                self._entries[source.name] = Entry(source, None if carries else old)
-        await end_tasks(entry.task for entry in before.values())
-        for entry in self._entries.values():
-            if entry.task is None:
-                self._follow(entry)
-        if self._entries and self._applying is None:
-            self._applying = self._loop.create_task(self._apply_changes())
-        self._changed.set()
 
     @property
     def _there(self) -> set[str]:
@@ -224,7 +196,7 @@ class Discovery:
         stats.failing = ""
         entry.known = True
         stats.engines = len(engines)
-        entry.found.take(engines, self._loop.time() + self._config.discovery_grace)
+        entry.found.take(engines, self._loop.time() + self._daemon.configured.discovery_grace)
         self._settled_at = math.inf
         self._changed.set()
 
@@ -260,7 +232,9 @@ class Discovery:
         daemon = self._daemon
         for entry in self._entries.values():
             entry.found.leave(self._loop.time())
-        outcome = with_found(self._config, {name: entry.found for name, entry in self._entries.items()}, self._there)
+        outcome = with_found(
+            self._daemon.configured, {name: entry.found for name, entry in self._entries.items()}, self._there
+        )
         self._show_left_out(outcome.left_out)
         try:
             change = change_to(daemon.config, outcome.config, daemon.source_sockets.is_open, daemon.placement)
@@ -324,8 +298,3 @@ class Discovery:
         for name, entry in self._entries.items():
             for reason in LEFT_OUT:
                 entry.stats.left_out[reason] = sum(each == reason for (of, _), each in left_out.items() if of == name)
-
-
-def _same(one: SourceConfig, other: SourceConfig) -> bool:
-    """Whether both find the same engines."""
-    return one.discover == other.discover and one.data_parallel_size == other.data_parallel_size

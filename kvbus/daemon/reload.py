@@ -1,8 +1,7 @@
-"""SIGHUP and changed files (configuration, keys, tokens, certificates): load, check, hand the change to the daemon.
+"""SIGHUP and changed files: read keys, tokens, certificates and the log level again.
 
-A configuration that is bad, or asks for more than can be changed, is refused as a whole with all its mistakes, and the
-configuration before it stays in force. A change touches only what it is about: other sources keep their sockets, their
-sequence and their state, and their routers notice nothing.
+Sources that discovery finds come and go while kvbus runs. Every other key takes a restart, which routers do not notice.
+A configuration that changes such a key is named in the log, and a broken one with all its mistakes.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from typing import Any
 
 from kvbus.common.errors import ConfigError, KvbusError
 from kvbus.config import Config
-from kvbus.daemon.change import change_to
 from kvbus.daemon.config_file import SETTLED, ConfigFile
 from kvbus.daemon.daemon import Daemon
 from kvbus.daemon.keys import read_keys
@@ -24,33 +22,35 @@ log = logging.getLogger("kvbus.daemon.reload")
 
 
 class _ChangesError(Exception):
-    """The configuration file changes while it is read: it is looked at again."""
+    """The configuration file changes while kvbus reads it. kvbus looks at it again."""
 
 
 class Reloader:
-    """Loads configurations and keys for a daemon, and has it change to them.
+    """Reads files again for a running daemon.
 
     Args:
         daemon: the daemon.
         load: reads the configuration; called in a thread.
-        file: the file it is in, which is looked at for changes; None: it changes at SIGHUP alone.
+        file: the file it is in, which is looked at for changes; None: the configuration is read at SIGHUP alone.
     """
 
     def __init__(self, daemon: Daemon, load: Callable[[], Config], file: ConfigFile | None = None) -> None:
         self._daemon = daemon
         self._load = load
         self._file = file
+        self._broken = False
+        """The configuration could not be loaded last time. A Secret that it needs may come later."""
         self._config_problem = ""
         self._tasks: set[asyncio.Task[None]] = set()
         self._key_problem = ""
         self._credentials_problem = ""
 
     def reload(self) -> None:
-        """Load the configuration and all files that it names again, soon."""
+        """Read everything again, soon."""
         self._begin(self._reload())
 
     def watch(self) -> None:
-        """Look at those files, and at the configuration's own, every ``key_reload_interval``."""
+        """Look at all files every ``key_reload_interval``."""
         self._begin(self._watch())
         if self._file is not None:
             self._begin(self._watch_file(self._file))
@@ -61,49 +61,58 @@ class Reloader:
         task.add_done_callback(self._tasks.discard)
 
     def close(self) -> None:
-        """Change nothing any more."""
+        """Read nothing any more."""
         for task in list(self._tasks):
             task.cancel()
 
     async def _reload(self, found: bytes | None = None) -> None:
-        """Load the configuration.
+        """Read everything again.
 
         Args:
-            found: fingerprint of the file that has changed; None: somebody has asked. A refusal that was said is said
-                again to who asks.
+            found: fingerprint of the file that has changed; None at SIGHUP, which is always answered by a log line.
         """
         daemon = self._daemon
         async with daemon.changing:
+            if found is None:
+                self._key_problem = self._credentials_problem = ""
             await self._look_at_credentials()
+            await self._look_at_keys()
             try:
                 config = await asyncio.to_thread(self._load_file, found)
-                with_found = daemon.discovery.preview(config)
-                keys = await asyncio.to_thread(read_keys, with_found)
-                change = change_to(daemon.config, with_found, daemon.source_sockets.is_open, daemon.placement)
-                await daemon.changes.apply(change, keys)
-                await daemon.discovery.adopt(config)
             except _ChangesError:
                 return
             except KvbusError as error:
-                text, said = str(error), self._config_problem
-                keys_of = [problem.key for problem in error.problems] if isinstance(error, ConfigError) else [text]
-                daemon.process.config_refused = list(dict.fromkeys(keys_of))
-                self._config_problem = text
-                if found is None or text != said:
-                    daemon.process.config_reloads["refused"] += 1
-                    log.error("configuration refused, the one before stays in force: %s", text)  # noqa: TRY400
-            else:
-                self._config_problem = ""
-                daemon.process.config_refused = []
-                daemon.process.config_reloads["applied"] += 1
-                log.info("configuration loaded: %d sources", len(daemon.config.sources))
+                self._broken = True
+                problems = error.problems if isinstance(error, ConfigError) else []
+                keys = [problem.key for problem in problems] or [str(error)]
+                self._refuse(list(dict.fromkeys(keys)), str(error), found, "is not valid, kvbus goes on without it: %s")
+                return
+            self._broken = False
+            daemon.set_log_level(config.log_level)
+            if keys := changed_keys(daemon.configured, config):
+                text = "changes %s: restart kvbus to apply that"
+                self._refuse(keys, ", ".join(keys), found, text)
+                return
+            self._config_problem = ""
+            daemon.process.config_refused = []
+            daemon.process.config_reloads["applied"] += 1
+            log.info("configuration read again: everything in it is in force")
+
+    def _refuse(self, keys: list[str], problem: str, found: bytes | None, text: str) -> None:
+        """Count and log that a configuration is not in force; without SIGHUP the same problem is logged once."""
+        daemon, known = self._daemon, self._config_problem
+        self._config_problem = problem
+        daemon.process.config_refused = keys
+        if found is None or problem != known:
+            daemon.process.config_reloads["refused"] += 1
+            log.error(f"the configuration {text}", problem)  # noqa: G004 - one of two texts
 
     def _load_file(self, found: bytes | None) -> Config:
         """Load the configuration, in a thread.
 
         Raises:
-            KvbusError: it is refused.
-            _ChangesError: the file does not hold any more, or not yet, what was ``found``.
+            KvbusError: it is not valid.
+            _ChangesError: the file does not hold what was ``found``.
         """
         file = self._file
         if file is None:
@@ -123,11 +132,10 @@ class Reloader:
             if daemon.config.key_reload_interval and daemon.started:
                 async with daemon.changing:
                     await self._look_at_credentials()
-                    if daemon.keys:
-                        await self._look_at_keys()
+                    await self._look_at_keys()
 
     async def _watch_file(self, file: ConfigFile) -> None:
-        """Load the file once it has changed. One that was refused is tried again: a Secret may come after it."""
+        """Load the file once it has changed, and again while it cannot be loaded."""
         daemon = self._daemon
         while True:
             interval = daemon.config.key_reload_interval
@@ -135,17 +143,18 @@ class Reloader:
             if not (interval and daemon.started and daemon.config.reload == "auto"):
                 continue
             found = await file.settled(min(interval, SETTLED))
-            if found is not None and (found != file.loaded or self._config_problem):
+            if found is not None and (found != file.loaded or self._broken):
                 await self._reload(found)
 
     async def _look_at_keys(self) -> None:
+        """Read CURVE's keys again. A bad file changes nothing."""
         daemon = self._daemon
         try:
             keys = await asyncio.to_thread(read_keys, daemon.config)
             if keys != daemon.keys:
                 await daemon.changes.apply_keys(keys)
                 daemon.process.key_reloads["applied"] += 1
-        except ConfigError as error:
+        except KvbusError as error:
             if str(error) != self._key_problem:
                 self._key_problem = str(error)
                 daemon.process.key_reloads["refused"] += 1
@@ -154,7 +163,7 @@ class Reloader:
         self._key_problem = ""
 
     async def _look_at_credentials(self) -> None:
-        """Read HTTP's tokens and certificates again. What is bad changes nothing; what is good counts at once."""
+        """Read HTTP's tokens and certificates again. A bad file changes nothing; a good one counts at once."""
         daemon = self._daemon
         before = daemon.admin.credentials
         found, problems = await asyncio.to_thread(read_again, daemon.config, before)
@@ -167,3 +176,21 @@ class Reloader:
             daemon.admin.renew(found)
             daemon.process.key_reloads["applied"] += 1
             log.info("HTTP: other tokens or another certificate in force, %d tokens", len(found.tokens))
+
+
+def changed_keys(running: Config, wanted: Config) -> list[str]:
+    """Return the keys that differ and that take a restart, such as ``outputs[0].layout``."""
+    found: list[str] = []
+
+    def compare(name: str, one: Any, other: Any) -> None:
+        if isinstance(one, dict) and isinstance(other, dict):
+            for key in one | other:
+                compare(f"{name}.{key}" if name else key, one.get(key), other.get(key))
+        elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+            for at, pair in enumerate(zip(one, other, strict=True)):
+                compare(f"{name}[{at}]", *pair)
+        elif one != other:
+            found.append(name)
+
+    compare("", running.to_dict(), wanted.to_dict())
+    return [name for name in found if name != "log_level"]

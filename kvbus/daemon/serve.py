@@ -1,4 +1,4 @@
-"""Run the daemon with signals: SIGTERM and SIGINT shut it down gracefully, SIGHUP loads the configuration again."""
+"""Run the daemon with signals: SIGTERM and SIGINT shut it down gracefully, SIGHUP reads files again."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def serve(config: Config, load: Callable[[], Config], file: ConfigFile | N
 
     Args:
         config: the configuration to run.
-        load: reads the configuration again; SIGHUP calls it, and a change of the file.
+        load: reads the configuration again, at SIGHUP and when the file has changed.
         file: the file it is in.
 
     Raises:

@@ -148,13 +148,13 @@ PROCESS: Final[tuple[Row[ProcessStats], ...]] = (
     ),
     one(
         "config_refused",
-        "1 while the newest configuration that was read is refused, and the one before it is in force.",
+        "1 while the newest configuration that was read is not in force as a whole.",
         lambda p: float(bool(p.config_refused)),
     ),
     by(
         "outcome",
         "key_reloads_total",
-        "Key files, HTTP tokens and certificates found changed, without a SIGHUP, by outcome.",
+        "Key files, HTTP tokens and certificates found changed, by outcome.",
         lambda p: counts(p.key_reloads, RELOAD_OUTCOMES),
     ),
 )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kvbus.config import ConfigError, load
-from kvbus.daemon.change import change_to
+from kvbus.config import load
+from kvbus.daemon.reload import changed_keys
 from tests.config.test_config_docs import ROOT
 
 GRPC = "front_grpc: {listen: '0.0.0.0:50051', engine: '127.0.0.1:50052'%s}\n"
@@ -117,6 +117,4 @@ def test_it_changes_with_a_restart_alone(read):
     without = read(ONE + "outputs: [{}]")
     one, other = (read(ONE + FRONT % more + "outputs: [{}]") for more in ("", ", max_connections: 5"))
     for before, now, key in ((without, one, "front"), (one, without, "front"), (one, other, "front.max_connections")):
-        with pytest.raises(ConfigError) as refused:
-            change_to(before, now, lambda _: True)
-        assert [problem.key for problem in refused.value.problems] == [key]
+        assert changed_keys(before, now) == [key]

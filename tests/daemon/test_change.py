@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from kvbus.common.errors import ConfigError
 from kvbus.config import Config, FoundRank, FoundSource, SourceConfig, load
 from kvbus.daemon.change import Change, change_to, must_reconnect, only_list
 from kvbus.transport.curve import Curve
@@ -62,43 +61,6 @@ def test_a_source_without_a_connection_is_opened_again() -> None:
 def test_each_rank_is_compared() -> None:
     two = one("a", data_parallel_size=2)
     assert labels(change(config(one("a")), config(two))) == (["a/1"], ["a/0"], [])
-
-
-def test_a_source_is_not_moved_in_silence() -> None:
-    running = config(one("a"), one("b"), one("c"))
-    with pytest.raises(ConfigError) as caught:
-        change(running, config(one("a"), one("c")))
-    (problem,) = caught.value.problems
-    assert str(problem) == (
-        "sources[1].slot: c would move from slot 2 to 1, and its ports with it; for example slot: 2"
-    )
-    change(running, config(one("a"), one("c", slot=2)))
-
-
-@pytest.mark.parametrize(
-    ("settings", "named"),
-    [
-        ({"block_size": 32}, ["block_size"]),
-        ({"limits": {"max_events": 7, "max_blocks": 9}}, ["limits.max_blocks", "limits.max_events"]),
-        (
-            {"outputs": [{"endpoint": "ipc:///run/out", "send_hwm": 3, "layout": "merged", "heartbeat": 3}]},
-            ["outputs[0].layout", "outputs[0].send_hwm"],
-        ),
-        ({"outputs": [{"endpoint": "ipc:///run/out"}, {"name": "b", "endpoint": "ipc:///run/b"}]}, ["outputs"]),
-    ],
-)
-def test_what_takes_a_restart_is_refused_by_name(settings: dict[str, Any], named: list[str]) -> None:
-    with pytest.raises(ConfigError) as caught:
-        change(config(one("a")), config(one("a"), **settings))
-    assert sorted(problem.key for problem in caught.value.problems) == named
-
-
-def test_what_a_reload_may_change_is_not_refused() -> None:
-    change(config(one("a")), config(one("a"), log_level="debug", shutdown_timeout=7, key_reload_interval=9))
-    bounds = {"heartbeat": 3, "journal_batches": 7, "journal_bytes": 8}
-    output = {"endpoint": "ipc:///run/out", **bounds}
-    limits = {"max_sources": 9, "max_views": 3}
-    change(config(one("a")), config(one("a"), outputs=[output], limits=limits, reload="signal"))
 
 
 def allowed(*keys: bytes) -> dict[bytes, Client]:

@@ -10,15 +10,13 @@ from typing import Any, cast
 
 import pytest
 
-from kvbus.common.errors import BindError, ConfigError, Problem
+from kvbus.common.errors import ConfigError, Problem
 from kvbus.config import Config, load
 from kvbus.core.stats import ProcessStats
 from kvbus.daemon import reload
-from kvbus.daemon.change import Change
 from kvbus.daemon.config_file import ConfigFile
 from kvbus.daemon.daemon import Daemon
 from kvbus.daemon.keys import Keys, read_keys
-from kvbus.daemon.placement import Placement, place
 from kvbus.daemon.reload import Reloader
 from kvbus.http.credentials import Credentials, read_credentials
 from kvbus.http.tokens import line_of, new_token
@@ -30,36 +28,18 @@ class Recorder:
     """A daemon that does what it is asked by writing it down."""
 
     def __init__(self, config: Config) -> None:
-        self.config = config
-        self.placement = place(Placement(), config)
+        self.config = self.configured = config
         self.keys = read_keys(config)
         self.started = True
         self.process = ProcessStats()
-        self.source_sockets = self
         self.admin = self
         self.credentials = read_credentials(config)
-        self.discovery = self
         self.changes = self
         self.changing = asyncio.Lock()
-        self.applied: list[Change] = []
-        self.taken = False
-        """Another process has an address that a change needs."""
+        self.levels: list[str] = []
 
-    def is_open(self, _slot: int) -> bool:
-        return True
-
-    def preview(self, config: Config) -> Config:
-        return config
-
-    async def adopt(self, config: Config) -> None:
-        """Nothing discovers here."""
-
-    async def apply(self, change: Change, keys: Keys) -> None:
-        if self.taken:
-            raise BindError("ipc:///run/b", "address in use")
-        self.config, self.placement = change.config, change.placement
-        self.applied.append(change)
-        await self.apply_keys(keys)
+    def set_log_level(self, level: str) -> None:
+        self.levels.append(level)
 
     async def apply_keys(self, keys: Keys) -> None:
         self.keys = keys
@@ -97,37 +77,56 @@ def fixture(tmp_path: Path) -> Iterator[Fixture]:
     made.reloader.close()
 
 
-async def test_a_good_configuration_is_applied(fixture: Fixture) -> None:
-    fixture.sources = ["a", "b"]
+async def test_the_log_level_and_nothing_else_is_taken_over(fixture: Fixture, caplog: pytest.LogCaptureFixture) -> None:
+    fixture.settings["log_level"] = "debug"
     await fixture.reload("applied")
-    (change,) = fixture.daemon.applied
-    assert [stream.label for stream in change.added] == ["b"]
+    fixture.settings |= {"log_level": "error", "block_size": 32, "limits": {"max_events": 7}}
+    await fixture.reload("refused")
+    assert fixture.daemon.levels == ["debug", "error"]
+    assert fixture.daemon.process.config_refused == ["block_size", "limits.max_events"]
+    assert "the configuration changes block_size, limits.max_events: restart kvbus to apply that" in caplog.text
 
 
 @pytest.mark.parametrize(
-    ("settings", "named"), [({"block_size": 32}, "block_size = 32"), ({"shutdown_timeout": -1}, "shutdown_timeout")]
-)
-async def test_a_bad_one_is_refused_and_named(
-    fixture: Fixture, settings: dict[str, Any], named: str, caplog: pytest.LogCaptureFixture
+    ("settings", "sources", "named"),
+    [
+        ({}, ["a"], []),
+        ({"log_level": "debug"}, ["a"], []),
+        ({"shutdown_timeout": 1}, ["a"], ["shutdown_timeout"]),
+        ({"http": None, "on_lost": "keep"}, ["a"], ["http", "on_lost"]),
+        ({"limits": {"max_events": 7}}, ["a"], ["limits.max_events"]),
+        ({}, ["b"], ["sources[0].endpoint", "sources[0].name"]),
+        ({}, ["a", "b"], ["sources"]),
+        ({"outputs": [{"endpoint": "tcp://*:1", "layout": "merged"}]}, ["a"], ["outputs[0].endpoint", "outputs[0].layout"]),
+    ],
+)  # fmt: skip
+def test_the_keys_that_take_a_restart(settings: dict[str, Any], sources: list[str], named: list[str]) -> None:
+    def config(sources: list[str], **settings: Any) -> Config:
+        outputs = [{"endpoint": "tcp://127.0.0.1:5657"}]
+        given = [{"name": name, "endpoint": f"ipc:///run/{name}"} for name in sources]
+        return load(None, env={}, overrides={"sources": given, "outputs": outputs, **settings})
+
+    assert sorted(reload.changed_keys(config(["a"]), config(sources, **settings))) == named
+
+
+async def test_a_broken_one_is_refused_and_named(fixture: Fixture, caplog: pytest.LogCaptureFixture) -> None:
+    fixture.settings["shutdown_timeout"] = -1
+    await fixture.reload("refused")
+    assert fixture.daemon.levels == []
+    assert "the configuration is not valid, kvbus goes on without it" in caplog.text
+    assert "shutdown_timeout" in caplog.text
+
+
+async def test_keys_that_cannot_be_read_leave_those_before_in_force(
+    fixture: Fixture, caplog: pytest.LogCaptureFixture
 ) -> None:
-    fixture.settings |= settings
-    await fixture.reload("refused")
-    assert not fixture.daemon.applied
-    assert "configuration refused, the one before stays in force" in caplog.text
-    assert named in caplog.text
-
-
-async def test_a_change_that_the_daemon_cannot_make_is_refused(fixture: Fixture) -> None:
-    fixture.daemon.taken = True
-    await fixture.reload("refused")
-    fixture.daemon.taken = False
-    await fixture.reload("applied")
-    assert fixture.daemon.process.config_reloads == {"refused": 1, "applied": 1}
-
-
-async def test_a_configuration_whose_keys_cannot_be_read_is_refused(fixture: Fixture) -> None:
+    before = fixture.daemon.keys
     fixture.keys.bus.secret_file.unlink()
-    await fixture.reload("refused")
+    for refusals in (1, 2):  # whoever sends SIGHUP is told again
+        fixture.reloader.reload()
+        await eventually(lambda refusals=refusals: fixture.daemon.process.key_reloads["refused"] == refusals, "refused")
+    assert fixture.daemon.keys == before
+    assert caplog.text.count("the keys before stay in force") == 2
 
 
 async def test_changed_key_files_are_found_without_a_signal(fixture: Fixture) -> None:
@@ -218,12 +217,12 @@ async def test_tokens_are_read_at_a_signal_though_the_configuration_is_bad(fixtu
 
 
 class Edited(Fixture):
-    """A reloader that looks at the configuration's own file."""
+    """A reloader that looks at the configuration's own file, which holds the log level alone."""
 
     def __init__(self, keys: Keyring, path: Path) -> None:
         self.path = path
         super().__init__(keys)
-        self.write("[a]")
+        self.write("[info]")
         self.reloader = Reloader(cast("Daemon", self.daemon), self.load_now, ConfigFile(path))
         self.reloader.watch()
 
@@ -231,20 +230,20 @@ class Edited(Fixture):
         """Load it by what ``load`` is now: a test may replace it."""
         return self.load()
 
-    def write(self, sources: str) -> None:
-        replace(self.path, sources)
+    def write(self, level: str) -> None:
+        replace(self.path, level)
 
     def load(self) -> Config:
         if self.path.exists():
             text = self.path.read_text()
             if not text.endswith("]"):
-                raise ConfigError([Problem("sources", "is broken", text)])
-            self.sources = text.strip("[]").split()
+                raise ConfigError([Problem("log_level", "is broken", text)])
+            self.settings["log_level"] = text.strip("[]")
         return super().load()
 
     @property
-    def labels(self) -> list[str]:
-        return [source.name for source in self.daemon.config.sources]
+    def level(self) -> str:
+        return self.daemon.levels[-1] if self.daemon.levels else "info"
 
     async def looked_twice(self) -> None:
         """The file is looked at again, and once more."""
@@ -262,43 +261,56 @@ class Edited(Fixture):
 
 @pytest.fixture
 async def edited(tmp_path: Path) -> AsyncIterator[Edited]:
-    made = Edited(Keyring(tmp_path), tmp_path / "sources")
+    made = Edited(Keyring(tmp_path), tmp_path / "kvbus.yaml")
     yield made
     made.reloader.close()
 
 
 async def test_a_changed_file_is_loaded_without_a_signal(edited: Edited) -> None:
-    await edited.looked_twice()
-    assert edited.daemon.process.config_reloads == {}
-    edited.write("[a b]")
-    await eventually(lambda: edited.labels == ["a", "b"], "taken over")
+    edited.write("[debug]")
+    await eventually(lambda: edited.level == "debug", "taken over")
+    assert edited.daemon.process.config_reloads == {"applied": 1}
     await edited.looked_twice()
     assert edited.daemon.process.config_reloads == {"applied": 1}
 
 
-async def test_a_refusal_is_said_once_and_counts_until_it_is_over(
+async def test_a_problem_is_logged_once_and_counts_until_it_is_over(
     edited: Edited, caplog: pytest.LogCaptureFixture
 ) -> None:
     process = edited.daemon.process
-    edited.write("[a b")
-    await eventually(lambda: process.config_refused == ["sources"], "refused")
+    edited.write("[debug")
+    await eventually(lambda: process.config_refused == ["log_level"], "refused")
     await edited.looked_twice()
-    assert edited.labels == ["a"]
+    assert edited.level == "info"
     assert process.config_reloads == {"refused": 1}
-    assert caplog.text.count("configuration refused") == 1
-    edited.write("[a")
+    assert caplog.text.count("is not valid") == 1
+    edited.write("[warning")
     await eventually(lambda: process.config_reloads["refused"] == 2, "another mistake")
-    edited.write("[a]")
+    edited.settings["shutdown_timeout"] = 1
+    edited.write("[info]")
+    await eventually(lambda: process.config_refused == ["shutdown_timeout"], "what takes a restart")
+    await edited.looked_twice()
+    assert process.config_reloads == {"refused": 3}
+    del edited.settings["shutdown_timeout"]
+    edited.write("[error]")
     await eventually(lambda: process.config_refused == [], "the file is what is in force")
+    assert edited.level == "error"
 
 
-async def test_what_was_refused_for_something_else_is_tried_again(edited: Edited) -> None:
-    """A key file or an address may come after the configuration that names it."""
-    edited.daemon.taken = True
-    edited.write("[a b]")
+async def test_what_cannot_be_loaded_is_tried_again(edited: Edited, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Secret may come after the configuration that needs it."""
+    load, there = edited.load, list[bool]()
+
+    def later() -> Config:
+        if not there:
+            raise ConfigError([Problem("http_tokens_file", "is not there", "/t")])
+        return load()
+
+    monkeypatch.setattr(edited, "load", later)
+    edited.write("[debug]")
     await eventually(lambda: edited.daemon.process.config_refused, "refused")
-    edited.daemon.taken = False
-    await eventually(lambda: edited.labels == ["a", "b"], "taken over")
+    there.append(True)
+    await eventually(lambda: edited.level == "debug", "taken over")
     assert edited.daemon.process.config_reloads == {"refused": 1, "applied": 1}
 
 
@@ -307,41 +319,40 @@ async def test_a_file_that_goes_on_changing_is_not_loaded(edited: Edited, monkey
     count = itertools.count()
     content = ConfigFile.content
     monkeypatch.setattr(ConfigFile, "content", lambda file: content(file) + bytes(str(next(count)), "ascii"))
-    edited.write("[b]")
+    edited.write("[debug]")
     await eventually(lambda: next(count) > 50, "looks")
-    assert edited.labels == ["a"]
+    assert edited.level == "info"
     monkeypatch.undo()
-    await eventually(lambda: edited.labels == ["b"], "taken over")
+    await eventually(lambda: edited.level == "debug", "taken over")
 
 
 async def test_a_file_that_changes_while_it_is_loaded_is_not_applied(
     edited: Edited, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     load = edited.load
-    half: list[list[str]] = []
+    half: list[str] = []
 
     def torn() -> Config:
         config = load()
         if not half:
-            half.append([source.name for source in config.sources])
-            edited.write("[c]")
+            half.append(config.log_level)
+            edited.write("[error]")
         return config
 
     monkeypatch.setattr(edited, "load", torn)
-    edited.write("[b]")
-    await eventually(lambda: edited.labels == ["c"], "the second one")
-    assert half == [["b"]]
+    edited.write("[debug]")
+    await eventually(lambda: edited.level == "error", "the second one")
+    assert half == ["debug"]
     assert edited.daemon.process.config_reloads == {"applied": 1}
 
 
 async def test_a_signal_alone_loads_it_where_that_is_wanted(edited: Edited) -> None:
+    signal = edited.daemon.config.model_copy(update={"reload": "signal"})
+    edited.daemon.config = edited.daemon.configured = signal
     edited.settings["reload"] = "signal"
-    await edited.reload("applied")
-    edited.write("[a b]")
-    await eventually(lambda: edited.daemon.config.reload == "signal", "taken over")
-    before = edited.daemon.process.config_reloads["applied"]
+    edited.write("[debug]")
     edited.keys.allow(edited.keys.stranger)
     await eventually(lambda: edited.daemon.process.key_reloads["applied"], "files were looked at")
-    assert edited.daemon.process.config_reloads["applied"] == before
+    assert edited.daemon.process.config_reloads == {}
     await edited.reload("applied")
-    assert edited.labels == ["a", "b"]
+    assert edited.level == "debug"

@@ -284,7 +284,7 @@ async def test_a_bad_key_file_changes_nothing(keys, caplog):
         reloader = Reloader(bus.daemon, lambda: bus.daemon.config)
         keys.bus.secret_file.chmod(0o644)
         reloader.reload()
-        await eventually(lambda: bus.daemon.process.config_reloads["refused"], "the refusal")
+        await eventually(lambda: bus.daemon.process.key_reloads["refused"], "the refusal")
         assert "outputs[0].curve_secret_key_file" in caplog.text
         assert "others may read it (mode 0644)" in caplog.text
         with Router(bus, client_context(keys.router, keys.bus)) as router:

@@ -11,7 +11,6 @@ from typing import Any, Self
 import pytest
 
 from kvbus.core.stats import OutputStats
-from kvbus.daemon.reload import Reloader
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import store
@@ -308,5 +307,4 @@ async def test_whatever_the_list_does_no_seq_goes_back_and_every_reader_is_exact
                 if rng.random() < 0.5:
                     _lose_the_state(tmp_path)
                 fleet.daemon = type(fleet.daemon)(fleet.load())
-                fleet.reloader = Reloader(fleet.daemon, fleet.load)
             await fleet.daemon.close(drain=0)

@@ -17,12 +17,12 @@ from kvbus.core.blocks import compaction
 from kvbus.daemon import build, outputs, source_sockets, unreachable
 from kvbus.daemon import daemon as daemon_module
 from kvbus.daemon.daemon import Daemon
-from kvbus.daemon.reload import Reloader
 from kvbus.parts.outputs.zmq.driver import ZmqOutput
 from kvbus.transport.live import views
 from kvbus.transport.reach.dialling import Dialled
 from kvbus.transport.reach.outcome import Outcome, Stop
 from kvbus.transport.zmtp import addresses, peer, tcp
+from tests.doubles.sources import change_sources
 from tests.vopr.engines import Directory, SimLive, SimRequest
 from tests.vopr.network import Network, queued_bytes
 from tests.vopr.process import SimLoop
@@ -223,7 +223,7 @@ class Bus:
         self.daemon: Daemon | None = None
         self.refused = 0
         """Starts that were refused."""
-        self._reloader: Reloader | None = None
+        self._changing: set[asyncio.Task[None]] = set()
         self.after_turn: Any = lambda: None
 
     @property
@@ -246,7 +246,6 @@ class Bus:
             self.refused += 1
             loop.call_soon(self._gone, loop)
             return
-        self._reloader = Reloader(self.daemon, lambda: self.setup.config(self.sources))
         loop.create_task(self._serve(loop, self.daemon))
 
     def _open_store(self, config: Config) -> MemoryStore:
@@ -268,7 +267,8 @@ class Bus:
         loop.kill()
         if self.loop is loop:
             self.platter.let_go()
-            self.loop = self.daemon = self._reloader = None
+            self.loop = self.daemon = None
+            self._changing.clear()
 
     def second(self, *, elsewhere: bool) -> bool:
         """Start another process with the same state; return whether it runs beside this one.
@@ -299,17 +299,26 @@ class Bus:
         """SIGTERM."""
         if self.loop is not None and self.daemon is not None and self.daemon.started:
             self.daemon.started, daemon = False, self.daemon
-            loop, reloader = self.loop, self._reloader
-            loop.call_soon(lambda: loop.create_task(self._close(loop, daemon, reloader)))
+            loop = self.loop
+            loop.call_soon(lambda: loop.create_task(self._close(loop, daemon)))
 
-    async def _close(self, loop: SimLoop, daemon: Daemon, reloader: Reloader | None) -> None:
+    async def _close(self, loop: SimLoop, daemon: Daemon) -> None:
         daemon.started = True
-        if reloader is not None:
-            reloader.close()
+        for task in list(self._changing):
+            task.cancel()
         await daemon.close()
         loop.call_soon(self._gone, loop)
 
-    def reload(self) -> None:
-        """SIGHUP, with the sources as they are listed now."""
-        if self.running and self.loop is not None and self._reloader is not None:
-            self.loop.call_soon(self._reloader.reload)
+    def change_sources(self) -> None:
+        """Change to the sources as they are listed now, as discovery would."""
+        if self.running and self.loop is not None and self.daemon is not None:
+            self.loop.call_soon(self._begin_change, self.loop, self.daemon)
+
+    def _begin_change(self, loop: SimLoop, daemon: Daemon) -> None:
+        async def change() -> None:
+            with contextlib.suppress(KvbusError):
+                await change_sources(daemon, self.setup.config(self.sources))
+
+        task = loop.create_task(change())
+        self._changing.add(task)
+        task.add_done_callback(self._changing.discard)

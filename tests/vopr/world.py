@@ -260,7 +260,7 @@ class World:
     def bus_reloads(self, sources: tuple[int, ...]) -> None:
         self.bus.sources = sorted({number % len(self.engines) for number in sources})
         if self.bus.running:
-            self.bus.reload()
+            self.bus.change_sources()
 
     def bus_has_descriptors(self, most: int) -> None:
         if self.bus.loop is not None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from weakref import WeakValueDictionary
 
-from msgspec import structs
-
 from kvbus.core.blocks.compaction import StateSnapshot
 from kvbus.core.blocks.index import Index
 from kvbus.core.outputs.journal import Journal
@@ -53,15 +51,6 @@ class Output:
         )
         self.streams.append(stream)
         return stream
-
-    def tune(self, heartbeat: float, journal_batches: int, journal_bytes: int) -> None:
-        """Use other bounds from now on; a journal that has become too large is trimmed with the next batch."""
-        self.spec = structs.replace(
-            self.spec, heartbeat=heartbeat, journal_batches=journal_batches, journal_bytes=journal_bytes
-        )
-        for stream in self.streams:
-            stream.heartbeat = heartbeat
-            stream.journal.max_batches, stream.journal.max_bytes = journal_batches, journal_bytes
 
     @property
     def open_streams(self) -> dict[int, OutputStream]:

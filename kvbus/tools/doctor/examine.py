@@ -113,9 +113,7 @@ class _Examination:
         theirs = {source.endpoint for source in bus.sources}
         if streams != theirs:
             cause = f"the bus at {url} runs another configuration: it follows {', '.join(sorted(theirs)) or 'nothing'}"
-            self._report.add(
-                [Finding(cause, "sources", "restart it (SIGHUP for sources), or give this one another http")]
-            )
+            self._report.add([Finding(cause, "sources", "restart it, or give this one another http")])
             return None, None
         return bus, True
 
