@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import signal
+import subprocess
+import sys
 
 import pytest
 
+from kvbus.admin.tokens import line_of, new_token
+from kvbus.common.errors import ConfigError
+from kvbus.index.access import Access
 from tests.index.programs import Bus, Engine, Index, Truth, eventually, http, running, tokens_of
+from tests.security.certificates import Authority
+from tests.security.keys import Pair
 
 
 def check(index: Index, truth: Truth, name: str) -> None:
@@ -97,6 +105,60 @@ def test_a_bus_that_is_younger_than_its_engine_is_partial_and_so_is_the_answer(t
             assert (
                 b'kvbus_index_partial{rank="0",source="engine",worker="pod-a"} 1.0' in http(f"{index.http}/metrics")[1]
             )
+
+
+@pytest.mark.parametrize("layout", ["per_source", "merged"])
+def test_it_sees_the_sources_that_its_key_may_read(tmp_path, layout):
+    engines = [Engine(tmp_path, f"engine-{number}", seed=number) for number in range(2)]
+    server, key = Pair(tmp_path, "kvbus"), Pair(tmp_path, "team-a")
+    listed = tmp_path / "routers.keys"
+    listed.write_text(f"{key.public.decode()} team-a sources=engine-0\n")
+    curve = f", curve_secret_key_file: {server.secret_file}, curve_client_keys: {listed}, layout: {layout}"
+    bus = Bus(tmp_path, "pod-a", *engines, output=curve)
+    without = Index(tmp_path, bus.http, name="without")
+    keys = "--curve-secret-key", str(key.secret_file), "--curve-server-key", str(server.public_file)
+    index = Index(tmp_path, bus.http, *keys)
+    truths = [engine.truth() for engine in engines]
+    with running(*engines, bus):
+        eventually(lambda: bus.has(*truths), "the bus knows every block", bus)
+        with running(without):
+            assert without.wait() == 78
+            assert "requires CURVE: give --curve-secret-key" in without.said
+        with running(index):
+            eventually(lambda: index.complete("engine-0"), "the index is complete", index)
+            check(index, truths[0], "engine-0")
+            questions = [{"tokens": tokens_of(chain)} for truth in truths for chain in truth.chains()]
+            results = index.ask(queries=questions)["results"]
+            assert {match["source"] for result in results for match in result["matches"]} == {"engine-0"}
+
+
+def test_tls_and_tokens_are_read_again(tmp_path):
+    authority = Authority(tmp_path)
+    issued = authority.issue("index")
+    token, file = new_token(), tmp_path / "tokens"
+    file.write_text("# nobody\n")
+    access = Access(file, issued.certificate, issued.key)
+    before = access.context
+    assert access.read() == []
+    file.write_text(f"{line_of('r', token, content=True)}\nnonsense\n")
+    issued.certificate.write_text("nonsense")
+    assert [problem.key for problem in access.read()] == ["--tokens-file", "--tls-certificate"]
+    file.write_text(f"{line_of('r', token, content=True)}\n")
+    authority.issue("index")
+    assert access.read() == []
+    assert access.context is before
+
+    index = Index(
+        tmp_path, "tcp://127.0.0.1:1", "--tls-certificate", str(issued.certificate), "--tls-key", str(issued.key)
+    )
+    with running(index):
+        eventually(lambda: "answers at https://" in index.said, "it listens", index)
+        at = "--http", index.http.replace("http://", "https://"), "--http-ca", str(authority.certificate)
+        command = [sys.executable, "-m", "kvbus", "query", *at, "--hashes", "1", "--json"]
+        answer = json.loads(subprocess.run(command, capture_output=True, check=True, timeout=100).stdout)
+        assert answer["results"] == [{"matches": []}]
+    with pytest.raises(ConfigError, match="--tokens-file"):
+        Access(tmp_path / "missing")
 
 
 def test_an_output_without_token_ids_is_refused(tmp_path):

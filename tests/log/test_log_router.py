@@ -11,6 +11,8 @@ import pytest
 
 from kvbus.client import RouterError, Worker
 from kvbus.core.wire.profiles import PROFILES
+from kvbus.index.follower import Follower
+from kvbus.index.questions import Query
 from kvbus.parts.discovery.streams import LogStreams
 from kvbus.parts.log_router import LogRouter
 from tests.log.fleet import fleet
@@ -112,6 +114,25 @@ async def test_the_example_of_the_docs(kind, capsys, monkeypatch):
         await leaf.written()
         await names["route"](*found_by(kind, monkeypatch), [[2] * 16, [9] * 16])
     assert capsys.readouterr().out == "pod.a.engine.3 has 1 blocks\nnobody has any\n"
+
+
+async def test_an_index_answers_from_the_log(kind, router):
+    async with fleet(kind) as log:
+        leaf = log.leaf()
+        leaf.store(10)
+        await leaf.written()
+        follower = Follower({}, logs=[router()])
+        await follower.open()
+        try:
+            await follower.complete()
+            block = next(iter(leaf.blocks))
+            answer = follower.answer([Query(tokens=[block] * 16), Query(tokens=[999] * 16)])
+            (held,) = answer.results[0].matches
+            assert (held.source, held.blocks, held.state) == (WORKER.name, 1, "live")
+            assert (answer.results[1].matches, answer.incomplete) == ([], [])
+            assert [counts for _, counts in follower.blocks()] == [{"GPU": len(leaf.blocks)}]
+        finally:
+            await follower.close()
 
 
 async def test_stores_without_tokens_are_counted(kind, router):
