@@ -23,6 +23,7 @@ KEYS: Final[Mapping[str, str]] = {
 
 COMMANDS: Final[Mapping[str, str]] = {
     "log": "use the broker's own commands (see LOG.md)",
+    "query --analytics": "use `kvbus record`, and count in the capture how long blocks live",
 }
 """Commands such as ``log``, and options such as ``query --hashes``."""
 
