@@ -180,6 +180,7 @@ def test_the_declared_subcommands():
         "check",
         "doctor",
         "top",
+        "index",
         "query",
         "tail",
         "dump",
