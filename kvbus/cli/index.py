@@ -80,7 +80,7 @@ def command(
     # imported on use, to keep `kvbus --help` fast
     from kvbus.common.logs import setup  # noqa: PLC0415
     from kvbus.config.endpoints import parse_address  # noqa: PLC0415
-    from kvbus.index.access import Access  # noqa: PLC0415
+    from kvbus.index.access import IndexAccess  # noqa: PLC0415
     from kvbus.index.bus import Bus  # noqa: PLC0415
     from kvbus.index.follower import Follower  # noqa: PLC0415
     from kvbus.index.server import IndexServer  # noqa: PLC0415
@@ -92,7 +92,7 @@ def command(
     urls = [bus_url(each) for each in sources if each.startswith(("http://", "https://"))]
     streams = named_streams([each for each in sources if not each.startswith(("http://", "https://"))])
     buses = [Bus(url, login(url, http_token_file, http_ca), output, curve=curve is not None) for url in urls]
-    access = Access(tokens_file, tls_certificate, tls_key)
+    access = IndexAccess(tokens_file, tls_certificate, tls_key)
     setup("info", "auto")
 
     async def session(stop: asyncio.Event) -> None:
@@ -106,7 +106,7 @@ def command(
         tasks: list[asyncio.Task[object]] = []
         try:
             address = await server.start(host, port)
-            say(f"answers at http{'s' if access.context else ''}://{address[0]}:{address[1]}")
+            say(f"answers at http{'s' if access.context() else ''}://{address[0]}:{address[1]}")
             tasks += [asyncio.create_task(each) for each in (stop.wait(), follower.failed(), access.follow())]
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:

@@ -18,7 +18,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from kvbus.common.errors import BindError
-from kvbus.index.access import Access
+from kvbus.http import connections
+from kvbus.http.answers import problem
+from kvbus.http.connections import Connections
+from kvbus.index.access import IndexAccess
 from kvbus.index.follower import Answer, Follower
 from kvbus.index.questions import MAX_BODY_BYTES, MSGPACK, RefusedError, Request, read
 
@@ -32,6 +35,15 @@ BODY_SECONDS: Final = 10.0
 
 _END_SECONDS: Final = 0.5
 """Time that answers under way have when the process ends."""
+
+
+class ConnectionCounts:
+    """How many connections are open, and how many the server closed, by reason."""
+
+    def __init__(self) -> None:
+        self.http_connections = 0
+        self.http_closed: Counter[str] = Counter()
+
 
 OUTCOMES: Final = ("answered", "invalid", "too_large", "slow", "busy", "forbidden", "gone")
 """Labels of the counter of questions."""
@@ -67,14 +79,16 @@ class IndexServer:
         access: who may ask.
     """
 
-    def __init__(self, follower: Follower, access: Access) -> None:
+    def __init__(self, follower: Follower, access: IndexAccess) -> None:
         self._follower: Final = follower
         self._access: Final = access
         self._answering = 0
+        self._stats: Final = ConnectionCounts()
         self.questions: Final[Counter[str]] = Counter(dict.fromkeys(OUTCOMES, 0))
         self._registry: Final = CollectorRegistry()
         self._registry.register(_Readings(follower, self.questions))
         self._runner: web.AppRunner | None = None
+        self._connections: Connections | None = None
 
     async def start(self, host: str, port: int) -> tuple[str, int]:
         """Listen, and return the address.
@@ -82,7 +96,7 @@ class IndexServer:
         Raises:
             BindError: the address cannot be bound.
         """
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_in_json])
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._within_limits, _in_json])
         app.router.add_post("/query", self._query)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/livez", _livez)
@@ -90,33 +104,45 @@ class IndexServer:
         app.router.add_get("/openapi.json", _openapi)
         for path in _PAGE:
             app.router.add_get(path, _page)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=_END_SECONDS)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=_END_SECONDS, max_headers=64)
         await self._runner.setup()
+        assert self._runner.server is not None  # noqa: S101 - it is set up
+        self._connections = Connections(
+            self._runner.server, self._stats, self._access.context, timeout=connections.TIMEOUT
+        )
         try:
-            await web.TCPSite(self._runner, host, port, ssl_context=self._access.context).start()
+            return await self._connections.listen(host, port)
         except OSError as error:
-            await self._runner.cleanup()
             raise BindError(f"http {host}:{port}", error.strerror or str(error)) from error
-        found = self._runner.addresses[0]
-        return str(found[0]), int(found[1])
 
     async def close(self) -> None:
         """Stop listening."""
+        if self._connections is not None:
+            await self._connections.stop()
         if self._runner is not None:
             await self._runner.cleanup()
+        if self._connections is not None:
+            self._connections.close()
+
+    @web.middleware
+    async def _within_limits(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Stop counting the client's time while a request is answered."""
+        assert self._connections is not None  # noqa: S101 - it listens
+        with self._connections.answering(request.transport):
+            return await handler(request)
 
     async def _query(self, request: web.Request) -> web.Response:
         refusal = self._access.refusal(request)
         if refusal is not None:
             self.questions["forbidden"] += 1
             log.warning("/query refused to %s: %s", request.remote, refusal)
-            return _problem(403, refusal)
+            return problem(403, refusal)
         self._answering += 1
         try:
             answer = await self._answer(request)
         except RefusedError as refused:
             self.questions[refused.outcome] += 1
-            return _problem(refused.status, str(refused), {"Retry-After": "1"} if refused.status == 429 else None)
+            return problem(refused.status, str(refused), {"Retry-After": "1"} if refused.status == 429 else None)
         except (asyncio.CancelledError, ConnectionError):
             self.questions["gone"] += 1
             raise
@@ -161,11 +187,7 @@ async def _in_json(request: web.Request, handler: Handler) -> web.StreamResponse
         if error.status < 400:
             raise
         allowed = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else None
-        return _problem(error.status, f"{request.method} {request.path}: {error.reason.lower()}", allowed)
-
-
-def _problem(status: int, text: str, headers: dict[str, str] | None = None) -> web.Response:
-    return web.json_response(Problem(error=text), status=status, headers=headers)
+        return problem(error.status, f"{request.method} {request.path}: {error.reason.lower()}", allowed)
 
 
 async def _livez(_request: web.Request) -> web.Response:
@@ -221,7 +243,7 @@ def document() -> bytes:
     """Return the OpenAPI document of the port."""
     types: tuple[Any, ...] = (Request, Answer, Problem)
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
-    request, answer, problem = schemas
+    request, answer, refusal = schemas
 
     def described(kind: str, schema: dict[str, Any], text: str) -> dict[str, Any]:
         return {"description": text, "content": {kind: {"schema": schema}}}
@@ -235,7 +257,7 @@ def document() -> bytes:
         }
 
     problems = {
-        str(status): described("application/json", problem, "No answer.") for status in (400, 403, 408, 413, 429)
+        str(status): described("application/json", refusal, "No answer.") for status in (400, 403, 408, 413, 429)
     }
     query = {
         "summary": "Which sources hold the longest prefix of a prompt.",

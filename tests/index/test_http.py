@@ -153,9 +153,9 @@ FORBIDDEN = [
     ({"X_Forwarded_For": "10.0.0.1"}, "a proxy passed the request on"),
     ({"Origin": "http://evil.example"}, "a page of another site asks"),
     ({"Sec_Fetch_Site": "cross-site"}, "a page of another site asks"),
-    ({"Authorization": f"Bearer {new_token()}"}, "the bearer token is unknown"),
-    ({"Authorization": "Basic eDp5"}, "the bearer token is unknown"),
-    ({"Authorization": f"Bearer {STATUS}"}, "the token has no right to it"),
+    ({"Host": "index.example", "Authorization": f"Bearer {new_token()}"}, "the bearer token is unknown"),
+    ({"Host": "index.example", "Authorization": "Basic eDp5"}, "the bearer token is unknown"),
+    ({"Host": "index.example", "Authorization": f"Bearer {STATUS}"}, "the token has no right to it"),
 ]
 
 
@@ -168,6 +168,12 @@ def test_who_may_not_ask_is_told_how_to_get_in(scene, headers, why):
 def test_a_token_lets_in_from_everywhere(scene):
     headers = {"Host": "index.example", "X_Forwarded_For": "10.0.0.1", "Authorization": f"Bearer {TOKEN}"}
     assert scene.index.post(b'{"tokens": [1]}', **headers)[0] == 200
+
+
+def test_a_client_that_asks_nothing_is_closed(scene):
+    address = urlsplit(scene.index.http)
+    with socket.create_connection((address.hostname, address.port), 60) as client:
+        assert client.recv(1) == b""
 
 
 def test_metrics_say_what_the_index_has(scene):
