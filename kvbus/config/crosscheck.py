@@ -99,21 +99,12 @@ def _tokens(found: Findings) -> None:
 
 
 def _snapshots(found: Findings) -> None:
-    """Refuse a source's snapshots without a replay, because a gap of one batch must not cost a whole snapshot.
-
-    SGLang's form of them cannot be had of several ranks at once.
-    """
+    """Refuse a source's snapshots without a replay, because a gap of one batch must not cost a whole snapshot."""
     for i, source in enumerate(found.config.sources):
         keys: tuple[Path, Path] = (("sources", i, "snapshot_endpoint"), ("sources", i, "replay_endpoint"))
         if found.sound(*keys) and source.snapshot_endpoint is not None and source.replay_endpoint is None:
             example = "replay_endpoint: tcp://127.0.0.1:5558"
             found.report(keys[0], "needs replay_endpoint too", value=source.snapshot_endpoint, example=example)
-    for i, output in enumerate(found.config.outputs):
-        key: Path = ("outputs", i, "snapshot_endpoint")
-        placed = PROFILES[output.profile].snapshots == "placements" and found.sound((*key[:-1], "profile"))
-        if placed and output.snapshot_endpoint is not None and output.layout == "merged" and found.sound(key):
-            wrong = "SGLang's snapshots are of one rank, and with layout: merged a stream has the blocks of all"
-            found.report(key, wrong, value=output.snapshot_endpoint, example="snapshot_endpoint: null")
 
 
 def _discovery(found: Findings) -> None:

@@ -44,8 +44,8 @@ class OutputConfig(Section):
     )
     snapshot_endpoint: Endpoint | None = key(
         None,
-        "Where routers ask for snapshots (always bound): by vLLM's proposal, which implies 24-byte sequence frames on "
-        "this output; with profile `sglang` by SGLang's, which implies topics that name the epoch. null: off.",
+        "Where routers ask for snapshots by vLLM's proposal (always bound). It implies 24-byte sequence frames on this "
+        "output. null: off.",
         example="tcp://*:5659",
     )
     bind: bool = key(True, "false: dial out to a router that binds its SUB.", example=True)

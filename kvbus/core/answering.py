@@ -11,10 +11,9 @@ from kvbus.core.blocks.index import Index
 from kvbus.core.commands import AnswerReplay, AnswerSnapshot, SendPart, SendState
 from kvbus.core.events import AnswerPulled, ReplayAsked, SnapshotAsked, Subscribed
 from kvbus.core.outgoing import Outgoing
-from kvbus.core.outputs import placements, replay_answer
+from kvbus.core.outputs import replay_answer
 from kvbus.core.outputs.output import Output
-from kvbus.core.outputs.placements import Cut, PlacementAnswer, PlacementPart
-from kvbus.core.outputs.snapshot import REQUEST, SnapshotAnswer, SnapshotPart, parse_snapshot_request, reply
+from kvbus.core.outputs.snapshot import SnapshotAnswer, SnapshotPart, parse_snapshot_request, reply
 from kvbus.core.outputs.state_transfer import JournalTransfer, StateTransfer
 from kvbus.core.source import Source
 from kvbus.core.wire.frames import parse_replay_request
@@ -51,28 +50,20 @@ class Answering:
         """A router asks for a snapshot."""
         del now
         stream = self._outputs[event.output].streams[event.stream]
-        placed = stream.profile.snapshots == "placements"
-        wanted = placements.REQUEST if placed else REQUEST
-        request = self._parsed(event, lambda frames: parse_snapshot_request(frames, wanted))
+        request = self._parsed(event, parse_snapshot_request)
         if request is None:
             return
-        answer: SnapshotAnswer | PlacementAnswer
-        if placed:
-            answer = PlacementAnswer(request.envelope, request.valid)
-        else:
-            published = stream.next_seq > stream.first_seq
-            answer = SnapshotAnswer(request.envelope, stream.publisher_id, request.valid, published)
+        published = stream.next_seq > stream.first_seq
+        answer = SnapshotAnswer(request.envelope, stream.publisher_id, request.valid, published)
         self._out.commands.append(AnswerSnapshot(event.output, event.stream, answer))
 
     def pulled(self, event: AnswerPulled, now: float) -> None:
         """A router can take more of its answer."""
         number, at, answer = event.output, event.stream, event.answer
-        part: replay_answer.Part | SnapshotPart | PlacementPart
+        part: replay_answer.Part | SnapshotPart
         stream = self._outputs[number].streams[at]
         if isinstance(answer, SnapshotAnswer):
             part = reply(answer, stream.next_seq - 1, lambda: self._newest_snapshot(number, at))
-        elif isinstance(answer, PlacementAnswer):
-            part = placements.next_part(answer, lambda: self._cut(number, at, now))
         elif answer.state:
             part = replay_answer.whole(answer, stream, self._newest_snapshot(number, at))
         else:
@@ -125,17 +116,6 @@ class Answering:
             self._publish_empty(number, at, now)
         self._incomplete(number, at, transfer.first_seq + 1, transfer.end_seq, now)
         self._out.commands.append(SendState(number, at, event.routers, transfer))
-
-    def _cut(self, number: int, at: int, now: float) -> Cut:
-        """The live state of a stream as of a barrier: an empty batch whose topic says for whose snapshot it is."""
-        output = self._outputs[number]
-        stream = output.streams[at]
-        epoch, seq, topic = stream.identity.hex(), stream.next_seq, stream.topic
-        stream.topic = placements.barrier_topic(topic, epoch, seq)
-        self._publish_empty(number, at, now)
-        stream.topic = topic
-        rank = output.rank_of(at, self._out.sources_of(output, at)[0][1])
-        return Cut(epoch, rank, seq, self._newest_snapshot(number, at))
 
     def _publish_empty(self, number: int, at: int, now: float) -> None:
         self._do(wal.Heartbeat(number, at, self._out.wall), now)

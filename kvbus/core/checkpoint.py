@@ -59,7 +59,7 @@ def _indexes(relay: Relay, slot: int, source: Source) -> Iterator[tuple[int | No
 
 
 def _stream_head(stream: OutputStream) -> list[Any]:
-    return [stream.next_seq, stream.name, stream.identity]
+    return [stream.next_seq, stream.topic, stream.publisher_id]
 
 
 def _source_head(source: Source) -> dict[str, Any]:
@@ -171,11 +171,12 @@ class Loader:
             source.sequencer.load(entry["sequencer"])
             source.normalizer.load(entry["normalizer"])
         for output, (_, streams) in zip(relay.outputs, head["outputs"], strict=True):
-            for stream, (next_seq, topic, identity) in zip(output.streams, streams, strict=True):
+            for stream, (next_seq, topic, publisher_id) in zip(output.streams, streams, strict=True):
                 stream.next_seq = stream.first_seq = next_seq
-                if stream.identity and identity:
-                    stream.identify(identity)
-                stream.rename(topic if stream.keeps_topic else stream.name)
+                if stream.publisher_id and publisher_id:
+                    stream.publisher_id = publisher_id
+                if stream.keeps_topic:
+                    stream.topic = topic
 
     def _table(self, slot: int, output: int | None, which: int, key: list[Any]) -> Table:
         if output is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from kvbus.core.outputs.placements import PlacementAnswer, PlacementPart
 from kvbus.core.outputs.replay_answer import Part, ReplayAnswer
 from kvbus.core.outputs.snapshot import SnapshotAnswer, SnapshotPart
 from kvbus.core.outputs.state_transfer import Transfer
@@ -60,7 +59,7 @@ class AnswerSnapshot(msgspec.Struct, frozen=True):
 
     output: int
     stream: int
-    answer: SnapshotAnswer | PlacementAnswer
+    answer: SnapshotAnswer
 
 
 class SendPart(msgspec.Struct, frozen=True):
@@ -68,7 +67,7 @@ class SendPart(msgspec.Struct, frozen=True):
 
     output: int
     stream: int
-    part: Part | SnapshotPart | PlacementPart
+    part: Part | SnapshotPart
 
 
 class SendState(msgspec.Struct, frozen=True):

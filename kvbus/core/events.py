@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import msgspec
 
-from kvbus.core.outputs.placements import PlacementAnswer
 from kvbus.core.outputs.replay_answer import ReplayAnswer
 from kvbus.core.outputs.snapshot import SnapshotAnswer
 from kvbus.core.outputs.spec import NewStream, OutputSpec
@@ -188,7 +187,7 @@ class AnswerPulled(msgspec.Struct, frozen=True):
 
     output: int
     stream: int
-    answer: ReplayAnswer | SnapshotAnswer | PlacementAnswer
+    answer: ReplayAnswer | SnapshotAnswer
 
 
 class Subscribed(msgspec.Struct, frozen=True):

@@ -110,9 +110,9 @@ class Outgoing:
             if another or not stream.numbered:
                 stream.rank = rank
             stream.keeps_topic = new.topic is None
-            if not stream.identity:
-                stream.identify(new.publisher_id)
-            stream.rename(new.topic or b"")
+            if not stream.publisher_id:
+                stream.publisher_id = new.publisher_id
+            stream.topic = new.topic or b""
             if not stream.next_seq:  # nobody has been here in this process
                 stream.next_seq = stream.first_seq = new.first_seq
             if stream.numbered:
@@ -203,8 +203,8 @@ class Outgoing:
                     if several:
                         payloads[wire, rank] = payload
             seq = stream.append(payload, now)
-            if stream.keeps_topic and stream.name != source.topic:
-                stream.rename(source.topic)
+            if stream.keeps_topic:
+                stream.topic = source.topic
             self.commands.append(Publish(number, at, stream.topic, seq, payload, len(events), stream.publisher_id))
 
     def publish_fitted(
@@ -310,8 +310,8 @@ class Outgoing:
                     self._publish_on(number, output, i, source, piece, now, None)
                 return
         seq = stream.append(whole, now)
-        if stream.keeps_topic and stream.name != source.topic:
-            stream.rename(source.topic)
+        if stream.keeps_topic:
+            stream.topic = source.topic
         self.commands.append(Publish(number, at, stream.topic, seq, whole, len(events), stream.publisher_id))
 
     def merge_overlays(self) -> None:

@@ -44,20 +44,6 @@ def test_slots_keep_places_and_may_not_meet(read, problems):
     assert "= 3: slot 3 is taken by c; for example slot: 4" in found["sources[2].slot"]
 
 
-@pytest.mark.parametrize(
-    ("profile", "layout", "refused"),
-    [("sglang", "merged", True), ("sglang", "per_source", False), ("vllm", "merged", False)],
-)
-def test_snapshots_of_several_ranks_are_refused_in_the_form_that_names_one(profile, layout, refused, problems, read):
-    output = f"[{{profile: {profile}, layout: {layout}, snapshot_endpoint: 'tcp://*:5659'}}]"
-    if not refused:
-        assert read(text_of("[{}]", output)).outputs[0].layout == layout
-        return
-    (wrong,) = problems(text_of("[{}]", output)).values()
-    assert "snapshots are of one rank" in wrong
-    assert "for example snapshot_endpoint: null" in wrong
-
-
 def test_an_api_may_be_named_before_it_is_asked(read):
     config = read(text_of("[{api: 'https://engine:8000/v1/'}]", "[{}]"))
     assert config.sources[0].api == "https://engine:8000/v1"

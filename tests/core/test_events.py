@@ -8,7 +8,6 @@ import pytest
 
 from kvbus.core.events import RelayEvent
 from kvbus.core.normalizing.rules import Rules
-from kvbus.core.outputs.placements import PlacementAnswer
 from kvbus.core.outputs.replay_answer import ReplayAnswer
 from kvbus.core.outputs.snapshot import SnapshotAnswer
 from kvbus.core.outputs.spec import NewStream, OutputSpec
@@ -36,7 +35,7 @@ def made(kind, frames):
         Sequence[NewStream]: [NewStream()],
         OutputSpec: OutputSpec("other", PROFILES["vllm"], [None]),
         Refused: Refused.KEY,
-        ReplayAnswer | SnapshotAnswer | PlacementAnswer: ReplayAnswer(frames, "4", 0, 1),
+        ReplayAnswer | SnapshotAnswer: ReplayAnswer(frames, "4", 0, 1),
     }
     return kind(**{field.name: values[field.type] for field in msgspec.structs.fields(kind)})
 

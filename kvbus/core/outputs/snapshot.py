@@ -31,12 +31,12 @@ class SnapshotRequest(msgspec.Struct):
     valid: bool
 
 
-def parse_snapshot_request(frames: Sequence[bytes], wanted: bytes = REQUEST) -> SnapshotRequest | None:
-    """``[identity, "", wanted]`` from a REQ, ``[identity, wanted]`` from a DEALER; None without an identity."""
+def parse_snapshot_request(frames: Sequence[bytes]) -> SnapshotRequest | None:
+    """Parse ``[identity, "", REQUEST]`` of a REQ or ``[identity, REQUEST]`` of a DEALER; None without an identity."""
     if len(frames) < 2:
         return None
     envelope = [frames[0], b""] if frames[1] == b"" else [frames[0]]
-    return SnapshotRequest(envelope, list(frames[len(envelope) :]) == [wanted])
+    return SnapshotRequest(envelope, list(frames[len(envelope) :]) == [REQUEST])
 
 
 class Snapshot(msgspec.Struct):

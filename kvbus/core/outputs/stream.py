@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from kvbus.core.outputs.incomplete import IncompleteSeqs
 from kvbus.core.outputs.journal import Journal
-from kvbus.core.outputs.placements import epoch_mark, marked
 from kvbus.core.wire.profiles import Profile
 
 
@@ -29,16 +28,10 @@ class OutputStream:
         self.journal = journal
         self.heartbeat = heartbeat
         self.rank = rank
-        self.identity = b""
-        """16 bytes where snapshots are offered, else nothing; new in each epoch of the numbering."""
-        self.publisher_id = b""
-        """The identity, where it stands behind the seq in every sequence frame."""
-        self.mark = b""
-        """What every topic ends with, where the identity stands there (:mod:`kvbus.core.outputs.placements`)."""
-        self.identify(publisher_id)
-        self.name = b""
-        """The topic without the mark, as it was given."""
-        self.rename(topic or b"")
+        self.publisher_id = publisher_id
+        """16 bytes after the seq in every sequence frame where snapshots are offered, else nothing. Each epoch of the
+        numbering has a new one."""
+        self.topic = topic or b""
         self.first_seq = first_seq
         """What the numbering of this process began with."""
         self.next_seq = first_seq
@@ -54,19 +47,6 @@ class OutputStream:
         """Times that a log's state, and what came behind it, had no room in the journal."""
         self._state: Journal | None = None
         """The beginning of a state that routers have."""
-
-    def identify(self, identity: bytes) -> None:
-        """Take an identity; topics have it from the next :meth:`rename` on."""
-        self.identity = identity
-        if self.profile.snapshots == "placements":
-            self.mark = epoch_mark(identity)
-        else:
-            self.publisher_id = identity
-
-    def rename(self, topic: bytes) -> None:
-        """Go on under this topic."""
-        self.name = topic
-        self.topic = marked(topic, self.mark)
 
     def resume_at(self, seq: int) -> None:
         """Go on at a later seq, with an empty journal."""

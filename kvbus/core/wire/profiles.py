@@ -31,10 +31,6 @@ Clears = Literal["rank", "pod", "pod or nothing"]
 """What a router of this family forgets at AllBlocksCleared: the blocks of the batch's rank, those of all ranks of the
 pod, or, because some versions ignore it, either those or nothing."""
 
-Snapshots = Literal["batches", "placements"]
-"""What a router of this family asks for: batches (:mod:`kvbus.core.outputs.snapshot`), or SGLang's records of hashes
-(:mod:`kvbus.core.outputs.placements`)."""
-
 Topics = Literal["any", "pod and model", "empty"]
 """The topics that a router of this family takes: any, ``kv@POD@MODEL``, or the empty one alone."""
 
@@ -105,7 +101,6 @@ class Profile(msgspec.Struct, frozen=True):
     topics: Topics = "any"
     one_stream: str = ""
     """Why its routers cannot read several streams on one connection, as a sentence goes on; empty: they can."""
-    snapshots: Snapshots = "batches"
     max_events: int = 0
     """Events of the largest batch it takes; 0: any number."""
     max_bytes: int = 0
@@ -157,7 +152,7 @@ PROFILES: Final[dict[str, Profile]] = {
         one_copy=True,
         one_stream="know a worker by its connection, and need one for each",
     ),
-    "sglang": Profile(_STRICT, "3", snapshots="placements"),
+    "sglang": Profile(_STRICT, "3"),
     "vllm-router": Profile(
         _STRICT,
         "4",

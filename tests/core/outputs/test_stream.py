@@ -7,28 +7,6 @@ def stream(*, topic=b"kv", heartbeat=1.0, profile="vllm", **more):
     return OutputStream(topic, PROFILES[profile], Journal(100, 10**6), heartbeat=heartbeat, rank=0, **more)
 
 
-class TestIdentity:
-    def test_it_stands_behind_every_seq(self):
-        made = stream(publisher_id=b"p" * 16)
-        assert (made.identity, made.publisher_id, made.mark, made.topic) == (b"p" * 16, b"p" * 16, b"", b"kv")
-        made.identify(b"q" * 16)
-        made.rename(b"other")
-        assert (made.identity, made.publisher_id, made.topic) == (b"q" * 16, b"q" * 16, b"other")
-
-    def test_or_at_the_end_of_every_topic(self):
-        made = stream(profile="sglang", publisher_id=b"p" * 16)
-        assert (made.identity, made.publisher_id) == (b"p" * 16, b"")
-        assert made.topic == b"kv\0sgl-kv-epoch=" + b"70" * 16
-        made.identify(b"q" * 16)
-        made.rename(made.topic)
-        assert made.name == b"kv\0sgl-kv-epoch=" + b"70" * 16
-        assert made.topic == b"kv\0sgl-kv-epoch=" + b"71" * 16
-
-    def test_without_one_there_is_nothing_to_say(self):
-        made = stream(profile="sglang", topic=None)
-        assert (made.identity, made.publisher_id, made.mark, made.topic) == (b"", b"", b"", b"")
-
-
 class TestNumbersOfALog:
     """Its journal goes back to the newest whole state, also for who comes while one is sent that the others have."""
 
