@@ -115,12 +115,6 @@ def quantile(q: float, metric: str) -> str:
     return f"histogram_quantile({q}, sum by (instance, le) (rate({metric}_bucket{{{TARGET}}}[$__rate_interval])))"
 
 
-def lifetime(q: float) -> str:
-    """How long blocks live."""
-    buckets = f"kvbus_source_block_lifetime_seconds_bucket{{{SOURCE}}}"
-    return f"histogram_quantile({q}, sum by ({PER_SOURCE}, le) (rate({buckets}[$__rate_interval])))"
-
-
 def stat(title: str, unit: str, about: str, expr: str) -> dict[str, Any]:
     """One number."""
     return panel("stat", title, unit, about, (expr, ""), width=4)
@@ -130,9 +124,6 @@ def graph(title: str, unit: str, about: str, *queries: Query, width: int = 8) ->
     """Series over time."""
     return panel("timeseries", title, unit, about, *queries, width=width)
 
-
-STORED: Final = rate("kvbus_source_blocks_stored_total", SOURCE, PER_SOURCE)
-REMOVED: Final = rate("kvbus_source_blocks_removed_total", SOURCE, PER_SOURCE)
 
 EXACT: Final = (
     f"avg((kvbus_output_router_behind_seconds{{{OUTPUT}}} <= bool 5) * on (job, instance) group_left () "
@@ -281,45 +272,6 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
             "1: the engine may hold blocks that kvbus cannot know of. Remarks.",
             (f"kvbus_source_partial{{{SOURCE}}}", OF_SOURCE),
             (f"kvbus_source_remark{{{SOURCE}}}", f"{OF_SOURCE} {{{{remark}}}}"),
-        ),
-    ],
-    "Analytics": [
-        graph(
-            "Block lifetime",
-            "s",
-            "From stored to evicted. These panels need analytics: true.",
-            *((lifetime(q), f"{OF_SOURCE} p{100 * q:.0f}") for q in (0.5, 0.9)),
-        ),
-        graph(
-            "Churn",
-            "percentunit",
-            "Blocks stored and removed per second, over live blocks.",
-            (f"({STORED} + {REMOVED}) / sum by ({PER_SOURCE}) (kvbus_source_live_blocks{{{SOURCE}}})", OF_SOURCE),
-        ),
-        graph(
-            "Stored again",
-            "percentunit",
-            "Share of stored blocks that a cache of twice the size would still have had.",
-            (f"{rate('kvbus_source_blocks_stored_again_total', SOURCE, PER_SOURCE)} / {STORED}", OF_SOURCE),
-        ),
-        graph(
-            "Blocks stored",
-            "cps",
-            "A worker far below the others is cold.",
-            (STORED, OF_SOURCE),
-        ),
-        graph(
-            "Shared blocks",
-            "percentunit",
-            "Share of live blocks that another source of the same kvbus holds too.",
-            (f"kvbus_source_shared_blocks_ratio{{{SOURCE}}}", OF_SOURCE),
-        ),
-        graph(
-            "Sample",
-            "percentunit",
-            "How full the sample is, and the share of blocks that it follows.",
-            (f"kvbus_source_followed_blocks{{{SOURCE}}} / kvbus_source_followed_blocks_limit", f"{OF_SOURCE} full"),
-            (f"kvbus_source_followed_blocks_ratio{{{SOURCE}}}", f"{OF_SOURCE} followed"),
         ),
     ],
     "Outputs": [

@@ -138,12 +138,6 @@ class Config(Section):
         unit="batches",
         ge=1,
     )
-    analytics: bool = key(
-        False,
-        "Follow a sample of each source's blocks: how long they live, how many come and go, which come back, and which "
-        "other sources hold too (metrics, and `analytics` in `/sources`).",
-        example=True,
-    )
     interpose: Interpose | None = key(
         None,
         "One port for an engine that dials and routers that dial it: short for a source with `bind` and an output with "

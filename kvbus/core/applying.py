@@ -83,8 +83,6 @@ class Applier:
         if normalizer.emptied and source.sequencer.partial:
             source.lost = 0
             source.sequencer.complete(certain=normalizer.clears.take_for_empty())
-        if source.analytics is not None and seq >= 0:
-            source.analytics.see(events, batch.ts, now)
         if source.expired:
             self._out.keep(slot, source, events)
             return
@@ -148,8 +146,6 @@ class Applier:
         self._forget(record.source, now)
         for chunk in record.chunks:  # each is a batch, and none the first of the epoch
             self.deliver(record.source, -1, source.topic, chunk, now)
-        if source.analytics is not None:
-            source.analytics.begin()
 
     def _partial_since(self, record: wal.PartialSince, now: float) -> None:
         del now
@@ -165,8 +161,6 @@ class Applier:
     def _blocks_outlived(self, record: wal.BlocksOutlived, now: float) -> None:
         source = self._sources[record.source]
         events = source.normalizer.outlived(record.blocks)
-        if source.analytics is not None:
-            source.analytics.see(events, source.ts, now)
         if source.expired:
             self._out.keep(record.source, source, events)
         else:
@@ -180,8 +174,6 @@ class Applier:
         self._out.forget(slot)
         if source.lifetimes is not None:
             source.lifetimes.forget()
-        if source.analytics is not None:
-            source.analytics.begin()
         source.ranked = source.ranked and same_epoch
         if not same_epoch:
             source.lost, source.partial_since = 0, None

@@ -146,8 +146,6 @@ class Loader:
             elif kind == "end":
                 for source in self._relay.sources:
                     source.normalizer.count()
-                    if source.analytics is not None:
-                        source.analytics.begin()
                 self.complete = True
             else:
                 raise StateError(f"unknown record {kind!r}")

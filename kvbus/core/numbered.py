@@ -74,7 +74,7 @@ class Numbered:
             if not output.spec.closed and output.view is None and slot not in output.hidden
         ]
         if batch is not None and not event.known:
-            self._apply(slot, source, batch, now, begins=event.begins)
+            self._apply(slot, source, batch, begins=event.begins)
         for number, stream, (payload, empty) in leaving:
             live = stream.take(event.seq, payload, empty, now, begins=event.begins, ends=event.ends, known=event.known)
             count = 0 if live is empty or batch is None else len(batch.events)
@@ -97,16 +97,12 @@ class Numbered:
                 set_aside(event)  # no normalizer has done it
         return encode(wire, batch.events, source.ts, source.rank), empty
 
-    def _apply(self, slot: int, source: Source, batch: Batch, now: float, *, begins: bool) -> None:
+    def _apply(self, slot: int, source: Source, batch: Batch, *, begins: bool) -> None:
         """Bring the index along; what leaves is the record itself, so it is the same wherever it leaves."""
         if begins:
             source.normalizer.reset()
             self._out.forget(slot)
-            if source.analytics is not None:
-                source.analytics.begin()
-        events = source.normalizer.apply(batch, first_of_epoch=False)
-        if source.analytics is not None:
-            source.analytics.see(events, batch.ts, now)
+        source.normalizer.apply(batch, first_of_epoch=False)
 
     def _see_rank(self, slot: int, source: Source, rank: int) -> None:
         if not source.ranked:

@@ -353,8 +353,6 @@ class Relay:
             if source.gone:
                 continue
             source.normalizer.merge_overlays()
-            if source.analytics is not None:
-                source.analytics.tick(now)
             if source.lifetimes is not None and (due := source.lifetimes.due(now)):
                 self._do(wal.BlocksOutlived(slot, due), now)
             if event.stood:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from kvbus.core.analytics import Analytics
 from kvbus.core.blocks.index import Index
 from kvbus.core.lifetimes import Lifetimes
 from kvbus.core.normalizing.normalizer import Normalizer
@@ -34,7 +33,6 @@ class Source:
         self.sequencer = Sequencer(spec.settings, self.stats)
         self.topics = Topics(spec.topic, spec.shared, self.sequencer, self.stats)
         self.normalizer = Normalizer(spec.rules, self.stats, Index(spec.copied_below))
-        self.analytics = Analytics(self.normalizer.index, self.stats, spec.analytics) if spec.analytics else None
 
         rules = spec.rules
         expire = Lifetimes(rules.expiring_media, rules.expire_after, self.normalizer.index)

@@ -26,8 +26,6 @@ class SourceSpec(msgspec.Struct, frozen=True):
     """Another source reads the same socket, or the same replay."""
     copied_below: int = SMALL
     """Tables of fewer blocks are copied for a snapshot, see :mod:`kvbus.core.blocks.overlay`."""
-    analytics: int = 0
-    """Most live blocks that are followed, see :mod:`kvbus.core.analytics`; 0: none."""
     numbered: bool = False
     """It is read from a log, and routers get its records under the numbers that they have there."""
 

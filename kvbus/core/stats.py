@@ -118,16 +118,10 @@ class Histogram:
         self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
 
-    def observe(self, value: float, times: int = 1) -> None:
-        """Take in a value in the histogram's unit (seconds), so many times."""
-        self.counts[bisect_left(self.bounds, value)] += times
-        self.total += value * times
-
-    def copy(self) -> Histogram:
-        """The same, as it is now."""
-        copied = Histogram(self.bounds)
-        copied.counts, copied.total = self.counts.copy(), self.total
-        return copied
+    def observe(self, value: float) -> None:
+        """Take in a value in the histogram's unit (seconds)."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
 
 
 class HttpRefusal(StrEnum):

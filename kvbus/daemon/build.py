@@ -9,7 +9,6 @@ from typing import Final
 from msgspec import structs
 
 from kvbus.config import Config, OutputConfig, SourceStream
-from kvbus.core import analytics
 from kvbus.core.normalizing.rules import Rules
 from kvbus.core.outputs.spec import NewStream, OutputSpec, Rights
 from kvbus.core.relay import Relay
@@ -84,7 +83,6 @@ def source_spec(config: Config, stream: SourceStream) -> SourceSpec:
         config.source_timeout,
         stream.topic,
         shared=stream.shared,
-        analytics=analytics.LIMIT if config.analytics else 0,
         numbered=config.log_numbers,
     )
 

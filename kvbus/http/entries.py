@@ -7,7 +7,6 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from kvbus.core.analytics import AnalyticsReading
 from kvbus.core.remarks import Said
 from kvbus.core.sequencing.settings import State
 from kvbus.core.source import Source
@@ -44,35 +43,6 @@ class Counts(msgspec.Struct):
     filtered: dict[str, int]
 
 
-class Lifetimes(msgspec.Struct):
-    """Blocks by how long they lived: those up to each bound, and above the one before it."""
-
-    seconds: float
-    buckets: dict[str, int]
-
-
-class Followed(msgspec.Struct):
-    """The sample: its live blocks, and of how many blocks one is in it."""
-
-    blocks: int
-    one_in: int
-
-
-class Analytics(msgspec.Struct):
-    """The blocks of a source, over time."""
-
-    live: int
-    stored: int
-    removed: int
-    stored_again: int
-    stored_per_second: float
-    removed_per_second: float
-    churn: float
-    shared: float
-    lifetimes: Lifetimes
-    followed: Followed
-
-
 class SourceEntry(msgspec.Struct):
     """One engine publisher."""
 
@@ -99,7 +69,6 @@ class SourceEntry(msgspec.Struct):
     counts: Counts
     examples: dict[str, str]
     blocks: dict[str, int]
-    analytics: Analytics | None
     slot: int | UnsetType = UNSET
 
 
@@ -160,29 +129,12 @@ def source_entry(
         heals=why.heals if why else None,
         counts=_entry(Counts, stats, pending=source.pending, ways=ways),
         blocks={medium: count for medium, count in source.blocks.items() if count},
-        analytics=None if source.analytics is None else analytics_entry(source.analytics),
     )
 
 
 def bare_entry(source: Source) -> SourceEntry:
     """Return the entry of a source as it is now, without its addresses."""
     return source_entry(read_source(source), "", None)
-
-
-def analytics_entry(analytics: AnalyticsReading) -> Analytics:
-    """Return the entry of what is known of a source's blocks over time."""
-    lifetimes = analytics.lifetimes
-    buckets = dict(zip([*map(str, lifetimes.bounds), "+Inf"], lifetimes.counts, strict=True))
-    return _entry(
-        Analytics,
-        analytics,
-        stored_per_second=round(analytics.stored_per_second, 6),
-        removed_per_second=round(analytics.removed_per_second, 6),
-        churn=round(analytics.churn, 6),
-        shared=round(analytics.shared, 4),
-        lifetimes=Lifetimes(round(lifetimes.total, 3), buckets),
-        followed=Followed(analytics.followed, analytics.weight),
-    )
 
 
 def router_entry(output: str, router: RouterView) -> RouterEntry:

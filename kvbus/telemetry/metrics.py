@@ -19,7 +19,7 @@ from kvbus.telemetry.output_rows import OUTPUTS
 from kvbus.telemetry.process_rows import DISCOVERY, FRONT, FRONT_GRPC, PROCESS
 from kvbus.telemetry.readings import Driver, SourceReading, read_outputs, read_sources
 from kvbus.telemetry.row import Row
-from kvbus.telemetry.source_rows import ANALYTICS, SOURCES
+from kvbus.telemetry.source_rows import SOURCES
 
 T = TypeVar("T")
 
@@ -82,14 +82,6 @@ class RelayCollector:
         readings = read_outputs(relay, observed.drivers, observed.output_stats)
         outputs = [((output.name,), output) for output in readings]
         yield from _of_sources(SOURCES, sources)
-        if followed := [(name, source.analytics) for name, source in sources if source.analytics is not None]:
-            yield from _of_sources(ANALYTICS, followed)
-            yield _histogram(
-                "source_block_lifetime_seconds",
-                "From a block stored to evicted.",
-                *((name, analytics.lifetimes) for name, analytics in followed),
-                labels=("source",),
-            )
         yield from (_family(row, ("output",), outputs) for row in OUTPUTS)
         discoveries = [((discovery.name,), discovery) for discovery in observed.discoveries]
         yield from (_family(row, ("discovery",), discoveries) for row in DISCOVERY)
@@ -99,9 +91,9 @@ class RelayCollector:
             yield from (_family(row, (), [((), calls)]) for row in FRONT_GRPC)
         yield from (_family(row, (), [((), process)]) for row in PROCESS)
         yield _histogram(
-            "relay_latency_seconds", "From a batch received to handed to the transport.", ((), process.relay_latency)
+            "relay_latency_seconds", "From a batch received to handed to the transport.", process.relay_latency
         )
-        yield _histogram("event_loop_lag_seconds", "How late the event loop was for its timer.", ((), process.loop_lag))
+        yield _histogram("event_loop_lag_seconds", "How late the event loop was for its timer.", process.loop_lag)
 
 
 def _of_sources(rows: Iterable[Row[T]], observed: Sequence[tuple[tuple[str, ...], T]]) -> Iterator[Metric]:
@@ -120,17 +112,14 @@ def _family(row: Row[T], labels: tuple[str, ...], observed: Iterable[tuple[tuple
     return family
 
 
-def _histogram(
-    name: str, text: str, *observed: tuple[tuple[str, ...], Histogram], labels: tuple[str, ...] = ()
-) -> Metric:
-    family = HistogramMetricFamily(f"kvbus_{name}", text, labels=labels)
-    for values, histogram in observed:
-        buckets: list[tuple[str, float]] = []
-        count = 0
-        for bound, n in zip((*histogram.bounds, float("inf")), histogram.counts, strict=True):
-            count += n
-            buckets.append(("+Inf" if bound == float("inf") else repr(bound), count))
-        family.add_metric(values, buckets, histogram.total)
+def _histogram(name: str, text: str, histogram: Histogram) -> Metric:
+    family = HistogramMetricFamily(f"kvbus_{name}", text, labels=())
+    buckets: list[tuple[str, float]] = []
+    count = 0
+    for bound, n in zip((*histogram.bounds, float("inf")), histogram.counts, strict=True):
+        count += n
+        buckets.append(("+Inf" if bound == float("inf") else repr(bound), count))
+    family.add_metric((), buckets, histogram.total)
     return family
 
 

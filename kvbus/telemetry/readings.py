@@ -13,7 +13,6 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import structs
 
-from kvbus.core.analytics import AnalyticsReading, shares
 from kvbus.core.blocks.announce import group_of, out_parent, runs
 from kvbus.core.blocks.chunk import Chunk
 from kvbus.core.blocks.index import Index
@@ -56,7 +55,6 @@ class SourceReading(msgspec.Struct, frozen=True):
         index_bytes: about what these take.
         groups: KV cache groups that the epoch has stored blocks of.
         blocks: live blocks by medium, as routers know them: none of an expired source.
-        analytics: what is known of the blocks it follows, if it does.
         examples: by reason, what the first thing was like that was refused or left out for it.
     """
 
@@ -87,7 +85,6 @@ class SourceReading(msgspec.Struct, frozen=True):
     blocks: dict[str, int]
     examples: dict[str, str]
     stats: SourceStats
-    analytics: AnalyticsReading | None
 
 
 class OutputReading(msgspec.Struct, frozen=True):
@@ -119,26 +116,14 @@ class OutputReading(msgspec.Struct, frozen=True):
 
 def read_sources(relay: Relay) -> Iterator[tuple[int, SourceReading]]:
     """Read all sources, each with its slot, as it is asked for: those that were there at first and still are."""
-    analytics, at_first = read_analytics(relay), relay.sources.copy()
+    at_first = relay.sources.copy()
     for slot, source in enumerate(at_first):
         if source is relay.sources[slot] and not source.gone:
-            yield slot, read_source(source, analytics.get(slot))
+            yield slot, read_source(source)
 
 
-def read_analytics(relay: Relay) -> dict[int, AnalyticsReading]:
-    """Read what is known of the blocks of all sources that follow them, by slot. An expired one shares none."""
-    followed = {
-        slot: (source.analytics, source.expired)
-        for slot, source in enumerate(relay.sources)
-        if source.analytics is not None and not source.gone
-    }
-    live = [slot for slot, (_, expired) in followed.items() if not expired]
-    shared = dict(zip(live, shares([followed[slot][0] for slot in live]), strict=True))
-    return {slot: analytics.reading(shared.get(slot, 0.0)) for slot, (analytics, _) in followed.items()}
-
-
-def read_source(source: Source, analytics: AnalyticsReading | None = None) -> SourceReading:
-    """Read one source; ``analytics`` are what only all sources together know."""
+def read_source(source: Source) -> SourceReading:
+    """Read one source."""
     sequencer, normalizer, spec = source.sequencer, source.normalizer, source.spec
     media = normalizer.index.media()
     return SourceReading(
@@ -169,7 +154,6 @@ def read_source(source: Source, analytics: AnalyticsReading | None = None) -> So
         blocks=dict.fromkeys(media, 0) if source.expired else dict(media),
         examples=source.examples.copy(),
         stats=source.stats.copy(),
-        analytics=analytics,
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from kvbus.core.analytics import LIMIT, AnalyticsReading
 from kvbus.core.remarks import Remark
 from kvbus.core.sequencing.settings import State
 from kvbus.core.types import DEVICE_MEDIUM, Filtered, Reason, Refused
@@ -177,19 +176,3 @@ SOURCES: Final[tuple[Row[SourceReading], ...]] = (
     ),
     by("medium", "blocks", "Live blocks, as announced to routers.", lambda s: {DEVICE_MEDIUM: 0, **s.blocks}.items()),
 )
-
-ANALYTICS: Final[tuple[Row[AnalyticsReading], ...]] = (
-    one("source_blocks_stored_total", "Blocks that no tier held and one does now.", lambda a: a.stored),
-    one("source_blocks_removed_total", "Blocks that the last tier evicted; no clears.", lambda a: a.removed),
-    one(
-        "source_blocks_stored_again_total",
-        "Blocks stored that a cache of twice the size would still have had.",
-        lambda a: a.stored_again,
-    ),
-    one("source_live_blocks", "Live blocks, each once however many tiers hold it.", lambda a: a.live),
-    one("source_shared_blocks_ratio", "Share of live blocks that another source holds too.", lambda a: a.shared),
-    one("source_followed_blocks", "Live blocks in the sample.", lambda a: a.followed),
-    one("source_followed_blocks_limit", "Limit of live blocks in the sample.", lambda _: LIMIT),
-    one("source_followed_blocks_ratio", "Share of blocks that the sample follows.", lambda a: 1 / a.weight),
-)
-"""Of the sources whose blocks are followed; there are none without ``analytics``."""

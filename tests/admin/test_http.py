@@ -116,35 +116,6 @@ async def test_no_answer_is_made_for_a_client_that_has_gone(monkeypatch):
 # -- /sources
 
 
-async def test_analytics_are_in_sources_and_in_metrics():
-    async with web_and_engine(analytics=True) as (client, engine):
-        for payload in (batch(store([1, 2, 3]), ts=10.0), batch(removed([3]), ts=25.0), batch(store([3], 2), ts=26.0)):
-            engine.publish(payload)
-        await relayed(client, 3)
-        (entry,) = await client.json("/sources")
-        analytics = entry["analytics"]
-        assert {key: analytics[key] for key in ("live", "stored", "removed", "stored_again", "shared")} == {
-            "live": 3,
-            "stored": 4,
-            "removed": 1,
-            "stored_again": 1,
-            "shared": 0.0,
-        }
-        assert analytics["lifetimes"]["seconds"] == 15.0
-        assert {bound: n for bound, n in analytics["lifetimes"]["buckets"].items() if n} == {"30.0": 1}
-        assert analytics["stored_per_second"] == pytest.approx(4 / 300, rel=0.2)
-        assert analytics["removed_per_second"] > 0
-        assert analytics["churn"] == pytest.approx(5 / 300 / 3, rel=0.2)
-        assert analytics["followed"] == {"blocks": 3, "one_in": 1}
-        metrics = await client.metrics()
-        source = ("source", "engine")
-        assert metrics["kvbus_source_blocks_stored_again_total", source] == 1
-        assert metrics["kvbus_source_followed_blocks_ratio", source] == 1
-        assert metrics["kvbus_source_block_lifetime_seconds_sum", source] == 15.0
-        assert metrics["kvbus_source_block_lifetime_seconds_bucket", ("le", "30.0"), source] == 1
-        assert metrics["kvbus_source_block_lifetime_seconds_bucket", ("le", "10.0"), source] == 0
-
-
 async def test_sources_before_and_after_the_engine_is_there():
     async with web() as client:
         (entry,) = await client.json("/sources")
@@ -180,7 +151,6 @@ async def test_sources_before_and_after_the_engine_is_there():
             },
             "examples": {},
             "blocks": {},
-            "analytics": None,
             "slot": 0,
         }
         async with EnginePublisher(client.bus.engine, client.bus.engine_replay, bind=True) as engine:

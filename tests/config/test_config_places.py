@@ -28,7 +28,6 @@ def test_defaults_are_the_documented_ones(read):
         "replay_timeout": 2.0,
         "probe_interval": 1.0,
         "reorder_batches": 20_000,
-        "analytics": False,
         "interpose": None,
         "front": None,
         "front_grpc": None,

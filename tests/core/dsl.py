@@ -23,7 +23,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, Self
 
-from kvbus.core.analytics import Analytics
 from kvbus.core.commands import AnswerReplay, CancelReplay, Command, Publish, RequestReplay, RequestSnapshot
 from kvbus.core.events import (
     BatchReceived,
@@ -50,7 +49,7 @@ from kvbus.core.wire.codec import AnyEvent, decode, decode_batch
 from kvbus.core.wire.frames import END_SEQ
 from kvbus.core.wire.profiles import PROFILES
 from kvbus.transport.answer_reader import AnswerReader
-from tests.doubles.accounting import all_accounted_for, follows_what_is_live, size_is_true
+from tests.doubles.accounting import all_accounted_for, size_is_true
 from tests.doubles.answers import reading
 from tests.doubles.payloads import batch, payload, plain_all, short, unpack
 from tests.doubles.router import PlainSetRouter
@@ -59,8 +58,6 @@ from tests.doubles.router import PlainSetRouter
 
 
 EVERYTHING = Rights()
-FOLLOWED = 12
-"""Blocks that analytics follow: few, so that they become a sample."""
 
 
 class Bench:
@@ -73,7 +70,6 @@ class Bench:
         self.taken = 0
         self.stats = SourceStats()
         self.normalizer = Normalizer(Rules(**rules), self.stats)
-        self.analytics = Analytics(self.normalizer.index, self.stats, FOLLOWED)
         self.router = PlainSetRouter()
         self.seq = 0
         self.left: list[AnyEvent] = []
@@ -89,8 +85,6 @@ class Bench:
             self.taken += 1
             assert plain_all(out) == plain_all(decode_batch(batch).events)  # type: ignore[union-attr]
         size_is_true(self.normalizer)
-        self.analytics.see(out, 0.0, 0.0)
-        follows_what_is_live(self.analytics, self.normalizer.index, FOLLOWED)
         self.router.apply(self.seq, payload(*out))
         self.seq += 1
         return plain_all(out)

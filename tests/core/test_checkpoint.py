@@ -7,12 +7,10 @@ import pytest
 from kvbus.core.checkpoint import CHUNKS_PER_RECORD, Loader, dump
 from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.relay import Relay
-from kvbus.core.sequencing.fingerprints import fingerprint
 from kvbus.core.wire.codec import decode_batch
 from kvbus.core.wire.profiles import PROFILES
-from kvbus.core.write_ahead_log import Delivered, StateError
+from kvbus.core.write_ahead_log import StateError
 from tests.core.dsl import Script, live
-from tests.core.test_analytics import Followed
 from tests.doubles.payloads import pack, payload, plain_all, removed, store
 
 
@@ -140,16 +138,3 @@ def test_what_is_no_record_of_a_dump_is_refused(record, said):
 def test_what_is_no_array_is_refused(blob):
     with pytest.raises(StateError):
         Loader(Script().relay).feed(blob)
-
-
-def test_blocks_that_were_loaded_are_followed_and_have_no_age():
-    first, second = Followed(), Followed()
-    first.at(0.0, store([1, 2, 3]), store([2], 1, medium="CPU"))
-    loader = Loader(second.relay)
-    for blob in dump(first.relay):
-        loader.feed(blob)
-    assert second.counts == ((3, 0, 0, 0), (0, 0.0))
-    log = [payload(removed([3, 2]), ts=9.0), payload(store([4], 2), ts=10.0), payload(removed([4]), ts=12.0)]
-    for seq, logged in enumerate(log, 1):
-        second.relay.apply_record(Delivered(0, seq, b"", fingerprint(logged), logged), 0.0)
-    assert second.counts == ((2, 1, 2, 0), (1, 2.0))

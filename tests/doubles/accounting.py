@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from kvbus.core.analytics import Analytics
-from kvbus.core.blocks.index import Index
 from kvbus.core.blocks.size import chunk_bytes
 from kvbus.core.normalizing.normalizer import Normalizer
 from kvbus.core.sequencing.sequencer import Sequencer
@@ -37,10 +35,3 @@ def size_is_true(normalizer: Normalizer) -> None:
         held = {id(chunk): chunk_bytes(chunk) for table in tables for chunk in table.blocks.values()}
         assert index.size.blocks == sum(len(table.blocks) for table in tables)
         assert index.size.bytes == sum(held.values())
-
-
-def follows_what_is_live(analytics: Analytics, index: Index, limit: int) -> None:
-    """Of the blocks that routers know, those that their hash chooses are followed, and no others."""
-    weight = analytics.weight
-    assert set(analytics.sample(weight)) == {name for name in index.names() if not hash(name) % weight}
-    assert analytics.reading(0.0).followed <= limit

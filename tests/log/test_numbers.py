@@ -304,7 +304,7 @@ def published(relay: Relay, event: Any) -> list[tuple[int, int, list[str]]]:
 
 
 def relay_of(**keys: Any) -> Relay:
-    spec = SourceSpec("pod-a", 0, Settings(replay=False), Rules(clears="all"), analytics=100, numbered=True)
+    spec = SourceSpec("pod-a", 0, Settings(replay=False), Rules(clears="all"), numbered=True)
     return Relay([spec], [OutputSpec("out", PROFILES["vllm"], [b"kv@a"], by_topic=True, numbered=True, **keys)])
 
 

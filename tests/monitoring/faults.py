@@ -117,7 +117,7 @@ class Kvbus(KvbusProcess):
         self.out, self.out_replay = (f"127.0.0.1:{port}" for port in free_ports(2))
         routers = {"name": "routers", "endpoint": f"tcp://{self.out}", "replay_endpoint": f"tcp://{self.out_replay}"}
         merged = [output | {"layout": "merged"} for output in (routers, *(outputs or ()))]
-        config = {"outputs": merged, "probe_interval": 0.3, "state_dir": None, "analytics": True, **settings}
+        config = {"outputs": merged, "probe_interval": 0.3, "state_dir": None, **settings}
         super().__init__(directory / name, config)
 
     def follow(self, *engines: tuple[str, str, str]) -> None:

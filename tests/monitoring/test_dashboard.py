@@ -49,7 +49,7 @@ def test_grafanas_own_types_give_it_back_unchanged() -> None:
 
 def test_its_rows_and_variables() -> None:
     rows = [panel["title"] for panel in DASHBOARD["panels"] if panel["type"] == "row"]
-    assert rows == ["Overview", "Sources", "Analytics", "Outputs", "Replay", "Process"]
+    assert rows == ["Overview", "Sources", "Outputs", "Replay", "Process"]
     assert list(VARIABLES) == ["datasource", "namespace", "job", "instance", "source", "output"]
     assert all(panel["datasource"]["uid"] == "${datasource}" for panel in PANELS)
 

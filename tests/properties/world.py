@@ -52,7 +52,7 @@ from kvbus.core.source_spec import SourceSpec
 from kvbus.core.wire.frames import END_SEQ, FrameLimits
 from kvbus.core.wire.profiles import PROFILES, fold
 from kvbus.core.write_ahead_log import Frame, Records, decode_records
-from tests.doubles.accounting import all_accounted_for, follows_what_is_live, size_is_true
+from tests.doubles.accounting import all_accounted_for, size_is_true
 from tests.doubles.answers import reading
 from tests.doubles.router import PlainSetRouter, RankedRouter, events_of
 from tests.doubles.stage import cut_states
@@ -67,9 +67,6 @@ where the block size is pinned; ``("clear",)``: the GPU's, and another one in th
 ``("clear", None, medium)``: that medium's."""
 
 CLEARED = {"type": "AllBlocksCleared"}
-
-FOLLOWED = 12
-"""Blocks that analytics follow: fewer than an engine has."""
 
 TAIL = 1000
 """What the name of a tail is above that of the block it follows."""
@@ -440,7 +437,6 @@ class World:
                 setup.on_lost,  # type: ignore[arg-type]
                 setup.timeout,
                 copied_below=0,  # every snapshot holds the index still, however small it is
-                analytics=FOLLOWED,
             )
             for rank, kind in enumerate(setup.engines)
         ]
@@ -856,8 +852,6 @@ class World:
         for source in self.relay.sources:
             all_accounted_for(source)
             size_is_true(source.normalizer)
-            if source.analytics is not None:
-                follows_what_is_live(source.analytics, source.normalizer.index, FOLLOWED)
 
     def nothing_unbounded(self) -> None:
         setup = self.setup

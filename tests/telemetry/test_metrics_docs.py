@@ -33,9 +33,7 @@ def families():
         found = {"name": "workers", "discover": {"file": {"path": "/nonexistent"}}}
         front = {"listen": "127.0.0.1:0", "engine": "http://127.0.0.1:1", "source": "engine"}
         grpc = {**front, "engine": "127.0.0.1:1"}
-        everything = running_bus(
-            analytics=True, more_sources=[found], output={"layout": "merged"}, front=front, front_grpc=grpc
-        )
+        everything = running_bus(more_sources=[found], output={"layout": "merged"}, front=front, front_grpc=grpc)
         async with everything as bus, aiohttp.ClientSession() as session:
             host, port = there(bus.daemon.http_address)
             async with session.get(f"http://{host}:{port}/metrics") as answer:

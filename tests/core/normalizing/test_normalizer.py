@@ -974,7 +974,6 @@ class TestRestart:
                 for block, chunk in table.blocks.items():
                     mine.table(*key).add(block, chunk, 0, count=True)
         bench.normalizer.count()
-        bench.analytics.begin()
         assert bench.normalizer.entries == 5
         assert bench.normalizer.index_bytes == held
         bench.feed(store([3], 2, block_size=32))
@@ -995,7 +994,6 @@ class TestAnnounce:
         bench = Bench()
         bench.feed(store([1, 2]))
         bench.normalizer.reset()
-        bench.analytics.begin()
         assert list(bench.normalizer.announce()) == []
         assert bench.feed(store([b"x" * 32], block_size=64)) == plain_all([store([b"x" * 32], block_size=64)])
 
@@ -1003,7 +1001,6 @@ class TestAnnounce:
         bench = Bench(clears="auto", max_blocks=2)
         bench.feed(cleared(), store([1, 2]), store([3], medium="CPU"), first_of_epoch=True)
         bench.normalizer.reset(same_epoch=True)
-        bench.analytics.begin()
         bench.router.blocks.clear()
         assert (bench.normalizer.full, bench.normalizer.entries, bench.normalizer.media) == (False, 0, {"GPU", "CPU"})
         assert bench.feed(store([b"x" * 32])) == []
