@@ -30,7 +30,6 @@ _SUBCOMMANDS = (
     Subcommand("sim", "A synthetic engine."),
     Subcommand("conform", "Judge an engine or a router by the contract of the wire."),
     Subcommand("state", "Look at the state on disk, or remove it."),
-    Subcommand("log", "Look at streams in a log, or erase them."),
     Subcommand("keygen", "A key pair for CURVE."),
     Subcommand("token", "A bearer token for the HTTP port."),
 )

@@ -9,7 +9,6 @@ import pytest
 
 from kvbus.parts.log.contract import START, Pointer, UnavailableError
 from kvbus.parts.log.kafka import KafkaLog
-from kvbus.parts.log.kafka_erase import erase, look
 from kvbus.parts.log.record import Stream
 from tests.log.kinds import Kafka
 from tests.log.rights import Acl, Operation, Resource, rights
@@ -71,15 +70,6 @@ class Party:
         for key in (KEY, OTHERS):
             await self.write(key)
 
-    async def erase(self):
-        """A stream that somebody else has begun."""
-        writer = await self.kind.open().claim(KEY)
-        try:
-            await writer.append([b"record"])  # behind the end that the erasure before it has left
-        finally:
-            await writer.close()
-        await erase(self.place, await look(self.place), [KEY], states_too=False)
-
     async def read(self):
         await self.log.pointers()
         reader = await self.log.read({KEY: START})
@@ -109,12 +99,12 @@ def party(kafka, tmp_path):
     return Party(kafka, tmp_path)
 
 
-@pytest.mark.parametrize(("role", "count"), [("worker-a", 4), ("leaves", 4), ("reader", 2), ("admin", 6)])
+@pytest.mark.parametrize(("role", "count"), [("worker-a", 4), ("leaves", 4), ("reader", 2)])
 async def test_each_needs_each_of_its_acls_and_no_other(party, role, count):
     await party.kind.make()
     acls = party.acls(role)
     assert len(acls) == count
-    attempt = {"worker-a": party.write, "leaves": party.write_two, "reader": party.read, "admin": party.erase}[role]
+    attempt = {"worker-a": party.write, "leaves": party.write_two, "reader": party.read}[role]
     async with rights(party.kind.broker) as may:
         await may.user(party.user, "secret")
         await may.allow(party.user, *acls)

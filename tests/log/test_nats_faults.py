@@ -10,9 +10,8 @@ import pytest
 from nats.aio.client import Client
 
 from kvbus.parts.log import nats_client as module
-from kvbus.parts.log import nats_erase, nats_reader
+from kvbus.parts.log import nats_reader
 from kvbus.parts.log.contract import START, Entry, Pointer, UnavailableError
-from kvbus.parts.log.inventory import count
 from kvbus.parts.log.nats_client import Link
 from kvbus.parts.log.nats_reader import SHIFT
 from tests.log.fleet import KEY, fleet, taken
@@ -160,23 +159,6 @@ async def test_a_server_that_has_others_than_its_peers_is_not_believed(kind, mon
     assert [found[position] for position in written] == [b"%d" % n for n in range(20)]
     assert len(made) == consumers + 1
     await reader.close()
-
-
-async def test_what_is_read_again_is_counted_once(kind, monkeypatch):
-    monkeypatch.setattr(nats_reader, "ANOTHER", 0.0)
-    await kind.make()
-    written = await interleaved(kind)
-    made = diverge(monkeypatch, (written[7] >> SHIFT) + 1, 1, 2)  # the first one reads pointers
-    counted: list[int] = []
-
-    def counts(held, position, record):
-        counted.append(position)
-        count(held, position, record)
-
-    monkeypatch.setattr(nats_erase, "count", counts)
-    await nats_erase.look(kind.place(kind.server.address))
-    assert len(made) == 3
-    assert len(counted) == len(set(counted)) == 40
 
 
 async def test_a_reader_goes_on_where_every_server_says_the_same(kind, monkeypatch):

@@ -98,11 +98,7 @@ class KafkaWriter:
                 raise errors.for_code(code)(topic)
         return bool(first <= position)
 
-    async def withdraw(self) -> None:
-        """Put a tombstone in place of the pointer: the next writer begins at epoch 1."""
-        await self._send(self._place.pointers, [None])
-
-    async def _send(self, topic: str, values: Sequence[bytes | None]) -> int:
+    async def _send(self, topic: str, values: Sequence[bytes]) -> int:
         if self._over is not None:
             raise self._over
         try:
@@ -112,7 +108,7 @@ class KafkaWriter:
             self._over = error
             raise
 
-    async def _sent(self, topic: str, values: Sequence[bytes | None]) -> int:
+    async def _sent(self, topic: str, values: Sequence[bytes]) -> int:
         now = asyncio.get_running_loop().time()
         if self._begun is not None and now - self._begun >= COMMIT:
             await self._producer.commit_transaction()
@@ -255,12 +251,12 @@ class KafkaLog:
     async def pointers(self, key: str | None = None) -> dict[str, Pointer]:
         """Read the whole topic of pointers, or the partition of a key: as a rule one record a stream."""
         found: dict[str, Pointer] = {}
-        async with contextlib.aclosing(self.everything(self._place.pointers, key)) as records:
+        async with contextlib.aclosing(self._everything(self._place.pointers, key)) as records:
             async for record in records:
                 take_pointer(found, self.refused, record.key or b"", record.value or b"")
         return found if key is None else {name: found[name] for name in found if name == key}
 
-    async def everything(self, topic: str, key: str | None = None) -> AsyncGenerator[ConsumerRecord, None]:
+    async def _everything(self, topic: str, key: str | None = None) -> AsyncGenerator[ConsumerRecord, None]:
         """Every record that is in a topic now, or in the partition of a key: each partition in its order.
 
         Raises:

@@ -101,10 +101,6 @@ class NatsWriter:
         info = await self._link.api(f"STREAM.INFO.{self._place.keys.stream}")
         return bool(info["state"]["first_seq"] <= position >> SHIFT)
 
-    async def withdraw(self) -> None:
-        """Put nothing in place of the pointer: the next writer begins at epoch 1."""
-        self._pointer = await self._own(self._place.pointers, b"", self._pointer)
-
     async def _own(self, stream: str, data: bytes, expected: int) -> int:
         if self._over is not None:
             raise self._over

@@ -113,23 +113,6 @@ return 0
 )
 """A token, the pointer's epoch, seq and position, and seconds: what is older than they say and before it goes."""
 
-END: Final = (
-    """
-if redis.call('HGET', KEYS[2], 'token') == '' and redis.call('HGET', KEYS[2], 'ended') == ARGV[1] then return 0 end
-"""
-    + OWN
-    + """
-redis.call('XTRIM', KEYS[1], 'MAXLEN', 1)
-redis.call('HDEL', KEYS[2], 'epoch', 'seq', 'position', 'before')
-redis.call('HSET', KEYS[2], 'token', '', 'ended', ARGV[1])
-return 0
-"""
-)
-"""A token, which stays as that of who has ended it. The newest record stays, too, for readers to see, and its position:
-those of the next writer are above.
-"""
-
-
 KEEPS: Final = "return #redis.call('XRANGE', KEYS[1], ARGV[2], ARGV[2])"
 """A token, and the id of a record. Returns how many there are of it."""
 
@@ -203,10 +186,6 @@ class RedisWriter:
     async def keeps(self, position: int) -> bool:
         """Look for the record there, which goes before any behind it."""
         return bool(await self._run(KEEPS, f"{position}-0"))
-
-    async def withdraw(self) -> None:
-        """Delete the pointer, and all records but the newest: the next writer begins at epoch 1."""
-        await self._changed(END)
 
     async def _changed(self, script: str, *args: Any) -> int:
         if self._over is not None:
