@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvbus.cli.until import say
 from kvbus.common.errors import ExitCode, KvbusError
-from kvbus.transport.reach.dialling import dial
+from kvbus.transport.dialling import dial
 from kvbus.transport.zmtp.roles import Role
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from typing import Final
 
 from kvbus.client.updates import Reachable, Unreachable
 from kvbus.core.types import Refused
-from kvbus.transport.reach.connecting import connectable
-from kvbus.transport.reach.outcome import Outcome, Stop
+from kvbus.transport.reach import Outcome, Stop, connectable
 
 _SECONDS: Final = 3.0
 """For one look."""

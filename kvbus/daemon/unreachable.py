@@ -17,7 +17,7 @@ from kvbus.core.events import RelayEvent, SourceUnreachable
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.phases import SEPARATED
 from kvbus.transport.curve import Curve
-from kvbus.transport.reach.dialling import dial
+from kvbus.transport.dialling import dial
 from kvbus.transport.zmtp.roles import Role
 
 PAUSES: Final = (3.0, 6.0, 12.0, 30.0, 60.0)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kvbus.transport.reach.dialling import dial
-from kvbus.transport.reach.outcome import Outcome, Stop
+from kvbus.transport.dialling import dial
+from kvbus.transport.reach import Outcome, Stop
 from kvbus.transport.zmtp.frames import encode_message
 from kvbus.transport.zmtp.listener import Listener
 from kvbus.transport.zmtp.peer import Peer

@@ -18,9 +18,9 @@ from kvbus.daemon import build, outputs, source_sockets, unreachable
 from kvbus.daemon import daemon as daemon_module
 from kvbus.daemon.daemon import Daemon
 from kvbus.parts.outputs.zmq.driver import ZmqOutput
+from kvbus.transport.dialling import Dialled
 from kvbus.transport.live import views
-from kvbus.transport.reach.dialling import Dialled
-from kvbus.transport.reach.outcome import Outcome, Stop
+from kvbus.transport.reach import Outcome, Stop
 from kvbus.transport.zmtp import addresses, peer, tcp
 from tests.doubles.sources import change_sources
 from tests.vopr.engines import Directory, SimLive, SimRequest

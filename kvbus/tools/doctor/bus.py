@@ -11,7 +11,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from kvbus.core.remarks import Said
 from kvbus.tools.asking import Login, NoAnswerError, asking, get
 from kvbus.tools.doctor.findings import Finding, Report, Seen, Severity
-from kvbus.transport.reach.names import find, shown
+from kvbus.transport.reach import find, shown
 
 
 class BusSource(msgspec.Struct):

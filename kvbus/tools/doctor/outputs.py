@@ -20,8 +20,8 @@ from kvbus.tools.doctor.ports import holder
 from kvbus.tools.doctor.probes import NEWEST, local
 from kvbus.tools.doctor.sources import NETWORK, wrong
 from kvbus.transport.curve import Curve
-from kvbus.transport.reach.dialling import ClosedError, Connection, dial
-from kvbus.transport.reach.outcome import Stop
+from kvbus.transport.dialling import ClosedError, Connection, dial
+from kvbus.transport.reach import Stop
 from kvbus.transport.zmtp.addresses import ipc_address, split_tcp
 from kvbus.transport.zmtp.limits import Limits
 from kvbus.transport.zmtp.reasons import ProtocolError

@@ -15,9 +15,8 @@ from kvbus.core.wire.frames import ASKS_REPLAY, FrameLimits, ReplayEnd, parse_re
 from kvbus.daemon.build import source_spec
 from kvbus.tools.doctor.heard import Heard
 from kvbus.transport.curve import Curve
-from kvbus.transport.reach.accepting import accept
-from kvbus.transport.reach.dialling import ClosedError, Connection, Dialled, dial
-from kvbus.transport.reach.outcome import PUBLISHERS, Outcome, Stop
+from kvbus.transport.dialling import ClosedError, Connection, Dialled, accept, dial
+from kvbus.transport.reach import PUBLISHERS, Outcome, Stop
 from kvbus.transport.zmtp.limits import Limits
 from kvbus.transport.zmtp.reasons import ProtocolError
 from kvbus.transport.zmtp.reasons import Reason as Broken

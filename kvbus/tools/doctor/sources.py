@@ -9,7 +9,7 @@ from kvbus.config import Config
 from kvbus.core.remarks import ABOUT, TWO_PUBLISHERS, remarks
 from kvbus.tools.doctor.findings import Finding, Report, Seen, Severity
 from kvbus.tools.doctor.probes import NEWEST, Looked
-from kvbus.transport.reach.outcome import PUBLISHERS, SUBSCRIBERS, Outcome, Stop
+from kvbus.transport.reach import PUBLISHERS, SUBSCRIBERS, Outcome, Stop
 
 MAX_SKEW_S: Final = 5.0
 """Seconds that the clocks of engine and kvbus may differ."""

@@ -21,8 +21,8 @@ from kvbus.tools.conform.report import Report
 from kvbus.tools.conform.verdict import Evidence
 from kvbus.transport.client.subscriber import StreamSockets
 from kvbus.transport.curve import Curve
-from kvbus.transport.reach.dialling import dial
-from kvbus.transport.reach.outcome import Outcome, Stop
+from kvbus.transport.dialling import dial
+from kvbus.transport.reach import Outcome, Stop
 from kvbus.transport.zmtp.roles import Role
 
 _TICK_S: Final = 0.1

@@ -10,13 +10,10 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 import zmq
 
+from kvbus.transport import reach
 from kvbus.transport.curve import Curve, generate
-from kvbus.transport.reach import names
-from kvbus.transport.reach.accepting import accept
-from kvbus.transport.reach.dialling import ClosedError, dial
-from kvbus.transport.reach.names import Found
-from kvbus.transport.reach.outcome import Outcome, Stop
-from kvbus.transport.reach.strangers import name_of
+from kvbus.transport.dialling import ClosedError, accept, dial, name_of
+from kvbus.transport.reach import Found, Outcome, Stop
 from kvbus.transport.zmtp.frames import encode_message
 from kvbus.transport.zmtp.limits import Limits
 from kvbus.transport.zmtp.listener import Listener
@@ -228,7 +225,7 @@ async def test_a_name_server_that_does_not_answer(monkeypatch):
     async def never(_endpoint):
         await asyncio.Future()
 
-    monkeypatch.setattr("kvbus.transport.reach.connecting.find", never)
+    monkeypatch.setattr("kvbus.transport.reach.find", never)
     async with dial("tcp://engine:5557", Role.SUB, seconds=0.1) as dialled:
         assert dialled.outcome.sentence == (
             "the host name of tcp://engine:5557 does not resolve (no name server answers within 0.1 s)"
@@ -238,7 +235,7 @@ async def test_a_name_server_that_does_not_answer(monkeypatch):
 async def test_the_first_address_is_the_only_one_that_zeromq_tries(monkeypatch, context):
     port = context.socket(zmq.PUB).bind_to_random_port(HOST)
     both = Found((socket.AF_INET, ("127.0.0.2", port)), ((socket.AF_INET, ("127.0.0.1", port)),))
-    monkeypatch.setattr(names, "_look_up", lambda _host, _port: both)
+    monkeypatch.setattr(reach, "_look_up", lambda _host, _port: both)
     async with dial(f"tcp://engine:{port}", Role.SUB, seconds=8) as dialled:
         assert dialled.outcome.stop is Stop.OTHER_ADDRESS
         assert dialled.outcome.addresses == ("127.0.0.2", "127.0.0.1")

@@ -1,21 +1,23 @@
-"""One dial by hand: connect, shake hands, and then read and send messages as an ordinary SUB or DEALER does."""
+"""Dial by hand: connect, shake hands, and then read and send messages as an ordinary SUB or DEALER does.
+
+A port that does not speak ZMTP is named by its first bytes, or by what it answers to TLS and HTTP.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import socket
+import ssl
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from typing import Final
 
 from kvbus.transport.curve import Curve
-from kvbus.transport.reach.connecting import Attempt
-from kvbus.transport.reach.names import Address
-from kvbus.transport.reach.outcome import Outcome, Stop
-from kvbus.transport.reach.strangers import identify, name_of
+from kvbus.transport.reach import Address, Attempt, Outcome, Stop
 from kvbus.transport.sockets import rebuilding_id
 from kvbus.transport.zmtp import commands
+from kvbus.transport.zmtp.addresses import bind, peer_address
 from kvbus.transport.zmtp.events import Event, Message, Opened, Subscribed
 from kvbus.transport.zmtp.frames import encode_message
 from kvbus.transport.zmtp.greeting import SIGNATURE
@@ -154,7 +156,7 @@ class Connection:
 
 @dataclass(slots=True)
 class Dialled:
-    """What came of a dial, and the connection if it is open."""
+    """The outcome of a dial, and its connection if it is open."""
 
     outcome: Outcome
     connection: Connection | None = None
@@ -298,3 +300,86 @@ async def _until_opened(connection: Connection) -> Opened:
         event = await connection.next_event()
         if isinstance(event, Opened):
             return event
+
+
+# -- who dials in ---------------------------------------------------------------------------------------------------
+
+MAX_PEERS = 16
+"""Connections that are taken at most."""
+
+
+async def accept(endpoint: str, role: Role, curve: Curve | None, limits: Limits) -> AsyncIterator[Dialled]:
+    """Bind, and yield each peer that has dialled in. All connections are closed when the caller stops.
+
+    Raises:
+        BindError: the endpoint cannot be bound.
+    """
+    bound = bind(endpoint)
+    loop = asyncio.get_running_loop()
+    with contextlib.ExitStack() as opened:
+        opened.callback(bound.close)
+        for _ in range(MAX_PEERS):
+            connected, _ = await loop.sock_accept(bound.socket)
+            opened.callback(connected.close)
+            connected.setblocking(False)
+            outcome = Outcome(endpoint, Stop.SILENT, addresses=(peer_address(connected),))
+            dialled = await shake_hands(outcome, connected, role, curve, limits, None)
+            if dialled.outcome.stop is Stop.OPEN or dialled.outcome.mechanism:
+                yield Dialled(replace(dialled.outcome, addresses=outcome.addresses), dialled.connection)
+        await asyncio.Future()
+
+
+# -- what does not speak ZMTP ---------------------------------------------------------------------------------------
+
+ANSWER_S: Final = 0.7
+"""Seconds for an answer to one question."""
+
+_SHOWN: Final = 32
+_BEGINNINGS: Final = (
+    (b"HTTP/", "an HTTP server"),
+    (b"SSH-", "an SSH server"),
+    (b"\x15\x03", "a TLS server"),
+    (b"\x16\x03", "a TLS server"),
+    (b"-ERR", "a Redis server"),
+    (b"\x00\x00", "an HTTP/2 or gRPC server"),
+)
+
+
+def name_of(first: bytes) -> str:
+    """Name the server that sends these first bytes."""
+    for beginning, name in _BEGINNINGS:
+        if first.startswith(beginning):
+            return name
+    text = first[:_SHOWN].decode("ascii", "replace")
+    line = text.splitlines()[0] if text.strip() else ""
+    return f"it says {line!r}" if line.isprintable() and line else f"it begins with {first[:_SHOWN].hex(' ')}"
+
+
+async def identify(address: Address) -> str:
+    """Ask a silent port by TLS and HTTP who it is; empty if it answers neither."""
+    for question in (_client_hello(), b"HEAD / HTTP/1.0\r\n\r\n"):
+        answer = await _ask(address, question)
+        name = name_of(answer) if answer else ""
+        if name and not name.startswith("it "):
+            return name
+    return ""
+
+
+async def _ask(address: Address, question: bytes) -> bytes:
+    loop = asyncio.get_running_loop()
+    with socket.socket(address[0], socket.SOCK_STREAM) as asking, contextlib.suppress(OSError, TimeoutError):
+        asking.setblocking(False)
+        async with asyncio.timeout(ANSWER_S):
+            await loop.sock_connect(asking, address[1])
+            await loop.sock_sendall(asking, question)
+            return await loop.sock_recv(asking, 64)
+    return b""
+
+
+def _client_hello() -> bytes:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    with contextlib.suppress(ssl.SSLWantReadError):
+        context.wrap_bio(incoming, outgoing).do_handshake()
+    return outgoing.read()

@@ -1,0 +1,263 @@
+"""Connect once by hand, and say how far that got: name, address, connection.
+
+libzmq dials again and again and says nothing. ``kvbus doctor``, the client and a daemon that waits for an engine
+connect once by hand and get a reason. :mod:`kvbus.transport.dialling` goes on with the ZMTP handshake.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import socket
+import threading
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final
+
+from kvbus.transport.zmtp.addresses import ipc_address, split_tcp
+
+PUBLISHERS: Final = frozenset({"PUB", "XPUB"})
+SUBSCRIBERS: Final = frozenset({"SUB", "XSUB"})
+
+
+class Stop(StrEnum):
+    """Say where a dial ended, in the order of its steps."""
+
+    NAME = "name"
+    """The host name does not resolve."""
+    REFUSED = "refused"
+    """Nothing listens there."""
+    NO_ROUTE = "no_route"
+    """The network has no way there, or forbids it."""
+    DROPPED = "dropped"
+    """Nobody answers the connection attempt: a firewall, or no machine."""
+    OTHER_ADDRESS = "other_address"
+    """Nothing listens at the address that ZeroMQ takes for the name, and something does at another one of the name."""
+    SILENT = "silent"
+    """The port accepts, and says nothing."""
+    STRANGER = "stranger"
+    """The port speaks another protocol."""
+    VERSION = "version"
+    """The peer speaks a version of ZMTP that nobody can use here."""
+    MECHANISM = "mechanism"
+    """One side wants CURVE and the other does not."""
+    KEYS = "keys"
+    """Both sides want CURVE, and the keys do not fit."""
+    NO_CURVE = "no_curve"
+    """Both sides want CURVE, and the package for looking at it is not installed here."""
+    CLOSED = "closed"
+    """The peer ended the connection during the handshake."""
+    OPEN = "open"
+    """The handshake is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The result of one dial.
+
+    Attributes:
+        endpoint: what was dialled.
+        stop: where it ended.
+        detail: what is particular about it, as a part of :attr:`sentence`.
+        addresses: what the name resolves to, the address that ZeroMQ takes first.
+        mechanism: the peer's security mechanism; empty if the dial did not get so far.
+        socket_type: the peer's socket type; empty if the dial did not get so far.
+        version: the peer's ZMTP.
+    """
+
+    endpoint: str
+    stop: Stop
+    detail: str = ""
+    addresses: tuple[str, ...] = ()
+    mechanism: str = ""
+    socket_type: str = ""
+    version: tuple[int, int] = (0, 0)
+
+    @property
+    def sentence(self) -> str:
+        """Say why the dial failed, or that the endpoint is open."""
+        return f"{_SENTENCES[self.stop].format(endpoint=self.endpoint)}{f' ({self.detail})' if self.detail else ''}"
+
+    @property
+    def no_publisher(self) -> str:
+        """Say why this endpoint has no publisher; empty if it has one."""
+        if self.stop is not Stop.OPEN:
+            return self.sentence
+        if self.socket_type in PUBLISHERS:
+            return ""
+        return f"{self.endpoint} is a {self.socket_type} socket and no publisher"
+
+
+_SENTENCES = {
+    Stop.NAME: "the host name of {endpoint} does not resolve",
+    Stop.REFUSED: "nothing listens at {endpoint}",
+    Stop.NO_ROUTE: "there is no way to {endpoint}",
+    Stop.DROPPED: "nobody answers at {endpoint}: a firewall drops the packets, or the machine is away",
+    Stop.OTHER_ADDRESS: "nothing listens at the first address of {endpoint}, the only one that ZeroMQ tries",
+    Stop.SILENT: "{endpoint} accepts and says nothing: it is no ZeroMQ socket, or its process stands still",
+    Stop.STRANGER: "{endpoint} does not speak ZeroMQ",
+    Stop.VERSION: "{endpoint} speaks ZMTP 1.0, which is too old",
+    Stop.MECHANISM: "CURVE is on at one side of {endpoint} only",
+    Stop.KEYS: "the CURVE keys do not fit at {endpoint}",
+    Stop.NO_CURVE: "CURVE at {endpoint} cannot be looked at: kvbus[curve] is not installed",
+    Stop.CLOSED: "{endpoint} ends the connection in the handshake",
+    Stop.OPEN: "{endpoint} is open",
+}
+
+
+Address = tuple[int, str | tuple[str, int]]
+"""A family, and an address of it, as a socket connects to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The addresses of an endpoint; ``first`` is the one that libzmq takes, and it takes no other."""
+
+    first: Address
+    others: tuple[Address, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All of them, for people."""
+        return tuple(shown(each) for each in (self.first, *self.others))
+
+
+def shown(address: Address) -> str:
+    """Return an address for people."""
+    where = address[1]
+    return where.replace("\0", "@", 1) if isinstance(where, str) else where[0]
+
+
+async def find(endpoint: str) -> Found:
+    """Look up an endpoint in a daemon thread: a look-up that hangs delays neither the loop nor the process's end.
+
+    Raises:
+        OSError: its name does not resolve.
+        ValueError: it is malformed.
+    """
+    path = ipc_address(endpoint)
+    if path is not None:
+        return Found((socket.AF_UNIX, path))
+    host, port = split_tcp(endpoint)
+    loop = asyncio.get_running_loop()
+    found: asyncio.Future[Found] = loop.create_future()
+
+    def say(answer: Found | OSError) -> None:
+        if found.done():
+            return
+        if isinstance(answer, Found):
+            found.set_result(answer)
+        else:
+            found.set_exception(answer)
+
+    def look() -> None:
+        try:
+            answer: Found | OSError = _look_up(host, port)
+        except OSError as error:
+            answer = error
+        except UnicodeError:
+            answer = socket.gaierror(socket.EAI_NONAME, "no valid host name")
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(say, answer)
+
+    threading.Thread(target=look, name="kvbus-look-up", daemon=True).start()
+    return await found
+
+
+def _look_up(host: str, port: int) -> Found:
+    each = [
+        (family, (address[0], port))
+        for family, _, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        if isinstance(address[0], str)
+    ]
+    # libzmq with ZMQ_IPV6 asks for IPv6, takes IPv4 where there is none, and tries the first address alone
+    mapped = socket.getaddrinfo(host, port, family=socket.AF_INET6, type=socket.SOCK_STREAM, flags=socket.AI_V4MAPPED)[
+        0
+    ][4][0]
+    wanted = str(mapped).removeprefix("::ffff:")
+    first = next((one for one in each if one[1][0] == wanted), each[0])
+    others = dict.fromkeys(one for one in each if one != first)
+    return Found(first, tuple(others))
+
+
+class Attempt:
+    """A connection under way.
+
+    Attributes:
+        outcome: what it comes to if nothing more is heard; once connected, that the peer is silent.
+        address: what was connected to.
+    """
+
+    def __init__(self, endpoint: str, seconds: float) -> None:
+        self.outcome = Outcome(endpoint, Stop.NAME, f"no name server answers within {seconds:g} s")
+        self.address: Address | None = None
+        self._seconds = seconds
+
+    async def run(self) -> socket.socket | None:
+        """Connect; None if that is not possible."""
+        endpoint = self.outcome.endpoint
+        try:
+            found = await find(endpoint)
+        except OSError as error:
+            self.outcome = Outcome(endpoint, Stop.NAME, (error.strerror or str(error)).lower())
+            return None
+        self.outcome = Outcome(endpoint, Stop.DROPPED, f"within {self._seconds:g} s", found.names)
+        connected = await _connect(found)
+        if isinstance(connected, tuple):
+            stop, detail = connected
+            self.outcome = replace(self.outcome, stop=stop, detail=detail)
+            return None
+        self.outcome = Outcome(endpoint, Stop.SILENT, "", found.names)
+        self.address = found.first
+        return connected
+
+
+async def connectable(endpoint: str, *, seconds: float) -> Outcome:
+    """Connect once within this time, and close; `Stop.SILENT` says that it was possible."""
+    attempt = Attempt(endpoint, seconds)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            connected = await attempt.run()
+            if connected is not None:
+                connected.close()
+    return attempt.outcome
+
+
+async def _connect(found: Found) -> socket.socket | tuple[Stop, str]:
+    first = await _try(found.first)
+    if isinstance(first, socket.socket) or not found.others:
+        return first
+    tries = await asyncio.gather(*map(_try, found.others))
+    answers = [shown(each) for each, one in zip(found.others, tries, strict=True) if isinstance(one, socket.socket)]
+    for one in tries:
+        if isinstance(one, socket.socket):
+            one.close()
+    if answers:
+        return Stop.OTHER_ADDRESS, f"{shown(found.first)}; {answers[0]} accepts"
+    return first
+
+
+async def _try(address: Address) -> socket.socket | tuple[Stop, str]:
+    try:
+        connecting = socket.socket(address[0], socket.SOCK_STREAM)
+    except OSError as error:
+        return Stop.NO_ROUTE, error.strerror or str(error)
+    connecting.setblocking(False)
+    try:
+        await asyncio.get_running_loop().sock_connect(connecting, address[1])
+    except OSError as error:
+        connecting.close()
+        # uvloop names no error number for some
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        if error.errno in {errno.ECONNREFUSED, errno.ENOENT}:
+            return Stop.REFUSED, reason.lower()
+        return (Stop.DROPPED if error.errno == errno.ETIMEDOUT else Stop.NO_ROUTE), reason.lower()
+    except BaseException:
+        connecting.close()
+        raise
+    if address[0] != socket.AF_UNIX and connecting.getsockname()[:2] == connecting.getpeername()[:2]:
+        connecting.close()  # TCP may connect a port of its own to itself where nobody listens
+        return Stop.REFUSED, "connection refused"
+    return connecting
