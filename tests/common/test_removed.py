@@ -6,9 +6,10 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from kvbus.cli import main
 from kvbus.cli.program import Program, Subcommand
 from kvbus.common import removed
-from kvbus.config import ConfigError, load
+from kvbus.config import ConfigError, load, paths
 
 
 @pytest.fixture
@@ -55,3 +56,16 @@ def test_a_removed_command_and_option_say_what_to_use(monkeypatch):
     ):
         done = CliRunner().invoke(group, words)
         assert (done.exit_code, done.stderr.endswith(said)) == (2, True), done.stderr
+
+
+@pytest.mark.parametrize("key", [key for key in removed.KEYS if not paths.is_known(paths.parse(key))])
+def test_each_removed_key_says_what_to_use(key, tmp_path):
+    found = _problems(tmp_path / "kvbus.yaml", f"{key}: x\nsources: [{{}}]\noutputs: [{{}}]\n")
+    assert removed.gone(removed.KEYS[key]) in found[key]
+
+
+@pytest.mark.parametrize("words", removed.COMMANDS)
+def test_each_removed_command_says_what_to_use(words):
+    done = CliRunner().invoke(main, words.split())
+    assert done.exit_code == 2
+    assert removed.gone(removed.COMMANDS[words]) in done.stderr
