@@ -99,55 +99,10 @@ def synced(upto=3, **options):
     return stream
 
 
-def test_it_asks_from_zero_once_the_subscription_stands():
-    stream = Stream()
-    assert stream.opened == []
-    assert stream.connected() == [ask(0)]
-
-
 def test_it_asks_anyway_when_the_connection_is_not_reported():
     stream = Stream()
     assert stream.follow(stream.sequence.tick(stream.now)) == []
     assert stream.due() == [ask(0)]
-
-
-def test_live_batches_wait_for_the_end_of_the_replay_and_come_once():
-    stream = Stream()
-    stream.connected()
-    assert stream.live(2, 3) == []
-    assert stream.replayed(0, 1, 2) == stream.delivered(0, 1, 2, replayed=True)
-    assert stream.end() == [*stream.delivered(3), Synced(3)]
-    assert stream.sequence.held == 0
-
-
-def test_a_compacted_replay_counts_over_live_batches_of_the_same_seq():
-    stream = Stream()
-    stream.connected()
-    stream.live(1, 2)
-    stream.epoch = "snapshot"
-    answer = stream.replayed(0, 1, 2)
-    assert answer == stream.delivered(0, 1, 2, replayed=True)
-    assert stream.end() == [Synced(2)]
-    # the live copy of what the answer had, arriving late
-    stream.epoch = "a"
-    assert stream.live(2) == []
-    assert stream.live(3) == stream.delivered(3)
-
-
-def test_a_live_batch_0_needs_no_history():
-    stream = Stream()
-    stream.connected()
-    assert stream.live(0) == [*stream.delivered(0), Synced(0)]
-
-
-def test_an_answer_that_breaks_off_in_the_middle_of_a_state_is_asked_on_before_anything_else():
-    """The first part of a state reaches to what has come live, and yet nothing is complete."""
-    stream = synced()
-    stream.live(5)
-    assert stream.replayed(2, 3, 4) == stream.delivered(3, 4, replayed=True)
-    assert stream.due() == [ask(4)]  # and batch 5 still waits
-    stream.epoch = "another state"
-    assert stream.replayed(4) == [Restarted(1, RestartReason.PAYLOAD), ask(0)]
 
 
 def test_an_answer_that_breaks_off_and_is_never_confirmed_is_a_loss():
@@ -291,37 +246,12 @@ def test_whoever_answers_after_such_a_loss_is_asked_for_everything():
     assert stream.live(8) == stream.delivered(8)
 
 
-def test_a_gap_that_is_answered_after_such_a_loss_is_filled_and_then_all_of_it_is_asked_for():
-    stream = synced()
-    stream.live(5)
-    stream.due()
-    stream.due()
-    assert stream.live(9) == [Gap(6, 8), ask(5)]
-    assert stream.replayed(5, 6, 7, 8, 9) == stream.delivered(6, 7, 8, 9, replayed=True)
-    assert stream.end() == []
-    assert stream.due() == [ask(9)]
-    stream.replayed(9)
-    assert stream.end() == []
-    while ask(0) not in stream.due():
-        pass
-    assert stream.replayed(0) == [Restarted(1, RestartReason.REBUILT), ask(0)]
-
-
 def test_nobody_there_at_the_start():
     stream = Stream()
     assert stream.due() == [ask(0)]
     assert stream.due() == [ask(0)]
     assert stream.due() == [Lost(0, None, LostReason.NO_ANSWER), ask(0)]
     assert stream.connected() == [ask(0)]
-
-
-def test_a_lost_end_is_asked_for_again_and_then_done_without():
-    stream = Stream()
-    stream.connected()
-    stream.replayed(0, 1)
-    assert stream.due() == [ask(1)]
-    stream.replayed(1)
-    assert stream.due() == [Synced(1), ask(1)]
 
 
 def test_an_answer_without_end_in_sight_is_cut_off():
@@ -357,23 +287,6 @@ def test_beginning_live_asks_for_nothing_before_the_first_gap():
     assert stream.live(42) == [Gap(41, 41), ask(40)]
 
 
-def test_a_duplicate_is_left_out():
-    stream = synced()
-    stream.live(3, 4)
-    assert stream.live(3, 4) == []
-    assert stream.sequence.stats.duplicates == 2
-
-
-def test_another_payload_under_a_known_seq_is_a_restart():
-    stream = synced()
-    stream.live(3)
-    stream.epoch = "b"
-    assert stream.live(3) == [Restarted(1, RestartReason.PAYLOAD), ask(0)]
-    assert stream.replayed(0, 1, 2) == stream.delivered(0, 1, 2, replayed=True)
-    assert stream.end() == [*stream.delivered(3), Synced(3)]
-    assert stream.sequence.epoch == 1
-
-
 def test_a_seq_from_before_memory_is_looked_into():
     stream = synced()
     stream.live(*range(3, RING + 9))
@@ -381,13 +294,6 @@ def test_a_seq_from_before_memory_is_looked_into():
     assert stream.live(5) == [ask(RING + 8)]
     # the publisher has nothing as new as that any more
     assert stream.end() == [Restarted(1, RestartReason.WENT_BACK), ask(0)]
-
-
-def test_a_restart_that_has_passed_the_old_mark_is_seen_in_the_answer():
-    stream = synced()
-    stream.epoch = "b"
-    assert stream.live(9) == [Gap(3, 8), ask(2)]
-    assert stream.replayed(2) == [Restarted(1, RestartReason.PAYLOAD), ask(0)]
 
 
 def test_after_a_reconnection_nothing_is_delivered_unchecked():
@@ -398,16 +304,6 @@ def test_after_a_reconnection_nothing_is_delivered_unchecked():
     assert stream.connected() == [ask(3)]
     assert stream.live(4) == []  # exactly the next number, and yet of another epoch
     assert stream.replayed(3) == [Restarted(1, RestartReason.PAYLOAD), ask(0)]
-
-
-def test_a_reconnection_to_the_same_publisher_changes_nothing():
-    stream = synced()
-    stream.live(3)
-    stream.interrupted()
-    assert stream.connected() == [ask(3)]
-    assert stream.replayed(3, 4) == stream.delivered(4, replayed=True)
-    assert stream.end() == [Synced(4)]
-    assert stream.sequence.epoch == 0
 
 
 def test_a_changed_publisher_id_is_a_restart_whatever_the_seq():
@@ -515,14 +411,6 @@ def test_a_snapshot_takes_the_place_of_the_replay_from_zero():
     assert stream.live(10) == stream.delivered(10)
 
 
-def test_what_was_published_after_the_snapshot_is_replayed_though_nothing_comes_live():
-    stream = with_snapshots()
-    stream.connected()
-    assert snapshot(stream, 6, b"x") == [Replace(6, (b"x",)), ask(7)]
-    assert stream.replayed(7) == stream.delivered(7, replayed=True)
-    assert stream.end() == [Synced(7)]
-
-
 def test_a_snapshot_without_a_replay():
     stream = with_snapshots(replay=False)
     stream.connected()
@@ -531,23 +419,6 @@ def test_a_snapshot_without_a_replay():
     assert stream.sequence.deadline == inf
     assert stream.live(9) == [Gap(8, 8), ASK_SNAPSHOT]
     assert snapshot(stream, 9, b"y") == [Replace(9, (b"y",)), Synced(9)]
-
-
-def test_snapshots_that_never_pass_over_the_gap():
-    stream = with_snapshots(replay=False)
-    stream.connected()
-    snapshot(stream, 6)
-    stream.live(9)
-    assert snapshot(stream, 6) == [ASK_SNAPSHOT]
-    assert snapshot(stream, 6) == [Lost(7, 8, LostReason.HOLE), *stream.delivered(9), Synced(9)]
-
-
-def test_nothing_published_yet():
-    stream = with_snapshots()
-    stream.connected()
-    assert snapshot(stream, -1) == [ask(0)]
-    assert stream.end() == [Synced(-1)]
-    assert stream.live(0) == stream.delivered(0)
 
 
 @pytest.mark.parametrize("frames", [[(-2).to_bytes(8, "big", signed=True), bytes(16)], [b"?"], []])
@@ -587,48 +458,6 @@ def caught_up(**options):
     snapshot(stream, 6, b"x")
     stream.end()
     return stream
-
-
-def test_a_replay_that_is_silent_after_a_snapshot_loses_nothing():
-    stream = with_snapshots()
-    stream.connected()
-    snapshot(stream, 6, b"x")
-    assert stream.due() == [Synced(6), ask(7)]
-
-
-def test_a_gap_is_asked_of_the_replay_first():
-    stream = caught_up()
-    assert stream.live(8) == [Gap(7, 7), ask(7)]
-    assert stream.replayed(7, 8) == stream.delivered(7, 8, replayed=True)
-    assert stream.end() == [Synced(8)]
-
-
-@pytest.mark.parametrize("how", ["trimmed", "hole", "silence"])
-def test_a_gap_that_no_replay_fills_is_passed_over_by_a_snapshot(how):
-    stream = caught_up()
-    stream.live(7, 10)
-    if how == "trimmed":
-        assert stream.replayed(10) == [ASK_SNAPSHOT]
-    elif how == "hole":
-        stream.replayed(7, 10)
-        assert stream.end() == [ask(7)]
-        stream.replayed(7, 10)
-        assert stream.end() == [ASK_SNAPSHOT]
-    else:
-        stream.due()
-        assert stream.due() == [ASK_SNAPSHOT]
-    batch = stream.delivered(10, replayed=how == "hole")
-    assert snapshot(stream, 9, b"y") == [Replace(9, (b"y",)), *batch, Synced(10)]
-
-
-def test_what_neither_replay_nor_snapshot_brings_is_lost():
-    stream = caught_up()
-    stream.live(7, 10)
-    assert stream.replayed(10) == [ASK_SNAPSHOT]
-    assert snapshot(stream, 6, b"x") == [Lost(8, 9, LostReason.TRIMMED), *stream.delivered(10), Synced(10)]
-    # and the next gap has a snapshot's chance again
-    stream.live(12)
-    assert stream.replayed(12) == [ASK_SNAPSHOT]
 
 
 def test_another_publisher_id_on_the_live_stream_is_a_restart():
@@ -677,13 +506,6 @@ def test_a_snapshot_behind_a_stream_without_ids_is_another_epoch():
     assert stream.replayed(4) == [ASK_SNAPSHOT]
     assert snapshot(stream, 0, b"x") == [Restarted(1, RestartReason.WENT_BACK), ASK_SNAPSHOT]
     assert snapshot(stream, 0, b"x") == [Replace(0, (b"x",)), ask(1)]
-
-
-def test_beginning_live_asks_for_a_snapshot_only_where_nothing_else_helps():
-    stream = with_snapshots(replay=False, from_start=False)
-    assert stream.connected() == []
-    assert stream.live(40) == stream.delivered(40)
-    assert stream.live(42) == [Gap(41, 41), ASK_SNAPSHOT]
 
 
 def test_snapshots_nobody_asked_for_are_ignored():

@@ -1,4 +1,4 @@
-"""One publisher's batches put in order, by example; the state machine in tests/properties has the rest."""
+"""One publisher's batches put in order, by example; the random worlds in tests/properties have the rest."""
 
 from collections import deque
 from itertools import pairwise
