@@ -1,0 +1,120 @@
+"""The quickstarts' configurations are good, what is rendered is what is committed, and the site has every page."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from kvbus.cli import main
+from kvbus.core.wire.profiles import PROFILES
+from kvbus.http.page import FILES
+from kvbus.http.server import AdminServer
+from kvbus.index.server import document
+
+ROOT = Path(__file__).parents[2]
+
+
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("site_build", ROOT / "docs" / "site" / "build.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+build = script()
+ENGINES: list[dict[str, Any]] = build.FACTS["engine"]
+ROUTERS: list[dict[str, Any]] = build.FACTS["router"]
+PAIRS = [(engine, router) for engine in ENGINES for router in ROUTERS]
+QUICKSTART = (ROOT / "docs" / "QUICKSTART.md").read_text()
+
+
+def checked(text: str, path: Path) -> None:
+    path.write_text(text)
+    done = CliRunner().invoke(main, ["check", "-c", str(path)])
+    assert done.exit_code == 0, done.output
+
+
+def test_the_quickstart_is_what_the_facts_say() -> None:
+    assert build.quickstart() == QUICKSTART, "out of step: python docs/site/build.py --quickstart"
+
+
+@pytest.mark.parametrize(("engine", "router"), PAIRS, ids=lambda each: each["id"])
+def test_the_configuration_of_every_pair_is_good(
+    engine: dict[str, Any], router: dict[str, Any], tmp_path: Path
+) -> None:
+    page = build.pair(engine, router)
+    (text,) = re.findall(r"## 2\. kvbus\.yaml\n\n```yaml\n(.+?)```", page, re.DOTALL)
+    checked(text, tmp_path / "kvbus.yaml")
+    # the engine publishes where kvbus listens
+    (engines_own,) = re.findall(r"## 1\. The engine\n\n```\w*\n(.+?)```", page, re.DOTALL)
+    assert set(re.findall(r"tcp://127\.0\.0\.1:(\d+)", text)) == set(re.findall(r"tcp://\*:(\d+)", engines_own))
+    assert not re.search(r"[{](live|replay)[}]", page)
+
+
+def test_the_routers_of_the_quickstart_have_every_profile_and_their_ports_do_not_meet_the_engines() -> None:
+    assert set(re.findall(r"profile: ([\w-]+)", QUICKSTART)) == set(PROFILES)
+    for router in ROUTERS:
+        ours = set(re.findall(r"tcp://\*:(\d+)", router["output"]))
+        assert ours & set(map(str, build.ports(router))) == set(), router["id"]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("site")
+    build.gather(target, "")
+    return target / "docs"
+
+
+def test_every_pair_and_every_document_has_a_page_and_no_link_leaves_them(site: Path) -> None:
+    pages = {str(path.relative_to(site)) for path in site.rglob("*.md")}
+    assert {f"quickstart/{engine['id']}-{router['id']}.md" for engine, router in PAIRS} <= pages
+    assert {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")} <= pages
+    for page in site.rglob("*.md"):
+        text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+        for link in re.findall(r"\]\(([^)\s#]+)", text):
+            assert link.startswith(("https://", "http://")) or (page.parent / link).exists(), f"{page}: {link}"
+
+
+def test_a_link_to_the_sources_leads_to_the_repository_if_one_is_named() -> None:
+    where = build.pages()
+    text = "[a](../tests/long.py) `x` [b](OPERATIONS.md#a--b) [c](#d) [e](https://f/)\n```\n[g](../h)\n```\n"
+    assert build.moved(text, "docs/CLIENT.md", where, "https://forge/kvbus") == (
+        "[a](https://forge/kvbus/blob/main/tests/long.py) `x` [b](OPERATIONS.md#a-b) [c](#d) [e](https://f/)\n"
+        "```\n[g](../h)\n```\n"
+    )
+    assert build.moved(text, "docs/CLIENT.md", where, "").startswith("a `x` [b]")
+
+
+def test_every_page_of_the_navigation_is_there(site: Path) -> None:
+    named = re.findall(r'"([\w/]+\.md)"', (ROOT / "docs" / "site" / "zensical.toml").read_text())
+    assert len(named) > 10
+    assert [name for name in named if not (site / name).exists()] == []
+
+
+def test_nothing_but_this_repositorys_python_makes_the_pages() -> None:
+    """The generator's environment has no kvbus in it."""
+    text = (ROOT / "docs" / "site" / "build.py").read_text()
+    assert set(re.findall(r"^(?:import|from) (\w+)", text, re.MULTILINE)) - {"__future__"} <= sys.stdlib_module_names
+
+
+def test_the_http_reference_has_the_paths_that_are_served() -> None:
+    bus, _, index = (ROOT / "docs" / "HTTP.md").read_text().partition("## The port of an index")
+    source = Path(sys.modules[AdminServer.__module__].__file__ or "").read_text()
+    assert paths_of(bus) == {*FILES, *re.findall(r'^ +"(/[^"]+)": Path', source, re.MULTILINE)}
+    assert paths_of(index) == set(json.loads(document())["paths"])
+
+
+def paths_of(reference: str) -> set[str]:
+    """The paths in the first cells of a page's tables."""
+    rows = re.findall(r"^\| (`/[^|]*) \|", reference, re.MULTILINE)
+    return {path for row in rows for path in re.findall(r"`([^`]+)`", row)}
