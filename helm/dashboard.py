@@ -233,12 +233,6 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
             (rate("kvbus_source_restarts_total", SOURCE, PER_SOURCE), f"{OF_SOURCE} restarts"),
         ),
         graph(
-            "Ways",
-            "cps",
-            "Blocks by how their batches left: as they came, encoded again, or with each event decoded alone.",
-            (rate("kvbus_source_blocks_by_way_total", SOURCE, f"{PER_SOURCE}, way"), f"{OF_SOURCE} {{{{way}}}}"),
-        ),
-        graph(
             "Rejected",
             "cps",
             "Malformed batches and events, by reason.",

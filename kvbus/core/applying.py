@@ -72,14 +72,12 @@ class Applier:
         events = normalizer.apply(batch, first_of_epoch=seq == 0)
         if source.lifetimes is not None:
             source.lifetimes.see(batch.events, now)
-        as_it_came = normalizer.as_it_came
-        if not as_it_came and len(stats.rejected) + len(stats.filtered) != source.reasons:
+        if len(stats.rejected) + len(stats.filtered) != source.reasons:
             keep_batch(source, seq, payload, batch)
-        if not as_it_came or source.dialect.name is None:
-            source.dialect.see(payload)
-            if batch.unknown:
-                room = MAX_UNKNOWN - len(source.unknown)
-                source.unknown.update(sorted(batch.unknown - source.unknown)[:room])
+        source.dialect.see(payload)
+        if batch.unknown:
+            room = MAX_UNKNOWN - len(source.unknown)
+            source.unknown.update(sorted(batch.unknown - source.unknown)[:room])
         if normalizer.emptied and source.sequencer.partial:
             source.lost = 0
             source.sequencer.complete(certain=normalizer.clears.take_for_empty())
@@ -89,22 +87,7 @@ class Applier:
         if not events:
             return
         source.announced = True
-        blocks = blocks_in(events)
-        if as_it_came:
-            stats.as_they_came += 1
-            stats.as_they_came_blocks += blocks
-            whole = payload if rank == source.rank else None
-            self._out.publish(slot, source, events, now, whole)
-            if self._out.fitted:
-                self._out.publish_fitted(slot, source, events, now, whole)
-            return
-        if batch.uniform:
-            stats.encoded += 1
-            stats.encoded_blocks += blocks
-        else:
-            stats.by_event += 1
-            stats.by_event_blocks += blocks
-        self._out.publish_all(slot, source, events, blocks, now)
+        self._out.publish_all(slot, source, events, blocks_in(events), now)
 
     def _see_rank(self, slot: int, source: Source, rank: int, now: float) -> None:
         before = source.rank

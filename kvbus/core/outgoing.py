@@ -14,7 +14,7 @@ from kvbus.core.outputs.output import Output
 from kvbus.core.outputs.spec import NewStream, OutputSpec
 from kvbus.core.source import Source
 from kvbus.core.wire.codec import AnyEvent
-from kvbus.core.wire.profiles import CANONICAL, Wire, encode
+from kvbus.core.wire.profiles import Wire, encode
 from kvbus.core.wire.schema import AllBlocksCleared
 
 
@@ -182,26 +182,15 @@ class Outgoing:
         for batch in in_batches(events, source.normalizer.block_size or 0, blocks):
             self.publish(i, source, batch, now)
 
-    def publish(
-        self, i: int, source: Source, events: Sequence[AnyEvent], now: float, whole: bytes | None = None
-    ) -> None:
-        """Number and keep one batch on every output but the :attr:`fitted` ones.
-
-        ``whole`` says it already, in the canonical encoding.
-        """
+    def publish(self, i: int, source: Source, events: Sequence[AnyEvent], now: float) -> None:
+        """Number and keep one batch on every output but the :attr:`fitted` ones. Encode it once per wire and rank."""
         payloads: dict[tuple[Wire, int], bytes] = {}
-        several = len(self._plain) > 1
         for number, output in self._plain:
             at, rank = (0, i) if output.merged else (i, source.rank)
             stream = output.streams[at]
-            wire = stream.wire
-            payload = whole
-            if payload is None or rank != source.rank or not (wire is CANONICAL or source.says(wire)):
-                payload = payloads.get((wire, rank)) if several else None
-                if payload is None:
-                    payload = encode(wire, events, source.ts, rank)
-                    if several:
-                        payloads[wire, rank] = payload
+            payload = payloads.get((stream.wire, rank))
+            if payload is None:
+                payload = payloads[stream.wire, rank] = encode(stream.wire, events, source.ts, rank)
             seq = stream.append(payload, now)
             if stream.keeps_topic:
                 stream.topic = source.topic
@@ -213,16 +202,14 @@ class Outgoing:
         source: Source,
         events: list[AnyEvent],
         now: float,
-        whole: bytes | None = None,
         *,
         cleared: Cleared = (),
     ) -> None:
-        """Publish what leaves of a source's last batch on the :attr:`fitted` outputs."""
+        """Publish the events of a source's last batch on the :attr:`fitted` outputs."""
         for number, output in self._fitted_of(i):
             if output.view is None:
-                self._publish_fit(number, output, i, source, events, cleared, now, whole)
+                self._publish_fit(number, output, i, source, events, cleared, now)
             else:
-                # encoded anew: by the engine's own spelling routers would know that they got the batch whole
                 own = output.view.take(i, events, source.normalizer.index)
                 self._publish_fit(number, output, i, source, *own, now)
 
@@ -245,11 +232,10 @@ class Outgoing:
         events: list[AnyEvent],
         cleared: Cleared,
         now: float,
-        whole: bytes | None = None,
     ) -> None:
         fitted = self._fit(output, i, source, events, cleared)
         for batch in in_batches(fitted, source.normalizer.block_size or 0, blocks_in(fitted)):
-            self._publish_on(number, output, i, source, batch, now, whole if batch is events else None)
+            self._publish_on(number, output, i, source, batch, now)
 
     def _fit(self, output: Output, i: int, source: Source, events: list[AnyEvent], cleared: Cleared) -> list[AnyEvent]:
         return fit(
@@ -295,24 +281,22 @@ class Outgoing:
         source: Source,
         events: list[AnyEvent],
         now: float,
-        whole: bytes | None,
     ) -> None:
         """Number and keep one batch on one output, in several where its routers refuse one so large."""
         at, rank = (0, i) if output.merged else (i, source.rank)
         stream = output.streams[at]
         profile = stream.profile
-        if whole is None or rank != source.rank or not source.says(profile.wire):
-            whole = encode(profile.wire, events, source.ts, rank)
-        if 0 < profile.max_events < len(events) or 0 < profile.max_bytes < len(whole):
+        payload = encode(profile.wire, events, source.ts, rank)
+        if 0 < profile.max_events < len(events) or 0 < profile.max_bytes < len(payload):
             pieces = halves(events)
             if len(pieces) > 1:
                 for piece in pieces:
-                    self._publish_on(number, output, i, source, piece, now, None)
+                    self._publish_on(number, output, i, source, piece, now)
                 return
-        seq = stream.append(whole, now)
+        seq = stream.append(payload, now)
         if stream.keeps_topic:
             stream.topic = source.topic
-        self.commands.append(Publish(number, at, stream.topic, seq, whole, len(events), stream.publisher_id))
+        self.commands.append(Publish(number, at, stream.topic, seq, payload, len(events), stream.publisher_id))
 
     def merge_overlays(self) -> None:
         """Frozen copies of what views hold may have gone."""

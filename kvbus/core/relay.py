@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import inf
-from struct import Struct
 from typing import Final
 
 from kvbus.core import write_ahead_log as wal
@@ -62,13 +61,11 @@ from kvbus.core.source import Source
 from kvbus.core.source_spec import SourceSpec
 from kvbus.core.types import Reason
 from kvbus.core.wire.codec import begins_with_clear, note
-from kvbus.core.wire.frames import SEQ_BYTES, FrameLimits, ReplayEnd, parse_live, parse_replay
+from kvbus.core.wire.frames import FrameLimits, ReplayEnd, parse_live, parse_replay
 from kvbus.core.write_ahead_log import Records
 
 SLICE: Final = 256
 """Batches delivered per event handled: a long catch-up is spread over many, so that the loop stays alive."""
-
-_number: Final = Struct(">Q").unpack
 
 
 class Relay:
@@ -78,7 +75,6 @@ class Relay:
         self, sources: Sequence[SourceSpec], outputs: Sequence[OutputSpec], limits: FrameLimits | None = None
     ) -> None:
         self.limits = limits or FrameLimits()
-        self._max_bytes = self.limits.max_frame_bytes
         self.sources: list[Source] = []
         """By slot; a slot that is free has a source that is ``gone``."""
         ranks = [spec.rank for spec in sources]
@@ -210,20 +206,6 @@ class Relay:
         source = self.sources[slot]
         stats = source.stats
         topics = source.topics
-        if len(frames) == 3 and len(frames[1]) == SEQ_BYTES and source.publisher_id is None and topics.heard:
-            topic, number, payload = frames
-            (seq,) = _number(number)
-            fingerprint = None
-            if topic == topics.own and len(payload) <= self._max_bytes:
-                fingerprint = source.sequencer.accept_in_order(seq, payload, now)
-            if fingerprint is not None:
-                stats.batches += 1
-                stats.bytes += len(payload)
-                source.down_since = None
-                if self.records is not None:
-                    self.records.heads.append(wal.Delivered(slot, seq, topic, fingerprint, payload))
-                self._applier.deliver(slot, seq, topic, payload, now)
-                return
         message = parse_live(frames, self.limits)
         if isinstance(message, Reason):
             stats.batches += 1

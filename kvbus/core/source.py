@@ -14,7 +14,6 @@ from kvbus.core.source_spec import SourceSpec
 from kvbus.core.source_stats import SourceStats
 from kvbus.core.types import Filtered
 from kvbus.core.wire.dialect import Sniffer
-from kvbus.core.wire.profiles import Wire
 
 MIN_ANSWERS_ALONE: Final = 3
 """A late start takes one answer, and a lost batch at the end of a stream one more."""
@@ -75,16 +74,6 @@ class Source:
         """At least one block was announced, and nothing has cleared it since."""
         self.expired = False
         """The blocks were cleared downstream, and the index is kept in case the engine comes back."""
-
-    def says(self, wire: Wire) -> bool:
-        """Whether a payload of this source that needs no change is what this wire would encode."""
-        normalizer, index = self.normalizer, self.normalizer.index
-        return wire.accepts_as_is(
-            bytes_hashes=normalizer.bytes_hashes,
-            pairs=wire.fold_pairs and normalizer.pairs,
-            media=index.media_names,
-            grouped=index.grouped,
-        )
 
     def answer_ended(self) -> None:
         """Note whether a replay answer has brought batches that should have come live."""

@@ -6,16 +6,10 @@ from collections import Counter
 from typing import Final
 
 COUNTERS: Final = (
-    "as_they_came",
-    "as_they_came_blocks",
     "batches",
-    "by_event",
-    "by_event_blocks",
     "bytes",
     "cleared",
     "duplicates",
-    "encoded",
-    "encoded_blocks",
     "filtered",
     "gaps",
     "held_overflow",
@@ -80,15 +74,6 @@ class SourceStats:
         """Stores of several blocks from the root on that were all live: hits announced again, or real copies."""
         self.most_copies = 0
         """The most copies of one block beyond its first, ever."""
-
-        # How batches left, and how many blocks they named: as they came, encoded again, or encoded again because each
-        # event had to be decoded alone.
-        self.as_they_came = 0
-        self.as_they_came_blocks = 0
-        self.encoded = 0
-        self.encoded_blocks = 0
-        self.by_event = 0
-        self.by_event_blocks = 0
 
         # What was not taken, by reason.
         self.rejected: Counter[str] = Counter()

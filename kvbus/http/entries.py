@@ -16,13 +16,6 @@ from kvbus.telemetry.readings import SourceReading, read_source
 T = TypeVar("T", bound=msgspec.Struct)
 
 
-class Ways(msgspec.Struct):
-    """Batches, and the blocks in them."""
-
-    batches: int
-    blocks: int
-
-
 class Counts(msgspec.Struct):
     """What a source has been counted; ``missing = recovered + lost + pending``."""
 
@@ -38,7 +31,6 @@ class Counts(msgspec.Struct):
     pending: int
     duplicates: int
     restarts: int
-    ways: dict[str, Ways]
     rejected: dict[str, int]
     filtered: dict[str, int]
 
@@ -111,11 +103,6 @@ def source_entry(
         slot: the offset of its port on an output with a port for each source, and its rank on a merged output.
     """
     stats, why = source.stats, source.missing
-    ways = {
-        "as_it_came": Ways(stats.as_they_came, stats.as_they_came_blocks),
-        "encoded": Ways(stats.encoded, stats.encoded_blocks),
-        "by_event": Ways(stats.by_event, stats.by_event_blocks),
-    }
     return _entry(
         SourceEntry,
         source,
@@ -127,7 +114,7 @@ def source_entry(
         partial_reason=why.reason if why else None,
         missing_before=why.before if why else None,
         heals=why.heals if why else None,
-        counts=_entry(Counts, stats, pending=source.pending, ways=ways),
+        counts=_entry(Counts, stats, pending=source.pending),
         blocks={medium: count for medium, count in source.blocks.items() if count},
     )
 

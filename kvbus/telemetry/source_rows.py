@@ -58,21 +58,6 @@ SOURCES: Final[tuple[Row[SourceReading], ...]] = (
         lambda s: s.stats.held_overflow,
     ),
     one(
-        "source_fast_path_batches_total",
-        "Batches decoded as a whole, and not event by event.",
-        lambda s: s.stats.as_they_came + s.stats.encoded,
-    ),
-    by(
-        "way",
-        "source_blocks_by_way_total",
-        "Blocks by how their batches left: as they came, encoded again, or with each event decoded alone.",
-        lambda s: (
-            ("as_it_came", s.stats.as_they_came_blocks),
-            ("encoded", s.stats.encoded_blocks),
-            ("by_event", s.stats.by_event_blocks),
-        ),
-    ),
-    one(
         "source_rebuilds_total",
         "Times the live set was announced anew in another block size.",
         lambda s: s.stats.rebuilds,

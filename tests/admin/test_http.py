@@ -141,7 +141,6 @@ async def test_sources_before_and_after_the_engine_is_there():
             "queue_depth": 0,
             "unverified": 0,
             "counts": {
-                "ways": {way: {"batches": 0, "blocks": 0} for way in ("as_it_came", "encoded", "by_event")},
                 "rejected": {},
                 "filtered": {},
                 **dict.fromkeys(

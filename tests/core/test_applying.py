@@ -143,15 +143,3 @@ def test_each_record_does_the_same_again() -> None:
 def test_a_record_of_another_relay_is_refused(record: Record) -> None:
     with pytest.raises(StateError):
         make_relay().apply_record(record, 0.0)
-
-
-def test_how_batches_leave_is_counted_with_their_blocks() -> None:
-    kept = Kept()
-    kept.live(0, store([1, 2], lora_id=None, lora_name=None))
-    kept.live(1, store([3], 2))
-    kept.live(2, store([4], 3, novelty=1), {"type": "Nonsense"})
-    kept.live(3, store([1, 2]))
-    stats = kept.relay.sources[0].stats
-    assert (stats.as_they_came, stats.as_they_came_blocks) == (1, 2)
-    assert (stats.encoded, stats.encoded_blocks) == (1, 1)
-    assert (stats.by_event, stats.by_event_blocks) == (1, 1), "nothing is left of the last one"

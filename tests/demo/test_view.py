@@ -24,7 +24,7 @@ def source(label, **changes):
 
 def counts(**changes):
     zero = dict.fromkeys(Counts.__struct_fields__, 0)
-    return msgspec.convert(zero | {"ways": {}, "rejected": {}, "filtered": {}, "recovered": 6} | changes, Counts)
+    return msgspec.convert(zero | {"rejected": {}, "filtered": {}, "recovered": 6} | changes, Counts)
 
 
 SOURCES = (

@@ -78,7 +78,6 @@ def test_every_metric_of_sources_outputs_and_replay_is_on_it() -> None:
         "kvbus_source_timeouts_total",
         "kvbus_source_stale_replies_total",
         "kvbus_source_rebuilds_total",
-        "kvbus_source_fast_path_batches_total",  # the blocks of each way are there
         "kvbus_output_dropped_events_total",
         "kvbus_http_connections",  # a handful at any time; what is turned away is there
         "kvbus_http_dumps",

@@ -115,8 +115,6 @@ class Index:
         self._of_medium: dict[str, dict[TableKey, Table]] = {}
         self.media_names: AbstractSet[str] = self._of_medium.keys()
         """Media any table is of."""
-        self.grouped = False
-        """Whether any table is of a numbered group."""
         self.size = Size()
         """Whoever puts chunks into tables and takes them out counts them here."""
 
@@ -143,7 +141,6 @@ class Index:
         self.tables[key] = table
         self._of_group.setdefault(group, {})[key] = table
         self._of_medium.setdefault(medium, {})[key] = table
-        self.grouped |= group is not None
 
     def _drop(self, key: TableKey) -> None:
         del self.tables[key]
@@ -151,7 +148,6 @@ class Index:
             del tables[name][key]  # type: ignore[index]
             if not tables[name]:  # type: ignore[index]
                 del tables[name]  # type: ignore[arg-type]
-        self.grouped = len(self._of_group) > (None in self._of_group)
 
     def tables_on(self, media: Iterable[str]) -> list[tuple[TableKey, Table]]:
         """The tables of these media."""

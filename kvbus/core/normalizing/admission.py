@@ -101,8 +101,6 @@ class Admission:
         # Of the batch that was looked at last.
         self.relearned = False
         """Blocks announced before would now be treated differently."""
-        self.touched = False
-        """An event was changed."""
 
         # What is cached; :meth:`forget` empties it.
         self.shapes: dict[tuple[Any, ...], Shape] = {}
@@ -194,13 +192,11 @@ class Admission:
             self._refuse(Reason.TOO_MANY_GROUPS, shape.medium)
             return
         if event.block_size != size:
-            self.touched = True
             shape = self._shape_of(event)
         extras: Extras | None = None
         if batch.extras is not None:
             extras = next((batch.extras.get(at) for at, each in enumerate(batch.events) if each is event), None)
         if odd := set_aside(event):
-            self.touched = True
             extras = {**(extras or {}), **odd}
             batch.unknown = batch.unknown or set()
             for name in odd:
@@ -211,7 +207,6 @@ class Admission:
         first, count, size = 0, len(event.block_hashes), event.block_size
         known = tokens > 0 and tokens == count * size
         if not known:  # which of the tokens are those of a hash is not said
-            self.touched = self.touched or tokens > 0
             event.token_ids = NOTHING
         if size and (known or shape.group not in self.sizes):
             self._observe(shape, size, max(count, tokens // size), shape.medium if known else "")

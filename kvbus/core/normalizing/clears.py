@@ -95,7 +95,6 @@ class Clears:
             Whether everything the engine is known to have is gone.
         """
         leaving, removals = self._leaving, self._removals
-        leaving.touched = True
         self._admission.media |= self._index.media_names
         there = self._index.media_names | self._left_out.media | {each for each, _ in self._refused}
         if medium is not None:

@@ -31,8 +31,7 @@ from kvbus.core.source_stats import SourceStats
 from kvbus.core.types import Filtered, Hash, Reason, medium_key
 from kvbus.core.wire.batch import Batch
 from kvbus.core.wire.codec import AnyEvent, clears_all
-from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored
-from kvbus.core.wire.tokens import are_pairs
+from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved
 
 
 class Normalizer:
@@ -54,8 +53,6 @@ class Normalizer:
         """Medium and reason of each store that was refused. A clear of the medium ends it."""
         self.form = 0
         """The form that the last batch came in, see :func:`kvbus.core.wire.codec.decode`."""
-        self.as_it_came = False
-        """The events that left of the last batch are those of its payload, exactly."""
         self._begin(self._new_admission())
 
     def _new_admission(self) -> Admission:
@@ -152,16 +149,6 @@ class Normalizer:
         return self._leaving.cleared
 
     @property
-    def bytes_hashes(self) -> bool:
-        """Whether the last batch named its blocks by byte strings."""
-        return bool(self.form & 1)
-
-    @property
-    def pairs(self) -> bool:
-        """Whether tokens of what left of the last batch are EAGLE's pairs."""
-        return any(are_pairs(event.token_ids) for event in self._leaving.events if isinstance(event, BlockStored))
-
-    @property
     def only_without_prefix(self) -> bool:
         """Whether groups have announced blocks, and none of them carries prefixes."""
         return self._admission.only_without_prefix
@@ -185,7 +172,7 @@ class Normalizer:
         out: list[AnyEvent] = []
         admission, leaving = self._admission, self._leaving
         leaving.events = out
-        leaving.touched = admission.touched = self.emptied = False
+        self.emptied = False
         if leaving.cleared:
             leaving.cleared = []
         rejects, form, uniform = batch.rejects, batch.form, batch.uniform
@@ -197,7 +184,6 @@ class Normalizer:
             self._check_and_apply(batch)
         if self._removals.busy:
             self._removals.finish()
-        self.as_it_came = batch.canonical and not (leaving.touched or admission.touched) and out == events
         return out
 
     def _check_and_apply(self, batch: Batch) -> None:

@@ -125,16 +125,13 @@ class Stores:
     def _apply(self, step: Checked) -> None:
         event, shape, chunk = step.event, step.shape, step.chunk
         if not shape.complete:
-            self._leaving.touched = True
             shape.as_sent(event)
         if event.parent_block_hash is UNSET:
-            self._leaving.touched = True
             event.parent_block_hash = None
         if chunk is not None:
             self.place(event, shape, chunk, step.extras)
             return
         runs = offloaded(event, shape.group, self._index, self._removals)
-        self._leaving.touched = True
         if not runs and event.block_size:
             self._note(Filtered.HASH_ONLY, shape.medium)
             self.place(event, shape, chunk_of(self._index, event, step.extras), step.extras)

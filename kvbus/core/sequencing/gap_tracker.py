@@ -64,14 +64,6 @@ class GapTracker:
         """How many batches are missing whose fate is open."""
         return self.log_end - self.next - len(self.held) if self.synced else 0
 
-    def accept_next(self, seq: int, payload: bytes) -> int:
-        """Take the next batch of the live stream, with nothing known to be missing; returns its fingerprint.
-
-        Whoever calls delivers it.
-        """
-        self.next = self.log_end = self.live_end = seq + 1
-        return self.fingerprints.add(seq, payload)
-
     def live_in_order(self, seq: int, payload: bytes) -> None:
         """Take the next batch of the live stream, with nothing held."""
         end = seq + 1

@@ -25,8 +25,6 @@ from kvbus.core.types import Reason
 MAX_PROBE_BACKOFF: Final = 32
 """Times :attr:`Settings.probe_interval` after which an idle publisher is still asked."""
 
-_LIVE: Final = Phase.LIVE  # the hot path reads a global, and no attribute of an enumeration
-
 
 class Sequencer(Answers):
     """Takes in batches and replay answers, and puts out actions.
@@ -166,19 +164,6 @@ class Sequencer(Answers):
             self._new_epoch(now, RestartReason.REBUILT)
 
     # -- the live stream ---------------------------------------------------------------------------------------------
-
-    def accept_in_order(self, seq: int, payload: bytes, now: float) -> int | None:
-        """Take in the commonest case of :meth:`live`: the next batch, with nothing missing and no request open.
-
-        Returns the fingerprint of a batch that was taken: whoever calls delivers it at once, there is no action. None
-        if it is another case; then nothing has changed.
-        """
-        tracker = self._tracker
-        if not (seq == tracker.next == tracker.log_end and self.phase is _LIVE) or self.actions:
-            return None
-        self._idle_since = now
-        self._probe_factor = 1
-        return tracker.accept_next(seq, payload)
 
     def live(self, seq: int, payload: bytes, now: float) -> None:
         """One batch of the live stream."""

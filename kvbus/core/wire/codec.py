@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from math import isfinite
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -115,7 +116,7 @@ def decode(payload: bytes | memoryview, max_events: int = MAX_EVENTS, form: int 
         found = _DECODERS[form](payload)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         return _decode_other(payload, max_events, form)
-    return _uniform(found, payload, max_events, form)
+    return _uniform(found, max_events, form)
 
 
 def begins_with_clear(payload: bytes, max_events: int = MAX_EVENTS) -> bool:
@@ -144,30 +145,21 @@ def _decode_other(payload: bytes | memoryview, max_events: int, form: int) -> Ba
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
             break
         else:
-            return _uniform(found, payload, max_events, other)
+            return _uniform(found, max_events, other)
     return _decode_each(payload, max_events)
 
 
-def _uniform(found: Any, payload: bytes | memoryview, max_events: int, form: int) -> Batch | Reason:
-    """A batch that was decoded in one go."""
+def _uniform(found: Any, max_events: int, form: int) -> Batch | Reason:
+    """Return a batch whose events were decoded together."""
     fields: tuple[float, list[Any], int | None] = fields_of(found)
     ts, events, rank = fields
-    if not _finite(ts):
+    if not isfinite(ts):
         return Reason.BATCH_SHAPE
     if len(events) > max_events:
         return Reason.TOO_MANY_EVENTS
     if form >= ARRAYS:
-        return Batch(ts, [_from_array(event) for event in events], rank, False, form, True)
-    if not isinstance(payload, bytes):
-        payload = bytes(payload[:2])
-    # an array of three that begins with a float64, as every engine sends it
-    canonical = rank is not None and payload[0] == 0x93 and payload[1] == 0xCB
-    return Batch(ts, events, rank, canonical, form, True)
-
-
-def _finite(ts: float) -> bool:
-    """What ``math.isfinite`` says; compiled code has it at hand."""
-    return ts - ts == 0.0
+        return Batch(ts, [_from_array(event) for event in events], rank, form, uniform=True)
+    return Batch(ts, events, rank, form, uniform=True)
 
 
 def lacks_field(event: BlockStored[Any]) -> bool:
@@ -219,7 +211,7 @@ def _decode_each(payload: bytes | memoryview, max_events: int) -> Batch | Reason
     envelope = _open(payload)
     if isinstance(envelope, Reason):
         return envelope
-    if not _finite(envelope.ts):
+    if not isfinite(envelope.ts):
         return Reason.BATCH_SHAPE
     if len(envelope.events) > max_events:
         return Reason.TOO_MANY_EVENTS

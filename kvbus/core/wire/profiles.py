@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, Literal
 
 import msgspec
@@ -69,16 +69,6 @@ class Wire(msgspec.Struct, frozen=True, cache_hash=True):
             or self.drop_group
             or self.drop_tokens
         )
-
-    def accepts_as_is(self, *, bytes_hashes: bool, pairs: bool, media: Container[str], grouped: bool) -> bool:
-        """Whether canonical map events with such hashes, tokens, media and groups need no translation on this wire."""
-        if self.encoding != "map" or self.one_block or self.drop_tokens or (bytes_hashes and self.fold_hashes):
-            return False
-        if pairs and self.fold_pairs:
-            return False
-        if grouped and (self.fill_kinds or self.drop_group):
-            return False
-        return not self.media or all(known not in media for known, _ in self.media)
 
 
 class Profile(msgspec.Struct, frozen=True):

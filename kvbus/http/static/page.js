@@ -152,16 +152,6 @@ function flow() {
 
 // -- tables
 
-function ways(source) {
-  const { as_it_came, encoded, by_event } = source.counts.ways, counts = [as_it_came, encoded, by_event].map(way => way.batches), all = sum(counts);
-  if (!all) return asText("–");
-  const shares = counts.map(count => 100 * count / all), text = Math.round(shares[0]) + " %";
-  return { shows: shares.map(Math.round).join(), make: () => {
-    const svg = draw("svg", { class: "ways", viewBox: "0 0 100 8", preserveAspectRatio: "none", "aria-hidden": "true" });
-    shares.forEach((share, i) => svg.append(draw("rect", { x: sum(shares.slice(0, i)), width: share, height: 8 })));
-    return make("span", { title: "as it came, encoded again, event by event: " + counts.map(number).join(", ") }, text, svg);
-  } };
-}
 function named(source) {
   return { shows: source.name, make: () => make("button", { textContent: source.name, onclick: () => look(source.name) }) };
 }
@@ -171,7 +161,7 @@ function tables() {
   const { sources, routers } = bus, here = routers.filter(r => r.left === null), gone = routers.filter(r => r.left !== null);
   rows($("sources"), sources, s => s.name, s => [named(s), asPill(s.partial ? "partial" : s.state), s.epoch, number(s.last_seq), blocks(s),
     number(bus.rates?.sources[s.name]?.batches), spark("source " + s.name, "in"), number(s.counts.recovered), number(s.counts.lost),
-    number(sum(s.counts.rejected)), ways(s)]);
+    number(sum(s.counts.rejected))]);
   $("reasons").replaceChildren(...sources.flatMap(s => s.reasons.map(r => make("li", {}, make("strong", { textContent: s.name + " " }),
     `${r.text}. `, make("span", { className: "soft", textContent: `${r.key}: ${r.do}` })))));
   const outputs = Object.entries(bus.rates?.outputs ?? {});

@@ -920,15 +920,6 @@ class TestLearned:
         assert bench.normalizer.engine_block_size == (0 if rules else 8)
         assert bench.normalizer.block_size == rules.get("block_size", 8)
 
-    def test_how_the_last_batch_was_spelled(self):
-        bench = Bench()
-        bench.feed(store([b"x"], tokens=[[i, i + 1] for i in range(16)]))
-        assert (bench.normalizer.bytes_hashes, bench.normalizer.pairs) == (True, True)
-        bench.feed(removed([b"x"]))
-        assert (bench.normalizer.bytes_hashes, bench.normalizer.pairs) == (True, False)
-        bench.feed(store([1]))
-        assert (bench.normalizer.bytes_hashes, bench.normalizer.pairs) == (False, False)
-
     def test_what_an_unreadable_event_cost_is_counted_once(self):
         bench = Bench()
         assert bench.feed({"type": "Nonsense"}, store([1]), {"type": "Nonsense"}) == plain_all([store([1])])

@@ -94,11 +94,8 @@ class TestOrphans:
         bench = Bench()
         whole = [store([n], n - 1 or None, lora_id=None, lora_name=None) for n in (1, 2, 3)]
         assert bench.feed(*whole) == plain_all(whole)
-        assert bench.taken == 1
         bench.feed(*[event | {"medium": "CPU"} for event in whole[:0:-1]])
-        assert bench.taken == 2, "their parents are known"
         bench.feed(*[event | {"block_hashes": [event["block_hashes"][0] + 10]} for event in whole[:0:-1]])
-        assert bench.taken == 3
 
     def test_later_runs_and_batches_are_looked_at_anew(self):
         bench = Bench()

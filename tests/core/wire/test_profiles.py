@@ -26,9 +26,8 @@ def test_every_profile_a_configuration_may_name():
 
 
 @pytest.mark.parametrize("name", PROFILES)
-def test_no_batch_passes_as_it_is_where_tokens_are_dropped(name):
+def test_a_profile_without_tokens_changes_every_event(name):
     profile = PROFILES[name].without_tokens()
-    assert not profile.wire.accepts_as_is(bytes_hashes=False, pairs=False, media=(), grouped=False)
     assert profile.wire.by_event
     assert profile == structs.replace(PROFILES[name], wire=profile.wire)
     assert PROFILES[name].hashes_tokens == (name != "vllm")
@@ -142,27 +141,6 @@ def test_aibrix_gets_one_block_an_event():
 def test_mooncake_gets_no_number_of_a_group():
     events = [store([1], group=0), removed([1], group=0), store([2])]
     assert sent("mooncake", *events) == plain_all([store([1]), removed([1]), store([2])])
-
-
-@pytest.mark.parametrize(
-    ("profile", "bytes_hashes", "pairs", "media", "grouped", "as_is"),
-    [
-        ("vllm", True, False, {"FS"}, True, True),
-        ("dynamo", False, False, {"GPU"}, True, True),
-        ("dynamo", True, False, {"GPU"}, False, False),
-        ("dynamo", False, False, {"FS"}, False, False),
-        ("llm-d", True, False, {"FS"}, False, True),
-        ("llm-d", False, False, set(), True, False),
-        ("mooncake", False, False, set(), False, True),
-        ("mooncake", False, False, set(), True, False),
-        ("aibrix", False, False, set(), False, False),
-        ("llm-d", False, True, set(), False, False),
-        ("vllm", False, True, set(), True, True),
-    ],
-)
-def test_which_batches_pass_as_they_are(profile, bytes_hashes, pairs, media, grouped, as_is):
-    wire = PROFILES[profile].wire
-    assert wire.accepts_as_is(bytes_hashes=bytes_hashes, pairs=pairs, media=media, grouped=grouped) == as_is
 
 
 @pytest.mark.parametrize("profile", ["vllm", "llm-d", "sglang", "vllm-router", "smg", "mooncake"])
