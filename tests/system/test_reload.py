@@ -252,8 +252,6 @@ async def test_state_is_kept_over_a_restart_after_a_reload(tmp_path: Path):
         await again.close(drain=0)
 
 
-
-
 def one(name: str, **more: Any) -> dict[str, Any]:
     return {"name": name, "endpoint": f"ipc:///run/{name}", **more}
 
