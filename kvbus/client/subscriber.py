@@ -189,8 +189,10 @@ class Subscriber:
             return
         self._closed = True
         self._wake()
-        await self._reachability.aclose()
-        await self._sockets.aclose()
+        try:
+            await self._reachability.aclose()
+        finally:  # the caller may be cancelled meanwhile
+            await self._sockets.aclose()
 
     async def receive(self) -> Update:
         """Wait for the next update. Cancelling it loses nothing.

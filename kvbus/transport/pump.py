@@ -139,7 +139,10 @@ class Pump:
             if pending:
                 self.kick()
         except BaseException:
-            self.kick()
+            if self.socket.closed:  # with its context: there is nothing to read any more
+                self.close()
+            else:
+                self.kick()
             raise
 
     def _call_those_behind(self, taken: int, *, pending: bool) -> None:

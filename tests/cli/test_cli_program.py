@@ -190,7 +190,6 @@ def test_the_declared_subcommands():
         "sim",
         "conform",
         "state",
-        "log",
         "keygen",
         "token",
     ]

@@ -313,6 +313,21 @@ async def test_the_socket_outlives_its_reader_by_a_turn(context):
 
 
 @both_loops
+async def test_a_socket_that_ends_with_its_context_is_read_no_more(context):
+    loop, raised = asyncio.get_running_loop(), []
+    loop.set_exception_handler(lambda _loop, what: raised.append(what["exception"]))
+    own = zmq.Context()
+    pump = Pump(own.socket(zmq.PAIR), lambda frames: None)
+    await turns()
+    own.destroy(0)
+    pump.kick()
+    await turns()
+    assert pump.closed
+    assert len(raised) == 1
+
+
+
+@both_loops
 async def test_a_call_comes_behind_the_messages_that_wait_and_behind_earlier_calls(context):
     order: list[Any] = []
     async with pumped(context, lambda frames: order.append(int(frames[0]))) as (pair, pump):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import msgspec
 
 from kvbus.core.types import Reason
 from kvbus.core.wire.schema import Event, Extras
 
 
-@dataclass(slots=True)
-class Batch:
+class Batch(msgspec.Struct):
     """One decoded batch.
 
     Attributes:
@@ -30,4 +29,4 @@ class Batch:
     uniform: bool = False
     unknown: set[str] | None = None
     extras: dict[int, Extras] | None = None
-    rejects: list[Reason] = field(default_factory=list)
+    rejects: list[Reason] = []

@@ -43,8 +43,10 @@ class Asker:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._mailbox.aclose()
-        end(self._context)
+        try:
+            await self._mailbox.aclose()
+        finally:
+            end(self._context)
 
     def ask(self, *frames: bytes) -> None:
         """Send the request; it leaves as soon as there is a connection."""

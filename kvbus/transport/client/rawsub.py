@@ -76,10 +76,12 @@ class RawSubscriber:
 
     async def close(self) -> None:
         """Close the socket."""
-        if self._mailbox is not None:
-            mailbox, self._mailbox = self._mailbox, None
-            await mailbox.aclose()
-        self._end_context()
+        try:
+            if self._mailbox is not None:
+                mailbox, self._mailbox = self._mailbox, None
+                await mailbox.aclose()
+        finally:
+            self._end_context()
 
     async def __aenter__(self) -> Self:
         self.start()

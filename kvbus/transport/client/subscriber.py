@@ -154,8 +154,10 @@ class StreamSockets:
         if self._live is not None:
             self._live.close()
             self._live = None
-        await asyncio.sleep(0)  # sockets close in the loop's next turn
-        self._end()
+        try:
+            await asyncio.sleep(0)  # sockets close in the loop's next turn
+        finally:
+            self._end()
 
     def _end(self) -> None:
         if self._own_context and self._context is not None:
