@@ -326,7 +326,6 @@ async def test_a_socket_that_ends_with_its_context_is_read_no_more(context):
     assert len(raised) == 1
 
 
-
 @both_loops
 async def test_a_call_comes_behind_the_messages_that_wait_and_behind_earlier_calls(context):
     order: list[Any] = []
