@@ -23,6 +23,7 @@ KEYS: Final[Mapping[str, str]] = {
 
 COMMANDS: Final[Mapping[str, str]] = {
     "log": "use the broker's own commands (see LOG.md)",
+    "demo --curve": "use `kvbus run` with curve_secret_key_file (see SECURITY.md)",
     "query --analytics": "use `kvbus record`, and count in the capture how long blocks live",
 }
 """Commands such as ``log``, and options such as ``query --hashes``."""

@@ -36,9 +36,10 @@ from kvbus.core.types import MEDIA, Filtered, Reason
 from kvbus.core.wire.frames import ReplayRequest
 from kvbus.core.wire.profiles import PROFILES
 from kvbus.state import sqlite as marks
-from kvbus.tools.demo.verdict import Comparison, Verdict
-from kvbus.tools.demo.view import render_verdict
+from kvbus.tools.demo.screen import render_verdict
+from kvbus.tools.demo.show import Row, Verdict
 from kvbus.tools.sim.dialects import DIALECTS
+from kvbus.tools.terminal import UNICODE
 from tests.docs import measured
 from tests.docs.phases import page
 from tests.doubles.answers import answer_of
@@ -345,15 +346,13 @@ class TestReadme:
     def test_the_verdict_is_drawn_as_the_demo_draws_it(self):
         """Its figures are of one real run; layout, words and sums are the code's."""
         (shown,) = re.findall(r"(╭─  verdict: .+?╯\n)", README, re.DOTALL)
-        rows = re.findall(r"│ ([\w-]+) +(\w+/\d) +([\d,]+) +([\d,]+)   (.+?) +│", shown)
-        found: dict[bool, list[Comparison]] = {True: [], False: []}
-        for router, source, engine, held, said in rows:
-            missing, dead = [number(each) for each in re.findall(r"\d[\d,]*", said)] or [0, 0]
-            assert number(engine) - missing + dead == number(held), (router, source)
-            keys = [frozenset((0, kind, n) for n in range(many)) for kind, many in (("GPU", missing), ("CPU", dead))]
-            found[router == "direct"].append(Comparison(router, source, number(engine), *keys))
-        assert len(found[True]) == 4
-        assert len(found[False]) == 8
+        found = re.findall(r"│ (router-\w|no kvbus) +([\d,]+) +([\d,]+) +([\d,]+) +[✓✗] +│", shown)
+        rows = tuple(Row(name, name != "no kvbus", True, *map(number, counts)) for name, *counts in found)
+        assert len(rows) == 3
+        (engines,) = {row.blocks for row in rows if row.behind_kvbus}
+        direct = rows[-1]
+        assert direct.blocks - direct.dead + direct.missing == engines
         drawn = io.StringIO()
-        Console(file=drawn, width=84, color_system=None).print(render_verdict(Verdict(found[False], (), found[True])))
+        verdict = Verdict(rows, engines, exact=not any(row.wrong for row in rows if row.behind_kvbus))
+        Console(file=drawn, width=84, color_system=None).print(render_verdict(verdict, UNICODE))
         assert drawn.getvalue() == shown

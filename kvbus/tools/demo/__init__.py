@@ -1,5 +1,5 @@
-"""``kvbus demo``: simulated engines, the real bus and routers on this machine, with faults on the way.
+"""``kvbus demo``: simulated engines, a ``kvbus run`` process and routers on this machine, with faults.
 
-The bus is the `Daemon` of ``kvbus run``, in this process. Every batch still crosses real sockets on loopback. Nothing
-is left behind at the end, and the demo can compare engines, bus and routers at one and the same moment.
+The engines and routers share one event loop with the screen, so the demo can compare a router's blocks with an
+engine's cache at one moment. They talk through ipc sockets in a temporary directory: no port can be taken already.
 """

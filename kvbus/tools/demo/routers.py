@@ -1,132 +1,117 @@
-"""The routers: they follow the bus's streams as a KV-aware router does, and do nothing else.
-
-One follows the engines' own streams, to show what a router has without kvbus.
-"""
+"""The routers of the demo: they keep the set of blocks that a KV-aware router chooses an engine by."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
-from kvbus.client import BlockView, Curve, Received, Subscriber, Synced, Update
+from kvbus.client import BlockView, Received, Restarted, Subscriber
 from kvbus.core.types import Reason
 from kvbus.core.wire.codec import decode_batch
 from kvbus.transport.client.rawsub import RawSubscriber
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
-class Endpoints(NamedTuple):
-    """The endpoints of one source's stream."""
-
-    source: str
-    endpoint: str
-    replay_endpoint: str
-    curve: Curve | None = None
-
-
-class Feed:
-    """One source as one router sees it: a subscription, and the set of blocks built from it."""
-
-    def __init__(self, endpoints: Endpoints) -> None:
-        self.source: Final = endpoints.source
-        self.endpoints: Final = endpoints
-        self.view = BlockView()
-        self.next_seq = 0
-        self.rebuilt = False
-        """Whether the first replay is complete, so that the view matches the bus."""
-        self.updates = 0
-        self.replayed = 0
-
-    async def follow(self) -> None:
-        """Rebuild from the start, then follow the stream until cancelled."""
-        async with Subscriber(
-            self.endpoints.endpoint, self.endpoints.replay_endpoint, curve=self.endpoints.curve
-        ) as subscriber:
-            async for update in subscriber:
-                self.take(update)
-
-    def take(self, update: Update) -> None:
-        """Apply one update."""
-        self.updates += 1
-        self.view.update(update)
-        if isinstance(update, Received):
-            self.next_seq = update.seq + 1
-            self.replayed += update.replayed
-        elif isinstance(update, Synced):
-            self.rebuilt = True
-
-
-class DirectFeed(Feed):
-    """One engine's own stream, read as the module llm-d-kv-cache 0.9.0 reads it (docs/INTEROP.md).
-
-    It asks for no replay and looks at no sequence number, so it notices no lost batch and no restart. It is milder
-    than that module: it keeps a block whose parent it has missed. Its blocks are a set, so the first removal takes a
-    block that vLLM holds twice.
-    """
-
-    async def follow(self) -> None:
-        """Apply what arrives, as it arrives, until cancelled."""
-        async with RawSubscriber(self.endpoints.endpoint) as messages:
-            async for topic, seq, payload in messages:
-                batch = decode_batch(payload)
-                if not isinstance(batch, Reason):
-                    self.take(Received(int.from_bytes(seq, "big"), topic, batch))
+    from kvbus.client import Update
+    from kvbus.tools.demo.engines import Engine, Key
 
 
 class Router:
-    """A router: one feed per source.
+    """A router that follows kvbus with the client library.
 
     Args:
-        name: name on the screen.
-        reads: what it reads: an output of the bus, or the engines.
-        streams: the endpoints that it reads.
-        feed: how it reads one of them.
+        name: its name on the screen.
+        streams: the live and the replay endpoint, by engine.
     """
 
-    def __init__(self, name: str, reads: str, streams: Sequence[Endpoints], feed: type[Feed] = Feed) -> None:
+    behind_kvbus = True
+
+    def __init__(self, name: str, streams: Mapping[str, tuple[str, str]]) -> None:
         self.name: Final = name
-        self.reads: Final = reads
-        self._streams = streams
-        self._feed = feed
+        self.views: dict[str, BlockView] = {}
+        """The blocks of each engine; empty before it starts."""
+        self.batches = 0
+        self.restarts = 0
+        self._streams: Final = streams
         self._task: asyncio.Task[None] | None = None
-        self.feeds: list[Feed] = []
 
     @property
-    def joined(self) -> bool:
+    def started(self) -> bool:
         """Whether it runs."""
         return self._task is not None
 
     @property
-    def rebuilt(self) -> bool:
-        """Whether every feed has been rebuilt since it joined."""
-        return self.joined and all(feed.rebuilt for feed in self.feeds)
-
-    @property
     def blocks(self) -> int:
-        """Blocks in all its views."""
-        return sum(len(feed.view) for feed in self.feeds)
+        """The number of blocks that it holds."""
+        return sum(len(view) for view in self.views.values())
 
-    @property
-    def replayed(self) -> int:
-        """Batches that the bus's replay has brought."""
-        return sum(feed.replayed for feed in self.feeds)
+    def wrong(self, engines: Sequence[Engine]) -> tuple[int, int]:
+        """Count the blocks that only the engines have (missing), and those that only the router has (dead)."""
+        missing = dead = 0
+        for engine in engines:
+            held: set[Key] = {
+                (it.group_idx, it.medium, it.hash.hex() if isinstance(it.hash, bytes) else it.hash)
+                for it in self.views[engine.name]
+            }
+            missing += len(engine.blocks - held)
+            dead += len(held - engine.blocks)
+        return missing, dead
 
-    def join(self, group: asyncio.TaskGroup) -> None:
-        """Start with an empty view."""
-        self.feeds = [self._feed(endpoints) for endpoints in self._streams]
-        self._task = group.create_task(self._run(), name=self.name)
+    def start(self, group: asyncio.TaskGroup) -> None:
+        """Start without any block."""
+        self.views = {name: self.new_view() for name in self._streams}
+        self.batches = self.restarts = 0
+        self._task = group.create_task(self._run())
 
-    async def leave(self) -> None:
-        """Stop and forget everything."""
+    async def stop(self) -> None:
+        """Stop, and forget all blocks."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
-        self.feeds = []
+        self.views = {}
+
+    def new_view(self) -> BlockView:
+        """Return an empty view for a stream of kvbus."""
+        return BlockView()
+
+    async def follow(self, name: str, live: str, replay: str) -> None:
+        """Apply the updates of one engine, until cancelled."""
+        async for update in Subscriber(live, replay):
+            self.apply(name, update)
+
+    def apply(self, name: str, update: Update) -> None:
+        """Apply one update."""
+        self.batches += isinstance(update, Received)
+        self.restarts += isinstance(update, Restarted)
+        self.views[name].update(update)
 
     async def _run(self) -> None:
         async with asyncio.TaskGroup() as group:
-            for feed in self.feeds:
-                group.create_task(feed.follow())
+            for name, (live, replay) in self._streams.items():
+                group.create_task(self.follow(name, live, replay))
+
+
+class DirectRouter(Router):
+    """A router that reads the engines themselves, in the way of llm-d-kv-cache 0.9.0 (docs/INTEROP.md).
+
+    It asks for no replay and looks at no sequence number, so it notices neither a lost batch nor a restart. It counts
+    copies of a block, so that only the faults make it wrong.
+    """
+
+    behind_kvbus = False
+
+    def new_view(self) -> BlockView:
+        """Return an empty view for a stream of an engine."""
+        return BlockView(copies=True)
+
+    async def follow(self, name: str, live: str, replay: str) -> None:  # noqa: ARG002 - it asks for no replay
+        """Apply what arrives, until cancelled."""
+        async with RawSubscriber(live) as messages:
+            async for topic, seq, payload in messages:
+                batch = decode_batch(payload)
+                if not isinstance(batch, Reason):
+                    self.apply(name, Received(int.from_bytes(seq, "big"), topic, batch))

@@ -1,120 +1,154 @@
-"""The demo's screen as plain data, for the views to draw."""
+"""The screen of the demo, at least 80 columns wide, and its plain lines."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from enum import Enum
+from typing import TYPE_CHECKING, Final
 
-from kvbus.http.entries import Counts
-from kvbus.tools.demo.story import Line
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
 
+from kvbus.tools.demo.show import Line, Row, Show, Tone, Verdict
+from kvbus.tools.terminal import Glyphs, counted, panel, plain_table
 
-class Match(Enum):
-    """One router's view of one source, compared with the engine's own cache."""
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
-    EQUAL = "equal"
-    """The router has applied all batches, and the same blocks are live."""
-    DIFFERENT = "different"
-    """The router has applied all batches, and the blocks differ."""
-    BEHIND = "behind"
-    """Batches are on their way, so a comparison means nothing yet."""
-    DOWN = "down"
-    """The engine is down, or the bus does not know its new epoch yet."""
+_STYLES: Final = {Tone.SCENE: "", Tone.FAULT: "yellow", Tone.KVBUS: "green", Tone.DIRECT: "red", Tone.WRONG: "red bold"}
+_LEGEND: Final = Text(" missing: only the engine has the block. dead: only the router has it ", "dim")
+_MIN_STORY: Final = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One router's view of one source.
-
-    Attributes:
-        blocks: blocks in the view.
-        match: comparison with the engine.
-        behind: batches that the view lacks.
-        missing: blocks that only the engine has, where the two were compared.
-        dead: blocks that only the view has, where the two were compared.
-    """
-
-    blocks: int
-    match: Match
-    behind: int = 0
-    missing: int = 0
-    dead: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class SourceRow:
-    """One engine rank as the bus sees it. ``rate`` is in live batches per second, ``tiers`` in blocks by medium."""
-
-    label: str
-    state: str
-    epoch: int
-    dialect: str | None
-    rate: float
-    tiers: Mapping[str, int]
-    counts: Counts
+def render(show: Show, story: Sequence[Line], width: int, height: int, glyphs: Glyphs) -> RenderableType:
+    """Draw the stage for a terminal of this size."""
+    stage = Table.grid(expand=True)
+    for ratio in (5, 4, 7):
+        stage.add_column(ratio=ratio)
+    stage.add_row(
+        panel(_engines(show), f"engines {glyphs.arrow}", "cyan"),
+        panel(_bus(show, glyphs), f"kvbus {glyphs.arrow}", "yellow"),
+        panel(_routers(show, glyphs), "routers", "green"),
+    )
+    used = 1 + 6 + len(show.rows) + 2
+    lines = [_line(line, glyphs) for line in story[-max(_MIN_STORY, height - used - 2) :]]
+    for line in lines:
+        line.truncate(width - 4, overflow="ellipsis")
+    lines += [Text()] * (max(_MIN_STORY, height - used - 2) - len(lines))
+    return Group(
+        _head(show),
+        stage,
+        panel(
+            _chart(show, width, glyphs), "wrong blocks of each router (missing + dead), over time", "magenta", _LEGEND
+        ),
+        panel(Group(*lines), "what happens", "yellow"),
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """What the bus has sent on all its outputs, in batches, and the replays that routers have asked for."""
-
-    batches: int
-    queued: int
-    dropped: int
-    replays: int
+def render_story(story: Sequence[Line], glyphs: Glyphs) -> RenderableType:
+    """Draw the story, for the end."""
+    return panel(Group(*(_line(line, glyphs) for line in story)), "what happened", "yellow")
 
 
-@dataclass(frozen=True, slots=True)
-class RouterRow:
-    """One router. ``cells`` are in the order of the sources, and empty while the router is away.
-
-    ``direct`` is True for the one that reads the engines themselves.
-    """
-
-    name: str
-    reads: str
-    cells: Sequence[Cell] = ()
-    rebuilt: bool = False
-    direct: bool = False
-
-    @property
-    def joined(self) -> bool:
-        """Whether the router runs."""
-        return bool(self.cells)
-
-    @property
-    def blocks(self) -> int:
-        """Blocks in all of its views."""
-        return sum(cell.blocks for cell in self.cells)
-
-    @property
-    def missing(self) -> int:
-        """Blocks that only the engines have."""
-        return sum(cell.missing for cell in self.cells)
-
-    @property
-    def dead(self) -> int:
-        """Blocks that only the router has."""
-        return sum(cell.dead for cell in self.cells)
-
-    @property
-    def match(self) -> Match | None:
-        """The worst of its cells; None while it is away."""
-        for match in (Match.DIFFERENT, Match.DOWN, Match.BEHIND, Match.EQUAL):
-            if any(cell.match is match for cell in self.cells):
-                return match
-        return None
+def render_verdict(verdict: Verdict, glyphs: Glyphs) -> RenderableType:
+    """Draw the verdict, for the end."""
+    table = plain_table(expand=False)
+    for name in ("router", "blocks", "missing", "dead", ""):
+        table.add_column(name, justify="left" if name == "router" else "right")
+    for row in verdict.rows:
+        table.add_row(*_cells(row), _sign(row, glyphs))
+    colour = {True: "green", False: "red", None: "yellow"}[verdict.exact]
+    *said, last = verdict.sentences()
+    body = Group(table, Text(), *said, Text(last, f"{colour} bold"))
+    return panel(body, "verdict: each router against the engines' own caches", colour)
 
 
-@dataclass(frozen=True, slots=True)
-class Screen:
-    """Everything to show at one moment."""
+def plain_line(line: Line) -> str:
+    """Format an event of the story for a file or a pipe."""
+    return f"[{line.at:5.1f}s] {line.tone.value}: {line.text}"
 
-    elapsed: float
-    seconds: float | None
-    url: str
-    sources: Sequence[SourceRow]
-    sent: Sent
-    routers: Sequence[RouterRow]
-    story: Sequence[Line]
+
+def plain_verdict(verdict: Verdict) -> list[str]:
+    """Format the verdict for a file or a pipe."""
+    return [f"verdict: {sentence}" for sentence in verdict.sentences()]
+
+
+def _head(show: Show) -> Table:
+    head = Table.grid(expand=True)
+    head.add_column(no_wrap=True)
+    head.add_column(justify="right", no_wrap=True)
+    endless = show.seconds == float("inf")
+    end = "  Ctrl-C ends it" if endless else f" of {show.seconds:g}"
+    title = Text.assemble((" kvbus demo ", "reverse bold"), (f" {show.elapsed():4.0f} s{end}", "dim"))
+    head.add_row(title, Text.assemble(("status page ", "dim"), (f"{show.bus.url}/", "underline")))
+    return head
+
+
+def _engines(show: Show) -> Table:
+    table = plain_table()
+    for name in ("", "blocks", "batch/s"):
+        table.add_column(name, justify="right" if name else "left", no_wrap=True)
+    for engine in show.engines:
+        table.add_row(Text(engine.name, "bold"), f"{len(engine.blocks):,}", f"{show.rate(engine.name):.0f}")
+    return table
+
+
+def _bus(show: Show, glyphs: Glyphs) -> Table:
+    table = Table.grid(expand=True)
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    up = show.bus.up
+    state = Text(f"{glyphs.dot} running", "green bold") if up else Text(f"{glyphs.bad} down", "red bold")
+    table.add_row(state, "")
+    table.add_row("batch/s", f"{show.rate('kvbus'):.0f}")
+    table.add_row("recovered", counted(show.bus.total("recovered"), "green"))
+    table.add_row("restarts", counted(show.bus.total("restarts"), "green"))
+    return table
+
+
+def _routers(show: Show, glyphs: Glyphs) -> Table:
+    table = plain_table()
+    for name in ("", "blocks", "missing", "dead", ""):
+        table.add_column(name, justify="right" if name else "left", no_wrap=True)
+    for row in show.rows:
+        table.add_row(*_cells(row), _sign(row, glyphs))
+    return table
+
+
+def _cells(row: Row) -> list[Text]:
+    name = Text(row.name, "bold")
+    if not row.started:
+        return [name, Text("later", "dim"), Text(), Text()]
+    return [name, Text(f"{row.blocks:,}"), counted(row.missing, "red bold"), counted(row.dead, "red bold")]
+
+
+def _sign(row: Row, glyphs: Glyphs) -> Text:
+    if not row.started:
+        return Text()
+    return Text(glyphs.bad, "red bold") if row.wrong else Text(glyphs.good, "green bold")
+
+
+def _chart(show: Show, width: int, glyphs: Glyphs) -> Table:
+    table = Table.grid(padding=(0, 1, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    top = max((value or 0 for values in show.history.values() for value in values), default=0)
+    for name, values in show.history.items():
+        bar = Text()
+        for value in list(values)[-(width - 16) :]:
+            if value is None:
+                bar.append(" ")
+            elif value == 0:
+                bar.append(glyphs.levels[1], "green")
+            else:
+                bar.append(glyphs.levels[2 + value * (len(glyphs.levels) - 3) // top], "red")
+        table.add_row(Text(name, "bold"), bar)
+    return table
+
+
+def _line(line: Line, glyphs: Glyphs) -> Text:
+    signs = {Tone.SCENE: glyphs.away, Tone.FAULT: glyphs.fault, Tone.KVBUS: glyphs.good}
+    style = _STYLES[line.tone]
+    text = Text.assemble((f"{line.at:5.1f} ", "dim"), (f"{signs.get(line.tone, glyphs.bad)} ", style))
+    if line.tone is Tone.KVBUS:
+        text.append("kvbus: ", "bold")
+    return text.append(line.text, style)
