@@ -32,7 +32,6 @@ class Router:
         self.name: Final = name
         self.views: dict[str, BlockView] = {}
         """The blocks of each engine; empty before it starts."""
-        self.batches = 0
         self.restarts = 0
         self._streams: Final = streams
         self._task: asyncio.Task[None] | None = None
@@ -62,7 +61,7 @@ class Router:
     def start(self, group: asyncio.TaskGroup) -> None:
         """Start without any block."""
         self.views = {name: self.new_view() for name in self._streams}
-        self.batches = self.restarts = 0
+        self.restarts = 0
         self._task = group.create_task(self._run())
 
     async def stop(self) -> None:
@@ -85,7 +84,6 @@ class Router:
 
     def apply(self, name: str, update: Update) -> None:
         """Apply one update."""
-        self.batches += isinstance(update, Received)
         self.restarts += isinstance(update, Restarted)
         self.views[name].update(update)
 

@@ -27,7 +27,7 @@ def render(show: Show, story: Sequence[Line], width: int, height: int, glyphs: G
     stage.add_row(
         panel(_engines(show), f"engines {glyphs.arrow}", "cyan"),
         panel(_bus(show, glyphs), f"kvbus {glyphs.arrow}", "yellow"),
-        panel(_routers(show, glyphs), "routers", "green"),
+        panel(_routers(show.rows, glyphs), "routers", "green"),
     )
     used = 1 + 6 + len(show.rows) + 2
     lines = [_line(line, glyphs) for line in story[-max(_MIN_STORY, height - used - 2) :]]
@@ -51,14 +51,9 @@ def render_story(story: Sequence[Line], glyphs: Glyphs) -> RenderableType:
 
 def render_verdict(verdict: Verdict, glyphs: Glyphs) -> RenderableType:
     """Draw the verdict, for the end."""
-    table = plain_table(expand=False)
-    for name in ("router", "blocks", "missing", "dead", ""):
-        table.add_column(name, justify="left" if name == "router" else "right")
-    for row in verdict.rows:
-        table.add_row(*_cells(row), _sign(row, glyphs))
     colour = {True: "green", False: "red", None: "yellow"}[verdict.exact]
     *said, last = verdict.sentences()
-    body = Group(table, Text(), *said, Text(last, f"{colour} bold"))
+    body = Group(_routers(verdict.rows, glyphs, expand=False), Text(), *said, Text(last, f"{colour} bold"))
     return panel(body, "verdict: each router against the engines' own caches", colour)
 
 
@@ -105,26 +100,20 @@ def _bus(show: Show, glyphs: Glyphs) -> Table:
     return table
 
 
-def _routers(show: Show, glyphs: Glyphs) -> Table:
-    table = plain_table()
+def _routers(rows: Sequence[Row], glyphs: Glyphs, *, expand: bool = True) -> Table:
+    table = plain_table(expand=expand)
     for name in ("", "blocks", "missing", "dead", ""):
-        table.add_column(name, justify="right" if name else "left", no_wrap=True)
-    for row in show.rows:
-        table.add_row(*_cells(row), _sign(row, glyphs))
+        table.add_column(name, justify="right", no_wrap=True)
+    table.columns[0].justify = "left"
+    for row in rows:
+        who = Text(row.name, "bold")
+        if row.started:
+            sign = Text(glyphs.bad, "red bold") if row.wrong else Text(glyphs.good, "green bold")
+            wrong = (counted(count, "red bold") for count in (row.missing, row.dead))
+            table.add_row(who, f"{row.blocks:,}", *wrong, sign)
+        else:
+            table.add_row(who, Text("later", "dim"))
     return table
-
-
-def _cells(row: Row) -> list[Text]:
-    name = Text(row.name, "bold")
-    if not row.started:
-        return [name, Text("later", "dim"), Text(), Text()]
-    return [name, Text(f"{row.blocks:,}"), counted(row.missing, "red bold"), counted(row.dead, "red bold")]
-
-
-def _sign(row: Row, glyphs: Glyphs) -> Text:
-    if not row.started:
-        return Text()
-    return Text(glyphs.bad, "red bold") if row.wrong else Text(glyphs.good, "green bold")
 
 
 def _chart(show: Show, width: int, glyphs: Glyphs) -> Table:

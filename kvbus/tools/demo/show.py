@@ -140,7 +140,7 @@ class Show:
         return self._clock() - self._begin
 
     def rate(self, name: str) -> float:
-        """Return the batches per second of an engine, a router or ``kvbus``, over the last two seconds."""
+        """Return the batches per second of an engine or of ``kvbus``, over the last two seconds."""
         (then, before), (now, after) = self._counts[0], self._counts[-1]
         return max(0, after[name] - before[name]) / (now - then) if now > then else 0.0
 
@@ -190,9 +190,8 @@ class Show:
         self.rows = [self._row(router) for router in self.routers]
         for row in self.rows:
             self.history[row.name].append(row.wrong if row.started else None)
-        counts = {engine.name: engine.published for engine in self.engines}
-        counts |= {router.name: router.batches for router in self.routers}
-        self._counts.append((self._clock(), counts | {"kvbus": self.bus.total("batches")}))
+        counts = {engine.name: engine.published for engine in self.engines} | {"kvbus": self.bus.total("batches")}
+        self._counts.append((self._clock(), counts))
 
     async def _sampling(self) -> None:
         while True:
