@@ -44,7 +44,6 @@ _PROBABILITY = click.FloatRange(0, 1)
     help="Batches kept for replay.",
 )
 @click.option("--loop", is_flag=True, help="Begin again at the end, as a new epoch of the engine.")
-@click.option("--delay", "--wait", type=click.FloatRange(0), default=0.0, help="Seconds before the first batch.")
 @click.option("--subscribers", type=click.IntRange(0), default=0, help="Subscribers to wait for at each epoch's start.")
 @click.option(
     "--exit-after",
@@ -69,7 +68,6 @@ def command(
     topic: str | None,
     buffer_steps: int,
     loop: bool,
-    delay: float,
     subscribers: int,
     exit_after: float | None,
     drop: float,
@@ -125,7 +123,6 @@ def command(
             say(_summary(stats))
 
     async def published() -> None:
-        await asyncio.sleep(delay)
         await play(
             publisher,
             read,

@@ -92,12 +92,10 @@ def _list_dialects(ctx: click.Context, _param: click.Parameter, asked: bool) -> 
 @click.option(
     "--trace", type=click.Path(path_type=Path), metavar="FILE", help="Request trace, instead of a seeded load."
 )
-@click.option("--tenants", type=click.IntRange(0), default=0, help="LoRA adapters or cache salts in use.")
 @click.option("--requests", type=click.IntRange(1), metavar="N", help="Requests of each rank; then it is idle.")
 @click.option(
     "--restart-every", type=click.FloatRange(0), default=0.0, metavar="SECONDS", help="Seconds between restarts."
 )
-@click.option("--reset-every", type=click.IntRange(0), default=0, metavar="STEPS", help="Steps between cache resets.")
 @click.option("--seconds", type=click.FloatRange(0, min_open=True), help="Stop after N seconds; by default at Ctrl-C.")
 @click.option(
     "--exit-after",
@@ -164,7 +162,6 @@ def _engine(rank: int, **options: Any) -> tuple[SimEngine, EnginePublisher]:
         blocks=options["blocks"],
         block_size=options["block_size"],
         tiers=options["tiers"],
-        reset_every=options["reset_every"],
         requests=options["requests"],
     )
     try:
@@ -197,7 +194,7 @@ def _jobs(rank: int, **options: Any) -> Iterator[Job]:
     if options["trace"] is None:
         # the engine truncates conversations longer than half of the pool
         longest = min(4096, options["blocks"] * options["block_size"] // 2)
-        return synthetic(options["seed"], rank, max_tokens=longest, tenants=options["tenants"])
+        return synthetic(options["seed"], rank, max_tokens=longest)
     jobs = read_trace(options["trace"], rank=rank, ranks=options["ranks"])
     # report a bad file before taking a port
     return chain(list(islice(jobs, 1)), jobs)

@@ -24,7 +24,11 @@ KEYS: Final[Mapping[str, str]] = {
 COMMANDS: Final[Mapping[str, str]] = {
     "log": "use the broker's own commands (see LOG.md)",
     "demo --curve": "use `kvbus run` with curve_secret_key_file (see SECURITY.md)",
+    "play --delay": "use --subscribers, which waits until a router is there",
+    "play --wait": "use --subscribers, which waits until a router is there",
     "query --analytics": "use `kvbus record`, and count in the capture how long blocks live",
+    "sim --reset-every": "use --restart-every, which empties the cache too",
+    "sim --tenants": "use `kvbus play` with a capture of an engine that has them",
 }
 """Commands such as ``log``, and options such as ``query --hashes``."""
 
