@@ -1,4 +1,4 @@
-"""What README.md shows of docs/INTEROP.md's tables: ``python -m tests.docs.measured`` writes it."""
+"""What README.md shows of docs/INTEROP.md and docs/REAL-ENGINE.md: ``python -m tests.docs.measured`` writes it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Final
 
 ROOT: Final = Path(__file__).parents[2]
 INTEROP: Final = ROOT / "docs" / "INTEROP.md"
+REAL_ENGINE: Final = ROOT / "docs" / "REAL-ENGINE.md"
 README: Final = ROOT / "README.md"
 SHOWN: Final = ("joins late, the engine is quiet", "loses its connection, misses five batches", "the engine restarts")
 """Cases with columns of their own."""
@@ -53,6 +54,25 @@ def short_table(text: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def real_engine(text: str) -> str:
+    """Return the sentences of README.md about the real engine."""
+    (run,) = re.findall(r"^(\S+), kvbus \S+, (vLLM [\d.]+) on \S+, (vLLM router [\d.]+),", text, re.MULTILINE)
+    (equal,) = re.findall(r"^(\d+ of \d+) cases are equal at each quiet point", text, re.MULTILINE)
+    (direct,) = re.findall(r"^\| yes \| directly \| (\d+ of \d+) \|", text, re.MULTILINE)
+    (through,) = re.findall(r"^\| yes \| through kvbus \| (\d+ of \d+) \|", text, re.MULTILINE)
+    return (
+        f"A real {run[1]} on a CPU ({run[0]}): in {equal} cases kvbus and its routers held exactly the engine's\n"
+        f"block pool. In front of two such engines the {run[2]}, restarted in the middle, knew of a cached prefix\n"
+        f"for {direct} requests directly, and for {through} through kvbus: [docs/REAL-ENGINE.md](docs/REAL-ENGINE.md).\n"
+    )
+
+
+def rendered(readme: str) -> str:
+    """Return README.md with what the other pages have now."""
+    shown = f"{short_table(INTEROP.read_text())}\n{real_engine(REAL_ENGINE.read_text())}"
+    return with_table(readme, shown)
+
+
 def with_table(text: str, table: str) -> str:
     """README.md with this table in its place."""
     start, end = (
@@ -67,4 +87,4 @@ def with_table(text: str, table: str) -> str:
 
 
 if __name__ == "__main__":
-    README.write_text(with_table(README.read_text(), short_table(INTEROP.read_text())))
+    README.write_text(rendered(README.read_text()))
