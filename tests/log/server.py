@@ -145,3 +145,14 @@ def _states(group: int) -> Iterator[str]:
             if process.name.isdecimal() and os.getpgid(int(process.name)) == group:
                 for thread in (process / "task").iterdir():
                     yield (thread / "stat").read_text().rpartition(")")[2].split()[0]
+
+
+def sockets() -> set[str]:
+    """The sockets that this process has open."""
+    found = set()
+    for each in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            name = str(each.readlink())
+            if name.startswith("socket:"):
+                found.add(name)
+    return found

@@ -8,6 +8,7 @@ heard of it is there once.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from base64 import b64decode
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,16 +30,16 @@ from kvbus.parts.log.contract import (
     take_pointer,
     write_pointer,
 )
-from kvbus.parts.log.nats_client import ATTEMPT, WRONG_SEQUENCE, Link, refused
-from kvbus.parts.log.nats_reader import AFTER, SHIFT, NatsReader, Pulled
+from kvbus.parts.log.nats_client import ATTEMPT, NO_MESSAGE, WRONG_SEQUENCE, Link, refused
+from kvbus.parts.log.nats_reader import AFTER, SHIFT, NatsReader
 from kvbus.parts.log.place import NatsPlace
-from kvbus.parts.log.refusals import insisted
+from kvbus.parts.log.refusals import REQUEST, insisted
 
 MOST_BYTES: Final = 768 * 1024
 """Of a message with several records: servers take 1 MiB as a rule."""
 
-NO_MESSAGE: Final = 10037
-"""JetStream's code where a subject has none."""
+MAX_REQUESTS: Final = 64
+"""Pointers asked for at once."""
 
 
 class _MovedError(Exception):
@@ -209,22 +210,33 @@ class NatsLog:
         return writer
 
     async def pointers(self, key: str | None = None) -> dict[str, Pointer]:
-        """Take the newest message of each subject of the stream of pointers, or of one."""
+        """Ask for the newest message of each subject of the stream of pointers, or of one.
+
+        JetStream's API answers in JSON, whatever somebody has put into subjects and headers.
+        """
         found: dict[str, Pointer] = {}
         link = Link(self._place)
         try:
-            if key is not None:
-                _, data = await newest_of(link, self._place.pointers, key)
-                take_pointer(found, self.refused, key, data)
-                return found
-            pulled = Pulled(link, self._place.pointers, 1)
-            while not await pulled.level():
-                for _, message in await pulled.take(1.0):
-                    name = message.subject.removeprefix(f"{self._place.pointers}.")
-                    take_pointer(found, self.refused, name, message.data)
+            keys = [key] if key is not None else await self._subjects(link)
+            for begin in range(0, len(keys), MAX_REQUESTS):
+                part = keys[begin : begin + MAX_REQUESTS]
+                newest = await asyncio.gather(*(newest_of(link, self._place.pointers, name) for name in part))
+                for name, (_, data) in zip(part, newest, strict=True):
+                    take_pointer(found, self.refused, name, data)
         finally:
             await link.close()
         return found
+
+    async def _subjects(self, link: Link) -> list[str]:
+        """Return the keys that have a pointer."""
+        prefix, found = f"{self._place.pointers}.", dict[str, int]()
+        while True:
+            request = {"subjects_filter": f"{prefix}>", "offset": len(found)}
+            info = await link.api(f"STREAM.INFO.{self._place.pointers}", REQUEST, **request)
+            subjects = info["state"].get("subjects") or {}
+            found |= subjects
+            if not subjects or len(found) >= info.get("total", 0):
+                return [subject.removeprefix(prefix) for subject in found]
 
     async def read(self, starts: Mapping[str, int]) -> NatsReader:
         """Read the whole stream by one consumer, from the first of these positions on."""

@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import re
+import random
+import ssl
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
 from nats import errors
 from nats.aio.client import Client
-from nats.aio.transport import TcpTransport
 from nats.js.errors import APIError
-from nats.protocol import parser
 
-from kvbus.common.tasks import finish
+from kvbus.common.tasks import close_within
 from kvbus.parts.log.contract import UNREACHABLE, UnavailableError
 from kvbus.parts.log.place import NatsPlace
 from kvbus.parts.log.refusals import causes, probed, refusal
@@ -29,6 +28,9 @@ STOP: Final = 2.0
 
 WRONG_SEQUENCE: Final = {10070, 10071}
 """JetStream's code for a message before which something else came."""
+
+NO_MESSAGE: Final = 10037
+"""JetStream's code where a stream has no such message."""
 
 CODES: Final = {
     10014: (UNREACHABLE, "the consumer has gone"),
@@ -50,40 +52,6 @@ SAYS: Final = {
 """By what an error says, in small letters."""
 
 
-parser.MSG_RE = re.compile(rb"\AMSG +([^ \n]+) +([^ \n]+) +(([^ \n]+) +)?(\d+)\r\n")
-parser.HMSG_RE = re.compile(rb"\AHMSG +([^ \n]+) +([^ \n]+) +(([^ \n]+) +)?(\d+) +(\d+)\r\n")
-"""The library's own patterns take a form feed in a subject for its end, and then it closes the connection."""
-
-
-class _Client(Client):
-    """One that says nothing of kvbus to a server without TLS, where TLS is wanted."""
-
-    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
-        """Take a message whatever its publisher has put into its subject and headers.
-
-        The library ends its reading where it cannot decode them. So one publisher would stop every reader.
-        """
-        try:
-            await super()._process_msg(sid, subject, reply, data, headers)
-        except (ValueError, IndexError):
-            shown = subject.decode(errors="backslashreplace").encode()
-            await super()._process_msg(sid, shown, reply, data, b"")
-
-    def _connect_command(self) -> bytes:
-        if self.options.get("tls") is not None and not self._server_info.get("tls_required"):
-            raise errors.SecureConnWantedError
-        return super()._connect_command()
-
-    def drop(self) -> None:
-        """End the connection at once.
-
-        Its own close first sends what it has, and may wait for ever until it can. With TLS it waits for the server's
-        farewell, and the socket below stays open as long.
-        """
-        if isinstance(self._transport, TcpTransport) and self._transport:
-            self._transport._io_writer.transport.abort()  # type: ignore[union-attr] # noqa: SLF001 - it offers no more
-
-
 class Link:
     """A connection for one turn, or one reader, which is made again when it was lost.
 
@@ -93,11 +61,11 @@ class Link:
 
     def __init__(self, place: NatsPlace) -> None:
         self._place = place
-        self._client: _Client | None = None
+        self._client: Client | None = None
         self._violation: Exception | None = None
         """What was not allowed: the server says so by the way, and then does not answer."""
 
-    async def client(self) -> _Client:
+    async def client(self) -> Client:
         """The connection.
 
         Raises:
@@ -107,24 +75,53 @@ class Link:
             return self._client
         await self.close()
         async with self.said(ATTEMPT):
-            tls, password = self._place.tls(), self._place.password()
-            client = self._client = _Client()
-            try:
-                await client.connect(
-                    [f"nats://{server}" for server in self._place.servers.split(",")],
-                    error_cb=self._heard,
-                    allow_reconnect=False,
-                    connect_timeout=int(ATTEMPT),
-                    tls=tls,
-                    user=self._place.keys.username,
-                    password=password,
-                )
-            finally:
-                if self._client is not client:  # closed meanwhile: before there is a socket, its own close ends nothing
-                    await self._end(client)
-            if not client.is_connected:
-                raise errors.Error("the server ended the connection")
-        return client
+            servers = self._place.servers.split(",")
+            for server in random.sample(servers, len(servers)):
+                try:
+                    return await self._connected(server)
+                except (OSError, errors.NoServersError) as error:
+                    failed = error
+            raise failed
+
+    async def _connected(self, server: str) -> Client:
+        tls, password = self._place.tls(), self._place.password()
+        secured = tls is None
+
+        class Handshake(ssl.SSLObject):
+            """Tell whether the server speaks TLS. nats-py goes on in clear with a server that does not want it."""
+
+            def do_handshake(self) -> None:
+                nonlocal secured
+                super().do_handshake()
+                secured = True
+
+        def secret() -> str:
+            if not secured:
+                raise errors.SecureConnWantedError
+            return password or ""
+
+        if tls is not None:
+            tls.sslobject_class = Handshake
+        client = self._client = Client()
+        try:
+            await client.connect(
+                f"nats://{server}",
+                error_cb=self._heard,
+                allow_reconnect=False,
+                max_reconnect_attempts=1,
+                reconnect_time_wait=0,
+                connect_timeout=int(ATTEMPT),
+                tls=tls,
+                user=self._place.keys.username,
+                password=secret if password is not None else None,
+            )
+        except BaseException:
+            await self._end(client)
+            raise
+        if self._client is client and client.is_connected and secured:
+            return client
+        await self._end(client)  # if it was closed meanwhile: before there is a socket, its own close ends nothing
+        raise errors.Error("the server ended the connection") if secured else errors.SecureConnWantedError
 
     async def _heard(self, error: Exception) -> None:
         if _named(error).reason != UNREACHABLE:
@@ -187,11 +184,9 @@ class Link:
             await self._end(client)
 
     @staticmethod
-    async def _end(client: _Client) -> None:
-        try:
-            await finish(client.close(), STOP)
-        finally:
-            client.drop()
+    async def _end(client: Client) -> None:
+        """Close a connection, in the background if the server takes nothing for so long."""
+        await close_within(client.close(), STOP)
 
 
 def refused(error: APIError) -> UnavailableError:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from datetime import datetime
+from typing import Any, Final, NamedTuple
 from uuid import uuid4
 
 import msgspec
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
+from nats.js.errors import APIError
 
-from kvbus.parts.log.contract import START, Entry, UnavailableError
-from kvbus.parts.log.nats_client import Link
+from kvbus.parts.log.contract import START, UNREACHABLE, Entry, UnavailableError
+from kvbus.parts.log.nats_client import NO_MESSAGE, Link, refused
 from kvbus.parts.log.place import NatsPlace
 from kvbus.parts.log.refusals import REQUEST, insisted
 
@@ -29,9 +31,16 @@ IDLE: Final = 60
 CREATE: Final = 1.0
 """Seconds in which a consumer is made, or another one is tried: for a minute servers are given one that are away."""
 
-HEARTBEAT: Final = 2
+HEARTBEAT: Final = 1
 """Seconds without a message after which the server says that it is still asked. What keeps a reader's place is one of
 several servers, and may be another one than that of its connection: nobody says that it went."""
+
+SILENCE: Final = 3.0
+"""Seconds without a message or heartbeat after which the connection is made again. nats-py stops reading, and says
+nothing of it, at a message whose subject or headers it cannot decode."""
+
+MAX_SINGLE: Final = 1000
+"""Messages that are asked for one by one after a connection has broken: one of them may be what broke it."""
 
 AFTER: Final = "Nats-Expected-Last-Subject-Sequence"
 """Header of a message: the sequence of the newest one of its subject when it was appended."""
@@ -47,6 +56,43 @@ MAX_DIGITS: Final = 20
 
 SOON: Final = 0.01
 """Seconds for a message that is there."""
+
+
+class Message(NamedTuple):
+    """A message of a stream.
+
+    Attributes:
+        sequence: its number in the stream.
+        subject: its subject.
+        data: its payload.
+        time: when the server got it, in seconds since 1970.
+        after: what its header :data:`AFTER` says; empty if it has none.
+    """
+
+    sequence: int
+    subject: str
+    data: bytes
+    time: float
+    after: str
+
+
+class _Stored(msgspec.Struct):
+    """A message as JetStream's API returns it. Bytes are in base64."""
+
+    subject: str
+    seq: int
+    time: datetime
+    data: bytes = b""
+    hdrs: bytes = b""
+
+    def message(self) -> Message:
+        after = ""
+        for line in self.hdrs.split(b"\r\n"):
+            name, _, value = line.partition(b":")
+            if name.strip() == AFTER.encode():
+                after = value.strip().decode(errors="replace")
+        return Message(self.seq, self.subject, self.data, self.time.timestamp(), after)
+
 
 _records: Final = msgspec.msgpack.Decoder(list[bytes])
 
@@ -98,19 +144,18 @@ class Pulled:
         """Messages that may still come of what was asked for."""
         self._heard = 0.0
         """When anything came of it."""
+        self._single = 1
+        """Messages that are still to be asked for one by one. The first one is: a reader that has no permission for it
+        is refused at once, and not when a message breaks its connection."""
 
     async def _begin(self) -> tuple[Any, Subscription]:
         client = await self._link.client()
         if self._inbox is not None and client is self._client:
             return client, self._inbox
-        info = await self._link.api(f"STREAM.INFO.{self._stream}")
-        if self._created not in {"", info["created"]}:
-            self.next = self.back = 1
-            self._newest, self._deleted, self._contradicted = {}, set(), 0
-        self._created = info["created"]
+        state = await self._state()
         config = {
             "deliver_policy": "by_start_sequence",
-            "opt_start_seq": min(max(1, self.next), info["state"]["last_seq"] + 1),  # it may have lost its newest ones
+            "opt_start_seq": min(max(1, self.next), state["last_seq"] + 1),  # it may have lost its newest ones
             "ack_policy": "none",
             "filter_subject": f"{self._stream}.>",
             "inactive_threshold": IDLE * 10**9,
@@ -129,51 +174,106 @@ class Pulled:
         self._inbox, self._client, self._taken, self._asked = inbox, client, 0, 0
         return client, inbox
 
-    async def take(self, seconds: float) -> list[tuple[int, Msg]]:
-        """Sequences and messages; none where none has come for so long.
+    async def _state(self) -> Any:
+        """Ask for the stream's state. If it is another stream than before, read it from its beginning."""
+        subject = f"STREAM.INFO.{self._stream}"
+        try:
+            info = await self._link.api(subject)
+        except UnavailableError as error:
+            if error.reason != UNREACHABLE:
+                raise
+            await self._break_off()  # nats-py may have stopped reading, and not the server
+            info = await self._link.api(subject)
+        if self._created not in {"", info["created"]}:
+            self.next = self.back = 1
+            self._newest, self._deleted, self._contradicted = {}, set(), 0
+        self._created = info["created"]
+        return info["state"]
+
+    async def take(self, seconds: float) -> list[Message]:
+        """Take the next messages; none if none has come for so long.
 
         Raises:
             UnavailableError: nothing was taken.
         """
-        now = asyncio.get_running_loop().time
         try:
-            client, inbox = await self._begin()
-            if not self._asked:
-                times = {"expires": IDLE * 10**9 // 2, "idle_heartbeat": HEARTBEAT * 10**9}
-                wanted = msgspec.json.encode({"batch": MOST, **times})
-                subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self._name}"
-                await client.publish(subject, wanted, reply=inbox.subject)
-                self._asked, self._heard = MOST, now()
-            found: list[tuple[int, Msg]] = []
-            until = now() + seconds
-            async with self._link.said(seconds + REQUEST):
-                with contextlib.suppress(TimeoutError):
-                    while not found or inbox.pending_msgs:
-                        message = await inbox.next_msg(max(SOON, until - now()))
-                        self._heard = now()
-                        if message.subject == inbox.subject and message.headers:  # from the server, not from the stream
-                            self._judge(message.headers.get("Status", ""))
-                            continue
-                        found.append((self._count(message), message))
-            self._listen(now())
-            return await self._following(found)
+            return await self._following(await self._next(seconds))
         except UnavailableError:
-            self.begin_again()
+            await self._break_off()
             raise
 
-    def _listen(self, now: float) -> None:
-        if self._asked and now - self._heard > REQUEST:
-            raise UnavailableError("the server that keeps the consumer says nothing")
+    async def _next(self, seconds: float) -> list[Message]:
+        if self._single > 0 and (found := await self._ask()):
+            return found
+        try:
+            return await self._pull(seconds)
+        except UnavailableError as error:
+            if error.reason != UNREACHABLE:
+                raise
+            await self._break_off()
+            return await self._ask()
 
-    async def _following(self, found: list[tuple[int, Msg]]) -> list[tuple[int, Msg]]:
+    async def _break_off(self) -> None:
+        self.begin_again()
+        self._single = MAX_SINGLE
+        await self._link.close()
+
+    async def _ask(self) -> list[Message]:
+        """Ask for the next messages through JetStream's API, whose answers are JSON whatever is in a message.
+
+        Each request is for the first message from a sequence on, so that deleted ones cost nothing.
+        """
+        state = await self._state()
+        begin = max(self.next, state["first_seq"])
+        end = min(begin + MOST, begin + self._single, state["last_seq"] + 1)
+        answers = await asyncio.gather(*(self._get(at) for at in range(begin, end)))
+        found = {message.sequence: message for message in answers if message is not None}
+        self._single = self._single - len(answers) if found else 0
+        return [found[at] for at in sorted(found)]
+
+    async def _get(self, sequence: int) -> Message | None:
+        wanted = msgspec.json.encode({"seq": sequence, "next_by_subj": f"{self._stream}.>"})
+        try:
+            answer = await self._link.ask(f"$JS.API.STREAM.MSG.GET.{self._stream}", wanted, REQUEST)
+        except APIError as error:
+            if error.err_code == NO_MESSAGE:
+                return None
+            raise refused(error) from error
+        return msgspec.convert(answer["message"], _Stored, strict=False).message()
+
+    async def _pull(self, seconds: float) -> list[Message]:
+        now = asyncio.get_running_loop().time
+        client, inbox = await self._begin()
+        if not self._asked:
+            times = {"expires": IDLE * 10**9 // 2, "idle_heartbeat": HEARTBEAT * 10**9}
+            wanted = msgspec.json.encode({"batch": MOST, **times})
+            subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self._name}"
+            await client.publish(subject, wanted, reply=inbox.subject)
+            self._asked, self._heard = MOST, now()
+        found: list[Message] = []
+        until = now() + seconds
+        async with self._link.said(seconds + REQUEST):
+            with contextlib.suppress(TimeoutError):
+                while not found or inbox.pending_msgs:
+                    message = await inbox.next_msg(max(SOON, until - now()))
+                    self._heard = now()
+                    if message.subject == inbox.subject and message.headers:  # from the server, not from the stream
+                        self._judge(message.headers.get("Status", ""))
+                        continue
+                    found.append(self._count(message))
+        if self._asked and now() - self._heard > SILENCE:
+            raise UnavailableError("the server that keeps the consumer says nothing")
+        return found
+
+    async def _following(self, found: list[Message]) -> list[Message]:
         """What of it follows on what was taken before; what does not is read again, by another consumer.
 
         A message says which one of its subject was the newest before it. A server that the network had cut off may
         have others under the same sequences as its peers, for good (seen with nats-server 2.9.10: it kept a message
         that its peers got once more later, and lacked one behind that). Nobody says so, and a consumer may be there.
         """
-        for number, (at, message) in enumerate(found):
-            said = (message.headers or {}).get(AFTER, "")
+        for number, message in enumerate(found):
+            at, said = message.sequence, message.after
             if said.isdecimal() and len(said) < MAX_DIGITS:
                 after = int(said)
                 before = self._newest.get(message.subject, min(after, at - 1))
@@ -184,7 +284,7 @@ class Pulled:
                     return found[:number]
             self._newest[message.subject] = at
         if found:
-            self.next = found[-1][0] + 1
+            self.next = found[-1].sequence + 1
         return found
 
     async def _contradicts(self, at: int, after: int, before: int) -> bool:
@@ -215,27 +315,23 @@ class Pulled:
         if status != "408":  # of which nothing more comes; any other one says that there is nobody to ask
             raise UnavailableError(f"the consumer has gone ({status})")
 
-    def _count(self, message: Msg) -> int:
+    def _count(self, message: Msg) -> Message:
         self._taken += 1
         self._asked -= 1
-        if message.metadata.sequence.consumer != self._taken:
+        said = message.metadata
+        if said.sequence.consumer != self._taken:
             raise UnavailableError("messages were lost on their way")
-        sequence: int = message.metadata.sequence.stream
-        return sequence
+        after = (message.headers or {}).get(AFTER, "")
+        return Message(said.sequence.stream, message.subject, message.data, said.timestamp.timestamp(), after)
 
     async def bounds(self) -> tuple[int, int]:
         """The first sequence that the stream has, and the one that comes behind its last.
 
         The stream's leader says so: a consumer may be at a server that is behind.
         """
-        state = (await self._link.api(f"STREAM.INFO.{self._stream}"))["state"]
+        state = await self._state()
         end: int = state["last_seq"] + 1
         return (state["first_seq"] if state["messages"] else end), end
-
-    async def level(self) -> bool:
-        """Whether everything was taken that the stream has."""
-        first, end = await self.bounds()
-        return max(self.next, first) >= end
 
 
 class NatsReader:
@@ -251,20 +347,25 @@ class NatsReader:
 
     async def take(self, seconds: float) -> list[Entry]:
         """Take what was asked for, and ask again."""
-        messages = await self.pulled.take(seconds)
-        if self.pulled.back is not None:
-            begin, self.pulled.back = self.pulled.back << SHIFT, None
-            self._starts = {key: min(start, begin) for key, start in self._starts.items()}
-        return [entry for at, message in messages for entry in self._of(at, message)]
+        time = asyncio.get_running_loop().time
+        until = time() + seconds
+        while True:
+            messages = await self.pulled.take(max(0.0, until - time()))
+            if self.pulled.back is not None:
+                begin, self.pulled.back = self.pulled.back << SHIFT, None
+                self._starts = {key: min(start, begin) for key, start in self._starts.items()}
+            found = [entry for message in messages for entry in self._of(message)]
+            if found or not messages or time() >= until:
+                return found
 
-    def _of(self, sequence: int, message: Msg) -> Iterator[Entry]:
+    def _of(self, message: Message) -> Iterator[Entry]:
         key = message.subject.removeprefix(self._prefix)
         if key not in self._starts:
             return
         for number, data in enumerate(records_of(message.data)):
-            position = (sequence << SHIFT) + number
+            position = (message.sequence << SHIFT) + number
             if position >= self._starts[key]:
-                yield Entry(key, position, data, message.metadata.timestamp.timestamp())
+                yield Entry(key, position, data, message.time)
 
     async def ends(self) -> dict[str, int]:
         """Behind the stream's newest message."""
