@@ -24,8 +24,12 @@ if TYPE_CHECKING:
     from kvbus.tools.asking import Login
 
 _OK: Final = 200
-_BAD: Final = 400
+_BAD: Final = {400, 413}
+"""The question is malformed, or too large."""
+
 _IDLE_S: Final = 2.0
+
+_is_short_number: Final = re.compile(r"[0-9]{1,20}").fullmatch
 
 
 @click.command("query", short_help="Ask which source holds the longest prefix of a prompt.")
@@ -81,7 +85,10 @@ def command(
         raise click.UsageError("give either --tokens FILE or --hashes HASH,…")
     question: dict[str, Any] = {"lora": lora, "salt": salt}
     if tokens is not None:
-        question["tokens"] = token_ids(tokens.read())
+        try:
+            question["tokens"] = token_ids(tokens.read())
+        except UnicodeDecodeError as error:
+            raise click.UsageError(f"--tokens: {tokens.name} is not a text file") from error
     elif hashes is not None:
         question["hashes"] = [each.strip() for each in hashes.split(",")]
     curve = curve_keys(curve_secret_key, curve_server_key)
@@ -129,16 +136,20 @@ def token_ids(text: str) -> list[int]:
     """
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
+        if text.lstrip().startswith(("[", "{")) != text.rstrip().endswith(("]", "}")):
+            raise click.UsageError("--tokens: a bracket is missing at one end: is the file cut off?") from None
         found = re.split(r"[\s,]+", text.strip(" \n[],"))
-        found = [int(each) if each.isascii() and each.isdecimal() else each for each in found]
+        found = [int(each) if _is_short_number(each) else each for each in found]
     if isinstance(found, dict):
-        found = found.get("tokens")
+        if "tokens" not in found:
+            raise click.UsageError('--tokens: the object has no "tokens"')
+        found = found["tokens"]
     elif type(found) is int:
         found = [found]
     if not isinstance(found, list) or not all(type(each) is int for each in found):
         odd = next((each for each in found if type(each) is not int), "nothing") if isinstance(found, list) else found
-        raise click.UsageError(f"--tokens: {odd!r} is no token id; for example [128000, 9906, 1917]")
+        raise click.UsageError(f"--tokens: {odd!r:.100} is no token id; for example [128000, 9906, 1917]")
     return found
 
 
@@ -157,7 +168,7 @@ async def ask(url: str, question: dict[str, Any], timeout: float, shown: Login) 
         if status == _OK:
             return dict(answer)
         text = str(answer["error"])
-    if status == _BAD:
+    if status in _BAD:
         raise click.UsageError(text)
     raise NoAnswerError(text)
 

@@ -28,10 +28,31 @@ def test_token_ids_are_read_as_people_have_them(text):
     assert token_ids(text) == [1, 2, 3]
 
 
-@pytest.mark.parametrize("text", ["", "[]x", "hello", '["1"]', "[1.5]", "[true]", "{}", "null", "[1, -]", "\u0661"])
+@pytest.mark.parametrize(
+    "text", ["", "hello", '["1"]', "[1.5]", "[true]", "null", "[1, -]", "\u0661", "9" * 5000, "[[]]"]
+)
 def test_a_file_without_token_ids_is_refused(text):
     with pytest.raises(click.UsageError, match="is no token id; for example"):
         token_ids(text)
+
+
+@pytest.mark.parametrize("text", ["[1, 2", "[1, 2,\n", "1, 2]", "[]x", '{"tokens": [1, 2', "[" * 200_000])
+def test_a_list_that_is_cut_off_is_refused(text):
+    with pytest.raises(click.UsageError, match="is the file cut off"):
+        token_ids(text)
+
+
+@pytest.mark.parametrize("text", ["{}", '{"token_ids": [1]}'])
+def test_an_object_without_tokens_is_refused(text):
+    with pytest.raises(click.UsageError, match='the object has no "tokens"'):
+        token_ids(text)
+
+
+def test_a_file_that_is_no_text_is_a_bad_question(tmp_path):
+    file = tmp_path / "tokens"
+    file.write_bytes(b"\xff\xfe")
+    done = query("--tokens", str(file))
+    assert (done.returncode, "is not a text file" in done.stderr) == (2, True)
 
 
 def query(*args: str, tokens: Any = (1, 2, 3)) -> subprocess.CompletedProcess[str]:
