@@ -162,12 +162,18 @@ async def ask(url: str, question: dict[str, Any], timeout: float, shown: Login) 
     """
     from kvbus.tools.asking import NoAnswerError, asking  # noqa: PLC0415 - imported on use, to keep `kvbus --help` fast
 
-    async with asking(url, timeout), shown.session() as session:
-        async with session.post(f"{url}/query", json=question, allow_redirects=False) as response:
-            status, answer = response.status, await response.json(content_type=None)
-        if status == _OK:
-            return dict(answer)
-        text = str(answer["error"])
+    try:
+        async with asking(url, timeout), shown.session() as session:
+            async with session.post(f"{url}/query", json=question, allow_redirects=False) as response:
+                status, answer = response.status, await response.json(content_type=None)
+            if status == _OK:
+                return dict(answer)
+            text = str(answer["error"])
+    except NoAnswerError as error:
+        if error.listens:
+            raise
+        why = str(error).removeprefix("no bus answers")
+        raise NoAnswerError(f"no index answers{why}: start `kvbus index`, or name a SOURCE") from error
     if status in _BAD:
         raise click.UsageError(text)
     raise NoAnswerError(text)

@@ -117,7 +117,8 @@ def test_without_an_index_the_replay_is_read(scene):
 def test_a_question_without_an_answer_says_why():
     port = free_port()
     gone = query("--http", f"127.0.0.1:{port}", "--tokens", "-")
-    assert (gone.returncode, "(connection refused)" in gone.stderr) == (69, True)
+    why = f"kvbus: no index answers at http://127.0.0.1:{port} (connection refused): start `kvbus index`, or name a SOURCE\n"
+    assert (gone.returncode, gone.stderr) == (69, why)
     odd = query("--http", "ftp://host", "--tokens", "-")
     assert (odd.returncode, "is not HOST:PORT" in odd.stderr) == (2, True)
     neither = query()
