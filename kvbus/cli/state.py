@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvbus.state.sqlite import SqliteStore
+
+_WORDS: Final = {None: "no", False: "no", True: "yes"}
 
 _DIRECTORY = click.option(
     "-d",
@@ -63,7 +65,7 @@ def show(*, directory: Path | None, as_json: bool, **flags: Any) -> None:
             for file, size in files.items():
                 click.echo(f"  {file:<40} {size:>14,}")
         else:
-            click.echo(f"{name}: {value}")
+            click.echo(f"{name}: {_WORDS[value] if value is None or isinstance(value, bool) else value}")
 
 
 def _contents(path: Path) -> dict[str, object]:
