@@ -134,8 +134,11 @@ def named_streams(sources: list[str]) -> dict[str, Stream]:
         if not separator:
             name, endpoints = source.partition(",")[0], source
         parts = endpoints.split(",")
-        if len(parts) > 2 or not all(parts) or not name:
-            raise click.UsageError(f"{source!r} is not [NAME=]ENDPOINT[,REPLAY], nor the URL of a bus")
+        if len(parts) > 2 or not name or not all("://" in part for part in parts):
+            raise click.UsageError(
+                f"{source!r} is neither the URL of a bus, such as http://127.0.0.1:9477, nor [NAME=]ENDPOINT[,REPLAY], "
+                "such as tcp://127.0.0.1:5657"
+            )
         if name in found:
             raise click.UsageError(f"two sources are named {name!r}; give one another NAME=")
         found[name] = Stream(parts[0], parts[1] if len(parts) == 2 else None)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import click
 import pytest
 
+from kvbus.cli.index import named_streams
 from kvbus.config import load
 from kvbus.index.bus import Output, UnusableError, as_seen_from, readable_output
 
@@ -72,3 +74,9 @@ def test_an_output_with_curve_needs_keys():
 )
 def test_a_wildcard_is_the_host_of_the_url(endpoint, url, seen):
     assert as_seen_from(endpoint, url) == seen
+
+
+@pytest.mark.parametrize("source", ["127.0.0.1:9477", "a=127.0.0.1:5657", "tcp://h:1,h:2", "=tcp://h:1"])
+def test_a_source_without_a_scheme_is_told_the_two_forms(source: str) -> None:
+    with pytest.raises(click.UsageError, match=r"neither the URL of a bus, such as http://.*such as tcp://"):
+        named_streams([source])
