@@ -24,7 +24,7 @@ def test_the_state_outlives_the_container_and_the_engine_runs_on(podman: Podman,
     podman("kill", "--signal", "KILL", f"{pod.name}-kvbus")
     podman("start", f"{pod.name}-kvbus")
     pod.until(relayed, "the same place in the stream after it was killed")
-    assert "state loaded: " in pod.said("kvbus")
+    assert "state read: " in pod.said("kvbus")
     source = pod.source()
     assert source["counts"]["batches"] == 0, "nothing had to be asked for again"
     assert source["epoch"] == 0
