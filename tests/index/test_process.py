@@ -187,8 +187,8 @@ def test_an_index_that_cannot_listen_or_has_nothing_to_follow_says_so(tmp_path):
             assert "cannot listen on http 127.0.0.1" in second.said
     for args, why in (
         ((), "give a SOURCE or --log"),
-        (("nonsense",), "for example tcp://"),
-        (("a=",), "is not [NAME=]"),
+        (("nonsense",), "such as tcp://"),
+        (("a=",), "nor [NAME=]"),
     ):
         wrong = Index(tmp_path, *args, name="wrong")
         with running(wrong):
