@@ -5,13 +5,14 @@ import asyncio
 import pytest
 from aiokafka.conn import AIOKafkaConnection
 from aiokafka.protocol.metadata import MetadataRequest
+from aiokafka.protocol.transaction import AddPartitionsToTxnRequest
 
+from kvbus.common import tasks
 from kvbus.parts.log import kafka as log_module
 from kvbus.parts.log import kafka_client as module
 from kvbus.parts.log.contract import START
 from tests.log.fleet import KEY
 from tests.log.kinds import Kafka, insist
-from tests.transport.loops import eventually
 
 
 class Held:
@@ -57,37 +58,48 @@ async def test_who_is_cancelled_while_a_client_begins_leaves_none(kind, what, mo
     assert held.open == []
 
 
-@pytest.mark.parametrize("cancelled", [False, True])
-async def test_a_client_that_does_not_end_in_time_ends_by_itself(kind, cancelled, monkeypatch):
+async def test_a_client_that_does_not_end_in_time_leaves_none(kind, monkeypatch):
     held = Held(monkeypatch)
     reader = await kind.open().read({KEY: START})
     await reader.take(0.1)
     assert held.open
     monkeypatch.setattr(module, "STOP", 0.0)
+    await reader.close()
+    assert held.open == []
+
+
+async def test_a_client_whose_end_nobody_waits_for_leaves_none(kind, monkeypatch):
+    held = Held(monkeypatch)
+    ending: asyncio.Queue[asyncio.Task[None]] = asyncio.Queue()
+
+    async def watched(work, seconds):
+        task = asyncio.ensure_future(work)
+        ending.put_nowait(task)
+        await tasks.finish(task, seconds)
+
+    reader = await kind.open().read({KEY: START})
+    await reader.take(0.1)
+    assert held.open
+    monkeypatch.setattr(module, "finish", watched)
     closing = asyncio.ensure_future(reader.close())
-    await asyncio.sleep(0)
-    if cancelled:
-        closing.cancel()
+    ended = await ending.get()
+    closing.cancel()
     await asyncio.wait([closing])
-    await eventually(lambda: not held.open, "its connections to be closed")
+    assert held.open == []
+    await asyncio.wait([ended])
 
 
-async def test_a_producer_that_is_given_up_ends_when_the_next_one_of_its_stream_fences_it(kind, monkeypatch):
-    """Its own end waits until the broker has answered for what it sends."""
+async def test_a_producer_that_is_given_up_leaves_nothing_that_connects_again(kind, monkeypatch):
     before = asyncio.all_tasks()
-    log = kind.open()
-    writer = await log.claim(KEY)
+    writer = await kind.open().claim(KEY)
+    held = Held(monkeypatch, AddPartitionsToTxnRequest, seconds=1.0)
+    appending = asyncio.ensure_future(writer.append([b"record"]))
+    await held.asks.wait()
+    under_way = asyncio.all_tasks() - before - {appending}
     for place in (log_module, module):
         monkeypatch.setattr(place, "STOP", 0.02)
-    with kind.broker.standing_still():
-        appending = asyncio.ensure_future(writer.append([b"record"]))
-        await asyncio.sleep(0.1)
-        await writer.close()
-        appending.cancel()
-        await asyncio.wait([appending])
-        assert asyncio.all_tasks() > before, "it still sends"
-    monkeypatch.undo()
-    following = await insist(lambda: log.claim(KEY))
-    await following.append([b"another"])
-    await following.close()
-    await eventually(lambda: asyncio.all_tasks() <= before, "every task to end")
+    await writer.close()
+    appending.cancel()
+    _, left = await asyncio.wait({appending, *under_way}, timeout=10)
+    assert left == set()
+    assert held.open == []

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from aiokafka import AIOKafkaClient, AIOKafkaProducer, TopicPartition
+from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition, errors
+from aiokafka.protocol.offset import OffsetRequest
 
 from kvbus.parts.log.contract import (
     MAX_REFUSED,
@@ -29,17 +30,16 @@ from kvbus.parts.log.contract import (
     write_pointer,
 )
 from kvbus.parts.log.kafka_client import (
-    EARLIEST,
-    LATEST,
     STOP,
-    PartitionReader,
+    Keys,
+    Producer,
     client_options,
+    inner,
     leaders,
-    offsets,
     partition_of,
     partitions_of,
-    started,
     stop,
+    whole,
 )
 from kvbus.parts.log.kafka_errors import insisted, said
 from kvbus.parts.log.place import Place
@@ -54,14 +54,20 @@ COMMIT: Final = 5.0
 TRANSACTION: Final = 60.0
 """Seconds after which the broker ends a transaction by itself, and fences who had it."""
 
+EARLIEST: Final = -2
+"""A time before that of every record."""
+
 CONFIRM: Final = 5.0
 """Seconds for which it counts that most brokers of a partition have said who leads it."""
+
+MOST: Final = 500
+"""Records taken at once."""
 
 
 class KafkaWriter:
     """See :class:`~kvbus.parts.log.contract.Writer`."""
 
-    def __init__(self, place: Place, options: dict[str, Any], key: str, producer: AIOKafkaProducer, epoch: int) -> None:
+    def __init__(self, place: Place, options: dict[str, Any], key: str, producer: Producer, epoch: int) -> None:
         self.epoch = epoch
         self._place = place
         self._options = options
@@ -85,9 +91,12 @@ class KafkaWriter:
         client, topic = self._producer.client, self._place.topic
         async with said(self._place):
             partition = partition_of(self._key.decode(), len(partitions_of(client, topic)))
-            part = TopicPartition(topic, partition)
-            found, _ = await offsets(client, [part], EARLIEST)
-        return found[part] <= position
+            leader = client.cluster.leader_for_partition(TopicPartition(topic, partition))
+            answer = await client.send(leader, OffsetRequest(-1, 0, [(topic, [(partition, EARLIEST)])]))
+            ((_, ((_, code, *_, first),)),) = answer.topics
+            if code:
+                raise errors.for_code(code)(topic)
+        return bool(first <= position)
 
     async def _send(self, topic: str, values: Sequence[bytes]) -> int:
         if self._over is not None:
@@ -127,25 +136,25 @@ class KafkaReader:
     def __init__(
         self,
         place: Place,
-        partitions: PartitionReader,
+        consumer: AIOKafkaConsumer,
         starts: Mapping[str, int],
         parts: Mapping[str, TopicPartition],
     ) -> None:
         self._place = place
-        self._partitions = partitions
+        self._consumer = consumer
         self._parts = parts
         self._starts = {key.encode(): (key, start) for key, start in starts.items()}
         self._next: dict[TopicPartition, int] = {}
-        """Offsets after the last record that was taken."""
-        self._known: dict[TopicPartition, int] = {}
-        """Leaders of the partitions when most brokers confirmed them."""
+        """Offsets behind what was taken."""
+        self._known: dict[TopicPartition, int | None] = {}
+        """Who led them when that was confirmed."""
         self._confirmed_at = 0.0
 
     async def take(self, seconds: float) -> list[Entry]:
         """Take what the client has fetched."""
         found = []
         async with said(self._place):
-            taken = await self._partitions.take(seconds)
+            taken = await self._consumer.getmany(timeout_ms=int(1000 * seconds), max_records=MOST)
         for part, records in taken.items():
             if records[0].offset < self._next.get(part, START):  # the log has lost what was taken, and begins again
                 for name, (key, _) in self._starts.items():
@@ -159,40 +168,48 @@ class KafkaReader:
         return found
 
     async def ends(self) -> dict[str, int]:
-        """Ask the leaders for the ends of the partitions, and from time to time most brokers whether they lead them."""
-        client = self._partitions.client
+        """Ask the brokers for the ends of the partitions, and from time to time whether they lead them."""
+        parts = set(self._parts.values())
+        known = _led(self._consumer, parts)
         async with said(self._place):
-            ends, known = await offsets(client, set(self._parts.values()), LATEST)
+            ends = await self._consumer.end_offsets(parts)
         now = asyncio.get_running_loop().time()
         if known != self._known or now - self._confirmed_at >= CONFIRM:
-            await _confirm(self._place, client, known)
+            await _confirm(self._place, self._consumer, known)
             self._known, self._confirmed_at = known, now
         return {key: ends[part] for key, part in self._parts.items()}
 
     async def reached(self, key: str) -> int:
         """Where the client is in the stream's partition."""
         async with said(self._place):
-            return await self._partitions.position(self._parts[key])
+            position: int = await self._consumer.position(self._parts[key])
+        return position
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._partitions.close()
+        await stop(self._consumer)
 
 
-async def _confirm(place: Place, client: AIOKafkaClient, known: dict[TopicPartition, int]) -> None:
-    """See that the ends of partitions came from the leaders that most of their brokers name.
+def _led(consumer: AIOKafkaConsumer, parts: Iterable[TopicPartition]) -> dict[TopicPartition, int | None]:
+    """Who leads these partitions, as far as a client knows, which reads there."""
+    return {part: inner(consumer).cluster.leader_for_partition(part) for part in parts}
 
-    The end that a leader gives which is cut off would hide what was appended since: an epoch would be handed out twice,
-    or one that lives be given up.
+
+async def _confirm(place: Place, consumer: AIOKafkaConsumer, known: dict[TopicPartition, int | None]) -> None:
+    """See that partitions were read where most of their brokers say that they are led.
+
+    One that is cut off and was read would hide what was appended since: an epoch would be handed out twice, or one that
+    lives be given up.
 
     Raises:
-        UnavailableError: they did not, or too few brokers answer.
+        UnavailableError: they were not, or too few brokers answer.
     """
+    client = inner(consumer)
     async with said(place):
         found = await leaders(client, place.options(), list({part.topic for part in known}))
     if any(found.get(part) != leader for part, leader in known.items()):
         client.force_metadata_update()
-        raise UnavailableError("too few brokers say who leads a partition, or another one than was asked")
+        raise UnavailableError("too few brokers say who leads a partition, or another one than was read")
 
 
 class KafkaLog:
@@ -210,16 +227,17 @@ class KafkaLog:
         """A producer with the stream's transactional id, and the next epoch of the stream in the topic of pointers."""
         async with said(self._place):
             options = self._place.options()
-            producer = AIOKafkaProducer(
+            producer = Producer(
                 **client_options(self._place, options),
                 transactional_id=key,
                 transaction_timeout_ms=int(1000 * TRANSACTION),
                 acks="all",
                 max_request_size=2 * 1024 * 1024,
             )
+        whole(producer)
         try:
             async with said(self._place):
-                await insisted(self._place, options, started(producer.start()))
+                await insisted(self._place, options, producer.start())
             writer = KafkaWriter(self._place, options, key, producer, 0)
             # whoever had the stream has put its last pointer: nothing of it comes any more
             pointer = next_turn((await self.pointers(key)).get(key))
@@ -238,65 +256,77 @@ class KafkaLog:
                 take_pointer(found, self.refused, record.key or b"", record.value or b"")
         return found if key is None else {name: found[name] for name in found if name == key}
 
-    async def _everything(self, topic: str, key: str | None = None) -> AsyncGenerator[Any, None]:
+    async def _everything(self, topic: str, key: str | None = None) -> AsyncGenerator[ConsumerRecord, None]:
         """Every record that is in a topic now, or in the partition of a key: each partition in its order.
 
         Raises:
             UnavailableError: they cannot be read to the end, or nobody knows whether that was the end.
         """
         time = asyncio.get_running_loop().time
-        async with self._opened(topic) as (partitions, parts):
+        async with self._consumer(topic) as (consumer, parts):
             wanted = parts if key is None else [parts[partition_of(key, len(parts))]]
+            known = _led(consumer, wanted)
             async with said(self._place):
-                first, _ = await offsets(partitions.client, wanted, EARLIEST)
-                ends, known = await offsets(partitions.client, wanted, LATEST)
-            partitions.begin(first)
-            moved, before = time(), first
-            while True:
-                async with said(self._place):
-                    taken = await partitions.take(FETCH)
-                    positions = {part: await partitions.position(part) for part in wanted}
-                for records in taken.values():
+                ends = await consumer.end_offsets(wanted)
+                consumer.assign(wanted)
+                await consumer.seek_to_beginning(*wanted)
+            for part in wanted:
+                position, moved = -1, time()
+                while position < ends[part]:
+                    async with said(self._place):
+                        records = (await consumer.getmany(part, timeout_ms=int(1000 * FETCH))).get(part, [])
+                        before, position = position, await consumer.position(part)
+                    if records or position > before:
+                        moved = time()
+                    elif time() - moved > REQUEST:
+                        raise UnavailableError(f"{topic} cannot be read to its end")
                     for record in records:
                         yield record
-                if all(positions[part] >= ends[part] for part in wanted):
-                    break
-                if taken or positions != before:
-                    moved, before = time(), positions
-                elif time() - moved > REQUEST:
-                    raise UnavailableError(f"{topic} cannot be read to its end")
-            await _confirm(self._place, partitions.client, known)
+            await _confirm(self._place, consumer, known)
 
     async def read(self, starts: Mapping[str, int]) -> KafkaReader:
         """Read the partitions of these streams, each from the first of their positions on."""
-        async with self._opened(self._place.topic, keep=True) as (partitions, parts):
+        async with self._consumer(self._place.topic, keep=True) as (consumer, parts):
             of = {key: parts[partition_of(key, len(parts))] for key in starts}
             first: dict[TopicPartition, int] = {}
             for key, start in starts.items():
                 first[of[key]] = min(start, first.get(of[key], start))
             async with said(self._place):
-                partitions.begin(first)
-        return KafkaReader(self._place, partitions, starts, of)
+                consumer.assign(list(first))
+                for part, start in first.items():
+                    consumer.seek(part, start)
+        return KafkaReader(self._place, consumer, starts, of)
 
     @contextlib.asynccontextmanager
-    async def _opened(
+    async def _consumer(
         self, topic: str, *, keep: bool = False
-    ) -> AsyncIterator[tuple[PartitionReader, list[TopicPartition]]]:
-        """A reader of partitions, and the partitions of a topic.
+    ) -> AsyncIterator[tuple[AIOKafkaConsumer, list[TopicPartition]]]:
+        """A consumer, and the partitions of a topic.
 
-        It is closed after the block, with ``keep`` only if something went wrong.
+        It is stopped behind the block, with ``keep`` only if something went wrong.
         """
+        # by a subscription it learns of the partitions; which of them it reads is another matter
         async with said(self._place):
-            partitions = PartitionReader(client_options(self._place, self._place.options()), self.refused)
+            options = self._place.options()
+            consumer = AIOKafkaConsumer(
+                topic,
+                **client_options(self._place, options),
+                auto_offset_reset="earliest",
+                enable_auto_commit=False,
+                key_deserializer=Keys(self.refused),
+            )
+        whole(consumer)
         try:
             async with said(self._place):
-                parts = await partitions.start(topic)
-            yield partitions, parts
+                await consumer.start()
+                parts = partitions_of(inner(consumer), topic)
+                consumer.unsubscribe()
+            yield consumer, parts
         except BaseException:
-            await partitions.close()
+            await stop(consumer)
             raise
         if not keep:
-            await partitions.close()
+            await stop(consumer)
 
     async def close(self) -> None:
         """Writers and readers have connections of their own."""

@@ -1,4 +1,4 @@
-"""Clients of Kafka as the log needs them: started and stopped, a reader of partitions, and who leads them."""
+"""Clients of Kafka as the log needs them: that can be given up, that close what they open, and who leads what."""
 
 from __future__ import annotations
 
@@ -6,213 +6,151 @@ import asyncio
 import contextlib
 import zlib
 from collections import Counter
-from collections.abc import Coroutine, Iterable, Mapping
 from typing import Any, Final
 
-from aiokafka import AIOKafkaClient, AIOKafkaConsumer, AIOKafkaProducer, TopicPartition, errors
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition, errors
+from aiokafka.client import AIOKafkaClient
+from aiokafka.conn import AIOKafkaConnection
+from aiokafka.consumer import fetcher
 from aiokafka.partitioner import murmur2
-from aiokafka.protocol.fetch import FetchRequest
-from aiokafka.protocol.offset import OffsetRequest
-from aiokafka.record.memory_records import MemoryRecords
 
-from kvbus.common.tasks import close_within, end_tasks
+from kvbus.common.tasks import end_tasks, finish
 from kvbus.parts.log.contract import UNREADABLE_BATCH, Refused
 from kvbus.parts.log.kafka_errors import PROBE, shown
 from kvbus.parts.log.place import Place
-from kvbus.parts.log.refusals import PAUSE, REQUEST
+from kvbus.parts.log.refusals import REQUEST
 
 STOP: Final = 2.0
 """Seconds that a client has to commit, and to close its connections."""
 
-MAX_RECORDS: Final = 500
-"""Records taken at once."""
 
-FETCH_BYTES: Final = 1024 * 1024
-"""Bytes of a partition that are fetched at once; a batch that is larger comes whole."""
+class Keys:
+    """Leave keys as they are. The client hands this to each partition's records, so they know where to report."""
 
-EARLIEST: Final = -2
-LATEST: Final = -1
-"""Times that stand for a partition's first offset, and for its end."""
+    def __init__(self, refused: Refused) -> None:
+        self.refused = refused
 
-
-UNDECODABLE: Final = (
-    ValueError,
-    RuntimeError,
-    EOFError,
-    errors.UnsupportedCodecError,
-    errors.CorruptRecordException,
-    zlib.error,
-)
-"""Errors of aiokafka for a batch that it cannot decode: a header that is not UTF-8, a compression not installed."""
+    def __call__(self, key: bytes | None) -> bytes | None:
+        """Return the key."""
+        return key
 
 
-async def started(start: Coroutine[Any, Any, object]) -> None:
-    """Start a client. If the caller is cancelled, give the start up to :data:`STOP` to end.
+class _Batches:
+    """The batches of one answer; the newest one is remembered."""
 
-    aiokafka forgets the connection of a first question that is cancelled, so nobody could close it.
-    """
-    task = asyncio.ensure_future(start)
-    task.add_done_callback(lambda done: done.cancelled() or done.exception())
-    try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        try:
-            await asyncio.wait([task], timeout=STOP)
-        finally:
-            task.cancel()
-        raise
+    def __init__(self, records: Any) -> None:
+        self.has_next = records.has_next
+        self._next_batch = records.next_batch
+        self.newest: Any = None
+
+    def next_batch(self) -> Any:
+        self.newest = self._next_batch()
+        return self.newest
 
 
-async def stop(client: AIOKafkaProducer) -> None:
-    """Stop a producer, and wait up to :data:`STOP` for it.
+class _Readable(fetcher.PartitionRecords):  # type: ignore[misc]
+    """A partition's records, without the batches that the client cannot decode.
 
-    It waits until the broker has answered for every record. It goes on waiting in the background: the next producer
-    with its transactional id fences it, and then it ends.
-    """
-    await close_within(_stopped(client), STOP)
-
-
-async def _stopped(client: AIOKafkaProducer) -> None:
-    try:
-        await client.stop()
-    finally:  # a producer whose sending has failed raises that, and does not close its connections
-        await client.client.close()
-
-
-class PartitionReader:
-    """Read partitions with aiokafka's consumer, and skip the batches that it cannot decode.
-
-    A batch is of one producer, so its records are missing in that producer's streams alone. The consumer raises an
-    error and does not say where. So this class then asks the leaders for the same records, and decodes each batch.
-
-    Attributes:
-        client: a client that knows the brokers and the leaders; the consumer does not show its own.
+    A header that is not UTF-8, or a compression that is not installed, would end the reading of the whole partition for
+    everybody. A batch is of one producer, so its records are missing in that producer's streams alone.
     """
 
-    def __init__(self, options: dict[str, Any], refused: Refused) -> None:
-        self.client = AIOKafkaClient(**options)
-        self._consumer = AIOKafkaConsumer(auto_offset_reset="earliest", enable_auto_commit=False, **options)
-        self._refused = refused
-        self._next: dict[TopicPartition, int] = {}
-        """Offsets after the last record that was taken."""
+    def __init__(self, part: TopicPartition, records: Any, *others: Any) -> None:
+        self._batches = _Batches(records)
+        super().__init__(part, self._batches, *others)
+        self.next_fetch_offset: int
 
-    async def start(self, topic: str) -> list[TopicPartition]:
-        """Connect, and return the partitions of the topic."""
-        await started(self.client.bootstrap())
-        await self.client.set_topics([topic])
-        await started(self._consumer.start())
-        return partitions_of(self.client, topic)
-
-    def begin(self, starts: Mapping[TopicPartition, int]) -> None:
-        """Read these partitions from these offsets on."""
-        self._next = dict(starts)
-        self._consumer.assign(list(starts))
-        self._rewind()
-
-    def _rewind(self) -> None:
-        for part, offset in self._next.items():
-            self._consumer.seek(part, offset)
-
-    async def take(self, seconds: float) -> dict[TopicPartition, list[Any]]:
-        """Take the next records of each partition; none if none came for so long."""
-        try:
-            found: dict[TopicPartition, list[Any]] = await self._consumer.getmany(
-                timeout_ms=int(1000 * seconds), max_records=MAX_RECORDS
-            )
-        except UNDECODABLE:
-            self._rewind()  # the consumer has dropped what it had decoded
-            return await self._decode()
-        for part, records in found.items():
-            self._next[part] = records[-1].offset + 1
-        return found
-
-    async def position(self, part: TopicPartition) -> int:
-        """Return the offset of the partition's next record. Offsets of transactions' own records are passed over."""
-        position: int = await self._consumer.position(part)
-        return position
-
-    async def _decode(self) -> dict[TopicPartition, list[Any]]:
-        """Fetch the next batches of each partition, and decode those that can be decoded."""
-        fetched = {part: await self._fetch(part, offset) for part, offset in self._next.items()}
-        found = {}
-        for part, data in fetched.items():
-            first, batches = self._next[part], MemoryRecords(data)
-            records: list[Any] = []
-            while batches.has_next():
-                batch = batches.next_batch()
-                records += [record for record in self._records(part, batch) if record.offset >= first]
-                self._next[part] = batch.next_offset
-            self._consumer.seek(part, self._next[part])
-            if records:
-                found[part] = records
-        return found
-
-    async def _fetch(self, part: TopicPartition, offset: int) -> bytes:
-        wanted = [(part.topic, [(part.partition, offset, FETCH_BYTES)])]
-        leader = self.client.cluster.leader_for_partition(part)
-        answer = await self.client.send(leader, FetchRequest(0, 0, FETCH_BYTES, 0, wanted))
-        ((_, ((_, code, _, *_, data),)),) = answer.topics
-        if code == errors.OffsetOutOfRangeError.errno:
-            return b""  # the consumer goes to the first offset by itself
-        if code:
-            self.client.force_metadata_update()
-            raise errors.for_code(code)(part.topic)
-        return bytes(data or b"")
-
-    def _records(self, part: TopicPartition, batch: Any) -> list[Any]:
-        if batch.is_control_batch:
-            return []
-        try:
-            if batch.validate_crc():
-                return list(batch)
-        except UNDECODABLE:
-            pass
-        where = f"{part.topic}, partition {part.partition}, offset {batch.base_offset}"
-        self._refused.append((UNREADABLE_BATCH, where))
-        return []
-
-    async def close(self) -> None:
-        """Close the connections."""
-        await close_within(self._closed(), STOP)
-
-    async def _closed(self) -> None:
-        await asyncio.gather(self._consumer.stop(), self.client.close())
-
-
-MOVED: Final = (
-    errors.NotLeaderForPartitionError,
-    errors.LeaderNotAvailableError,
-    errors.UnknownTopicOrPartitionError,
-)
-"""Errors of a broker that does not lead a partition, as the client's knowledge is old."""
-
-
-async def offsets(
-    client: AIOKafkaClient, parts: Iterable[TopicPartition], at: int
-) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
-    """Ask leaders for the first offsets of partitions (:data:`EARLIEST`) or for their ends (:data:`LATEST`).
-
-    Returns:
-        The offsets, and the leaders that were asked.
-    """
-
-    async def one(part: TopicPartition, leader: int) -> int:
-        answer = await client.send(leader, OffsetRequest(-1, 0, [(part.topic, [(part.partition, at)])]))
-        ((_, ((_, code, *_, offset),)),) = answer.topics
-        if code:
-            raise errors.for_code(code)(part.topic)
-        return int(offset)
-
-    async with asyncio.timeout(REQUEST):
+    def __next__(self) -> Any:
         while True:
-            led = {part: client.cluster.leader_for_partition(part) for part in parts}
             try:
-                found = await asyncio.gather(*(one(part, leader) for part, leader in led.items()))
-            except MOVED:
-                await client.force_metadata_update()
-                await asyncio.sleep(PAUSE)
-            else:
-                return dict(zip(led, found, strict=True)), led
+                return super().__next__()
+            except (ValueError, RuntimeError, EOFError, errors.UnsupportedCodecError, zlib.error):
+                offset: int = self.next_fetch_offset
+                self.next_fetch_offset = self._batches.newest.next_offset
+                self._records_iterator = self._unpack_records()
+                if isinstance(self._key_deserializer, Keys):
+                    where = f"{self._tp.topic}, partition {self._tp.partition}, offset {offset}"
+                    self._key_deserializer.refused.append((UNREADABLE_BATCH, where))
+
+
+fetcher.PartitionRecords = _Readable
+
+
+class Producer(AIOKafkaProducer):  # type: ignore[misc]
+    """One that can be given up: its own end waits until everything is sent, for ever if the broker takes nothing."""
+
+    async def stop(self) -> None:
+        """Close the connections. What is not committed is lost."""
+        self._closed = True
+        if self._sender is not None:
+            await self._sender.close()
+        await self.client.close()
+
+
+def inner(client: AIOKafkaConsumer | AIOKafkaProducer) -> AIOKafkaClient:
+    """What has the connections and knows the brokers."""
+    return client.client if isinstance(client, AIOKafkaProducer) else client._client  # noqa: SLF001 - it has no name
+
+
+def whole(of: AIOKafkaConsumer | AIOKafkaProducer) -> None:
+    """Have a client end its first questions though it is cancelled: aiokafka would forget the connection it asks by."""
+    client = inner(of)
+    ask = client.bootstrap
+
+    async def bootstrap() -> None:
+        asking = asyncio.ensure_future(ask())
+        asking.add_done_callback(lambda done: done.cancelled() or done.exception())
+        try:
+            await asyncio.shield(asking)
+        except asyncio.CancelledError:
+            try:
+                await asyncio.wait([asking], timeout=STOP)
+            finally:
+                asking.cancel()
+            raise
+
+    client.bootstrap = bootstrap
+
+
+async def stop(client: AIOKafkaConsumer | AIOKafkaProducer) -> None:
+    """Close a client's connections, and have it make no others.
+
+    One that has only just begun is cancelled by its own stop, so this is a task of its own. Whatever else goes wrong,
+    nobody needs the client any more.
+    """
+    try:
+        await finish(client.stop(), STOP)
+    finally:
+        _give_up(inner(client))
+
+
+def _give_up(client: AIOKafkaClient) -> None:
+    """Close what a stop that failed, or took too long, has left open, and end what it has left under way.
+
+    A producer cancels one of its tasks and waits for the others, which connect again for as long as a broker takes
+    nothing. They end as cancelled once they ask for a connection, or for the topics.
+    """
+
+    def nothing(*_: object, **__: object) -> asyncio.Future[None]:
+        found = asyncio.get_running_loop().create_future()
+        found.cancel()
+        return found
+
+    client._get_conn = client.force_metadata_update = nothing  # noqa: SLF001 - it has no other way
+    for waited in (client._sync_task, client._md_update_fut):  # noqa: SLF001
+        if waited is not None:
+            waited.cancel()
+    client._conns = _Closing(client._conns)  # noqa: SLF001 - nobody else closes them
+    for connection in client._conns.values():  # noqa: SLF001
+        connection.close()
+
+
+class _Closing(dict[tuple[Any, Any], AIOKafkaConnection]):
+    """Connections of a client that has been given up: what it was still making is closed when it is made."""
+
+    def __setitem__(self, key: tuple[Any, Any], connection: AIOKafkaConnection) -> None:
+        connection.close()
+        super().__setitem__(key, connection)
 
 
 def client_options(place: Place, options: dict[str, Any]) -> dict[str, Any]:
@@ -229,11 +167,8 @@ def partitions_of(client: AIOKafkaClient, topic: str) -> list[TopicPartition]:
     """All partitions of a topic.
 
     Raises:
-        TopicAuthorizationFailedError: no ACL shows the topic.
         UnknownTopicOrPartitionError: the broker that was asked knows none.
     """
-    if topic in client.cluster.unauthorized_topics:
-        raise errors.TopicAuthorizationFailedError(topic)
     found = sorted(client.cluster.partitions_for_topic(topic) or ())
     if not found:
         raise errors.UnknownTopicOrPartitionError(topic)
