@@ -54,6 +54,27 @@ async def finish(work: Coroutine[Any, Any, object], seconds: float) -> None:
     await asyncio.wait([task])
 
 
+_closing: Final[set[asyncio.Task[Any]]] = set()
+"""Tasks that still close something. The event loop alone would not keep them."""
+
+
+async def close_within(work: Coroutine[Any, Any, object], seconds: float) -> None:
+    """Wait up to so many seconds for work that closes something. It goes on after that, and if the caller is cancelled.
+
+    Errors of the work are dropped, because nobody needs what it closes.
+    """
+    task = asyncio.ensure_future(work)
+    _closing.add(task)
+
+    def ended(task: asyncio.Task[Any]) -> None:
+        _closing.discard(task)
+        if not task.cancelled():
+            task.exception()
+
+    task.add_done_callback(ended)
+    await asyncio.wait([task], timeout=seconds)
+
+
 def report_out_of_memory(error: Exception) -> None:
     """Pass a MemoryError on to the event loop, whose handler ends the process; for code that survives other errors."""
     if isinstance(error, MemoryError):

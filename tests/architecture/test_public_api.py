@@ -11,8 +11,19 @@ from tests.architecture.imports import modules
 
 ROOT = Path(__file__).parents[2]
 LIBRARIES = {"aiokafka", "nats", "redis", "grpc"}
-STILL = {"kvbus.parts.log.redis_client": {"_connection_arguments"}}
-"""By module: private names that it still uses. redis-py has no public way to connect with a given SSLContext."""
+STILL = {
+    "kvbus.parts.log.redis_client": {"_connection_arguments"},
+    "kvbus.parts.log.kafka_client": {
+        "PartitionRecords",
+        "_client",
+        "_conns",
+        "_get_conn",
+        "_md_update_fut",
+        "_sync_task",
+    },
+}
+"""By module: private names that it still uses. redis-py has no public way to connect with a given SSLContext. aiokafka
+closes no connection that is cancelled in its handshake, and stops at a batch that it cannot decode."""
 
 
 def private(name: str) -> bool:

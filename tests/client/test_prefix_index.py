@@ -262,9 +262,9 @@ def test_removed_blocks_leave_nothing_in_memory():
         own = tracemalloc.Filter(inclusive=True, filename_pattern=str(prefix_index.__file__))
         return sum(each.size for each in tracemalloc.take_snapshot().filter_traces([own]).statistics("filename"))
 
-    come_and_go(0)
     tracemalloc.start()
     try:
+        come_and_go(0)
         come_and_go(10_000)
         before = kept()
         for round_ in range(2, 6):
@@ -273,7 +273,7 @@ def test_removed_blocks_leave_nothing_in_memory():
     finally:
         tracemalloc.stop()
     assert len(index) == 0
-    assert grown < 20_000, "bytes kept of 8,000 blocks"
+    assert grown < 200_000, "8,000 blocks take 1.5 MB; a dict may have grown by one size"
 
 
 # -- against a plain model
