@@ -14,7 +14,7 @@ from msgspec.structs import astuple as fields_of
 
 from kvbus.core.blocks.chunk import Chunk, Meta, Rest
 from kvbus.core.blocks.index import MAX_RUN, MAX_SHARED, Index, weight_of
-from kvbus.core.normalizing.block_size import PROVEN, SINGLE, BlockSizeDetector
+from kvbus.core.normalizing.block_size import BlockSizeDetector
 from kvbus.core.normalizing.shape import KEYS, NOTHING_CARRIED, SPELLED, Shape, Sizes
 from kvbus.core.normalizing.validate import (
     MAX_SIZE,
@@ -232,11 +232,10 @@ class Admission:
                 table = self._index.tables.get((shape.group, medium))
                 self.relearned |= table is not None and len(table.refs) > 0  # larger blocks were cut, and are repeated
             return
-        before, own = fields_of(detector), detector.size
+        own = detector.size
         self.relearned |= detector.observe(size, blocks)
-        after = fields_of(detector)
-        if before[PROVEN] != after[PROVEN] or before[SINGLE:] != after[SINGLE:]:
-            sizes.learn(own)
+        if detector.size != own:
+            sizes.fine = {sizes.medium}
 
     def _takes_over(self, sizes: Sizes, shape: Shape, size: int, blocks: int) -> bool:
         """Whether the group's sizes have to be learned anew from the medium of this store.

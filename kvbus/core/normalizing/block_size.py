@@ -26,10 +26,6 @@ from typing import Final
 
 import msgspec
 
-PROVEN: Final = 2
-SINGLE: Final = 7
-"""Among the fields of a detector, the size that is proven, and where those begin that single blocks have taught."""
-
 
 class Treatment(Enum):
     """What to do with a store of one size."""

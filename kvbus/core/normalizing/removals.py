@@ -236,7 +236,7 @@ class Removals:
     # -- what leaves -----------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Let the removals leave that wait."""
+        """Send out the removals that wait."""
         if not self.waiting:
             return
         self.waiting = False

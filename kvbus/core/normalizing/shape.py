@@ -1,4 +1,4 @@
-"""What stores of one spelling have in common, looked at once.
+"""The block sizes of a group, and what stores of one spelling have in common, looked at once.
 
 A stream spells nearly all of its stores alike: the same block size, medium, group, adapter and kind. Where they go and
 whether they may be applied follows from that alone, and is kept. What is kept never changes a decision: it is made
@@ -34,32 +34,22 @@ class Sizes:
             Empty while no store with tokens has come.
     """
 
-    __slots__ = ("_treatments", "base", "detector", "fine", "medium")
+    __slots__ = ("detector", "fine", "medium")
 
     def __init__(self, detector: BlockSizeDetector, medium: str = DEVICE_MEDIUM) -> None:
         self.detector = detector
         self.medium = medium
         self.fine = {medium}
         """Media that have stored blocks of the group's own size. Only there does a larger block repeat smaller ones."""
-        self.base = detector.base
-        """Its own, as it was looked at last."""
-        self._treatments: dict[tuple[int, bool, bool], Treatment] = {}
-        """By block size, for single blocks or several, on a medium that is fine or not."""
 
-    def learn(self, size: int) -> None:
-        """Look at the detector again: a store has taught it something. Its own size was ``size`` before."""
-        self.base = self.detector.base
-        self._treatments.clear()
-        if self.detector.size != size:
-            self.fine = {self.medium}
+    @property
+    def base(self) -> int:
+        """Tokens per block on the output; 0 while nothing is known."""
+        return self.detector.base
 
     def treatment(self, size: int, blocks: int, medium: str) -> Treatment:
-        """See :meth:`BlockSizeDetector.treatment`."""
-        key = (size, blocks == 1, medium in self.fine)
-        known = self._treatments.get(key)
-        if known is None:
-            known = self._treatments[key] = self.detector.treatment(size, blocks, fine=key[2])
-        return known
+        """Return what a store of so many blocks of this size on this medium becomes."""
+        return self.detector.treatment(size, blocks, fine=medium in self.fine)
 
 
 class Shape:

@@ -76,14 +76,6 @@ class Stores:
         self._run_end = 0
         self._early.clear()
 
-    def room(self) -> tuple[int, int]:
-        """How many more blocks and bytes may be kept, at least: chunks that are to be looked at count as whole."""
-        size, left_out, rules = self._index.size, self._left_out, self._rules
-        return (
-            rules.max_blocks - len(left_out) - size.blocks,
-            rules.max_index_bytes - left_out.bytes - size.at_most,
-        )
-
     def store(self, steps: Sequence[Step], at: int) -> None:
         """Apply the store at this place. A parent that comes later in the same run goes first."""
         waiting = [at] if id(steps[at]) not in self._early else []
@@ -210,10 +202,12 @@ class Stores:
         self._refused.add((medium, reason))
 
     def fits(self, blocks: int, held: int) -> bool:
-        """Whether so many blocks and bytes more may be kept; if not, that is counted."""
-        size = self._index.size
-        room, room_bytes = self.room()
-        if room >= blocks and (room_bytes >= held or room_bytes + size.at_most - size.bytes >= held):
+        """Return whether this number of blocks and bytes may be added; if not, count the refusal."""
+        size, left_out, rules = self._index.size, self._left_out, self._rules
+        room = rules.max_blocks - len(left_out) - size.blocks
+        room_bytes = rules.max_index_bytes - left_out.bytes
+        # the bytes are counted only if their upper bound is too high
+        if room >= blocks and (room_bytes - size.at_most >= held or room_bytes - size.bytes >= held):
             return True
         self._stats.rejected[Reason.INDEX_FULL] += 1
         return False
