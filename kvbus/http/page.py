@@ -23,13 +23,18 @@ HEADERS: Final = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
-"""Nothing from elsewhere, nothing inline, in nobody's frame."""
+"""The page loads nothing external and nothing inline, and no other page may frame it."""
 
 
 async def status_page(request: web.Request) -> web.Response:
-    """Answer with one of the page's files."""
-    name, kind = FILES[request.path]
-    text = (resources.files(__package__) / "static" / name).read_bytes()
+    """Answer with one of the status page's files."""
+    return page_file("kvbus.http", request.path)
+
+
+def page_file(package: str, path: str) -> web.Response:
+    """Return the file of a page, from the folder ``static`` of a package."""
+    name, kind = FILES[path]
+    text = (resources.files(package) / "static" / name).read_bytes()
     return web.Response(body=text, headers={"Content-Type": f"{kind}; charset=utf-8", **HEADERS})
 
 

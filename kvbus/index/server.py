@@ -7,7 +7,6 @@ import functools
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
-from importlib import resources
 from importlib.metadata import version
 from typing import Any, Final, TypedDict
 
@@ -21,6 +20,7 @@ from kvbus.common.errors import BindError
 from kvbus.http import connections
 from kvbus.http.answers import problem
 from kvbus.http.connections import Connections
+from kvbus.http.page import FILES, page_file
 from kvbus.index.access import IndexAccess
 from kvbus.index.follower import Answer, Follower
 from kvbus.index.questions import MAX_BODY_BYTES, MSGPACK, RefusedError, Request, read
@@ -47,20 +47,6 @@ class ConnectionCounts:
 
 OUTCOMES: Final = ("answered", "invalid", "too_large", "slow", "busy", "forbidden", "gone")
 """Labels of the counter of questions."""
-
-_PAGE: Final = {
-    "/": ("index.html", "text/html"),
-    "/page.css": ("page.css", "text/css"),
-    "/page.js": ("page.js", "text/javascript"),
-}
-
-_PAGE_HEADERS: Final = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "Cache-Control": "no-cache",
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-}
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -102,7 +88,7 @@ class IndexServer:
         app.router.add_get("/livez", _livez)
         app.router.add_get("/readyz", self._readyz)
         app.router.add_get("/openapi.json", _openapi)
-        for path in _PAGE:
+        for path in FILES:
             app.router.add_get(path, _page)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=_END_SECONDS, max_headers=64)
         await self._runner.setup()
@@ -195,9 +181,7 @@ async def _livez(_request: web.Request) -> web.Response:
 
 
 async def _page(request: web.Request) -> web.Response:
-    name, kind = _PAGE[request.path]
-    body = (resources.files(__package__) / "static" / name).read_bytes()
-    return web.Response(body=body, content_type=kind, charset="utf-8", headers=_PAGE_HEADERS)
+    return page_file("kvbus.index", request.path)
 
 
 async def _openapi(_request: web.Request) -> web.Response:
@@ -281,7 +265,7 @@ def document() -> bytes:
                     "Whether the streams were read.", "text/plain", **{"503": {"description": "Not yet."}}
                 ),
                 "/openapi.json": reads("This document.", "application/json"),
-                **{path: reads("A file of the look-up page.", kind) for path, (_, kind) in _PAGE.items()},
+                **{path: reads("A file of the look-up page.", kind) for path, (_, kind) in FILES.items()},
             },
             "components": {
                 "schemas": components,
