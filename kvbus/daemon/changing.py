@@ -1,4 +1,4 @@
-"""Changes of a running daemon: other sources, as discovery finds them, and other keys."""
+"""Change a running daemon: the sources that discovery finds, and the keys that files hold."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ BIND_ATTEMPTS: Final = 200
 
 
 class Changes:
-    """Changes a daemon to other sources, or to other keys.
+    """Change the sources and the keys of a running daemon.
 
     Args:
         daemon: the daemon.

@@ -236,7 +236,7 @@ class Daemon:
                 self.reservations.widen(number, max(self.streams, default=-1) + 1)
 
     def set_log_level(self, level: str) -> None:
-        """Log from another level on."""
+        """Change the level of the log."""
         logging.getLogger().setLevel(level.upper())
         self.config = self.config.model_copy(update={"log_level": level})
         self.configured = self.configured.model_copy(update={"log_level": level})

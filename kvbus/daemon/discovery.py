@@ -1,4 +1,4 @@
-"""Discovery while the daemon runs: ask who knows the engines, and change the sources to those that were found.
+"""Discovery while the daemon runs: ask the discoverers for engines, and change the sources to the engines found.
 
 Each entry has a discoverer, and a task that follows it. One that fails is asked again in growing intervals, and what it
 found before stays in force. One more task makes the sources follow from all that was found, one change after another.
