@@ -215,8 +215,10 @@ async def test_a_connection_to_a_server_that_stands_still_is_closed_when_the_ser
     link = Link(kind.place(kind.server.address))
     client = await link.client()
     with kind.server.standing_still():
-        for _ in range(4):  # more than the sockets of both take
-            await client.publish("elsewhere", bytes(1_000_000))
+        waiting = set()
+        while not waiting:  # until the sockets of both are full
+            publishing = asyncio.ensure_future(client.publish("elsewhere", bytes(1_000_000)))
+            _, waiting = await asyncio.wait([publishing], timeout=1)
         closing = asyncio.ensure_future(link.close())
         await asyncio.sleep(0)
         if cancelled:
