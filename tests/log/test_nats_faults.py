@@ -215,7 +215,7 @@ async def test_a_connection_to_a_server_that_stands_still_is_closed_when_the_ser
     link = Link(kind.place(kind.server.address))
     client = await link.client()
     with kind.server.standing_still():
-        waiting = set()
+        waiting: set[asyncio.Future[None]] = set()
         while not waiting:  # until the sockets of both are full
             publishing = asyncio.ensure_future(client.publish("elsewhere", bytes(1_000_000)))
             _, waiting = await asyncio.wait([publishing], timeout=1)
