@@ -15,7 +15,7 @@ from ruamel.yaml import YAML
 PRESETS: Final[dict[str, dict[str, Any]]] = {
     **{
         router: {"router": router}
-        for router in ("generic", "dynamo", "llm-d", "aibrix", "mooncake", "sglang", "smg", "vllm-router")
+        for router in ("generic", "dynamo", "llm-d", "aibrix", "mooncake", "sglang", "smg", "kthena", "vllm-router")
     },
     "interpose": {"router": "dynamo", "interpose": True},
 }

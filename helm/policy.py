@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from ruamel.yaml import YAML
 
-ROUTERS: Final = ("generic", "dynamo", "llm-d", "aibrix", "mooncake", "sglang", "smg", "vllm-router")
+ROUTERS: Final = ("generic", "dynamo", "llm-d", "aibrix", "mooncake", "sglang", "smg", "kthena", "vllm-router")
 _CONTAINER: Final = "spec.initContainers"
 _MAPS: Final = ("limits", "requests")
 

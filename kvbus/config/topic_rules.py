@@ -23,10 +23,11 @@ def templates(found: Findings) -> None:
         key: Path = ("outputs", i, "topic")
         if not found.sound(key):
             continue
-        takes = PROFILES[output.profile].topics if found.sound((*key[:-1], "profile")) else "any"
-        llm_d = takes == "pod and model"
-        if takes == "empty" and output.topic:
-            wrong = f"profile {output.profile} takes batches without a topic alone"
+        profile = PROFILES[output.profile if found.sound((*key[:-1], "profile")) else "vllm"]
+        only, llm_d = profile.only_topic, profile.topics == "pod and model"
+        if only is not None and output.topic not in (None, only):
+            with_it = f"with the topic {only}" if only else "without a topic"
+            wrong = f"profile {output.profile} takes batches {with_it} alone"
             found.report(key, wrong, value=output.topic, example="topic: null")
         elif output.topic is None:
             if llm_d:

@@ -167,8 +167,8 @@ def _digest(text: str) -> str:
 
 def topic_of(config: Config, output: OutputConfig, worker: Worker) -> bytes | None:
     """Return the topic of a worker's stream; None where it is the source's own."""
-    if PROFILES[output.profile].topics == "empty":
-        return b""
+    if (only := PROFILES[output.profile].only_topic) is not None:
+        return only.encode()
     if output.topic is None:
         return None
     return topic_for(output.topic, config, *worker)

@@ -29,6 +29,7 @@ def rendered(router: str, tmp_path: Path, **kvbus: Any) -> Config:
         ("dynamo", "dynamo", "tcp://*:5657", "tcp://*:5658"),
         ("mooncake", "mooncake", "tcp://*:5657", "tcp://*:5658"),
         ("smg", "smg", "tcp://*:5657", "tcp://*:5658"),
+        ("kthena", "kthena", "tcp://*:5657", "tcp://*:5658"),
         ("vllm-router", "vllm-router", "tcp://*:5657", "tcp://*:5658"),
         ("sglang", "sglang", "tcp://*:5657", "tcp://*:5658"),
         ("llm-d", "llm-d", "tcp://*:5557", "tcp://*:5558"),
@@ -51,7 +52,7 @@ def test_llm_d_reads_pod_and_model_off_the_topic(tmp_path: Path) -> None:
     assert render({"kvbus": {"router": "llm-d"}}).pod["metadata"]["labels"]["llm-d.ai/inference-serving"] == "true"
 
 
-@pytest.mark.parametrize("router", ["llm-d", "aibrix"])
+@pytest.mark.parametrize("router", ["llm-d", "aibrix", "kthena"])
 def test_ranks_of_a_pod_share_a_stream_where_a_clear_is_the_pods(router: str, tmp_path: Path) -> None:
     config = rendered(router, tmp_path, model="m", dataParallelSize=4)
     assert config.outputs[0].layout == "merged"

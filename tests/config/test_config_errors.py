@@ -149,7 +149,7 @@ def test_the_error_prints_every_problem_and_knows_its_exit_code():
         (
             "outputs[0].profile",
             "trt",
-            "must be one of vllm, dynamo, dynamo-plane, llm-d, llm-d-sglang, aibrix, sglang, vllm-router, smg, mooncake",
+            "must be one of vllm, dynamo, dynamo-plane, llm-d, llm-d-sglang, aibrix, sglang, vllm-router, smg, kthena, mooncake",
         ),
         ("outputs[0].topic", "'{pod}'", "{pod} is not a placeholder"),
         ("outputs[0].heartbeat", "-1", "must be at least 0"),

@@ -38,6 +38,7 @@ def test_good_ones() -> None:
         ({"snapshot_endpoint": "tcp://*:5659"}, "outputs[0].snapshot_endpoint"),
         ({"on_subscribe": "nothing"}, "there is no replay, so a router needs the state"),
         ({"profile": "aibrix"}, "routers of profile aibrix know a worker by its connection"),
+        ({"profile": "kthena", "topic": "kv-events"}, "routers of profile kthena file all blocks under the pod"),
         ({"profile": "smg"}, "routers of profile smg keep one seq for each connection"),
         ({"profile": "vllm-router", "topic": None}, "take batches without a topic alone"),
     ],

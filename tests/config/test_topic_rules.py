@@ -70,3 +70,14 @@ def test_a_model_with_an_at_sign_breaks_an_llm_d_topic(problems, read):
     text = text_of("[{}]", "[{profile: llm-d, topic: 'kv@{worker}@{model}'}]", "worker: w\n")
     assert "'kv@w@a@b'" in problems(text + "model: a@b")["outputs[0].topic"]
     assert read(text + "model: a").outputs[0].profile == "llm-d"
+
+
+@pytest.mark.parametrize("topic", ["null", "kv-events"])
+def test_kthena_is_given_its_topic(topic, read):
+    assert read(text_of("[{}]", f"[{{profile: kthena, topic: {topic}}}]")).outputs[0].profile == "kthena"
+
+
+@pytest.mark.parametrize("topic", ["''", "kv", "'kv@{source}'"])
+def test_kthena_is_given_no_other_topic(topic, problems):
+    line = problems(text_of("[{}]", f"[{{profile: kthena, topic: {topic}}}]"))["outputs[0].topic"]
+    assert "profile kthena takes batches with the topic kv-events alone; for example topic: null" in line

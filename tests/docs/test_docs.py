@@ -136,8 +136,9 @@ class TestProtocol:
 
     def test_which_topics_a_profile_takes(self):
         for name, cells in first_cells(section(PROTOCOL, "### Profiles")).items():
-            three_parts = "three parts" if topic_is_good(name, "kv@{worker}@{model}") else "none"
-            assert cells[5] == ("any" if topic_is_good(name, "kv") else three_parts), name
+            takes = [topic for topic in ("kv", "kv@{worker}@{model}", "kv-events") if topic_is_good(name, topic)]
+            said = {(): "none", ("kv@{worker}@{model}",): "three parts", ("kv-events",): "`kv-events`"}
+            assert cells[5] == said.get(tuple(takes), "any"), name
 
     def test_which_profiles_fill_up(self):
         for name, cells in first_cells(section(PROTOCOL, "### Profiles")).items():

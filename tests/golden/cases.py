@@ -87,7 +87,7 @@ def _capture(name: str) -> Iterator[str]:
     for at in range(len(messages) + 5):
         for rank, number in ((0, at), (1, at - 5)):
             if 0 <= number < (len(messages), SECOND)[rank]:
-                bus.live(rank, _frames(messages[number]))
+                bus.live(rank, frames(messages[number]))
                 answer(bus, {0: messages[: at + 1], 1: messages[: min(max(0, at - 4), SECOND)]})
     bus.wait(2.0)
     yield from _published(bus)
@@ -96,7 +96,8 @@ def _capture(name: str) -> Iterator[str]:
     yield from _sources(bus)
 
 
-def _frames(message: Message) -> list[bytes]:
+def frames(message: Message) -> list[bytes]:
+    """The frames of a recorded message."""
     return [message.topic, message.seq.to_bytes(8, "big"), message.payload]
 
 
@@ -144,9 +145,9 @@ def _world(seed: int) -> Iterator[str]:
         sent[rank] += messages
         for message in reversed(messages):  # two are swapped
             if fate >= 0.05:
-                bus.live(rank, _frames(message))
+                bus.live(rank, frames(message))
             if fate >= 0.95:
-                bus.live(rank, _frames(message))
+                bus.live(rank, frames(message))
         if 0.88 <= fate < 0.90:
             bus.down(rank)
             bus.wait(chance.choice([0.5, 8.0]))

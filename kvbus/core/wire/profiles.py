@@ -31,8 +31,8 @@ Clears = Literal["rank", "pod", "pod or nothing"]
 """What a router of this family forgets at AllBlocksCleared: the blocks of the batch's rank, those of all ranks of the
 pod, or, because some versions ignore it, either those or nothing."""
 
-Topics = Literal["any", "pod and model", "empty"]
-"""The topics that a router of this family takes: any, ``kv@POD@MODEL``, or the empty one alone."""
+Topics = Literal["any", "pod and model", "empty", "kv-events"]
+"""The topics that a router of this family takes: any, ``kv@POD@MODEL``, the empty one alone, or ``kv-events`` alone."""
 
 
 class Wire(msgspec.Struct, frozen=True, cache_hash=True):
@@ -101,6 +101,11 @@ class Profile(msgspec.Struct, frozen=True):
         """Whether the router hashes the tokens of each store itself. Without tokens it would be wrong, in silence."""
         return self.wire.strict
 
+    @property
+    def only_topic(self) -> str | None:
+        """The one topic that a router of this family takes; None if it takes several."""
+        return {"empty": "", "kv-events": "kv-events"}.get(self.topics)
+
     def without_tokens(self) -> Profile:
         """The same family, for an output that tells nothing of prompts."""
         return structs.replace(self, wire=structs.replace(self.wire, drop_tokens=True))
@@ -158,6 +163,16 @@ PROFILES: Final[dict[str, Profile]] = {
         filled_replay=False,
         one_stream="keep one seq for each connection",
         max_bytes=4 * _MIB,
+    ),
+    "kthena": Profile(
+        Wire("array", strict=True, fold_hashes=True, fold_pairs=True),
+        "4",
+        filled_replay=False,
+        clears="pod",
+        one_copy=True,
+        one_group=True,
+        topics="kv-events",
+        one_stream="file all blocks under the pod that they run in, so each needs a connection of its own",
     ),
     "mooncake": Profile(Wire(strict=True, drop_group=True), "4", one_group=True),
 }

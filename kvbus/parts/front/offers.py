@@ -42,8 +42,8 @@ def offers(observed: Observed, front: Fronting, host: str) -> Offers:
     offered = {}
     for stream in streams:
         endpoint, replay_endpoint, _ = output.stream_endpoints(stream.index)
-        topic = None if output.topic is None else render_topic(output.topic, stream, config).decode()
-        if PROFILES[output.profile].topics == "empty":
-            topic = ""
+        topic = PROFILES[output.profile].only_topic
+        if topic is None and output.topic is not None:
+            topic = render_topic(output.topic, stream, config).decode()
         offered[stream.rank] = Offer(endpoint, replay_endpoint, topic, host)
     return offered

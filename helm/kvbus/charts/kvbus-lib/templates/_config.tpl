@@ -13,6 +13,8 @@ smg:      {profile: smg, events: 5657, layout: per_source}
 vllm-router: {profile: vllm-router, events: 5657, layout: per_source}
 # reads pod and model off the topic: exactly three parts; a clear is the whole pod's, so all ranks share a stream
 llm-d:    {profile: llm-d, events: 5557, layout: merged, topic: "kv@{worker}@{model}"}
+# files all ranks under its own pod
+kthena:   {profile: kthena, events: 5657, layout: merged}
 # knows one pair of ports, so all ranks share it
 aibrix:   {profile: aibrix, events: 5557, layout: merged}
 {{- end -}}
