@@ -201,7 +201,7 @@ def _event_line(event: Event) -> str:
     return "* all blocks cleared"
 
 
-def _parent(event: BlockStored[Any]) -> Hash | None:
+def _parent(event: BlockStored) -> Hash | None:
     return None if isinstance(event.parent_block_hash, UnsetType) else event.parent_block_hash
 
 

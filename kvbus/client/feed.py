@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from msgspec import UNSET
 
@@ -176,7 +176,7 @@ class Feed:
         self._groups.pop(worker, None)
         self._more.pop(worker, None)
 
-    def _store(self, worker: Worker, event: BlockStored[Any]) -> Reason | None:
+    def _store(self, worker: Worker, event: BlockStored) -> Reason | None:
         tokens = check_stored(event)
         if isinstance(tokens, Reason):
             return tokens
@@ -197,7 +197,7 @@ class Feed:
         self._index.apply(worker, event)
         return None
 
-    def _remove(self, worker: Worker, event: BlockRemoved[Any]) -> Reason | None:
+    def _remove(self, worker: Worker, event: BlockRemoved) -> Reason | None:
         medium = check_removed(event)
         if isinstance(medium, Reason):
             return medium
@@ -215,5 +215,5 @@ class Feed:
         return None
 
 
-def _group(event: BlockStored[Any] | BlockRemoved[Any]) -> int | None:
+def _group(event: BlockStored | BlockRemoved) -> int | None:
     return None if event.group_idx is UNSET else event.group_idx

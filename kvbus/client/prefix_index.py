@@ -230,7 +230,7 @@ class _WorkerBlocks:
         """Return the tokens in a block that is held."""
         return self._blocks[block].size
 
-    def store(self, event: BlockStored[Any], medium: str) -> None:
+    def store(self, event: BlockStored, medium: str) -> None:
         """Add the blocks of a store. A block that is known keeps its place."""
         parent = None if event.parent_block_hash is UNSET else event.parent_block_hash
         lora = _adapter(event.lora_id, event.lora_name)
@@ -371,7 +371,7 @@ def _divided(tokens: bytes, shape: Shape) -> list[bytes]:
     return [tokens[start : start + width] for start in range(0, len(tokens) - width + 1, width)]
 
 
-def _labels(event: BlockStored[Any], lora_name: str | None, *, root: bool) -> tuple[Shape, list[Label]] | None:
+def _labels(event: BlockStored, lora_name: str | None, *, root: bool) -> tuple[Shape, list[Label]] | None:
     """Return the contents of a store's blocks; None if their tokens are unknown.
 
     Args:

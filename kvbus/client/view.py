@@ -79,7 +79,7 @@ class Block:
         "rank",
     )
 
-    def __init__(self, key: Key, event: BlockStored[Any], tokens: _Tokens, index: int) -> None:
+    def __init__(self, key: Key, event: BlockStored, tokens: _Tokens, index: int) -> None:
         self.rank, self.group_idx, self.medium, self.hash = key
         self.parent = event.block_hashes[index - 1] if index else _sent(event.parent_block_hash)
         self.block_size = event.block_size
@@ -247,7 +247,7 @@ class BlockView:
             if self._cleared == "all" or (key[2] == DEVICE_MEDIUM) == device:
                 self._drop(key, changes)
 
-    def _store(self, event: BlockStored[Any], rank: int | None, changes: list[Change]) -> None:
+    def _store(self, event: BlockStored, rank: int | None, changes: list[Change]) -> None:
         hashes = event.block_hashes
         raw = bytes(event.token_ids)
         count = count_tokens(raw)

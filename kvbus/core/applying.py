@@ -60,7 +60,7 @@ class Applier:
         source = self._sources[slot]
         source.topic = topic
         normalizer, stats = source.normalizer, source.stats
-        batch = decode(payload, self._max_events, normalizer.form)
+        batch = decode(payload, self._max_events)
         if isinstance(batch, Reason):
             normalizer.missed(batch)
             keep_batch(source, seq, payload, batch)

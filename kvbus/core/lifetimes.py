@@ -8,7 +8,6 @@ stored with it.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from msgspec import UNSET, UnsetType
 
@@ -80,7 +79,7 @@ class Lifetimes:
             else:
                 self._stored(event, key, now)
 
-    def _stored(self, event: BlockStored[Any], key: TableKey, now: float) -> None:
+    def _stored(self, event: BlockStored, key: TableKey, now: float) -> None:
         table = self._index.tables.get(key)
         if table is None:
             return

@@ -58,7 +58,7 @@ class Numbered:
             source.ranked = False  # a state says the rank anew, so whoever begins with it knows the same
             if not whole:  # it has no block
                 whole = encode(CANONICAL, [AllBlocksCleared()], source.ts, source.rank)
-        batch = codec.decode(whole, self._max_events, source.normalizer.form) if whole else None
+        batch = codec.decode(whole, self._max_events) if whole else None
         if isinstance(batch, Reason):
             source.normalizer.missed(batch)
             keep_batch(source, event.seq, whole, batch)

@@ -270,8 +270,8 @@ async def test_the_end_of_the_bus_ends_the_answers_at_once():
 
 def test_every_field_of_an_event_is_plain_json():
     raw = msgspec.Raw(msgspec.msgpack.encode(list(range(16))))
-    stored: BlockStored[Any] = BlockStored((b"\x00\xff",), None, raw, 16, medium="CPU", group_idx=2)
-    gone: BlockRemoved[Any] = BlockRemoved((1, 2**63), medium=None)
+    stored: BlockStored = BlockStored((b"\x00\xff",), None, raw, 16, medium="CPU", group_idx=2)
+    gone: BlockRemoved = BlockRemoved((1, 2**63), medium=None)
     said = list(events.batch_events(encode_batch([stored, gone, AllBlocksCleared()], 1.0, 0)))
     assert said == [
         {

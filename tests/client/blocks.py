@@ -14,14 +14,14 @@ def tokens(*blocks: int) -> list[int]:
     return [token for block in blocks for token in (2 * block, 2 * block + 1)]
 
 
-def stored(*blocks: int, parent: int | None = None, **fields: Any) -> BlockStored[Any]:
+def stored(*blocks: int, parent: int | None = None, **fields: Any) -> BlockStored:
     raw = msgspec.Raw(msgspec.msgpack.encode(tokens(*blocks)))
     return BlockStored(blocks, parent, raw, 2, **fields)
 
 
-def removed(*blocks: int, **fields: Any) -> BlockRemoved[Any]:
+def removed(*blocks: int, **fields: Any) -> BlockRemoved:
     return BlockRemoved(blocks, **fields)
 
 
-def batch(*events: BlockStored[Any] | BlockRemoved[Any] | AllBlocksCleared, rank: int | None = 0) -> bytes:
+def batch(*events: BlockStored | BlockRemoved | AllBlocksCleared, rank: int | None = 0) -> bytes:
     return encode_batch(events, 1.0, rank)

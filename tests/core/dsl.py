@@ -74,7 +74,7 @@ class Bench:
     def feed(self, *events: Any, raw: bytes | None = None, first_of_epoch: bool = False) -> list[dict[str, Any]]:
         """One batch in; the events that leave, as :func:`plain` maps."""
         batch = payload(*events) if raw is None else raw
-        decoded = decode(batch, form=self.normalizer.form)
+        decoded = decode(batch)
         assert isinstance(decoded, Batch), decoded
         out = self.left = self.normalizer.apply(decoded, first_of_epoch=first_of_epoch)
         size_is_true(self.normalizer)

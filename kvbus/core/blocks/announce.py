@@ -121,7 +121,7 @@ def removals_of(index: Index) -> list[AnyEvent]:
             gone = tuple(reversed(names[max(first, stop - MAX_RUN) : stop]))
             last = events[-1] if events else None
             meta = chunk.meta
-            kind: type[BlockRemoved[Any]] = HashOnlyRemoved if chunk.hash_only else BlockRemoved
+            kind: type[BlockRemoved] = HashOnlyRemoved if chunk.hash_only else BlockRemoved
             if (
                 isinstance(last, BlockRemoved)
                 and type(last) is kind
@@ -175,7 +175,7 @@ def stores_of(index: Index, chunk: Chunk, a: int, b: int) -> Iterable[AnyEvent]:
     return [_as_event(chunk, chunk.hashes[a:b], parent, tokens, chunk.block_size, keys, lookahead, extras)]
 
 
-def store_of(chunk: Chunk) -> BlockStored[Any]:
+def store_of(chunk: Chunk) -> BlockStored:
     """The engine's store of a chunk, without fields no struct knows."""
     keys, lookahead = chunk.extra_keys, chunk.meta.lookahead
     return _as_store(chunk, chunk.hashes, chunk.parent, Raw(chunk.tokens), chunk.block_size, keys, lookahead)
@@ -285,7 +285,7 @@ def _as_store(
     block_size: int,
     keys: bytes | None,
     lookahead: bytes | None,
-) -> BlockStored[Any]:
+) -> BlockStored:
     meta = chunk.meta
     return BlockStored(
         tuple(hashes),

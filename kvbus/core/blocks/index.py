@@ -217,7 +217,7 @@ class Index:
             for chunk in set_of_chunks(table):
                 self.size.count(table, chunk)
 
-    def meta(self, event: BlockStored[Any]) -> Meta:
+    def meta(self, event: BlockStored) -> Meta:
         """The shared :class:`Meta` of an event."""
         return self.shared_meta(
             Meta(

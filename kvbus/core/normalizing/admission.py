@@ -35,7 +35,7 @@ class Checked:
 
     __slots__ = ("chunk", "event", "extras", "shape")
 
-    def __init__(self, event: BlockStored[Any], shape: Shape, chunk: Chunk | None, extras: Extras | None) -> None:
+    def __init__(self, event: BlockStored, shape: Shape, chunk: Chunk | None, extras: Extras | None) -> None:
         self.event = event
         self.shape = shape
         self.chunk = chunk
@@ -44,7 +44,7 @@ class Checked:
         """Fields no struct knows."""
 
 
-Step = Checked | BlockRemoved[Any] | AllBlocksCleared
+Step = Checked | BlockRemoved | AllBlocksCleared
 """An event that may be applied."""
 
 _MAX_SHAPES: Final = 4096
@@ -93,8 +93,6 @@ class Admission:
         """Groups that announced themselves as sliding window, chunked local or mamba."""
         self.media: set[str] = set()
         """Media that events have spoken of."""
-        self.spoken: set[Any] = set()
-        """Known media as events have named them, so that each is looked up once."""
         self.sizes: dict[int | None, Sizes] = {}
         """By group, in the order they came."""
 
@@ -147,15 +145,13 @@ class Admission:
                     self._stats.rejected[Reason.UNKNOWN_MEDIUM] += 1
                 else:
                     steps.append(event)
-            elif self.removable(event, uniform=batch.uniform):  # type: ignore[arg-type]
+            elif self.removable(event):  # type: ignore[arg-type]
                 steps.append(event)  # type: ignore[arg-type]
         return steps
 
-    def removable(self, event: BlockRemoved[Any], *, uniform: bool) -> bool:
-        """Count a removal; whether it can be applied. If not, that is counted, too. ``uniform``: see :class:`Batch`."""
+    def removable(self, event: BlockRemoved) -> bool:
+        """Count a removal; whether it can be applied. If not, that is counted, too."""
         self._stats.removed += 1
-        if uniform and event.medium in self.spoken and event.block_hashes:
-            return True
         self._note_medium(event.medium)
         found = check_removed(event)
         if isinstance(found, Reason):
@@ -166,7 +162,7 @@ class Admission:
             return False
         return True
 
-    def _check(self, event: BlockStored[Any], batch: Batch, steps: list[Step]) -> None:
+    def _check(self, event: BlockStored, batch: Batch, steps: list[Step]) -> None:
         """Take in a store, or count what is wrong with it."""
         stats = self._stats
         if lacks_field(event):
@@ -178,7 +174,7 @@ class Admission:
             stats.filtered[shape.left_out] += 1
             return
         size = event.block_size
-        tokens = check_stored(event, uniform=batch.uniform)
+        tokens = check_stored(event)
         if isinstance(tokens, Reason):
             self._refuse(tokens, shape.medium)
             return
@@ -255,12 +251,12 @@ class Admission:
             return False
         return not (blocks == 1 and sizes.detector.teaches_nothing(size))
 
-    def _shape_of(self, event: BlockStored[Any]) -> Shape:
+    def _shape_of(self, event: BlockStored) -> Shape:
         """The shape of an event."""
         spelling = fields_of(event)[SPELLED:KEYS]
         return self.shapes.get(spelling) or self._new_shape(event, spelling)
 
-    def _new_shape(self, event: BlockStored[Any], spelling: tuple[Any, ...]) -> Shape:
+    def _new_shape(self, event: BlockStored, spelling: tuple[Any, ...]) -> Shape:
         group = None if isinstance(event.group_idx, UnsetType) else event.group_idx
         self._note_medium(event.medium)
         known = group in self.known or self._gets_known(group)
@@ -299,8 +295,6 @@ class Admission:
         key = medium_key(medium)
         if key in self._without_media:
             return
-        if key is not None:
-            self.spoken.add(medium)
         self.media.add(key or UNKNOWN_MEDIUM)
 
     def _gets_known(self, group: int | None) -> bool:
@@ -328,16 +322,16 @@ class Admission:
         self.known.update(known)
 
 
-def split_long(event: BlockStored[Any]) -> list[BlockStored[Any]]:
+def split_long(event: BlockStored) -> list[BlockStored]:
     """A store of more than :data:`MAX_RUN` blocks as several that follow one another."""
     count = len(event.block_hashes)
     if count <= MAX_RUN:
         return [event]
     runs = [(at, min(at + MAX_RUN, count)) for at in range(0, count, MAX_RUN)]
-    return cast("list[BlockStored[Any]]", parts(event, runs))
+    return cast("list[BlockStored]", parts(event, runs))
 
 
-def chunk_of(index: Index, event: BlockStored[Any], extras: Extras | None, meta: Meta | None = None) -> Chunk:
+def chunk_of(index: Index, event: BlockStored, extras: Extras | None, meta: Meta | None = None) -> Chunk:
     """The blocks of a store that keeps the rules, with its ``meta`` where that is known."""
     fields = fields_of(event)
     parent, keys = fields[1], fields[KEYS]

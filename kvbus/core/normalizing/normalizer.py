@@ -51,8 +51,6 @@ class Normalizer:
         """Some output needs removals in place of a clear."""
         self._refused: set[tuple[str, str]] = set()
         """Medium and reason of each store that was refused. A clear of the medium ends it."""
-        self.form = 0
-        """The form that the last batch came in, see :func:`kvbus.core.wire.codec.decode`."""
         self._begin(self._new_admission())
 
     def _new_admission(self) -> Admission:
@@ -175,11 +173,8 @@ class Normalizer:
         self.emptied = False
         if leaving.cleared:
             leaving.cleared = []
-        rejects, form, uniform = batch.rejects, batch.form, batch.uniform
-        if rejects:
-            admission.count_rejects(rejects)
-        if uniform:
-            self.form = form
+        if batch.rejects:
+            admission.count_rejects(batch.rejects)
         if events:
             self._check_and_apply(batch)
         if self._removals.busy:

@@ -18,7 +18,7 @@ from kvbus.core.wire.schema import BlockStored
 from kvbus.core.wire.tokens import divide, joined
 
 
-def offloaded(event: BlockStored[Any], group: int | None, index: Index, removals: Removals) -> list[BlockStored[Any]]:
+def offloaded(event: BlockStored, group: int | None, index: Index, removals: Removals) -> list[BlockStored]:
     """Give a store without tokens those that its hashes have on another medium.
 
     With them come adapter, salt and session, without which they would be another prompt's blocks.
@@ -56,7 +56,7 @@ def offloaded(event: BlockStored[Any], group: int | None, index: Index, removals
     return runs
 
 
-def _complete(run: BlockStored[Any], chunks: dict[Hash, Chunk]) -> None:
+def _complete(run: BlockStored, chunks: dict[Hash, Chunk]) -> None:
     """Give a store of blocks that follow each other what they have on another medium, and it does not say itself."""
     meta = chunks[run.block_hashes[0]].meta
     if run.lora_id is None and run.lora_name is None:
@@ -86,13 +86,13 @@ def _entries(hashes: Sequence[Hash], chunks: dict[Hash, Chunk], *, lookahead: bo
     return encode_value(found) if any(found) else UNSET
 
 
-def _chains(event: BlockStored[Any], parents: Sequence[Hash | None]) -> list[BlockStored[Any]]:
+def _chains(event: BlockStored, parents: Sequence[Hash | None]) -> list[BlockStored]:
     """A store as one for each run of blocks that follow each other, parents first."""
     hashes = event.block_hashes
     starts = [at for at, parent in enumerate(parents) if not at or parent != hashes[at - 1]]
     if len(starts) == 1:
         return [event]
-    runs = cast("list[BlockStored[Any]]", parts(event, list(zip(starts, [*starts[1:], len(hashes)], strict=True))))
+    runs = cast("list[BlockStored]", parts(event, list(zip(starts, [*starts[1:], len(hashes)], strict=True))))
     for start, run in zip(starts[1:], runs[1:], strict=True):
         run.parent_block_hash = parents[start]
     order = {block: at for at, block in enumerate(leaf_first(list(zip(hashes, parents, strict=True))[::-1]))}

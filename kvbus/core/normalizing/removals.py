@@ -47,7 +47,7 @@ class Removals:
         # The run under way.
         self.waiting = False
         """There is a run."""
-        self._events: list[BlockRemoved[Any]] = []
+        self._events: list[BlockRemoved] = []
         """As they came."""
         self._as_they_came = True
         """They may leave like that."""
@@ -70,7 +70,7 @@ class Removals:
         self._reblocked: dict[TableKey, dict[Hash, tuple[Hash | None, Chunk]]] = {}
         """Sub-blocks whose removal leaves at the end of the batch, unless they are stored again; with their parents."""
 
-    def remove(self, event: BlockRemoved[Any]) -> None:
+    def remove(self, event: BlockRemoved) -> None:
         """Apply one event."""
         fields: tuple[Any, ...] = astuple(event)
         hashes: tuple[Hash, ...] = fields[0]
@@ -201,7 +201,7 @@ class Removals:
         else:
             self._unreference(key, table, chunk, chunk.hashes.index(block))
 
-    def _remove_counted(self, event: BlockRemoved[Any], key: TableKey) -> None:
+    def _remove_counted(self, event: BlockRemoved, key: TableKey) -> None:
         """Apply an event that says how many copies are left of each block; one that says it badly, as if it did not."""
         counts = counts_left(event)
         self._as_they_came = False
@@ -303,7 +303,7 @@ class Removals:
 
     def _leave_run(self, named: list[Hash], last: Chunk) -> None:
         meta = last.meta
-        kind: type[BlockRemoved[Any]] = HashOnlyRemoved if last.hash_only else BlockRemoved
+        kind: type[BlockRemoved] = HashOnlyRemoved if last.hash_only else BlockRemoved
         self._leaving.events.append(kind(tuple(named), meta.medium, meta.group_idx))
 
     def put_back(self) -> None:

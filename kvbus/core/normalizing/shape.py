@@ -83,7 +83,7 @@ class Shape:
         self.complete = False
         """Every field that kvbus always sends is there, and the medium as kvbus writes it."""
 
-    def as_sent(self, event: BlockStored[Any]) -> None:
+    def as_sent(self, event: BlockStored) -> None:
         """Fill in what was not sent, and write the medium as kvbus does. Its parent is there, or None."""
         event.lora_id, event.lora_name = self.meta.lora_id, self.meta.lora_name
         event.medium = self.spelled

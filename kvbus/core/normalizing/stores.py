@@ -135,7 +135,7 @@ class Stores:
             own = extras and extras_of(extras, len(hashes), first, first + len(run.block_hashes))
             self.place(run, shape, chunk_of(self._index, run, own), own)
 
-    def place(self, event: BlockStored[Any], shape: Shape, chunk: Chunk, extras: Extras | None) -> None:
+    def place(self, event: BlockStored, shape: Shape, chunk: Chunk, extras: Extras | None) -> None:
         """Apply one store, whatever has become of its parent. All fields that kvbus sends are there."""
         sizes = self._sizes[shape.group]
         fields: tuple[Any, ...] = astuple(chunk)

@@ -30,8 +30,8 @@ def check_hashes(hashes: Sequence[Hash]) -> Reason | None:
     return None
 
 
-def check_stored(event: BlockStored[Any], *, uniform: bool = False) -> int | Reason:
-    """Check one BlockStored; how many tokens it has if it is good. Of a ``uniform`` batch hashes are of one kind.
+def check_stored(event: BlockStored) -> int | Reason:
+    """Check one BlockStored; how many tokens it has if it is good.
 
     A block size of 0 with tokens is what llm-d-inference-sim sends: the size follows from the counts, and is filled in.
     Events without hashes or without tokens are valid here, and so are more tokens than the hashes have: vLLM leaves out
@@ -58,17 +58,17 @@ def check_stored(event: BlockStored[Any], *, uniform: bool = False) -> int | Rea
         if size * count > tokens or tokens % size:
             return Reason.TOKEN_COUNT
     if count:
-        if not uniform and (bad := check_hashes(hashes)) is not None:
+        if (bad := check_hashes(hashes)) is not None:
             return bad
         if len(set(hashes)) != count:
             return Reason.DUPLICATE_HASH
-        parent = None if uniform else fields[1]
+        parent = fields[1]
         if parent is not None and parent is not UNSET and (bad := check_hashes([hashes[0], parent])) is not None:
             return bad
     return tokens
 
 
-def counts_left(event: BlockRemoved[Any]) -> list[int] | None:
+def counts_left(event: BlockRemoved) -> list[int] | None:
     """How many copies of each block are left after a removal (vllm#48933); None if that is not said for each."""
     try:
         counts = _decode_counts(event.remaining_copy_counts)
@@ -77,7 +77,7 @@ def counts_left(event: BlockRemoved[Any]) -> list[int] | None:
     return counts if counts is not None and len(counts) == len(event.block_hashes) else None
 
 
-def check_removed(event: BlockRemoved[Any]) -> str | Reason:
+def check_removed(event: BlockRemoved) -> str | Reason:
     """Check one BlockRemoved; the medium's index key if it is good."""
     medium = medium_key(event.medium)
     if medium is None:

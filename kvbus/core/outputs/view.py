@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final, cast
+from typing import Final, cast
 
 from kvbus.core.blocks.announce import removals_of
 from kvbus.core.blocks.chunk import Chunk, Rest
@@ -153,9 +153,9 @@ def _put(index: Index, event: AnyEvent) -> None:
             for name, raw in event.items()
             if name != "type" and (name not in _FIELDS or known.get(name) is not raw)
         }
-        stored: BlockStored[Any] = BlockStored(**{name: known[name] for name in known if name in _FIELDS})
+        stored: BlockStored = BlockStored(**{name: known[name] for name in known if name in _FIELDS})
     else:
-        stored = cast("BlockStored[Any]", event)
+        stored = cast("BlockStored", event)
     hashes = tuple(stored.block_hashes)
     parent = value(stored, "parent_block_hash")
     chunk = Chunk(hashes, parent, bytes(stored.token_ids), index.meta(stored), carried_bytes(stored.extra_keys))

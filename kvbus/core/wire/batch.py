@@ -15,8 +15,6 @@ class Batch(msgspec.Struct):
         ts: time of the batch, in seconds since 1970.
         events: the events as they came.
         rank: None where the engine sends none (vLLM 0.9.0).
-        form: the form of the events; pass it on with the next batch of the stream.
-        uniform: whether all hashes are of one kind, and no event had to be decoded alone.
         unknown: the names of unknown fields and events, bounded and harmless to show.
         extras: by an event's position, the fields that this version does not know.
         rejects: one reason for each event that was left out.
@@ -25,8 +23,6 @@ class Batch(msgspec.Struct):
     ts: float
     events: list[Event]
     rank: int | None = None
-    form: int = 0
-    uniform: bool = False
     unknown: set[str] | None = None
     extras: dict[int, Extras] | None = None
     rejects: list[Reason] = []

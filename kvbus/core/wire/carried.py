@@ -60,7 +60,7 @@ def keys_ok(raw: Raw | bytes, count: int) -> bool:
     return all(each is None or (isinstance(each, list) and all(map(_is_key, each))) for each in keys)
 
 
-def set_aside(event: BlockStored[Any]) -> Extras:
+def set_aside(event: BlockStored) -> Extras:
     """Put readable values in place of those that are not; the values as they came, by field."""
     count = len(event.block_hashes)
     odd: Extras = {}

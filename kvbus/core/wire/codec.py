@@ -1,8 +1,8 @@
 """Payload bytes to canonical events.
 
-Decoding is optimistic: a batch whose events are all well-formed is decoded by one typed call. If that refuses, the
-envelope is opened and each event is looked at alone, so that one bad event is named and counted and the others of its
-batch live. Nothing here raises on bad input: it becomes a :class:`~kvbus.core.types.Reason`.
+One typed call decodes a batch whose events are all well-formed. If that call refuses, the codec opens the envelope and
+decodes each event alone: a bad event is named and counted, and the other events of its batch live. No function raises
+on bad input. Each returns a :class:`~kvbus.core.types.Reason`.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from math import isfinite
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import msgspec
 from msgspec import UNSET, Raw
 from msgspec.structs import astuple as fields_of
 
-from kvbus.core.types import MAX_HASH_BYTES, Hash, Reason
+from kvbus.core.types import Reason
 from kvbus.core.wire import rfc1527
 from kvbus.core.wire.batch import Batch
 from kvbus.core.wire.carried import as_text, typed_readable
@@ -42,25 +42,15 @@ from kvbus.core.wire.schema import (
 MAX_EVENTS: Final = 65_536
 """Events one batch may hold by default; real batches hold a few hundred."""
 
-_ByteHash = Annotated[bytes, msgspec.Meta(min_length=1, max_length=MAX_HASH_BYTES)]
-_DECODERS: Final[tuple[Callable[[bytes | memoryview], Any], ...]] = (
-    msgspec.msgpack.Decoder(MapBatch[int]).decode,
-    msgspec.msgpack.Decoder(MapBatch[_ByteHash]).decode,
-    msgspec.msgpack.Decoder(ArrayBatch[int]).decode,
-    msgspec.msgpack.Decoder(ArrayBatch[_ByteHash]).decode,
-)
-"""By the form of a batch: map events with integer hashes, with byte hashes, and the same of positional events."""
-
-ARRAYS: Final = 2
-"""The first form of positional events."""
-
+_decode_maps: Final = msgspec.msgpack.Decoder(MapBatch).decode
+_decode_arrays: Final = msgspec.msgpack.Decoder(ArrayBatch).decode
 _decode_envelope: Final = msgspec.msgpack.Decoder(RawBatch).decode
 _decode_map_envelope: Final = msgspec.msgpack.Decoder(RawMapBatch).decode
 _decode_any: Final = msgspec.msgpack.Decoder(Any).decode
 _decode_map_event: Final[Callable[[Raw | bytes], Event]] = msgspec.msgpack.Decoder(
-    BlockStored[Hash] | BlockRemoved[Hash] | AllBlocksCleared | BlockInactive
+    BlockStored | BlockRemoved | AllBlocksCleared | BlockInactive
 ).decode
-_decode_array_event: Final = msgspec.msgpack.Decoder(StoredArray[Hash] | RemovedArray[Hash] | ClearedArray).decode
+_decode_array_event: Final = msgspec.msgpack.Decoder(StoredArray | RemovedArray | ClearedArray).decode
 _decode_raw_fields: Final = msgspec.msgpack.Decoder(dict[str, Raw]).decode
 _decode_raw_list: Final = msgspec.msgpack.Decoder(list[Raw]).decode
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -105,18 +95,23 @@ def decode_batch(payload: bytes | memoryview, max_events: int = MAX_EVENTS) -> B
     return batch
 
 
-def decode(payload: bytes | memoryview, max_events: int = MAX_EVENTS, form: int = 0) -> Batch | Reason:
+def decode(payload: bytes | memoryview, max_events: int = MAX_EVENTS) -> Batch | Reason:
     """Decode one payload of any dialect; a reason if its envelope is broken, or it holds too many events.
 
     Sources: vLLM 0.9 to 0.33, SGLang 0.4.7 to 0.5.23, TensorRT-LLM through Dynamo, llm-d-inference-sim, Dynamo's
-    mocker. Positional and map events may be mixed in one batch. ``form`` is what to expect, that of the batch before:
-    it changes nothing but the time this takes.
+    mocker. One batch may mix positional and map events.
     """
+    found: MapBatch | ArrayBatch
     try:
-        found = _DECODERS[form](payload)
+        found = _decode_arrays(payload) if first_event_is_array(payload) else _decode_maps(payload)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        return _decode_other(payload, max_events, form)
-    return _uniform(found, max_events, form)
+        return _decode_each(payload, max_events)
+    if not isfinite(found.ts):
+        return Reason.BATCH_SHAPE
+    if len(found.events) > max_events:
+        return Reason.TOO_MANY_EVENTS
+    events: list[Any] = found.events if isinstance(found, MapBatch) else list(map(_from_array, found.events))
+    return Batch(found.ts, events, found.rank)
 
 
 def begins_with_clear(payload: bytes, max_events: int = MAX_EVENTS) -> bool:
@@ -130,44 +125,12 @@ def clears_all(event: object) -> bool:
     return isinstance(event, AllBlocksCleared) and (event.medium is None or event.medium is UNSET)
 
 
-def _decode_other(payload: bytes | memoryview, max_events: int, form: int) -> Batch | Reason:
-    """A batch in another form than that expected."""
-    first = ARRAYS if first_event_is_array(payload) else 0
-    for other in (first, first + 1):
-        if other == form:
-            continue
-        try:
-            found = _DECODERS[other](payload)
-        except msgspec.ValidationError as error:
-            # `$.events[…].block_hashes[…]` or `….parent_block_hash`: the other kind; positions have no names
-            if other < ARRAYS and "block_hash" not in str(error):
-                break
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-            break
-        else:
-            return _uniform(found, max_events, other)
-    return _decode_each(payload, max_events)
-
-
-def _uniform(found: Any, max_events: int, form: int) -> Batch | Reason:
-    """Return a batch whose events were decoded together."""
-    fields: tuple[float, list[Any], int | None] = fields_of(found)
-    ts, events, rank = fields
-    if not isfinite(ts):
-        return Reason.BATCH_SHAPE
-    if len(events) > max_events:
-        return Reason.TOO_MANY_EVENTS
-    if form >= ARRAYS:
-        return Batch(ts, [_from_array(event) for event in events], rank, form, uniform=True)
-    return Batch(ts, events, rank, form, uniform=True)
-
-
-def lacks_field(event: BlockStored[Any]) -> bool:
+def lacks_field(event: BlockStored) -> bool:
     """Whether a field is missing that every store has."""
     return event.block_size == NO_SIZE or event.token_ids == NO_TOKENS
 
 
-def complete(event: BlockStored[Any]) -> None:
+def complete(event: BlockStored) -> None:
     """Fill in the fields that were not sent, as kvbus sends them."""
     if event.parent_block_hash is UNSET:
         event.parent_block_hash = None
@@ -358,12 +321,12 @@ def _typed(tag: str, fields: Extras, extras: Extras, unknown: set[str]) -> Event
         return Reason.INTEGER_RANGE if where.startswith(_OUT_OF_RANGE) else Reason.WRONG_TYPE
 
 
-def _from_array(event: StoredArray[Any] | RemovedArray[Any] | ClearedArray) -> Event:
+def _from_array(event: StoredArray | RemovedArray | ClearedArray) -> Event:
     if type(event) is StoredArray:
         hashes, parent, tokens, size, lora_id, medium, seventh, keys, group, kind, window = fields_of(event)
         salted = type(seventh) is dict and "cache_salt" in seventh
         name = None if salted else seventh if type(seventh) is not dict else as_text(seventh)
-        stored: BlockStored[Any] = BlockStored(
+        stored: BlockStored = BlockStored(
             hashes, parent, tokens, size, lora_id, medium, name, group, kind, window, keys
         )
         if salted:

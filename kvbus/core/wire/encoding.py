@@ -55,7 +55,7 @@ def _to_array(event: AnyEvent) -> tuple[Any, ...]:
     return (*head, fields["lora_name"], None if extra_keys is UNSET else extra_keys, fields["group_idx"])
 
 
-def with_extras(event: BlockStored[Any], extras: Extras) -> dict[str, Any]:
+def with_extras(event: BlockStored, extras: Extras) -> dict[str, Any]:
     """The event as a map that also carries fields no struct knows."""
     known = {name: value for name in event.__struct_fields__ if (value := getattr(event, name)) is not UNSET}
     return {"type": "BlockStored", **known, **extras}

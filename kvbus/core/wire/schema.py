@@ -7,12 +7,12 @@ these structs refuse the batch on purpose: the codec then looks at each event al
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Generic, TypeVar
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from kvbus.core.types import MAX_HASH_BYTES, Hash
+from kvbus.core.types import Hash
 
 Rank = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Small = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
@@ -21,17 +21,11 @@ Large = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 that router the whole batch."""
 
 
-HashT = TypeVar("HashT", int, Annotated[bytes, msgspec.Meta(min_length=1, max_length=MAX_HASH_BYTES)], Hash)
-"""The hashes of one batch: all integers, or all byte strings; anything in an event that is looked at alone."""
-
-
 NO_TOKENS: Final = Raw()
 NO_SIZE: Final = -(2**62)
 
 
-class BlockStored(
-    msgspec.Struct, Generic[HashT], tag_field="type", tag="BlockStored", forbid_unknown_fields=True, gc=False
-):
+class BlockStored(msgspec.Struct, tag_field="type", tag="BlockStored", forbid_unknown_fields=True, gc=False):
     """k blocks entered a cache: ``block_hashes[i]`` names tokens ``[i*block_size, (i+1)*block_size)``.
 
     ``token_ids`` is raw msgpack: an array of k x block_size token ids, or of ``[a, b]`` pairs with EAGLE.
@@ -40,8 +34,8 @@ class BlockStored(
     size is :data:`NO_SIZE`.
     """
 
-    block_hashes: tuple[HashT, ...]
-    parent_block_hash: HashT | UnsetType | None = UNSET
+    block_hashes: tuple[Hash, ...]
+    parent_block_hash: Hash | UnsetType | None = UNSET
     token_ids: Raw = NO_TOKENS
     block_size: int = NO_SIZE
     lora_id: Large | UnsetType | None = UNSET
@@ -59,15 +53,13 @@ class BlockStored(
     lookahead_token_ids: Raw = UNSET  # type: ignore[assignment]
 
 
-class BlockRemoved(
-    msgspec.Struct, Generic[HashT], tag_field="type", tag="BlockRemoved", forbid_unknown_fields=True, gc=False
-):
+class BlockRemoved(msgspec.Struct, tag_field="type", tag="BlockRemoved", forbid_unknown_fields=True, gc=False):
     """One copy of each named block left one medium (of one group), or the last one did.
 
     ``remaining_copy_counts`` says for each block how many copies are left (vllm#48933).
     """
 
-    block_hashes: tuple[HashT, ...]
+    block_hashes: tuple[Hash, ...]
     medium: str | UnsetType | None = UNSET
     group_idx: Small | UnsetType | None = UNSET
     locality: Raw = UNSET  # type: ignore[assignment]
@@ -76,8 +68,7 @@ class BlockRemoved(
 
 
 class HashOnlyRemoved(
-    BlockRemoved[HashT],
-    Generic[HashT],
+    BlockRemoved,
     tag_field="type",
     tag="BlockRemoved",
     forbid_unknown_fields=True,
@@ -96,7 +87,7 @@ class BlockInactive(msgspec.Struct, tag_field="type", tag="BlockInactive"):
     """No request uses these blocks any more; they stay in the cache (vllm#50732). No router is known to read it."""
 
 
-Event = BlockStored[Any] | BlockRemoved[Any] | AllBlocksCleared
+Event = BlockStored | BlockRemoved | AllBlocksCleared
 """What anything follows from. BlockInactive is decoded beside them, counted, and goes no further."""
 
 CARRIED: Final = ("extra_keys", "locality", "ownership", "session_id", "cache_salt", "lookahead_token_ids")
@@ -107,16 +98,14 @@ PER_BLOCK: Final = ("extra_keys", "lookahead_token_ids", "mm_keys")
 it says what of a prompt's images lies in each block (TensorRT-LLM#18810)."""
 
 
-class StoredArray(
-    msgspec.Struct, Generic[HashT], array_like=True, tag="BlockStored", forbid_unknown_fields=True, gc=False
-):
+class StoredArray(msgspec.Struct, array_like=True, tag="BlockStored", forbid_unknown_fields=True, gc=False):
     """Positional BlockStored, vLLM 0.9.0 to 0.23 and SGLang 0.4.7 to 0.5.19: each version sends a prefix of this.
 
     The 7th element is ``lora_name`` in vLLM 0.14 and later and ``{"cache_salt": …}`` in SGLang 0.5.18 and 0.5.19.
     """
 
-    block_hashes: tuple[HashT, ...]
-    parent_block_hash: HashT | None
+    block_hashes: tuple[Hash, ...]
+    parent_block_hash: Hash | None
     token_ids: Raw
     block_size: int
     lora_id: Large | None = None
@@ -128,12 +117,10 @@ class StoredArray(
     kv_cache_spec_sliding_window: Small | UnsetType | None = UNSET
 
 
-class RemovedArray(
-    msgspec.Struct, Generic[HashT], array_like=True, tag="BlockRemoved", forbid_unknown_fields=True, gc=False
-):
+class RemovedArray(msgspec.Struct, array_like=True, tag="BlockRemoved", forbid_unknown_fields=True, gc=False):
     """Positional BlockRemoved: ``+ medium`` from vLLM 0.10.2 and SGLang 0.5.9, ``+ group_idx`` from vLLM 0.20."""
 
-    block_hashes: tuple[HashT, ...]
+    block_hashes: tuple[Hash, ...]
     medium: str | None = None
     group_idx: Small | UnsetType | None = UNSET
 
@@ -144,19 +131,19 @@ class ClearedArray(msgspec.Struct, array_like=True, tag="AllBlocksCleared"):
     medium: str | None = None
 
 
-class MapBatch(msgspec.Struct, Generic[HashT], array_like=True, gc=False):
-    """``[ts, events, rank]`` of maps with known fields and hashes of one kind: decoded in one go."""
+class MapBatch(msgspec.Struct, array_like=True, gc=False):
+    """``[ts, events, rank]`` of maps with known fields: decoded by one call."""
 
     ts: float
-    events: list[BlockStored[HashT] | BlockRemoved[HashT] | AllBlocksCleared | BlockInactive]
+    events: list[BlockStored | BlockRemoved | AllBlocksCleared | BlockInactive]
     rank: Rank | None = None
 
 
-class ArrayBatch(msgspec.Struct, Generic[HashT], array_like=True, gc=False):
-    """``[ts, events, rank]`` (vLLM 0.9.0: no rank) of positional events of known length, with hashes of one kind."""
+class ArrayBatch(msgspec.Struct, array_like=True, gc=False):
+    """``[ts, events, rank]`` (vLLM 0.9.0: no rank) of positional events of known length."""
 
     ts: float
-    events: list[StoredArray[HashT] | RemovedArray[HashT] | ClearedArray]
+    events: list[StoredArray | RemovedArray | ClearedArray]
     rank: Rank | None = None
 
 

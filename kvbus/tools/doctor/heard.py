@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Final
 
 from msgspec import UNSET, structs
 
@@ -114,7 +114,7 @@ class Heard:
                 self._remember_root(event)
         self.source.dialect.see(message.payload)
 
-    def _remember_root(self, event: BlockStored[Any]) -> None:
+    def _remember_root(self, event: BlockStored) -> None:
         tokens = decode_tokens(event.token_ids)
         if value(event, "parent_block_hash") is not None or isinstance(tokens, Reason) or len(self.roots) >= MAX_KEPT:
             return

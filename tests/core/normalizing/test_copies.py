@@ -99,6 +99,6 @@ def test_positions_of_the_field_are_those_of_the_encoder():
     )
     batch = decode(body)
     assert isinstance(batch, Batch)
-    assert batch.uniform
+    assert batch.unknown is None
     assert not batch.rejects
     assert Reason.WRONG_TYPE not in batch.rejects

@@ -141,7 +141,7 @@ def test_blocks_that_no_request_uses_any_more_cost_their_batch_nothing():
     assert bench.rejected == {}
     batch = decode(payload(idle, store([3], 2, group=0)))
     assert isinstance(batch, Batch)
-    assert batch.uniform
+    assert batch.unknown is None
 
 
 def test_readers_of_events_do_not_see_them():

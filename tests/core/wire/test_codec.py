@@ -312,14 +312,12 @@ def test_msgspec_is_not_asked_for_more_memory_than_there_are_bytes():
             msgspec.msgpack.decode(head + b"\xff\xff\xff\xff")
 
 
-@pytest.mark.parametrize("form", range(4))
 @pytest.mark.parametrize("block", [7, b"7" * 32])
 @pytest.mark.parametrize("shape", [lambda event: event, array], ids=["maps", "arrays"])
-def test_a_batch_of_one_kind_of_hash_is_decoded_in_one_go_whatever_is_expected(form, block, shape):
-    batch = decode(payload(shape(store([block], block)), shape(removed([block]))), form=form)
+def test_a_batch_is_decoded_by_one_call(block, shape):
+    batch = decode(payload(shape(store([block], block)), shape(removed([block]))))
     assert isinstance(batch, Batch)
-    assert batch.uniform
-    assert bool(batch.form & 1) == isinstance(block, bytes)  # the form that the next batch is expected in
+    assert batch.unknown is None
     assert plain_all(batch.events) == plain_all(decoded(store([block], block), removed([block])).events)
 
 
@@ -327,7 +325,7 @@ def test_salts_as_proposed_for_sglang():
     """sglang#39991: `extra_keys` with the salt for the first page, beside `cache_salt`; `lora_name` always on the wire."""
     event = store([1, 2], extra_keys=[["tenant"], None], cache_salt="tenant", lora_name=None)
     batch = decoded(event)
-    assert batch.uniform
+    assert batch.unknown is None
     assert plain_all(batch.events) == plain_all([event])
 
 
@@ -335,7 +333,7 @@ def test_what_tensorrt_llm_publishes_itself():
     """TensorRT-LLM#17023: the fields of its structs, without the defaults."""
     event = store([-1, 2], 5, lora_id=None, lora_name=None, medium="GPU", group_idx=0)
     batch = decoded(event, removed([-1], group=0), cleared(), rank=3)
-    assert (batch.uniform, batch.rank) == (True, 3)
+    assert (batch.unknown, batch.rank) == (None, 3)
     assert plain_all(batch.events) == plain_all([event, removed([-1], group=0), cleared()])
 
 
