@@ -129,15 +129,17 @@ class Daemon:
         self._context = make_context()
         self.zap = ZapHandler(self._context)
         allow(self.zap, config, self.keys)
-        before_send = self.state.flush if self.state is not None else None
-        self.outputs = Outputs(config, self.feed, self.pull, before_send, self.clock.time)
+        self.outputs = Outputs(config, self.feed, self.pull, self.clock.time)
+        self._commands: list[Command] = []
+        """Decisions of the relay that the daemon has yet to commit and to carry out."""
+        self._carrying_out = False
         self.admin = AdminServer(self, credentials)
         latency = self.process.relay_latency
         self.source_sockets = SourceSockets(
             self._context,
             self.feed,
             self._feed_live,
-            self.outputs.flush,
+            self.flush,
             latency,
             self.outputs.interposed,
             self.discovery.carrier,
@@ -315,15 +317,37 @@ class Daemon:
         return part
 
     def _feed_live(self, event: RelayEvent) -> None:
-        """Hand one batch of a burst to the relay. Its output is sent after the burst."""
-        for command in self.relay.handle(event, self.clock.time()):
-            self._carry_out(command)
+        """Hand one batch of a burst to the relay. :meth:`flush` carries out its commands after the burst."""
+        self._commands += self.relay.handle(event, self.clock.time())
 
     def carry_out(self, commands: list[Command]) -> None:
-        """Carry out the relay's commands, and send."""
-        for command in commands:
-            self._carry_out(command)
+        """Carry out commands of the relay, and send."""
+        self._commands += commands
+        self.flush()
+
+    def flush(self) -> None:
+        """Commit the relay's records, carry out its commands, and send.
+
+        No command is carried out before the records of the same decision are committed. So no message leaves before
+        the state that it depends on, whichever driver sends it, and whenever.
+        """
+        if self._carrying_out:
+            return  # the call that is under way carries out the new commands too, after those before them
+        self._carrying_out = True
+        try:
+            self._commit()
+            while self._commands:
+                commands, self._commands = self._commands, []
+                for command in commands:
+                    self._carry_out(command)
+                self._commit()
+        finally:
+            self._carrying_out = False
         self.outputs.flush()
+
+    def _commit(self) -> None:
+        if self.state is not None:
+            self.state.flush()
 
     def catch_up(self) -> None:
         """Do all work that the relay has put off to keep the event loop responsive."""

@@ -31,7 +31,6 @@ class Outputs:
         config: the configuration.
         feed: called with each router's request, as an event.
         pull: called for each part of an answer.
-        before_send: called before anything leaves, because log records are written first; None without ``state_dir``.
         clock: seconds in which the process was running.
     """
 
@@ -40,7 +39,6 @@ class Outputs:
         config: Config,
         feed: Callable[[RelayEvent], None],
         pull: Pull,
-        before_send: Callable[[], None] | None,
         clock: Callable[[], float],
     ) -> None:
         sessions = config.limits.max_replay_sessions
@@ -54,7 +52,7 @@ class Outputs:
             factory(
                 number,
                 config.outputs[number],
-                Services(self.stats[number], feed, pull, before_send, clock, sessions, self.interposed, publishers),
+                Services(self.stats[number], feed, pull, clock, sessions, self.interposed, publishers),
             )
             for number, factory in enumerate(made)
         ]

@@ -52,7 +52,6 @@ class ReplayServer:
         stats: counters of the output.
         budget: limit of answers that take part in the turns, shared by the servers of an output; others wait.
         stall_timeout: seconds without an acknowledgement before the server ends a connection.
-        before_send: called before any of an answer leaves, because the log record it follows from is written first.
         policy: who may connect, and the largest frame to accept.
         clock: measures progress: seconds, monotonic; None for the loop's clock.
 
@@ -68,14 +67,12 @@ class ReplayServer:
         stats: OutputStats,
         budget: Budget | None = None,
         stall_timeout: float = 30.0,
-        before_send: Callable[[], None] | None = None,
         policy: PeerPolicy = PLAIN,
         clock: Callable[[], float] | None = None,
     ) -> None:
         self._on_request = on_request
         self._stats = stats
         self._stall_timeout = stall_timeout
-        self._before_send = before_send
         self._loop = asyncio.get_running_loop()
         self._clock = clock or self._loop.time
         self._endpoint = ReplayEndpoint(endpoint, self, stats, policy)
@@ -265,8 +262,6 @@ class ReplayServer:
             share = b"".join(messages)
             self._sending.charge(len(share) + TURN)
             if messages:
-                if self._before_send is not None:
-                    self._before_send()  # making an answer may change the state
                 peer.write(share, in_two=not requester.reads)
                 self._stats.replay_batches += len(messages)
         except BaseException:

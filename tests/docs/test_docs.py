@@ -228,7 +228,6 @@ class TestArchitecture:
                 else:
                     missing.append(name)
         assert set(missing) == {
-            "before_send",
             "kvbus.outputs",
             "on_subscribe",
             "limits.max_held_bytes",

@@ -53,7 +53,7 @@ class Leaf:
         settings = {"name": "log", "type": "kafka", "endpoint": "tcp://127.0.0.1:9", "kafka": {"cluster": "eu"}, **keys}
         overrides = {"model": "m", "sources": [{"endpoint": "ipc://engine"}], "outputs": [settings]}
         config = load(None, env={}, overrides=overrides).outputs[0]
-        services = Services(self.stats, self.feed, unasked, None, lambda: 0.0, 4)
+        services = Services(self.stats, self.feed, unasked, lambda: 0.0, 4)
         self.driver = LogOutput(0, config, services, place)
         self.blocks = set()
         self._batches = 0

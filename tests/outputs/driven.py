@@ -46,8 +46,6 @@ class Driven:
 
     def __init__(self, name: str, directory: Path, sessions: int, **settings: Any) -> None:
         self.stats = OutputStats()
-        self.calls: list[tuple[int, int]] = []
-        """How much had left, live and in answers, each time `before_send` was called."""
         self.fed: list[ReplayAsked] = []
         self.sent: dict[int, list[Batch]] = {stream: [] for stream in STREAMS}
         self.readers: list[Reader] = []
@@ -55,12 +53,9 @@ class Driven:
             stream: OutputStream(TOPIC, PROFILES["vllm"], Journal(10**6, 2**40), heartbeat=0, rank=0)
             for stream in STREAMS
         }
-        services = Services(self.stats, self._feed, self._pull, self._before_send, lambda: 0.0, sessions)
+        services = Services(self.stats, self._feed, self._pull, lambda: 0.0, sessions)
         self.config, self.driver = make_driver(name, directory, {"on_subscribe": "nothing", **settings}, services)
         self.kind = KINDS[name]
-
-    def _before_send(self) -> None:
-        self.calls.append((self.stats.batches, self.stats.replay_batches))
 
     def _feed(self, event: RelayEvent) -> None:
         assert isinstance(event, ReplayAsked)

@@ -61,7 +61,7 @@ class Relayed:
         engine = SourceSpec("engine", 0, Settings(replay=False), Rules())
         self.relay = Relay([engine], [OutputSpec("routers", PROFILES["vllm"], [TOPIC], heartbeat=0)])
         self.stats = OutputStats()
-        services = Services(self.stats, self.feed, self.pull, None, lambda: 0.0, 4)
+        services = Services(self.stats, self.feed, self.pull, lambda: 0.0, 4)
         self.config, self.driver = make_driver(name, directory, {"on_subscribe": "state", **settings}, services)
         self.kind = KINDS[name]
         self.readers: list[Reader] = []

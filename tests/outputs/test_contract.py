@@ -93,17 +93,6 @@ async def test_what_does_not_fit_the_queue_is_dropped_and_counted(output):
         await reader.all_of([*driven.sent[0][: 25 - dropped], driven.sent[0][-1]])
 
 
-@both_loops
-async def test_nothing_leaves_before_before_send(output):
-    async with output() as driven:
-        reader = Taken(await driven.reader())
-        for left in (0, 3):
-            calls = len(driven.calls)
-            driven.send(3)
-            await reader.all_of(driven.sent[0])
-            assert driven.calls[calls:][:1] == [(left, 0)]
-
-
 def outcomes(stats):
     return {outcome: count for outcome, count in stats.replay_requests.items() if count}
 
@@ -129,18 +118,6 @@ async def test_a_request_is_fed_and_its_answer_arrives_whole(asked_output):
         await eventually(lambda: driven.driver.busy == 0, "the last answer's place given back")
         assert driven.driver.end_answers() == 0
         assert outcomes(driven.stats) == {"complete": 3}
-
-
-@both_loops
-async def test_no_answer_leaves_before_before_send(asked_output):
-    async with asked_output() as driven:
-        reader = await driven.reader()
-        driven.send(3)
-        await eventually(lambda: driven.stats.batches == 3, "the live ones")
-        calls = len(driven.calls)
-        reader.ask(0)
-        await eventually(reader.answers, "the END")
-        assert driven.calls[calls:][:1] == [(3, 0)]
 
 
 @both_loops

@@ -24,7 +24,6 @@ class Services:
         stats: counters of the output; the driver updates those of queues, drops and readers.
         feed: call it with each reader's request; :meth:`OutputDriver.answer` gets the answer.
         pull: call it for each part of an answer (:class:`~kvbus.transport.answer_reader.AnswerReader` does).
-        before_send: call it before anything leaves, because log records are written first; None without ``state_dir``.
         clock: seconds in which the process was running; it measures the progress of readers.
         max_replay_sessions: limit of answers at once, on all streams of the output.
         interposed: by endpoint, the ports at which engines dial in too; who opens or closes one keeps it here.
@@ -34,7 +33,6 @@ class Services:
     stats: OutputStats
     feed: Callable[[RelayEvent], None]
     pull: Pull
-    before_send: Callable[[], None] | None
     clock: Callable[[], float]
     max_replay_sessions: int
     interposed: dict[str, Interposed] = field(default_factory=dict)
@@ -43,6 +41,9 @@ class Services:
 
 class OutputDriver(Protocol):
     """The streams of one output, by slot. A driver never blocks, and no reader delays another.
+
+    The daemon has committed the state before it calls :meth:`publish`, :meth:`answer` or :meth:`send_state`, and before
+    ``pull`` returns. So a driver may send at once, or later, without a look at the state.
 
     Batches of a stream leave in the order they are published. What is dropped is counted in ``stats`` with a reason:
     ``queue_full`` where ``queue_batches`` of them wait, another one where the driver has to let go for another cause.

@@ -50,12 +50,10 @@ class LogOutput:
         self._open[command.stream].publish(command)
 
     def flush(self) -> None:
-        """Hand over the batches of this burst, once the daemon's own log has them."""
-        fresh = [each for each in self._open.values() if each.fresh]
-        if fresh and self._services.before_send is not None:
-            self._services.before_send()
-        for each in fresh:
-            each.flush()
+        """Hand over the batches of this burst."""
+        for each in self._open.values():
+            if each.fresh:
+                each.flush()
 
     def answer(self, command: AnswerReplay | AnswerSnapshot) -> None:
         """Nobody can ask."""

@@ -29,7 +29,6 @@ class Behind:
     Args:
         ring: batches that any of them lacks.
         current: the routers that have everything, by the id of their peer. They come from there, and go there.
-        before_send: called before anything leaves.
         has_state: called with a router that has all of its state.
     """
 
@@ -37,14 +36,12 @@ class Behind:
         self,
         ring: Ring,
         current: dict[int, Router],
-        before_send: Callable[[], None] | None,
         has_state: Callable[[Router], None],
     ) -> None:
         self.routers: dict[int, Router] = {}
         """By the id of their peer."""
         self._ring = ring
         self._current = current
-        self._before_send = before_send
         self._has_state = has_state
         self._loop = asyncio.get_running_loop()
         self._line: deque[Router] = deque()
@@ -74,8 +71,6 @@ class Behind:
 
     def _take_turns(self) -> None:
         self._turn = None
-        if self._before_send is not None:
-            self._before_send()
         until = self._loop.time() + TURN
         for _ in range(len(self._line)):
             router = self._line.popleft()

@@ -39,7 +39,6 @@ class LivePublisher:
         queue_limit: batches that wait for the end of a burst; more are dropped for everybody.
         max_batches: batches kept for routers that are behind.
         max_bytes: bytes kept for them.
-        before_send: called before any batch leaves, because the log record it follows from is written first.
         request_state: asks for the stream's state for routers; None on streams that send none.
         waiting: :meth:`publish` appends :meth:`flush` to this list, and the list's owner calls it. None: the stream
             schedules it itself.
@@ -62,7 +61,6 @@ class LivePublisher:
         queue_limit: int,
         max_batches: int,
         max_bytes: int,
-        before_send: Callable[[], None] | None = None,
         request_state: Callable[[tuple[int, ...]], None] | None = None,
         waiting: list[Callable[[], None]] | None = None,
         name_of: Callable[[bytes], str] = lambda _: "",
@@ -72,7 +70,6 @@ class LivePublisher:
         self._output = output
         self._name_of = name_of
         self._stats = stats
-        self._before_send = before_send
         self._sends_state = request_state is not None
         self._request_state = request_state
         self._shared = shared
@@ -97,7 +94,7 @@ class LivePublisher:
         self._stalled: dict[int, Router] = {}
         self._undecided = Undecided()
         self._transfers = Transfers(self.request, self.restart) if shared is None else shared.transfers
-        self._behind = Behind(self._ring, self._current, before_send, self._transfers.forget)
+        self._behind = Behind(self._ring, self._current, self._transfers.forget)
         self._losses = Losses(
             output, stats, self._ring, self._behind.routers, self.restart if self._sends_state else None
         )
@@ -142,8 +139,6 @@ class LivePublisher:
         burst = self._burst
         if not burst:
             return
-        if self._before_send is not None:
-            self._before_send()
         self._burst = []
         count, events, stats = len(burst), self._burst_events, self._stats
         stats.queue_depth -= count

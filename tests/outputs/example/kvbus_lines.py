@@ -29,7 +29,6 @@ class LinesOutput:
     def __init__(self, output: int, config: OutputConfig, services: Services) -> None:
         self._config = config
         self._stats = services.stats
-        self._before_send = services.before_send
         self._files: dict[int, FileIO] = {}
         self._queues: dict[int, deque[Publish]] = {}
 
@@ -51,8 +50,6 @@ class LinesOutput:
         self._stats.queue_depth += 1
 
     def flush(self) -> None:
-        if self._before_send is not None and any(self._queues.values()):
-            self._before_send()
         for stream, queue in self._queues.items():
             while queue:
                 self._append(self._files[stream], queue.popleft())

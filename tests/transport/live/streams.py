@@ -73,7 +73,6 @@ class Stream:
         self.answers = True
         """Whether who asks for the state gets it."""
         self.asked = []
-        self.before_send = 0
         self._context = context
         self._open = []
         settings = {"queue_limit": 1000, "max_batches": 1000, "max_bytes": 2**30, **settings}
@@ -83,13 +82,9 @@ class Stream:
             "routers",
             lambda handler: Listener(self.endpoint, Role.PUB, handler),
             stats=self.stats,
-            before_send=self._count,
             request_state=self._request if state else None,
             **settings,
         )
-
-    def _count(self):
-        self.before_send += 1
 
     def _request(self, routers):
         self.asked.append(routers)

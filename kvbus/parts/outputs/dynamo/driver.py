@@ -141,7 +141,6 @@ class DynamoOutput:
             queue_limit=config.queue_batches,
             max_batches=config.send_hwm,
             max_bytes=config.send_bytes,
-            before_send=services.before_send,
             request_state=self._requests(stream) if config.on_subscribe == "state" else None,
             waiting=self._waiting,
         )

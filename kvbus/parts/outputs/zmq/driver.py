@@ -155,7 +155,6 @@ class ZmqOutput:
             queue_limit=config.queue_batches,
             max_batches=config.send_hwm,
             max_bytes=config.send_bytes,
-            before_send=services.before_send,
             request_state=request_state if config.on_subscribe == "state" else None,
             waiting=self._waiting,
             shared=None if hub is None else hub.shared,
@@ -202,7 +201,6 @@ class ZmqOutput:
             on_request=on_request,
             stats=services.stats,
             budget=self._budget,
-            before_send=services.before_send,
             policy=self._policy.at(stream),
             clock=services.clock,
         )
