@@ -164,6 +164,7 @@ class Answering:
             profile.wire,
             clears=self._clears(output, at),
             one_copy=profile.one_copy,
+            max_blocks=output.spec.max_batch_blocks,
         )
 
     def _clears(self, output: Output, at: int) -> ClearsWhere:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping
 from typing import Final
 
@@ -17,6 +16,7 @@ from kvbus.core.source_spec import SourceSpec, nobody
 from kvbus.core.wire.frames import PUBLISHER_ID_BYTES, FrameLimits
 from kvbus.core.wire.profiles import PROFILES
 from kvbus.daemon.placement import Placement, Worker, worker_of
+from kvbus.daemon.runtime import RUNTIME, Runtime
 from kvbus.daemon.views import View, Views, topic_of
 from kvbus.state.reservations import SeqReservations, StreamKey
 
@@ -29,6 +29,7 @@ def make_relay(
     reservations: SeqReservations,
     gone: Mapping[int, Worker] = _NOBODY_IS_GONE,
     views: Views | None = None,
+    runtime: Runtime = RUNTIME,
 ) -> Relay:
     """Make a relay with a source for each slot. Slots that the configuration leaves out are free.
 
@@ -38,6 +39,7 @@ def make_relay(
         reservations: of all streams.
         gone: workers that have left, by slot.
         views: the outputs' views.
+        runtime: what the daemon runs on.
     """
     views = views or Views(config, {})
     specs = [nobody(gone[slot].rank if slot in gone else 0) for slot in range(max((*streams, *gone), default=-1) + 1)]
@@ -45,7 +47,10 @@ def make_relay(
         specs[slot] = source_spec(config, stream)
     return Relay(
         specs,
-        [output_spec(config, view, number, streams, reservations, gone) for number, view in enumerate(views.all)],
+        [
+            output_spec(config, view, number, streams, reservations, gone, runtime)
+            for number, view in enumerate(views.all)
+        ],
         FrameLimits(config.limits.max_frames, config.limits.max_frame_bytes, config.limits.max_events),
     )
 
@@ -87,11 +92,11 @@ def source_spec(config: Config, stream: SourceStream) -> SourceSpec:
     )
 
 
-def new_stream(config: Config, view: View, worker: Worker, first_seq: int) -> NewStream:
+def new_stream(config: Config, view: View, worker: Worker, first_seq: int, runtime: Runtime = RUNTIME) -> NewStream:
     """Return the specification of one output's, or one view's, stream of one source."""
     output = config.outputs[view.output]
     topic = topic_of(config, output, worker)
-    publisher_id = secrets.token_bytes(PUBLISHER_ID_BYTES) if output.snapshot_endpoint else b""
+    publisher_id = runtime.random_bytes(PUBLISHER_ID_BYTES) if output.snapshot_endpoint else b""
     return NewStream(topic, first_seq, publisher_id, hidden=not view.sees(config, worker))
 
 
@@ -114,6 +119,7 @@ def output_spec(
     streams: Mapping[int, SourceStream],
     reservations: SeqReservations,
     gone: Mapping[int, Worker] = _NOBODY_IS_GONE,
+    runtime: Runtime = RUNTIME,
 ) -> OutputSpec:
     """Return the specification of one output or one view, by its number."""
     output, grant = config.outputs[view.output], view.grant
@@ -121,11 +127,13 @@ def output_spec(
     workers = {slot: worker_of(config, stream) for slot, stream in streams.items()}
     if merged:
         first = workers[min(workers)] if workers else Worker("", 0)  # no source is found yet
-        new = [new_stream(config, view, first, reservations.first(number, 0))]
+        new = [new_stream(config, view, first, reservations.first(number, 0), runtime)]
     else:
         served = workers | (dict(gone) if output.layout == "per_topic" else {})
         new = [
-            new_stream(config, view, served[slot], reservations.first(number, slot)) if slot in served else NewStream()
+            new_stream(config, view, served[slot], reservations.first(number, slot), runtime)
+            if slot in served
+            else NewStream()
             for slot in range(max((*streams, *gone), default=-1) + 1)
         ]
     profile = PROFILES[output.profile]
@@ -148,6 +156,7 @@ def output_spec(
         view.output if number >= len(config.outputs) else None,
         view.closed,
         output.numbers == "log",
+        runtime.state_batch_blocks,
     )
 
 

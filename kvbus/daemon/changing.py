@@ -23,6 +23,7 @@ from kvbus.daemon.keys import Keys, output_domain, source_domain
 from kvbus.daemon.outputs import allow, peer_policy_of
 from kvbus.daemon.placement import Placement, forget, keep_placement, worker_of
 from kvbus.daemon.resume import identity
+from kvbus.daemon.views import topic_of
 from kvbus.parts.outputs.contract import OutputDriver, ViewDriver
 from kvbus.state.contract import MARGIN
 
@@ -96,9 +97,9 @@ class Changes:
         daemon = self._daemon
         changed, known = self._change_views(keys), self._identity
         before, daemon.keys = daemon.keys, keys
-        allow(daemon.zap, daemon.config, keys)
+        allow(daemon.engine_sockets, daemon.config, keys)
         for domain in before.keys() - keys.keys():
-            daemon.zap.forget(domain)
+            daemon.engine_sockets.forget(domain)
         for number, output in enumerate(daemon.config.outputs):
             domain = output_domain(output.name)
             was, now = before.get(domain), keys.get(domain)
@@ -164,7 +165,7 @@ class Changes:
             if isinstance(driver, ViewDriver):
                 for _, slot in [each for each in driver.views if each[0] == number]:
                     driver.close_view(number, slot)
-            spec = output_spec(daemon.config, view, number, daemon.streams, daemon.reservations)
+            spec = output_spec(daemon.config, view, number, daemon.streams, daemon.reservations, runtime=daemon.runtime)
             commands += daemon.relay.handle(OutputPlaced(number, spec), daemon.clock.time())
         daemon.widen()
         daemon.serve_views()
@@ -220,7 +221,7 @@ class Changes:
                         continue  # it was here before
                     worker = worker_of(config, stream)
                     add_reservation(daemon.reservations, config, view, number, placement, worker)
-                    topic = new_stream(config, view, worker, 0).topic or b""
+                    topic = topic_of(config, config.outputs[view.output], worker) or b""
                     driver.open(stream.index, topic, peer_policy_of(config, number, daemon.keys, daemon.views))
                     opened.append((driver, stream.index))
         except BaseException:
@@ -247,6 +248,7 @@ class Changes:
                 view,
                 worker_of(daemon.config, stream),
                 0 if daemon.config.outputs[view.output].layout == "merged" else daemon.reservations.first(number, slot),
+                daemon.runtime,
             )
             for number, view in enumerate(daemon.views.all)
         ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 from typing import Final
 
@@ -36,6 +35,7 @@ from kvbus.daemon.moved_names import MovedNames
 from kvbus.daemon.outputs import Outputs, allow, peer_policy_of
 from kvbus.daemon.placement import keep_placement, place, read_placement
 from kvbus.daemon.resume import resume
+from kvbus.daemon.runtime import RUNTIME, Runtime
 from kvbus.daemon.source_log import SourceLog
 from kvbus.daemon.source_sockets import SourceSockets
 from kvbus.daemon.unreachable import Unreachable
@@ -44,13 +44,10 @@ from kvbus.http.credentials import read_credentials
 from kvbus.http.server import AdminServer
 from kvbus.parts.log.place import check_files
 from kvbus.parts.outputs.contract import OutputDriver, ViewDriver
-from kvbus.state.contract import Store
-from kvbus.state.place import open_store as open_real_store
 from kvbus.state.reservations import SeqReservations
 from kvbus.state.writer import StateWriter
 from kvbus.telemetry.discovery import DiscoveryStats
-from kvbus.transport.sockets import PeerPolicy, check_library, end, make_context
-from kvbus.transport.zap import ZapHandler
+from kvbus.transport.sockets import PeerPolicy, check_library
 
 log = logging.getLogger("kvbus.daemon")
 
@@ -69,8 +66,7 @@ class Daemon:
 
     Args:
         config: the configuration to run.
-        keep_seqs: False keeps no seq reservations and no state on disk, whatever ``state_dir`` says.
-        open_store: opens the store of the state; None where nothing can be kept.
+        runtime: the clocks, random numbers, sockets and the store that it runs on.
         stopped: whether the process was asked to end; asked while the state is read.
 
     Raises:
@@ -85,12 +81,12 @@ class Daemon:
         self,
         config: Config,
         *,
-        keep_seqs: bool = True,
-        open_store: Callable[[Config], Store | None] = open_real_store,
+        runtime: Runtime = RUNTIME,
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         check_library()
         self._loop = asyncio.get_running_loop()
+        self.runtime = runtime
         self.changing = asyncio.Lock()
         """Held while sources or keys change."""
         self.configured = config
@@ -99,12 +95,11 @@ class Daemon:
         self.discovery = Discovery(self, config)
         self.clock = RunningClock(self._loop.time)
         """The clock of the relay's deadlines."""
-        keep_seqs = keep_seqs and not config.log_numbers  # the log has all of it
         credentials = read_credentials(config)
         check_files(config)
         self.process = ProcessStats()
         self.process.views_limit = config.limits.max_views
-        self._store = open_store(config) if keep_seqs else None
+        self._store = None if config.log_numbers else runtime.open_store(config)  # the log has the numbers
         self.state: StateWriter | None = None
         try:
             if self._store is not None and self._store.keeps_state:
@@ -119,30 +114,30 @@ class Daemon:
             reserve_seqs(self.reservations, config, self.placement, self.views)
             readers = self.views.identity(config, self.keys)
             found = resume(
-                config, self.placement, self.state, self.reservations, self.clock.time(), self.views, readers
+                config, self.placement, self.state, self.reservations, self.clock.time(), self.views, readers, runtime
             )
         except BaseException:
             self._close_store()
             raise
         self.relay, self.restored = found
         self.started = False
-        self._context = make_context()
-        self.zap = ZapHandler(self._context)
-        allow(self.zap, config, self.keys)
-        self.outputs = Outputs(config, self.feed, self.pull, self.clock.time)
+        self.engine_sockets = runtime.engine_sockets()
+        allow(self.engine_sockets, config, self.keys)
+        self.outputs = Outputs(config, self.feed, self.pull, self.clock.time, runtime.system)
         self._commands: list[Command] = []
         """Decisions of the relay that the daemon has yet to commit and to carry out."""
         self._carrying_out = False
         self.admin = AdminServer(self, credentials)
         latency = self.process.relay_latency
         self.source_sockets = SourceSockets(
-            self._context,
+            self.engine_sockets,
             self.feed,
             self._feed_live,
             self.flush,
             latency,
             self.outputs.interposed,
             self.discovery.carrier,
+            runtime.stopwatch,
         )
         self.fronts = Fronts(self)
         self.changes = Changes(self)
@@ -151,7 +146,7 @@ class Daemon:
         self._ticker: asyncio.TimerHandle | None = None
         self._next_tick = 0.0
         self._source_log = SourceLog(self.admin.timeline.add)
-        self._unreachable = Unreachable(self, self.feed, lambda stream: self.source_policy(stream).curve)
+        self._unreachable = Unreachable(self, self.feed, lambda stream: self.source_policy(stream).curve, runtime.dial)
 
     def _begin_state(self) -> None:
         """Write the state from now on. Everything is bound, so no other process needs the state on disk."""
@@ -187,7 +182,7 @@ class Daemon:
             self.keep_slots()
             self._begin_state()
             if not self.restored:
-                self.feed(Started(time.time()))
+                self.feed(Started(self.runtime.wall_clock()))
         except BaseException:
             await self.close(drain=0)
             raise
@@ -352,7 +347,7 @@ class Daemon:
     def catch_up(self) -> None:
         """Do all work that the relay has put off to keep the event loop responsive."""
         while self.relay.backlog:
-            self.feed(Tick(time.time()))
+            self.feed(Tick(self.runtime.wall_clock()))
 
     def _carry_out(self, command: Command) -> None:
         if isinstance(command, Publish):
@@ -373,7 +368,7 @@ class Daemon:
         self.process.loop_lag.observe(max(0.0, now - self._next_tick))
         try:
             self.source_sockets.look()
-            self.feed(Tick(time.time(), self.clock.stood()))
+            self.feed(Tick(self.runtime.wall_clock(), self.clock.stood()))
             self._unreachable.look()
             self.discovery.look()
             self._source_log.look_in_turns(self.relay, self.streams)
@@ -422,12 +417,9 @@ class Daemon:
         await self.fronts.close()
         self.outputs.close(max(0.0, until - self._loop.time()))
         await self.outputs.drain(CLOSING)
-        self.zap.close()
         if self.state is not None:
             self.state.close()
         # a failed start has used no seq
         self.reservations.close(next_seqs(self.relay) if self.started else {})
         self._close_store()
-        await asyncio.sleep(0)  # asyncio releases descriptors one turn after their sockets are closed
-        await asyncio.sleep(0)
-        await asyncio.to_thread(end, self._context)
+        await self.engine_sockets.close()

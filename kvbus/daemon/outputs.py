@@ -11,12 +11,13 @@ from kvbus.config import Config, parts
 from kvbus.core.events import RelayEvent
 from kvbus.core.stats import OutputStats
 from kvbus.daemon.keys import Keys, output_domain, rank_domain, source_domain
+from kvbus.daemon.runtime import EngineSockets
 from kvbus.daemon.views import Views
 from kvbus.parts.outputs.contract import OutputDriver, OutputFactory, Services
 from kvbus.transport.answer_reader import Pull
 from kvbus.transport.interposed import Interposed, limits_of_publishers
 from kvbus.transport.sockets import PeerPolicy
-from kvbus.transport.zap import ZapHandler
+from kvbus.transport.zmtp.settings import SYSTEM, System
 
 log = logging.getLogger("kvbus.daemon")
 
@@ -32,6 +33,7 @@ class Outputs:
         feed: called with each router's request, as an event.
         pull: called for each part of an answer.
         clock: seconds in which the process was running.
+        system: the operating system, for endpoints.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class Outputs:
         feed: Callable[[RelayEvent], None],
         pull: Pull,
         clock: Callable[[], float],
+        system: System = SYSTEM,
     ) -> None:
         sessions = config.limits.max_replay_sessions
         publishers = limits_of_publishers(config.limits.max_frame_bytes)
@@ -52,7 +55,7 @@ class Outputs:
             factory(
                 number,
                 config.outputs[number],
-                Services(self.stats[number], feed, pull, clock, sessions, self.interposed, publishers),
+                Services(self.stats[number], feed, pull, clock, sessions, self.interposed, publishers, system),
             )
             for number, factory in enumerate(made)
         ]
@@ -95,14 +98,14 @@ def peer_policy_of(config: Config, number: int, keys: Keys, views: Views) -> Pee
     return PeerPolicy(config.limits.max_request_bytes, curve, domain, numbers, hidden)
 
 
-def allow(zap: ZapHandler, config: Config, keys: Keys) -> None:
-    """Give the ZAP handler every allow-list: of each rank of a source who may publish as that one."""
+def allow(sockets: EngineSockets, config: Config, keys: Keys) -> None:
+    """Give the sockets every allow-list: for each rank of a source the clients that may publish as that rank."""
     for domain, curve in keys.items():
-        zap.allow(domain, curve.clients)
+        sockets.allow(domain, curve.clients)
     for stream in config.streams():
         name = config.sources[stream.source_index].name
         of_source = keys.get(source_domain(name))
         if of_source is not None:
             label = f"{name}/{stream.rank}"
             may = {key for key, each in of_source.clients.items() if each.grant.reads_source(name, label, None, None)}
-            zap.allow(rank_domain(name, stream.rank), may)
+            sockets.allow(rank_domain(name, stream.rank), may)

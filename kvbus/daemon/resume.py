@@ -15,6 +15,7 @@ from kvbus.config import Config, SourceStream
 from kvbus.core.relay import Relay
 from kvbus.daemon.build import make_relay
 from kvbus.daemon.placement import Placement
+from kvbus.daemon.runtime import RUNTIME, Runtime
 from kvbus.daemon.views import Views
 from kvbus.state.contract import StoreError
 from kvbus.state.reservations import SeqReservations
@@ -43,6 +44,7 @@ def resume(
     now: float,
     views: Views | None = None,
     readers: Sequence[str] = (),
+    runtime: Runtime = RUNTIME,
 ) -> Beginning:
     """Load the state of an earlier process. If it cannot be used, the relay begins empty.
 
@@ -54,9 +56,10 @@ def resume(
         now: the time of the relay's clock.
         views: the outputs' views.
         readers: what the state depends on beside the sources and outputs: see :meth:`Views.identity`.
+        runtime: what the daemon runs on.
     """
     streams, gone = placement.streams(config), placement.gone_slots
-    relay = make_relay(config, streams, reservations, gone, views)
+    relay = make_relay(config, streams, reservations, gone, views, runtime)
     if state is None:
         return Beginning(relay, restored=False)
     try:
@@ -65,7 +68,7 @@ def resume(
         restored = False
     if not restored:
         reservations.level()
-        return Beginning(make_relay(config, streams, reservations, gone, views), restored=False)
+        return Beginning(make_relay(config, streams, reservations, gone, views, runtime), restored=False)
     if not state.may_be_older:
         return Beginning(relay, restored=True)
     log.warning("the state may be older than what routers have got: they are cleared and get it again")

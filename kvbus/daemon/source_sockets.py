@@ -8,7 +8,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Final, cast
+from typing import Final, Protocol, cast
 
 from kvbus.common.errors import BindError
 from kvbus.config import SourceStream
@@ -31,11 +31,12 @@ from kvbus.core.outputs.snapshot import REQUEST as SNAPSHOT_REQUEST
 from kvbus.core.stats import Histogram
 from kvbus.core.types import Refused
 from kvbus.core.wire.frames import ASKS_REPLAY, replay_request
+from kvbus.daemon.runtime import EngineSockets
 from kvbus.parts.discovery.contract import Carrier
-from kvbus.transport.ingress import Events, LiveStream, RequestConnection
+from kvbus.transport.ingress import Events
 from kvbus.transport.interposed import AcceptedStream, Interposed
 from kvbus.transport.pump import MAX_KEPT_FRAMES, Handler
-from kvbus.transport.sockets import Context, PeerPolicy
+from kvbus.transport.sockets import PeerPolicy
 
 log = logging.getLogger("kvbus.daemon")
 
@@ -63,6 +64,35 @@ def _most_requests(sources: int) -> int:
     return max(1, (limit - OF_SOURCE * sources) // 3 // OF_REQUEST)
 
 
+class Subscription(Protocol):
+    """The live stream of one source."""
+
+    @property
+    def unread(self) -> bool:
+        """Whether batches wait to be read."""
+
+    @property
+    def reached(self) -> str | None:
+        """The address that kvbus has dialled and is connected to; None if there is none."""
+
+    def beside(self, endpoint: str) -> str:
+        """Return an endpoint of the same engine, at the address that is reached."""
+
+    def close(self) -> None:
+        """Close it."""
+
+
+class Request(Protocol):
+    """One request to an engine."""
+
+    @property
+    def unread(self) -> bool:
+        """Whether more of the answer waits to be read."""
+
+    def close(self) -> None:
+        """Drop the rest of the answer."""
+
+
 class _Failed:
     """A request that could not be sent. The relay is told at once, outside the command that asked."""
 
@@ -81,6 +111,7 @@ class _Carried:
     """A source without a socket."""
 
     unread = False
+    reached = None
 
     def __init__(
         self,
@@ -106,35 +137,38 @@ class SourceSockets:
     """Open, use and close the sockets, by the source's slot.
 
     Args:
-        context: the process's ZeroMQ context.
+        sockets: makes the sockets.
         feed: called with each event: connections, answers, failures.
         feed_live: called with each live batch, as an event; batches arrive in bursts, and ``drained`` follows each.
         latency: histogram of the seconds from a batch's receipt to its hand-over to the transport.
         interposed: by endpoint, the outputs' ports at which engines dial in.
         carrier: returns who brings what a source publishes, where that is whoever has found it.
+        stopwatch: seconds, for the latency.
     """
 
     def __init__(
         self,
-        context: Context,
+        sockets: EngineSockets,
         feed: Callable[[RelayEvent], None],
         feed_live: Callable[[RelayEvent], None],
         drained: Callable[[], None],
         latency: Histogram,
         interposed: Mapping[str, Interposed] = _NONE,
         carrier: Callable[[SourceStream], Carrier | None] = lambda _: None,
+        stopwatch: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._context = context
+        self._sockets = sockets
+        self._stopwatch = stopwatch
         self._feed = feed
         self._feed_live = feed_live
         self._drained = drained
         self._latency = latency
         self._interposed = interposed
         self._carrier = carrier
-        self._live: dict[int, LiveStream | AcceptedStream | _Carried] = {}
+        self._live: dict[int, Subscription] = {}
         self._streams: dict[int, SourceStream] = {}
         self._policies: dict[int, PeerPolicy] = {}
-        self._requests: dict[tuple[int, int], RequestConnection | _Failed] = {}
+        self._requests: dict[tuple[int, int], Request] = {}
         self._waiting: dict[tuple[int, int], RequestReplay | RequestSnapshot] = {}
         """Requests for which there is no room yet, oldest first."""
         self._next: asyncio.Handle | None = None
@@ -166,15 +200,15 @@ class SourceSockets:
             self._live[slot] = AcceptedStream(port, topics=topics, events=events)
             log.info("source %s: dials in at %s", stream.label, stream.endpoint, extra=stream.log_fields)
             return
-        self._live[slot] = LiveStream(
-            self._context, stream.endpoint, bind=stream.bind, topics=topics, events=events, policy=policy
+        self._live[slot] = self._sockets.subscribe(
+            stream.endpoint, bind=stream.bind, topics=topics, events=events, policy=policy
         )
         verb = "bound" if stream.bind else "connecting to"
         log.info("source %s: %s %s", stream.label, verb, stream.endpoint, extra=stream.log_fields)
 
     def _receiver(self, slot: int) -> Handler:
         observe, feed = self._latency.observe, self._feed_live
-        clock = time.perf_counter
+        clock = self._stopwatch
 
         def received(frames: list[bytes]) -> None:
             begin = clock()
@@ -257,7 +291,7 @@ class SourceSockets:
         if late:
             self._feed(RequestSent(slot, number, sent=True))
 
-    def _connection(self, command: RequestReplay | RequestSnapshot) -> RequestConnection:
+    def _connection(self, command: RequestReplay | RequestSnapshot) -> Request:
         slot, stream = command.source, self._streams[command.source]
         event: type[ReplayReceived | SnapshotReceived]
         if isinstance(command, RequestReplay):
@@ -275,8 +309,7 @@ class SourceSockets:
             begun = True
             self._feed(event(slot, command.request, frames))
 
-        return RequestConnection(
-            self._context,
+        return self._sockets.request(
             where if live is None else live.beside(where),
             request,
             answered,
@@ -298,7 +331,7 @@ class SourceSockets:
     def reached(self, slot: int) -> str | None:
         """Return the address that a source's subscription is connected to; None where kvbus has dialled nobody."""
         live = self._live.get(slot)
-        return live.reached if isinstance(live, LiveStream) else None
+        return None if live is None else live.reached
 
     def dialled_in(self, slot: int) -> list[str] | None:
         """Return whence the publishers of a source are connected; None unless they dial in at an output's port."""

@@ -16,8 +16,8 @@ from kvbus.config import SourceStream
 from kvbus.core.events import RelayEvent, SourceUnreachable
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.phases import SEPARATED
+from kvbus.daemon.runtime import RUNTIME, Dial
 from kvbus.transport.curve import Curve
-from kvbus.transport.dialling import dial
 from kvbus.transport.zmtp.roles import Role
 
 PAUSES: Final = (3.0, 6.0, 12.0, 30.0, 60.0)
@@ -51,6 +51,7 @@ class Unreachable:
         observed: the sources.
         feed: called with each reason, as an event.
         curve: returns the keys of a source.
+        dial: dials an endpoint once.
     """
 
     def __init__(
@@ -58,10 +59,12 @@ class Unreachable:
         observed: Observed,
         feed: Callable[[RelayEvent], None],
         curve: Callable[[SourceStream], Curve | None],
+        dial: Dial = RUNTIME.dial,
     ) -> None:
         self._observed = observed
         self._feed = feed
         self._curve = curve
+        self._dial_once = dial
         self._loop = asyncio.get_running_loop()
         self._away: dict[int, _Away] = {}
         self._dials: dict[int, asyncio.Task[None]] = {}
@@ -94,7 +97,7 @@ class Unreachable:
         task.add_done_callback(lambda _: self._dials.pop(slot, None))
 
     async def _dial(self, slot: int, stream: SourceStream) -> None:
-        async with dial(stream.endpoint, Role.SUB, seconds=SECONDS, curve=self._curve(stream)) as dialled:
+        async with self._dial_once(stream.endpoint, Role.SUB, seconds=SECONDS, curve=self._curve(stream)) as dialled:
             why = dialled.outcome.no_publisher
         away = self._away.get(slot)
         if away is not None and away.stream is stream:

@@ -146,6 +146,10 @@ class AcceptedStream:
         port.publishers = self
 
     @property
+    def reached(self) -> None:
+        """Nothing: the publishers dial in."""
+
+    @property
     def unread(self) -> bool:
         """Never: what has come is read by this thread, in each turn of the loop."""
         return False

@@ -24,6 +24,7 @@ from kvbus.transport.sockets import PLAIN, PeerPolicy
 from kvbus.transport.zmtp.frames import encode_message
 from kvbus.transport.zmtp.peer import Peer
 from kvbus.transport.zmtp.reasons import Reason
+from kvbus.transport.zmtp.settings import SYSTEM, System
 
 SLICE: Final = 0.001
 """Seconds one turn may take. A state snapshot of a million blocks takes long, and the live stream must go on."""
@@ -54,6 +55,7 @@ class ReplayServer:
         stall_timeout: seconds without an acknowledgement before the server ends a connection.
         policy: who may connect, and the largest frame to accept.
         clock: measures progress: seconds, monotonic; None for the loop's clock.
+        system: the operating system.
 
     Raises:
         BindError: the endpoint cannot be bound.
@@ -69,13 +71,14 @@ class ReplayServer:
         stall_timeout: float = 30.0,
         policy: PeerPolicy = PLAIN,
         clock: Callable[[], float] | None = None,
+        system: System = SYSTEM,
     ) -> None:
         self._on_request = on_request
         self._stats = stats
         self._stall_timeout = stall_timeout
         self._loop = asyncio.get_running_loop()
         self._clock = clock or self._loop.time
-        self._endpoint = ReplayEndpoint(endpoint, self, stats, policy)
+        self._endpoint = ReplayEndpoint(endpoint, self, stats, policy, system)
 
         # Requesters, by their identity, and those of them that have something to be done.
         self._requesters: dict[bytes, Requester] = {}

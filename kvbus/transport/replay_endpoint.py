@@ -15,7 +15,7 @@ from kvbus.transport.zmtp.limits import DEFAULT, Limits
 from kvbus.transport.zmtp.listener import Listener
 from kvbus.transport.zmtp.peer import PeerHandler
 from kvbus.transport.zmtp.roles import Role
-from kvbus.transport.zmtp.settings import Settings
+from kvbus.transport.zmtp.settings import SYSTEM, Settings, System
 from kvbus.transport.zmtp_keys import Keys
 
 MAX_PEERS: Final = 2_048
@@ -30,13 +30,17 @@ class ReplayEndpoint:
         handler: gets what happens to its peers.
         stats: counters of the output; connections that are refused are counted here.
         policy: who may connect, and the largest frame to accept.
+        system: the operating system.
 
     Raises:
         BindError: the endpoint cannot be bound.
     """
 
-    def __init__(self, endpoint: str, handler: PeerHandler, stats: OutputStats, policy: PeerPolicy) -> None:
+    def __init__(
+        self, endpoint: str, handler: PeerHandler, stats: OutputStats, policy: PeerPolicy, system: System = SYSTEM
+    ) -> None:
         self._endpoint = endpoint
+        self._system = system
         self._handler = handler
         self._stats = stats
         self._listener = self._listen(policy)
@@ -51,6 +55,7 @@ class ReplayEndpoint:
             high_water=0,
             low_water=0,  # the kernel still has enough to send; and an answer is over when all of it has left
             unsent_bytes=FIRST_SHARE,
+            system=self._system,
         )
         self._keys = Keys(policy.curve, bind=True)
         mechanism = self._keys.mechanism

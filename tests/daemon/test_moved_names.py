@@ -39,6 +39,7 @@ from pathlib import Path
 from kvbus.config import load
 from kvbus.daemon import moved_names
 from kvbus.daemon.daemon import Daemon
+from tests.doubles.runtimes import WITHOUT_STORE
 from tests.system.bus import RouterOnASet, eventually
 
 moved_names.INTERVAL = 0.2
@@ -57,7 +58,7 @@ async def main():
     outputs = [{"endpoint": f"tcp://127.0.0.1:{out}", "replay_endpoint": f"tcp://127.0.0.1:{out_replay}"}]
     source = {"endpoint": f"tcp://engine.test:{live}", "replay_endpoint": f"tcp://engine.test:{replay}"}
     settings = {"http": None, "state_dir": None, "sources": [source], "outputs": outputs}
-    daemon = Daemon(load(None, env={}, overrides=settings), keep_seqs=False)
+    daemon = Daemon(load(None, env={}, overrides=settings), runtime=WITHOUT_STORE)
     await daemon.start()
     try:
         router = RouterOnASet(f"tcp://127.0.0.1:{out}", f"tcp://127.0.0.1:{out_replay}")

@@ -29,6 +29,7 @@ from kvbus.core.outputs.snapshot import REQUEST
 from kvbus.core.stats import Histogram
 from kvbus.core.types import Refused
 from kvbus.core.wire.frames import END_SEQ
+from kvbus.daemon.runtime import EngineSockets
 from kvbus.daemon.source_sockets import SourceSockets
 from kvbus.transport.curve import Curve
 from kvbus.transport.engine.publisher import EnginePublisher
@@ -45,13 +46,13 @@ SMALL = PeerPolicy(max_frame_bytes=1000)
 class Opened:
     """The sockets of a source in slot 3, and the events that came."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], carrier: Any = None) -> None:
+    def __init__(self, sockets: EngineSockets, carrier: Any = None) -> None:
         self.endpoint, self.replay, self.snapshot = (f"tcp://127.0.0.1:{port}" for port in free_ports(3))
         self.events: list[RelayEvent] = []
         self.bursts = 0
         self.latency = Histogram((1.0,))
         feed = self.events.append
-        self.sockets = SourceSockets(context, feed, feed, self._drained, self.latency, carrier=lambda _: carrier)
+        self.sockets = SourceSockets(sockets, feed, feed, self._drained, self.latency, carrier=lambda _: carrier)
 
     def _drained(self) -> None:
         self.bursts += 1
@@ -81,9 +82,32 @@ def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
     made.destroy(linger=0)
 
 
+class Remembering(EngineSockets):
+    """The real sockets, all of which a test can see."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        super().__init__(context)
+        self.made: list[LiveStream | RequestConnection] = []
+
+    def subscribe(self, endpoint: str, **options: Any) -> LiveStream:
+        self.made.append(made := super().subscribe(endpoint, **options))
+        return made
+
+    def request(self, endpoint: str, *args: Any, **options: Any) -> RequestConnection:
+        self.made.append(made := super().request(endpoint, *args, **options))
+        return made
+
+
 @pytest.fixture
-async def opened(context: zmq.Context[zmq.Socket[bytes]]) -> AsyncIterator[Opened]:
-    made = Opened(context)
+async def engine_sockets(context: zmq.Context[zmq.Socket[bytes]]) -> AsyncIterator[Remembering]:
+    made = Remembering(context)
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def opened(engine_sockets: EngineSockets) -> AsyncIterator[Opened]:
+    made = Opened(engine_sockets)
     yield made
     made.sockets.close_all()
 
@@ -122,17 +146,9 @@ async def test_the_answer_to_a_replay_carries_its_request(opened: Opened) -> Non
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[LiveStream | RequestConnection]:
+def made(engine_sockets: Remembering) -> list[LiveStream | RequestConnection]:
     """The sockets that are opened."""
-    made: list[LiveStream | RequestConnection] = []
-    for kind in (LiveStream, RequestConnection):
-
-        def make(*args: Any, kind: Any = kind, **keys: Any) -> Any:
-            made.append(kind(*args, **keys))
-            return made[-1]
-
-        monkeypatch.setattr(f"kvbus.daemon.source_sockets.{kind.__name__}", make)
-    return made
+    return engine_sockets.made
 
 
 async def test_an_answer_that_waits_to_be_read_is_said_to(
@@ -298,9 +314,9 @@ class CarrierOfOne:
         del self.feeds[slot]
 
 
-async def test_what_a_carrier_brings_has_no_socket(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+async def test_what_a_carrier_brings_has_no_socket(engine_sockets: EngineSockets) -> None:
     carrier = CarrierOfOne()
-    opened = Opened(context, carrier)
+    opened = Opened(engine_sockets, carrier)
     opened.open()
     endpoint, feed, drained = carrier.feeds[3]
     assert endpoint == opened.endpoint

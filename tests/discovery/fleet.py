@@ -15,6 +15,7 @@ from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import store
 from tests.doubles.router import RankedRouter
+from tests.doubles.runtimes import runtime_of
 from tests.ports import free_ports
 from tests.system.bus import PATIENCE, RouterOnASet, eventually
 
@@ -90,7 +91,7 @@ class Bus:
             **settings,
         }
         self.config = load(None, env={}, overrides=overrides)
-        self.daemon = Daemon(self.config, keep_seqs="state_dir" in settings)
+        self.daemon = Daemon(self.config, runtime=runtime_of(settings))
         self.router = RouterOnASet(self.out, self.out_replay)
         self.view = RankedRouter()
         self.router.view = cast("Any", self.view)

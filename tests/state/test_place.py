@@ -387,13 +387,3 @@ async def test_a_store_that_cannot_be_written_costs_the_state_and_not_the_start(
     daemon.feed(BatchReceived(0, [b"", bytes(8), batch(store([1]))]))
     assert daemon.relay.outputs[0].streams[0].next_seq == 1
     await daemon.close(drain=0)
-
-
-async def test_what_leaves_nothing_behind_leaves_nothing_behind(machine: Machine, caplog: pytest.LogCaptureFixture):
-    """The demo, for one."""
-    daemon = Daemon(on_free_ports(), keep_seqs=False)
-    await daemon.start()
-    daemon.feed(BatchReceived(0, [b"", bytes(8), batch(store([1]))]))
-    await daemon.close(drain=0)
-    assert [path for path in machine.directory.rglob("*") if not path.is_dir() or path.name.startswith("kvbus")] == []
-    assert "state" not in caplog.text

@@ -10,6 +10,7 @@ from typing import Any
 from kvbus.config import load
 from kvbus.core.source import Source
 from kvbus.daemon.daemon import Daemon
+from tests.doubles.runtimes import runtime_of
 from tests.doubles.socket_router import END, Context, SocketRouter
 from tests.ports import free_ports
 
@@ -61,7 +62,7 @@ async def running_bus(*, bind: bool = False, one_port: bool = False, **settings:
         "replay_timeout": 1.0,
         **settings,
     }
-    daemon = Daemon(load(None, env={}, overrides=overrides), keep_seqs="state_dir" in settings)
+    daemon = Daemon(load(None, env={}, overrides=overrides), runtime=runtime_of(settings))
     await daemon.start()
     try:
         yield Bus(daemon, ports)

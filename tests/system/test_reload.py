@@ -22,6 +22,7 @@ from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.config_map import Volume
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import store
+from tests.doubles.runtimes import runtime_of
 from tests.doubles.sources import change_sources
 from tests.ports import ports_in_a_row
 from tests.security.keys import Keyring
@@ -51,7 +52,7 @@ class Fleet:
             "shutdown_timeout": 1.0,
             **settings,
         }
-        self.daemon = Daemon(self.load(), keep_seqs="state_dir" in settings)
+        self.daemon = Daemon(self.load(), runtime=runtime_of(settings))
         self.sent: dict[str, int] = {}
 
     def source(self, n: int, name: str, **more: Any) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from kvbus.config import load
 from kvbus.daemon.daemon import Daemon
 from kvbus.transport.pump import Pump
 from tests.doubles.payloads import payload, store
+from tests.doubles.runtimes import WITHOUT_STORE
 from tests.ports import free_ports
 from tests.system.bus import eventually
 
@@ -62,7 +63,7 @@ async def bus_before(coordinator: Coordinator, *topics: bytes) -> AsyncIterator[
     sources = [{"name": f"s{n}", "topic": topic.decode(), **at} for n, topic in enumerate(topics)]
     outputs = [{"endpoint": f"tcp://127.0.0.1:{free_ports(1)[0]}", "layout": "merged"}]
     settings = {"sources": sources, "outputs": outputs, "http": "127.0.0.1:0", "probe_interval": 0.2}
-    daemon = Daemon(load(None, env={}, overrides=settings), keep_seqs=False)
+    daemon = Daemon(load(None, env={}, overrides=settings), runtime=WITHOUT_STORE)
     await daemon.start()
     try:
         yield daemon

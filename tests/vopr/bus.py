@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import random
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
-from unittest import mock
 
 from kvbus.common.errors import KvbusError
 from kvbus.config import Config, load
-from kvbus.core.blocks import compaction
-from kvbus.daemon import build, outputs, source_sockets, unreachable
-from kvbus.daemon import daemon as daemon_module
 from kvbus.daemon.daemon import Daemon
-from kvbus.parts.outputs.zmq.driver import ZmqOutput
+from kvbus.daemon.runtime import EngineSockets, Runtime
 from kvbus.transport.dialling import Dialled
-from kvbus.transport.live import views
 from kvbus.transport.reach import Outcome, Stop
-from kvbus.transport.zmtp import addresses, peer, tcp
+from kvbus.transport.zmtp.settings import System
 from tests.doubles.sources import change_sources
 from tests.vopr.engines import Directory, SimLive, SimRequest
 from tests.vopr.network import Network, queued_bytes
@@ -30,45 +24,24 @@ from tests.vopr.schedule import Schedule
 from tests.vopr.store import MemoryStore, Platter
 
 
-class SimTime:
-    """In place of the module ``time``."""
+class SimEngineSockets(EngineSockets):
+    """The sockets to simulated engines. No simulated source has keys.
 
-    def __init__(self, schedule: Schedule) -> None:
-        self._schedule = schedule
-        self.time = schedule.wall
+    Args:
+        directory: the engines.
+    """
 
-    def time_ns(self) -> int:
-        """Return the time of day in nanoseconds."""
-        return int(self.time() * 1e9)
+    def __init__(self, directory: Directory) -> None:
+        self._directory = directory
 
-    def perf_counter(self) -> float:
-        """Return the running process's clock."""
-        return asyncio.get_running_loop().time()
+    def subscribe(self, endpoint: str, **options: Any) -> Any:
+        return SimLive(self._directory, endpoint, options["events"])
 
-    def strftime(self, form: str) -> str:
-        """Return the time of day as a text that only rises."""
-        del form
-        return f"{self._schedule.wall():.3f}"
+    def request(self, endpoint: str, *args: Any, **_: Any) -> Any:
+        return SimRequest(self._directory, endpoint, *args)
 
-
-class SimSecrets:
-    """In place of the module ``secrets``."""
-
-    def __init__(self, chance: random.Random) -> None:
-        self.token_bytes = chance.randbytes
-
-
-class NoZap:
-    """In place of the ZAP handler: no output of a simulated bus has keys."""
-
-    def allow(self, domain: str, keys: Any) -> None:
-        """There is nobody to allow."""
-
-    def forget(self, domain: str) -> None:
-        """There is nothing to forget."""
-
-    def close(self) -> None:
-        """There is nothing to close."""
+    async def close(self) -> None:
+        """There is no context to end."""
 
 
 @contextlib.asynccontextmanager
@@ -77,47 +50,18 @@ async def _refused(endpoint: str, *_: Any, **__: Any) -> AsyncIterator[Dialled]:
     yield Dialled(Outcome(endpoint, Stop.REFUSED))
 
 
+def loop_time() -> float:
+    """Return the running process's clock."""
+    return asyncio.get_running_loop().time()
+
+
 @contextlib.contextmanager
-def simulated(schedule: Schedule, network: Network, directory: Directory, setup: Setup) -> Iterator[None]:
-    """Every socket, clock and chance of the daemon is the world's meanwhile."""
-    time = SimTime(schedule)
-    chance = schedule.chance("the bus")
-
-    class Live(SimLive):
-        reached = None
-        """The simulated network has no host names."""
-
-        def __init__(self, _context: Any, endpoint: str, *, topics: Any, events: Any, **_: Any) -> None:
-            super().__init__(directory, endpoint, events, topics)
-
-    def request(_context: Any, endpoint: str, frames: list[bytes], on_message: Any, **_: Any) -> SimRequest:
-        return SimRequest(directory, endpoint, frames, on_message)
-
-    replaced: list[tuple[Any, str, Any]] = [
-        (daemon_module, "time", time),
-        (source_sockets, "time", time),
-        (compaction, "MOST_BLOCKS", setup.most),
-        (compaction, "BLOCKS_PER_BATCH", min(setup.most, compaction.BLOCKS_PER_BATCH)),
-        (views, "time", time),
-        (daemon_module, "make_context", lambda: None),
-        (daemon_module, "end", lambda _: True),
-        (daemon_module, "ZapHandler", lambda _: NoZap()),
-        (outputs, "factories", lambda config: [ZmqOutput for _ in config.outputs]),
-        (source_sockets, "LiveStream", Live),
-        (source_sockets, "RequestConnection", request),
-        (unreachable, "dial", _refused),
-        (addresses, "bind", network.bind),
-        (tcp, "queued_bytes", queued_bytes),
-        (peer, "_IDS", itertools.count(1)),
-        (build, "secrets", SimSecrets(chance)),
-    ]
+def silent() -> Iterator[None]:
+    """Log nothing: a simulated bus logs as much as many real ones."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        with contextlib.ExitStack() as stack:
-            for where, name, what in replaced:
-                stack.enter_context(mock.patch.object(where, name, what))
-            yield
+        yield
     finally:
         logging.disable(before)
 
@@ -209,12 +153,23 @@ class Bus:
     Args:
         schedule: the world's.
         network: the world's.
+        directory: the engines.
         setup: its configuration.
         failed: called with each exception that nobody caught.
     """
 
-    def __init__(self, schedule: Schedule, network: Network, setup: Setup, failed: Any) -> None:
+    def __init__(self, schedule: Schedule, network: Network, directory: Directory, setup: Setup, failed: Any) -> None:
         self.schedule, self.network, self.setup, self._failed = schedule, network, setup, failed
+        self._runtime = Runtime(
+            wall_clock=schedule.wall,
+            stopwatch=loop_time,
+            random_bytes=schedule.chance("the bus").randbytes,
+            open_store=self._open_store,
+            engine_sockets=lambda: SimEngineSockets(directory),
+            dial=_refused,
+            system=System(network.bind, queued_bytes),
+            state_batch_blocks=setup.most,
+        )
         self.platter = Platter(schedule.chance("disk"))
         self.platter.killed = self.kill
         self.platter.spent = self._spend
@@ -241,7 +196,7 @@ class Bus:
 
     def _boot(self, loop: SimLoop) -> None:
         try:
-            self.daemon = Daemon(self.setup.config(self.sources), open_store=self._open_store)
+            self.daemon = Daemon(self.setup.config(self.sources), runtime=self._runtime)
         except KvbusError:
             self.refused += 1
             loop.call_soon(self._gone, loop)
@@ -280,7 +235,7 @@ class Bus:
         config = self.setup.config(self.sources, elsewhere=elsewhere)
         try:
             with loop.running():
-                second = Daemon(config, open_store=self._open_store)
+                second = Daemon(config, runtime=self._runtime)
                 starting = second.start()
                 with contextlib.suppress(StopIteration):
                     starting.send(None)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from kvbus.core.wire.frames import END_SEQ
@@ -59,10 +59,10 @@ class EngineNode:
 
     def _step(self) -> None:
         if self.running and self.rate:
-            self.publish(self._changes())
+            self.publish(self.changes())
         self.schedule.after(self.chance.uniform(0.5, 1.5) / (self.rate or 1.0), self._step)
 
-    def _changes(self) -> list[Change]:
+    def changes(self) -> list[Change]:
         chance = self.chance
         if self.first:  # an event of two blocks shows the engine's block size
             self.first = False
@@ -218,9 +218,11 @@ class _Socket:
 class SimLive(_Socket):
     """The subscription to one engine; see :class:`kvbus.transport.ingress.LiveStream`."""
 
-    def __init__(self, directory: Directory, endpoint: str, events: Events, topics: Sequence[bytes]) -> None:
+    reached = None
+    """The simulated network has no host names."""
+
+    def __init__(self, directory: Directory, endpoint: str, events: Events) -> None:
         super().__init__(directory, endpoint, events.message)
-        del topics
         self._events = events
         self._after = events.drained or self._after
         self._wait = RECONNECT

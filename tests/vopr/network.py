@@ -122,14 +122,14 @@ class SimSocket:
         """It never blocks."""
 
     def setsockopt(self, _level: int, option: int, value: int) -> None:
-        if option == tcp._NOTSENT_LOWAT:  # noqa: SLF001
+        if option == tcp.NOTSENT_LOWAT:
             self.down.capacity = min(self.down.capacity, value)
 
     def getsockopt(self, _level: int, _option: int, _size: int) -> bytes:
         """``TCP_INFO`` of a connection whose peer answers, unless the link is down."""
         silent = not self.down.up and bool(self.down.queued)
         milliseconds = int(1000 * (self.loop.schedule.now - self.down.acked_at)) if silent else 0
-        return tcp._INFO.pack(9 if silent else 0, 0, 1 if silent else 0, milliseconds)  # noqa: SLF001
+        return tcp.INFO.pack(9 if silent else 0, 0, 1 if silent else 0, milliseconds)
 
     def getpeername(self) -> tuple[str, int]:
         return self.end.host, self.end.port
@@ -468,6 +468,6 @@ class Network:
         return end
 
 
-def queued_bytes(connection: SimSocket) -> int:
-    """In place of :func:`kvbus.transport.zmtp.tcp.queued_bytes`."""
+def queued_bytes(connection: Any) -> int:
+    """Return the bytes that the router's kernel has not acknowledged."""
     return 0 if connection.closed else len(connection.down.queued)

@@ -13,8 +13,9 @@ from typing import Any
 from kvbus.core.sequencing.settings import State
 from kvbus.core.source import Source
 from kvbus.daemon.daemon import Daemon
+from kvbus.parts.outputs.zmq.driver import ZmqOutput
 from tests.doubles.accounting import all_accounted_for
-from tests.vopr.bus import Bus, Setup, simulated
+from tests.vopr.bus import Bus, Setup, silent
 from tests.vopr.engines import Directory, EngineNode
 from tests.vopr.network import Network
 from tests.vopr.process import COST, DESCRIPTORS
@@ -68,7 +69,7 @@ class World:
         self.network = Network(schedule)
         self.directory = Directory()
         self.setup = Setup(schedule.chance("setup"))
-        self.bus = Bus(schedule, self.network, self.setup, self._failed)
+        self.bus = Bus(schedule, self.network, self.directory, self.setup, self._failed)
         self.bus.after_turn = self._look
         self.engines = [
             EngineNode(schedule, f"engine{number}", kind, rank, self.setup.buffer, self.setup.hwm)
@@ -93,7 +94,7 @@ class World:
 
     def run(self, plan: Iterable[Entry]) -> None:
         """Carry out a plan. It raises whatever is wrong."""
-        with simulated(self.schedule, self.network, self.directory, self.setup):
+        with silent():
             try:
                 begun = self.schedule.now
                 for at, name, args in plan:
@@ -137,10 +138,10 @@ class World:
                 assert journal.bytes <= journal.max_bytes or len(journal) == 1, "bytes in the journal"
                 kept += journal.bytes
         for driver in daemon.outputs.drivers:
-            for live in driver._live.values():  # type: ignore[attr-defined]  # noqa: SLF001
-                ring = live._ring  # noqa: SLF001
-                assert ring.bytes <= ring._max_bytes or ring.end - ring.first == 1, "bytes in the ring"  # noqa: SLF001
-                assert ring.end - ring.first <= ring._max_batches, "batches in the ring"  # noqa: SLF001
+            assert isinstance(driver, ZmqOutput)
+            for ring in driver.rings:
+                assert ring.bytes <= ring.max_bytes or ring.end - ring.first == 1, "bytes in the ring"
+                assert ring.end - ring.first <= ring.max_batches, "batches in the ring"
                 kept += ring.bytes
         assert kept <= KEPT + KEPT_OF_A_BYTE * len(daemon.relay.outputs) * sent, f"{kept} bytes are kept of {sent}"
 
@@ -161,7 +162,7 @@ class World:
     def engine_bursts(self, number: int, batches: int) -> None:
         node = self._node(number)
         for _ in range(batches if node.running else 0):
-            node.publish(node._changes())  # noqa: SLF001
+            node.publish(node.changes())
 
     def engine_skips_a_number(self, number: int) -> None:
         self._node(number).engine.seq += 1
@@ -342,7 +343,7 @@ class World:
         """Every fault ends, engines publish so many batches a second, and soon every router is exact."""
         self.heal()
         for node in self.engines:
-            node.publish(node._changes())  # noqa: SLF001
+            node.publish(node.changes())
             node.rate = max(rate, 2.0) if node.engine.kind == "deaf" else rate  # else the lost tail is unknown
         loop = self.bus.loop
         begun = max(self.schedule.now, 0.0 if loop is None else loop.busy_until)  # a pause is over when it is over

@@ -139,16 +139,24 @@ class StateSnapshot:
         wire: how batches are written.
         clears: where AllBlocksCleared stands.
         one_copy: a block that several parts have is announced by the first of them alone.
+        max_blocks: maximum number of blocks in a batch; None: as many as routers take.
     """
 
     def __init__(
-        self, seq: int, parts: list[Part], wire: Wire, *, clears: ClearsWhere = "each", one_copy: bool = False
+        self,
+        seq: int,
+        parts: list[Part],
+        wire: Wire,
+        *,
+        clears: ClearsWhere = "each",
+        one_copy: bool = False,
+        max_blocks: int | None = None,
     ) -> None:
         self.seq = seq
         self.clears = clears
         self._contents = _Contents(parts, wire, clears, one_copy)
         self._chunks_by_size: dict[int, SnapshotChunks] = {}
-        self._most = min((most_blocks(part.block_size) for part in parts), default=MOST_BLOCKS)
+        self._most = min(max_blocks or MOST_BLOCKS, *(most_blocks(part.block_size) for part in parts), MOST_BLOCKS)
         self.fewest = self._contents.batches(self._most)
         """The seqs that an answer needs, at as many blocks a batch as routers take."""
 

@@ -31,6 +31,7 @@ class OutputSpec(msgspec.Struct, frozen=True):
     may read, and ``hidden`` has the slots of sources of which they see nothing; None: they see every source.
     ``view_of`` is the number of the output that has the endpoints; None: it is this one. One that is ``closed`` is not
     served. The streams of one that is ``numbered`` have the numbers of a log, see :mod:`kvbus.core.numbered`.
+    ``max_batch_blocks`` limits the blocks in a batch of a state; None: as many as routers take.
     """
 
     name: str
@@ -49,6 +50,7 @@ class OutputSpec(msgspec.Struct, frozen=True):
     view_of: int | None = None
     closed: bool = False
     numbered: bool = False
+    max_batch_blocks: int | None = None
 
 
 class NewStream(msgspec.Struct, frozen=True):

@@ -14,6 +14,7 @@ from kvbus.transport.answer_reader import Pull
 from kvbus.transport.interposed import Interposed
 from kvbus.transport.sockets import PeerPolicy
 from kvbus.transport.zmtp.limits import DEFAULT, Limits
+from kvbus.transport.zmtp.settings import SYSTEM, System
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,7 @@ class Services:
         max_replay_sessions: limit of answers at once, on all streams of the output.
         interposed: by endpoint, the ports at which engines dial in too; who opens or closes one keeps it here.
         publisher_limits: what such an engine may make kvbus keep.
+        system: the operating system, for endpoints.
     """
 
     stats: OutputStats
@@ -37,6 +39,7 @@ class Services:
     max_replay_sessions: int
     interposed: dict[str, Interposed] = field(default_factory=dict)
     publisher_limits: Limits = DEFAULT
+    system: System = SYSTEM
 
 
 class OutputDriver(Protocol):

@@ -71,8 +71,8 @@ class Ring:
         self.bytes = 0
         self.give_up: Callable[[], None] | None = None
         """What :meth:`Share.make_room` calls: it has to :meth:`pop` the oldest entry."""
-        self._max_batches = max_batches
-        self._max_bytes = max_bytes
+        self.max_batches = max_batches
+        self.max_bytes = max_bytes
         self._share = share
         self._entries: deque[Entry] = deque()
 
@@ -112,8 +112,8 @@ class Ring:
     def overflow(self) -> Entry | None:
         """Let go of the oldest entry if a limit is passed, and return it; else None."""
         entries = self._entries
-        within = self._share is not None or self.bytes <= self._max_bytes
-        if len(entries) < 2 or (len(entries) <= self._max_batches and within):
+        within = self._share is not None or self.bytes <= self.max_bytes
+        if len(entries) < 2 or (len(entries) <= self.max_batches and within):
             return None
         return self.pop()
 

@@ -84,7 +84,7 @@ class LivePublisher:
         self._queue_limit = queue_limit
         self._overflowed = False
         """Batches behind this burst were dropped."""
-        self._ring = Ring(max_batches, max_bytes, None if shared is None else shared.share)
+        self.ring = Ring(max_batches, max_bytes, None if shared is None else shared.share)
         self._waiting = waiting
         self._soon: asyncio.Handle | None = None
 
@@ -94,11 +94,11 @@ class LivePublisher:
         self._stalled: dict[int, Router] = {}
         self._undecided = Undecided()
         self._transfers = Transfers(self.request, self.restart) if shared is None else shared.transfers
-        self._behind = Behind(self._ring, self._current, self._transfers.forget)
+        self._behind = Behind(self.ring, self._current, self._transfers.forget)
         self._losses = Losses(
-            output, stats, self._ring, self._behind.routers, self.restart if self._sends_state else None
+            output, stats, self.ring, self._behind.routers, self.restart if self._sends_state else None
         )
-        self.views = Views(stream, self._routers, self._behind.routers, self._ring, left)
+        self.views = Views(stream, self._routers, self._behind.routers, self.ring, left)
         """What people ask of the routers."""
         self._closed = False
         self._endpoint = open_endpoint(self)
@@ -153,7 +153,7 @@ class LivePublisher:
         if self._behind.routers or self._undecided:
             self._keep(burst)
         else:
-            self._ring.skip(count)
+            self.ring.skip(count)
         if self._overflowed:
             self._overflowed = False
             for router in [*self._current.values(), *self._behind.routers.values()]:
@@ -163,7 +163,7 @@ class LivePublisher:
     def _send(self, burst: list[Entry]) -> None:
         """Write to the routers that have everything so far."""
         data = burst[0].message if len(burst) == 1 else b"".join([entry.message for entry in burst])
-        before = self._ring.end
+        before = self.ring.end
         lagging = []
         for router in self._current.values():
             peer = router.peer
@@ -179,7 +179,7 @@ class LivePublisher:
     def _keep(self, burst: list[Entry]) -> None:
         """Keep the burst for routers that may get it later."""
         self._undecided.keep(burst)
-        ring = self._ring
+        ring = self.ring
         if not self._behind.routers:
             ring.skip(len(burst))
             return
@@ -272,7 +272,7 @@ class LivePublisher:
         """A router gets what is published from now on."""
         self.flush()
         self._set_aside(router, RouterState.LIVE)
-        self._behind.add(router, self._ring.end)
+        self._behind.add(router, self.ring.end)
         self._behind.go_on(router)
 
     def _want_state(self, router: Router) -> None:
@@ -281,9 +281,9 @@ class LivePublisher:
 
     def restart(self, router: Router) -> None:
         """A router has lost batches, or its place in the state: it gets none of those that wait for it."""
-        rest = self._ring.end - router.position if router.peer.id in self._behind.routers else 0
+        rest = self.ring.end - router.position if router.peer.id in self._behind.routers else 0
         if rest:
-            self._losses.slow_router(router, rest, self._ring.events_from(router.position))
+            self._losses.slow_router(router, rest, self.ring.events_from(router.position))
         if router.lost_at is None:
             router.lost_at = self._loop.time()
         router.reason = "lost"
@@ -336,7 +336,7 @@ class LivePublisher:
             router.state = RouterState.RECEIVING
             self._undecided.end(name)
             router.reader = command.transfer.reader()
-            self._behind.add(router, self._ring.end)
+            self._behind.add(router, self.ring.end)
             self._stats.states_sent[router.reason] += 1
             router.states_sent += 1
             router.state_sent_at = self._loop.time()
@@ -377,7 +377,7 @@ class LivePublisher:
             for router in self._routers.values():
                 self._set_aside(router, RouterState.IDLE)
             self._routers.clear()
-            self._ring.trim(self._ring.end)
+            self.ring.trim(self.ring.end)
             self._endpoint.close(linger)
             return
         self._transfers.close()

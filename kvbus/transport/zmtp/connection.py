@@ -234,7 +234,10 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._answer()  # the handshake's last bytes go before whatever the role writes
         zmtp = self._zmtp
-        self.peer = Peer(self, self._transport, self._socket, self.address, opened, zmtp.topics, zmtp.sealing)
+        queued_bytes = self._connections.settings.system.queued_bytes
+        self.peer = Peer(
+            self, self._transport, self._socket, self.address, opened, zmtp.topics, zmtp.sealing, queued_bytes
+        )
         self._connections.opened(self, self.peer)
 
     def _answer(self) -> None:

@@ -62,7 +62,7 @@ class Listener:
         mechanism: MechanismFactory | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._bound = addresses.bind(endpoint)
+        self._bound = settings.system.bind(endpoint)
         self._connections = Connections(role, handler, settings, refused, mechanism)
         self._again: asyncio.TimerHandle | None = None
         self._closed = False

@@ -89,6 +89,7 @@ class Peer:
         opened: Opened,
         topics: Subscriptions,
         sealing: Sealing | None = None,
+        queued_bytes: Callable[[socket.socket], int] = tcp.queued_bytes,
     ) -> None:
         self.id = next(_IDS)
         self.address = address
@@ -110,6 +111,7 @@ class Peer:
         self._send = transport.write
         self._sealing = sealing
         self._socket = connection
+        self._queued_bytes = queued_bytes
         self._local = connection.family == socket.AF_UNIX
         self._acknowledged = 0
 
@@ -121,7 +123,7 @@ class Peer:
     @property
     def unread_bytes(self) -> int:
         """Bytes that are on their way: waiting here, or in the kernel without an acknowledgement of the peer's."""
-        return self.waiting_bytes + tcp.queued_bytes(self._socket)
+        return self.waiting_bytes + self._queued_bytes(self._socket)
 
     @property
     def acknowledged_bytes(self) -> int:

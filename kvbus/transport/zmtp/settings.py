@@ -2,10 +2,29 @@
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from kvbus.transport.zmtp.addresses import Bound, bind
 from kvbus.transport.zmtp.limits import DEFAULT, Limits
-from kvbus.transport.zmtp.tcp import GONE_AFTER
+from kvbus.transport.zmtp.tcp import GONE_AFTER, queued_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """What an endpoint asks of the operating system beside its sockets. A simulation has its own.
+
+    Attributes:
+        bind: binds an endpoint and listens.
+        queued_bytes: returns how many bytes of a connection the peer has not acknowledged.
+    """
+
+    bind: Callable[[str], Bound] = bind
+    queued_bytes: Callable[[socket.socket], int] = queued_bytes
+
+
+SYSTEM = System()
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +43,7 @@ class Settings:
         low_water: bytes waiting at which it is again.
         unsent_bytes: bytes that the kernel keeps for a peer and cannot send yet; 0 for as many as it likes.
         gone_after: seconds in which a peer's kernel acknowledges nothing that is due, until the peer is gone.
+        system: the operating system.
     """
 
     limits: Limits = DEFAULT
@@ -36,6 +56,7 @@ class Settings:
     low_water: int = 64 * 1024
     unsent_bytes: int = 0
     gone_after: float = GONE_AFTER
+    system: System = SYSTEM
 
 
 DEFAULT_SETTINGS = Settings()

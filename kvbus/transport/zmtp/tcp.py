@@ -23,12 +23,12 @@ GONE_AFTER: Final = 60.0
 _TRIES: Final = 3
 """Repeated segments, or probes of a window of 0, that must be without an answer. Only one may have been lost."""
 
-_INFO: Final = struct.Struct("=2x2B4x16xI28xI")
+INFO: Final = struct.Struct("=2x2B4x16xI28xI")
 """Of ``struct tcp_info``: retransmits, probes, unacked, last_ack_recv (milliseconds)."""
 _WINDOW: Final = struct.Struct("=120xQ100xI")
 """Of ``struct tcp_info`` from Linux 5.4 on: bytes_acked, snd_wnd."""
 _COUNT: Final = struct.Struct("i")
-_NOTSENT_LOWAT: Final = 25  # Linux; the socket module has no name for it
+NOTSENT_LOWAT: Final = 25  # Linux; the socket module has no name for it
 
 
 def set_options(connection: socket.socket) -> None:
@@ -45,7 +45,7 @@ def limit_unsent(connection: socket.socket, size: int) -> None:
 
     What is on its way does not count, so a long link is as fast as ever.
     """
-    connection.setsockopt(socket.IPPROTO_TCP, _NOTSENT_LOWAT, size)
+    connection.setsockopt(socket.IPPROTO_TCP, NOTSENT_LOWAT, size)
 
 
 def queued_bytes(connection: socket.socket) -> int:
@@ -98,8 +98,8 @@ class Silence(NamedTuple):
 
 def silence(connection: socket.socket) -> Silence:
     """Read the state of a TCP connection."""
-    data = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
-    retransmits, probes, unacked, milliseconds = _INFO.unpack(data)
+    data = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, INFO.size)
+    retransmits, probes, unacked, milliseconds = INFO.unpack(data)
     return Silence(retransmits, probes, unacked, milliseconds / 1000)
 
 

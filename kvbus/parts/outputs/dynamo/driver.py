@@ -130,7 +130,8 @@ class DynamoOutput:
             log.info("output %s: refused %s: %s", config.name, address or "a connection", reason, extra=fields)
 
         def open_endpoint(handler: PeerHandler) -> Listener:
-            return Listener(endpoint, Role.PUB, handler, settings=Settings(unsent_bytes=UNSENT), refused=refused)
+            settings = Settings(unsent_bytes=UNSENT, system=services.system)
+            return Listener(endpoint, Role.PUB, handler, settings=settings, refused=refused)
 
         made = Stream(
             stream,

@@ -26,6 +26,7 @@ from kvbus.transport.interposed import Interposed
 from kvbus.transport.live.behind import UNSENT
 from kvbus.transport.live.endpoint import Endpoint, reopening
 from kvbus.transport.live.hub import Hub
+from kvbus.transport.live.ring import Ring
 from kvbus.transport.live.stream import LivePublisher
 from kvbus.transport.replay import ReplayServer
 from kvbus.transport.replay_budget import Budget
@@ -110,7 +111,7 @@ class ZmqOutput:
         limits = DEFAULT
         if policy.max_frame_bytes >= 0:
             limits = Limits(frame_bytes=policy.max_frame_bytes, message_bytes=policy.max_frame_bytes)
-        settings = Settings(limits, unsent_bytes=UNSENT)
+        settings = Settings(limits, unsent_bytes=UNSENT, system=services.system)
         keys = self._keys[key] = Keys(policy.curve, bind=config.bind)
 
         def refused(reason: str, address: str, detail: str) -> None:
@@ -203,6 +204,7 @@ class ZmqOutput:
             budget=self._budget,
             policy=self._policy.at(stream),
             clock=services.clock,
+            system=services.system,
         )
 
     def _asked(self, stream: int, frames: list[bytes]) -> ReplayAsked | None:
@@ -253,6 +255,11 @@ class ZmqOutput:
             for (number, _), live in self._live.items()
             for view in (live.views.routers if number == self._output else live.views.connected)
         ]
+
+    @property
+    def rings(self) -> list[Ring]:
+        """For each stream the batches that some router lacks."""
+        return [live.ring for live in self._live.values()]
 
     @property
     def queue_max(self) -> int:

@@ -1,0 +1,88 @@
+"""What a daemon runs on: clocks, random numbers, sockets, and a store. A test or a simulation passes its own."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Collection
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any
+
+from kvbus.config import Config
+from kvbus.state.contract import Store
+from kvbus.state.place import open_store
+from kvbus.transport.dialling import Dialled, dial
+from kvbus.transport.ingress import LiveStream, RequestConnection
+from kvbus.transport.sockets import Context, end, make_context
+from kvbus.transport.zap import ZapHandler
+from kvbus.transport.zmtp.settings import SYSTEM, System
+
+Dial = Callable[..., AbstractAsyncContextManager[Dialled]]
+"""Dials an endpoint once. See :func:`kvbus.transport.dialling.dial`."""
+
+
+class EngineSockets:
+    """ZeroMQ sockets to engines, in one context, and the clients that may connect to the bound ones.
+
+    It needs a running event loop.
+
+    Args:
+        context: the ZeroMQ context; :meth:`close` ends it. None: a new one.
+    """
+
+    def __init__(self, context: Context | None = None) -> None:
+        self._context = make_context() if context is None else context
+        self._zap = ZapHandler(self._context)
+
+    def subscribe(self, endpoint: str, **options: Any) -> LiveStream:
+        """Subscribe to an engine publisher. See :class:`~kvbus.transport.ingress.LiveStream`."""
+        return LiveStream(self._context, endpoint, **options)
+
+    def request(self, endpoint: str, *args: Any, **options: Any) -> RequestConnection:
+        """Send one request to an engine. See :class:`~kvbus.transport.ingress.RequestConnection`."""
+        return RequestConnection(self._context, endpoint, *args, **options)
+
+    def allow(self, domain: str, clients: Collection[bytes]) -> None:
+        """Let the owners of these public keys connect to the sockets of a domain, and nobody else."""
+        self._zap.allow(domain, clients)
+
+    def forget(self, domain: str) -> None:
+        """Let nobody connect to the sockets of a domain."""
+        self._zap.forget(domain)
+
+    async def close(self) -> None:
+        """Close every socket, and end the context."""
+        self._zap.close()
+        await asyncio.sleep(0)  # asyncio releases descriptors one iteration after their sockets are closed
+        await asyncio.sleep(0)
+        await asyncio.to_thread(end, self._context)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runtime:
+    """What a daemon runs on. By default it is this machine.
+
+    Attributes:
+        wall_clock: returns the time of day, in seconds.
+        stopwatch: returns seconds, for short times.
+        random_bytes: returns this many random bytes.
+        open_store: opens the store of a configuration's state; None where nothing can be kept.
+        engine_sockets: makes the sockets to engines.
+        dial: dials an engine to find out why there is no connection to it.
+        system: the sockets to routers.
+        state_batch_blocks: maximum number of blocks in a batch of a state; None: as many as routers take.
+    """
+
+    wall_clock: Callable[[], float] = time.time
+    stopwatch: Callable[[], float] = time.perf_counter
+    random_bytes: Callable[[int], bytes] = secrets.token_bytes
+    open_store: Callable[[Config], Store | None] = open_store
+    engine_sockets: Callable[[], EngineSockets] = EngineSockets
+    dial: Dial = dial
+    system: System = SYSTEM
+    state_batch_blocks: int | None = None
+
+
+RUNTIME = Runtime()
