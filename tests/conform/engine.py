@@ -19,14 +19,21 @@ class Engine:
 
     Args:
         good: say where the events are, store a live block once, and clear at once.
+        limit: the longest prompt, in tokens; None: it does not say.
     """
 
-    def __init__(self, publisher: EnginePublisher, *, good: bool = True) -> None:
+    def __init__(self, publisher: EnginePublisher, *, good: bool = True, limit: int | None = None) -> None:
         self.publisher = publisher
         self.good = good
+        self.limit = limit
         self.asked: list[str] = []
         self._live: set[int] = set()
         self._prompts: dict[str, int] = {}
+
+    @property
+    def prompts(self) -> list[str]:
+        """Each prompt that it was sent."""
+        return list(self._prompts)
 
     def publish(self, *events: dict[str, Any]) -> None:
         self.publisher.publish(pack([1.5, list(events), 0]))
@@ -46,7 +53,7 @@ class Engine:
         return web.json_response([{"data_parallel_rank": 0, "endpoint": self.publisher.endpoint, "topic": ""}])
 
     async def _models(self, request: web.Request) -> web.Response:
-        return web.json_response({"data": [{"id": "a-model"}]})
+        return web.json_response({"data": [{"id": "a-model", "max_model_len": self.limit}]})
 
     async def _complete(self, request: web.Request) -> web.Response:
         body = await request.json()

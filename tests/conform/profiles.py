@@ -17,9 +17,8 @@ import zmq
 from kvbus.core.wire.profiles import PROFILES
 from kvbus.tools.capture.format import Message
 from kvbus.tools.conform.engine.watch import Target, Watch
-from kvbus.tools.conform.report import Report
+from kvbus.tools.conform.report import Level, Outcome, Report
 from kvbus.tools.conform.vectors import pack, stored
-from kvbus.tools.conform.verdict import Level, Outcome
 from kvbus.transport.curve import Curve
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.conform.results import store

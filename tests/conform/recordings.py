@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from typing import Final
 
-from kvbus.tools.conform.engine.recording import judge_recording
-from kvbus.tools.conform.report import Report
-from kvbus.tools.conform.verdict import Level, Outcome
+from kvbus.tools.conform.engine.judge import judge_recording
+from kvbus.tools.conform.report import Level, Outcome, Report
 from tests.conform.results import RESULTS, SPEC
 from tests.wire.captures import CAPTURES, load
 

@@ -6,7 +6,7 @@ import re
 
 from kvbus.tools.conform.engine.clauses import OF_READERS, UNWATCHED, WATCHED
 from kvbus.tools.conform.engine.judge import EngineJudge
-from kvbus.tools.conform.verdict import Level, Outcome
+from kvbus.tools.conform.report import Level, Outcome
 from tests.spec.test_spec import CLAUSES
 
 

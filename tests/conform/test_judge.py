@@ -7,11 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from kvbus.tools.conform.engine.answers import Answer
-from kvbus.tools.conform.engine.judge import EngineJudge
+from kvbus.tools.conform.engine.judge import Answer, EngineJudge
 from kvbus.tools.conform.engine.stream import Message
+from kvbus.tools.conform.report import Level, Outcome, Verdict
 from kvbus.tools.conform.vectors import CLEARED, END, Frames, message, pack, raw, removed, stored
-from kvbus.tools.conform.verdict import Level, Outcome, Verdict
 from tests.typed import there
 
 KEPT, BROKEN, NOT_SEEN = Outcome

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kvbus.tools.conform.engine.watch import Target, Watch
+from kvbus.tools.conform.report import Outcome
 from kvbus.tools.conform.vectors import pack, stored
-from kvbus.tools.conform.verdict import Outcome
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.conform.profiles import of_states
 from tests.system.bus import PATIENCE, eventually, running_bus

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvbus.tools.conform.report import Report
-from kvbus.tools.conform.verdict import Outcome
+from kvbus.tools.conform.report import Outcome, Report
 from tests.conform.profiles import CAPTURE, PAGE, judged, page
 
 SEEN = {"1.1", "3.1", "3.6", "4.1", "4.3", "4.4", "5.1", "5.2", "5.4", "6.4", "6.7", "6.12", "7.1"}

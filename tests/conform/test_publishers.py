@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvbus.tools.conform.verdict import Outcome
+from kvbus.tools.conform.report import Outcome
 from tests.conform import results
 from tests.conform.judged import CAPTURES, home_of, judged, lacking
 

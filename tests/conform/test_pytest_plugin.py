@@ -74,7 +74,7 @@ async def test_a_router_that_does_not_listen_is_a_failure(tmp_path):
     live, replay = free_port(), free_port()
     where = [
         "--kv-router",
-        "view-command=echo",
+        "view-url=http://127.0.0.1:1",
         "--kv-router-engine",
         f"tcp://127.0.0.1:{live},tcp://127.0.0.1:{replay}",
     ]

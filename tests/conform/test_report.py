@@ -5,14 +5,22 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import replace
-from xml.etree import ElementTree as ET
 
 import pytest
 from rich.console import Console
 
 from kvbus.tools.conform import report as forms
-from kvbus.tools.conform.report import Exit, Report
-from kvbus.tools.conform.verdict import MAX_EVIDENCE_BYTES, Clause, Evidence, Level, Outcome, Verdict, clause
+from kvbus.tools.conform.report import (
+    MAX_EVIDENCE_BYTES,
+    Clause,
+    Evidence,
+    Exit,
+    Level,
+    Outcome,
+    Report,
+    Verdict,
+    clause,
+)
 from tests.spec.test_spec import TEXT
 
 KEPT = Verdict(clause("2.1", "three frames"), Outcome.KEPT, "120 batches")
@@ -91,24 +99,6 @@ def test_json_has_every_verdict_with_its_bytes():
     assert len(bad["evidence"][1]["hex"]) == 2 * MAX_EVIDENCE_BYTES
     bare = json.loads(forms.as_json(report(BAD).without_bytes()))
     assert bare["verdicts"][0]["evidence"] == []
-
-
-@pytest.mark.parametrize(("strict", "failures", "skipped"), [(False, "1", "2"), (True, "2", "1")])
-def test_junit_fails_what_must_not_be_broken(strict, failures, skipped):
-    suite = ET.fromstring(  # noqa: S314 - our own
-        forms.as_junit(report(KEPT, UNSEEN, SHOULD, BAD), strict=strict)
-    )[0]
-    assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("4", failures, skipped)
-    assert len(suite.findall(".//failure")) == int(failures)
-    assert [case.get("name") for case in suite][1] == "3.1 duplicates: dense"
-
-
-def test_junit_of_nothing_is_a_failure():
-    suite = ET.fromstring(  # noqa: S314 - our own
-        forms.as_junit(report(tried=False, notes=["nobody publishes there"]))
-    )[0]
-    assert (suite.get("tests"), suite.get("failures")) == ("1", "1")
-    assert "nobody publishes there" in forms.as_junit(report(tried=False, notes=["nobody publishes there"]))
 
 
 def test_the_version_is_that_of_the_text():

@@ -15,11 +15,10 @@ import zmq
 from click.testing import CliRunner
 
 from kvbus.cli import main
-from kvbus.tools.conform.engine import asking, prompts, watch
+from kvbus.tools.conform.engine import probes, watch
 from kvbus.tools.conform.engine.watch import Target, Watch
-from kvbus.tools.conform.report import Exit
+from kvbus.tools.conform.report import Exit, Outcome
 from kvbus.tools.conform.vectors import pack, stored
-from kvbus.tools.conform.verdict import Outcome
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.conform.engine import Engine, serving
 from tests.ports import free_port, ports_in_a_row
@@ -32,9 +31,9 @@ LOCAL = "tcp://127.0.0.1:0"
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """For engines that break what is waited for: nothing is gained by waiting long."""
-    monkeypatch.setattr(asking, "TIMEOUT", 1.0)
-    monkeypatch.setattr(asking, "_SHORT", 0.5)
-    monkeypatch.setattr(prompts, "AT_ONCE_S", 0.6)
+    monkeypatch.setattr(probes, "TIMEOUT", 1.0)
+    monkeypatch.setattr(probes, "_SHORT", 0.5)
+    monkeypatch.setattr(probes, "AT_ONCE_S", 0.6)
     monkeypatch.setattr(watch, "_LATE_S", 1.0)
 
 
@@ -277,3 +276,12 @@ async def test_ctrl_c_gives_the_verdicts_so_far(publisher):
     found = json.loads(out)
     assert found["tried"]
     assert {each["clause"]: each["outcome"] for each in found["verdicts"]}["1.1"] == "kept"
+
+
+@pytest.mark.parametrize(("limit", "numbers"), [(None, 400), (4096, 400), (256, 62)])
+async def test_prompts_stay_below_the_models_limit(publisher, limit, numbers):
+    engine = Engine(publisher, limit=limit)
+    async with serving(engine) as api:
+        await watched(target(publisher, api=api, prompts=1))
+    assert {len(prompt.split()) for prompt in engine.prompts} == {numbers}
+    assert all(len(prompt) < (limit or 2048) for prompt in engine.prompts)  # a token a character, at most

@@ -61,7 +61,6 @@ def command(
     api: str | None,
     ranks: int,
     as_json: bool,
-    junit: Path | None,
     strict: bool,
     without_bytes: bool,
     **named: Any,
@@ -90,10 +89,10 @@ def command(
         report = watched([target] if ranks == 1 else _ranks(target, ranks))
     else:
         from kvbus.tools.capture.format import read_capture  # noqa: PLC0415 - imported on use
-        from kvbus.tools.conform.engine.recording import judge_recording  # noqa: PLC0415 - imported on use
+        from kvbus.tools.conform.engine.judge import judge_recording  # noqa: PLC0415 - imported on use
 
         report = judge_recording(subject, read_capture(Path(subject)))
-    deliver(report, as_json=as_json, junit=junit, strict=strict, without_bytes=without_bytes)
+    deliver(report, as_json=as_json, strict=strict, without_bytes=without_bytes)
 
 
 def _ranks(target: Any, count: int) -> list[Any]:

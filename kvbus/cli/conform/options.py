@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
@@ -17,30 +16,24 @@ F = TypeVar("F", bound="Callable[..., Any]")
 
 
 def report_options(function: F) -> F:
-    """Add the options ``as_json``, ``junit``, ``strict`` and ``without_bytes`` to a command, for `deliver`."""
+    """Add the options ``as_json``, ``strict`` and ``without_bytes`` to a command, for `deliver`."""
     for option in (
         click.option(
             "--without-bytes", is_flag=True, help="Leave out the bytes that show a verdict: they may hold prompts."
         ),
         click.option("--strict", is_flag=True, help="A SHOULD that is broken is a failure, too."),
-        click.option("--junit", type=click.Path(path_type=Path), metavar="FILE", help="Write JUnit XML as well."),
         click.option("--json", "as_json", is_flag=True, help="Print JSON."),
     ):
         function = option(function)
     return function
 
 
-def deliver(report: Report, *, as_json: bool, junit: Path | None, strict: bool, without_bytes: bool) -> NoReturn:
-    """Print a report, write its JUnit form, and end with its exit code."""
+def deliver(report: Report, *, as_json: bool, strict: bool, without_bytes: bool) -> NoReturn:
+    """Print a report, and end with its exit code."""
     from kvbus.tools.conform import report as forms  # noqa: PLC0415 - brings rich
 
     if without_bytes:
         report = report.without_bytes()
-    if junit is not None:
-        try:
-            junit.write_text(forms.as_junit(report, strict=strict), encoding="utf-8")
-        except OSError as error:
-            raise click.UsageError(f"--junit {junit}: {error.strerror}") from error
     if as_json:
         click.echo(forms.as_json(report), nl=False)
     else:

@@ -13,7 +13,6 @@ from kvbus.tools.conform.router.options import OPTIONS, WAYS, Option
 
 if TYPE_CHECKING:
     import asyncio
-    from pathlib import Path
 
 
 def _as_click(option: Option) -> Any:
@@ -48,7 +47,6 @@ def command(
     names: tuple[str, ...],
     listed: bool,
     as_json: bool,
-    junit: Path | None,
     strict: bool,
     without_bytes: bool,
     **said: Any,
@@ -60,7 +58,7 @@ def command(
       kvbus conform router --driver './my-router-driver'
       kvbus conform router --dynamo-indexer http://127.0.0.1:8090
       kvbus conform router --view-url http://127.0.0.1:9000/blocks --engine tcp://127.0.0.1:5557,tcp://127.0.0.1:5558
-      kvbus conform router --client --case 3.4 --junit router.xml
+      kvbus conform router --client --case 3.4 --json
 
     Nothing else may feed the router. A router that the kit starts itself (--driver) or that takes models of their own
     (--dynamo-indexer) begins each case with nothing. A running one is cleared between two cases, and one that does not
@@ -71,8 +69,7 @@ def command(
 
     Exit codes: 0 no MUST is broken, 1 one is, 2 nothing could be tried, 130 Ctrl-C before anything was tried.
     """  # noqa: D301 - \b is click's: keep these lines as they are
-    from kvbus.tools.conform.router.judge import table  # noqa: PLC0415 - brings zmq
-    from kvbus.tools.conform.router.trial import trial  # noqa: PLC0415 - brings aiohttp, rich and zmq
+    from kvbus.tools.conform.router.play import table, trial  # noqa: PLC0415 - brings aiohttp, rich and zmq
 
     if listed:
         width = max(len(name) for name, _, _ in table())
@@ -95,7 +92,7 @@ def command(
     run_until_signal(main)
     if not report.verdicts:
         raise click.exceptions.Exit(ExitCode.INTERRUPTED)
-    deliver(report, as_json=as_json, junit=junit, strict=strict, without_bytes=without_bytes)
+    deliver(report, as_json=as_json, strict=strict, without_bytes=without_bytes)
 
 
 def _one_way(said: dict[str, Any]) -> Option:

@@ -18,9 +18,8 @@ from kvbus.tools.conform.router.options import OPTIONS, WAYS, Option
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from kvbus.tools.conform.report import Report
-    from kvbus.tools.conform.router.trial import Trial
-    from kvbus.tools.conform.verdict import Verdict
+    from kvbus.tools.conform.report import Report, Verdict
+    from kvbus.tools.conform.router.play import Trial
 
 _ENGINE: Final = "--kv-engine"
 _ROUTER: Final = "--kv-router"
@@ -150,7 +149,7 @@ class Router(Judged):
         return trial.report
 
     def _trial(self, names: Iterable[str]) -> Trial:
-        from kvbus.tools.conform.router.trial import trial  # noqa: PLC0415 - brings zmq
+        from kvbus.tools.conform.router.play import trial  # noqa: PLC0415 - brings zmq
 
         name, _, what = str(self.config.getoption(_ROUTER)).partition("=")
         way = next((each for each in WAYS if each.name == name and bool(each.metavar) == bool(what)), None)
@@ -173,7 +172,7 @@ class VerdictItem(pytest.Item):
 
     def runtest(self) -> None:
         """Fail where the clause is broken, skip where nothing is certain to be wrong."""
-        from kvbus.tools.conform.verdict import Outcome  # noqa: PLC0415 - imported on use
+        from kvbus.tools.conform.report import Outcome  # noqa: PLC0415 - imported on use
 
         judged = self.parent
         assert isinstance(judged, Judged)  # noqa: S101 - made so

@@ -1,20 +1,127 @@
-"""Verdicts as a table for people, as JSON and as JUnit, and the exit code that follows from them."""
+"""Verdicts about the clauses of docs/spec, as a table for people and as JSON, and the exit code that follows."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from typing import IO, Any, Final
-from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from kvbus.tools.conform.verdict import MAX_EVIDENCE_BYTES, Outcome, Verdict
 from kvbus.tools.terminal import glyphs_for, plain_table
+
+MAX_EVIDENCE_BYTES: Final = 512
+"""Of one piece of evidence that is shown; its length is always said."""
+
+
+class Outcome(StrEnum):
+    """What became of a clause."""
+
+    KEPT = "kept"
+    BROKEN = "broken"
+    NOT_SEEN = "not seen"
+
+
+class Level(StrEnum):
+    """How strongly a clause asks for what was judged (RFC 2119)."""
+
+    MUST = "MUST"
+    SHOULD = "SHOULD"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Clause:
+    """A clause of docs/spec/kv-events.md, such as 4.3.
+
+    Attributes:
+        number: the section and the place in it.
+        title: what the clause asks for, in a few words.
+    """
+
+    number: tuple[int, int]
+    title: str = field(compare=False)
+
+    def __str__(self) -> str:
+        return f"{self.number[0]}.{self.number[1]}"
+
+
+def clause(number: str, title: str) -> Clause:
+    """Return the clause of a number such as ``4.3``."""
+    section, _, place = number.partition(".")
+    return Clause((int(section), int(place)), title)
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Bytes that show a verdict.
+
+    Attributes:
+        what: what they are, such as ``payload of batch 17``.
+        data: the bytes.
+    """
+
+    what: str
+    data: bytes
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        return {"what": self.what, "bytes": len(self.data), "hex": self.data[:MAX_EVIDENCE_BYTES].hex()}
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What was found about one clause, or about one case of it.
+
+    Attributes:
+        clause: the clause.
+        outcome: what became of it.
+        message: what was seen, in a sentence.
+        level: how strongly the clause asks for it. Of a broken clause: for what was broken.
+        evidence: bytes that show it.
+        case: what was tried, where a clause has several cases; empty for the whole clause.
+        counts: what was counted, such as missing and dead blocks.
+    """
+
+    clause: Clause
+    outcome: Outcome
+    message: str
+    level: Level = Level.MUST
+    evidence: tuple[Evidence, ...] = ()
+    case: str = ""
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The clause, and the case if there is one."""
+        return f"{self.clause} {self.case}".rstrip()
+
+    @property
+    def seen(self) -> str:
+        """The message, and what was counted."""
+        counts = ", ".join(f"{count} {name}" for name, count in self.counts.items())
+        return f"{self.message} ({counts})" if counts else self.message
+
+    def fails(self, *, strict: bool = False) -> bool:
+        """Whether this makes the whole a failure: a MUST that is broken, or with ``strict`` a SHOULD as well."""
+        return self.outcome is Outcome.BROKEN and (strict or self.level is Level.MUST)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        return {
+            "clause": str(self.clause),
+            "title": self.clause.title,
+            "case": self.case,
+            "level": str(self.level),
+            "outcome": str(self.outcome),
+            "message": self.message,
+            "counts": dict(self.counts),
+            "evidence": [each.to_json() for each in self.evidence],
+        }
+
 
 SPEC_VERSION: Final = "0.1"
 """Of docs/spec/kv-events.md, whose clauses are judged."""
@@ -24,7 +131,7 @@ _COLUMNS: Final = 120
 
 
 _TABLE_BYTES: Final = 64
-"""Of one piece of evidence in a table; JSON and JUnit have more."""
+"""Of one piece of evidence in a table; JSON has more."""
 
 
 class Exit(IntEnum):
@@ -143,41 +250,6 @@ def _add(table: Table, verdict: Verdict, sign: str, style: str) -> None:
 def _shown(piece: dict[str, Any], most: int = MAX_EVIDENCE_BYTES) -> str:
     rest = piece["bytes"] - most
     return f"{piece['what']}: {piece['hex'][: 2 * most]}" + (f"… and {rest} bytes" if rest > 0 else "")
-
-
-def as_junit(report: Report, *, strict: bool = False) -> str:
-    """Return the report as JUnit XML: a case for each verdict.
-
-    A MUST that is broken is a failure, a SHOULD that is broken and a clause that was not seen are skipped with what was
-    seen. With ``strict`` a broken SHOULD is a failure too.
-    """
-    root = Element("testsuites")
-    suite = SubElement(root, "testsuite", name=f"kvbus conform {report.role}", tests=str(len(report.verdicts)))
-    failures = skipped = 0
-    for each in report.ordered:
-        case = SubElement(suite, "testcase", classname=f"kv-events.{report.role}", name=_printable(_title(each)))
-        text = _printable("\n".join([each.seen, *(_shown(piece.to_json()) for piece in each.evidence)]))
-        if each.fails(strict=strict):
-            failures += 1
-            SubElement(case, "failure", message=_printable(each.seen)).text = text
-        elif each.outcome is not Outcome.KEPT:
-            skipped += 1
-            SubElement(case, "skipped", message=_printable(f"{each.outcome} ({each.level}): {each.seen}"))
-        else:
-            SubElement(case, "system-out").text = text
-    if not report.tried:
-        failures += 1
-        case = SubElement(suite, "testcase", classname=f"kv-events.{report.role}", name="anything was seen")
-        SubElement(case, "failure", message=_printable(" ".join(report.notes) or "nothing was seen"))
-        suite.set("tests", str(len(report.verdicts) + 1))
-    suite.set("failures", str(failures))
-    suite.set("skipped", str(skipped))
-    indent(root)
-    return tostring(root, encoding="unicode", xml_declaration=True) + "\n"
-
-
-def _title(verdict: Verdict) -> str:
-    return f"{verdict.name}: {verdict.clause.title}"
 
 
 def _printable(text: str) -> str:

@@ -16,10 +16,8 @@ from urllib.parse import urlsplit
 from kvbus.tools.conform.report import Report
 from kvbus.tools.conform.router import adapters
 from kvbus.tools.conform.router.adapters import BLOCK_SIZE, Adapter, AdapterError
-from kvbus.tools.conform.router.arrays import as_arrays
-from kvbus.tools.conform.router.cases import CASES
-from kvbus.tools.conform.router.judge import judge
-from kvbus.tools.conform.router.play import Player, Settings
+from kvbus.tools.conform.router.cases import CASES, as_arrays
+from kvbus.tools.conform.router.play import Player, Settings, judge
 from kvbus.tools.conform.router.views import MASK, Held, Known, View
 from tests.conform.results import store
 from tests.interop import kinds, vllm_router
@@ -30,7 +28,7 @@ from tests.interop.routers import Stream
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvbus.tools.conform.router.steps import Case
+    from kvbus.tools.conform.router.cases import Case
     from tests.interop.routers import Kind, Router
 
 

@@ -11,13 +11,11 @@ from kvbus.core.types import Reason
 from kvbus.core.wire.codec import decode_batch
 from kvbus.core.wire.schema import AllBlocksCleared
 from kvbus.tools.conform.engine.clauses import OF_READERS
-from kvbus.tools.conform.router.arrays import as_arrays
-from kvbus.tools.conform.router.cases import CASES, CLAUSES, UNTRIED, wide
-from kvbus.tools.conform.router.judge import chosen
-from kvbus.tools.conform.router.steps import Batch, Case, Restart
+from kvbus.tools.conform.report import Level
+from kvbus.tools.conform.router.cases import CASES, CLAUSES, UNTRIED, Batch, Case, Restart, as_arrays, wide
+from kvbus.tools.conform.router.play import chosen
 from kvbus.tools.conform.router.views import Held, canonical
 from kvbus.tools.conform.vectors import VECTORS, pack
-from kvbus.tools.conform.verdict import Level
 from tests.spec.test_spec import CLAUSES as TEXT
 
 

@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from kvbus.tools.conform.report import Report
+from kvbus.tools.conform.report import Outcome, Report
 from kvbus.tools.conform.router.adapters import Adapter, Client, Driver, Stream
 from kvbus.tools.conform.router.cases import CASES
-from kvbus.tools.conform.router.judge import chosen, judge
-from kvbus.tools.conform.router.play import Player, Settings
+from kvbus.tools.conform.router.play import Player, Settings, chosen, judge
 from kvbus.tools.conform.router.views import MASK, Held, Known, View
-from kvbus.tools.conform.verdict import Outcome
 from tests.doubles.clears_by_pod import ClearsByPod
 from tests.doubles.never_asks import NeverAsks
 from tests.system.bus import running_bus
@@ -22,7 +20,7 @@ from tests.system.bus import running_bus
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvbus.tools.conform.router.steps import Case
+    from kvbus.tools.conform.router.cases import Case
 
 pytestmark = pytest.mark.slow
 

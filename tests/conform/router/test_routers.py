@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from kvbus.tools.conform.report import Report
+from kvbus.tools.conform.report import Outcome, Report
 from kvbus.tools.conform.router.adapters import BLOCK_SIZE
-from kvbus.tools.conform.router.judge import chosen, judge
-from kvbus.tools.conform.verdict import Outcome
+from kvbus.tools.conform.router.play import chosen, judge
 from tests.conform.results import load
 from tests.interop import kinds
 

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import msgspec
 
-from kvbus.tools.conform.engine.ledger import Ledger
-from kvbus.tools.conform.verdict import Evidence, Level
+from kvbus.tools.conform.engine.clauses import Ledger
+from kvbus.tools.conform.report import Evidence, Level
 
 MAX_EVENTS: Final = 65_536
 MAX_BATCH_BYTES: Final = 16 * 1024 * 1024

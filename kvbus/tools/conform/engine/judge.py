@@ -1,15 +1,211 @@
-"""The judge of one endpoint: what came on its sockets, in order, and the verdicts that follow. It has no socket."""
+"""Judge one publisher by what came on its sockets, in order: live batches, answers, late subscribers.
+
+The judge has no socket and no clock. A recording and a running engine go through it alike.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Final
 
-from kvbus.tools.conform.engine.answers import Answer, AnswerJudge
-from kvbus.tools.conform.engine.events import Payload
-from kvbus.tools.conform.engine.ledger import Ledger
-from kvbus.tools.conform.engine.stream import Message, Silence, Stream, parse
-from kvbus.tools.conform.verdict import Evidence, Level, Verdict
+from kvbus.core.wire.frames import END_SEQ
+from kvbus.tools.capture.format import Message as Recorded
+from kvbus.tools.conform.engine.clauses import Ledger
+from kvbus.tools.conform.engine.events import EventReader, Hash, Payload, Place
+from kvbus.tools.conform.engine.stream import SEQ_END, Message, Silence, Stream, parse
+from kvbus.tools.conform.report import Evidence, Level, Report, Verdict
+
+LONG: Final = 1_000
+"""Messages of an answer that show whether it is filled, or whether a slow requester loses some."""
+
+
+@dataclass(slots=True)
+class Answer:
+    """What came for one request.
+
+    Attributes:
+        start: the number that was asked for.
+        messages: all that came, frame by frame, as a DEALER receives them.
+        ended: END has come.
+        delimited: the request had the empty frame; its answer then has it, too.
+        slow: it was read slowly on purpose.
+    """
+
+    start: int
+    messages: list[list[bytes]] = field(default_factory=list)
+    ended: bool = False
+    delimited: bool = True
+    slow: bool = False
+
+    def add(self, frames: list[bytes]) -> bool:
+        """Take a message; return whether the answer is over."""
+        self.messages.append(frames)
+        self.ended = any(frame[:8] == END_SEQ for frame in frames[-2:])
+        return self.ended
+
+    @property
+    def batches(self) -> list[Message]:
+        """The batches in it that can be read, whichever framing it has."""
+        found = []
+        for frames in self.messages:
+            if len(frames) < 2 or len(frames[-2]) not in {8, 24}:
+                continue
+            number = int.from_bytes(frames[-2][:8], "big")
+            if number < SEQ_END:
+                topic = frames[-3] if len(frames) > 2 + self.delimited else b""
+                found.append(Message(topic, number, frames[-1], frames[-2][8:]))
+        return found
+
+
+class AnswerJudge:
+    """Judges answers one by one."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    def judge(self, answer: Answer, heartbeats: frozenset[int] = frozenset()) -> None:
+        """Judge an answer. ``heartbeats``: numbers that were empty batches in the live stream, too."""
+        self._frames(answer)
+        self._end(answer)
+        batches = answer.batches
+        self._numbers(answer, batches)
+        empty = sum(self._is_empty(each) and each.seq not in heartbeats for each in batches)
+        if len(batches) >= LONG:
+            if empty * 2 > len(batches):
+                self._ledger.broken("4.6", f"{empty} of {len(batches)} messages of an answer are empty batches")
+            else:
+                self._ledger.kept("4.6")
+
+    def _frames(self, answer: Answer) -> None:
+        ledger = self._ledger
+        wanted = 3 + answer.delimited
+        for frames in answer.messages:
+            shown = [Evidence(f"frame {at}", frame) for at, frame in enumerate(frames[:5])]
+            is_end = any(frame[:8] == END_SEQ for frame in frames[-2:])
+            if len(frames) != wanted or (answer.delimited and frames[0] != b""):
+                what = "END" if is_end else "a batch of an answer"
+                ledger.broken("4.2", f"{what} has {len(frames)} frames at a DEALER, and not {wanted}", *shown)
+            elif is_end and frames[-3:] != [b"", END_SEQ, b""]:
+                ledger.broken("4.2", "END is not [empty, 8 bytes FF, empty]", *shown)
+            elif not is_end and len(frames[-2]) not in {8, 24}:
+                ledger.broken("4.2", f"the sequence frame of an answer has {len(frames[-2])} bytes", *shown)
+            else:
+                ledger.kept("4.2")
+
+    def _end(self, answer: Answer) -> None:
+        if answer.ended:
+            self._ledger.kept("4.3")
+            return
+        count = len(answer.messages)
+        text = f"a replay from {answer.start} got {count} messages and no END" if count else "a replay got no answer"
+        shown = [Evidence("the last message's payload", answer.messages[-1][-1])] if count else []
+        self._ledger.broken("4.3", text, *shown)
+
+    def _numbers(self, answer: Answer, batches: Sequence[Message]) -> None:
+        ledger = self._ledger
+        if not batches:
+            ledger.not_yet("4.4", "no answer had a batch")
+            return
+        for one, other in pairwise(batches):
+            if other.seq == one.seq + 1:
+                continue
+            shown = (Evidence(f"payload of batch {other.seq}", other.payload),)
+            if other.seq <= one.seq:
+                ledger.broken("4.2", f"an answer has {other.seq} behind {one.seq}", *shown)
+            elif answer.slow:
+                ledger.broken("4.3", f"{other.seq} came behind {one.seq} at a slow requester", *shown)
+            else:
+                ledger.broken("4.4", f"an answer has {other.seq} behind {one.seq}", *shown)
+            return
+        first = batches[0]
+        if first.seq < answer.start:
+            shown = (Evidence(f"payload of batch {first.seq}", first.payload),)
+            ledger.broken("4.2", f"a replay from {answer.start} began with {first.seq}", *shown)
+        elif first.seq > answer.start and not self.clears(first):
+            text = f"a replay from {answer.start} began with {first.seq}, and without AllBlocksCleared"
+            evidence = Evidence(f"payload of batch {first.seq}", first.payload)
+            ledger.broken("4.4", text, evidence, level=Level.SHOULD)
+        else:
+            ledger.kept("4.4")
+
+    @staticmethod
+    def clears(message: Message) -> bool:
+        """Whether a batch begins with a clear of everything."""
+        payload = EventReader(Ledger()).read(message.payload, message.seq)
+        return payload is not None and payload.clears_first
+
+    @staticmethod
+    def _is_empty(message: Message) -> bool:
+        return len(message.payload) < 16 and (message.payload[10:11] == b"\x90" or message.payload[6:7] == b"\x90")
+
+
+STATE_EVENTS: Final = 4096
+STATE_BYTES: Final = 4 * 1024 * 1024
+
+View = set[tuple[Place, Hash]]
+
+
+def judge_late(ledger: Ledger, joined: Sequence[Message], others: Mapping[int, bytes], live: View | None) -> int:
+    """Judge what a late subscriber got.
+
+    Args:
+        ledger: what was seen of each clause.
+        joined: what it got, in order.
+        others: what an earlier subscriber got meanwhile, by number.
+        live: what is live at the last batch that it got; None where nobody knows.
+
+    Returns:
+        How many batches of it were the state.
+    """
+    if not joined:
+        ledger.broken("5.1", "a second subscriber got nothing, while blocks were live")
+        return 0
+    own = Stream(Ledger())
+    first = own.take(joined[0])
+    shown = Evidence(f"payload of batch {joined[0].seq}", joined[0].payload)
+    if first is None or not first.clears_first:
+        ledger.broken("5.1", f"a second subscriber got batch {joined[0].seq}, without AllBlocksCleared", shown)
+        return 0
+    for message in joined[1:]:
+        own.take(message)
+    _compare(ledger, own.blocks.live, live, shown)
+    state = 0
+    for message in joined:
+        other = others.get(message.seq)
+        if other == message.payload or other is None:
+            break
+        state += 1
+        _batch_of_state(ledger, message, other)
+    return state
+
+
+def _compare(ledger: Ledger, view: View, live: View | None, shown: Evidence) -> None:
+    if live is None:
+        ledger.unseen("5.1", "too much was going on to compare a second subscriber's view")
+    elif view == live:
+        ledger.kept("5.1")
+    else:
+        missing, dead = len(live - view), len(view - live)
+        ledger.broken("5.1", f"of a second subscriber's {len(view)} blocks {missing} are missing, {dead} dead", shown)
+
+
+def _batch_of_state(ledger: Ledger, message: Message, other: bytes) -> None:
+    reader = EventReader(Ledger())
+    meanwhile, own = reader.read(other, message.seq), EventReader(Ledger()).read(message.payload, message.seq)
+    if meanwhile is not None and meanwhile.empty:
+        ledger.kept("5.2")
+    else:
+        text = f"batch {message.seq} is one of a state, and others got events under this number"
+        ledger.broken("5.2", text, Evidence("what others got", other))
+    if own is None:
+        return
+    if len(own.events) <= STATE_EVENTS and own.size < STATE_BYTES:
+        ledger.kept("5.4")
+    else:
+        ledger.broken("5.4", f"batch {message.seq} of a state has {len(own.events):,} events in {own.size:,} bytes")
+
 
 _HEARTBEATS: Final = 20_000
 """Numbers of empty batches that are remembered."""
@@ -165,3 +361,26 @@ class EngineJudge:
             self.ledger.kept("2.3")
         self._newest = stream
         return stream
+
+
+_NOTE: Final = "a recording has no sockets, no replay and no publisher's id: their clauses are not seen"
+
+
+def judge_recording(subject: str, messages: Iterable[Recorded]) -> Report:
+    """Judge the messages of a recording.
+
+    Raises:
+        CaptureError: the file cannot be read.
+    """
+    judge = EngineJudge()
+    before: Recorded | None = None
+    for recorded in messages:
+        if before is not None and recorded.seq > before.seq:  # while an engine restarts nobody can speak
+            judge.silence.passed(max(0.0, recorded.t - before.t))
+        before = recorded
+        message = judge.parse([recorded.topic, recorded.seq.to_bytes(8, "big"), recorded.payload])
+        if message is not None:
+            judge.take(message)
+    return Report(
+        "engine", subject, judge.verdicts(), f"{judge.batches:,} batches", tried=judge.batches > 0, notes=[_NOTE]
+    )

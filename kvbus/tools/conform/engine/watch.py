@@ -11,14 +11,11 @@ from typing import Final, Self
 
 from kvbus.config.endpoints import endpoint_offset, parse_endpoint
 from kvbus.core.types import Refused
-from kvbus.tools.conform.engine.asking import Asking
-from kvbus.tools.conform.engine.judge import EngineJudge
-from kvbus.tools.conform.engine.late import View, judge_late
-from kvbus.tools.conform.engine.ledger import Ledger
-from kvbus.tools.conform.engine.prompts import Api
+from kvbus.tools.conform.engine.clauses import Ledger
+from kvbus.tools.conform.engine.judge import EngineJudge, View, judge_late
+from kvbus.tools.conform.engine.probes import Api, Asking
 from kvbus.tools.conform.engine.stream import Message, parse
-from kvbus.tools.conform.report import Report
-from kvbus.tools.conform.verdict import Evidence
+from kvbus.tools.conform.report import Evidence, Report
 from kvbus.transport.client.subscriber import StreamSockets
 from kvbus.transport.curve import Curve
 from kvbus.transport.dialling import dial

@@ -156,36 +156,6 @@ class Driver(Adapter):
         return self._process
 
 
-class ViewCommand(Adapter):
-    """A command that prints what a running router holds. On its input it is given the blocks to look for.
-
-    Args:
-        command: run at each look.
-    """
-
-    def __init__(self, command: Sequence[str]) -> None:
-        self._command: Final = command
-
-    async def view(self, known: Known) -> View:
-        """Run it."""
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *self._command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
-            )
-        except OSError as error:
-            raise AdapterError(f"{self._command[0]}: {error.strerror}") from error
-        try:
-            async with asyncio.timeout(_TIMEOUT_S):
-                out, _ = await process.communicate(json.dumps(_asked(known)).encode() + b"\n")
-        except TimeoutError as error:
-            process.kill()
-            await process.wait()
-            raise AdapterError(f"the command does not end within {_TIMEOUT_S:g} s") from error
-        if process.returncode:
-            raise AdapterError(f"the command ended with exit code {process.returncode}")
-        return _parsed(out.decode(errors="replace"))
-
-
 class _Http(Adapter):
     """A router that is asked over HTTP."""
 

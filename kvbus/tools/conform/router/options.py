@@ -28,7 +28,6 @@ class Option(NamedTuple):
 
 WAYS: Final = (
     Option("driver", "Start this program for each case: JSON lines on its input and output.", "CMD"),
-    Option("view-command", "Run this to see what a running router holds.", "CMD"),
     Option("view-url", "GET this to see what a running router holds.", "URL"),
     Option("score-url", "POST prompts here; the answer says how much of them is cached.", "URL"),
     Option("dynamo-indexer", "A running indexer of Dynamo; each case is a model of its own.", "URL"),

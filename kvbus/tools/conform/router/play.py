@@ -1,19 +1,210 @@
-"""The player: does to a router what a case says, and judges what the router holds then."""
+"""Play cases to a router: do what each says as the engine, and judge what the router holds then."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import Final
+import itertools
+import re
+import shlex
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
 
+from kvbus.client import BlockView, Stored
+from kvbus.core.types import Reason
+from kvbus.core.wire.codec import decode_batch
+from kvbus.core.wire.frames import END_SEQ
+from kvbus.core.wire.schema import BlockStored
+from kvbus.tools.conform.report import Evidence, Outcome, Report, Verdict
+from kvbus.tools.conform.router import adapters
 from kvbus.tools.conform.router.adapters import Adapter, AdapterError, Stream
-from kvbus.tools.conform.router.engine import MARKERS, Engine
-from kvbus.tools.conform.router.steps import Case, Join, Pause, Restart, Seen
-from kvbus.tools.conform.router.views import Score, View, score
-from kvbus.tools.conform.verdict import Evidence, Outcome
+from kvbus.tools.conform.router.cases import (
+    CASES,
+    CLAUSES,
+    Again,
+    Batch,
+    BrokenOff,
+    Case,
+    Join,
+    Late,
+    Message,
+    Pause,
+    Restart,
+    Seen,
+    Step,
+    Trimmed,
+    as_arrays,
+    positional,
+)
+from kvbus.tools.conform.router.views import Known, Score, Source, View, canonical, score
+from kvbus.tools.conform.vectors import CLEARED, Frames, pack, stored
 from kvbus.transport.engine.publisher import EnginePublisher
+
+MARKERS: Final = range(2**40, 2**41)
+"""Hashes of blocks that show how far a router has read; it is not judged by them."""
+
+_NUMBERS: Final = itertools.count()
+_TOKENS: Final = 100_000
+"""The first token of these blocks."""
+_ASKED: Final = 4096
+"""Blocks of a batch that a router is asked for: all of a batch of 4 MiB make no request."""
+
+
+@dataclass
+class _Rank:
+    """A publisher in the course of a case.
+
+    Attributes:
+        publisher: the sockets.
+        base: the number with which the epoch begins.
+        framing: of answers.
+        numbers: of the batches of the case so far.
+        first: the batch before which answers hold nothing.
+        late: seconds by which answers are late.
+        keep: messages of the next answer, if it breaks off.
+    """
+
+    publisher: EnginePublisher
+    base: int
+    framing: str
+    numbers: list[int] = field(default_factory=list)
+    first: int = 0
+    late: float = 0.0
+    keep: int | None = None
+
+    def answer(self, messages: list[Frames]) -> Iterable[Frames]:
+        """Make of an answer what is sent; the publisher's replay thread calls it."""
+        if self.late:
+            time.sleep(self.late)
+        kept = messages[:-1]
+        if self.first:
+            oldest = self.numbers[self.first] if self.first < len(self.numbers) else 2**63
+            kept = [each for each in kept if int.from_bytes(each[2], "big") >= oldest]
+        if self.framing == "3":
+            kept = [[each[0], *each[2:]] for each in kept]
+        if self.keep is not None:
+            keep, self.keep = self.keep, None
+            return kept[:keep]
+        return [*kept, [b"", END_SEQ, b""] if self.framing == "3" else messages[-1]]
+
+
+class Engine:
+    """The publishers of a case.
+
+    Args:
+        case: what is going to happen.
+        publishers: one for each rank, started.
+    """
+
+    def __init__(self, case: Case, publishers: Sequence[EnginePublisher]) -> None:
+        self.known: Final[Known] = {}
+        self.before_loss: Final[set[int]] = set()
+        """What was stored before the last batch that was lost; empty if none was."""
+        self.markers: Final[set[int]] = set()
+        """The blocks of the last call of `mark`."""
+        self.payloads: Final[list[bytes]] = []
+        """What was sent as it is."""
+        self._positional: Final = case.arrays
+        self._ranks: Final = [_Rank(each, each.next_seq, case.framing) for each in publishers]
+        self._asked: Final = sum(each.replay_requests for each in publishers)
+        for rank in self._ranks:
+            rank.publisher.replay_fault = rank.answer
+
+    @property
+    def asked(self) -> int:
+        """How many replays were asked for."""
+        return sum(rank.publisher.replay_requests for rank in self._ranks) - self._asked
+
+    @property
+    def subscriptions(self) -> int:
+        """How many subscriptions have arrived."""
+        return sum(rank.publisher.subscriptions for rank in self._ranks)
+
+    def do(self, step: Step) -> None:
+        """Carry out a step that is the engine's."""
+        match step:
+            case Batch(events, lost, at):
+                self._publish(self._ranks[at], pack([time.time(), list(events), at]), lost=lost)
+            case Message(frames, lost):
+                self._send(frames, lost=lost)
+            case Again(batch, at):
+                self._ranks[at].publisher.send_again(self._ranks[at].numbers[batch])
+            case Restart(at, connected):
+                rank = self._ranks[at]
+                rank.base, rank.first = 0, 0
+                rank.numbers.clear()
+                (rank.publisher.renumber if connected else rank.publisher.restart)()
+            case Trimmed(first):
+                self._ranks[0].first = first
+            case Late(seconds):
+                self._ranks[0].late = seconds
+            case BrokenOff(keep):
+                self._ranks[0].keep = keep
+
+    def mark(self) -> None:
+        """Store a block in each rank that shows that the router has read all before it."""
+        self.markers.clear()
+        for at, rank in enumerate(self._ranks):
+            number = next(_NUMBERS)
+            marker = MARKERS[number]
+            tokens = [_TOKENS + 2 * number, _TOKENS + 2 * number + 1]
+            payload = self._pack([stored(marker, token_ids=tokens)], at)
+            self._learn(payload)
+            self.markers.add(marker)
+            rank.publisher.publish(payload)
+
+    def clear(self) -> None:
+        """Leave nothing to the next case."""
+        for at, rank in enumerate(self._ranks):
+            rank.publisher.replay_fault = list
+            rank.publisher.publish(self._pack([CLEARED], at))
+
+    def _pack(self, events: Sequence[Any], rank: int) -> bytes:
+        """Return what is the kit's own in the form that the router gets."""
+        return pack([time.time(), [positional(event) if self._positional else event for event in events], rank])
+
+    def _publish(self, rank: _Rank, payload: bytes, *, lost: bool, frames: Frames | None = None) -> None:
+        if lost:
+            self.before_loss.update(block for block in self.known if block not in MARKERS)
+        self._learn(payload)
+        seq = None if frames is None else int.from_bytes(frames[1][:8], "big")
+        rank.numbers.append(rank.publisher.publish(payload, seq=seq, live=not lost and frames is None))
+        if frames is not None and not lost:
+            rank.publisher.send_frames(*frames)
+
+    def _send(self, frames: Frames, *, lost: bool) -> None:
+        rank = self._ranks[0]
+        frames = [rank.publisher.topic or frames[0], *frames[1:]]
+        self.payloads.append(frames[-1])
+        number = int.from_bytes(frames[1][:8], "big")
+        if len(frames) != 3 or len(frames[1]) not in {8, 24} or number >= 2**63:
+            rank.publisher.send_frames(*frames)
+        elif rank.base + number < rank.publisher.next_seq:
+            rank.publisher.send_frames(frames[0], (rank.base + number).to_bytes(8, "big"), frames[2])
+        else:
+            wide = (rank.base + number).to_bytes(8, "big") + frames[1][8:]
+            self._publish(rank, frames[2], lost=lost, frames=[frames[0], wide, frames[2]])
+
+    def _learn(self, payload: bytes) -> None:
+        """Take in what a request has to contain to hit the blocks of a payload."""
+        batch = decode_batch(payload)
+        if isinstance(batch, Reason):
+            return
+        view = BlockView()
+        changes = (change for event in batch.events if isinstance(event, BlockStored) for change in view.apply(event))
+        for change in itertools.islice(changes, _ASKED):
+            if isinstance(change, Stored) and (tokens := change.block.token_ids):
+                parent = None if change.block.parent is None else canonical(change.block.parent)
+                source = Source(parent, [_first(token) for token in tokens])
+                self.known.setdefault(canonical(change.block.hash), source)
+
+
+def _first(token: Any) -> int:
+    """Return the token, of a pair its first: the blocks of pairs overlap by one."""
+    return int(token if isinstance(token, int) else token[0])
+
 
 _HEARTBEAT_MS: Final = 1000
 _POLL_S: Final = 0.05
@@ -265,3 +456,125 @@ def _has(view: View, markers: set[int]) -> bool:
 
 def _without_markers(view: View) -> View:
     return view._replace(held=frozenset(block for block in view.held if block.hash not in MARKERS))
+
+
+def chosen(names: Iterable[str]) -> list[Case]:
+    """Return the cases of these names or clauses, and the plainest before them; all if there is none.
+
+    Raises:
+        ValueError: there is no such case and no such clause.
+    """
+    wanted = set(names)
+    known = {case.name for case in CASES} | CLAUSES.keys()
+    if strange := sorted(wanted - known):
+        raise ValueError(f"there is no case and no clause {strange[0]!r} that routers are tried with (--list)")
+    return [case for at, case in enumerate(CASES)
+            if not wanted or not at or case.name in wanted or wanted & set(case.clauses)]  # fmt: skip
+
+
+async def judge(player: Player, cases: Iterable[Case], report: Report, progress: Callable[[str], object]) -> None:
+    """Play the cases, and add what comes of each to the report.
+
+    Where the first shows that the router does not listen, the others are not played.
+    """
+    for played, case in enumerate(cases, start=1):
+        progress(f"{case.name}: {case.title}")
+        result = await player.play(case)
+        report.verdicts += _verdicts(case, result)
+        report.seen = f"{played} cases"
+        if played == 1 and result.outcome is not Outcome.KEPT:
+            report.notes.append(f"even without a fault the view is not right ({result.message}): is the adapter?")
+            if result.deaf:
+                report.tried = False
+                return
+
+
+def _verdicts(case: Case, result: Result) -> list[Verdict]:
+    counts = {"missing": result.score.missing, "dead": result.score.dead} if any(result.score) else {}
+    return [
+        Verdict(
+            CLAUSES[number],
+            result.outcome,
+            f"{case.title}: {result.message}" if result.message else case.title,
+            case.level,
+            result.evidence,
+            case.name,
+            counts,
+        )
+        for number in case.clauses
+    ]
+
+
+def table() -> list[tuple[str, str, str]]:
+    """Return each case: its name, its clauses, what happens."""
+    return [(case.name, ", ".join(case.clauses), re.sub(r"\s+", " ", case.title)) for case in CASES]
+
+
+_RUNNING = "tcp://127.0.0.1:5557,tcp://127.0.0.1:5558"
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A router, the cases that are played to it, and the report that they make."""
+
+    player: Player
+    cases: list[Case]
+    report: Report
+
+    async def run(self, progress: Callable[[str], object]) -> None:
+        """Play the cases."""
+        try:
+            await judge(self.player, self.cases, self.report, progress)
+        finally:
+            self.player.close()
+
+
+def trial(way: str, what: str, said: Mapping[str, Any], names: Iterable[str] = (), dashes: str = "--") -> Trial:
+    """Return the trial of a router.
+
+    Args:
+        way: the key of the way to ask it.
+        what: the command or the URL.
+        said: the other options by their keys.
+        names: of cases or clauses; none: all.
+        dashes: what the options begin with, for errors.
+
+    Raises:
+        ValueError: the options do not fit each other, or one cannot be read.
+    """
+    reads = said["reads"]
+    adapter = _adapter(way, what, said)
+    if reads and not (adapter.fresh and said["engine"]):
+        raise ValueError(f"{dashes}reads is for routers that the kit points at streams, and takes {dashes}engine")
+    engines = said["engine"] or (() if adapter.fresh else (_RUNNING,))
+    settings = Settings(
+        endpoints=[_pair(f"{dashes}engine", each) for each in engines],
+        streams=[adapters.Stream(*_pair(f"{dashes}reads", each), said["topic"]) for each in reads],
+        topic=said["topic"],
+        settle=said["settle"],
+        connect=said["connect"],
+    )
+    cases = chosen(names)
+    if said["arrays"]:
+        cases = [as_arrays(case) for case in cases]
+    return Trial(Player(adapter, settings), cases, Report("router", what or "kvbus.client"))
+
+
+def _adapter(way: str, what: str, said: Mapping[str, Any]) -> adapters.Adapter:
+    match way:
+        case "driver":
+            return adapters.Driver(shlex.split(what))
+        case "view_url":
+            return adapters.ViewUrl(what)
+        case "score_url":
+            return adapters.ScoreUrl(what, said["score_body"], said["score_pointer"], blocks=said["score_blocks"])
+        case "dynamo_indexer":
+            return adapters.DynamoIndexer(what)
+    return adapters.Client(copies=not said["reads"])
+
+
+def _pair(option: str, text: str) -> tuple[str, str]:
+    live, _, replay = text.partition(",")
+    if not live or not replay:
+        raise ValueError(f"{option} {text}: LIVE,REPLAY, such as {_RUNNING}")
+    return live, replay

@@ -1,28 +1,161 @@
-"""An engine's OpenAI-style API, asked for what makes it store, evict, reset and sleep."""
+"""What is done to a running publisher: requests to its replay and snapshot endpoints, and to its OpenAI-style API."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 import aiohttp
 
 from kvbus.parts.discovery.contract import DiscoveryError
 from kvbus.parts.discovery.engine_answers import of_sglang, of_vllm
-from kvbus.tools.conform.engine.judge import EngineJudge
+from kvbus.tools.conform.engine.clauses import Ledger
+from kvbus.tools.conform.engine.events import EventReader
+from kvbus.tools.conform.engine.judge import LONG, Answer, EngineJudge
+from kvbus.tools.conform.report import Evidence
 from kvbus.transport import engine_api
+from kvbus.transport.client.asker import Asker
+
+if TYPE_CHECKING:
+    from kvbus.transport.curve import Curve
+
+
+TIMEOUT: Final = 10.0
+"""Seconds for the next message of an answer."""
+_SHORT: Final = 3.0
+"""Seconds for an answer that need not come."""
+_SILENT: Final = 8
+"""Requesters that do not read."""
+_HOLD_S: Final = 1.0
+_BEYOND: Final = 2**40
+"""Added to a number: nothing was sent there."""
+_MOST_FRAMES: Final = 1_000_000
+
+
+class Asking:
+    """Asks, and judges what comes.
+
+    Args:
+        judge: what is seen goes there.
+        replay: the replay endpoint, None for none.
+        snapshot: the snapshot endpoint, None for none.
+        curve: keys.
+    """
+
+    def __init__(self, judge: EngineJudge, replay: str | None, snapshot: str | None, curve: Curve | None) -> None:
+        self._judge = judge
+        self._replay = replay
+        self._snapshot = snapshot
+        self._curve = curve
+
+    async def ask(self, start: int) -> Answer | None:
+        """Ask for a replay, and judge the answer; None where there is no replay endpoint."""
+        if self._replay is None:
+            return None
+        answer = Answer(start)
+        async with Asker(self._replay, curve=self._curve) as asker:
+            asker.ask(b"", start.to_bytes(8, "big"))
+            await self._read(asker, answer, TIMEOUT)
+        self._judge.answer(answer)
+        return answer
+
+    async def probe(self, heard: Callable[[], int]) -> None:
+        """Try what readers do not do every day. ``heard``: how many live batches have come."""
+        if self._replay is None:
+            return
+        before = heard()
+        beyond = (self._judge.stream.expected or 0) + _BEYOND
+        await self.ask(beyond)
+        whole = await self.ask(0)
+        if during := heard() - before:
+            self._judge.ledger.kept("1.4", during)
+        await self._without_delimiter(beyond)
+        if whole is not None and len(whole.messages) > LONG:
+            await self._beside_silent_ones()
+
+    async def _without_delimiter(self, start: int) -> None:
+        assert self._replay is not None  # noqa: S101 - asked before
+        answer = Answer(start, delimited=False)
+        async with Asker(self._replay, curve=self._curve) as asker:
+            asker.ask(start.to_bytes(8, "big"))
+            await self._read(asker, answer, _SHORT)
+        if not answer.messages:
+            self._judge.ledger.broken("4.1", f"a request without the empty frame got no answer in {_SHORT:g} s")
+        elif answer.ended and len(answer.messages[-1]) <= 3:
+            self._judge.ledger.kept("4.1")
+        else:
+            shown = [Evidence(f"frame {at}", frame) for at, frame in enumerate(answer.messages[-1][:4])]
+            self._judge.ledger.broken("4.1", "a request without the empty frame was not answered in kind", *shown)
+
+    async def _beside_silent_ones(self) -> None:
+        """Some ask and do not read; one asks and reads; then one of the silent ones reads after all."""
+        assert self._replay is not None  # noqa: S101 - asked before
+        async with AsyncExitStack() as stack:
+            silent = []
+            for _ in range(_SILENT):
+                asker = await stack.enter_async_context(Asker(self._replay, curve=self._curve, slow=True))
+                asker.ask(b"", bytes(8))
+                silent.append(asker)
+            await asyncio.sleep(_HOLD_S)
+            healthy = await self.ask(0)
+            if healthy is not None and healthy.ended:
+                self._judge.ledger.kept("4.8")
+            else:
+                self._judge.ledger.broken("4.8", f"beside {_SILENT} silent requesters an answer had no END")
+            answer = Answer(0, slow=True)
+            await self._read(silent[0], answer, TIMEOUT)
+            self._judge.answer(answer)
+
+    async def snapshot(self) -> None:
+        """Ask for a snapshot, and judge its form."""
+        if self._snapshot is None:
+            return
+        ledger = self._judge.ledger
+        async with Asker(self._snapshot, curve=self._curve, most=_MOST_FRAMES) as asker:
+            asker.ask(b"snapshot")
+            try:
+                frames = await asyncio.wait_for(asker.recv(), TIMEOUT)
+            except TimeoutError:
+                ledger.broken("5.5", f"a request for a snapshot got no answer in {TIMEOUT:g} s")
+                return
+        body = frames[1:] if frames[0] == b"" else frames
+        shown = [Evidence(f"frame {at}", frame) for at, frame in enumerate(frames[:3])]
+        if len(body) < 2 or len(body[0]) != 8 or len(body[1]) != 16:
+            ledger.broken("5.5", "a snapshot does not begin with a number of 8 bytes and an id of 16", *shown)
+            return
+        number = int.from_bytes(body[0], "big", signed=True)
+        first = EventReader(Ledger()).read(body[2], number) if len(body) > 2 else None
+        if number >= 0 and (first is None or not first.clears_first):
+            ledger.broken("5.5", "the batches of a snapshot do not begin with AllBlocksCleared", *shown)
+        elif number < -2:
+            ledger.broken("5.5", f"a snapshot has the number {number}", *shown)
+        else:
+            ledger.kept("5.5")
+
+    @staticmethod
+    async def _read(asker: Asker, answer: Answer, seconds: float) -> None:
+        """Read until END, or until nothing comes for so many seconds."""
+        try:
+            while not answer.add(await asyncio.wait_for(asker.recv(), seconds)):
+                pass
+        except TimeoutError:
+            return
+
 
 WAIT_S: Final = 10.0
 """Seconds for the events of a prompt."""
 AT_ONCE_S: Final = 3.0
 """Seconds in which a cache that was emptied has to say so."""
-_WORDS: Final = 600
-"""Of a prompt: several blocks, at any usual block size."""
+MAX_PAIRS: Final = 200
+"""Pairs of numbers in a prompt: several blocks at any usual block size, below the 2,048 tokens of small models."""
+_PAIR_TOKENS: Final = 8
+"""Tokens of a pair at most, where each digit and each space is a token."""
 _TOGETHER: Final = 4
 
 
@@ -56,6 +189,7 @@ class Api:
     model: str
     prompts: int
     notes: list[str]
+    _pairs: int = MAX_PAIRS
 
     async def provoke(self) -> None:
         """Go through all cases. What fails is a note, and the others are tried all the same."""
@@ -91,9 +225,9 @@ class Api:
         self.judge.ledger.broken("1.3", f"the API does not say where the events are ({' '.join(said.split())})")
 
     async def _prompts(self, client: aiohttp.ClientSession) -> None:
-        self.model = self.model or await self._first_model(client)
+        await self._find_model(client)
         blocks = self.judge.stream.blocks
-        first = _prompt(0)
+        first = self._prompt(0)
         before = self.judge.events
         await self._complete(client, first)
         if not await _until(lambda: self.judge.events > before, WAIT_S):
@@ -112,7 +246,7 @@ class Api:
 
         async def one(number: int) -> None:
             async with gate:
-                await self._complete(client, _prompt(number))
+                await self._complete(client, self._prompt(number))
 
         await asyncio.gather(*(one(number) for number in range(1, self.prompts)))
 
@@ -149,7 +283,7 @@ class Api:
         finally:
             async with client.post(self.base + "/wake_up", allow_redirects=False):
                 pass
-        await self._complete(client, _prompt(0))
+        await self._complete(client, self._prompt(0))
 
     async def _emptied(self, client: aiohttp.ClientSession, what: str, work: Any) -> None:
         """Empty the cache, and see whether a clear comes at once; then store something behind it."""
@@ -165,19 +299,30 @@ class Api:
         elif not len(blocks):
             self.judge.ledger.kept("11.2")  # by removals
         if what != "POST /sleep":
-            await self._complete(client, _prompt(0))
+            await self._complete(client, self._prompt(0))
             await asyncio.sleep(AT_ONCE_S / 3)
         if not at_once and len(blocks):
             later = " (it came with the next prompt)" if blocks.clears > before else ""
             self.judge.ledger.broken("11.2", f"{what}: no AllBlocksCleared within {AT_ONCE_S:g} s{later}")
 
-    async def _first_model(self, client: aiohttp.ClientSession) -> str:
+    async def _find_model(self, client: aiohttp.ClientSession) -> None:
+        """Learn the model's name, and how long a prompt it takes (vLLM says ``max_model_len``)."""
         async with client.get(self.base + "/v1/models") as answer:
             found = await answer.json(content_type=None)
         try:
-            return str(found["data"][0]["id"])
-        except (KeyError, IndexError, TypeError) as error:
-            raise ApiError(f"GET /v1/models: {answer.status}, and no model; --model names one") from error
+            models = {str(each["id"]): each.get("max_model_len") for each in found["data"]}
+            self.model = self.model or next(iter(models))
+        except (KeyError, StopIteration, TypeError, AttributeError) as error:
+            if not self.model:
+                raise ApiError(f"GET /v1/models: {answer.status}, and no model; --model names one") from error
+            return
+        limit = models.get(self.model)
+        if isinstance(limit, int):
+            self._pairs = max(1, min(MAX_PAIRS, limit // _PAIR_TOKENS - 1))
+
+    def _prompt(self, number: int) -> str:
+        """Return a prompt that shares no block with those of other numbers, and is the same in every run."""
+        return " ".join(f"{number} {word * 7919 % 1009}" for word in range(self._pairs))
 
     async def _complete(self, client: aiohttp.ClientSession, prompt: str) -> None:
         body = {"model": self.model, "prompt": prompt, "max_tokens": 2, "temperature": 0}
@@ -204,8 +349,3 @@ async def _until(condition: Callable[[], bool], seconds: float) -> bool:
             return False
         await asyncio.sleep(0.05)
     return True
-
-
-def _prompt(number: int) -> str:
-    """A prompt that shares no block with those of other numbers, and is the same in every run."""
-    return " ".join(f"{number} {word * 7919 % 1009}" for word in range(_WORDS // 2))
