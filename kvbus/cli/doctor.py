@@ -94,7 +94,7 @@ def _asked(url: str, timeout: float, shown: Login) -> Report:
 
 
 def _run(work: Callable[[Progress], Awaitable[Report]]) -> Report:
-    from kvbus.tools.doctor.rendering import Waiting  # noqa: PLC0415 - imported on use
+    from kvbus.tools.doctor.findings import Waiting  # noqa: PLC0415 - imported on use
 
     report: Report | None = None
     waiting = Waiting(sys.stderr)
@@ -118,7 +118,7 @@ def _run(work: Callable[[Progress], Awaitable[Report]]) -> Report:
 
 def show(report: Report, *, as_json: bool = False, err: bool = False) -> None:
     """Print a report, and end the process with 1 if there is a problem."""
-    from kvbus.tools.doctor.rendering import coloured, render  # noqa: PLC0415 - imported on use
+    from kvbus.tools.doctor.findings import coloured, render  # noqa: PLC0415 - imported on use
 
     out = sys.stderr if err else sys.stdout
     click.echo(render(report, as_json=as_json, colour=not as_json and coloured(out)), nl=False, err=err)

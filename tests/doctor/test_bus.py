@@ -10,7 +10,7 @@ from aiohttp import web
 
 from kvbus.tools import asking
 from kvbus.tools.doctor.examine import examine_bus
-from kvbus.tools.doctor.rendering import render
+from kvbus.tools.doctor.findings import render
 from tests.doctor.mistakes import Scene, made
 from tests.doctor.test_mistakes import examined
 from tests.ports import free_port

@@ -9,8 +9,7 @@ import pytest
 
 from kvbus.config import load
 from kvbus.tools.doctor.examine import examine
-from kvbus.tools.doctor.findings import Report
-from kvbus.tools.doctor.rendering import render
+from kvbus.tools.doctor.findings import Report, render
 from tests.doctor.mistakes import MISTAKES, Scene, made
 from tests.ports import free_port
 

@@ -19,7 +19,7 @@ from kvbus.parts.log.kafka import KafkaLog
 from kvbus.parts.log.nats import NatsLog
 from kvbus.parts.log.redis import RedisLog
 from kvbus.telemetry.readings import read_sources
-from kvbus.tools.doctor.discovery import find
+from kvbus.tools.doctor.examine import find
 from tests.doubles.topic_router import TopicRouter
 from tests.log.directory import DirectoryLog
 from tests.log.fleet import fleet

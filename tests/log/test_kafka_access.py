@@ -9,7 +9,7 @@ from kvbus.config import load
 from kvbus.parts.log.contract import START, UnavailableError
 from kvbus.parts.log.kafka import KafkaLog
 from kvbus.parts.log.place import Place
-from kvbus.tools.doctor.broker import broker, finding_key
+from kvbus.tools.doctor.outputs import broker, finding_key
 from tests.log.fleet import KEY, fleet
 from tests.log.kinds import Kafka, insist
 from tests.log.rights import Acl, Operation, Resource, rights

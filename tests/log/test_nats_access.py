@@ -13,7 +13,7 @@ from kvbus.parts.log.contract import START, Pointer, UnavailableError
 from kvbus.parts.log.nats import NatsLog
 from kvbus.parts.log.nats_client import Link
 from kvbus.parts.log.record import Stream
-from kvbus.tools.doctor.broker import broker, finding_key
+from kvbus.tools.doctor.outputs import broker, finding_key
 from tests.log import nats_server
 from tests.log.fleet import KEY, fleet
 from tests.log.kinds import Nats

@@ -12,7 +12,7 @@ from kvbus.parts.log.contract import START, Pointer, UnavailableError
 from kvbus.parts.log.record import Stream
 from kvbus.parts.log.redis import RedisLog
 from kvbus.parts.log.redis_client import names
-from kvbus.tools.doctor.broker import broker, finding_key
+from kvbus.tools.doctor.outputs import broker, finding_key
 from tests.log.fleet import KEY, fleet
 from tests.log.kinds import Redis
 from tests.security.certificates import Authority

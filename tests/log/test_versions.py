@@ -8,7 +8,7 @@ from kvbus.parts.discovery.streams import LogStreams
 from kvbus.parts.log.contract import Pointer, next_turn, read_pointer
 from kvbus.parts.log.record import RANDOM_BITS, SCHEMA
 from kvbus.parts.log.relayed import Relayed
-from kvbus.tools.doctor.discovery import find
+from kvbus.tools.doctor.examine import find
 from tests.log.fleet import KEY, fleet
 from tests.log.kinds import Directory, insist
 from tests.log.records import checked

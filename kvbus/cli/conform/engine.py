@@ -108,7 +108,7 @@ def watched(targets: Sequence[Any]) -> Report:
     """Watch publishers until the time is over or somebody presses Ctrl-C, and say what was seen."""
     from kvbus.tools.conform import report as forms  # noqa: PLC0415 - brings rich
     from kvbus.tools.conform.engine.watch import Watch  # noqa: PLC0415 - brings zmq
-    from kvbus.tools.doctor.rendering import Line  # noqa: PLC0415 - imported on use
+    from kvbus.tools.doctor.findings import Line  # noqa: PLC0415 - imported on use
 
     line = Line(sys.stderr)
     watches = [Watch(target, line.show) for target in targets]

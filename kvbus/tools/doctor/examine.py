@@ -1,4 +1,4 @@
-"""Examine a configuration: everything at the same time, each endpoint within the timeout."""
+"""Examine a configuration: all endpoints at the same time, each within the timeout, and the engines that are found."""
 
 from __future__ import annotations
 
@@ -7,25 +7,95 @@ import contextlib
 import re
 import ssl
 from collections.abc import Callable, Coroutine, Iterator
+from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import aiohttp
 
-from kvbus.config import Config, FoundSource, SourceStream, endpoint_offset
+from kvbus.config import Config, FoundSource, SourceConfig, SourceStream, endpoint_offset
+from kvbus.daemon.discovery import discoverer_of
+from kvbus.daemon.found import Listed, with_found
 from kvbus.daemon.keys import Keys, output_domain, source_domain
+from kvbus.parts.discovery.contract import Carrier, DiscoveryError
+from kvbus.parts.log.follower import OTHER_SCHEMA
 from kvbus.tools.asking import Login
 from kvbus.tools.doctor import bus as buses
-from kvbus.tools.doctor import discovery, machine
+from kvbus.tools.doctor import machine
 from kvbus.tools.doctor.bus import Bus
-from kvbus.tools.doctor.findings import Finding, Report, Severity
-from kvbus.tools.doctor.heard import differing_roots
+from kvbus.tools.doctor.findings import Finding, Report, Seen, Severity
+from kvbus.tools.doctor.machine import holder
 from kvbus.tools.doctor.outputs import OutputProber
-from kvbus.tools.doctor.ports import holder
-from kvbus.tools.doctor.probes import Looked, Prober
-from kvbus.tools.doctor.sources import judge
+from kvbus.tools.doctor.probes import Looked, Prober, differing_roots
+from kvbus.tools.doctor.sources import SourceJudge
 from kvbus.transport import engine_api
+
+SECONDS: Final = 15.0
+"""For the first answer of a discovery, which has deadlines of its own."""
+
+_INDEX: Final = re.compile(r"^sources\[(\d+)\]")
+
+_DO: Final = {
+    "max_sources": "raise limits.max_sources",
+    "same_name": "take out what lists it twice, or give one of them another name",
+    "same_endpoint": "take out what lists it twice: one publisher is one worker",
+    "same_topic": "put {source} and {rank} into the topic of the output with layout: per_topic",
+}
+
+
+async def find(config: Config) -> tuple[Config, Report]:
+    """Ask every discovering entry, and return the configuration with the engines found."""
+    report = Report()
+    entries = {i: source for i, source in enumerate(config.sources) if source.discover is not None}
+    asked = await asyncio.gather(*(_ask(i, source, report) for i, source in entries.items()))
+    found = {source.name: listed for source, listed in zip(entries.values(), asked, strict=True)}
+    outcome = with_found(config, found, ())
+    numbers = {source.name: i for i, source in entries.items()}
+    for (entry, engine), reason in outcome.left_out.items():
+        cause = f"engine {engine} is found and left out: {reason}"
+        report.add([Finding(cause, f"sources[{numbers[entry]}].discover", _DO[reason])])
+    return outcome.config, report
+
+
+async def _ask(index: int, source: SourceConfig, report: Report) -> Listed:
+    key, listed = f"sources[{index}].discover", Listed()
+    try:
+        discoverer = discoverer_of(source, asyncio.Event())
+        async with asyncio.timeout(SECONDS), aclosing(discoverer.watch()) as sets:
+            engines = await anext(sets)
+    except (DiscoveryError, TimeoutError) as error:
+        cause = f"{source.name} cannot be asked for engines: {str(error) or 'no answer'}"
+        report.add([Finding(cause, key, "correct it; kvbus itself asks again and again")])
+        return listed
+    listed.take(engines, 0.0)
+    names = ", ".join(sorted(listed.engines)) or "no engine"
+    report.seen.append(Seen(key, source.name, f"finds {names}"))
+    if not engines:
+        do = "start an engine, or correct where kvbus searches"
+        report.add([Finding(f"{source.name} finds no engine", key, do)])
+    if not isinstance(discoverer, Carrier):
+        return listed
+    if unread := discoverer.counts[OTHER_SCHEMA]:
+        cause = f"{source.name} has {unread} records of a schema that this version does not read"
+        report.add([Finding(cause, key, "upgrade this kvbus: readers first, and then writers")])
+    return Listed()  # there is nobody to be dialled
+
+
+def in_words_of(config: Config, with_engines: Config, report: Report) -> Report:
+    """Return a report about a configuration with engines in it, with the keys that the file has."""
+    names = [source.where.partition(":")[0] if isinstance(source, FoundSource) else source.name
+             for source in with_engines.sources]  # fmt: skip
+    numbers = {source.name: i for i, source in enumerate(config.sources)}
+
+    def key(of: str) -> str:
+        return _INDEX.sub(lambda match: f"sources[{numbers[names[int(match[1])]]}]", of)
+
+    return Report(
+        [replace(each, key=key(each.key)) for each in report.findings],
+        [replace(each, key=key(each.key)) for each in report.seen],
+    )
+
 
 T = TypeVar("T")
 
@@ -59,9 +129,9 @@ async def examine(
     progress: Progress = lambda _what, _over: None,
 ) -> Report:
     """Look at every endpoint of a configuration, those of engines that are found too, and at the bus if it runs."""
-    with_engines, report = await discovery.find(config)
+    with_engines, report = await find(config)
     looked = await _Examination(with_engines, timeout, history=history, progress=progress).run()
-    report.merge(discovery.in_words_of(config, with_engines, looked))
+    report.merge(in_words_of(config, with_engines, looked))
     return report
 
 
@@ -136,8 +206,8 @@ class _Examination:
         for index in range(len(config.sources)):
             ranks = [each for each in looked if each.stream.source_index == index]
             if ranks:
-                report = judge(config, index, ranks, behind.get(index), history=self._history, spoke=spoke)
-                self._report.merge(report)
+                judge = SourceJudge(config, index, ranks, behind.get(index), self._history, spoke)
+                self._report.merge(judge.report())
         for one, other in differing_roots([(each.stream.label, each.heard) for each in looked]):
             cause = f"{one} and {other} name the same first block differently: PYTHONHASHSEED is unset, or not the same"
             do = "set it to one value in all engines, if the router compares hashes of several workers"

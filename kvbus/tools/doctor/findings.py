@@ -1,11 +1,15 @@
-"""What was found and what was seen, as values: a finding has a cause, a configuration key, and what to do about it."""
+"""Findings and what was seen, as values, as lines for people and as JSON."""
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, TextIO
+
+import click
 
 
 class Severity(StrEnum):
@@ -93,3 +97,61 @@ class Report:
 def printable(text: str) -> str:
     """Escape what peers must not send to a terminal."""
     return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
+
+
+def render(report: Report, *, as_json: bool, colour: bool) -> str:
+    """Return the report: a line for each finding, the problems first, then what was seen."""
+    if as_json:
+        return json.dumps(report.to_json(), indent=2) + "\n"
+    lines = []
+    for finding in report.ordered:
+        shade = "red" if finding.severity is Severity.PROBLEM else "yellow"
+        lines.append(click.style(str(finding), fg=shade) if colour else str(finding))
+    if report.healthy:
+        lines.append("no problem was found, see the notes above" if report.findings else "nothing is wrong")
+    lines += [f"  {seen}" for seen in report.seen]
+    return "\n".join(lines) + "\n"
+
+
+def coloured(out: TextIO) -> bool:
+    """Return whether a stream gets colour: https://no-color.org."""
+    return out.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+class Line:
+    """One line on a terminal that is written again and again; nothing elsewhere."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out if out.isatty() and os.environ.get("TERM") != "dumb" else None
+
+    def show(self, text: str) -> None:
+        """Write it anew."""
+        self._write(printable(text)[:78])
+
+    def end(self) -> None:
+        """Take the line away."""
+        self._write("")
+
+    def _write(self, text: str) -> None:
+        if self._out is not None:
+            self._out.write(f"\r\x1b[K{text}")
+            self._out.flush()
+
+
+class Waiting(Line):
+    """Says what is waited for."""
+
+    def __init__(self, out: TextIO) -> None:
+        super().__init__(out)
+        self._open: dict[str, None] = {}
+        self._done = 0
+
+    def __call__(self, what: str, over: bool) -> None:
+        """Something is being looked at, or no more."""
+        if over:
+            self._open.pop(what, None)
+            self._done += 1
+        else:
+            self._open[what] = None
+        if self._open:
+            self.show(f"looking at {self._done + len(self._open)}: waiting for {next(iter(self._open))}")

@@ -1,4 +1,4 @@
-"""What is wrong with an output: its ports, or (``bind: false``) the router that it dials."""
+"""What is wrong with an output: its ports, the router that it dials (``bind: false``), or the servers of its log."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import socket
 from collections.abc import Coroutine
 from typing import Any, Final
 
-from kvbus.config import Config, SourceStream, parse_endpoint, render_topic
+from kvbus.config import Config, OutputConfig, SourceStream, parse_endpoint, render_topic
 from kvbus.core.wire.frames import ASKS_REPLAY, END_SEQ, FrameLimits, LiveMessage, parse_live, replay_request
 from kvbus.core.wire.profiles import PROFILES
-from kvbus.tools.doctor.broker import broker
+from kvbus.parts.log.contract import UNREACHABLE, WRONG_TYPE, UnavailableError
+from kvbus.parts.log.place import place_of
 from kvbus.tools.doctor.findings import Finding, Report, Seen
-from kvbus.tools.doctor.ports import holder
+from kvbus.tools.doctor.machine import holder
 from kvbus.tools.doctor.probes import NEWEST, local
 from kvbus.tools.doctor.sources import NETWORK, wrong
 from kvbus.transport.curve import Curve
@@ -26,6 +27,87 @@ from kvbus.transport.zmtp.addresses import ipc_address, split_tcp
 from kvbus.transport.zmtp.limits import Limits
 from kvbus.transport.zmtp.reasons import ProtocolError
 from kvbus.transport.zmtp.roles import Role
+
+REMEDIES: Final = {
+    "authentication_failed": (".password_file", "give the user this password, or the file the user's"),
+    "certificate_expired": ("endpoint", "renew the server's certificate"),
+    "certificate_foreign": (".tls_ca_file", "name the authority that signed the servers' certificates"),
+    "certificate_wrong_host": ("endpoint", "name the server as its certificate does"),
+    "client_certificate_refused": (
+        ".tls_certificate_file",
+        "renew it, by an authority that the servers trust; a port for passwords wants none",
+    ),
+    "cluster_denied": (".username", "add the ACL of a writer, docs/LOG.md names it"),
+    "data_lost": ("endpoint", "find out why the server lost records"),
+    "denied": (".username", "add the ACL of a writer, docs/LOG.md names it"),
+    "key_file": ("", "correct the file"),
+    "memory_full": ("endpoint", "give the server more memory"),
+    "not_saved": ("endpoint", "make room on the server's disk"),
+    "primary_unknown": (".sentinel", "name the primary as the Sentinels do"),
+    "read_only": ("endpoint", "name the primary"),
+    "slot_elsewhere": ("endpoint", "name a server that is no cluster"),
+    "stream_full": (".stream", "raise the stream's limits, or let it discard old messages"),
+    "stream_missing": (".stream", "create both streams, docs/LOG.md says how"),
+    "tls_failed": (".tls_ca_file", "name a port that speaks TLS, or leave it out"),
+    "too_few_replicas": ("endpoint", "start the server's replicas"),
+    "topic_denied": (".topic", "add the ACLs of a writer, docs/LOG.md names them"),
+    "topic_missing": (".topic", "create both topics, docs/LOG.md says how"),
+    "transactional_id_denied": (".username", "add the ACL of a writer, docs/LOG.md names it"),
+    UNREACHABLE: ("endpoint", "name a server that runs, and tls_ca_file if that port speaks TLS"),
+    WRONG_TYPE: ("endpoint", "delete the key that holds something else"),
+}
+"""By reason: the key and the remedy. A key that begins with a dot is in the section of the log's type."""
+
+
+async def broker(output: OutputConfig, at: str, timeout: float) -> tuple[list[Finding], str]:  # noqa: ASYNC109
+    """Whether a server takes kvbus in, and shows it the streams. Nothing is written: that would fence a writer."""
+    where = place_of(output).servers
+    try:
+        async with asyncio.timeout(timeout):
+            return [], await LOOKS[output.type](output)
+    except UnavailableError as error:
+        cause, reason = f"the log at {where} is away: {error}", error.reason
+    except TimeoutError:
+        cause, reason = f"nothing takes kvbus in at {where}: no answer", UNREACHABLE
+    return [Finding(cause, f"{at}.{finding_key(output.type, reason)}", REMEDIES[reason][1])], ""
+
+
+def finding_key(kind: str, reason: str) -> str:
+    """Return the key of an output of this type that a reason is about."""
+    key = REMEDIES[reason][0]
+    return key if key == "endpoint" else kind + key
+
+
+async def _kafka(output: OutputConfig) -> str:
+    from kvbus.parts.log.kafka import KafkaLog  # noqa: PLC0415 - an extra
+    from kvbus.parts.log.kafka_errors import cause  # noqa: PLC0415 - an extra
+
+    place = place_of(output)
+    wrong = await cause(place)
+    if wrong is not None:
+        raise wrong
+    return f"{place.servers} has both topics, and {len(await KafkaLog(place).pointers())} streams in {place.topic}"
+
+
+async def _nats(output: OutputConfig) -> str:
+    from kvbus.parts.log.nats import NatsLog  # noqa: PLC0415 - an extra
+
+    place = place_of(output)
+    log = NatsLog(place)
+    await (await log.read({})).close()
+    return f"{place.servers} has both streams, and {len(await log.pointers())} of kvbus's in {place.keys.stream}"
+
+
+async def _redis(output: OutputConfig) -> str:
+    from kvbus.parts.log.redis import RedisLog  # noqa: PLC0415 - an extra
+
+    place = place_of(output)
+    return f"{place.servers} has {len(await RedisLog(place).pointers())} streams under {place.keys.prefix}"
+
+
+LOOKS: Final = {"kafka": _kafka, "nats": _nats, "redis": _redis}
+"""By type: what is there, in a sentence."""
+
 
 Looked = tuple[list[Finding], str]
 """What is wrong with an endpoint, and what was seen of it."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
-from kvbus.config import Config
+from kvbus.config import Config, SourceConfig
 from kvbus.core.remarks import ABOUT, TWO_PUBLISHERS, remarks
 from kvbus.tools.doctor.findings import Finding, Report, Seen, Severity
 from kvbus.tools.doctor.probes import NEWEST, Looked
@@ -41,55 +42,44 @@ def wrong(outcome: Outcome, section: str, name: str, do: str = "") -> Finding:
     return Finding(outcome.sentence, key, do or _CORRECT[outcome.stop], severity)
 
 
-def judge(
-    config: Config,
-    index: int,
-    ranks: Sequence[Looked],
-    beyond: Looked | None,
-    *,
-    history: bool,
-    spoke: frozenset[str] = frozenset(),
-) -> Report:
-    """Return what is wrong with a source, and what was seen of it.
+@dataclass(frozen=True, slots=True)
+class SourceJudge:
+    """Say what is wrong with a source, and what was seen of it.
 
-    Args:
+    Attributes:
         config: the configuration.
         index: the source's position.
         ranks: what each rank has shown.
-        beyond: what is at the port behind the last rank's; None if that is an endpoint of the configuration.
+        beyond: what is at the port after the last rank's; None if that is an endpoint of the configuration.
         history: the replay was asked from seq 0.
         spoke: endpoints from which the running bus has got something.
     """
-    return _Judge(config, index, ranks, beyond, history=history, spoke=spoke).report()
 
+    config: Config
+    index: int
+    ranks: Sequence[Looked]
+    beyond: Looked | None
+    history: bool
+    spoke: frozenset[str]
 
-class _Judge:
-    def __init__(
-        self,
-        config: Config,
-        index: int,
-        ranks: Sequence[Looked],
-        beyond: Looked | None,
-        *,
-        history: bool,
-        spoke: frozenset[str],
-    ) -> None:
-        self._source = config.sources[index]
-        self._at = f"sources[{index}]"
-        self._ranks = ranks
-        self._beyond = beyond
-        self._history = history
-        self._spoke = spoke
+    @property
+    def _source(self) -> SourceConfig:
+        return self.config.sources[self.index]
+
+    @property
+    def _at(self) -> str:
+        return f"sources[{self.index}]"
 
     def report(self) -> Report:
+        """Judge the connections, the replays and the streams."""
         report = Report()
-        swapped = [looked for looked in self._ranks if _swapped(looked)]
+        swapped = [looked for looked in self.ranks if _swapped(looked)]
         if swapped:
             report.add([self._swapped(swapped[0])])
         else:
             report.add(self._connections())
             report.add(self._rank_count())
-        for looked in self._ranks:
+        for looked in self.ranks:
             if looked not in swapped:
                 report.add(self._replay(looked))
                 report.add(self._stream(looked))
@@ -108,8 +98,8 @@ class _Judge:
         )
 
     def _connections(self) -> Iterator[Finding]:
-        failed = [looked for looked in self._ranks if looked.live is not None and looked.live.stop is not Stop.OPEN]
-        there = [looked for looked in self._ranks if looked not in failed]
+        failed = [looked for looked in self.ranks if looked.live is not None and looked.live.stop is not Stop.OPEN]
+        there = [looked for looked in self.ranks if looked not in failed]
         if failed and there and all(_stop(looked) is Stop.REFUSED for looked in failed) and not self._source.bind:
             yield self._missing_ranks(failed, there)
         else:
@@ -118,14 +108,14 @@ class _Judge:
                 if _stop(looked) not in seen:
                     yield self._no_connection(looked, [each for each in failed if _stop(each) is _stop(looked)])
                 seen.add(_stop(looked))
-        for looked in self._ranks:
+        for looked in self.ranks:
             yield from self._bound(looked) if self._source.bind else self._type(looked)
 
     def _missing_ranks(self, failed: Sequence[Looked], there: Sequence[Looked]) -> Finding:
         names = ", ".join(str(looked.stream.rank) for looked in failed)
         where = f"{failed[0].stream.endpoint}{' and other ports' if len(failed) > 1 else ''}"
         return Finding(
-            f"rank {names} of {len(self._ranks)} is missing: nothing listens at {where}, while {len(there)} answer",
+            f"rank {names} of {len(self.ranks)} is missing: nothing listens at {where}, while {len(there)} answer",
             f"{self._at}.data_parallel_size",
             f"set it to {len(there)} if the engine has no more ranks, or start the rest",
         )
@@ -203,8 +193,8 @@ class _Judge:
 
     def _rank_count(self) -> Iterator[Finding]:
         size = self._source.data_parallel_size
-        said = {rank for looked in self._ranks for rank in looked.heard.ranks}
-        beyond = self._beyond
+        said = {rank for looked in self.ranks for rank in looked.heard.ranks}
+        beyond = self.beyond
         if beyond is not None and beyond.live is not None and beyond.live.socket_type in PUBLISHERS:
             cause = (
                 f"a publisher that no source names answers at {beyond.stream.endpoint}, the port behind the last rank's"
@@ -217,7 +207,7 @@ class _Judge:
                 Severity.PROBLEM if sure else Severity.NOTE,
             )
         if size > 1:
-            for looked in self._ranks:
+            for looked in self.ranks:
                 ours, theirs = looked.stream.rank, looked.heard.ranks
                 if theirs and ours not in theirs:
                     cause = f"rank {min(theirs)} publishes at {looked.stream.endpoint}, the port of rank {ours}"
@@ -279,7 +269,7 @@ class _Judge:
                 key,
                 "name the replay port of the same engine and rank, and give it buffer_steps",
             )
-        if self._history and answer.ended and not heard.messages:
+        if self.history and answer.ended and not heard.messages:
             yield Finding(
                 f"the engine at {looked.stream.endpoint} has published nothing so far: its replay is empty",
                 f"{self._at}.endpoint",
@@ -311,7 +301,7 @@ class _Judge:
                 about = ABOUT[remark]
                 key = about.key.replace("sources[]", self._at)
                 yield Finding(f"{text} ({stream.endpoint})", key, about.do)
-        if heard.stores == 0 and heard.wanted and heard.messages > 1 and self._history:
+        if heard.stores == 0 and heard.wanted and heard.messages > 1 and self.history:
             yield Finding(
                 f"batches of {stream.endpoint} hold no stores, its history included",
                 f"{self._at}.endpoint",
@@ -327,10 +317,10 @@ class _Judge:
             yield Finding(cause, f"{self._at}.endpoint", "name each engine by an address of its own", Severity.NOTE)
         if (
             not heard.messages
-            and stream.endpoint not in self._spoke
+            and stream.endpoint not in self.spoke
             and looked.live is not None
             and looked.live.socket_type in PUBLISHERS
-            and not self._history
+            and not self.history
         ):
             yield Finding(
                 f"nothing has come from {stream.endpoint} so far: the engine is idle, or publishes no events",
@@ -372,7 +362,7 @@ class _Judge:
             return "no replay"
         if answer.first is None:
             return "its replay answers" if answer.start == NEWEST else "its replay is empty"
-        if not self._history:
+        if not self.history:
             return f"its replay answers from seq {answer.first:,}"
         back = "to its start" if answer.first == 0 else f"to seq {answer.first:,}: older batches are trimmed"
         return f"its replay reaches back {back} ({len(answer.batches):,} batches)"

@@ -1,0 +1,33 @@
+"""Each reason for which a log refuses kvbus has a key and a remedy."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from kvbus.parts.log import kafka_errors, nats_client, redis_client
+from kvbus.tools.doctor.outputs import REMEDIES, finding_key
+
+LOG = Path(kafka_errors.__file__).parent
+RAISED = re.compile(r'UnavailableError\([^()]*(?:\([^()]*\))?[^()]*, "([a-z_]+)"\)')
+
+
+def named() -> set[str]:
+    tables = (kafka_errors.DENIED, nats_client.CODES, nats_client.SAYS, redis_client.CODES)
+    return {reason for table in tables for reason, _ in table.values()}
+
+
+def raised() -> set[str]:
+    return {reason for path in LOG.glob("*.py") for reason in RAISED.findall(path.read_text())}
+
+
+def test_every_reason_has_a_remedy():
+    assert {"data_lost", "primary_unknown", "key_file"} <= raised()
+    assert (named() | raised()) - REMEDIES.keys() == set()
+
+
+@pytest.mark.parametrize("kind", ["kafka", "nats", "redis"])
+def test_a_key_is_of_the_output_or_of_its_section(kind):
+    assert {finding_key(kind, reason).partition(".")[0] for reason in REMEDIES} <= {kind, "endpoint"}
