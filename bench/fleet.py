@@ -18,8 +18,7 @@ from itertools import count
 from typing import Final, NamedTuple
 
 from kvbus.tools.sim.cache import Block, PrefixCache, Removed, Request, Stored, make_block
-from kvbus.tools.sim.dialects import DIALECTS
-from kvbus.tools.sim.encoder import BatchEncoder
+from kvbus.tools.sim.dialects import DIALECTS, BatchEncoder
 
 DIALECT: Final = DIALECTS["vllm-0.33"]
 LOAD_TERM: Final = 8

@@ -8,7 +8,7 @@ import pytest
 from kvbus.core.events import BatchReceived
 from kvbus.parts.log.contract import START
 from kvbus.parts.log.record import Kind, read
-from kvbus.parts.outputs import appending, state_due
+from kvbus.parts.outputs import appending
 from kvbus.tools.sim.dialects import DIALECTS
 from kvbus.tools.sim.engine import EngineOptions, SimEngine
 from kvbus.tools.sim.workload import synthetic
@@ -64,7 +64,7 @@ def states_of(records):
 async def test_under_churn_states_take_what_the_batches_take_and_one_state_and_who_begins_reads_little(
     kind, monkeypatch
 ):
-    monkeypatch.setattr(state_due, "LEAST_TAIL", LEAST)
+    monkeypatch.setattr(appending, "LEAST_TAIL", LEAST)
     monkeypatch.setattr(appending, "ASK_AGAIN", SOON)
     async with fleet(kind) as log:
         leaf = log.leaf()
@@ -95,7 +95,7 @@ async def test_under_churn_states_take_what_the_batches_take_and_one_state_and_w
 
 
 async def test_a_state_comes_though_batches_wait_all_the_time(tmp_path, monkeypatch):
-    monkeypatch.setattr(state_due, "LEAST_TAIL", LEAST)
+    monkeypatch.setattr(appending, "LEAST_TAIL", LEAST)
     monkeypatch.setattr(appending, "ASK_AGAIN", SOON)
     feeding = True
 
@@ -168,7 +168,7 @@ async def test_a_damaged_record_is_refused_and_counted_and_the_next_state_makes_
         await leaf.written()
         reading = await log.reading(START)
         await reading.until(lambda: reading.follower.counts["damaged"])
-        monkeypatch.setattr(state_due, "LEAST_TAIL", 1)
+        monkeypatch.setattr(appending, "LEAST_TAIL", 1)
         while not leaf.stats.states_sent["refreshed"]:
             leaf.store(500, gone=500)
             await leaf.written()

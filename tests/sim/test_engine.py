@@ -28,7 +28,7 @@ def prefix_hash(tokens):
     return hashlib.sha256(struct.pack(f"<{len(tokens)}I", *tokens)).hexdigest()
 
 
-@pytest.mark.parametrize("name", [name for name in DIALECTS if name != "sglang-variable"])
+@pytest.mark.parametrize("name", DIALECTS)
 def test_a_reader_that_counts_copies_ends_with_the_truth(name):
     engine = SimEngine(name, synthetic(1, tenants=2), options=SMALL)
     got = apply(payloads(engine))
@@ -64,34 +64,6 @@ def test_groups_and_resets():
         (0, "full_attention"),
         (1, "sliding_window"),
     }
-
-
-def test_variable_nodes_cover_exactly_the_live_blocks():
-    engine = SimEngine("sglang-variable", synthetic(1), options=SMALL)
-    nodes: dict[Any, Any] = {}
-    splits = 0
-    for payload in payloads(engine, 600):
-        tags = [tag for tag, _ in events_of(payload)]
-        splits += tags.count("BlockStored") > 1 and tags[0] == "BlockRemoved"
-        for tag, fields in events_of(payload):
-            if tag == "BlockStored":
-                (name,) = fields["block_hashes"]
-                assert fields["block_size"] == len(fields["token_ids"])
-                assert name not in nodes
-                parent = fields["parent_block_hash"]
-                nodes[name] = (
-                    (nodes[parent][0] if parent is not None else []) + fields["token_ids"],
-                    fields["block_size"],
-                )
-            elif tag == "BlockRemoved":
-                del nodes[fields["block_hashes"][0]]
-    blocks = [
-        prefix_hash(whole[:end])
-        for whole, size in nodes.values()
-        for end in range(len(whole) - size + 16, len(whole) + 1, 16)
-    ]
-    assert sorted(blocks) == sorted(entry["prefix"] for entry in engine.truth())
-    assert splits > 10
 
 
 def test_the_prefix_names_the_content():

@@ -23,7 +23,6 @@ PAIRS = [
     ("vllm033_map_int", "vllm-0.33", None, {"reset_every": 90}),
     ("vllm033_map_extras", "vllm-0.33", None, {"tenants": 2}),
     ("vllm033_map_bytes", "vllm-0.33", "bytes", {"kinds": ("full_attention", "sliding_window")}),
-    ("syn_sglang_variable", "sglang-variable", None, {}),
     ("sglang055_positional", "sglang-0.4.7", None, {"reset_every": 90}),
     ("sglang0510_positional", "sglang-0.5.9", None, {}),
     ("sglang0523_map", "sglang-0.5.23", None, {"reset_every": 90}),

@@ -14,8 +14,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from kvbus.tools.sim.cache import Cleared, Event, PrefixCache, Request
-from kvbus.tools.sim.dialects import DIALECTS, Dialect
-from kvbus.tools.sim.encoder import BatchEncoder
+from kvbus.tools.sim.dialects import DIALECTS, BatchEncoder, Dialect
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
