@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 import click
 
 from kvbus.cli.until import say
-from kvbus.tools.capture.anonymize import Anonymizer
+from kvbus.tools.capture.anonymize import Anonymizer, Pseudonyms
 from kvbus.tools.capture.format import CaptureError, CaptureWriter, read_capture
-from kvbus.tools.capture.pseudonyms import Pseudonyms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from kvbus.core.types import Reason
 from kvbus.core.wire.codec import decode_batch
 from kvbus.core.wire.schema import AllBlocksCleared, BlockInactive, BlockRemoved, BlockStored
-from kvbus.tools.capture.anonymize import Anonymizer
+from kvbus.tools.capture.anonymize import Anonymizer, Pseudonyms
 from kvbus.tools.capture.format import Message
-from kvbus.tools.capture.pseudonyms import Pseudonyms
 from tests.doubles.payloads import pack, payload, removed, store
 from tests.doubles.renaming import COUNTS, STAYS, run, same_but_for_names
 from tests.hostile.bad import BATCHES, fields, with_field

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kvbus.tools.capture.pseudonyms import Pseudonyms
+from kvbus.tools.capture.anonymize import Pseudonyms
 
 NAMES = Pseudonyms(b"key")
 

@@ -16,7 +16,7 @@ READS = {
     "state/sqlite.py": "how far ahead a damaged numbering goes on, and the name of files that are moved aside",
     "parts/discovery/streams.py": "whether a record says a time to come",
     "parts/log/contract.py": "the turn of an epoch, which must not repeat when a log has lost everything",
-    "parts/outputs/dynamo/files.py": "whether somebody still touches the record of a worker",
+    "parts/outputs/dynamo/registry.py": "whether somebody still touches the record of a worker",
     "transport/live/hub.py": "when a router has left, as people are shown",
     "transport/live/views.py": "the same of one stream, and when it got the state",
     "transport/zmtp/peer.py": "since when a router is connected, as people are shown",

@@ -16,8 +16,8 @@ import pytest
 from click.testing import CliRunner
 
 from kvbus.cli import main
+from kvbus.tools.capture.anonymize import Pseudonyms
 from kvbus.tools.capture.format import CaptureWriter, Message, read_capture
-from kvbus.tools.capture.pseudonyms import Pseudonyms
 from tests.doubles.payloads import pack
 from tests.doubles.renaming import run, same_but_for_names
 from tests.ports import free_port

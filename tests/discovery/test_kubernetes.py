@@ -15,9 +15,14 @@ from typing import Any
 import pytest
 
 from kvbus.parts.discovery.contract import DiscoveryError, Engine, Services
-from kvbus.parts.discovery.kubernetes import api, discoverer
-from kvbus.parts.discovery.kubernetes.discoverer import KubernetesDiscoverer, KubernetesSettings
-from kvbus.parts.discovery.kubernetes.objects import Ports, of_pods, of_slices
+from kvbus.parts.discovery.kubernetes import discoverer
+from kvbus.parts.discovery.kubernetes.discoverer import (
+    KubernetesDiscoverer,
+    KubernetesSettings,
+    Ports,
+    of_pods,
+    of_slices,
+)
 from tests.discovery.kube_server import TOKEN, KubeServer, pod
 from tests.security.certificates import Authority
 from tests.system.bus import eventually
@@ -117,7 +122,7 @@ def test_an_endpoint_counts_ready_or_not_until_it_is_terminating():
 
 @pytest.fixture
 async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[KubeServer]:
-    monkeypatch.setattr(api, "PAUSE", 0.01)
+    monkeypatch.setattr(discoverer, "PAUSE", 0.01)
     async with KubeServer().running() as made:
         yield made
 
@@ -254,8 +259,8 @@ async def test_in_a_pod_it_is_the_service_account_whose_token_changes(tmp_path, 
     account.mkdir()
     (account / "ca.crt").write_bytes(authority.certificate.read_bytes())
     (account / "token").write_text(TOKEN)
-    monkeypatch.setattr(api, "ACCOUNT", account)
-    monkeypatch.setattr(api, "PAUSE", 0.01)
+    monkeypatch.setattr(discoverer, "ACCOUNT", account)
+    monkeypatch.setattr(discoverer, "PAUSE", 0.01)
     server = KubeServer()
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(server.port))

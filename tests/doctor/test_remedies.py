@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from kvbus.parts.log import kafka_errors, nats_client, redis_client
+from kvbus.parts.log import kafka_client, nats_client, redis_client
 from kvbus.tools.doctor.outputs import REMEDIES, finding_key
 
-LOG = Path(kafka_errors.__file__).parent
+LOG = Path(kafka_client.__file__).parent
 RAISED = re.compile(r'UnavailableError\([^()]*(?:\([^()]*\))?[^()]*, "([a-z_]+)"\)')
 
 
 def named() -> set[str]:
-    tables = (kafka_errors.DENIED, nats_client.CODES, nats_client.SAYS, redis_client.CODES)
+    tables = (kafka_client.DENIED, nats_client.CODES, nats_client.SAYS, redis_client.CODES)
     return {reason for table in tables for reason, _ in table.values()}
 
 

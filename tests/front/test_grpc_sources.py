@@ -10,7 +10,7 @@ import pytest_asyncio
 from grpc import aio
 
 from kvbus.parts.front.answers import Offer, UnanswerableError
-from kvbus.parts.front.grpc.sources import of_kvbus, of_vllm
+from kvbus.parts.front.grpc.server import of_kvbus, of_vllm
 from tests.front.grpc_pod import SOURCES, GrpcPod, message, running_grpc_pod
 from tests.ports import free_ports
 

@@ -8,7 +8,7 @@ import logging
 
 import pytest
 
-from kvbus.parts.front import engine, server
+from kvbus.parts.front import server
 from tests.front.pod import Pod, running_pod
 from tests.system.bus import eventually
 
@@ -66,7 +66,7 @@ async def test_a_body_that_does_not_go_on_is_not_the_engines_fault(
     rest: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether its rest does not come or is none."""
-    monkeypatch.setattr(engine, "IDLE", 0.5)
+    monkeypatch.setattr(server, "IDLE", 0.5)
     async with running_pod() as pod:
         pod.api.take.set()
         begin = POST.replace(b"/x", b"/upload") + b"Transfer-Encoding: chunked\r\n\r\n3\r\none\r\n"

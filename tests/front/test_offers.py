@@ -10,7 +10,7 @@ import pytest
 from kvbus.config import load
 from kvbus.config.front import Front
 from kvbus.parts.front.answers import Offer, UnanswerableError
-from kvbus.parts.front.offers import offers
+from kvbus.parts.front.server import offers
 from tests.discovery.test_http import SGLANG_023, VLLM_LIST
 from tests.front.pod import running_pod
 

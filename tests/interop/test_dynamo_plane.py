@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvbus.config import parse_endpoint
-from kvbus.parts.outputs.dynamo.etcd import EtcdStore
-from kvbus.parts.outputs.dynamo.hashing import blocks_of, seed, tokens_hash
+from kvbus.parts.outputs.dynamo.messages import blocks_of, seed, tokens_hash
+from kvbus.parts.outputs.dynamo.registry import EtcdStore
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.chaos.proxy import Link
 from tests.doubles.payloads import cleared, payload, removed, store, tokens_of

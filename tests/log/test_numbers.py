@@ -22,8 +22,8 @@ from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source_spec import SourceSpec
 from kvbus.core.wire.profiles import PROFILES
 from kvbus.parts.log.contract import Pointer
+from kvbus.parts.log.follower import Relayed
 from kvbus.parts.log.record import RANDOM_BITS, Kind, Stream
-from kvbus.parts.log.relayed import Relayed
 from tests.doubles.payloads import payload, removed, store
 from tests.doubles.router import PlainSetRouter, events_of, unpack_rank
 from tests.log.records import clear, gone, lease, record, state

@@ -3,7 +3,7 @@
 import pytest
 
 from kvbus.parts.log.contract import UnavailableError
-from kvbus.parts.log.refusals import causes, insisted, refusal
+from kvbus.parts.log.place import causes, insisted, refusal
 from kvbus.transport.tls_files import TlsFileError
 
 

@@ -6,8 +6,8 @@ import pytest
 from kvbus.core.numbered import EPOCH_BITS, LAST
 from kvbus.parts.discovery.streams import LogStreams
 from kvbus.parts.log.contract import Pointer, next_turn, read_pointer
+from kvbus.parts.log.follower import Relayed
 from kvbus.parts.log.record import RANDOM_BITS, SCHEMA
-from kvbus.parts.log.relayed import Relayed
 from kvbus.tools.doctor.examine import find
 from tests.log.fleet import KEY, fleet
 from tests.log.kinds import Directory, insist

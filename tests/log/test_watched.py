@@ -1,7 +1,7 @@
 """What an operator sees of a leaf: who has the stream, and whether its state comes."""
 
 from kvbus.parts.log.contract import UnavailableError
-from kvbus.parts.outputs import state_due
+from kvbus.parts.outputs import appending
 from tests.log.fleet import KEY, fleet
 from tests.transport.loops import eventually
 
@@ -37,14 +37,14 @@ async def test_a_stream_that_another_writer_has_is_counted_as_long_as_it_is_open
 
 
 async def test_a_state_that_does_not_come_is_counted_until_it_does(kind, monkeypatch):
-    monkeypatch.setattr(state_due, "OVERDUE", 0.5)
+    monkeypatch.setattr(appending, "OVERDUE", 0.5)
     async with fleet(kind) as log:
         place = Away(kind.open())
         leaf = log.leaf(place, kafka={"cluster": "eu", "state_every": 1})
         leaf.store(5)
         assert leaf.stats.states_overdue == 0
         await eventually(lambda: leaf.stats.states_overdue == 1, "somebody to hear of it")
-        monkeypatch.setattr(state_due, "OVERDUE", 60.0)
+        monkeypatch.setattr(appending, "OVERDUE", 60.0)
         place.away = False
         await leaf.written()
         await eventually(lambda: leaf.stats.states_overdue == 0, "the state to count")

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvbus.parts.log.follower import LEASE
-from kvbus.parts.outputs.state_due import LEAST_TAIL, StateDue
+from kvbus.parts.outputs.appending import LEAST_TAIL, StateDue
 
 EVERY = 1800.0
 MIB = 1024 * 1024

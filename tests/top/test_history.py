@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvbus.tools.top.history import KEPT, History, batches_of, of_output, of_reason
+from kvbus.tools.top.moment import KEPT, History, batches_of, of_output, of_reason
 from tests.top.moments import moment, source
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvbus.tools.top.keyboard import pressed
+from kvbus.tools.top.run import pressed
 from kvbus.tools.top.view import SORTS, Choice
 from tests.typed import there
 

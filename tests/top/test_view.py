@@ -10,7 +10,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from kvbus.tools.terminal import ASCII, UNICODE, Glyphs
-from kvbus.tools.top.history import History
+from kvbus.tools.top.moment import History
 from kvbus.tools.top.view import Choice, chart, lines, render
 from tests.top.moments import moment, output, router, source
 

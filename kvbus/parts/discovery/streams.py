@@ -4,7 +4,7 @@ One entry reads all streams that its patterns name. A stream is an engine as soo
 writer ends it, or is silent for so long that its epoch is over. Who begins to read does not wait for that silence:
 when the log got the newest record of a stream, and of all of them, says whose writer is away. Clocks may be wrong, so
 that decides nothing for good: one more record, and the stream is an engine. How a stream is told under the log's own
-numbers is in :mod:`kvbus.parts.log.relayed`.
+numbers is in :mod:`kvbus.parts.log.follower`.
 """
 
 from __future__ import annotations
@@ -39,8 +39,7 @@ from kvbus.parts.log.contract import (
     Reader,
     UnavailableError,
 )
-from kvbus.parts.log.follower import LEASE_TTL, OTHER_SCHEMA
-from kvbus.parts.log.relayed import Relayed
+from kvbus.parts.log.follower import LEASE_TTL, OTHER_SCHEMA, Relayed
 
 logger = logging.getLogger("kvbus.discovery.streams")
 

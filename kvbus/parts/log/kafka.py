@@ -35,15 +35,15 @@ from kvbus.parts.log.kafka_client import (
     Producer,
     client_options,
     inner,
+    insisted,
     leaders,
     partition_of,
     partitions_of,
+    said,
     stop,
     whole,
 )
-from kvbus.parts.log.kafka_errors import insisted, said
-from kvbus.parts.log.place import Place
-from kvbus.parts.log.refusals import REQUEST
+from kvbus.parts.log.place import REQUEST, Place
 
 FETCH: Final = 0.2
 """Seconds to wait for records at a time. Behind the last ones are a transaction's own, which nobody is given."""

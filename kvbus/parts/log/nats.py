@@ -32,8 +32,7 @@ from kvbus.parts.log.contract import (
 )
 from kvbus.parts.log.nats_client import ATTEMPT, NO_MESSAGE, WRONG_SEQUENCE, Link, refused
 from kvbus.parts.log.nats_reader import AFTER, SHIFT, NatsReader
-from kvbus.parts.log.place import NatsPlace
-from kvbus.parts.log.refusals import REQUEST, insisted
+from kvbus.parts.log.place import REQUEST, NatsPlace, insisted
 
 MOST_BYTES: Final = 768 * 1024
 """Of a message with several records: servers take 1 MiB as a rule."""

@@ -16,8 +16,7 @@ from nats.js.errors import APIError
 
 from kvbus.common.tasks import close_within
 from kvbus.parts.log.contract import UNREACHABLE, UnavailableError
-from kvbus.parts.log.place import NatsPlace
-from kvbus.parts.log.refusals import causes, probed, refusal
+from kvbus.parts.log.place import NatsPlace, causes, probed, refusal
 from kvbus.transport.tls_files import TlsFileError
 
 ATTEMPT: Final = 2.0

@@ -16,8 +16,7 @@ from nats.js.errors import APIError
 
 from kvbus.parts.log.contract import START, UNREACHABLE, Entry, UnavailableError
 from kvbus.parts.log.nats_client import NO_MESSAGE, Link, refused
-from kvbus.parts.log.place import NatsPlace
-from kvbus.parts.log.refusals import REQUEST, insisted
+from kvbus.parts.log.place import REQUEST, NatsPlace, insisted
 
 SHIFT: Final = 10
 """Bits of a position behind the message's sequence: which of its records it is."""

@@ -31,9 +31,8 @@ from kvbus.parts.log.contract import (
     next_epoch,
     take_pointer,
 )
-from kvbus.parts.log.place import RedisPlace
+from kvbus.parts.log.place import REQUEST, RedisPlace, insisted
 from kvbus.parts.log.redis_client import connected, is_of_wrong_type, names, opened, said, seen, stop
-from kvbus.parts.log.refusals import REQUEST, insisted
 
 KEEP: Final = 86_400
 """Seconds for which the server knows the pointer, or the erasure, of a stream that nobody writes."""

@@ -14,8 +14,7 @@ from redis.backoff import NoBackoff
 
 from kvbus.common.tasks import finish
 from kvbus.parts.log.contract import FOREIGN_KEY, UNREACHABLE, WRONG_TYPE, Refused, UnavailableError
-from kvbus.parts.log.place import RedisPlace
-from kvbus.parts.log.refusals import REQUEST, causes, probed, refusal
+from kvbus.parts.log.place import REQUEST, RedisPlace, causes, probed, refusal
 from kvbus.transport.tls_files import TlsFileError
 
 SENTINEL: Final = 2.0

@@ -1,8 +1,8 @@
-"""One stream appended to a log, with its state again wherever batches are missing.
+"""One stream appended to a log, with its state again wherever batches are missing, and when the state is due.
 
 A broker is no router: it knows the engine's blocks only as far as its records reach. So a stream begins with the state,
-gets it again when batches were let go (the queue was full, the log was away), and when it is due (``state_due.py``).
-What waits is bounded, and no engine waits for the log.
+and gets it again when batches were dropped (the queue was full, the log was away), and when it is due. What waits is
+bounded, and no engine waits for the log.
 """
 
 from __future__ import annotations
@@ -24,7 +24,73 @@ from kvbus.parts.log.contract import START, FencedError, Log, Pointer, Unavailab
 from kvbus.parts.log.follower import LEASE, LEASE_TTL, SILENCE
 from kvbus.parts.log.record import SCHEMA, Kind, Record, Stream, block_size_of, divided, write
 from kvbus.parts.outputs.contract import Services
-from kvbus.parts.outputs.state_due import OVERDUE, StateDue
+
+OVERDUE: Final = 10.0
+"""Seconds that a state may be late before somebody hears of it."""
+
+LEAST_TAIL: Final = 4 * 1024 * 1024
+"""Bytes behind a state before a smaller one is written again."""
+
+
+class StateDue:
+    """Of one stream.
+
+    Args:
+        every: seconds after which the state is due.
+        now: when the stream was opened.
+
+    Attributes:
+        position: of the newest state of this turn; None if there is none.
+        trimmed: the log has that state no more.
+    """
+
+    def __init__(self, every: float, now: float) -> None:
+        self._every = every
+        self._written_at = now
+        """When the newest state of all turns was written; before it, when the stream was opened."""
+        self._tail_bytes = self._state_bytes = 0
+        self._state_at = self._look_at = 0.0
+        self._pause = LEASE
+        self.position: int | None = None
+        self.trimmed = False
+
+    def begin(self, now: float) -> None:
+        """A turn begins. Its first state is missing, and not due: the appender asks for that one."""
+        self._state_at = now
+        self.position, self.trimmed = None, False
+
+    def wrote_batches(self, size: int) -> None:
+        """Records of batches were appended, of so many bytes."""
+        self._tail_bytes += size
+
+    def wrote_state(self, size: int, position: int, now: float) -> None:
+        """A state was appended, of so many bytes, for whatever reason."""
+        self._tail_bytes, self._state_bytes, self.position = 0, size, position
+        self._state_at = self._written_at = now
+        self._pause = min(2 * self._pause, max(LEASE, self._every)) if self.trimmed else self._pause
+        self._look_at = now + self._pause
+        self.trimmed = False
+
+    def due(self, now: float) -> bool:
+        """Whether the state is due."""
+        paid = self._tail_bytes >= max(self._state_bytes, LEAST_TAIL)
+        return paid or self.trimmed or now - self._state_at >= self._every
+
+    def overdue(self, now: float) -> bool:
+        """Whether the newest state is older than it may be."""
+        return now - self._written_at > self._every + OVERDUE
+
+    def looks(self, now: float) -> bool:
+        """Whether it is time to see if the log has the newest state still."""
+        return self.position is not None and not self.trimmed and now >= self._look_at
+
+    def looked(self, now: float, *, kept: bool) -> None:
+        """What was seen."""
+        self.trimmed = not kept
+        if kept:
+            self._pause = LEASE
+            self._look_at = now + LEASE
+
 
 log = logging.getLogger("kvbus.daemon")
 

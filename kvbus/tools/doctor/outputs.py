@@ -80,7 +80,7 @@ def finding_key(kind: str, reason: str) -> str:
 
 async def _kafka(output: OutputConfig) -> str:
     from kvbus.parts.log.kafka import KafkaLog  # noqa: PLC0415 - an extra
-    from kvbus.parts.log.kafka_errors import cause  # noqa: PLC0415 - an extra
+    from kvbus.parts.log.kafka_client import cause  # noqa: PLC0415 - an extra
 
     place = place_of(output)
     wrong = await cause(place)

@@ -11,8 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvbus.tools.terminal import UNICODE, Glyphs, counted, panel, plain_table, short_dialect, state_cell
-from kvbus.tools.top.history import History, batches_of, of_output, of_reason
-from kvbus.tools.top.moment import Moment, Output
+from kvbus.tools.top.moment import History, Moment, Output, batches_of, of_output, of_reason
 
 _WIDE: Final = 124
 NO_ENGINE: Final = "No engine found yet"

@@ -10,8 +10,7 @@ import pytest
 
 from kvbus.parts.outputs.dynamo import announcer
 from kvbus.parts.outputs.dynamo.announcer import Announcer, Source
-from kvbus.parts.outputs.dynamo.files import FileStore
-from kvbus.parts.outputs.dynamo.records import CARDS, CHANNELS, INSTANCES, SOURCES, Scope, records
+from kvbus.parts.outputs.dynamo.registry import CARDS, CHANNELS, INSTANCES, SOURCES, FileStore, Scope, records
 from tests.transport.loops import both_loops, eventually
 
 SCOPE = Scope("dynamo", "backend", "generate")

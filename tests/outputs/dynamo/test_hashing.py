@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvbus.parts.outputs.dynamo.hashing import blocks_of, images_in, namespace_in, seed, tokens_hash
+from kvbus.parts.outputs.dynamo.messages import blocks_of, images_in, namespace_in, seed, tokens_hash
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kvbus.core.types import Tier
-from kvbus.parts.outputs.dynamo.numbering import Connection, Numbering, rank_of
+from kvbus.parts.outputs.dynamo.messages import Connection, Numbering, rank_of
 from kvbus.transport.zmtp.frames import FrameReader, encode_message
 from tests.doubles.payloads import cleared, payload, removed, store
 from tests.outputs.dynamo_reader import unwrapped

@@ -7,9 +7,7 @@ import time
 
 import pytest
 
-from kvbus.parts.outputs.dynamo.etcd import EtcdStore
-from kvbus.parts.outputs.dynamo.files import OLD, FileStore
-from kvbus.parts.outputs.dynamo.records import SOURCES, Scope, records
+from kvbus.parts.outputs.dynamo.registry import OLD, SOURCES, EtcdStore, FileStore, Scope, records
 from tests.outputs.dynamo.etcd_double import Etcd
 
 RECORDS = records(Scope("dyn-amo", "back_end", "generate"), 0x2F, 7, 1, "tcp://10.0.0.1:5857")

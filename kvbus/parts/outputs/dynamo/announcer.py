@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol, TypeVar
 
-from kvbus.parts.outputs.dynamo import records
-from kvbus.parts.outputs.dynamo.records import CARDS, CHANNELS, INSTANCES, SOURCES, Found, Scope
+from kvbus.parts.outputs.dynamo import registry
+from kvbus.parts.outputs.dynamo.registry import CARDS, CHANNELS, INSTANCES, SOURCES, Found, Scope
 
 log = logging.getLogger("kvbus.outputs")
 
@@ -127,7 +127,7 @@ class Announcer:
 
     async def _look(self) -> None:
         cards, instances = await self._find(f"{CARDS}/{self._scope.workers}", f"{INSTANCES}/{self._scope.workers}")
-        found = records.workers(cards, instances)
+        found = registry.workers(cards, instances)
         sources, channels = await self._find(f"{SOURCES}/{self._scope.events}", f"{CHANNELS}/{self._scope.events}")
         for source in list(self._sources.values()):
             worker = self._worker(source, found)
@@ -136,7 +136,7 @@ class Announcer:
             if worker is None:
                 continue
             await self._clear_up(source, worker, sources, channels)
-            about = records.records(self._scope, source.number, worker, source.said_rank, source.endpoint)
+            about = registry.records(self._scope, source.number, worker, source.said_rank, source.endpoint)
             source.said = tuple(about)
             await self._call(partial(self._put, source), about)
 
@@ -186,7 +186,7 @@ class Announcer:
     ) -> None:
         """Take away what a former process of ours has left: two sources of one rank, and routers take neither."""
         strangers = []
-        for other in records.others(sources, channels, worker, source.said_rank, source.number):
+        for other in registry.others(sources, channels, worker, source.said_rank, source.number):
             if other.endpoint == source.endpoint:
                 path = f"{self._scope.events}{other.publisher:x}"
                 await self._call(self._store.delete, (f"{CHANNELS}/{path}", f"{SOURCES}/{path}"))

@@ -17,10 +17,8 @@ from kvbus.core.events import Subscribed
 from kvbus.core.stats import RouterView
 from kvbus.parts.outputs.contract import Services
 from kvbus.parts.outputs.dynamo.announcer import Announcer, Source, Store
-from kvbus.parts.outputs.dynamo.etcd import EtcdStore
-from kvbus.parts.outputs.dynamo.files import FileStore
-from kvbus.parts.outputs.dynamo.numbering import TOPIC, Numbering, rank_of
-from kvbus.parts.outputs.dynamo.records import Scope
+from kvbus.parts.outputs.dynamo.messages import TOPIC, Numbering, rank_of
+from kvbus.parts.outputs.dynamo.registry import EtcdStore, FileStore, Scope
 from kvbus.transport.live.behind import UNSENT
 from kvbus.transport.live.endpoint import reopening
 from kvbus.transport.live.stream import LivePublisher

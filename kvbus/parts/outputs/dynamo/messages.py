@@ -1,0 +1,299 @@
+"""Batches as Dynamo's RouterEvents, with its hashes, and with event ids for each connection."""
+
+from __future__ import annotations
+
+import math
+import struct
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+
+import msgspec
+from xxhash import xxh3_64_intdigest
+
+from kvbus.core.types import MEDIA, Reason, Tier, medium_key
+from kvbus.core.wire.codec import AnyEvent, decode_batch
+from kvbus.core.wire.encoding import decode_value
+from kvbus.core.wire.parts import field, hashes_of, is_store, value
+from kvbus.core.wire.schema import AllBlocksCleared
+from kvbus.core.wire.tokens import Token, array_head, decode_tokens
+from kvbus.transport.zmtp.frames import LONG, encode_message
+
+SEED: Final = 1337
+MASK: Final = 2**64 - 1
+
+SALT_TAG: Final = "dynamo-cache-salt:"
+"""How Dynamo's workers mark a cache namespace among vLLM's ``extra_keys``."""
+
+_DIGEST: Final = 64
+"""Characters of a hexadecimal digest, as which vLLM names an image."""
+
+
+def seed(lora: str | None, namespace: str | None) -> int:
+    """The seed of all blocks of one adapter and one cache namespace."""
+    found = SEED
+    if lora:
+        found += xxh3_64_intdigest(lora.encode(), seed=0)
+    if namespace:
+        found += xxh3_64_intdigest(namespace.encode(), seed=1)
+    return found & MASK
+
+
+def blocks_of(tokens: Sequence[Token], size: int) -> list[bytes]:
+    """The bytes of each block of so many tokens; with EAGLE's pairs a block reaches one token into the next."""
+    pairs = bool(tokens) and isinstance(tokens[0], tuple)
+    firsts = [token[0] if isinstance(token, tuple) else token for token in tokens]
+    data = struct.pack(f"<{len(firsts)}I", *firsts)
+    found = [data[at : at + 4 * size] for at in range(0, len(data), 4 * size)]
+    if pairs:
+        lasts = [token[1] for token in tokens[size - 1 :: size] if isinstance(token, tuple)]
+        found = [block + struct.pack("<I", last) for block, last in zip(found, lasts, strict=True)]
+    return found
+
+
+def tokens_hash(block: bytes, seed: int, images: Iterable[int] = ()) -> int:
+    """The hash of one block."""
+    return xxh3_64_intdigest(block + b"".join(image.to_bytes(8, "little") for image in sorted(images)), seed=seed)
+
+
+def images_in(keys: Any, lora: str | None) -> list[int]:
+    """The hashes of the images in one block, from its entry in ``extra_keys``.
+
+    A pair is an image with its offset. A bare text is one if it is a digest: others are adapters and salts.
+    """
+    found = []
+    for each in keys if isinstance(keys, list) else ():
+        tagged = isinstance(each, list) and len(each) == 2
+        name = each[0] if tagged else each
+        if not isinstance(name, str) or not name or (name == lora and not tagged):
+            continue
+        if len(name) == _DIGEST and all(char in "0123456789abcdefABCDEF" for char in name):
+            found.append(int(name[:16], 16))
+        elif tagged:
+            found.append(xxh3_64_intdigest(name.encode(), seed=0))
+    return found
+
+
+def namespace_in(keys: Any, lora: str | None) -> str | None:
+    """The cache namespace of a store, from its first block's entry in ``extra_keys``; None if it names none."""
+    for each in keys if isinstance(keys, list) else ():
+        if isinstance(each, str) and each != lora and len(each) > len(SALT_TAG) and each.startswith(SALT_TAG):
+            return each.removeprefix(SALT_TAG)
+    return None
+
+
+TIERS: Final = {Tier.DEVICE: "device", Tier.HOST: "host_pinned", Tier.DISK: "disk", Tier.EXTERNAL: "external"}
+
+MAX_SALTED: Final = 1_000_000
+"""Blocks whose cache namespace is remembered: vLLM says it with the first block of a prompt, and its children have it
+too. Where a parent's is forgotten the child is hashed without one, and no request finds it."""
+
+_HERE: Final = (None, "LOCAL")
+"""Localities of blocks that the worker itself has."""
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+
+
+class RouterEvent(NamedTuple):
+    """One event, encoded up to its id and behind it."""
+
+    head: bytes
+    tail: bytes
+
+
+class Batch(NamedTuple):
+    """The events of one batch, and the time it says. None stands for a clear of the rank."""
+
+    ts: float
+    events: list[RouterEvent | None]
+
+
+class Translator:
+    """Translate the batches of one rank.
+
+    Args:
+        worker: the worker's id in Dynamo.
+        rank: its data-parallel rank.
+        left_out: called with the number of events about blocks that are elsewhere, which no KvRouter takes.
+    """
+
+    def __init__(self, worker: int, rank: int, left_out: Callable[[int], None]) -> None:
+        self._left_out = left_out
+        self._heads = {
+            tier: b"\x83%b%b%b%b%b\x83%b\xcf"
+            % tuple(map(_encode, ("worker_id", worker, "storage_tier", name, "event", "event_id")))
+            for tier, name in TIERS.items()
+        }
+        self._rank = _encode("dp_rank") + _encode(rank)
+        self._salted: dict[int, str] = {}
+        self.filler = self._event(Tier.DEVICE, {"removed": {"block_hashes": []}})
+        """An event that changes nothing."""
+
+    def batch(self, payload: bytes) -> Batch:
+        """Translate one batch.
+
+        Raises:
+            ValueError: it is none that kvbus writes.
+        """
+        batch = decode_batch(payload, sys.maxsize)  # the relay has bounded it
+        if isinstance(batch, Reason):
+            raise ValueError(f"no batch: {batch}")  # noqa: TRY004 - it is the value that is wrong
+        local = [event for event in batch.events if _plain(event, "locality") in _HERE]
+        if len(local) < len(batch.events):
+            self._left_out(len(batch.events) - len(local))
+        return Batch(batch.ts, [self._translated(event) for event in local])
+
+    def _translated(self, event: AnyEvent) -> RouterEvent | None:
+        if isinstance(event, AllBlocksCleared):
+            self._salted.clear()
+            return None
+        hashes = [int(block) & MASK for block in hashes_of(event)]
+        tier = MEDIA[medium_key(value(event, "medium")) or "GPU"]
+        if not is_store(event):
+            return self._event(tier, {"removed": {"block_hashes": hashes}})
+        parent = value(event, "parent_block_hash")
+        parent = None if parent is None else parent & MASK
+        stored = {"parent_hash": parent, "start_position": None, "blocks": self._blocks(event, hashes, parent)}
+        return self._event(tier, {"stored": stored})
+
+    def _blocks(self, event: AnyEvent, hashes: list[int], parent: int | None) -> list[dict[str, Any]]:
+        tokens = decode_tokens(field(event, "token_ids"))
+        if isinstance(tokens, Reason):
+            raise ValueError(f"no tokens: {tokens}")  # noqa: TRY004 - it is the value that is wrong
+        lora = value(event, "lora_name")
+        keys = _plain(event, "extra_keys")
+        keys = keys if isinstance(keys, list) else []
+        namespace = self._namespace(event, keys, lora, parent)
+        if namespace:
+            self._remember(hashes, namespace)
+        first = seed(lora, namespace)
+        found = []
+        for at, (block, data) in enumerate(zip(hashes, blocks_of(tokens, field(event, "block_size")), strict=True)):
+            images = images_in(keys[at], lora) if at < len(keys) else []
+            info = {"mm_objects": [{"mm_hash": image, "offsets": []} for image in images]} if images else None
+            found.append({"block_hash": block, "tokens_hash": tokens_hash(data, first, images), "mm_extra_info": info})
+        return found
+
+    def _namespace(self, event: AnyEvent, keys: list[Any], lora: str | None, parent: int | None) -> str | None:
+        salt = _plain(event, "cache_salt")
+        if isinstance(salt, str) and salt:
+            return salt
+        return namespace_in(keys[0], lora) if keys and parent is None else self._salted.get(parent or 0)
+
+    def _remember(self, hashes: list[int], namespace: str) -> None:
+        self._salted.update(dict.fromkeys(hashes, namespace))
+        while len(self._salted) > MAX_SALTED:
+            del self._salted[next(iter(self._salted))]
+
+    def _event(self, tier: Tier, data: dict[str, Any]) -> RouterEvent:
+        return RouterEvent(self._heads[tier], _encode("data") + _encode(data) + self._rank)
+
+
+def _plain(event: AnyEvent, name: str) -> Any:
+    """A field that is only carried elsewhere."""
+    raw = value(event, name)
+    return None if raw is None else decode_value(raw)
+
+
+TOPIC: Final = b"kv-events"
+
+LATEST: Final = 2**40
+"""Seconds. An engine may send any time, and Dynamo reads milliseconds of 64 bits."""
+
+_CACHED: Final = 64
+"""Translated batches that are kept for the next connection."""
+
+_ranked: Final = msgspec.msgpack.Decoder(tuple[float, msgspec.Raw, int]).decode
+
+_MSGPACK: Final = b"\x01"
+
+
+class Envelope(msgspec.Struct):
+    """What a message holds."""
+
+    publisher_id: int
+    sequence: int
+    published_at: int
+    topic: str
+    payload: bytes
+
+
+class Numbering:
+    """The ids of one publisher.
+
+    Args:
+        publisher: the publisher's id.
+        worker: the worker's id in Dynamo.
+        rank: the data-parallel rank.
+        left_out: see :class:`~kvbus.parts.outputs.dynamo.messages.Translator`.
+    """
+
+    def __init__(self, publisher: int, worker: int, rank: int, left_out: Callable[[int], None]) -> None:
+        self.publisher = publisher
+        self.worker = worker
+        self.rank = rank
+        self.newest = 0
+        """The highest event id used on any connection."""
+        translator = Translator(worker, rank, left_out)
+        self.filler = translator.filler
+        self.translate = lru_cache(maxsize=_CACHED)(translator.batch)
+        """Connections share the work: all of them get the same batches at about the same time."""
+
+    def connection(self) -> Connection:
+        """Number one connection more."""
+        return Connection(self)
+
+
+class Connection:
+    """One router's ids, and what it is sent. :meth:`rewrite` gets the live stream as every other router has it."""
+
+    def __init__(self, numbering: Numbering) -> None:
+        self._numbering = numbering
+        self._id = numbering.newest + 1
+        """The newest id. It was never used: a router that knows this source finds a hole before the first event."""
+        self._seq: int | None = None
+        self._encode = msgspec.msgpack.Encoder().encode
+
+    def rewrite(self, data: bytes) -> bytes:
+        """Encoded messages of kvbus, whole ones, as messages of the event plane."""
+        out = b"".join([self._message(seq, self._numbering.translate(payload)) for seq, payload in _messages(data)])
+        self._numbering.newest = max(self._numbering.newest, self._id)
+        return out
+
+    def _message(self, seq: int, batch: Batch) -> bytes:
+        """One batch; without events it has no ids, and a router does nothing at it."""
+        if self._seq is not None and seq != self._seq + 1:
+            self._id += 1
+        self._seq = seq
+        payload = array_head(len(batch.events)) + b"".join(map(self._with_id, batch.events))
+        at = int(batch.ts * 1000) if math.isfinite(batch.ts) and 0 <= batch.ts < LATEST else 0
+        publisher = self._numbering.publisher
+        envelope = self._encode(Envelope(publisher, seq, at, TOPIC.decode(), payload))
+        frame = _MSGPACK + len(envelope).to_bytes(4, "big") + envelope
+        return encode_message((TOPIC, publisher.to_bytes(8, "big"), seq.to_bytes(8, "big"), frame))
+
+    def _with_id(self, event: RouterEvent | None) -> bytes:
+        if event is None:
+            self._id += 1
+            event = self._numbering.filler
+        self._id += 1
+        return event.head + self._id.to_bytes(8, "big") + event.tail
+
+
+def rank_of(payload: bytes) -> int:
+    """The rank that a batch of kvbus says."""
+    return _ranked(payload)[2]
+
+
+def _messages(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Seq and payload of each message."""
+    at = 0
+    while at < len(data):
+        frames = []
+        for _ in range(3):
+            head = 9 if data[at] & LONG else 2
+            end = at + head + int.from_bytes(data[at + 1 : at + head], "big")
+            frames.append(data[at + head : end])
+            at = end
+        yield int.from_bytes(frames[1], "big"), frames[2]

@@ -1,0 +1,293 @@
+"""Dynamo's discovery: its records, and the two stores that hold them, a directory and etcd."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import http.client
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote, unquote, urlsplit
+
+import msgspec
+
+SOURCES: Final = "v1/event_sources"
+CHANNELS: Final = "v1/event_channels"
+CARDS: Final = "v1/mdc"
+INSTANCES: Final = "v1/instances"
+
+TOPIC: Final = "kv-events"
+
+
+class Scope(NamedTuple):
+    """The endpoint that workers serve, whose cards and events belong together."""
+
+    namespace: str
+    component: str
+    endpoint: str
+
+    @property
+    def workers(self) -> str:
+        """Where the cards and the instances of its workers are."""
+        return f"{self.namespace}/{self.component}/{self.endpoint}/"
+
+    @property
+    def events(self) -> str:
+        """Where its sources of events are."""
+        return f"namespace/{self.namespace}/component/{self.component}/endpoint/{self.endpoint}/topic/{TOPIC}/"
+
+
+class Found(NamedTuple):
+    """A worker with a model card, and the host that it serves at."""
+
+    worker: int
+    host: str
+
+
+class Other(NamedTuple):
+    """Somebody who says to be the source of a rank's events."""
+
+    publisher: int
+    endpoint: str
+
+
+def records(scope: Scope, publisher: int, worker: int, rank: int, endpoint: str) -> dict[str, bytes]:
+    """The records of one source by their paths. A router that finds the channel has to know the source before."""
+    path = f"{scope.events}{publisher:x}"
+    place = {"namespace": scope.namespace, "component": scope.component, "name": scope.endpoint}
+    about = {"scope": {"kind": "endpoint", "endpoint": place}, "topic": TOPIC}
+    source = {
+        "type": "EventSource",
+        **about,
+        "publisher_id": publisher,
+        "metadata": {
+            "kv_state_endpoint": place,
+            "worker": {"worker_id": worker, "dp_rank": rank},
+            "publisher_id": publisher,
+        },
+    }
+    channel = {
+        "type": "EventChannel",
+        **about,
+        "instance_id": publisher,
+        "transport": {"kind": "Zmq", "config": {"endpoint": endpoint}},
+    }
+    encode = msgspec.json.encode
+    return {f"{SOURCES}/{path}": encode(source), f"{CHANNELS}/{path}": encode(channel)}
+
+
+def workers(cards: dict[str, bytes], instances: dict[str, bytes]) -> list[Found]:
+    """The workers with a card, by their ids."""
+    hosts = {_number(each, "instance_id"): _host(each) for each in map(_decoded, instances.values())}
+    known = {_number(each, "instance_id") for each in map(_decoded, cards.values())} - {0}
+    return [Found(worker, hosts.get(worker, "")) for worker in sorted(known)]
+
+
+def others(
+    sources: dict[str, bytes], channels: dict[str, bytes], worker: int, rank: int, publisher: int
+) -> list[Other]:
+    """The sources of a rank but the one of this publisher. With two of them a router takes neither."""
+    found = []
+    for path, body in sources.items():
+        about = _part(_decoded(body), "metadata")
+        number = _number(about, "publisher_id")
+        if _part(about, "worker") == {"worker_id": worker, "dp_rank": rank} and number != publisher:
+            channel = _decoded(channels.get(path.replace(SOURCES, CHANNELS, 1), b""))
+            found.append(Other(number, str(_part(channel, "transport", "config", "endpoint") or "")))
+    return found
+
+
+def _host(instance: dict[str, Any]) -> str:
+    return str(_part(instance, "transport", "tcp")).partition("/")[0].rpartition(":")[0]
+
+
+def _part(record: Any, *names: str) -> Any:
+    """What a record, which others may have written, has at the end of this path; None if it does not."""
+    for name in names:
+        record = record.get(name) if isinstance(record, dict) else None
+    return record
+
+
+def _number(record: Any, name: str) -> int:
+    """One of its numbers; 0 if there is none."""
+    found = _part(record, name)
+    return found if isinstance(found, int) else 0
+
+
+def _decoded(body: bytes) -> dict[str, Any]:
+    """A record; empty where it is none, or is being written."""
+    try:
+        found = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+OLD: Final = 10.0
+"""Seconds after which a record that nobody touches counts no more."""
+
+
+class FileStore:
+    """The records below one directory; ``$DYN_FILE_KV`` of the frontend and the workers.
+
+    Args:
+        directory: where they are.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def put(self, records: Mapping[str, bytes]) -> None:
+        """Write records, or show that they still hold."""
+        for path, body in records.items():
+            file = self._file(path)
+            try:
+                if file.read_bytes() == body:
+                    os.utime(file)
+                    continue
+            except OSError:
+                file.parent.mkdir(parents=True, exist_ok=True)
+            # those who watch the directory read any file in it, so a half-written one is written beside it
+            half = self._directory / f".{os.getpid()}-{file.name[-64:]}"
+            half.write_bytes(body)
+            half.replace(file)
+
+    def delete(self, paths: Iterable[str]) -> None:
+        """Take records away."""
+        for path in paths:
+            self._file(path).unlink(missing_ok=True)
+
+    def find(self, prefix: str) -> dict[str, bytes]:
+        """The records whose path begins like this, but for old ones."""
+        version, bucket, path = prefix.split("/", 2)
+        found = {}
+        with contextlib.suppress(FileNotFoundError):
+            for file in sorted((self._directory / version / bucket).iterdir()):
+                if not (name := unquote(file.name)).startswith(path):
+                    continue
+                with contextlib.suppress(OSError):  # gone meanwhile
+                    if time.time() - file.stat().st_mtime < OLD:
+                        found[f"{version}/{bucket}/{name}"] = file.read_bytes()
+        return found
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _file(self, path: str) -> Path:
+        version, bucket, name = path.split("/", 2)
+        quoted = quote(name, safe="").replace("-", "%2D").replace("_", "%5F").replace(".", "%2E").replace("~", "%7E")
+        return self._directory / version / bucket / quoted
+
+
+LEASE: Final = 10
+"""Seconds after which etcd forgets the records of a process that does not speak any more."""
+
+TIMEOUT: Final = 3.0
+"""Seconds to wait for an answer."""
+
+
+class EtcdStore:
+    """The records in one etcd.
+
+    Args:
+        url: ``http://host:2379``.
+        gone: called with the path of each record of ours that somebody else has taken away or replaced.
+    """
+
+    def __init__(self, url: str, gone: Callable[[str], None] = lambda _: None) -> None:
+        parts = urlsplit(url)
+        self._address = (parts.hostname or "", parts.port or 2379)
+        self._gone = gone
+        self._lease: str | None = None
+        self._held: dict[str, bytes] = {}
+        """What is known to be there under the lease."""
+        self._missing: set[str] = set()
+        """What was not, when it was looked for: somebody else took it, if the lease still holds."""
+
+    def put(self, records: Mapping[str, bytes]) -> None:
+        """Write records, or show that they still hold.
+
+        Raises:
+            OSError: etcd does not answer, or refuses.
+        """
+        if self._lease is not None:
+            kept = self._call("lease/keepalive", {"ID": self._lease}).get("result", {})
+            if int(kept.get("TTL", 0)) <= 0:
+                self._lease = None
+        if self._lease is not None:
+            for path in self._missing & self._held.keys():
+                del self._held[path]
+                self._gone(path)
+        self._missing.clear()
+        if self._lease is None:
+            self._held.clear()
+            granted = self._call("lease/grant", {"TTL": LEASE})
+            if "ID" not in granted:
+                raise OSError(f"etcd grants no lease: {granted!r:.200}")
+            self._lease = str(granted["ID"])
+        for path, body in records.items():
+            if self._held.get(path) != body:
+                self._call("kv/put", {"key": _coded(path.encode()), "value": _coded(body), "lease": self._lease})
+                self._held[path] = body
+
+    def delete(self, paths: Iterable[str]) -> None:
+        """Take records away.
+
+        Raises:
+            OSError: as for :meth:`put`.
+        """
+        for path in paths:
+            self._held.pop(path, None)
+            self._call("kv/deleterange", {"key": _coded(path.encode())})
+
+    def find(self, prefix: str) -> dict[str, bytes]:
+        """The records whose path begins like this. One of ours that is not there as we put it, :meth:`put` puts again.
+
+        Raises:
+            OSError: as for :meth:`put`.
+        """
+        end = prefix[:-1] + chr(ord(prefix[-1]) + 1)
+        asked = {"key": _coded(prefix.encode()), "range_end": _coded(end.encode())}
+        found = self._call("kv/range", asked).get("kvs", [])
+        paths = [base64.b64decode(each["key"]).decode() for each in found]
+        leases = {path: str(each.get("lease", "0")) for path, each in zip(paths, found, strict=True)}
+        records = {path: base64.b64decode(each.get("value", "")) for path, each in zip(paths, found, strict=True)}
+        for path, body in self._held.items():
+            if path.startswith(prefix):
+                there = records.get(path) == body and leases[path] == self._lease
+                (self._missing.discard if there else self._missing.add)(path)
+        return records
+
+    def close(self) -> None:
+        """Let go of the lease."""
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            self._call("lease/revoke", {"ID": lease})
+
+    def _call(self, method: str, asked: dict[str, Any]) -> dict[str, Any]:
+        connection = http.client.HTTPConnection(*self._address, timeout=TIMEOUT)
+        try:
+            connection.request("POST", f"/v3/{method}", json.dumps(asked))
+            answer = connection.getresponse()
+            body = answer.read()
+        except http.client.HTTPException as error:
+            raise OSError(f"etcd does not speak HTTP: {error!r}") from error
+        finally:
+            connection.close()
+        if answer.status != http.client.OK:
+            raise OSError(f"etcd answers {answer.status} to {method}: {body[:200]!r}")
+        try:
+            found = json.loads(body)
+        except (ValueError, RecursionError):  # a proxy's page, say, or an answer that was cut off
+            found = None
+        if not isinstance(found, dict):
+            raise OSError(f"etcd answers {method} with what is no JSON object: {body[:200]!r}")
+        return found
+
+
+def _coded(text: bytes) -> str:
+    return base64.b64encode(text).decode()
