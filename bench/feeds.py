@@ -20,10 +20,8 @@ from kvbus.core.events import (
     Subscribed,
     Tick,
 )
-from kvbus.core.normalizing.rules import Rules
 from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.relay import Relay
-from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source_spec import SourceSpec
 from kvbus.core.types import Reason
 from kvbus.core.wire.codec import decode_batch
@@ -159,7 +157,7 @@ class Bus(Feed):
             assert not missing, f"{missing} blocks of worker {worker.number} are not known"
 
     def _make(self, first_seqs: list[int]) -> Relay:
-        sources = [SourceSpec(f"worker/{worker.number}", 0, Settings(), Rules()) for worker in self.workers]
+        sources = [SourceSpec(f"worker/{worker.number}", 0) for worker in self.workers]
         output = OutputSpec("routers", self._profile, [None] * len(sources), first_seqs=first_seqs)
         return Relay(sources, [output])
 

@@ -20,7 +20,7 @@ from kvbus.core.sequencing import actions
 from kvbus.core.sequencing.actions import Ask, AskSnapshot, Deliver, LostReason, RestartReason, Stop
 from kvbus.core.sequencing.phases import Phase
 from kvbus.core.sequencing.sequencer import Sequencer
-from kvbus.core.sequencing.settings import Settings
+from kvbus.core.source_spec import SourceSpec
 from kvbus.core.source_stats import SourceStats
 from kvbus.core.types import Reason
 from kvbus.core.wire.codec import begins_with_clear
@@ -85,15 +85,15 @@ class Sequence:
         self.epoch = 0
         self._asks: Final = replay or snapshot
         self._sequencer: Final = Sequencer(
-            Settings(
+            SourceSpec(
                 replay=replay,
                 snapshot=snapshot,
                 replay_timeout=timing.idle_s,
                 replay_total_timeout=timing.answer_s,
                 probe_interval=timing.confirm_s,
                 reorder_batches=limits.held_batches,
-                reorder_bytes=limits.held_bytes,
-                trust_unverified=True,
+                max_held_bytes=limits.held_bytes,
+                on_lost="keep",
                 reorder_grace=0.0,
                 compacted=True,
                 from_now=not from_start,

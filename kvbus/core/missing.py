@@ -6,10 +6,10 @@ from typing import Final
 
 import msgspec
 
-from kvbus.core.normalizing.rules import Rules
 from kvbus.core.sequencing.backfill import NOTHING
-from kvbus.core.sequencing.settings import State
+from kvbus.core.sequencing.phases import State
 from kvbus.core.source import Source
+from kvbus.core.source_spec import SourceSpec
 from kvbus.core.types import Filtered
 
 _RESTART: Final = "the engine restarts"
@@ -52,7 +52,7 @@ def missing(source: Source) -> Missing | None:
     if source.lost:
         where = f" before {before:,}" if before else ""
         return Missing(f"{_number(source.lost)} lost for good{where}", before, ends)
-    if not source.spec.settings.replay:
+    if not source.spec.replay:
         what = f"{_until(before)} sent" if before else "something may have been sent"
         return Missing(f"{what} while kvbus was not connected, and there is no replay_endpoint", before, ends)
     what = _until(before) if before else "earlier batches were"
@@ -63,7 +63,7 @@ def _left_out(source: Source) -> str:
     """Why blocks are missing of a source whose batches are all there."""
     refused = source.normalizer.refused
     if source.normalizer.full:
-        return f"the index is full: {_limits(source.spec.rules)}"
+        return f"the index is full: {_limits(source.spec)}"
     if refused == {Filtered.TOKENLESS}:
         return "blocks were stored without tokens, and are known nowhere else: no router gets them"
     if refused:
@@ -76,10 +76,10 @@ def _left_out(source: Source) -> str:
     return "a tier that came up after a reset of the cache may hold more than was announced"
 
 
-def _limits(rules: Rules) -> str:
+def _limits(spec: SourceSpec) -> str:
     return (
-        f"what is beyond limits.max_blocks ({rules.max_blocks:,}), limits.max_index_bytes ({rules.max_index_bytes:,}) "
-        f"or limits.max_groups ({rules.max_groups:,}) is refused"
+        f"what is beyond limits.max_blocks ({spec.max_blocks:,}), limits.max_index_bytes ({spec.max_index_bytes:,}) "
+        f"or limits.max_groups ({spec.max_groups:,}) is refused"
     )
 
 

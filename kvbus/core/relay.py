@@ -341,7 +341,7 @@ class Relay:
                 source.sequencer.stood_still(event.stood, now)
             source.sequencer.tick(now)
             self._run(slot, source, now)
-            gone = source.down_since is not None and now - source.down_since >= source.spec.timeout
+            gone = source.down_since is not None and now - source.down_since >= source.spec.source_timeout
             if gone and not source.expired:
                 self._do(wal.Expired(slot), now)
             if source.partial != (source.partial_since is not None):

@@ -128,7 +128,7 @@ def remarks(source: Source) -> dict[Remark, str]:
     """
     stats = source.stats
     found = _of_connection(source) | _of_live(source)
-    if stats.rejected or source.spec.rules.block_size is not None:
+    if stats.rejected or source.spec.block_size is not None:
         found |= _of_events(source)
     if source.normalizer.only_without_prefix and stats.filtered[Filtered.GROUP] >= MIN_LEFT_OUT:
         found[Remark.NO_PREFIX] = (
@@ -233,7 +233,7 @@ def _shown(topic: bytes) -> str:
 
 def _of_events(source: Source) -> dict[Remark, str]:
     found = {}
-    stats, size = source.stats, source.spec.rules.block_size
+    stats, size = source.stats, source.spec.block_size
     normalizer = source.normalizer
     wrong, tails = stats.rejected[Reason.BLOCK_SIZE], stats.filtered[Filtered.TAIL]
     if size is not None and wrong:

@@ -12,7 +12,7 @@ from kvbus.core.events import SourcePlaced, SourceRemoved
 from kvbus.core.numbered import Numbered
 from kvbus.core.outgoing import Outgoing
 from kvbus.core.source import Source
-from kvbus.core.source_spec import NOBODY, SourceSpec, nobody
+from kvbus.core.source_spec import SourceSpec
 
 
 class Slots:
@@ -43,7 +43,7 @@ class Slots:
         if slot < len(self._sources):
             self._remove(slot, now)
         while len(self._sources) <= slot:
-            self._sources.append(self._source(NOBODY))
+            self._sources.append(self._source(SourceSpec()))
         self._sources[slot] = self._source(event.spec)
         self._out.welcome(slot, event.spec.rank, event.streams, now)
         if event.spec.numbered:
@@ -65,5 +65,5 @@ class Slots:
             self._applier.clear(slot, source, now)
         if source.spec.numbered:
             self._numbered.removed(slot, now)
-        self._sources[slot] = self._source(nobody(source.rank))
+        self._sources[slot] = self._source(SourceSpec(rank=source.rank))
         self._out.close(slot, closed=True)

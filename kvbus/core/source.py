@@ -7,8 +7,8 @@ from typing import Final
 from kvbus.core.blocks.index import Index
 from kvbus.core.lifetimes import Lifetimes
 from kvbus.core.normalizing.normalizer import Normalizer
+from kvbus.core.sequencing.phases import State
 from kvbus.core.sequencing.sequencer import Sequencer
-from kvbus.core.sequencing.settings import State
 from kvbus.core.sequencing.topics import Topics
 from kvbus.core.source_spec import SourceSpec
 from kvbus.core.source_stats import SourceStats
@@ -29,13 +29,12 @@ class Source:
 
         # What takes the batches in.
         self.stats = SourceStats()
-        self.sequencer = Sequencer(spec.settings, self.stats)
+        self.sequencer = Sequencer(spec, self.stats)
         self.topics = Topics(spec.topic, spec.shared, self.sequencer, self.stats)
-        self.normalizer = Normalizer(spec.rules, self.stats, Index(spec.copied_below))
+        self.normalizer = Normalizer(spec, self.stats, Index(spec.copied_below))
 
-        rules = spec.rules
-        expire = Lifetimes(rules.expiring_media, rules.expire_after, self.normalizer.index)
-        self.lifetimes = expire if rules.expiring_media else None
+        expire = Lifetimes(spec.expiring_media, spec.expire_after, self.normalizer.index)
+        self.lifetimes = expire if spec.expiring_media else None
 
         # As the newest batch has it.
         self.rank = spec.rank

@@ -8,11 +8,9 @@ from typing import Final
 from msgspec import structs
 
 from kvbus.config import Config, OutputConfig, SourceStream
-from kvbus.core.normalizing.rules import Rules
 from kvbus.core.outputs.spec import NewStream, OutputSpec, Rights
 from kvbus.core.relay import Relay
-from kvbus.core.sequencing.settings import Settings
-from kvbus.core.source_spec import SourceSpec, nobody
+from kvbus.core.source_spec import SourceSpec
 from kvbus.core.wire.frames import PUBLISHER_ID_BYTES, FrameLimits
 from kvbus.core.wire.profiles import PROFILES
 from kvbus.daemon.placement import Placement, Worker, worker_of
@@ -42,7 +40,10 @@ def make_relay(
         runtime: what the daemon runs on.
     """
     views = views or Views(config, {})
-    specs = [nobody(gone[slot].rank if slot in gone else 0) for slot in range(max((*streams, *gone), default=-1) + 1)]
+    specs = [
+        SourceSpec(rank=gone[slot].rank if slot in gone else 0)
+        for slot in range(max((*streams, *gone), default=-1) + 1)
+    ]
     for slot, stream in streams.items():
         specs[slot] = source_spec(config, stream)
     return Relay(
@@ -57,16 +58,21 @@ def make_relay(
 
 def source_spec(config: Config, stream: SourceStream) -> SourceSpec:
     """Return what the relay has to know of one engine publisher."""
-    settings = Settings(
+    limits = config.limits
+    return SourceSpec(
+        stream.label,
+        stream.rank,
+        stream.topic,
+        stream.shared,
+        numbered=config.log_numbers,
         replay=stream.replay_endpoint is not None,
         snapshot=stream.snapshot_endpoint is not None,
         replay_timeout=config.replay_timeout,
         probe_interval=config.probe_interval,
+        source_timeout=config.source_timeout,
         reorder_batches=config.reorder_batches,
-        reorder_bytes=config.limits.max_held_bytes,
-        trust_unverified=config.on_lost == "keep",
-    )
-    rules = Rules(
+        max_held_bytes=limits.max_held_bytes,
+        on_lost=config.on_lost,
         block_size=None if config.block_size == "auto" else config.block_size,
         duplicates="ignore" if config.log_numbers else stream.duplicates,
         groups=config.groups,
@@ -75,20 +81,9 @@ def source_spec(config: Config, stream: SourceStream) -> SourceSpec:
         expiring_media=frozenset(config.expiring_media),
         expire_after=config.expire_after,
         clears="all" if config.log_numbers else stream.clears,
-        max_blocks=config.limits.max_blocks,
-        max_groups=config.limits.max_groups,
-        max_index_bytes=config.limits.max_index_bytes,
-    )
-    return SourceSpec(
-        stream.label,
-        stream.rank,
-        settings,
-        rules,
-        config.on_lost,
-        config.source_timeout,
-        stream.topic,
-        shared=stream.shared,
-        numbered=config.log_numbers,
+        max_blocks=limits.max_blocks,
+        max_groups=limits.max_groups,
+        max_index_bytes=limits.max_index_bytes,
     )
 
 

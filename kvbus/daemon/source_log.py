@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from kvbus.core.missing import missing
 from kvbus.core.relay import Relay
 from kvbus.core.remarks import Remark, remarks
-from kvbus.core.sequencing.settings import State
+from kvbus.core.sequencing.phases import State
 from kvbus.core.source import Source
 
 log = logging.getLogger("kvbus.daemon")

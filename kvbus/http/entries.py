@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from kvbus.core.remarks import Said
-from kvbus.core.sequencing.settings import State
+from kvbus.core.sequencing.phases import State
 from kvbus.core.source import Source
 from kvbus.core.stats import RouterView
 from kvbus.telemetry.readings import SourceReading, read_source

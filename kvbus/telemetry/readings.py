@@ -20,7 +20,7 @@ from kvbus.core.missing import Missing, missing
 from kvbus.core.outputs.output import Output
 from kvbus.core.relay import Relay
 from kvbus.core.remarks import Said, reasons
-from kvbus.core.sequencing.settings import State
+from kvbus.core.sequencing.phases import State
 from kvbus.core.source import Source
 from kvbus.core.source_stats import SourceStats
 from kvbus.core.stats import OutputStats, RouterView
@@ -141,16 +141,16 @@ def read_source(source: Source) -> SourceReading:
         block_size=normalizer.block_size,
         pending=sequencer.pending,
         queue_depth=len(sequencer.held) + len(sequencer.actions),
-        queue_limit=spec.settings.reorder_batches,
+        queue_limit=spec.reorder_batches,
         queue_bytes=sequencer.held.bytes,
-        queue_bytes_limit=spec.settings.reorder_bytes,
+        queue_bytes_limit=spec.max_held_bytes,
         unverified=len(sequencer.unverified),
         index_entries=normalizer.entries,
-        index_limit=spec.rules.max_blocks,
+        index_limit=spec.max_blocks,
         index_bytes=normalizer.index_bytes,
-        index_bytes_limit=spec.rules.max_index_bytes,
+        index_bytes_limit=spec.max_index_bytes,
         groups=normalizer.known_groups,
-        groups_limit=spec.rules.max_groups,
+        groups_limit=spec.max_groups,
         blocks=dict.fromkeys(media, 0) if source.expired else dict(media),
         examples=source.examples.copy(),
         stats=source.stats.copy(),

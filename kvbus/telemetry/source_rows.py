@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from kvbus.core.remarks import Remark
-from kvbus.core.sequencing.settings import State
+from kvbus.core.sequencing.phases import State
 from kvbus.core.types import DEVICE_MEDIUM, Filtered, Reason, Refused
 from kvbus.telemetry.readings import SourceReading
 from kvbus.telemetry.row import Row, by, counts, one

@@ -6,10 +6,8 @@ from typing import Any
 
 from msgspec import structs
 
-from kvbus.core.normalizing.rules import Rules
 from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.relay import Relay
-from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source_spec import SourceSpec
 from kvbus.core.stats import OutputStats, RouterView
 from kvbus.core.wire.profiles import PROFILES
@@ -44,7 +42,7 @@ class Routers:
 
 
 def test_routers_come_and_go_and_are_looked_at_when_a_counter_moves() -> None:
-    relay = Relay([SourceSpec("engine", 0, Settings(), Rules())], [OutputSpec("out", PROFILES["vllm"], [b""])])
+    relay = Relay([SourceSpec("engine", 0)], [OutputSpec("out", PROFILES["vllm"], [b""])])
     driver, stats, timeline = Routers(), OutputStats(), Timeline()
 
     def looked() -> list[tuple[str, str]]:

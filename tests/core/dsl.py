@@ -37,11 +37,9 @@ from kvbus.core.events import (
     Unread,
 )
 from kvbus.core.normalizing.normalizer import Normalizer
-from kvbus.core.normalizing.rules import Rules
 from kvbus.core.outputs.spec import OutputSpec, Rights
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.actions import Action, Ask, AskSnapshot, Stop
-from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source_spec import SourceSpec
 from kvbus.core.source_stats import SourceStats
 from kvbus.core.wire.batch import Batch
@@ -65,7 +63,7 @@ class Bench:
 
     def __init__(self, **rules: Any) -> None:
         self.stats = SourceStats()
-        self.normalizer = Normalizer(Rules(**rules), self.stats)
+        self.normalizer = Normalizer(SourceSpec(**rules), self.stats)
         self.router = PlainSetRouter()
         self.seq = 0
         self.left: list[AnyEvent] = []
@@ -85,7 +83,7 @@ class Bench:
     def restart(self) -> None:
         """Go on as another process that has loaded the state: nothing is cached. Tails are not taken along."""
         before = self.normalizer
-        self.normalizer = Normalizer(before.rules, self.stats, before.index)
+        self.normalizer = Normalizer(before.spec, self.stats, before.index)
         self.normalizer.load(before.dump())
 
     def announced(self) -> PlainSetRouter:
@@ -373,30 +371,24 @@ class Conversation:
 
 
 class Script(Conversation):
-    """A relay with one source and one output, unless told otherwise. Keywords are rules, settings or spec fields."""
+    """A relay with one source and one output, unless told otherwise. Other keywords are fields of a SourceSpec."""
 
     def __init__(
         self,
         *,
         replay: bool = False,
-        on_lost: Any = "clear",
-        timeout: float = 30.0,
         heartbeat: float = 0.0,
         ranks: tuple[int, ...] = (0,),
         profiles: tuple[str, ...] = ("vllm",),
         topic: bytes | None = None,
         merged: bool = False,
         journal_batches: int = 10_000,
-        settings: dict[str, Any] | None = None,
         rights: Rights = EVERYTHING,
-        **rules: Any,
+        **spec: Any,
     ) -> None:
-        times = {"probe_interval": 0.0, **(settings or {})}
+        spec = {"replay": replay, "probe_interval": 0.0, **spec}
         self.relay = Relay(
-            [
-                SourceSpec(f"engine/{rank}", rank, Settings(replay=replay, **times), Rules(**rules), on_lost, timeout)
-                for rank in ranks
-            ],
+            [SourceSpec(f"engine/{rank}", rank, **spec) for rank in ranks],
             [
                 OutputSpec(
                     f"out-{at}",

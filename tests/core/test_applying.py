@@ -20,10 +20,8 @@ from kvbus.core.events import (
     Subscribed,
     Tick,
 )
-from kvbus.core.normalizing.rules import Rules
 from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.relay import Relay
-from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source_spec import SourceSpec
 from kvbus.core.wire.frames import END_SEQ
 from kvbus.core.wire.profiles import PROFILES
@@ -35,11 +33,10 @@ ONE, OTHER = b"1" * 16, b"2" * 16
 """Ids of two epochs of the publisher."""
 
 
-RULES = Rules(expiring_media=frozenset({"CPU"}), expire_after=3.0)
-
-
 def make_relay() -> Relay:
-    source = SourceSpec("engine", 0, Settings(replay=True, snapshot=True), RULES, timeout=5.0)
+    source = SourceSpec(
+        "engine", 0, replay=True, snapshot=True, source_timeout=5.0, expiring_media=frozenset({"CPU"}), expire_after=3.0
+    )
     return Relay([source], [OutputSpec("out", PROFILES["vllm"], [None], heartbeat=1.0, first_seqs=[40])])
 
 

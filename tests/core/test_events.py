@@ -7,11 +7,9 @@ import msgspec
 import pytest
 
 from kvbus.core.events import RelayEvent
-from kvbus.core.normalizing.rules import Rules
 from kvbus.core.outputs.replay_answer import ReplayAnswer
 from kvbus.core.outputs.snapshot import SnapshotAnswer
 from kvbus.core.outputs.spec import NewStream, OutputSpec
-from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source_spec import SourceSpec
 from kvbus.core.types import Refused
 from kvbus.core.wire.profiles import PROFILES
@@ -31,7 +29,7 @@ def made(kind, frames):
         bytes: b"".join(frames),
         list[bytes]: frames,
         tuple[int, ...]: (1,),
-        SourceSpec: SourceSpec("other", 0, Settings(), Rules()),
+        SourceSpec: SourceSpec("other", 0),
         Sequence[NewStream]: [NewStream()],
         OutputSpec: OutputSpec("other", PROFILES["vllm"], [None]),
         Refused: Refused.KEY,

@@ -5,16 +5,14 @@ from __future__ import annotations
 import pytest
 
 from kvbus.core.events import BatchReceived, SourceUp
-from kvbus.core.normalizing.rules import Rules
 from kvbus.core.relay import Relay
-from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source_spec import SourceSpec
 from tests.doubles.payloads import batch, payload, removed, store
 
 
 @pytest.fixture
 def relay() -> Relay:
-    relay = Relay([SourceSpec("engine", 0, Settings(replay=False), Rules())], [])
+    relay = Relay([SourceSpec("engine", 0, replay=False)], [])
     relay.handle(SourceUp(0), 1.0)
     return relay
 

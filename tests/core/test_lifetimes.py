@@ -20,7 +20,7 @@ class Engine:
     """An engine that announces what it stores on the CPU, and a router behind kvbus."""
 
     def __init__(self, **rules):
-        self.script = Script(expiring_media=frozenset({"CPU"}), expire_after=60.0, timeout=30.0, **rules)
+        self.script = Script(expiring_media=frozenset({"CPU"}), expire_after=60.0, source_timeout=30.0, **rules)
         self.seq = 0
 
     def sends(self, *events):

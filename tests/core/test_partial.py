@@ -118,7 +118,7 @@ class TestWhatIsSaid:
         assert "other tiers" not in self.said(script)[2]
 
     def test_what_was_lost(self):
-        script = Kept(settings={"reorder_grace": 0.2}).hear(live(0), live(4), tick(0.3, WALL))
+        script = Kept(reorder_grace=0.2).hear(live(0), live(4), tick(0.3, WALL))
         assert self.said(script)[:2] == ("3 batches were lost for good before 4", 4)
         script.hear(live(6), tick(0.3, WALL + 1))
         assert self.said(script)[:2] == ("4 batches were lost for good before 6", 6)
@@ -228,13 +228,13 @@ class TestAClear:
         assert emptied(older_than_kvbus(), 101, checkpoint)
 
     def test_ends_it_after_a_loss(self, checkpoint: bool):
-        script = Kept(settings={"reorder_grace": 0.2}).hear(live(0, store([1])), live(2, store([2])), tick(0.3))
+        script = Kept(reorder_grace=0.2).hear(live(0, store([1])), live(2, store([2])), tick(0.3))
         assert script.source.partial
         assert emptied(script, 3, checkpoint)
         assert script.source.lost == 0
 
     def test_ends_it_where_losses_keep_the_blocks(self, checkpoint: bool):
-        script = Kept(settings={"reorder_grace": 0.2}, on_lost="keep")
+        script = Kept(reorder_grace=0.2, on_lost="keep")
         script.hear(live(0, store([1])), live(2, store([2])), tick(0.3))
         assert emptied(script, 3, checkpoint)
 
@@ -266,7 +266,7 @@ class TestAClear:
         assert not emptied(older_than_kvbus(*spoken), 101, checkpoint)
 
     def test_does_not_end_it_where_another_tier_was_before_the_loss(self, checkpoint: bool):
-        script = Kept(settings={"reorder_grace": 0.2})
+        script = Kept(reorder_grace=0.2)
         script.hear(live(0, store([1]), store([2], medium=HOST)), live(2, store([3])), tick(0.3))
         assert not emptied(script, 3, checkpoint)
 
@@ -290,7 +290,7 @@ class TestAClear:
         script.is_the_same_after_a_restart(checkpoint=checkpoint)
 
     def test_ends_it_for_an_engine_whose_clear_is_of_every_tier(self, checkpoint: bool):
-        script = Kept(settings={"reorder_grace": 0.2})
+        script = Kept(reorder_grace=0.2)
         script.hear(live(0, cleared(), store([1]), store([2], medium=HOST)), live(2), tick(0.3))
         assert script.source.partial
         assert emptied(script, 3, checkpoint)
@@ -308,7 +308,7 @@ class TestAClear:
 
     def test_says_nothing_of_what_is_lost_behind_it(self, checkpoint: bool):
         """Clear and loss are decided at one moment: the clear is delivered when the loss is known already."""
-        script = Kept(settings={"reorder_grace": 0.2})
+        script = Kept(reorder_grace=0.2)
         script.hear(live(0, store([1])), live(2, cleared()), live(4, store([4])), tick(0.3, WALL))
         assert script.source.partial
         assert script.source.lost == 1
@@ -317,7 +317,7 @@ class TestAClear:
 
     def test_of_the_epoch_before_says_nothing_of_the_next_one(self, checkpoint: bool):
         """It is still to be delivered when the next epoch begins, late."""
-        script = Kept(settings={"reorder_grace": 10})
+        script = Kept(reorder_grace=10)
         last = 2 + SLICE + 20
         script.hear(live(0, store([1])), *(live(seq, store([seq])) for seq in range(2, last)), live(last, cleared()))
         script.hear(live(1, store([999])))

@@ -16,13 +16,12 @@ from kvbus.core.events import (
     Subscribed,
     Tick,
 )
-from kvbus.core.normalizing.rules import Rules
 from kvbus.core.outputs.fitting import MAX_BATCH_EVENTS
 from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.relay import SLICE, Relay
 from kvbus.core.remarks import reasons
-from kvbus.core.sequencing.settings import Settings, State
-from kvbus.core.source_spec import NOBODY, SourceSpec
+from kvbus.core.sequencing.phases import State
+from kvbus.core.source_spec import SourceSpec
 from kvbus.core.types import Reason
 from kvbus.core.wire.frames import END_SEQ, FrameLimits
 from kvbus.core.wire.profiles import PROFILES
@@ -257,11 +256,11 @@ class TestGaps:
         assert blocks(script) == {1, 3}
 
     def test_lost_by_one_that_was_never_told_of_is_not_told(self):
-        script = Script(settings={"reorder_grace": 0.2})
+        script = Script(reorder_grace=0.2)
         assert script >> live(0) >> live(2, A) >> tick(0.3) << publish(0, A)
 
     def test_a_clear_of_all_tiers_is_understood_after_a_loss_too(self):
-        script = Script(settings={"reorder_grace": 0.2})
+        script = Script(reorder_grace=0.2)
         assert script >> live(0, cleared()) << publish(0, cleared()) >> live(1, A) << publish(1, A)
         assert script >> live(3, A) >> tick(0.3) << publish(2, cleared()) << publish(3, A)
         host = store([1], medium="CPU_PINNED")
@@ -319,7 +318,7 @@ class TestLives:
 
 class TestAnEngineThatIsGone:
     def gone(self, **options):
-        script = Script(replay=True, timeout=30.0, **options)
+        script = Script(replay=True, source_timeout=30.0, **options)
         assert script >> up() << ask(0) >> replay_end() << cancel()
         assert script >> live(0, A) << publish(0, A) >> live(1, B) << publish(1, B)
         assert script >> down() >> tick(29.0)
@@ -375,7 +374,7 @@ class TestAnEngineThatIsGone:
         assert blocks(script) == {1, 2}
 
     def test_a_cache_of_any_size_is_told_in_batches(self):
-        script = Script(replay=True, timeout=30.0, settings={"replay_timeout": 1000.0})
+        script = Script(replay=True, source_timeout=30.0, replay_timeout=1000.0)
         count = 2 * MAX_BATCH_EVENTS + 1
         events = [store([i]) for i in range(count)]
         script >> up()
@@ -555,7 +554,7 @@ class TestNumbering:
 
     def relay(self, **fields):
         spec = OutputSpec("out", PROFILES["vllm"], [b"kv"], heartbeat=0.0, **fields)
-        return Relay([SourceSpec("engine", 0, Settings(replay=False), Rules())], [spec])
+        return Relay([SourceSpec("engine", 0, replay=False)], [spec])
 
     def test_a_new_stream_has_nothing_to_say_first(self):
         assert self.relay().handle(Started(), 0.0) == []
@@ -596,16 +595,16 @@ class TestNumbering:
         assert seqs_of(answer) == [*range(3, 52), "END"]
 
     def test_on_a_merged_stream_every_rank_is_cleared(self):
-        sources = [SourceSpec(f"engine/{rank}", rank, Settings(replay=False), Rules()) for rank in (0, 1)]
+        sources = [SourceSpec(f"engine/{rank}", rank, replay=False) for rank in (0, 1)]
         relay = Relay(sources, [OutputSpec("out", PROFILES["vllm"], [None], merged=True, first_seqs=[9])])
         commands = [command for command in relay.handle(Started(), 0.0) if isinstance(command, Publish)]
         assert [(command.seq, unpack(command.payload)[2]) for command in commands] == [(9, 0), (10, 1)]
 
     def test_on_a_merged_stream_the_ranks_of_sources_that_are_left_out_now_are_cleared_too(self):
         """Routers that stayed hold their blocks, and nobody else clears them."""
-        sources = [SourceSpec("engine/1", 1, Settings(replay=False), Rules())]
+        sources = [SourceSpec("engine/1", 1, replay=False)]
         spec = OutputSpec("out", PROFILES["vllm"], [None], merged=True, first_seqs=[9], known_slots=3)
-        relay = Relay([NOBODY, *sources], [spec])
+        relay = Relay([SourceSpec(), *sources], [spec])
         commands = [command for command in relay.handle(Started(), 0.0) if isinstance(command, Publish)]
         assert [(command.seq, unpack(command.payload)[2]) for command in commands] == [(9, 1), (10, 0), (11, 2)]
 
@@ -637,7 +636,7 @@ class TestSnapshots:
 
     def relay(self):
         spec = OutputSpec("out", PROFILES["vllm"], [None], heartbeat=0.0, publisher_ids=[b"p" * 16])
-        return Relay([SourceSpec("engine", 0, Settings(replay=False), Rules())], [spec])
+        return Relay([SourceSpec("engine", 0, replay=False)], [spec])
 
     def test_of_what_is_live(self):
         relay = self.relay()
@@ -728,7 +727,7 @@ class TestBacklog:
 
 def test_a_relay_without_traffic_does_nothing():
     relay = Relay(
-        [SourceSpec("engine", 0, Settings(replay=False), Rules())],
+        [SourceSpec("engine", 0, replay=False)],
         [OutputSpec("out", PROFILES["vllm"], [None], heartbeat=0)],
     )
     assert relay.handle(Tick(), 0.0) == []
@@ -738,7 +737,7 @@ def test_a_relay_without_traffic_does_nothing():
 
 
 def test_the_time_of_a_request_that_could_not_be_sent_does_not_run():
-    script = Script(replay=True, settings={"replay_timeout": 2.0})
+    script = Script(replay=True, replay_timeout=2.0)
     script.after(up(), replay_end(), live(0, store([1])), live(2, store([3])))
     for _ in range(5):
         script.relay.handle(RequestSent(0, script.requests[0], sent=False), script.now)
@@ -750,7 +749,7 @@ def test_the_time_of_a_request_that_could_not_be_sent_does_not_run():
 
 
 def test_a_request_that_waits_for_others_loses_nothing():
-    script = Script(replay=True, settings={"replay_timeout": 2.0, "reorder_batches": 4})
+    script = Script(replay=True, replay_timeout=2.0, reorder_batches=4)
     script.after(up(), replay_end(), live(0, store([1])))
     missed = [store([seq + 1]) for seq in range(2, 9)]
     script.after(live(2, missed[0]))

@@ -4,21 +4,19 @@ from msgspec import structs
 
 from kvbus.core.commands import Publish
 from kvbus.core.events import BatchReceived, RecordReceived, SourcePlaced, SourceRemoved, Started, Tick
-from kvbus.core.normalizing.rules import Rules
 from kvbus.core.outputs.spec import NewStream, OutputSpec
 from kvbus.core.relay import Relay
-from kvbus.core.sequencing.settings import Settings
-from kvbus.core.source_spec import NOBODY, SourceSpec
+from kvbus.core.source_spec import SourceSpec
 from kvbus.core.wire.profiles import PROFILES
 from tests.doubles.payloads import batch, payload, store
 
 
 def source(label):
-    return SourceSpec(label, 0, Settings(replay=False), Rules())
+    return SourceSpec(label, 0, replay=False)
 
 
 def relay(*labels, merged=False, **more):
-    sources = [NOBODY if label is None else source(label) for label in labels]
+    sources = [SourceSpec() if label is None else source(label) for label in labels]
     topics = [None] if merged else [None] * len(labels)
     return Relay(sources, [OutputSpec("out", PROFILES["vllm"], topics, merged, heartbeat=0.0, **more)])
 
@@ -65,7 +63,7 @@ def test_a_slot_far_out_and_the_free_ones_before_it():
 def test_free_slots_are_silent():
     """No heartbeat, no timeout, nothing at the beginning."""
     one = Relay(
-        [source("a"), NOBODY, source("c")],
+        [source("a"), SourceSpec(), source("c")],
         [OutputSpec("out", PROFILES["vllm"], [None] * 3, heartbeat=1.0, first_seqs=[7, 7, 7])],
     )
     assert sent(one.handle(Started(), 0.0)) == [(0, 7), (2, 7)]

@@ -17,10 +17,8 @@ from typing import Any, Final
 
 from kvbus.core.commands import RequestReplay
 from kvbus.core.events import BatchReceived, RelayEvent, ReplayAsked, ReplayReceived, SourceUp, Tick
-from kvbus.core.normalizing.rules import Rules
 from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.relay import Relay
-from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source_spec import SourceSpec
 from kvbus.core.wire.profiles import PROFILES
 from tests.doubles.payloads import payload
@@ -98,7 +96,7 @@ def changed(rng: random.Random, given: Input) -> Input:
 
 def make_relay() -> Relay:
     """A bus of one source and one output, with the usual limits but for a small journal."""
-    source = SourceSpec("engine", 0, Settings(replay=True, probe_interval=0.0), Rules())
+    source = SourceSpec("engine", 0, replay=True, probe_interval=0.0)
     output = OutputSpec("out", PROFILES["vllm"], [None], heartbeat=0.0, journal_batches=100)
     return Relay([source], [output])
 

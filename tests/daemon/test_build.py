@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvbus.config import Config, load
-from kvbus.core.source_spec import NOBODY
+from kvbus.core.source_spec import SourceSpec
 from kvbus.daemon.build import journal_bounds, make_relay, new_stream, next_seqs, reserve_seqs, source_spec
 from kvbus.daemon.placement import Placement, Worker, place
 from kvbus.daemon.views import View
@@ -45,7 +45,7 @@ def relay_of(made: Config, reservations: SeqReservations | None = None) -> Any:
 def test_each_slot_has_its_source_and_a_free_slot_nobody() -> None:
     relay = relay_of(config())
     assert [source.spec.label for source in relay.sources] == ["a/0", "a/1", "", "b"]
-    assert relay.sources[2].spec is NOBODY
+    assert relay.sources[2].spec == SourceSpec()
     assert [source.rank for source in relay.present] == [0, 1, 0]
 
 
@@ -72,14 +72,14 @@ def test_what_the_configuration_says_of_a_source_reaches_the_relay() -> None:
         limits={"max_held_bytes": 11, "max_blocks": 13},
     )
     one, _, other = (source_spec(made, stream) for stream in made.streams())
-    assert (one.settings.replay, other.settings.replay) == (False, True)
-    assert (one.settings.reorder_batches, one.settings.reorder_bytes, one.settings.trust_unverified) == (9, 11, True)
-    assert (one.rules.block_size, one.rules.max_blocks, one.timeout, one.on_lost) == (32, 13, 7, "keep")
+    assert (one.replay, other.replay) == (False, True)
+    assert (one.reorder_batches, one.max_held_bytes) == (9, 11)
+    assert (one.block_size, one.max_blocks, one.source_timeout, one.on_lost) == (32, 13, 7, "keep")
 
 
 def test_block_size_auto_is_none() -> None:
     made = config()
-    assert source_spec(made, made.streams()[0]).rules.block_size is None
+    assert source_spec(made, made.streams()[0]).block_size is None
 
 
 def test_a_topic_is_the_sources_own_or_rendered() -> None:

@@ -8,11 +8,9 @@ import logging
 import pytest
 
 from kvbus.core.events import BatchReceived, ReplayReceived, SourceDown, SourceUnreachable, SourceUp, Tick
-from kvbus.core.normalizing.rules import Rules
 from kvbus.core.relay import Relay
 from kvbus.core.remarks import MIN_COPIES, MIN_LEFT_OUT, MIN_REANNOUNCED
 from kvbus.core.sequencing.phases import Phase
-from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source_spec import SourceSpec
 from kvbus.core.wire.frames import END_SEQ
 from kvbus.daemon.source_log import AT_ONCE, CALLS, SourceLog
@@ -21,7 +19,7 @@ from tests.doubles.payloads import batch, payload, store
 
 @pytest.fixture
 def relay() -> Relay:
-    return Relay([SourceSpec("engine", 0, Settings(), Rules())], [])
+    return Relay([SourceSpec("engine", 0)], [])
 
 
 def ignored(*_: str) -> None:
@@ -47,7 +45,7 @@ def test_each_change_of_state_is_one_line(relay: Relay, caplog: pytest.LogCaptur
 
 async def test_of_many_sources_a_few_are_looked_at_in_a_turn_of_the_loop_and_none_that_has_gone_meanwhile() -> None:
     names = [f"engine-{n}" for n in range(CALLS * AT_ONCE + 1)]
-    relay = Relay([SourceSpec(name, 0, Settings(), Rules()) for name in names], [])
+    relay = Relay([SourceSpec(name, 0) for name in names], [])
     for slot in range(len(names)):
         relay.handle(SourceUp(slot), 1.0)
     seen: list[str] = []
@@ -198,7 +196,7 @@ def test_each_transition_is_reported_with_its_cause(relay: Relay) -> None:
 
     relay.handle(SourceDown(0), 2.0)
     assert looked() == [("state", "engine", "connecting", "live → connecting: the connection has ended")]
-    relay.handle(Tick(0.0), 2.0 + relay.sources[0].spec.timeout)
+    relay.handle(Tick(0.0), 2.0 + relay.sources[0].spec.source_timeout)
     lost = "connecting → lost: no connection for source_timeout; its blocks are cleared at routers"
     assert looked() == [("state", "engine", "lost", lost)]
 

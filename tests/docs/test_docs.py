@@ -19,18 +19,17 @@ from rich.console import Console
 from kvbus import config, core
 from kvbus.cli import main
 from kvbus.common.errors import ConfigError
-from kvbus.core import commands, events
+from kvbus.core import commands, events, source_spec
 from kvbus.core.blocks.compaction import StateSnapshot
 from kvbus.core.commands import Publish
 from kvbus.core.events import BatchReceived
 from kvbus.core.normalizing import block_size
-from kvbus.core.normalizing.rules import Rules
 from kvbus.core.outputs.journal import Journal
 from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.outputs.stream import OutputStream
 from kvbus.core.relay import Relay
-from kvbus.core.sequencing import fingerprints, replay_requests, sequencer, settings, unverified
-from kvbus.core.sequencing.settings import Settings, State
+from kvbus.core.sequencing import fingerprints, replay_requests, sequencer, unverified
+from kvbus.core.sequencing.phases import State
 from kvbus.core.source_spec import SourceSpec
 from kvbus.core.types import MEDIA, Filtered, Reason
 from kvbus.core.wire.frames import ReplayRequest
@@ -186,7 +185,7 @@ class TestProtocol:
         (told,) = re.findall(r"```json\n(.+?)```", left, re.DOTALL)
         batch = msgspec.json.decode(told)
         assert msgspec.msgpack.decode(dump) == batch
-        source = SourceSpec("engine", 0, Settings(replay=False), Rules())
+        source = SourceSpec("engine", 0, replay=False)
         relay = Relay([source], [OutputSpec("routers", PROFILES["vllm"], [None])])
         commands = relay.handle(BatchReceived(0, [b"", bytes(8), msgspec.msgpack.encode(batch)]), 1.0)
         assert [command.payload for command in commands if isinstance(command, Publish)] == [dump]
@@ -246,7 +245,7 @@ class TestArchitecture:
         assert len(told) >= 5
         told += re.findall(r"`([A-Z_]+)` \((\d+)\)", "".join(page.read_text() for page in DECISIONS))
         for name, value in told:
-            modules = (sequencer, settings, replay_requests, unverified, fingerprints, block_size, marks)
+            modules = (sequencer, source_spec, replay_requests, unverified, fingerprints, block_size, marks)
             assert {getattr(m, name) for m in modules if hasattr(m, name)} == {int(value)}, name
 
     def test_modules_named_in_the_code_map_exist(self):

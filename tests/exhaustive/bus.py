@@ -24,11 +24,9 @@ from kvbus.core.events import (
     Tick,
     Unread,
 )
-from kvbus.core.normalizing.rules import Rules
 from kvbus.core.outputs.replay_answer import ReplayAnswer
 from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.relay import Relay
-from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source import Source
 from kvbus.core.source_spec import SourceSpec
 from kvbus.core.wire.frames import END_SEQ
@@ -58,7 +56,7 @@ class Hooks(msgspec.Struct):
 
 def make_relay() -> Relay:
     """One source with a replay, one output."""
-    spec = SourceSpec("engine", 0, Settings(), Rules(), timeout=TIMEOUT, copied_below=0)
+    spec = SourceSpec("engine", 0, source_timeout=TIMEOUT, copied_below=0)
     return Relay([spec], [OutputSpec("out", PROFILES["vllm"], [None], journal_batches=JOURNAL)])
 
 

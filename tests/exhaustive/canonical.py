@@ -17,9 +17,7 @@ from math import inf
 from operator import attrgetter
 from typing import Any, Final
 
-from kvbus.core.normalizing.rules import Rules
 from kvbus.core.outputs.spec import OutputSpec
-from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source_spec import SourceSpec
 from kvbus.core.source_stats import SourceStats
 from kvbus.core.stats import OutputStats
@@ -29,7 +27,7 @@ from kvbus.core.wire.profiles import Profile, Wire
 CLOCK: Final = 1_000.0
 """Where a model's clock begins. A float from here on is a time, one below is a value (a ``ts``, a duration)."""
 
-CONSTANT: Final = (SourceSpec, OutputSpec, Settings, Rules, FrameLimits, Profile, Wire, OutputStats)
+CONSTANT: Final = (SourceSpec, OutputSpec, FrameLimits, Profile, Wire, OutputStats)
 """What never changes, and what only counts."""
 
 CODE: Final = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.GeneratorType, weakref.ref, type)

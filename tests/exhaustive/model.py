@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Final
 
-from kvbus.core.sequencing.settings import State
+from kvbus.core.sequencing.phases import State
 from tests.doubles.accounting import all_accounted_for
 from tests.doubles.payloads import payload, removed, store
 from tests.exhaustive.bus import JOURNAL, Bus, Hooks

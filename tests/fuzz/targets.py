@@ -6,12 +6,10 @@ from collections.abc import Iterator, Sequence
 
 from kvbus.core.commands import AnswerReplay, Publish, RequestReplay
 from kvbus.core.events import BatchReceived, ReplayAsked, ReplayReceived, SourceDown, SourceUp, Tick
-from kvbus.core.normalizing.rules import Rules
 from kvbus.core.normalizing.validate import check_removed, check_stored
 from kvbus.core.outputs.snapshot import parse_snapshot, parse_snapshot_request
 from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.relay import Relay
-from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source_spec import SourceSpec
 from kvbus.core.types import Reason
 from kvbus.core.wire.batch import Batch
@@ -81,7 +79,7 @@ def relay(data: bytes) -> None:
 
     A step is ``kind, seq, length / 4``, and the payload of a live or a replayed batch.
     """
-    source = SourceSpec("engine", 0, Settings(), Rules(max_blocks=64), "clear", 5.0)
+    source = SourceSpec("engine", 0, max_blocks=64, source_timeout=5.0)
     outputs = [
         OutputSpec(f"out-{number}", PROFILES[name], [None], heartbeat=0.0, journal_batches=4)
         for number, name in enumerate(("vllm", "aibrix"))

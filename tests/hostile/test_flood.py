@@ -47,7 +47,10 @@ def test_the_core_keeps_no_more_than_its_limits() -> None:
         replay=True,
         max_blocks=200,
         journal_batches=20,
-        settings={"reorder_batches": 50, "reorder_bytes": 20_000, "replay_timeout": 1.0, "probe_interval": 1.0},
+        reorder_batches=50,
+        max_held_bytes=20_000,
+        replay_timeout=1.0,
+        probe_interval=1.0,
     )
     source = script.source
     answers = []

@@ -6,10 +6,8 @@ import contextlib
 from kvbus.config import load
 from kvbus.core.commands import Publish, SendPart, SendState
 from kvbus.core.events import AnswerPulled, BatchReceived, SourceUp
-from kvbus.core.normalizing.rules import Rules
 from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.relay import Relay
-from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source_spec import SourceSpec
 from kvbus.core.stats import OutputStats
 from kvbus.core.wire.profiles import PROFILES
@@ -46,7 +44,7 @@ class Leaf:
 
     def __init__(self, place, *, topic=TOPIC, profile=PROFILES["vllm"], **keys):
         self.relay = Relay(
-            [SourceSpec("engine", 0, Settings(replay=False), Rules())],
+            [SourceSpec("engine", 0, replay=False)],
             [OutputSpec("log", profile, [topic], heartbeat=0)],
         )
         self.stats = OutputStats()

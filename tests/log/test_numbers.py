@@ -14,11 +14,9 @@ from hypothesis import strategies as st
 
 from kvbus.core.commands import Publish, SendState
 from kvbus.core.events import LogReached, RecordReceived, SourcePlaced, SourceRemoved, Subscribed, Tick
-from kvbus.core.normalizing.rules import Rules
 from kvbus.core.numbered import EPOCH_BITS, LAST
 from kvbus.core.outputs.spec import NewStream, OutputSpec
 from kvbus.core.relay import Relay
-from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source_spec import SourceSpec
 from kvbus.core.wire.profiles import PROFILES
 from kvbus.parts.log.contract import Pointer
@@ -97,7 +95,7 @@ class Writer:
 class Aggregator:
     def __init__(self, writer: Writer, said: dict[int, frozenset[str]], profile: str) -> None:
         self._writer, self._said = writer, said
-        spec = SourceSpec("pod-a", 0, Settings(replay=False), Rules(clears="all"), numbered=True)
+        spec = SourceSpec("pod-a", 0, replay=False, clears="all", numbered=True)
         self.relay = Relay([spec], [OutputSpec("out", PROFILES[profile], [b"kv@a"], by_topic=True, numbered=True)])
         self.relayed = Relayed(KEY, writer.pointer)
         self.relayed.slot = 0
@@ -304,7 +302,7 @@ def published(relay: Relay, event: Any) -> list[tuple[int, int, list[str]]]:
 
 
 def relay_of(**keys: Any) -> Relay:
-    spec = SourceSpec("pod-a", 0, Settings(replay=False), Rules(clears="all"), numbered=True)
+    spec = SourceSpec("pod-a", 0, replay=False, clears="all", numbered=True)
     return Relay([spec], [OutputSpec("out", PROFILES["vllm"], [b"kv@a"], by_topic=True, numbered=True, **keys)])
 
 

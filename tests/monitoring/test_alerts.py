@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from kvbus.core.sequencing.settings import Settings
+from kvbus.core.source_spec import SourceSpec
 from tests.monitoring.conftest import Observed
 from tests.monitoring.faults import EXPECTED, SCRAPE, fired
 from tests.monitoring.prometheus import alerts
@@ -20,7 +20,7 @@ KvbusLoopLag takes a tenth of a second: whoever shares this machine may wait sev
 """
 
 
-QUESTION = Settings().replay_total_timeout
+QUESTION = SourceSpec().replay_total_timeout
 """Seconds that a question may stay open. A scene that lasts longer, on a busy machine, sees the stuck one end."""
 
 

@@ -9,10 +9,8 @@ from typing import Any
 
 from kvbus.core.commands import Publish, SendPart, SendState
 from kvbus.core.events import AnswerPulled, BatchReceived, RelayEvent, SourceUp
-from kvbus.core.normalizing.rules import Rules
 from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.relay import Relay
-from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source_spec import SourceSpec
 from kvbus.core.stats import OutputStats
 from kvbus.core.wire.profiles import PROFILES
@@ -58,7 +56,7 @@ class Relayed:
     """One driver with one stream, and the relay that publishes on it."""
 
     def __init__(self, name: str, directory: Path, **settings: Any) -> None:
-        engine = SourceSpec("engine", 0, Settings(replay=False), Rules())
+        engine = SourceSpec("engine", 0, replay=False)
         self.relay = Relay([engine], [OutputSpec("routers", PROFILES["vllm"], [TOPIC], heartbeat=0)])
         self.stats = OutputStats()
         services = Services(self.stats, self.feed, self.pull, lambda: 0.0, 4)

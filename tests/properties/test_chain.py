@@ -10,10 +10,8 @@ from hypothesis import strategies as st
 
 from kvbus.core.commands import AnswerReplay, CancelReplay, Publish, RequestReplay
 from kvbus.core.events import BatchReceived, ReplayAsked, ReplayReceived, SourceDown, SourceUp, Started, Tick
-from kvbus.core.normalizing.rules import Rules
 from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.relay import Relay
-from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source_spec import SourceSpec
 from kvbus.core.wire.frames import END_SEQ
 from kvbus.core.wire.profiles import PROFILES
@@ -41,7 +39,7 @@ class Bus:
 
     def begin(self, first_seq: int) -> None:
         """It knows nothing, and numbers from here on."""
-        source = SourceSpec("engine", 0, Settings(probe_interval=2.5), Rules(clears="all"))
+        source = SourceSpec("engine", 0, probe_interval=2.5, clears="all")
         output = OutputSpec(
             "out",
             PROFILES[self._profile],

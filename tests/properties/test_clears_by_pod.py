@@ -102,7 +102,7 @@ class PodStage(Modelled):
     def __init__(self, sources: int, journal: int, profile: str) -> None:
         self.witness = Views()
         output = OutputSpec("out", PROFILES[profile], [None], merged=True, heartbeat=0.0, journal_batches=journal)
-        super().__init__(specs(sources, ranked=True, timeout=TIMEOUT), [output])
+        super().__init__(specs(sources, ranked=True, source_timeout=TIMEOUT), [output])
 
     def published(self, command: Publish) -> None:
         self.witness.apply(command.payload)

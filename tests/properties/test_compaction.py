@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from kvbus.core.events import ReplayAsked
-from kvbus.core.normalizing.rules import Rules
 from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.types import medium_key
 from kvbus.core.wire.frames import END_SEQ
@@ -51,7 +50,7 @@ class Routers(Counting):
 class Stage(Modelled):
     """Naive engines, and a router that was there all the time."""
 
-    def __init__(self, sources, journal, kind, profile="vllm", *, first=0, rules=None):
+    def __init__(self, sources, journal, kind, profile="vllm", *, first=0, block_size=None):
         self.first = first
         self.batches = []
         self.there = Routers(first)
@@ -64,7 +63,7 @@ class Stage(Modelled):
             journal_batches=journal,
             first_seqs=[first],
         )
-        super().__init__([replace(spec, rules=rules or Rules()) for spec in specs(sources)], [output], kind)
+        super().__init__([replace(spec, block_size=block_size) for spec in specs(sources)], [output], kind)
 
     def published(self, command):
         assert command.seq == self.end

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvbus.core.blocks.announce import MOST_BLOCKS
-from kvbus.core.normalizing.rules import Rules
 from kvbus.core.outputs.replay_answer import MAX_FILLER
 from tests.doubles.payloads import store, unpack
 from tests.doubles.stage import cut_states
@@ -25,7 +24,7 @@ class Blocks(Stage):
     """Engines of one coarse block size, cut to the pinned one."""
 
     def __init__(self, sources, first, base):
-        super().__init__(sources, 1, "unsigned", first=first, rules=Rules(block_size=base))
+        super().__init__(sources, 1, "unsigned", first=first, block_size=base)
 
     def turn(self, source, wanted):
         self.say(source, wanted)
@@ -38,7 +37,7 @@ class Nodes(Stage):
     """Engines that announce whole radix nodes, so that pages are covered by several of them."""
 
     def __init__(self, sources, first, base):
-        super().__init__(sources, 1, "unsigned", first=first, rules=Rules(block_size=base))
+        super().__init__(sources, 1, "unsigned", first=first, block_size=base)
         self.trees = [Radix() for _ in range(sources)]
 
     def turn(self, source, wanted):
@@ -124,7 +123,7 @@ EVENT = 8
 
 def coarse_stage(batches, events, first=0):
     """A source of blocks of 1,024 tokens, eight an event, which are cut to 16; the journal holds the newest batch."""
-    stage = Stage(1, 1, "unsigned", first=first, rules=Rules(block_size=ROUTER))
+    stage = Stage(1, 1, "unsigned", first=first, block_size=ROUTER)
     names = count(1)
     for _ in range(batches):
         stage.send(0, *[store([next(names) for _ in range(EVENT)], block_size=ENGINE) for _ in range(events)])

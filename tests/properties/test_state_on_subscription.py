@@ -12,9 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvbus.core.normalizing.rules import Rules
 from kvbus.core.outputs.spec import OutputSpec
-from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source_spec import SourceSpec
 from kvbus.core.wire.profiles import Profile, Wire
 from tests.doubles.payloads import unpack
@@ -27,8 +25,8 @@ SLICE = 2
 
 def specs(count: int, *, ranked: bool = False, **more: Any) -> list[SourceSpec]:
     """Engines that cannot be asked: without numbers of their own unless they are ranks of one engine."""
-    settings = Settings(replay=False, probe_interval=0.0)
-    return [SourceSpec(f"e{i}", i if ranked else 0, settings, Rules(), **more) for i in range(count)]
+    more = {"replay": False, "probe_interval": 0.0} | more
+    return [SourceSpec(f"e{i}", i if ranked else 0, **more) for i in range(count)]
 
 
 class Modelled(Stage):

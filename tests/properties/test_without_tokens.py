@@ -16,10 +16,8 @@ import pytest
 from kvbus.client.view import BlockView
 from kvbus.core.commands import AnswerReplay, AnswerSnapshot, Publish, SendState
 from kvbus.core.events import BatchReceived, ReplayAsked, SnapshotAsked, SourceUp, Subscribed
-from kvbus.core.normalizing.rules import Rules
 from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.relay import Relay
-from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source_spec import SourceSpec
 from kvbus.core.wire.profiles import PROFILES
 from tests.doubles.answers import reading
@@ -111,7 +109,7 @@ def test_no_token_leaves_and_the_blocks_are_the_same(capture):
         for number, family in enumerate(pairs)
         for kind, profile in (("keep", family), ("drop", family.without_tokens()))
     ]
-    relay = Relay([SourceSpec("e", 0, Settings(replay=False, probe_interval=0.0), Rules())], specs)
+    relay = Relay([SourceSpec("e", 0, replay=False, probe_interval=0.0)], specs)
     relay.handle(SourceUp(0), 0.0)
     sent: list[list[tuple[int, bytes]]] = [[] for _ in specs]
     for message in lives(capture)[0]:
@@ -174,7 +172,7 @@ class Batch(msgspec.Struct, array_like=True):
 def test_decoders_of_vllm_s_own_structs_read_it(capture):
     profile = PROFILES["vllm"].without_tokens()
     relay = Relay(
-        [SourceSpec("e", 0, Settings(replay=False, probe_interval=0.0), Rules())],
+        [SourceSpec("e", 0, replay=False, probe_interval=0.0)],
         [OutputSpec("out", profile, [None], heartbeat=0.0)],
     )
     relay.handle(SourceUp(0), 0.0)

@@ -42,12 +42,11 @@ from kvbus.core.events import (
     Subscribed,
     Tick,
 )
-from kvbus.core.normalizing.rules import Rules
 from kvbus.core.outputs.replay_answer import StatePart
 from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.outputs.state_transfer import Reading
 from kvbus.core.relay import Relay
-from kvbus.core.sequencing.settings import Settings, State
+from kvbus.core.sequencing.phases import State
 from kvbus.core.source_spec import SourceSpec
 from kvbus.core.wire.frames import END_SEQ, FrameLimits
 from kvbus.core.wire.profiles import PROFILES, fold
@@ -421,21 +420,16 @@ class World:
             SourceSpec(
                 f"engine/{rank}",
                 rank,
-                Settings(
-                    replay=kind != "deaf",
-                    snapshot=kind == "snapshot",
-                    reorder_batches=setup.reorder_batches,
-                    reorder_bytes=setup.reorder_bytes,
-                    trust_unverified=setup.on_lost == "keep",
-                ),
-                Rules(
-                    block_size=setup.block_size,
-                    duplicates=setup.duplicates,  # type: ignore[arg-type]
-                    orphans=setup.orphans,  # type: ignore[arg-type]
-                    max_blocks=setup.max_blocks,
-                ),
-                setup.on_lost,  # type: ignore[arg-type]
-                setup.timeout,
+                replay=kind != "deaf",
+                snapshot=kind == "snapshot",
+                reorder_batches=setup.reorder_batches,
+                max_held_bytes=setup.reorder_bytes,
+                block_size=setup.block_size,
+                duplicates=setup.duplicates,  # type: ignore[arg-type]
+                orphans=setup.orphans,  # type: ignore[arg-type]
+                max_blocks=setup.max_blocks,
+                on_lost=setup.on_lost,  # type: ignore[arg-type]
+                source_timeout=setup.timeout,
                 copied_below=0,  # every snapshot holds the index still, however small it is
             )
             for rank, kind in enumerate(setup.engines)

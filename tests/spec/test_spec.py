@@ -12,9 +12,7 @@ import pytest
 
 from kvbus.core.commands import RequestReplay
 from kvbus.core.events import BatchReceived, ReplayReceived, SourceUp
-from kvbus.core.normalizing.rules import Rules
 from kvbus.core.relay import Relay
-from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source_spec import SourceSpec
 from kvbus.tools.conform.vectors import END, VECTORS, Vector
 from tests.long import sample
@@ -53,7 +51,7 @@ def test_there_is_no_other_vector_and_each_names_clauses_that_there_are():
 @pytest.mark.parametrize("name", VECTORS)
 def test_kvbus_reads_a_vector_as_a_reader_must(name):
     vector = VECTORS[name]
-    relay = Relay([SourceSpec("engine", 0, Settings(probe_interval=0.0), Rules(groups="all"))], [])
+    relay = Relay([SourceSpec("engine", 0, probe_interval=0.0, groups="all")], [])
     asked = [each for each in relay.handle(SourceUp(0), 0.0) if isinstance(each, RequestReplay)]
     relay.handle(ReplayReceived(0, asked[0].request, END), 0.0)  # it has kept nothing from before
     requests = []

@@ -11,10 +11,8 @@ import time
 from pathlib import Path
 
 from kvbus.core.events import BatchReceived, ReplayReceived, SourceUp
-from kvbus.core.normalizing.rules import Rules
 from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.relay import Relay
-from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source_spec import SourceSpec
 from kvbus.core.wire.encoding import encode_batch, encode_value
 from kvbus.core.wire.frames import END_SEQ
@@ -56,9 +54,7 @@ def main(what: str, path: str, size: str) -> None:
     """Fill a directory and end as if killed, or start on it."""
     sqlite.CHECKPOINT_AFTER = 10**12  # type: ignore[misc]
     directory = Path(path)
-    relay = Relay(
-        [SourceSpec("engine", 0, Settings(), Rules())], [OutputSpec("routers", Profile(), [None], heartbeat=0)]
-    )
+    relay = Relay([SourceSpec("engine", 0)], [OutputSpec("routers", Profile(), [None], heartbeat=0)])
     with opened(directory) as store:
         state = StateWriter(store, time.monotonic)
         try:

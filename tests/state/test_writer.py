@@ -14,12 +14,10 @@ import pytest
 
 from kvbus.core.commands import AnswerReplay, Publish, RequestReplay
 from kvbus.core.events import BatchReceived, ReplayAsked, ReplayReceived, SourceUp, Started, Subscribed, Tick
-from kvbus.core.normalizing.rules import Rules
 from kvbus.core.outputs.journal import Journal
 from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.relay import SLICE, Relay
 from kvbus.core.sequencing.fingerprints import RING
-from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source_spec import SourceSpec
 from kvbus.core.wire.encoding import encode_batch, encode_value
 from kvbus.core.wire.frames import END_SEQ
@@ -39,9 +37,7 @@ NAMES = ["engine", "routers"]
 
 
 def make_relay() -> Relay:
-    return Relay(
-        [SourceSpec("engine", 0, Settings(), Rules())], [OutputSpec("routers", Profile(), [None], heartbeat=0)]
-    )
+    return Relay([SourceSpec("engine", 0)], [OutputSpec("routers", Profile(), [None], heartbeat=0)])
 
 
 def stored(block: int, tokens: int = 4) -> BlockStored:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from kvbus.core.sequencing.settings import State
+from kvbus.core.sequencing.phases import State
 from kvbus.core.source import Source
 from kvbus.daemon.daemon import Daemon
 from kvbus.parts.outputs.zmq.driver import ZmqOutput
@@ -127,8 +127,8 @@ class World:
         """All that is kept is within its limits, and in proportion to what engines have sent."""
         kept = 0
         for source in daemon.relay.present:
-            settings, held = source.spec.settings, source.sequencer.held
-            assert len(held) <= settings.reorder_batches + 1, "batches held"  # and the very next one
+            spec, held = source.spec, source.sequencer.held
+            assert len(held) <= spec.reorder_batches + 1, "batches held"  # and the very next one
             kept += held.bytes + BLOCK * source.normalizer.entries
         sent = sum(node.sent for node in (*self.engines, *self.old)) + self._sent_before
         for output in daemon.relay.outputs:

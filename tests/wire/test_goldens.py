@@ -8,7 +8,7 @@ import pytest
 from msgspec import structs
 
 from kvbus.core.normalizing.normalizer import Normalizer
-from kvbus.core.normalizing.rules import Rules
+from kvbus.core.source_spec import SourceSpec
 from kvbus.core.source_stats import SourceStats
 from kvbus.core.types import Filtered
 from kvbus.core.wire.batch import Batch
@@ -54,7 +54,7 @@ class Played:
 
     def __init__(self, name, *, each=None, profile="vllm", **rules):
         self.stats = SourceStats()
-        self.normalizer = Normalizer(Rules(**rules), self.stats)
+        self.normalizer = Normalizer(SourceSpec(**rules), self.stats)
         self.router = PlainSetRouter()
         self.sent = []
         self.held = {}
@@ -200,7 +200,7 @@ def test_announcing_at_any_moment_builds_what_the_router_holds(capture):
 def test_pages_of_variable_nodes_are_named_alike_wherever_the_stream_is_joined():
     """Two relays, one from the start and one that learned the state by replay of the first, agree on every name."""
     played = Played("syn_sglang_variable")
-    copy = Normalizer(Rules(), SourceStats())
+    copy = Normalizer(SourceSpec(), SourceStats())
     batch = well_formed(encode_batch(list(played.normalizer.announce()), 0.0, 0))
     router = PlainSetRouter()
     router.apply(0, encode_batch(copy.apply(batch), 0.0, 0))

@@ -7,13 +7,12 @@ show which of these it is, so the operator says it. A removal with ``remaining_c
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Final
 
 from kvbus.core.blocks.index import Table
+from kvbus.core.source_spec import Duplicates
 from kvbus.core.source_stats import SourceStats
 from kvbus.core.types import Filtered, Hash
-
-Duplicates = Literal["count", "ignore", "last"]
 
 _COPY: Final = Filtered.COPY
 

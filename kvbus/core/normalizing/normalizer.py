@@ -24,9 +24,9 @@ from kvbus.core.normalizing.copies import Copies
 from kvbus.core.normalizing.leaving import Leaving
 from kvbus.core.normalizing.left_out import LeftOut
 from kvbus.core.normalizing.removals import Removals
-from kvbus.core.normalizing.rules import Rules
 from kvbus.core.normalizing.shape import Sizes
 from kvbus.core.normalizing.stores import Stores
+from kvbus.core.source_spec import SourceSpec
 from kvbus.core.source_stats import SourceStats
 from kvbus.core.types import Filtered, Hash, Reason, medium_key
 from kvbus.core.wire.batch import Batch
@@ -38,13 +38,13 @@ class Normalizer:
     """Validation, copies, block sizes and the index of one source's current epoch.
 
     Args:
-        rules: the operator's choices.
+        spec: the source as configured.
         stats: where everything is counted.
         index: an empty one; by default one of the usual kind.
     """
 
-    def __init__(self, rules: Rules, stats: SourceStats, index: Index | None = None) -> None:
-        self.rules = rules
+    def __init__(self, spec: SourceSpec, stats: SourceStats, index: Index | None = None) -> None:
+        self.spec = spec
         self.stats = stats
         self.index = Index() if index is None else index
         self.names_cleared = False
@@ -54,15 +54,15 @@ class Normalizer:
         self._begin(self._new_admission())
 
     def _new_admission(self) -> Admission:
-        rules = self.rules
+        spec = self.spec
         return Admission(
             self.index,
             self.stats,
             self._refused,
-            pinned=rules.block_size,
-            groups=rules.groups,
-            max_groups=rules.max_groups,
-            without_media=rules.without_media,
+            pinned=spec.block_size,
+            groups=spec.groups,
+            max_groups=spec.max_groups,
+            without_media=spec.without_media,
         )
 
     def _begin(
@@ -76,7 +76,7 @@ class Normalizer:
         self._admission = admission
 
         # What the engine holds beside the index, and what is certain of it.
-        self._copies = Copies(self.rules.duplicates, self.stats)
+        self._copies = Copies(self.spec.duplicates, self.stats)
         self._left_out = LeftOut(self.stats, self._copies)
         self.emptied = False
         """The last batch that :meth:`apply` took in has emptied everything the engine is known to have."""
@@ -85,7 +85,7 @@ class Normalizer:
         self._leaving = Leaving()
         self._removals = Removals(self.index, self._left_out, admission.no_prefix, self._leaving, self.stats)
         self._stores = Stores(
-            self.rules,
+            self.spec,
             self.index,
             self._left_out,
             admission.sizes,
@@ -95,7 +95,7 @@ class Normalizer:
             self._refused,
         )
         self.clears = Clears(
-            self.rules.clears,
+            self.spec.clears,
             self.index,
             admission,
             self._left_out,
@@ -129,7 +129,7 @@ class Normalizer:
         for sizes in self._admission.sizes.values():
             if sizes.base:
                 return sizes.base
-        return self.rules.block_size
+        return self.spec.block_size
 
     @property
     def engine_block_size(self) -> int:

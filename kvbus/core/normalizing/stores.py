@@ -20,8 +20,8 @@ from kvbus.core.normalizing.leaving import Leaving
 from kvbus.core.normalizing.left_out import LeftOut
 from kvbus.core.normalizing.offloads import offloaded
 from kvbus.core.normalizing.removals import Removals
-from kvbus.core.normalizing.rules import Rules
 from kvbus.core.normalizing.shape import Shape, Sizes
+from kvbus.core.source_spec import SourceSpec
 from kvbus.core.source_stats import SourceStats
 from kvbus.core.types import Filtered, Hash, Reason
 from kvbus.core.wire.encoding import with_extras
@@ -34,7 +34,7 @@ class Stores:
     """Puts blocks into the index.
 
     Args:
-        rules: the operator's choices.
+        spec: the source as configured.
         index: the live blocks.
         left_out: those that are not announced.
         sizes: block sizes, by group.
@@ -46,7 +46,7 @@ class Stores:
 
     def __init__(
         self,
-        rules: Rules,
+        spec: SourceSpec,
         index: Index,
         left_out: LeftOut,
         sizes: dict[int | None, Sizes],
@@ -55,7 +55,7 @@ class Stores:
         stats: SourceStats,
         refused: set[tuple[str, str]],
     ) -> None:
-        self._rules = rules
+        self._spec = spec
         self._index = index
         self._left_out = left_out
         self._sizes = sizes
@@ -203,9 +203,9 @@ class Stores:
 
     def fits(self, blocks: int, held: int) -> bool:
         """Return whether this number of blocks and bytes may be added; if not, count the refusal."""
-        size, left_out, rules = self._index.size, self._left_out, self._rules
-        room = rules.max_blocks - len(left_out) - size.blocks
-        room_bytes = rules.max_index_bytes - left_out.bytes
+        size, left_out, spec = self._index.size, self._left_out, self._spec
+        room = spec.max_blocks - len(left_out) - size.blocks
+        room_bytes = spec.max_index_bytes - left_out.bytes
         # the bytes are counted only if their upper bound is too high
         if room >= blocks and (room_bytes - size.at_most >= held or room_bytes - size.bytes >= held):
             return True
@@ -236,7 +236,7 @@ class Stores:
             return True
         holder = self._index.find(shape.group, parent)
         if holder is None:
-            if self._rules.orphans == "drop":
+            if self._spec.orphans == "drop":
                 self._stats.filtered[Filtered.ORPHAN_DROPPED] += 1
                 if self._refused:  # its parent may have been refused
                     self._refused.update([(shape.medium, reason) for _, reason in self._refused])

@@ -14,7 +14,7 @@ from kvbus.core.sequencing.replay_requests import OpenRequest, Purpose
 from kvbus.core.types import Reason
 
 MAX_PATIENT_PROBE: Final = 8
-"""Times :attr:`Settings.probe_interval` after which a publisher is asked again while batches are on their way."""
+"""Times :attr:`SourceSpec.probe_interval` after which a publisher is asked again while batches are on their way."""
 
 
 class Answers(Machine):
@@ -52,7 +52,7 @@ class Answers(Machine):
             return
         if asked.is_state:
             if asked.take(seq):
-                asked.deadline = now + self.settings.replay_timeout
+                asked.deadline = now + self.spec.replay_timeout
             return
         contradicts = asked.contradicts(seq, payload, tracker)
         # behind a snapshot nothing is known by which a batch under the last number could be told from a state
@@ -61,17 +61,17 @@ class Answers(Machine):
             self._state_begins(asked, seq, now)
             return
         if contradicts:
-            self._new_epoch(now, RestartReason.PAYLOAD, proven=not self.settings.compacted)
+            self._new_epoch(now, RestartReason.PAYLOAD, proven=not self.spec.compacted)
             return
         if asked.begins_beyond(seq) and not self._accept_beyond(seq, now):
             return
         if asked.take(seq):
-            asked.deadline = now + self.settings.replay_timeout
+            asked.deadline = now + self.spec.replay_timeout
         known.buffer.keeps = True
         known.backfill.answer_begins()
         if asked.saw_last_delivered and self.phase is Phase.VERIFY:
             self._take(Input.CONFIRMED, now)
-            if not self.settings.compacted:
+            if not self.spec.compacted:
                 tracker.drain()
         if seq < tracker.next:
             if asked.last_delivered < 0 or asked.saw_last_delivered:
@@ -80,10 +80,10 @@ class Answers(Machine):
         if known.is_far(seq):
             self.stats.rejected[Reason.SEQ_RANGE] += 1
             return
-        if self.settings.compacted:
+        if self.spec.compacted:
             if seq > tracker.next and asked.items == 1 and asked.purpose in (Purpose.SYNC, Purpose.GAP):
-                if self.settings.snapshot and asked.purpose is Purpose.GAP:
-                    known.gap_attempts = self.settings.attempts
+                if self.spec.snapshot and asked.purpose is Purpose.GAP:
+                    known.gap_attempts = self.spec.attempts
                     known.lost_because = LostReason.TRIMMED
                     self._take(Input.ANSWERED, now)
                     return
@@ -120,7 +120,7 @@ class Answers(Machine):
         """
         if self.phase is Phase.PROBE and not asked.items:
             asked.is_state = asked.take(seq)
-            asked.deadline = now + self.settings.replay_timeout
+            asked.deadline = now + self.spec.replay_timeout
         else:
             self._new_epoch(now, RestartReason.REBUILT)
 
@@ -232,7 +232,7 @@ class Answers(Machine):
 
     def snapshot_applied(self, now: float) -> None:
         """Whoever keeps the blocks has what the snapshot said: go on from there."""
-        if self.settings.compacted:
+        if self.spec.compacted:
             self._tracker.drain()
         self._take(Input.COVERED, now)
 
@@ -242,7 +242,7 @@ class Answers(Machine):
 
     def _no_snapshot(self, now: float, reason: LostReason) -> None:
         """The snapshot did not come, or did not help: what the replay still has is better than nothing."""
-        known, tracker, replay = self._known, self._tracker, self.settings.replay
+        known, tracker, replay = self._known, self._tracker, self.spec.replay
         if not replay:
             if reason is not LostReason.UNAVAILABLE and self._holds(Guard.ONCE_MORE):
                 self._take(Input.SILENT, now)
@@ -276,7 +276,7 @@ class Answers(Machine):
         """An answer is over: what it brought, and what it shows by that, is the next phase's input."""
         known = self._known
         over = Input.ANSWERED if answered else Input.SILENT
-        if not answered and self.settings.compacted and self._goes_on(asked):
+        if not answered and self.spec.compacted and self._goes_on(asked):
             self._take(Input.ABORTED, now)
             return
         if answered:
@@ -321,7 +321,7 @@ class Answers(Machine):
         elif known.interrupted:
             known.gap_attempts += 1
         waits = self.phase in (Phase.SYNC, Phase.GAP, Phase.CATCH_UP, Phase.RECHECK, Phase.PROBE)
-        return waits and known.interrupted and known.gap_attempts < self.settings.attempts
+        return waits and known.interrupted and known.gap_attempts < self.spec.attempts
 
     def _finish_sync(self, asked: OpenRequest, now: float, *, answered: bool) -> None:
         """The history is in, or nobody has it."""
@@ -330,12 +330,12 @@ class Answers(Machine):
             self._take(Input.SILENT, now)
             return
         if asked.items == 0 and tracker.next == 0:
-            if tracker.held and not (answered and self.settings.compacted):
+            if tracker.held and not (answered and self.spec.compacted):
                 known.baseline(tracker.held.first)
                 known.backfill.pending = known.backfill.partial  # perhaps it had not published anything when asked
             elif answered:
                 known.backfill.nothing_sent()
-            elif self.settings.compacted:
+            elif self.spec.compacted:
                 known.unconfirmed()
             if not answered:
                 known.lost_because = LostReason.NO_ANSWER
@@ -353,13 +353,13 @@ class Answers(Machine):
                 self._new_epoch(now)
                 return
         elif not self._holds(Guard.ONCE_MORE):
-            if not self.settings.trust_unverified or known.unverified.consecutive:
+            if self.spec.on_lost != "keep" or known.unverified.consecutive:
                 self._new_epoch(now)
                 self._known.backfill.nothing_known()
                 return
             known.unverified.forget()
-            if self.settings.compacted and self.settings.snapshot:
-                known.gap_attempts = self.settings.attempts
-            elif self.settings.compacted:
+            if self.spec.compacted and self.spec.snapshot:
+                known.gap_attempts = self.spec.attempts
+            elif self.spec.compacted:
                 known.unconfirmed()
         self._take(Input.SILENT if silent else Input.ANSWERED, now)

@@ -14,8 +14,8 @@ from kvbus.core.sequencing.backfill import Backfill
 from kvbus.core.sequencing.gap_tracker import GapTracker
 from kvbus.core.sequencing.publisher_buffer import PublisherBuffer
 from kvbus.core.sequencing.reorder_buffer import ReorderBuffer
-from kvbus.core.sequencing.settings import Settings
 from kvbus.core.sequencing.unverified import UnverifiedBatches
+from kvbus.core.source_spec import SourceSpec
 from kvbus.core.source_stats import SourceStats
 from kvbus.core.types import Reason
 
@@ -27,14 +27,14 @@ class Epoch:
     """Positions, history and unverified batches of one epoch.
 
     Args:
-        settings: how much may wait.
+        spec: how much may wait.
         stats: where the account is kept; it goes on over epochs.
         actions: where decisions go.
     """
 
     __slots__ = (
         "_actions",
-        "_settings",
+        "_spec",
         "_stats",
         "aborted_at",
         "backfill",
@@ -48,16 +48,16 @@ class Epoch:
         "unverified",
     )
 
-    def __init__(self, settings: Settings, stats: SourceStats, actions: deque[Action]) -> None:
-        self._settings = settings
+    def __init__(self, spec: SourceSpec, stats: SourceStats, actions: deque[Action]) -> None:
+        self._spec = spec
         self._stats = stats
         self._actions = actions
 
         self.tracker: GapTracker
         self.forget_numbers()
         self.backfill = self._history()
-        self.unverified = UnverifiedBatches(settings.reorder_bytes, stats)
-        self.buffer = PublisherBuffer(settings.replay_timeout)
+        self.unverified = UnverifiedBatches(spec.max_held_bytes, stats)
+        self.buffer = PublisherBuffer(spec.replay_timeout)
 
         # The gap that is being asked for.
         self.gap_start = -1
@@ -66,21 +66,19 @@ class Epoch:
         """Where the request went on after a batch that was too large."""
         self.grace_ends: float | None = None
         """When the gap is given up, where there is no replay."""
-        self.lost_because = LostReason.HOLE if settings.asks else LostReason.NO_REPLAY
+        self.lost_because = LostReason.HOLE if spec.asks else LostReason.NO_REPLAY
         """Why the gap is lost, if it is given up now."""
         self.interrupted = False
         """An answer that may have been compacted broke off, and no other one has confirmed where."""
 
     def _history(self) -> Backfill:
-        pause = self._settings.backfill_pause
-        return Backfill(self._settings.replay_timeout if pause is None else pause)
+        pause = self._spec.backfill_pause
+        return Backfill(self._spec.replay_timeout if pause is None else pause)
 
     def forget_numbers(self) -> None:
         """Begin the numbering anew: nothing was delivered that another epoch could be recognised by."""
-        settings = self._settings
-        self.tracker = GapTracker(
-            ReorderBuffer(settings.reorder_batches, settings.reorder_bytes), self._stats, self._actions
-        )
+        spec = self._spec
+        self.tracker = GapTracker(ReorderBuffer(spec.reorder_batches, spec.max_held_bytes), self._stats, self._actions)
 
     def is_far(self, seq: int) -> bool:
         """Whether a number is too far ahead of what is known to be behind a gap."""
@@ -105,7 +103,7 @@ class Epoch:
         self.backfill = self._history()
         self.interrupted = False
         self.tracker.jump(seq + 1)
-        if self._settings.compacted:
+        if self._spec.compacted:
             self.tracker.answered_end = seq + 1
 
     def emptied(self, *, certain: bool) -> None:
@@ -183,6 +181,6 @@ class Epoch:
 
     def recovery_finished(self) -> None:
         """All of the log was handled. Nobody knows why history is missing: the log does not say."""
-        self.backfill.pending = self._settings.replay and self.backfill.first > 0
+        self.backfill.pending = self._spec.replay and self.backfill.first > 0
         if self.tracker.next == 0:
             self.forget_numbers()

@@ -14,7 +14,7 @@ from kvbus.core.sequencing.conflict import Conflict
 from kvbus.core.sequencing.epoch import Epoch
 from kvbus.core.sequencing.phases import ASKS, UNHURRIED, Guard, Input, Phase
 from kvbus.core.sequencing.replay_requests import Purpose, ReplayClient
-from kvbus.core.sequencing.settings import Settings
+from kvbus.core.source_spec import SourceSpec
 from kvbus.core.source_stats import SourceStats
 from kvbus.core.types import Reason
 
@@ -22,16 +22,16 @@ from kvbus.core.types import Reason
 class Machine:
     """The phase, what is known of the epoch, and the open request. Inputs come from the classes built on it."""
 
-    def __init__(self, settings: Settings, stats: SourceStats) -> None:
-        self.settings = settings
+    def __init__(self, spec: SourceSpec, stats: SourceStats) -> None:
+        self.spec = spec
         self.stats = stats
         self.phase = Phase.AWAY
         self.epoch = 0
         self.actions: deque[Action] = deque()
         """What was decided and is not yet carried out."""
-        self._replay_client = ReplayClient(settings, stats, self.actions)
+        self._replay_client = ReplayClient(spec, stats, self.actions)
         self._conflict = Conflict()
-        self._known = Epoch(settings, stats, self.actions)
+        self._known = Epoch(spec, stats, self.actions)
         self._tracker = self._known.tracker
         self._retries = 0
         """How often the request of this phase was made again because nobody answered."""
@@ -62,31 +62,31 @@ class Machine:
             self._take(Input.BEGIN, now)
 
     def _holds(self, guard: Guard) -> bool:
-        settings, tracker = self.settings, self._tracker
+        spec, tracker = self.spec, self._tracker
         match guard:
             case Guard.TRUSTED:
-                return not settings.asks and tracker.synced and settings.trust_unverified
+                return not spec.asks and tracker.synced and spec.on_lost == "keep"
             case Guard.UNKNOWN:
-                unknown = not settings.replay or (settings.compacted and tracker.fingerprints.newest(tracker.next) < 0)
-                return settings.snapshot and tracker.synced and tracker.next > 0 and unknown
+                unknown = not spec.replay or (spec.compacted and tracker.fingerprints.newest(tracker.next) < 0)
+                return spec.snapshot and tracker.synced and tracker.next > 0 and unknown
             case Guard.DELIVERED:
-                return settings.replay and tracker.next > 0
+                return spec.replay and tracker.next > 0
             case Guard.CROWDED:
                 return self._conflict.until is not None
             case Guard.NO_REPLAY:
-                return not settings.replay
+                return not spec.replay
             case Guard.FROM_NOW:
-                return settings.from_now and self.epoch == 0
+                return spec.from_now and self.epoch == 0
             case Guard.TAIL:
-                return settings.compacted and settings.replay
+                return spec.compacted and spec.replay
             case Guard.SNAPSHOTS:
-                return settings.snapshot
+                return spec.snapshot
             case Guard.ONCE_MORE:
-                return self._retries < settings.attempts - 1
+                return self._retries < spec.attempts - 1
             case Guard.SYNCED:
                 return tracker.synced
             case _:
-                return settings.snapshot and (not settings.replay or self._known.gap_attempts >= settings.attempts)
+                return spec.snapshot and (not spec.replay or self._known.gap_attempts >= spec.attempts)
 
     def _settle(self, now: float) -> None:
         """No request is open now: either everything known is delivered, or there is a gap to ask for."""
@@ -95,8 +95,8 @@ class Machine:
             known.open()
             self._resyncing = True
         if known.interrupted:
-            if self.settings.snapshot:
-                known.gap_attempts = self.settings.attempts
+            if self.spec.snapshot:
+                known.gap_attempts = self.spec.attempts
                 self._take(Input.HOLE, now)
                 return
             known.unconfirmed()
@@ -105,7 +105,7 @@ class Machine:
             self._synced_at = now
             self.actions.append(Synced())
         unverified = known.unverified
-        if unverified.stale and self.settings.replay and unverified.may_ask(now):
+        if unverified.stale and self.spec.replay and unverified.may_ask(now):
             self._take(Input.STALE, now)
         self._advance(now)
 
@@ -114,7 +114,7 @@ class Machine:
         """Nothing live is delivered now: the epoch is not known, or the open answer counts as a whole."""
         asked = self._replay_client.open
         return self.phase is Phase.VERIFY or (
-            self.settings.compacted and asked is not None and asked.purpose is not Purpose.HISTORY
+            self.spec.compacted and asked is not None and asked.purpose is not Purpose.HISTORY
         )
 
     def _advance(self, now: float) -> None:
@@ -137,15 +137,15 @@ class Machine:
             self._ask_for_gap(now)
 
     def _ask_for_gap(self, now: float) -> None:
-        known, settings = self._known, self.settings
-        if not settings.asks:
+        known, spec = self._known, self.spec
+        if not spec.asks:
             if known.grace_ends is None:
                 self.stats.gaps += 1
-                known.grace_ends = now + settings.reorder_grace
+                known.grace_ends = now + spec.reorder_grace
             self._take(Input.HOLE, now)
             return
         self.stats.gaps += known.asks_for_gap()
-        if known.gap_attempts >= settings.attempts and not settings.snapshot:
+        if known.gap_attempts >= spec.attempts and not spec.snapshot:
             known.give_up()
             self._advance(now)
             return
@@ -182,7 +182,7 @@ class Machine:
         self._advance(now)
 
     def _forget(self) -> None:
-        self._known = Epoch(self.settings, self.stats, self.actions)
+        self._known = Epoch(self.spec, self.stats, self.actions)
         self._tracker = self._known.tracker
         self._probe_factor = 1
         self._resyncing = False

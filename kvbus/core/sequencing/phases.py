@@ -12,7 +12,17 @@ from enum import StrEnum
 from typing import Final
 
 from kvbus.core.sequencing.replay_requests import Purpose
-from kvbus.core.sequencing.settings import State
+
+
+class State(StrEnum):
+    """What ``/sources`` and ``kvbus_source_state`` show."""
+
+    CONNECTING = "connecting"
+    SYNCING = "syncing"
+    LIVE = "live"
+    GAP = "gap"
+    LOST = "lost"
+    CONFLICT = "conflict"
 
 
 class Phase(StrEnum):

@@ -16,11 +16,8 @@ import msgspec
 
 from kvbus.core.sequencing.actions import Action, Ask, AskSnapshot, Stop
 from kvbus.core.sequencing.gap_tracker import GapTracker
-from kvbus.core.sequencing.settings import Settings
+from kvbus.core.source_spec import SNAPSHOT_TIMEOUTS, SourceSpec
 from kvbus.core.source_stats import SourceStats
-
-SNAPSHOT_TIMEOUTS: Final = 5
-"""Times :attr:`Settings.replay_timeout` for a snapshot: it is one message, so nothing shows that it is on its way."""
 
 OVERLAP: Final = 8
 """Batches delivered that a request asks for again: a single one may be of a new epoch that nobody had noticed yet."""
@@ -145,17 +142,17 @@ class ReplayClient:
     """Has at most one request open. Each has an id of its own, so that answers to an old one cannot mix in.
 
     Args:
-        settings: how long an answer may take.
+        spec: how long an answer may take.
         stats: where requests, late answers and missing answers are counted.
         actions: where decisions go.
     """
 
-    __slots__ = ("_actions", "_last_id", "_settings", "_stats", "open")
+    __slots__ = ("_actions", "_last_id", "_spec", "_stats", "open")
 
-    def __init__(self, settings: Settings, stats: SourceStats, actions: deque[Action]) -> None:
+    def __init__(self, spec: SourceSpec, stats: SourceStats, actions: deque[Action]) -> None:
         self.open: OpenRequest | None = None
         self._last_id = 0
-        self._settings = settings
+        self._spec = spec
         self._stats = stats
         self._actions = actions
 
@@ -163,7 +160,7 @@ class ReplayClient:
         """Ask. A request that is open is closed first."""
         self.stop()
         self._last_id += 1
-        start, last_delivered = start_of(purpose, tracker, compacted=self._settings.compacted)
+        start, last_delivered = start_of(purpose, tracker, compacted=self._spec.compacted)
         self.open = OpenRequest(
             self._last_id,
             purpose,
@@ -174,25 +171,25 @@ class ReplayClient:
             tracker.log_end,
         )
         self._stats.replays += 1
-        asks_snapshot = purpose is Purpose.SNAPSHOT or not self._settings.replay
+        asks_snapshot = purpose is Purpose.SNAPSHOT or not self._spec.replay
         self._actions.append(AskSnapshot(self._last_id) if asks_snapshot else Ask(self._last_id, start))
 
     def sent(self, request: int, now: float) -> None:
         """The request has left the process, behind a backlog long after :meth:`ask`. From now on its time runs."""
         asked = self.open
         if asked is not None and asked.id == request:
-            settings = self._settings
+            spec = self._spec
             asked.waits = now == inf
-            asked.deadline = now + settings.replay_timeout
-            if asked.purpose is Purpose.SNAPSHOT or not settings.replay:
-                asked.deadline = now + (settings.snapshot_timeout or SNAPSHOT_TIMEOUTS * settings.replay_timeout)
-            asked.hard_deadline = now + self._settings.replay_total_timeout
+            asked.deadline = now + spec.replay_timeout
+            if asked.purpose is Purpose.SNAPSHOT or not spec.replay:
+                asked.deadline = now + (spec.snapshot_timeout or SNAPSHOT_TIMEOUTS * spec.replay_timeout)
+            asked.hard_deadline = now + self._spec.replay_total_timeout
 
     def unread(self, request: int, now: float) -> None:
         """Messages of its answer wait to be read: the publisher is not late before they are."""
         asked = self.open
         if asked is not None and asked.id == request:
-            until = now + self._settings.replay_timeout
+            until = now + self._spec.replay_timeout
             asked.deadline = max(asked.deadline, until)
             asked.hard_deadline = max(asked.hard_deadline, until)
 

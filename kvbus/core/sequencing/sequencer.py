@@ -17,13 +17,12 @@ from typing import Any, Final
 
 from kvbus.core.sequencing.actions import Lost, LostReason, NewEpoch, RestartReason
 from kvbus.core.sequencing.answers import Answers
-from kvbus.core.sequencing.phases import SEPARATED, SHOWN, UNHURRIED, Input, Phase
+from kvbus.core.sequencing.phases import SEPARATED, SHOWN, UNHURRIED, Input, Phase, State
 from kvbus.core.sequencing.reorder_buffer import ReorderBuffer
-from kvbus.core.sequencing.settings import State
 from kvbus.core.types import Reason
 
 MAX_PROBE_BACKOFF: Final = 32
-"""Times :attr:`Settings.probe_interval` after which an idle publisher is still asked."""
+"""Times :attr:`SourceSpec.probe_interval` after which an idle publisher is still asked."""
 
 
 class Sequencer(Answers):
@@ -32,7 +31,7 @@ class Sequencer(Answers):
     It is pure: the time is an argument, in seconds on any monotonic clock.
 
     Args:
-        settings: how the publisher is asked and waited for.
+        spec: how the publisher is asked and waited for.
         stats: where the account is kept.
     """
 
@@ -116,7 +115,7 @@ class Sequencer(Answers):
         if self.connected:
             return
         self._idle_since = now
-        if self.settings.compacted:
+        if self.spec.compacted:
             self._probe_factor = 1
         self._resyncing = True
         self._known.gap_attempts = 0
@@ -137,7 +136,7 @@ class Sequencer(Answers):
             self._tracker.write_off()
             known.forget_numbers()
             self._tracker = known.tracker
-        elif self.settings.compacted:
+        elif self.spec.compacted:
             # a compacted answer may look the same in another epoch: what is held has to come once more
             self._tracker.write_off()
             self._tracker.forget_ahead()
@@ -169,7 +168,7 @@ class Sequencer(Answers):
         """One batch of the live stream."""
         self.up(now)
         self._idle_since = now
-        if not self.settings.compacted:
+        if not self.spec.compacted:
             self._probe_factor = 1
         tracker = self._tracker
         asked = self._replay_client.open
@@ -191,7 +190,7 @@ class Sequencer(Answers):
             self._far_ahead(seq, payload, now)
         elif seq in tracker.held:
             self.stats.duplicates += 1
-            if self.settings.replay and tracker.contest(seq, payload):
+            if self.spec.replay and tracker.contest(seq, payload):
                 self._advance(now)
         else:
             tracker.live_later(seq, payload)
@@ -207,18 +206,18 @@ class Sequencer(Answers):
         tracker, unverified = self._tracker, self._known.unverified
         same = tracker.fingerprints.matches(seq, payload, self.next)
         if same is not True and seq < tracker.answered_end:
-            same = True if now < self._synced_at + self.settings.late_copies or self._live_waits else None
+            same = True if now < self._synced_at + self.spec.late_copies or self._live_waits else None
         if same:
             self.stats.duplicates += 1
             return
-        begins = seq == 0 and tracker.answered_end == 0 and (tracker.live_end > 0 or not self.settings.replay)
+        begins = seq == 0 and tracker.answered_end == 0 and (tracker.live_end > 0 or not self.spec.replay)
         if same is False or begins:
             self._new_epoch(now, RestartReason.PAYLOAD)
             self.live(seq, payload, now)
             return
         unverified.keep_stale(seq, payload)
-        if not self.settings.replay:
-            if unverified.consecutive or self.settings.compacted:
+        if not self.spec.replay:
+            if unverified.consecutive or self.spec.compacted:
                 self._new_epoch(now)
         elif unverified.may_ask(now) and self.phase in UNHURRIED:
             self._take(Input.STALE, now)
@@ -256,29 +255,29 @@ class Sequencer(Answers):
         if self._conflict.over(now):
             self._forget()
             self._take(Input.PAUSE_OVER, now)
-        if self.phase is Phase.LIVE and self.settings.asks:
+        if self.phase is Phase.LIVE and self.spec.asks:
             self._probe(now)
 
     @property
     def deadline(self) -> float:
         """When :meth:`tick` has something to do; infinity for never."""
-        known, asked, settings = self._known, self._replay_client.open, self.settings
+        known, asked, spec = self._known, self._replay_client.open, self.spec
         times = [inf if known.grace_ends is None else known.grace_ends]
         if asked is not None:
             times += [asked.deadline, asked.hard_deadline]
         if self._conflict.until is not None:
             times.append(self._conflict.until)
-        if self.phase is Phase.LIVE and settings.asks:
+        if self.phase is Phase.LIVE and spec.asks:
             times.append(known.backfill.next_due)
-            if settings.probe_interval and settings.replay:
-                times.append(self._idle_since + settings.probe_interval * self._probe_factor)
+            if spec.probe_interval and spec.replay:
+                times.append(self._idle_since + spec.probe_interval * self._probe_factor)
         return min(times)
 
     def _probe(self, now: float) -> None:
-        interval = self.settings.probe_interval
+        interval = self.spec.probe_interval
         if self._known.backfill.due(now):
             self._take(Input.BACKFILL_DUE, now)
-        elif interval and self.settings.replay and now >= self._idle_since + interval * self._probe_factor:
+        elif interval and self.spec.replay and now >= self._idle_since + interval * self._probe_factor:
             self._known.buffer.silent(self._tracker.next, self._idle_since)
             self._idle_since = now
             self._probe_factor = min(self._probe_factor * 2, MAX_PROBE_BACKOFF)

@@ -62,8 +62,7 @@ class Heard:
     """
 
     def __init__(self, spec: SourceSpec, limits: FrameLimits) -> None:
-        settings = structs.replace(spec.settings, replay=False, snapshot=False)
-        self._relay = Relay([structs.replace(spec, settings=settings)], [], limits)
+        self._relay = Relay([structs.replace(spec, replay=False, snapshot=False)], [], limits)
         self._limits = limits
         self.topics: Counter[bytes] = Counter()
         self.batches: dict[int, int] = {}

@@ -6,24 +6,20 @@ import pytest
 
 from kvbus.core.commands import Publish, SendState
 from kvbus.core.events import BatchReceived, SourceUp, Subscribed
-from kvbus.core.normalizing.rules import Rules
 from kvbus.core.outputs.fitting import halves, runs_of
 from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.relay import Relay
-from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source_spec import SourceSpec
 from kvbus.core.wire.profiles import PROFILES
 from tests.doubles.payloads import batch, cleared, removed, store, unpack
 from tests.doubles.router import events_of
-
-_ASKS_NOBODY = Settings(replay=False, probe_interval=0.0)
 
 
 class Bus:
     """A relay with one output of a profile."""
 
     def __init__(self, profile: str, sources: int = 1, *, topics: Any = (), merged: bool = True) -> None:
-        specs = [SourceSpec(f"e{i}", i, _ASKS_NOBODY, Rules()) for i in range(sources)]
+        specs = [SourceSpec(f"e{i}", i, replay=False, probe_interval=0.0) for i in range(sources)]
         output = OutputSpec("out", PROFILES[profile], topics or [None], merged=merged, heartbeat=0.0)
         self.relay = Relay(specs, [output])
         self.seqs = [0] * sources

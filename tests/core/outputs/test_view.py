@@ -9,11 +9,9 @@ import pytest
 from kvbus.core.blocks.index import Index
 from kvbus.core.commands import Publish
 from kvbus.core.events import BatchReceived, SourceDown, SourcePlaced, SourceUp, Subscribed, Tick
-from kvbus.core.normalizing.rules import Rules
 from kvbus.core.outputs.spec import NewStream, OutputSpec, Rights
 from kvbus.core.outputs.view import View
 from kvbus.core.relay import Relay
-from kvbus.core.sequencing.settings import Settings
 from kvbus.core.source_spec import SourceSpec
 from kvbus.core.stats import NumberingStats
 from kvbus.core.wire.codec import decode_batch
@@ -158,7 +156,7 @@ def test_a_field_that_kvbus_does_not_know_is_there_in_a_state_too() -> None:
 def views(rights: Rights, **spec: Any) -> Relay:
     """A relay with one engine, and an output of these rights."""
     relay = Relay(
-        [SourceSpec("e", 0, Settings(replay=False, probe_interval=0.0), Rules())],
+        [SourceSpec("e", 0, replay=False, probe_interval=0.0)],
         [OutputSpec("out", PROFILES["vllm"], [None], heartbeat=0.0, rights=rights, **spec)],
     )
     relay.handle(SourceUp(0), 0.0)
@@ -205,7 +203,7 @@ def test_an_engine_that_comes_back_has_the_blocks_whose_chains_began_elsewhere_t
 def test_routers_that_clear_by_pod_get_removals_of_what_they_have() -> None:
     bus = Bus("llm-d", 2)
     bus.relay = Relay(
-        [SourceSpec(f"e{i}", i, Settings(replay=False, probe_interval=0.0), Rules()) for i in range(2)],
+        [SourceSpec(f"e{i}", i, replay=False, probe_interval=0.0) for i in range(2)],
         [OutputSpec("out", PROFILES["llm-d"], [None], merged=True, heartbeat=0.0, rights=A)],
     )
     for i in range(2):
@@ -220,7 +218,7 @@ def test_routers_that_clear_by_pod_get_removals_of_what_they_have() -> None:
 
 def test_of_a_hidden_source_nothing_leaves_not_even_a_clear_or_a_heartbeat() -> None:
     relay = Relay(
-        [SourceSpec(f"e{i}", i, Settings(replay=False, probe_interval=0.0), Rules()) for i in range(2)],
+        [SourceSpec(f"e{i}", i, replay=False, probe_interval=0.0) for i in range(2)],
         [OutputSpec("out", PROFILES["vllm"], [None, None], heartbeat=1.0, hidden=frozenset({1}))],
     )
     sent: list[Any] = []
@@ -237,7 +235,7 @@ def test_of_a_hidden_source_nothing_leaves_not_even_a_clear_or_a_heartbeat() -> 
 
 def test_a_source_in_a_slot_may_be_hidden_or_seen_whatever_was_there_before() -> None:
     def placed(*, hidden: bool) -> SourcePlaced:
-        spec = SourceSpec("f", 0, Settings(replay=False, probe_interval=0.0), Rules())
+        spec = SourceSpec("f", 0, replay=False, probe_interval=0.0)
         return SourcePlaced(0, spec, [NewStream(b"", 5, hidden=hidden)])
 
     relay = views(Rights(), hidden=frozenset({0}))
@@ -252,7 +250,7 @@ def test_a_source_in_a_slot_may_be_hidden_or_seen_whatever_was_there_before() ->
 
 def test_a_merged_stream_whose_sources_are_all_hidden_is_an_empty_one() -> None:
     relay = Relay(
-        [SourceSpec("e", 0, Settings(replay=False, probe_interval=0.0), Rules())],
+        [SourceSpec("e", 0, replay=False, probe_interval=0.0)],
         [OutputSpec("out", PROFILES["vllm"], [None], merged=True, heartbeat=0.0, hidden=frozenset({0}))],
     )
     relay.handle(SourceUp(0), 0.0)
@@ -265,7 +263,7 @@ def test_the_views_of_a_recorded_engines_salts_are_its_salted_blocks_in_parts(na
     """Every block that the engine holds at the end is in the view of its salt; which one that is follows its chain."""
     salts = ("tenant-a", "tenant-b")
     relay = Relay(
-        [SourceSpec("e", 0, Settings(replay=False, probe_interval=0.0), Rules())],
+        [SourceSpec("e", 0, replay=False, probe_interval=0.0)],
         [
             OutputSpec(salt, PROFILES["vllm"], [None], heartbeat=0.0, rights=Rights(salts=frozenset({salt})))
             for salt in salts

@@ -20,8 +20,9 @@ from kvbus.core.events import (
     Unread,
 )
 from kvbus.core.sequencing.actions import Ask, AskSnapshot, Deliver, Lost, NewEpoch, Synced
+from kvbus.core.sequencing.phases import State
 from kvbus.core.sequencing.sequencer import Sequencer
-from kvbus.core.sequencing.settings import Settings, State
+from kvbus.core.source_spec import SourceSpec
 from kvbus.core.source_stats import SourceStats
 from kvbus.core.wire.frames import END_SEQ
 from tests.core.dsl import Conversation, Does, live, replay_end, replayed, up
@@ -59,7 +60,7 @@ class SequencerScript(Conversation):
     def __init__(self, *, replay: bool = True, epoch: int = 0, **settings: Any) -> None:
         super().__init__()
         self.stats = SourceStats()
-        self.sequencer = Sequencer(Settings(replay=replay, **settings), self.stats)
+        self.sequencer = Sequencer(SourceSpec(replay=replay, **settings), self.stats)
         self.epoch = epoch
         """The publisher's own."""
         self.delivered: list[bytes] = []
@@ -135,7 +136,7 @@ def in_sync(count: int = 0, **settings: Any) -> SequencerScript:
     """A sequencer in sync that has delivered ``count`` batches."""
     script = SequencerScript(**settings)
     script.after(up())
-    if script.sequencer.settings.replay:
+    if script.sequencer.spec.replay:
         script.after(*map(replayed, range(count)), replay_end())
     else:
         script.after(*map(live, range(count)))

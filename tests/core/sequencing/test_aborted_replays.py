@@ -4,7 +4,8 @@ import pytest
 
 from kvbus.core.events import Oversize, ReplayAborted
 from kvbus.core.sequencing.actions import Ask, Lost
-from kvbus.core.sequencing.settings import ATTEMPTS, State
+from kvbus.core.sequencing.phases import State
+from kvbus.core.source_spec import ATTEMPTS
 from kvbus.core.types import Reason
 from tests.core.dsl import Script, ask, cancel, live, replay_aborted, replay_end, replayed, up
 from tests.core.sequencing.script import SequencerScript, deliver, in_sync, lost

@@ -21,10 +21,11 @@ from kvbus.core.sequencing.phases import (
     Input,
     Phase,
     RefusedError,
+    State,
     step,
 )
 from kvbus.core.sequencing.replay_requests import OVERLAP, Purpose
-from kvbus.core.sequencing.settings import ATTEMPTS, State
+from kvbus.core.source_spec import ATTEMPTS
 from tests.core.dsl import Happens, down, live, replay_aborted, replay_end, replayed, snapshot, tick, up
 from tests.core.sequencing.script import SequencerScript, in_sync
 from tests.docs.phases import diagram, phase_table, transitions
@@ -91,7 +92,7 @@ IN: dict[Phase, Callable[[], Made]] = {
 }
 """How each phase with a connection is reached."""
 
-COMPACTED: dict[str, Any] = {"snapshot": True, "compacted": True, "trust_unverified": True}
+COMPACTED: dict[str, Any] = {"snapshot": True, "compacted": True, "on_lost": "keep"}
 NO_REPLAY: dict[str, Any] = {"snapshot": True, "replay": False}
 ONLY_COVERED: list[Act] = [up(), snapshot(4), replay_end(), down()]
 
@@ -111,7 +112,7 @@ GRACE_AWAY: list[Act] = [live(5), down()]
 CASES: dict[Transition, Callable[[], Made]] = {
     (Phase.AWAY, Input.UP, Phase.FRESH): lambda: fresh(up()),
     (Phase.AWAY, Input.UP, Phase.VERIFY): lambda: after(3, *BACK),
-    (Phase.AWAY, Input.UP, Phase.LIVE): lambda: after(3, *BACK, replay=False, trust_unverified=True),
+    (Phase.AWAY, Input.UP, Phase.LIVE): lambda: after(3, *BACK, replay=False, on_lost="keep"),
     (Phase.AWAY, Input.UP, Phase.SNAPSHOT): lambda: fresh(*ONLY_COVERED, up(), **COMPACTED),
     (Phase.AWAY, Input.DOWN, Phase.AWAY): lambda: fresh(down()),
     (Phase.AWAY, Input.NEW_EPOCH, Phase.AWAY): lambda: after(3, down(), other_id),
@@ -119,7 +120,7 @@ CASES: dict[Transition, Callable[[], Made]] = {
     (Phase.AWAY, Input.EXPIRED, Phase.LOST): lambda: fresh(expire),
     (Phase.LOST, Input.UP, Phase.FRESH): lambda: fresh(expire, up()),
     (Phase.LOST, Input.UP, Phase.VERIFY): lambda: after(3, down(), expire, up()),
-    (Phase.LOST, Input.UP, Phase.LIVE): lambda: after(3, down(), expire, up(), replay=False, trust_unverified=True),
+    (Phase.LOST, Input.UP, Phase.LIVE): lambda: after(3, down(), expire, up(), replay=False, on_lost="keep"),
     (Phase.LOST, Input.UP, Phase.SNAPSHOT): lambda: fresh(*ONLY_COVERED, expire, up(), **NO_REPLAY),
     (Phase.LOST, Input.DOWN, Phase.LOST): lambda: fresh(expire, down()),
     (Phase.LOST, Input.NEW_EPOCH, Phase.LOST): lambda: after(3, down(), expire, other_id),
@@ -154,7 +155,7 @@ CASES: dict[Transition, Callable[[], Made]] = {
         up(), live(0), live(1), live(2), no_buffer, *BACK, replay_end(), probe_interval=1.0
     ),
     (Phase.VERIFY, Input.SILENT, Phase.VERIFY): then(Phase.VERIFY, tick(2.0)),
-    (Phase.VERIFY, Input.SILENT, Phase.LIVE): lambda: after(3, *BACK, *SILENCE, trust_unverified=True),
+    (Phase.VERIFY, Input.SILENT, Phase.LIVE): lambda: after(3, *BACK, *SILENCE, on_lost="keep"),
     (Phase.VERIFY, Input.SILENT, Phase.SNAPSHOT): lambda: fresh(
         up(), snapshot(-2), replayed(0), replay_end(), *BACK, *SILENCE, **COMPACTED
     ),
@@ -182,7 +183,7 @@ CASES: dict[Transition, Callable[[], Made]] = {
     (Phase.BACKFILL, Input.SILENT, Phase.LIVE): then(Phase.BACKFILL, tick(2.0)),
     (Phase.RECHECK, Input.ANSWERED, Phase.LIVE): then(Phase.RECHECK, replayed(LONG - 1), replay_end()),
     (Phase.RECHECK, Input.SILENT, Phase.RECHECK): then(Phase.RECHECK, tick(2.0)),
-    (Phase.RECHECK, Input.SILENT, Phase.LIVE): lambda: after(LONG, live(3), *SILENCE, trust_unverified=True),
+    (Phase.RECHECK, Input.SILENT, Phase.LIVE): lambda: after(LONG, live(3), *SILENCE, on_lost="keep"),
     (Phase.RECHECK, Input.SILENT, Phase.SNAPSHOT): lambda: fresh(
         up(), snapshot(-1), replay_end(), *map(live, range(LONG)), live(3), *SILENCE, **COMPACTED
     ),

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from kvbus.core.sequencing.actions import Ask, Deliver, Lost
 from kvbus.core.sequencing.conflict import FIRST_PAUSE, MAX_EPOCHS
 from kvbus.core.sequencing.fingerprints import RING
+from kvbus.core.sequencing.phases import State
 from kvbus.core.sequencing.replay_requests import OVERLAP
 from kvbus.core.sequencing.sequencer import Sequencer
-from kvbus.core.sequencing.settings import ATTEMPTS, State
+from kvbus.core.source_spec import ATTEMPTS
 from kvbus.core.source_stats import SourceStats
 from tests.core.dsl import (
     ask,
@@ -321,7 +322,7 @@ class TestBackfill:
 
     def test_it_stays_pending_over_a_restart_of_this_process(self):
         script, _ = self.given_up()
-        again = Sequencer(script.sequencer.settings, SourceStats())
+        again = Sequencer(script.sequencer.spec, SourceStats())
         again.load(script.sequencer.dump())
         assert again.dump() == script.sequencer.dump()
 
@@ -811,7 +812,7 @@ class TestReconnectionWithoutReplay:
         assert not script.sequencer.partial
 
     def test_unless_the_publisher_is_trusted(self):
-        script = in_sync(3, replay=False, trust_unverified=True)
+        script = in_sync(3, replay=False, on_lost="keep")
         script.after(down())
         assert script >> up() << synced()
         assert script >> live(3) << deliver(3)
@@ -965,7 +966,7 @@ class TestCompletion:
         assert script.sequencer.partial
 
 
-COMPACTED: dict[str, Any] = {"compacted": True, "trust_unverified": True, "probe_interval": 0.0}
+COMPACTED: dict[str, Any] = {"compacted": True, "on_lost": "keep", "probe_interval": 0.0}
 OFFERS_BOTH: dict[str, Any] = {**COMPACTED, "snapshot": True}
 ONLY_SNAPSHOTS: dict[str, Any] = {**OFFERS_BOTH, "replay": False}
 SILENCE = [tick(2.0)] * ATTEMPTS

@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 
 from kvbus.core.commands import RequestReplay
 from kvbus.core.events import BatchReceived, ReplayReceived, SourceDown, SourceUp, Tick
-from kvbus.core.normalizing.rules import Rules
 from kvbus.core.relay import Relay
 from kvbus.core.remarks import Remark, remarks
-from kvbus.core.sequencing.settings import Settings
 from kvbus.core.sequencing.topics import MAX_RUN, filler
 from kvbus.core.source_spec import SourceSpec
 from kvbus.core.types import Filtered, Reason
@@ -41,9 +39,9 @@ class Socket:
         self.numbering, self.framing = numbering, framing
         self.buffer: list[tuple[bytes, int, bytes]] = []
         self.stored: dict[bytes, set[int]] = {}
-        settings = Settings(replay=replay, probe_interval=probe)
         specs = [
-            SourceSpec(f"s{n}", 0, settings, Rules(), topic=topic, shared=shared) for n, topic in enumerate(topics)
+            SourceSpec(f"s{n}", 0, replay=replay, probe_interval=probe, topic=topic, shared=shared)
+            for n, topic in enumerate(topics)
         ]
         self.relay = Relay(specs, [])
         self.now = 100.0

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from kvbus.core.normalizing.normalizer import Normalizer
-from kvbus.core.normalizing.rules import Rules
+from kvbus.core.source_spec import SourceSpec
 from kvbus.core.source_stats import SourceStats
 from kvbus.core.types import PREFIX_KINDS, medium_key
 from kvbus.core.wire.encoding import encode_batch
@@ -22,7 +22,7 @@ class View:
         self.stats = SourceStats()
         self.router = PlainSetRouter()
         self.sent = 0
-        self._normalizer = Normalizer(Rules(**rules), self.stats)
+        self._normalizer = Normalizer(SourceSpec(**rules), self.stats)
         self._fed = 0
 
     def feed(self, batches: Sequence[tuple[float, int, bytes]]) -> None:

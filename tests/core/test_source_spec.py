@@ -1,0 +1,57 @@
+"""A source as the core knows it has the configuration's names and defaults; its states are public names."""
+
+from kvbus.config import Config, SourceConfig
+from kvbus.config.limits import Limits
+from kvbus.config.load import load
+from kvbus.core.sequencing.phases import State
+from kvbus.core.source_spec import SourceSpec
+from kvbus.daemon.build import source_spec
+
+
+def configured(**overrides):
+    config = load(None, env={}, overrides={"sources": [{}], "outputs": [{}], **overrides})
+    (stream,) = config.streams()
+    return source_spec(config, stream)
+
+
+def test_the_defaults_are_those_of_the_configuration():
+    assert SourceSpec("engine") == configured()
+
+
+def test_a_field_has_the_name_of_its_key():
+    keys = Config.model_fields | Limits.model_fields | SourceConfig.model_fields
+    made_by_kvbus = {"label", "rank", "shared", "numbered", "copied_below", "replay", "snapshot"}
+    constant = {"replay_total_timeout", "reorder_grace"}
+    of_the_client = {"compacted", "from_now", "attempts", "snapshot_timeout", "backfill_pause", "late_copies"}
+    assert {*SourceSpec.__struct_fields__} - keys.keys() == made_by_kvbus | constant | of_the_client
+
+
+def test_each_comes_from_its_key():
+    assert configured(
+        sources=[{"replay_endpoint": "tcp://127.0.0.1:1", "snapshot_endpoint": "tcp://127.0.0.1:2"}],
+        replay_timeout=3.0,
+        probe_interval=4.0,
+        reorder_batches=5,
+        limits={"max_held_bytes": 6_000_000},
+        on_lost="keep",
+    ) == SourceSpec(
+        "engine",
+        replay=True,
+        snapshot=True,
+        replay_timeout=3.0,
+        probe_interval=4.0,
+        reorder_batches=5,
+        max_held_bytes=6_000_000,
+        on_lost="keep",
+    )
+
+
+def test_the_states_are_public():
+    """``/sources`` shows them, and ``kvbus_source_state`` has them as labels: renaming one breaks dashboards."""
+    assert [*State] == ["connecting", "syncing", "live", "gap", "lost", "conflict"]
+
+
+def test_somebody_can_be_asked():
+    assert SourceSpec(replay=True, snapshot=False).asks
+    assert SourceSpec(replay=False, snapshot=True).asks
+    assert not SourceSpec(replay=False, snapshot=False).asks
