@@ -5,11 +5,10 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, cast
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import ValidationError
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from pydantic.fields import FieldInfo
-
 PREFIX: Final = "KVBUS_"
 RESERVED: Final = frozenset({"KVBUS_CONFIG", "KVBUS_TRACEBACK", "KVBUS_TOKEN_FILE", "KVBUS_CA_FILE"})
 """Variables of the command line itself. They are no keys."""
@@ -35,61 +32,10 @@ _SERVICE: Final = re.compile(r"KVBUS_(?:[A-Z0-9_]+_)?SERVICE_(?:HOST|PORT(?:_[A-
 _SERVICE_PORT: Final = re.compile(r"KVBUS_(?:[A-Z0-9_]+_)?PORT")
 _SERVICE_LINK: Final = re.compile(r"KVBUS_(?:[A-Z0-9_]+_)?PORT_\d+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?")
 
-
-@dataclass(slots=True)
-class _Draft:
-    """A configuration being loaded: plain data, the origin of each value, the problems so far."""
-
-    data: dict[str, Any] = field(default_factory=dict)
-    origins: dict[paths.Path, str] = field(default_factory=dict)
-    problems: list[Problem] = field(default_factory=list)
-    odd: dict[Any, Any] = field(default_factory=dict)
-    begun: dict[paths.Path, str] = field(default_factory=dict)
-    """List elements that a variable or a flag has begun."""
-
-    def drop_strays(self) -> None:
-        """Take out elements beside others that nobody gave an endpoint: a number was mistaken."""
-        for path, origin in sorted(self.begun.items(), reverse=True):
-            name, number = path[0], path[-1]
-            elements = self.data.get(str(name))
-            begun = elements[-1] if isinstance(elements, list) else None
-            if (
-                number
-                and isinstance(elements, list)
-                and isinstance(begun, dict)
-                and not {"endpoint", "discover"} & begun.keys()
-            ):
-                elements.pop()
-                last = f"the last is {name}[{len(elements) - 1}]"
-                wrong = f"there is no such element ({last}); a new one begins with its endpoint"
-                self.problems.append(Problem(paths.show(path), wrong, origin=origin))
-
-    def assign(self, path: paths.Path, value: Any, origin: str) -> None:
-        """Set one value. A list grows by one element at a time."""
-        node: Any = self.data
-        for at, piece in enumerate(path):
-            last = at == len(path) - 1
-            if isinstance(node, list) and isinstance(piece, int):
-                if piece > len(node):
-                    have = f"there are only {len(node)}" if node else "there is none yet"
-                    wrong = f"{have}; elements are counted from 0 without a hole"
-                    self.problems.append(Problem(paths.show(path), wrong, origin=origin))
-                    return
-                if piece == len(node):
-                    self.begun[path[: at + 1]] = origin
-                    node.append({})
-            elif not (isinstance(node, dict) and isinstance(piece, str)):
-                return  # there is a value in place of a section; validation refuses it
-            if last:
-                node[piece] = value
-            elif isinstance(node, dict) and node.get(piece) is None:
-                node[piece] = [] if isinstance(path[at + 1], int) else {}
-            if not last:
-                node = node[piece]
-        for known in [known for known in self.origins if known[: len(path)] == path]:
-            del self.origins[known]
-        self.origins[path] = origin
-
+_DELIMITER: Final = "__"
+_LISTS: Final = frozenset({*paths.LISTS, *paths.PLAIN_LISTS})
+_BEGINS: Final = frozenset({"endpoint", "discover"})
+"""Keys without one of which nobody meant to begin a new element."""
 
 Look = Callable[[Config], Iterable[Problem]]
 """Looks at this machine for the things that a configuration names, such as files with keys."""
@@ -111,102 +57,131 @@ def load(
     Raises:
         ConfigError: the configuration has problems; the error names all of them.
     """
-    draft = _Draft()
-    merged = _Layers(given=_Given(draft, path, env, overrides)).model_extra or {}  # type: ignore[call-arg]
-    draft.data = {**draft.odd, **merged}
-    draft.drop_strays()
-    return _validated(draft, look)
+    file = yamlfile.YamlFile({}) if path is None else yamlfile.read(path)
+    layers = _Layers({key: _by_index(key, value) for key, value in file.data.items()}, file.origins, file.problems)
+    layers.add_variables(env)
+    layers.add_overrides(overrides)
+    data = layers.with_lists()
+    config, problems = _validated(data, layers.origins, look)
+    if config is None or layers.problems or problems:
+        raise ConfigError([*layers.problems, *problems])
+    return config
 
 
 @dataclass(frozen=True, slots=True)
-class _Given:
-    """The arguments of `load`, passed through pydantic-settings to our sources."""
+class _Layers:
+    """The file's data, which variables and the command line change.
 
-    draft: _Draft
-    path: Path | None
-    env: Mapping[str, str]
-    overrides: Mapping[str, Any]
+    A list of the configuration is a mapping by index here (``{"0": ..., "1": ...}``), so that one key can change one
+    element.
 
-
-class _Layers(BaseSettings):
-    """The merged layers, before validation. `Config` validates them once and collects all errors.
-
-    We do not use the library's own environment source: it decodes only JSON, stops at the first value that it cannot
-    decode, ignores unknown variables, and replaces a whole list instead of one element.
+    Attributes:
+        data: the values so far.
+        origins: a text such as ``kvbus.yaml line 12`` or ``KVBUS_HTTP`` for the value of each key path.
+        problems: the problems so far.
     """
 
-    model_config = SettingsConfigDict(extra="allow")
+    data: dict[Any, Any]
+    origins: dict[paths.Path, str]
+    problems: list[Problem]
 
-    @classmethod
-    def settings_customise_sources(
-        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, *_: Any, **__: Any
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        given = cast("Any", init_settings).init_kwargs["given"]
-        # lowest layer first: each changes the result so far, which the other order cannot do for an element of a list
-        return _File(settings_cls, given), _Variables(settings_cls, given), _CommandLine(settings_cls, given)
+    def add_variables(self, env: Mapping[str, str]) -> None:
+        """Add the ``KVBUS_*`` variables, and report those that are no keys."""
+        found: list[tuple[paths.Path, str, str]] = []
+        for name, value in env.items():
+            if not name.upper().startswith(PREFIX) or name in RESERVED:
+                continue
+            path = tuple(paths.index(piece) for piece in name[len(PREFIX) :].lower().split(_DELIMITER))
+            if paths.is_known(path):
+                found.append((path, name, value))
+            elif not _is_service_link(name, value):
+                near = paths.suggest(path)
+                hint = "" if near is None else f", did you mean {variable(paths.parse(near))}?"
+                wrong = removed_key(path) or f"no such variable{hint}"
+                self.problems.append(Problem(name, wrong, value=shown(value), origin="environment"))
+        for path, name, value in sorted(found, key=lambda item: len(item[0])):  # a list before its elements
+            self._give(path, value, name)
+
+    def add_overrides(self, overrides: Mapping[str, Any]) -> None:
+        """Add the values of the command line, and report those that are no keys."""
+        for key, value in overrides.items():
+            try:
+                path = paths.parse(key)
+            except ValueError as error:
+                self.problems.append(Problem(key, str(error), value=shown(value), origin="command line"))
+                continue
+            if paths.is_known(path):
+                self._give(path, value, "command line")
+            else:
+                wrong = removed_key(path) or paths.unknown(path)
+                self.problems.append(Problem(paths.show(path), wrong, value=shown(value), origin="command line"))
+
+    def _give(self, path: paths.Path, value: Any, origin: str) -> None:
+        """Set one value, in place of every value below its key path."""
+        if value == "null":
+            value = None
+        elif isinstance(value, str) and paths.is_structure(path):
+            try:
+                value = YAML(typ="safe", pure=True).load(value)
+            except (YAMLError, ValueError, RecursionError):
+                wrong = "must be YAML or JSON"
+                self.problems.append(Problem(paths.show(path), wrong, shown(value), example_at(path), origin))
+                return
+        node = self.data
+        for piece in path[:-1]:
+            inner = node.get(str(piece)) or _Begun()
+            if not isinstance(inner, dict):
+                return  # there is a single value in place of a section; validation refuses it
+            inner = copy.copy(inner)  # the caller's data and other aliases in the file stay as they are
+            node[str(piece)] = inner
+            node = inner
+        node[str(path[-1])] = _by_index(path[0], value) if len(path) == 1 else value
+        for known in [known for known in self.origins if known[: len(path)] == path]:
+            del self.origins[known]
+        self.origins[path] = origin
+
+    def with_lists(self) -> dict[Any, Any]:
+        """Return the data with lists in place of mappings by index."""
+        indexed = {name: value for name, value in self.data.items() if name in _LISTS and _is_indexed(value)}
+        return {**self.data, **{name: self._listed(name, elements) for name, elements in indexed.items()}}
+
+    def _listed(self, name: str, elements: dict[str, Any]) -> list[Any]:
+        """Return a list's elements in order. Report elements after a hole, and those that a mistaken index begins."""
+        items: list[Any] = []
+        while str(len(items)) in elements:
+            items.append(elements[str(len(items))])
+        have = f"there are only {len(items)}" if items else "there is none yet"
+        for path, origin in self.origins.items():
+            if path[0] == name and len(path) > 1 and int(path[1]) >= len(items):
+                wrong = f"{have}; elements are counted from 0 without a hole"
+                self.problems.append(Problem(paths.show(path), wrong, origin=origin))
+        while len(items) > 1 and isinstance(items[-1], _Begun) and not _BEGINS & items[-1].keys():
+            items.pop()
+            path = name, len(items)
+            last = f"the last is {name}[{len(items) - 1}]"
+            wrong = f"there is no such element ({last}); a new one begins with its endpoint"
+            origin = next(origin for known, origin in self.origins.items() if known[:2] == path)
+            self.problems.append(Problem(paths.show(path), wrong, origin=origin))
+        return items
 
 
-class _Source(PydanticBaseSettingsSource):
-    """One layer. ``current_state`` has the result of the lower layers."""
-
-    def __init__(self, settings_cls: type[BaseSettings], given: _Given) -> None:
-        self.given = given
-        super().__init__(settings_cls)
-
-    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
-        raise NotImplementedError  # abstract in the base; only its own environment sources use it
+class _Begun(dict[str, Any]):
+    """An element of a list that one of its keys has begun."""
 
 
-class _File(_Source):
-    def __call__(self) -> dict[str, Any]:
-        if self.given.path is None:
-            return {}
-        file = yamlfile.read(self.given.path)
-        draft = self.given.draft
-        draft.origins, draft.problems = dict(file.origins), list(file.problems)
-        data = copy.deepcopy(file.data)
-        # BaseSettings passes keys on as keyword arguments, so they must be text; other keys bypass it
-        draft.odd = {key: value for key, value in data.items() if not isinstance(key, str)}
-        return {key: value for key, value in data.items() if isinstance(key, str)}
+def _by_index(name: object, value: Any) -> Any:
+    if name in _LISTS and isinstance(value, list | tuple) and value:
+        return {str(i): item for i, item in enumerate(value)}
+    return value
 
 
-class _Variables(_Source):
-    def __call__(self) -> dict[str, Any]:
-        self.given.draft.data = self.current_state
-        _apply_env(self.given.draft, self.given.env)
-        return {}
-
-
-class _CommandLine(_Source):
-    def __call__(self) -> dict[str, Any]:
-        self.given.draft.data = self.current_state
-        for key, value in self.given.overrides.items():
-            _apply_text(self.given.draft, key, value)
-        return {}
-
-
-def _apply_env(draft: _Draft, env: Mapping[str, str]) -> None:
-    found: list[tuple[paths.Path, str, str]] = []
-    for name, value in env.items():
-        if not name.upper().startswith(PREFIX) or name in RESERVED:
-            continue
-        path = tuple(paths.index(piece) for piece in name[len(PREFIX) :].lower().split("__"))
-        if paths.is_known(path):
-            found.append((path, name, value))
-        elif not _is_service_link(name, value):
-            near = paths.suggest(path)
-            hint = "" if near is None else f", did you mean {variable(paths.parse(near))}?"
-            wrong = removed_key(path) or f"no such variable{hint}"
-            draft.problems.append(Problem(name, wrong, value=shown(value), origin="environment"))
-    # apply lists before their elements, and elements in order
-    found.sort(key=lambda item: [(isinstance(piece, str), piece) for piece in item[0]])
-    for path, name, value in found:
-        _assign_text(draft, path, value, name)
+def _is_indexed(value: object) -> bool:
+    return isinstance(value, dict) and bool(value) and all(str(piece).isdigit() for piece in value)
 
 
 def variable(path: paths.Path) -> str:
     """Return the name of a key's environment variable."""
-    return PREFIX + "__".join(str(piece).upper() for piece in path)
+    return PREFIX + _DELIMITER.join(str(piece).upper() for piece in path)
 
 
 def _is_service_link(name: str, value: str) -> bool:
@@ -216,68 +191,30 @@ def _is_service_link(name: str, value: str) -> bool:
     return bool(_SERVICE_PORT.fullmatch(name)) and value.startswith(("tcp://", "udp://", "sctp://"))
 
 
-def _apply_text(draft: _Draft, key: str, value: Any) -> None:
+def _validated(
+    data: dict[str, Any], origins: Mapping[paths.Path, str], look: Look
+) -> tuple[Config | None, list[Problem]]:
+    """Return the configuration, None if a value is bad, and the problems."""
+    bad: dict[paths.Path, Problem] = {}
     try:
-        path = paths.parse(key)
-    except ValueError as error:
-        draft.problems.append(Problem(key, str(error), value=shown(value), origin="command line"))
-        return
-    if not paths.is_known(path):
-        near = paths.suggest(path)
-        unknown = "unknown key" if near is None else f"unknown key, did you mean {near}?"
-        wrong = removed_key(path) or unknown
-        draft.problems.append(Problem(paths.show(path), wrong, value=shown(value), origin="command line"))
-        return
-    _assign_text(draft, path, value, "command line")
-
-
-def _assign_text(draft: _Draft, path: paths.Path, value: Any, origin: str) -> None:
-    if isinstance(value, str):
-        if value == "null":
-            value = None
-        elif paths.is_structure(path):
-            try:
-                value = YAML(typ="safe", pure=True).load(value)
-            except (YAMLError, ValueError, RecursionError):
-                wrong = "must be YAML or JSON"
-                draft.problems.append(Problem(paths.show(path), wrong, shown(value), example_at(path), origin))
-                return
-    else:
-        value = copy.deepcopy(list(value) if isinstance(value, tuple) else value)  # later keys may change it
-    draft.assign(path, value, origin)
-
-
-def _validated(draft: _Draft, look: Look) -> Config:
-    try:
-        config = Config.model_validate(draft.data)
+        config = Config.model_validate(data)
     except ValidationError as error:
-        bad = {tuple(item["loc"]): from_pydantic(item, draft.origins) for item in error.errors(include_url=False)}
-        draft.problems += bad.values()
-        draft.problems += _cross_problems_of_the_rest(draft, frozenset(bad), look)
-    else:
-        draft.problems += _as_written(draft.data, [*crosscheck.check(config, draft.origins), *look(config)])
-    if draft.problems:
-        raise ConfigError(draft.problems)
-    return config
-
-
-def _cross_problems_of_the_rest(draft: _Draft, bad: frozenset[paths.Path], look: Look) -> list[Problem]:
-    """Find contradictions between the valid keys, so that one run reports all problems."""
-    rest = copy.deepcopy(draft.data)
-    for path in sorted(bad, key=len, reverse=True):
-        _forget(rest, path)
-    try:
-        config = Config.model_validate(rest)
-    except ValidationError:
-        return []
-    return _as_written(rest, [*crosscheck.check(config, draft.origins, bad), *look(config)])
-
-
-def _as_written(data: Mapping[str, Any], problems: list[Problem]) -> list[Problem]:
-    if data.get("interpose") is None:
-        return problems
-    ends = len(data.get("sources") or ()), len(data.get("outputs") or ())
-    return [replace(each, key=as_written(each.key, *ends), wrong=as_written(each.wrong, *ends)) for each in problems]
+        bad = {tuple(item["loc"]): from_pydantic(item, origins) for item in error.errors(include_url=False)}
+        # find the contradictions between the valid keys too, so that one run reports all problems
+        data = copy.deepcopy(data)
+        for path in sorted(bad, key=len, reverse=True):
+            _forget(data, path)
+        try:
+            config = Config.model_validate(data)
+        except ValidationError:
+            return None, list(bad.values())
+    problems = [*crosscheck.check(config, origins, frozenset(bad)), *look(config)]
+    if data.get("interpose") is not None:
+        ends = len(data.get("sources") or ()), len(data.get("outputs") or ())
+        problems = [
+            replace(each, key=as_written(each.key, *ends), wrong=as_written(each.wrong, *ends)) for each in problems
+        ]
+    return config, [*bad.values(), *problems]
 
 
 def _forget(data: Any, path: paths.Path) -> None:

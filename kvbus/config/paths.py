@@ -121,3 +121,9 @@ def suggest(path: Path) -> str | None:
         if home != path[:-1] and name in cls.model_fields:
             return show((*home, name))
     return None
+
+
+def unknown(path: Path) -> str:
+    """Return the sentence about an unknown key, with the known key closest to it."""
+    near = suggest(path)
+    return "unknown key" if near is None else f"unknown key, did you mean {near}?"

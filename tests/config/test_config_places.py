@@ -266,6 +266,21 @@ def test_overrides_do_not_change_the_callers_data():
     assert sources == [{"endpoint": "ipc:///a"}]
 
 
+def test_a_variable_changes_one_use_of_an_alias(read):
+    text = "sources: [&a {name: a, bind: true, endpoint: 'ipc:///a'}, *a]\noutputs: [{layout: merged}]"
+    env = {"KVBUS_SOURCES__1__NAME": "b", "KVBUS_SOURCES__1__ENDPOINT": "ipc:///b"}
+    assert [(s.name, s.endpoint, s.bind) for s in read(text, env=env).sources] == [
+        ("a", "ipc:///a", True),
+        ("b", "ipc:///b", True),
+    ]
+
+
+def test_a_key_does_not_hide_a_value_in_place_of_its_section(problems):
+    found = problems("sources: x\nlimits: 5\noutputs: [{}]", env={"KVBUS_SOURCES__0__NAME": "a"})
+    assert "must be a list" in found["sources"]
+    assert "must be a mapping of keys" in found["limits"]
+
+
 def test_file_problems(tmp_path):
     def refused(content: bytes) -> str:
         path = tmp_path / "bad.yaml"
