@@ -10,8 +10,7 @@ import click
 from kvbus.cli.options import config_options, load_config
 from kvbus.common.errors import Problem
 from kvbus.config import Config
-from kvbus.config.exposure import exposure
-from kvbus.config.notes import notes
+from kvbus.config.notes import exposure, notes
 
 
 @click.command("check")

@@ -11,7 +11,7 @@ from kvbus.config.paths import Path, show
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from kvbus.config.findings import Findings
+    from kvbus.config.problems import Findings
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
 
-from kvbus.config import claims, dynamo, fronting, interposing, key_rules, log_sources, logs, parts, topic_rules, topics
-from kvbus.config.findings import Findings
+from kvbus.config import claims, dynamo, logs, parts, topic_rules
+from kvbus.config.endpoints import Address, endpoint_offset, is_loopback, parse_address, parse_endpoint
 from kvbus.config.paths import Path, show
+from kvbus.config.problems import Findings
+from kvbus.config.values import placeholders
 from kvbus.core.wire.profiles import PROFILES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kvbus.common.errors import Problem
+    from kvbus.config.front import Fronting
     from kvbus.config.models import Config
+    from kvbus.config.outputs import OutputConfig
+    from kvbus.config.sources import SourceConfig
+
 
 _ONE_OF_EACH: Final = {
     "sources": "sources: [{endpoint: tcp://127.0.0.1:5557, replay_endpoint: tcp://127.0.0.1:5558}]",
@@ -36,20 +43,20 @@ def check(config: Config, origins: Mapping[Path, str], bad: frozenset[Path] = fr
         _names,
         claims.wildcards,
         claims.ports,
-        interposing.interposed,
-        fronting.fronted,
+        _interposed,
+        _fronted,
         topic_rules.templates,
         _tokens,
         topic_rules.one_topic_each,
-        _sources,
+        _number_of_sources,
         _snapshots,
         _slots,
         _media,
         _discovery,
-        log_sources.check,
-        key_rules.curve,
-        key_rules.libsodium,
-        key_rules.tls,
+        logs.sources_of_a_log,
+        _curve,
+        _libsodium,
+        _tls,
         _carriers,
     ):
         rule(found)
@@ -127,7 +134,7 @@ def _discovery(found: Findings) -> None:
             wrong = "the ports of engines that are found would move as they come and go"
             found.report(("outputs", i, "layout"), wrong, value=output.layout, example="layout: merged")
         template: Path = ("outputs", i, "topic")
-        named = {"source", "rank"} & topics.fields(output.topic or "") if found.sound(template) else set()
+        named = {"source", "rank"} & placeholders(output.topic or "") if found.sound(template) else set()
         if output.layout == "merged" and named:
             wrong = f"one topic for all engines that are found cannot have {{{min(named)}}}"
             found.report(template, wrong, value=output.topic, example="topic: kv@{worker}@{model}")
@@ -163,7 +170,7 @@ def _carriers(found: Findings) -> None:
                 found.report(key, wrong, value=value, example=example)
 
 
-def _sources(found: Findings) -> None:
+def _number_of_sources(found: Findings) -> None:
     """Refuse more sources than there may be."""
     most, key = found.config.limits.max_sources, ("limits", "max_sources")
     if found.streams_sound() and found.sound(("limits",), key):
@@ -171,3 +178,204 @@ def _sources(found: Findings) -> None:
         if count > most:
             wrong = f"there are {count} sources, all ranks counted"
             found.report(key, wrong, value=most, example=f"max_sources: {count}")
+
+
+def _curve(found: Findings) -> None:
+    """Refuse an incomplete CURVE configuration: it would be open to everybody, or reach nobody."""
+    for i, source in enumerate(found.config.sources):
+        dials = not source.bind or source.replay_endpoint is not None or source.snapshot_endpoint is not None
+        _curve_keys(found, ("sources", i), source, dials=dials, binds=source.bind)
+    for i, output in enumerate(found.config.outputs):
+        binds = output.bind or output.replay_endpoint is not None or output.snapshot_endpoint is not None
+        _curve_keys(found, ("outputs", i), output, dials=not output.bind, binds=binds)
+
+
+def _curve_keys(found: Findings, section: Path, at: SourceConfig | OutputConfig, *, dials: bool, binds: bool) -> None:
+    """Check the three keys of one source or output; ``dials`` and ``binds`` say which of them it needs."""
+    own = (*section, "curve_secret_key_file")
+    if not found.sound(own, (*section, "curve_server_key_file"), (*section, "curve_client_keys")):
+        return
+    given = at.curve_secret_key_file is not None
+    for name, needed, why in (
+        ("curve_server_key_file", dials, "kvbus connects to"),
+        ("curve_client_keys", binds, "kvbus binds"),
+    ):
+        key = (*section, name)
+        value = getattr(at, name)
+        if value is not None and not given:
+            found.report(own, f"needed too, with {name}", example=f"{own[-1]}: /etc/kvbus/keys/kvbus.key_secret")
+            return
+        if value is not None and not needed:
+            found.report(key, f"there is nothing here that {why}", value=str(value))
+        if value is None and needed and given:
+            example = f"{name}: /etc/kvbus/keys/{'peer.key' if name.endswith('file') else 'clients'}"
+            found.report(key, f"needed with curve_secret_key_file, for what {why}", example=example)
+
+
+def _libsodium(found: Findings) -> None:
+    """Refuse CURVE keys of an output where nothing can use them."""
+    if parts.has_libsodium():
+        return
+    for i, output in enumerate(found.config.outputs):
+        key: Path = ("outputs", i, "curve_secret_key_file")
+        if output.type == "zmq" and output.curve_secret_key_file is not None and found.sound(key):
+            wrong = "CURVE keys of an output need libsodium, which is not installed"
+            found.report(key, wrong, value=str(output.curve_secret_key_file), example="pip install kvbus[curve]")
+
+
+def _tls(found: Findings) -> None:
+    """Refuse half of a TLS configuration."""
+    needed = {
+        "http_tls_certificate_file": ("http_tls_key_file",),
+        "http_tls_key_file": ("http_tls_certificate_file",),
+    }
+    for name, others in needed.items():
+        given = [other for other in others if getattr(found.config, other) is not None]
+        if given and getattr(found.config, name) is None and found.sound((name,), *((each,) for each in given)):
+            example = f"{name}: /etc/kvbus/tls/{'tls.crt' if 'certificate' in name else 'tls.key'}"
+            found.report((name,), f"needed with {given[0]}", example=example)
+
+
+_KEYS: Final = ("curve_secret_key_file", "curve_server_key_file", "curve_client_keys")
+
+
+def _interposed(found: Findings) -> None:
+    """Refuse an output at whose port engines dial in too, where they cannot or nobody would take them."""
+    for i, output in enumerate(found.config.outputs):
+        at: Path = ("outputs", i)
+        if not output.interpose or not found.sound((*at, "interpose")):
+            continue
+        _interposed_output(found, at)
+        if found.streams_sound() and found.sound((*at, "endpoint")):
+            _interposed_sources(found, at)
+
+
+def _interposed_output(found: Findings, at: Path) -> None:
+    output = found.config.outputs[int(at[1])]
+    wrongs: list[tuple[str, bool, str, str | None]] = [
+        ("type", output.type != "zmq", "interpose is for type zmq: engines dial ZeroMQ", "type: zmq"),
+        ("bind", not output.bind, "with interpose both sides dial kvbus, so it listens", "bind: true"),
+        (
+            "layout",
+            output.layout != "per_source",
+            "with interpose each rank has a port, which its engine dials",
+            "layout: per_source",
+        ),
+        (
+            "endpoint",
+            parse_endpoint(output.endpoint).is_ipc,
+            "engines bind an ipc:// endpoint: nobody would dial in",
+            "endpoint: tcp://127.0.0.1:5557",
+        ),
+    ]
+    for name, wrong, text, example in wrongs:
+        if wrong and found.sound((*at, name)):
+            found.report((*at, name), text, value=getattr(output, name), example=example)
+    _no_keys(found, at, output)
+
+
+def _no_keys(found: Findings, at: Path, section: object) -> None:
+    for name in _KEYS:
+        value = getattr(section, name)
+        if value is not None and found.sound((*at, name)):
+            found.report((*at, name), "a port with interpose has no CURVE: engines know none", value=value)
+
+
+def _interposed_sources(found: Findings, at: Path) -> None:
+    config, output = found.config, found.config.outputs[int(at[1])]
+    if parse_endpoint(output.endpoint).is_ipc:
+        return
+    reported: set[int] = set()
+    for index, rank, slot in config.slots():
+        source, key = config.sources[index], ("sources", index)
+        if index in reported:
+            continue
+        try:
+            here = endpoint_offset(output.endpoint, slot)
+        except ValueError:
+            continue  # past the last port, which is reported
+        if found.sound((*key, "bind")) and not source.bind:
+            wrong = f"engines dial {show(at)}.endpoint, so kvbus listens for this one"
+            found.report((*key, "bind"), wrong, value=source.bind, example="bind: true")
+            reported.add(index)
+        elif found.sound((*key, "endpoint")) and source.rank_endpoints(rank)[0] != here:
+            first = endpoint_offset(output.endpoint, slot - rank)
+            wrong = f"{show(at)}.endpoint has the stream of this source at {here}, and its engine dials the same"
+            found.report((*key, "endpoint"), wrong, value=source.endpoint, example=f"endpoint: {first}")
+            reported.add(index)
+        if rank == 0:
+            _no_keys(found, key, source)
+
+
+_PORTS = {"http": 80, "https": 443}
+
+
+def _fronted(found: Findings) -> None:
+    """Refuse a front that asks itself, or has no one engine or nothing to give."""
+    for key, front in (("front", found.config.front), ("front_grpc", found.config.front_grpc)):
+        if front is None or not found.sound((key,)):
+            continue
+        if found.sound((key, "listen")):
+            _front_loops(found, key, front)
+        if found.streams_sound() and found.sound((key, "source")):
+            _front_source(found, key, front)
+            if found.sound(("outputs",), (key, "output")):
+                _front_output(found, key, front)
+
+
+def _front_loops(found: Findings, key: str, front: Fronting) -> None:
+    asked: list[tuple[Path, str | None]] = [((key, "engine"), front.engine)]
+    for i, source in enumerate(found.config.sources):
+        asked.append((("sources", i, "api"), source.api))
+        asked.append((("sources", i, "discover"), (source.discover or {}).get("http", {}).get("url")))
+    for at, url in asked:
+        if url is not None and found.sound(at) and _is_here(url if "://" in url else f"http://{url}", front.listen):
+            found.report(at, f"{key}.listen is there: kvbus would ask itself", value=url)
+
+
+def _is_here(url: str, listen: str) -> bool:
+    there, (host, port) = urlsplit(url), parse_address(listen)
+    asked, host = ("127.0.0.1" if each == "localhost" else each for each in (there.hostname or "", host))
+    here = asked == host or (is_loopback(asked) and Address(host, 1).is_wildcard)
+    return here and port == (there.port or _PORTS[there.scheme])
+
+
+def _front_source(found: Findings, key: str, front: Fronting) -> None:
+    sources = found.config.sources
+    names = [source.name for source in sources]
+    if front.source is None and len(names) > 1:
+        wrong = f"there are {len(names)} sources: which of them is the engine behind it?"
+        found.report((key, "source"), wrong, example=f"source: {names[0]}")
+    if front.source is not None and front.source not in names and all(each.discover is None for each in sources):
+        wrong = f"no source has this name; there are: {', '.join(names)}"
+        found.report((key, "source"), wrong, value=front.source, example=f"source: {min(names, default='engine')}")
+
+
+def _front_output(found: Findings, key: str, front: Fronting) -> None:
+    outputs = found.config.outputs
+    number = front.number_of_output(outputs)
+    if number is None:
+        if outputs:
+            wrong = f"no output has this name; there are: {', '.join(each.name for each in outputs)}"
+            found.report((key, "output"), wrong, value=front.output, example=f"output: {outputs[0].name}")
+        return
+    at: Path = ("outputs", number)
+    if not found.sound(*((*at, name) for name in ("type", "endpoint", "bind", "layout"))):
+        return
+    ranks = max(
+        (each.data_parallel_size for each in found.config.sources if front.source in (None, each.name)), default=1
+    )
+    if wrong := _without_endpoints(outputs[number], ranks):
+        found.report((key, "output"), f"{show(at)} {wrong}", value=outputs[number].name)
+
+
+def _without_endpoints(output: OutputConfig, ranks: int) -> str:
+    if output.type != "zmq":
+        return f"is of type {output.type}, and who asks an engine for its events reads ZeroMQ"
+    if not output.bind:
+        return "dials out: there is no endpoint to give"
+    if parse_endpoint(output.endpoint).is_ipc:
+        return "has an ipc:// endpoint, and who asks an engine for its events connects over TCP"
+    if output.layout == "merged" and ranks > 1:
+        return f"has one stream for all {ranks} ranks (layout: merged), and each rank is asked for by itself"
+    return ""

@@ -9,8 +9,7 @@ from urllib.parse import unquote, urlsplit
 from pydantic import AfterValidator, Field
 
 from kvbus.config.endpoints import host_name, parse_endpoint
-from kvbus.config.section import Section, key
-from kvbus.config.values import Text
+from kvbus.config.values import Section, Text, key
 
 if TYPE_CHECKING:
     from kvbus.config.models import Config

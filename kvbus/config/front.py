@@ -8,8 +8,7 @@ from pydantic import AfterValidator, BeforeValidator, model_validator
 
 from kvbus.config import parts
 from kvbus.config.endpoints import Address, parse_address
-from kvbus.config.section import Section, key
-from kvbus.config.values import ApiUrl, HttpAddress, Int, Name
+from kvbus.config.values import ApiUrl, HttpAddress, Int, Name, Section, key
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

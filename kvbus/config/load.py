@@ -15,8 +15,7 @@ from ruamel.yaml.error import YAMLError
 from kvbus.common.errors import ConfigError, Problem
 from kvbus.common.removed import removed_key
 from kvbus.config import crosscheck, paths, yamlfile
-from kvbus.config.interpose import as_written
-from kvbus.config.models import Config
+from kvbus.config.models import Config, as_written
 from kvbus.config.problems import example_at, from_pydantic, shown
 
 if TYPE_CHECKING:

@@ -1,17 +1,24 @@
-"""What every output that is a log has: its keys in common, and what else such an output has to be."""
+"""Outputs and sources that are logs: their keys, and the checks across them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from pydantic import AfterValidator
 
 from kvbus.config.endpoints import parse_endpoint
-from kvbus.config.section import Section, key
-from kvbus.config.values import Seconds, Text
+from kvbus.config.values import Endpoint, Int, Seconds, Section, Text, key
+from kvbus.core.wire.profiles import PROFILES
 
 if TYPE_CHECKING:
     from kvbus.config.models import Config
+    from kvbus.config.outputs import OutputConfig
+    from kvbus.config.paths import Path as KeyPath
+    from kvbus.config.problems import Findings
+    from kvbus.config.sources import SourceConfig
+
 
 TYPES: Final = {"kafka": "Kafka", "nats": "NATS", "redis": "Redis"}
 """The types of outputs that are a log, which are the names of their keys, too, and what each is called."""
@@ -120,3 +127,173 @@ def half(section: str, keys: LogAccess) -> Iterator[Wrong]:
         if given and name in fields and getattr(keys, name) is None:
             example = f"{name}: {fields[name].examples[0]}"  # type: ignore[index]
             yield f"{section}.{name}", f"needed with {given[0]}", None, example
+
+
+def _name(marks: str, max_length: int | None = None) -> AfterValidator:
+    """Return the check of a name at a broker, which has letters, digits and these marks."""
+    *first, last = (f"'{mark}'" for mark in marks)
+    limit = "" if max_length is None else f", {max_length} at most"
+
+    def check(value: str) -> str:
+        plain = value.translate({ord(mark): None for mark in marks})
+        if not (plain.isalnum() and plain.isascii()) or len(value[:max_length]) < len(value):
+            raise ValueError(f"must be letters, digits, {', '.join(first)} and {last}{limit}")
+        return value
+
+    return AfterValidator(check)
+
+
+MAX_TOPIC: Final = 240
+"""Maximum length of a topic's name. Kafka's own is 249, and the topic of pointers ends in ``-pointers``."""
+TopicName = Annotated[str, _name("._-", MAX_TOPIC)]
+StreamName = Annotated[str, _name("_-")]
+Prefix = Annotated[str, _name(".:_-")]
+
+
+class KafkaServers(LogAccess):
+    """Where in Kafka a log is; ``endpoint`` is a broker."""
+
+    topic: TopicName = key(
+        "kvbus",
+        "Of the records; the topic of the pointers has `-pointers` behind it and is compacted. Both have to be there; "
+        "retention has to be twice `state_every` or more.",
+        example="kvbus",
+    )
+    more_servers: tuple[Endpoint, ...] = key(
+        (), "More brokers to begin with, besides `endpoint`.", example=["tcp://kafka-1:9092"]
+    )
+
+
+class KafkaTopic(KafkaServers, LogKeys):
+    """The keys of an output of ``type: kafka``."""
+
+
+class NatsServers(LogAccess):
+    """Where in NATS JetStream a log is; ``endpoint`` is a server."""
+
+    stream: StreamName = key(
+        "kvbus",
+        "Of the records, with the subjects `STREAM.>`; the stream of the pointers has `-pointers` behind it and keeps "
+        "one message a subject. Both have to be there; retention has to be twice `state_every` or more.",
+        example="kvbus",
+    )
+    more_servers: tuple[Endpoint, ...] = key(
+        (), "More servers to begin with, besides `endpoint`.", example=["tcp://nats-1:4222"]
+    )
+
+
+class NatsStream(NatsServers, LogKeys):
+    """The keys of an output of ``type: nats``."""
+
+
+class RedisServer(LogAccess):
+    """Where in Redis or Valkey a log is; ``endpoint`` is the primary, or a Sentinel."""
+
+    prefix: Prefix = key(
+        "kvbus", "What the names of all keys begin with; a stream has two keys, in one slot.", example="kvbus"
+    )
+    database: Int = key(0, "Number of the database.", example=0, ge=0)
+    sentinel: Text | None = key(
+        None,
+        "What Sentinels call the primary: `endpoint` and `more_servers` are Sentinels then. null: `endpoint` is the "
+        "primary.",
+        example="mymaster",
+    )
+    more_servers: tuple[Endpoint, ...] = key(
+        (), "More Sentinels to begin with, besides `endpoint`.", example=["tcp://sentinel-1:26379"]
+    )
+
+
+class RedisKeys(RedisServer, LogKeys):
+    """The keys of an output of ``type: redis``."""
+
+    retention: Seconds = key(
+        300.0,
+        "Seconds after which a record goes that the newest state makes needless, and a stream that nobody writes.",
+        example=300.0,
+        unit="s",
+        ge=60,
+    )
+
+
+AS_WRITTEN: Final[dict[str, Any]] = {
+    "block_size": "auto",
+    "groups": "prefix",
+    "orphans": "pass",
+    "without_media": (),
+    "expiring_media": (),
+}
+"""Keys by which kvbus would tell something else than the log has, and what they have to be."""
+
+
+def settings_of(source: SourceConfig) -> dict[str, Any] | None:
+    """Return the settings of a source that is read from a log."""
+    found = [settings for kind, settings in (source.discover or {}).items() if kind in TYPES]
+    return found[0] if found else None
+
+
+def numbered(config: Config) -> tuple[OutputConfig, ...]:
+    """Return the outputs, with the log's numbers where sources are read from one and nothing else was said."""
+    if not any(settings_of(source) is not None for source in config.sources):
+        return config.outputs
+    return tuple(
+        output if "numbers" in output.model_fields_set else output.model_copy(update={"numbers": "log"})
+        for output in config.outputs
+    )
+
+
+def sources_of_a_log(found: Findings) -> None:
+    """Refuse what would give routers other numbers, or another content, than the log has."""
+    config = found.config
+    read = [settings_of(source) for source in config.sources]
+    logged = [settings for settings in read if settings is not None]
+    for i, output in enumerate(config.outputs):
+        at: KeyPath = ("outputs", i, "numbers")
+        wanted = "log" if logged else "own"
+        if output.numbers != wanted and config.sources and found.sound(at, ("sources",)):
+            wrong = "goes with sources that are read from a log, and with them alone"
+            found.report(at, wrong, value=output.numbers, example=f"numbers: {wanted}")
+    if not logged or not found.sound(("sources",)):
+        return
+    for i, each in enumerate(read):
+        if each is None:
+            wrong = (
+                "stands beside sources that are read from a log: give it a kvbus of its own, which writes to the log"
+            )
+            found.report(("sources", i), wrong)
+    for name, wanted_value in AS_WRITTEN.items():
+        given = getattr(config, name)
+        if given != wanted_value and found.sound((name,)):
+            found.report((name,), "what is read from a log is told as it was written", value=given)
+    if config.state_dir not in (None, "auto") and found.sound(("state_dir",)):
+        wrong = "the log has the state of what is read from it"
+        found.report(("state_dir",), wrong, value=config.state_dir, example="state_dir: null")
+    tokens = all(settings.get("token_ids") == "keep" for settings in logged)
+    for i, output in enumerate(config.outputs):
+        _output_of_a_log(found, i, output, tokens=tokens)
+
+
+def _output_of_a_log(found: Findings, i: int, output: OutputConfig, *, tokens: bool) -> None:
+    def report(name: str, wrong: str, value: object, example: str) -> None:
+        if found.sound(("outputs", i, name)):
+            found.report(("outputs", i, name), wrong, value=value, example=example)
+
+    if output.type != "zmq":
+        report("type", "routers alone get the numbers of a log", output.type, "type: zmq")
+        return
+    if output.layout != "per_topic":
+        wrong = "the numbers of a log are those of one stream, and each needs a topic of its own"
+        report("layout", wrong, output.layout, "layout: per_topic")
+    if output.snapshot_endpoint is not None:
+        wrong = "two kvbus that read one log cannot have one publisher id"
+        report("snapshot_endpoint", wrong, output.snapshot_endpoint, "snapshot_endpoint: null")
+    profile = PROFILES[output.profile]
+    if not profile.as_it_comes:
+        wrong = "what its routers get depends on more than one record, so it has no number in the log"
+        report("profile", wrong, output.profile, "profile: vllm")
+    elif profile.hashes_tokens and not tokens:
+        wrong = (
+            f"routers of profile {output.profile} hash the tokens themselves, and the log has none "
+            "unless its writers have token_ids: keep, and discover says so"
+        )
+        report("profile", wrong, output.profile, "discover: {…: {token_ids: keep, …}}")

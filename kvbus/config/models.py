@@ -12,15 +12,158 @@ from typing import Any, Literal
 from pydantic import ModelWrapValidatorHandler, model_validator
 from ruamel.yaml import YAML
 
-from kvbus.config import log_sources, topics
+from kvbus.config import logs
 from kvbus.config.endpoints import parse_address
 from kvbus.config.front import Front, FrontGrpc
-from kvbus.config.interpose import Interpose
-from kvbus.config.limits import Limits
 from kvbus.config.outputs import OutputConfig
-from kvbus.config.section import Section, key
 from kvbus.config.sources import FoundSource, SourceConfig
-from kvbus.config.values import BlockSize, HttpAddress, HttpHosts, Int, LogLevel, Media, Seconds, StateDir, Text
+from kvbus.config.values import (
+    BlockSize,
+    Endpoint,
+    HttpAddress,
+    HttpHosts,
+    Int,
+    LogLevel,
+    Media,
+    Name,
+    ProfileName,
+    Seconds,
+    Section,
+    StateDir,
+    Text,
+    key,
+    render_template,
+)
+
+
+class Limits(Section):
+    """Limits of what an engine or a router may make kvbus hold."""
+
+    max_frame_bytes: Int = key(
+        67_108_864,
+        "Largest frame accepted from an engine; a larger one costs the connection, which is made again.",
+        example=67_108_864,
+        unit="bytes",
+        ge=1024,
+        le=2**31 - 1,
+    )
+    max_frames: Int = key(16, "Most frames in one message.", example=16, unit="frames", ge=5, le=1024)
+    max_events: Int = key(65_536, "Most events in one batch.", example=65_536, unit="events", ge=1)
+    max_sources: Int = key(
+        1024,
+        "Most sources, all ranks counted, those that are gone among them: each keeps its number (its rank on a merged "
+        "output, its seq under its topic) until another one needs the place. Further ones that are found are left out.",
+        example=1024,
+        unit="sources",
+        ge=1,
+        le=65_536,
+    )
+    max_blocks: Int = key(
+        20_000_000,
+        "Most live blocks of one source, coarse ones and tails that are left out among them; at the limit stores are "
+        "refused.",
+        example=20_000_000,
+        unit="blocks",
+        ge=1,
+    )
+    max_index_bytes: Int = key(
+        4_294_967_296,
+        "Most memory that the blocks of one source may take, as kvbus estimates it; at the limit stores are refused.",
+        example=4_294_967_296,
+        unit="bytes",
+        ge=1,
+    )
+    max_groups: Int = key(
+        64,
+        "Most KV cache groups of one source (hybrid models have a handful); stores of further ones are refused.",
+        example=64,
+        unit="groups",
+        ge=1,
+        le=4096,
+    )
+    max_held_bytes: Int = key(
+        268_435_456,
+        "Payload in the reorder buffer of each source; at the limit the newest are dropped, and asked for again.",
+        example=268_435_456,
+        unit="bytes",
+        ge=1,
+    )
+    max_request_bytes: Int = key(
+        65_536,
+        "Largest frame accepted from a router (subscriptions, replay and snapshot requests); a larger one costs the "
+        "connection.",
+        example=65_536,
+        unit="bytes",
+        ge=1024,
+        le=2**31 - 1,
+    )
+    max_views: Int = key(
+        64,
+        "Most different rights of the owners of keys, on all outputs together: for each kvbus keeps streams, and the "
+        "blocks that may be read. A list with more is refused.",
+        example=64,
+        unit="views",
+        ge=1,
+        le=4096,
+    )
+    max_replay_sessions: Int = key(
+        64, "Replay answers being sent at once, per output.", example=64, unit="sessions", ge=1
+    )
+
+
+class Interpose(Section):
+    """An engine that dials, and routers that dial the address in the engine's own flags."""
+
+    name: Name = key("engine", "Metrics label of the engine's source.", example="engine")
+    endpoint: Endpoint = key(
+        "tcp://127.0.0.1:5557",
+        "What the engine's flag says, which the engine dials and routers derive their address from; kvbus listens "
+        "there, and by the socket type that a peer names it knows an engine from a router. Rank r is at port + r.",
+        example="tcp://127.0.0.1:5557",
+    )
+    data_parallel_size: Int = key(1, "Ranks of the engine.", example=1, unit="ranks", ge=1, le=4096)
+    engine_replay_endpoint: Endpoint | None = key(
+        None,
+        "The engine's replay (`replay_endpoint` in vLLM's and SGLang's `--kv-events-config`), which it always binds: "
+        "another port than `replay_endpoint` here. null: it has none, and every gap is lost.",
+        example="tcp://127.0.0.1:5658",
+    )
+    profile: ProfileName = key("vllm", "Whose framing and encoding these routers read.", example="dynamo")
+    replay_endpoint: Endpoint | None = key(
+        None,
+        "Where routers ask kvbus for a replay: the address that they derive, or are given. null: none.",
+        example="tcp://127.0.0.1:5558",
+    )
+
+    def parts(self) -> tuple[SourceConfig, OutputConfig]:
+        """Return the source and the output that this is short for."""
+        source = SourceConfig(
+            name=self.name,
+            endpoint=self.endpoint,
+            replay_endpoint=self.engine_replay_endpoint,
+            bind=True,
+            data_parallel_size=self.data_parallel_size,
+        )
+        output = OutputConfig(
+            name="interposed",
+            endpoint=self.endpoint,
+            replay_endpoint=self.replay_endpoint,
+            interpose=True,
+            profile=self.profile,
+        )
+        return source, output
+
+
+def as_written(text: str, source: int, output: int) -> str:
+    """Name the keys of ``interpose`` in place of those of its source and its output, which nobody has written.
+
+    Args:
+        text: what is said of the configuration.
+        source: the source's position.
+        output: the output's position.
+    """
+    text = text.replace(f"sources[{source}].replay_endpoint", "interpose.engine_replay_endpoint")
+    return text.replace(f"sources[{source}]", "interpose").replace(f"outputs[{output}]", "interpose")
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +382,7 @@ class Config(Section):
     def _interposed(cls, data: Any, valid: ModelWrapValidatorHandler[Config]) -> Config:
         config = valid(data)
         if config.interpose is None:
-            return config.model_copy(update={"outputs": log_sources.numbered(config)})
+            return config.model_copy(update={"outputs": logs.numbered(config)})
         source, output = config.interpose.parts()
         both = {"sources": (*config.sources, source), "outputs": (*config.outputs, output)}
         return config.model_copy(update={"interpose": None, **both})
@@ -323,4 +466,4 @@ def render_topic(template: str, stream: SourceStream, config: Config) -> bytes:
 
 def topic_for(template: str, config: Config, source: str, rank: int) -> bytes:
     """Return the topic frame for a source of this name, which need not be in the configuration."""
-    return topics.render(template, model=config.model or "", worker=config.worker, source=source, rank=rank)
+    return render_template(template, model=config.model or "", worker=config.worker, source=source, rank=rank)

@@ -10,12 +10,8 @@ from pydantic import model_validator
 from kvbus.config import dynamo, logs
 from kvbus.config.dynamo import DynamoPlane
 from kvbus.config.endpoints import endpoint_offset
-from kvbus.config.kafka import KafkaTopic
-from kvbus.config.logs import LogKeys
-from kvbus.config.nats import NatsStream
-from kvbus.config.redis import RedisKeys
-from kvbus.config.section import Section, key
-from kvbus.config.values import Endpoint, Framing, Int, Name, OutputType, ProfileName, Seconds, Template
+from kvbus.config.logs import KafkaTopic, LogKeys, NatsStream, RedisKeys
+from kvbus.config.values import Endpoint, Framing, Int, Name, OutputType, ProfileName, Seconds, Section, Template, key
 from kvbus.core.wire import frames
 from kvbus.core.wire.profiles import PROFILES
 

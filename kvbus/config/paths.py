@@ -7,9 +7,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final
 
 from kvbus.config.front import Front, FrontGrpc
-from kvbus.config.interpose import Interpose
-from kvbus.config.limits import Limits
-from kvbus.config.models import Config
+from kvbus.config.models import Config, Interpose, Limits
 from kvbus.config.outputs import OutputConfig
 from kvbus.config.sources import SourceConfig
 

@@ -12,13 +12,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Union, get_args, get_orig
 from kvbus.config import parts
 from kvbus.config.dynamo import DynamoPlane
 from kvbus.config.front import Front, FrontGrpc
-from kvbus.config.interpose import Interpose
-from kvbus.config.kafka import KafkaTopic
-from kvbus.config.limits import Limits
-from kvbus.config.models import Config
-from kvbus.config.nats import NatsStream
+from kvbus.config.logs import KafkaTopic, NatsStream, RedisKeys
+from kvbus.config.models import Config, Interpose, Limits
 from kvbus.config.outputs import OutputConfig
-from kvbus.config.redis import RedisKeys
 from kvbus.config.sources import SourceConfig
 
 if TYPE_CHECKING:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import model_validator
 
-from kvbus.config.discovering import FoundRank
 from kvbus.config.endpoints import endpoint_offset
-from kvbus.config.section import Section, key
-from kvbus.config.values import ApiUrl, Discover, Endpoint, Int, Name, Text
+from kvbus.config.values import ApiUrl, Discover, Endpoint, Int, Name, Section, Text, key
+
+
+@dataclass(frozen=True, slots=True)
+class FoundRank:
+    """One publisher of an engine that was found."""
+
+    rank: int
+    endpoint: str
+    replay_endpoint: str | None
 
 
 class SourceConfig(Section):

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from kvbus.common.errors import Problem
-from kvbus.config import topics
 from kvbus.config.models import render_topic
 from kvbus.config.paths import Path, show
 from kvbus.config.problems import shown
+from kvbus.config.values import placeholders, render_template
 from kvbus.core.wire.profiles import PROFILES
 
 if TYPE_CHECKING:
-    from kvbus.config.findings import Findings
+    from kvbus.config.problems import Findings
 
 _LLM_D_PARTS: Final = 3
 
@@ -32,14 +32,14 @@ def templates(found: Findings) -> None:
         elif output.topic is None:
             if llm_d:
                 _llm_d_own(found, key)
-        elif "model" in topics.fields(output.topic) and not found.config.model:
+        elif "model" in placeholders(output.topic) and not found.config.model:
             if found.sound(("model",)):
                 example = "model: Qwen/Qwen3-32B"
                 found.report(("model",), f"{show(key)} uses {{model}}", value=found.config.model, example=example)
         elif llm_d and found.sound(("worker",), ("model",)):
             # one rendering stands for all: neither a source's name nor a rank can have an @
             model, worker = found.config.model or "", found.config.worker
-            text = topics.render(output.topic, model=model, worker=worker, source="engine", rank=0).decode()
+            text = render_template(output.topic, model=model, worker=worker, source="engine", rank=0).decode()
             if not _names_pod_and_model(text):
                 _llm_d(found, key, f"this renders to {text!r}")
 
@@ -71,7 +71,7 @@ def _topic_of_each(found: Findings, key: Path, template: str | None) -> None:
         return
     several_ranks = any(source.data_parallel_size > 1 for source in found.config.sources)
     example = 'topic: "kv@{source}' + (".{rank}" if several_ranks else "") + '@{model}"'
-    used = set() if template is None else topics.fields(template)
+    used = set() if template is None else placeholders(template)
     for needed in ("source", "rank") if several_ranks else ("source",):
         if template is None or needed not in used:
             wrong = f"with layout: per_topic each stream needs a topic of its own, by {{{needed}}} in it"

@@ -1,17 +1,77 @@
-"""The types of the keys' values. Each has its own check, and its own message for a bad value."""
+"""The types of the keys' values, with a check and a message each, and the base of all sections."""
 
 from __future__ import annotations
 
+import string
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, PlainValidator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError
 
-from kvbus.config import discovering, parts, topics
+from kvbus.config import parts
 from kvbus.config.endpoints import host_name, parse_address, parse_endpoint
 from kvbus.core.types import MEDIA, Tier
 from kvbus.core.wire.profiles import PROFILES
+
+
+def key(
+    default: Any,
+    about: str,
+    *,
+    example: Any,
+    unit: str = "",
+    default_text: str | None = None,
+    **bounds: float,
+) -> Any:
+    """Make a field that also has its documentation, an example and a unit."""
+    extra = {"unit": unit, "default_text": default_text}
+    given = {"default_factory": default} if callable(default) else {"default": default}
+    return Field(**given, **bounds, description=about, examples=[example], json_schema_extra=extra)  # type: ignore[call-overload]
+
+
+class Section(BaseModel):
+    """Keys that cannot be changed once they are checked; a key that it does not have is refused."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, validate_default=False, protected_namespaces=()
+    )
+
+
+PLACEHOLDERS: Final = ("model", "worker", "source", "rank")
+
+
+def placeholders(template: str) -> set[str]:
+    """Return the placeholders that a template uses.
+
+    Raises:
+        ValueError: the template is malformed, or uses an unknown placeholder.
+    """
+    allowed = ", ".join(f"{{{name}}}" for name in PLACEHOLDERS)
+    used: set[str] = set()
+    try:
+        pieces = list(string.Formatter().parse(template))
+    except ValueError as error:
+        raise ValueError(f"unbalanced braces ({error}); write {{{{ and }}}} for literal ones") from None
+    for _, name, spec, conversion in pieces:
+        if name is None:
+            continue
+        if name not in PLACEHOLDERS or spec or conversion:
+            shown = name + (f"!{conversion}" if conversion else "") + (f":{spec}" if spec else "")
+            raise ValueError(f"{{{shown}}} is not a placeholder; allowed are {allowed}")
+        used.add(name)
+    return used
+
+
+def _template(value: str) -> str:
+    placeholders(value)
+    return value
+
+
+def render_template(template: str, *, model: str, worker: str, source: str, rank: int) -> bytes:
+    """Fill in the placeholders of a template; return UTF-8."""
+    return template.format(model=model, worker=worker, source=source, rank=rank).encode()
+
 
 _NAME_CHARS: Final = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
 _MAX_NAME: Final = 63
@@ -114,6 +174,30 @@ def _state_dir(value: object) -> object:
     return Path(value)
 
 
+def checked_discovery(value: object) -> dict[str, dict[str, Any]]:
+    """Return a discovery's kind with all its settings, defaults included.
+
+    Raises:
+        ValueError: it is not one kind that is installed with what it needs, or a setting is bad.
+    """
+    found = parts.installed(parts.DISCOVERY)
+    if not isinstance(value, dict) or len(value) != 1 or next(iter(value)) not in found:
+        kinds = ", ".join(found) or "there is none"
+        raise ValueError(f"must be a mapping of one kind, of those that are installed ({kinds}), to its settings")
+    ((kind, given),) = value.items()
+    if lacking := parts.missing(parts.DISCOVERY, kind):
+        raise ValueError(lacking)
+    settings = parts.load(parts.DISCOVERY, kind).Settings
+    try:
+        return {kind: settings.model_validate({} if given is None else given).model_dump(mode="json")}
+    except ValidationError as error:
+        from kvbus.config.problems import from_pydantic  # noqa: PLC0415 - it needs the models, which need this module
+
+        items = error.errors(include_url=False)
+        problems = [from_pydantic({**item, "loc": (kind, *item["loc"])}, {}) for item in items]
+        raise ValueError("; ".join(map(str, problems))) from error
+
+
 Int = Annotated[int, BeforeValidator(_not_bool)]
 Seconds = Annotated[float, BeforeValidator(_not_bool)]
 Endpoint = Annotated[str, AfterValidator(_endpoint)]
@@ -125,9 +209,9 @@ if TYPE_CHECKING:
 else:
     ProfileName = Literal[*PROFILES]
 """A family of routers. The core's table of profiles is their only list."""
-Discover = Annotated[dict[str, dict[str, Any]], PlainValidator(discovering.checked)]
+Discover = Annotated[dict[str, dict[str, Any]], PlainValidator(checked_discovery)]
 OutputType = Annotated[str, AfterValidator(_output_type)]
-Template = Annotated[Text, AfterValidator(topics.check_template)]
+Template = Annotated[Text, AfterValidator(_template)]
 HttpAddress = Annotated[str, AfterValidator(_address)]
 HttpHosts = Annotated[tuple[str, ...], BeforeValidator(_hosts)]
 Media = Annotated[tuple[str, ...], BeforeValidator(_media)]

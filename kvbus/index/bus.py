@@ -15,7 +15,7 @@ import msgspec
 from kvbus.client import Worker
 from kvbus.common.errors import ExitCode, KvbusError
 from kvbus.config.endpoints import endpoint_offset, parse_endpoint
-from kvbus.config.topics import render
+from kvbus.config.values import render_template
 from kvbus.tools.asking import Login, NoAnswerError, asking, get
 
 log = logging.getLogger("kvbus.index")
@@ -215,7 +215,7 @@ def _topic(output: Output, config: _Config, source: Source) -> str:
     if output.topic is None:
         return ""
     name = source.name.removesuffix(f"/{source.rank}")
-    topic = render(output.topic, model=config.model or "", worker=config.worker, source=name, rank=source.rank)
+    topic = render_template(output.topic, model=config.model or "", worker=config.worker, source=name, rank=source.rank)
     return topic.decode()
 
 

@@ -24,8 +24,8 @@ from kvbus.client.feed import Feed, Status
 from kvbus.client.prefix_index import PrefixIndex
 from kvbus.common.tasks import end_tasks
 from kvbus.config import parts
-from kvbus.config.discovering import checked
 from kvbus.config.logs import TYPES
+from kvbus.config.values import checked_discovery
 from kvbus.core.events import RecordReceived, RelayEvent
 from kvbus.core.types import Reason
 from kvbus.core.wire.codec import decode
@@ -68,7 +68,7 @@ class LogRouter:
     def __init__(self, kind: str, keys: Mapping[str, Any]) -> None:
         if kind not in TYPES:
             raise ValueError(f"{kind!r} is no kind of log; there are {', '.join(TYPES)}")
-        settings = checked({kind: {**keys, "token_ids": "keep"}})[kind]
+        settings = checked_discovery({kind: {**keys, "token_ids": "keep"}})[kind]
         part = parts.load(parts.DISCOVERY, kind)
         self._make = partial(part, part.Settings.model_validate(settings))
 

@@ -12,8 +12,7 @@ from click.testing import CliRunner
 from kvbus.cli import main
 from kvbus.config import Config
 from kvbus.config.endpoints import parse_endpoint
-from kvbus.config.log_sources import settings_of
-from kvbus.config.logs import TYPES
+from kvbus.config.logs import TYPES, settings_of
 from tests.chart.charts import CASES, Release, Values, helm, render
 from tests.chart.test_render import told
 from tests.security.certificates import Authority

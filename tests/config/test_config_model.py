@@ -6,9 +6,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from kvbus.config import Config, FoundRank, FoundSource, OutputConfig, SourceConfig, load, render_topic
-from kvbus.config.kafka import KafkaTopic
-from kvbus.config.nats import NatsStream
-from kvbus.config.redis import RedisKeys
+from kvbus.config.logs import KafkaTopic, NatsStream, RedisKeys
 from kvbus.core.wire.profiles import PROFILES
 
 TWO = """

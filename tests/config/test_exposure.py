@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from kvbus.cli import main
 from kvbus.config import load
-from kvbus.config.exposure import exposure
+from kvbus.config.notes import exposure
 
 TLS = {"http_tls_certificate_file": "/c", "http_tls_key_file": "/k"}
 REMOTE = {"http": "0.0.0.0:9477"}

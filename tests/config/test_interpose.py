@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvbus.config import load
-from kvbus.config.interpose import as_written
+from kvbus.config.models import as_written
 from tests.config.test_config_docs import ROOT
 
 ENGINE = "{endpoint: 'tcp://127.0.0.1:5557', bind: true, data_parallel_size: 2}"

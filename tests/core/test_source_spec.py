@@ -1,8 +1,8 @@
 """A source as the core knows it has the configuration's names and defaults; its states are public names."""
 
 from kvbus.config import Config, SourceConfig
-from kvbus.config.limits import Limits
 from kvbus.config.load import load
+from kvbus.config.models import Limits
 from kvbus.core.sequencing.phases import State
 from kvbus.core.source_spec import SourceSpec
 from kvbus.daemon.build import source_spec

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Protocol, runtime_checkable
 
 from kvbus.config import endpoint_offset
-from kvbus.config.section import Section
+from kvbus.config.values import Section
 from kvbus.core.events import RelayEvent
 
 MAX_NAME: Final = 63

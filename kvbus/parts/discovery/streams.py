@@ -23,8 +23,7 @@ from pydantic import model_validator
 from kvbus.common.tasks import end_tasks
 from kvbus.config.endpoints import parse_endpoint
 from kvbus.config.logs import LogAccess, half
-from kvbus.config.section import key
-from kvbus.config.values import Endpoint, Text
+from kvbus.config.values import Endpoint, Text, key
 from kvbus.core.events import LogReached, RecordReceived, RelayEvent
 from kvbus.parts.discovery.contract import DiscoveryError, Engine, Publisher, fitting_name
 from kvbus.parts.log.contract import (

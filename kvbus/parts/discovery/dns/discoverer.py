@@ -19,8 +19,7 @@ import dns.resolver
 from pydantic import model_validator
 
 from kvbus.config.endpoints import parse_address
-from kvbus.config.section import Section, key
-from kvbus.config.values import Int, Seconds, Text
+from kvbus.config.values import Int, Seconds, Section, Text, key
 from kvbus.parts.discovery.contract import (
     DiscoveryError,
     Engine,

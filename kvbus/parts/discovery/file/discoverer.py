@@ -16,8 +16,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from kvbus.config.problems import from_pydantic
-from kvbus.config.section import Section, key
-from kvbus.config.values import ApiUrl, Endpoint, Int, Seconds, Text
+from kvbus.config.values import ApiUrl, Endpoint, Int, Seconds, Section, Text, key
 from kvbus.parts.discovery.contract import DiscoveryError, Engine, Services, fitting_name, publishers
 
 MAX_BYTES: Final = 4 * 1024 * 1024

@@ -14,8 +14,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
-from kvbus.config.section import Section, key
-from kvbus.config.values import ApiUrl, Seconds
+from kvbus.config.values import ApiUrl, Seconds, Section, key
 from kvbus.parts.discovery.contract import DiscoveryError, Engine, Services
 from kvbus.parts.discovery.engine_answers import Answer, of_sglang, of_vllm
 

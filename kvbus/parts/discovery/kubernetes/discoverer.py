@@ -14,8 +14,7 @@ from typing import Any, Final, Literal, NamedTuple, Self
 import aiohttp
 import msgspec
 
-from kvbus.config.section import Section, key
-from kvbus.config.values import ApiUrl, Text
+from kvbus.config.values import ApiUrl, Section, Text, key
 from kvbus.parts.discovery.contract import DiscoveryError, Engine, Services, fitting_name, host_in_url, publishers
 
 ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
