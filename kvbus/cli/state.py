@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -14,8 +15,6 @@ from kvbus.common.errors import InUseError, StateDirError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from kvbus.state.sqlite import SqliteStore
 
 _WORDS: Final = {None: "no", False: "no", True: "yes"}
 
@@ -74,18 +73,16 @@ def _contents(path: Path) -> dict[str, object]:
     Raises:
         InUseError: a bus has it.
     """
-    from kvbus.state.contract import StoreError  # noqa: PLC0415 - brings the core
+    from kvbus.state.database import FAULTS, NAME, contents, text_of  # noqa: PLC0415 - brings the core
+    from kvbus.state.lock import unused  # noqa: PLC0415
 
     try:
-        store = _opened(path)
-    except StoreError as error:
-        return {"damaged": str(error)}
-    if store is None:
-        return {"damaged": None, "streams": 0}
-    try:
-        return {"damaged": None, **store.contents()._asdict()}
-    finally:
-        store.close()
+        if not (path / NAME).exists():
+            return {"damaged": None, "streams": 0}
+        with unused(path, f"state_dir {path}"):
+            return {"damaged": None, **contents(path)._asdict()}
+    except FAULTS as error:
+        return {"damaged": f"{path}: {text_of(error)}"}
 
 
 @click.option("--yes", is_flag=True, help="Delete the state. Without it, the files are only listed.")
@@ -99,7 +96,8 @@ def wipe(*, directory: Path | None, yes: bool, **flags: Any) -> None:
     there is no such directory.
     """
     from kvbus.state.contract import StoreError  # noqa: PLC0415 - brings the core
-    from kvbus.state.sqlite import delete_refused  # noqa: PLC0415
+    from kvbus.state.lock import DirectoryLock  # noqa: PLC0415
+    from kvbus.state.sqlite import SqliteStore  # noqa: PLC0415
 
     path, files = _looked(directory, flags)
     if not files:
@@ -110,44 +108,19 @@ def wipe(*, directory: Path | None, yes: bool, **flags: Any) -> None:
     if not yes:
         raise click.UsageError("nothing was deleted: add --yes to delete what the files above hold")
     try:
-        store = _opened(path, repair=True)
-        if store is None:
-            return
-        try:
-            store.wipe()
-            left = delete_refused(path)
-        finally:
-            store.close()
-    except (OSError, StoreError) as error:
-        raise StateDirError(path, str(error)) from error
+        with contextlib.closing(DirectoryLock(path, f"state_dir {path}")) as lock:
+            store = SqliteStore(path, lock)
+            with contextlib.closing(store):
+                left = store.wipe()
+    except StoreError as error:
+        raise StateDirError(path, str(error).removeprefix(f"{path}: ")) from error
+    except OSError as error:
+        raise StateDirError(path, error.strerror or str(error)) from error
     for text in left:
         say(f"not deleted: {text}")
     if left:
         raise click.exceptions.Exit(1)
     say("deleted; the numbering is kept, and a disk may keep deleted bytes for a while")
-
-
-def _opened(path: Path, *, repair: bool = False) -> SqliteStore | None:
-    """Open the store of a directory; None if there is none.
-
-    Args:
-        path: the directory.
-        repair: whether a damaged database is moved aside, and files of an older kvbus are taken over.
-    """
-    from kvbus.state.lock import DirectoryLock  # noqa: PLC0415
-    from kvbus.state.sqlite import NAME, SqliteStore  # noqa: PLC0415
-
-    if not repair and not (path / NAME).exists():
-        return None
-    try:
-        lock = DirectoryLock(path, f"state_dir {path}")
-    except OSError as error:
-        raise StateDirError(path, error.strerror or str(error)) from error
-    try:
-        return SqliteStore(path, lock, repair=repair)
-    except BaseException:
-        lock.release()
-        raise
 
 
 def _looked(directory: Path | None, flags: dict[str, Any]) -> tuple[Path, dict[str, int]]:

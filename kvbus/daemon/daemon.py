@@ -99,12 +99,12 @@ class Daemon:
         check_files(config)
         self.process = ProcessStats()
         self.process.views_limit = config.limits.max_views
-        self._store = None if config.log_numbers else runtime.open_store(config)  # the log has the numbers
+        self.store = None if config.log_numbers else runtime.open_store(config)  # the log has the numbers
         self.state: StateWriter | None = None
         try:
-            if self._store is not None and self._store.keeps_state:
-                self.state = StateWriter(self._store, self._loop.time, stopped)
-            self.reservations = SeqReservations(self._store)
+            if self.store is not None and self.store.keeps_state:
+                self.state = StateWriter(self.store, self._loop.time, stopped)
+            self.reservations = SeqReservations(self.store)
             self.discovery.begin_with(FoundFile(self.reservations, config))
             self.config = config = self.discovery.preview(config)
             self.keys = read_keys(config)
@@ -156,8 +156,8 @@ class Daemon:
         self._show_state(self.state)
 
     def _close_store(self) -> None:
-        if self._store is not None:
-            self._store.close()
+        if self.store is not None:
+            self.store.close()
 
     async def start(self) -> None:
         """Bind and connect everything: outputs before sources, so that routers miss nothing of the catch-up.

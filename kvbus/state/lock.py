@@ -3,7 +3,7 @@
 The kernel releases the lock when the process ends, even if it is killed, so a file that is left over locks nobody out.
 The file is never deleted: a second process would make another one and lock that.
 
-The file begins with a few bytes for the store, which it may overwrite in place while a disk is full.
+The file begins with the mark of the store. kvbus overwrites it in place, which works even on a full disk.
 """
 
 from __future__ import annotations
@@ -15,22 +15,45 @@ import logging
 import os
 import socket
 import stat
+import struct
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
+from zlib import crc32
 
 from kvbus.common.errors import InUseError
 
 log = logging.getLogger("kvbus.state")
 
 HEAD_BYTES: Final = 64
-"""Bytes for the store. The name of the process follows."""
+"""Bytes for the mark. The name of the process follows."""
+
+_MAGIC: Final = b"kvbus-mark-1\n\0\0\0"
+_MARK: Final = struct.Struct("=16sQQQQ")
+_CRC: Final = struct.Struct("=I")
 
 _MAX_HOLDER: Final = 1024
 """Bytes of the name of the process that has the lock."""
 
 _SAFELY: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 """A link leads anywhere, and opening a FIFO may wait for ever."""
+
+
+class Mark(NamedTuple):
+    """How far the database had got before anything was sent.
+
+    Attributes:
+        writes: how often the head was written.
+        last: number of the last frame of the log.
+        highest: no number from this one on was used on any stream.
+        given_up: the database could not be written, so it has no state.
+    """
+
+    writes: int = 0
+    last: int = 0
+    highest: int = 0
+    given_up: bool = False
 
 
 class NotAFileError(PermissionError):
@@ -75,23 +98,11 @@ class DirectoryLock:
     def __init__(self, directory: Path, what: str) -> None:
         self._fd: int | None = open_file(directory / self.NAME, os.O_RDWR | os.O_CREAT)
         try:
-            self._lock(what)
+            _flock(self._opened, fcntl.LOCK_EX, what)
             self._sign()
         except BaseException:
-            self.release()
+            self.close()
             raise
-
-    def _lock(self, what: str) -> None:
-        fd = self._opened
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            text = os.pread(fd, _MAX_HOLDER, HEAD_BYTES).decode(errors="replace")
-            holder = text if text.isprintable() and text else "another process"
-            raise InUseError(what, holder) from None
-        except OSError as error:
-            reason = error.strerror or error
-            log.warning("%s cannot be locked (%s): make sure that no second kvbus uses it", what, reason)
 
     def _sign(self) -> None:
         command = " ".join(["kvbus", *sys.argv[1:]])
@@ -106,21 +117,80 @@ class DirectoryLock:
             raise OSError(errno.EBADF, "the lock is released")
         return self._fd
 
-    def read_head(self) -> bytes:
-        """Read the store's bytes."""
-        return os.pread(self._opened, HEAD_BYTES, 0)
+    @property
+    def is_new(self) -> bool:
+        """Whether no mark was ever written."""
+        return not os.pread(self._opened, HEAD_BYTES, 0).strip(b"\0")
 
-    def write_head(self, content: bytes) -> None:
-        """Overwrite the store's bytes."""
+    def read_mark(self) -> Mark | None:
+        """Return the mark; None if there is none, or a damaged one."""
+        return _read_mark(self._opened)
+
+    def write_mark(self, mark: Mark) -> None:
+        """Overwrite the mark."""
+        content = _MARK.pack(_MAGIC, *mark)
+        content += _CRC.pack(crc32(content))
         if os.pwrite(self._opened, content, 0) < len(content):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def sync_head(self) -> None:
-        """Wait until the store's bytes are on the disk."""
+    def sync(self) -> None:
+        """Wait until the mark is on the disk."""
         os.fsync(self._opened)
 
-    def release(self) -> None:
+    def close(self) -> None:
         """Release the lock."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
+
+
+@contextlib.contextmanager
+def unused(directory: Path, what: str) -> Iterator[None]:
+    """Keep other processes from a directory meanwhile. Nothing is written, so the directory may be read-only.
+
+    Raises:
+        InUseError: another process has the directory.
+    """
+    try:
+        fd = open_file(directory / DirectoryLock.NAME, os.O_RDONLY)
+    except FileNotFoundError:
+        yield
+        return
+    try:
+        _flock(fd, fcntl.LOCK_SH, what)
+        yield
+    finally:
+        os.close(fd)
+
+
+def mark_in(directory: Path) -> Mark | None:
+    """Return the mark of a directory, which may be in use; None if there is none, or a damaged one."""
+    try:
+        fd = open_file(directory / DirectoryLock.NAME, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        return _read_mark(fd)
+    finally:
+        os.close(fd)
+
+
+def _read_mark(fd: int) -> Mark | None:
+    content = os.pread(fd, HEAD_BYTES, 0)
+    found = content[: _MARK.size]
+    if len(found) < _MARK.size or content[_MARK.size :][: _CRC.size] != _CRC.pack(crc32(found)):
+        return None
+    magic, writes, last, highest, given_up = _MARK.unpack(found)
+    return Mark(writes, last, highest, bool(given_up)) if magic == _MAGIC else None
+
+
+def _flock(fd: int, how: int, what: str) -> None:
+    try:
+        fcntl.flock(fd, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        text = os.pread(fd, _MAX_HOLDER, HEAD_BYTES).decode(errors="replace")
+        holder = text if text.isprintable() and text else "another process"
+        raise InUseError(what, holder) from None
+    except OSError as error:
+        reason = error.strerror or error
+        log.warning("%s cannot be locked (%s): make sure that no second kvbus uses it", what, reason)

@@ -22,7 +22,7 @@ from kvbus.config import Config
 from kvbus.config.endpoints import parse_endpoint
 from kvbus.state.contract import StoreError
 from kvbus.state.lock import DirectoryLock
-from kvbus.state.sqlite import SqliteStore, reached
+from kvbus.state.sqlite import NewerStateError, SqliteStore, reached
 
 log = logging.getLogger("kvbus.state")
 
@@ -88,7 +88,11 @@ def open_store(config: Config) -> SqliteStore | None:
     try:
         return _opened(config, directory, lock)
     except StoreError as error:
-        raise StateDirError(directory, str(error).removeprefix(f"{directory}: ")) from error
+        raise _state_dir_error(directory, error) from error
+
+
+def _state_dir_error(directory: Path, error: StoreError) -> StateDirError:
+    return StateDirError(directory, str(error).removeprefix(f"{directory}: "))
 
 
 def _opened(
@@ -98,7 +102,7 @@ def _opened(
         sync = config.state_sync == "batch"
         return SqliteStore(directory, lock, sync=sync, keeps_state=keeps_state, old_directory=old)
     except BaseException:
-        lock.release()
+        lock.close()
         raise
 
 
@@ -114,6 +118,8 @@ def _reservations_only(config: Config) -> SqliteStore | None:
         _check(path)
         lock = DirectoryLock(path, f"the numbering in {path}")
         return _opened(config, path, lock, keeps_state=False, old=base)
+    except NewerStateError as error:
+        raise _state_dir_error(path, error) from error
     except (OSError, StoreError) as error:
         log.warning("seq reservations cannot be kept in %s: %s; a restart begins at 0", path, error)
         return None
@@ -182,6 +188,8 @@ def _automatic(config: Config) -> SqliteStore | None:
             path.mkdir(exist_ok=True, mode=0o700)
             _check(path)
             store = _opened(config, path, DirectoryLock(path, f"the state in {path}"))
+        except NewerStateError as error:  # another directory would have another numbering
+            raise _state_dir_error(path, error) from error
         except (OSError, StoreError) as error:
             problems.append(f"{path}: {getattr(error, 'strerror', None) or error}")
         else:

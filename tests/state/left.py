@@ -5,15 +5,19 @@ from __future__ import annotations
 import contextlib
 import shutil
 import sqlite3
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from kvbus.config import Config
+from kvbus.state.database import NAME
 from kvbus.state.lock import DirectoryLock
 from kvbus.state.place import Base, name_of
 from kvbus.state.reservations import SeqReservations
-from kvbus.state.sqlite import NAME, SqliteStore
+from kvbus.state.sqlite import SqliteStore
 
 
 def rows(directory: Path) -> list[str]:
@@ -34,12 +38,23 @@ def opened(directory: Path, *, sync: bool = False, boot: bytes | None = None) ->
     try:
         store = SqliteStore(directory, lock, sync=sync, boot=boot)
     except BaseException:
-        lock.release()
+        lock.close()
         raise
     try:
         yield store
     finally:
         store.close()
+
+
+@contextlib.contextmanager
+def immutable(path: Path) -> Iterator[None]:
+    """Nobody can write or delete a file meanwhile, not even root."""
+    if subprocess.run(["chattr", "+i", path], capture_output=True, check=False).returncode:
+        pytest.skip("this file system has no immutable files")
+    try:
+        yield
+    finally:
+        subprocess.run(["chattr", "-i", path], check=True)
 
 
 def reserve(directory: Path, name: str, seq: int) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,7 +19,7 @@ from kvbus.daemon.daemon import Daemon
 from kvbus.state.sqlite import RESERVE_AHEAD
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import store
-from tests.state.left import rows
+from tests.state.left import immutable, rows
 from tests.state.test_damage import blocks_of, next_seq_of
 
 SECRET = 0x5EC4E7
@@ -113,6 +116,19 @@ async def test_a_damaged_state_is_told_and_left_as_it_is(config: Config) -> None
     assert (directory / "state.db").read_bytes() == b"garbage" * 1000
 
 
+def test_a_state_on_a_read_only_mount_is_shown(config: Config) -> None:
+    used = asyncio.run(ran(config, 20))
+    directory = directory_of(config)
+    script = 'mount --bind "$1" "$1" && mount -o remount,ro,bind "$1" && exec "$0" -m kvbus state show -d "$1" --json'
+    command = ["unshare", "-m", "sh", "-c", script, sys.executable, str(directory)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    if "unshare" in done.stderr or "mount" in done.stderr:
+        pytest.skip(done.stderr)
+    said = json.loads(done.stdout)
+    assert (said["streams"], said["highest"]) == (1, used + RESERVE_AHEAD - 19 - 1)
+    assert (said["damaged"], said["frames"] >= 20) == (None, True)
+
+
 async def test_a_directory_in_use_is_left_alone(config: Config) -> None:
     await ran(config, 3)
     directory = directory_of(config)
@@ -140,17 +156,16 @@ async def test_nothing_goes_unless_it_is_asked_for_twice(config: Config) -> None
     assert rows(directory_of(config)) == before
 
 
-@pytest.mark.parametrize("damaged", [False, True])
-async def test_a_bus_begins_empty_after_it_and_no_seq_goes_back(
-    config: Config, tmp_path: Path, *, damaged: bool
-) -> None:
+@pytest.mark.parametrize("damaged", ["", "deleted", "a directory"])
+async def test_a_bus_begins_empty_after_it_and_no_seq_goes_back(config: Config, damaged: str) -> None:
     directory = directory_of(config)
     used = await ran(config, 20)
     shutil.copy(directory / "state.db-wal", directory / "state.db-wal.refused-20260101T000000")
-    shutil.copy(directory / "state.db-wal", directory / "state-7.log")  # of an older kvbus
     (directory / "notes.txt").write_bytes(b"somebody else's")
     if damaged:
         (directory / "state.db").unlink()
+    if damaged == "a directory":
+        (directory / "state.db" / "below").mkdir(parents=True)
     done = ask("wipe", "-d", str(directory), "--yes")
     assert done.exit_code == 0, done.output
     assert not holds_a_secret(directory)
@@ -170,8 +185,9 @@ async def test_a_bus_begins_empty_after_it_and_no_seq_goes_back(
 async def test_what_cannot_be_deleted_is_named(config: Config) -> None:
     await ran(config, 3)
     directory = directory_of(config)
-    (directory / "state.db.refused-1").mkdir()
-    done = ask("wipe", "-d", str(directory), "--yes")
+    (directory / "state.db.refused-1").touch()
+    with immutable(directory / "state.db.refused-1"):
+        done = ask("wipe", "-d", str(directory), "--yes")
     assert done.exit_code == 1
     assert "not deleted: state.db.refused-1: " in done.stderr
 

@@ -6,19 +6,20 @@ The directory is what a daemon left that was killed between two batches: a copy 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import sqlite3
-import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple
-from zlib import crc32
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvbus.common.errors import StateDirError
 from kvbus.config import Config, load
 from kvbus.core.commands import Publish
 from kvbus.core.events import BatchReceived
@@ -26,11 +27,12 @@ from kvbus.daemon.daemon import Daemon
 from kvbus.state import sqlite, writer
 from kvbus.state.contract import StoreError
 from kvbus.state.lock import HEAD_BYTES
-from kvbus.state.sqlite import RESERVE_AHEAD, UNKNOWN
+from kvbus.state.place import Base, name_of
+from kvbus.state.sqlite import RESERVE_AHEAD, UNKNOWN, SqliteStore
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import removed, store
 from tests.long import LONG, sample
-from tests.state.left import opened, reserve
+from tests.state.left import immutable, opened, reserve
 
 BATCHES = 80
 DATABASE = "state.db"
@@ -92,8 +94,8 @@ async def killed(base: Path) -> Left:
         patch.setattr(sqlite, "CHECKPOINT_AFTER", 100)
         daemon = Daemon(config)
         await daemon.start()
-        connection = daemon._store._connection  # type: ignore[union-attr]  # noqa: SLF001
-        connection.execute("PRAGMA wal_autocheckpoint = 40")  # so that both files have what the other one lacks
+        assert isinstance(daemon.store, SqliteStore)
+        daemon.store.database.run("PRAGMA wal_autocheckpoint = 40")  # so that both files have what the other one lacks
         for number in range(3):
             fed(daemon, BATCHES * number, BATCHES)
             checkpointed(daemon)
@@ -229,7 +231,7 @@ DAMAGE: dict[str, tuple[Callable[[Path, Left], object], str]] = {
     "a text in place of bytes": (lambda at, _: sql(at, "UPDATE log SET body = 'text'"), "refused"),
     "the head deleted": (lambda at, _: sql(at, "DELETE FROM head"), "refused"),
     "a table deleted": (lambda at, _: sql(at, "DROP TABLE log"), "refused"),
-    "of another version": (lambda at, _: sql(at, "PRAGMA user_version = 99"), "refused"),
+    "of an older version": (lambda at, _: sql(at, "PRAGMA user_version = 0"), "refused"),
     "of another program": (lambda at, _: foreign(at), "refused"),
 }
 
@@ -358,9 +360,7 @@ def test_a_database_that_is_damaged_while_it_is_used_is_moved_aside(tmp_path: Pa
             pass
         found.reserved.raise_to(4096)
         found.reserve(found.reserved)
-        connection = found._connection  # noqa: SLF001 - nothing else damages it under an open file
-        assert connection is not None
-        connection.execute("DROP TABLE log")
+        found.database.run("DROP TABLE log")  # nothing else damages it under an open file
         with pytest.raises(StoreError):
             found.append(b"a", b"b")
         assert found.refused >= 1
@@ -409,33 +409,53 @@ def test_random_damage(left: Left, tmp_path_factory: pytest.TempPathFactory, dat
     shutil.rmtree(directory)
 
 
-def old_seq_file(directory: Path, name: str, number: int) -> Path:
-    """A seq file of kvbus before the state was in SQLite."""
-    path = directory / f"kvbus-{name}.seq"
-    copy = struct.pack("=QQQ", number, 0, 0)
-    copy += struct.pack("=I", crc32(copy, crc32(path.name.encode())))
-    path.write_bytes(b"kvbus-seq-mark-3" + copy + copy + b"process 1")
-    return path
+@pytest.mark.parametrize("state_dir", ["named", "auto", "none"])
+async def test_a_state_of_a_newer_kvbus_is_left_as_it_is(
+    left: Left, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state_dir: str
+) -> None:
+    """Another directory would have another numbering, so nothing else is tried either."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.delenv("STATE_DIRECTORY", raising=False)
+    directory = tmp_path / ("a" if state_dir == "named" else name_of(left.config, Base(tmp_path)))
+    shutil.copytree(left.directory, directory)
+    directory.chmod(0o700)
+    sql(directory, "PRAGMA user_version = 99")
+    before = {path.name: path.read_bytes() for path in directory.iterdir() if path.name != "lock"}
+    chosen = {"named": str(directory), "auto": "auto", "none": None}[state_dir]
+    config = left.config.model_copy(update={"state_dir": chosen})
+    for _ in range(2):
+        with pytest.raises(StateDirError, match=r"state\.db is of version 99 and this kvbus reads version 1") as caught:
+            Daemon(config)
+        assert caught.value.exit_code == 78
+    assert before == {path.name: path.read_bytes() for path in directory.iterdir() if path.name != "lock"}
 
 
-@pytest.mark.parametrize("damaged", [False, True])
-def test_a_directory_of_an_older_kvbus_is_taken_over_once(tmp_path: Path, *, damaged: bool) -> None:
-    path = old_seq_file(tmp_path, "0123456789abcdef01234567", 9000)
-    old_seq_file(tmp_path, "ffff456789abcdef01234567", 12)
-    if damaged:
-        flipped(path, 20)
-    for name in ("commit", "state-7.dump", "state-7.log", "log.spare", "kvbus-0123.slots"):
-        (tmp_path / name).write_bytes(b"old")
-    (tmp_path / "lock").write_bytes(b"process 17 on here (kvbus run)")
-    (tmp_path / "notes.txt").write_bytes(b"somebody else's")
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("BEGIN EXCLUSIVE")
+        yield
+
+
+@pytest.mark.parametrize(
+    ("how", "why"), [(immutable, "it cannot be written: it is read-only"), (locked, "another program has it open")]
+)
+async def test_a_database_that_cannot_be_had_now_is_said_in_words_and_stays(
+    left: Left, tmp_path: Path, how: Callable[[Path], AbstractContextManager[None]], why: str
+) -> None:
+    directory = tmp_path / "a"
+    shutil.copytree(left.directory, directory)
+    with how(directory / DATABASE), pytest.raises(StateDirError, match=f"state.db: {why}"):
+        Daemon(left.config.model_copy(update={"state_dir": str(directory)}))
+    assert await started_again(left, directory) == "exact"
+
+
+def test_numbers_go_on_above_the_files_of_an_older_kvbus(tmp_path: Path) -> None:
+    (tmp_path / "kvbus-0123456789abcdef01234567.seq").write_bytes(b"kvbus-seq-mark-3")
     with opened(tmp_path) as found:
         assert found.refused == 0
         reached = found.reserved.floor
-        assert reached > (UNKNOWN if damaged else 9000)
-        assert {path.name for path in tmp_path.iterdir() if not path.name.startswith("state.db")} == {
-            "lock",
-            "notes.txt",
-        }
+        assert reached > UNKNOWN
     with opened(tmp_path) as again:
         assert again.reserved.floor == reached
         assert not again.older

@@ -31,12 +31,12 @@ def test_one_at_a_time(tmp_path: Path) -> None:
     with pytest.raises(InUseError) as caught:
         DirectoryLock(tmp_path, "the place")
     assert caught.value.exit_code == 69
-    first.release()
-    DirectoryLock(tmp_path, "the place").release()
+    first.close()
+    DirectoryLock(tmp_path, "the place").close()
 
 
 def test_the_file_is_the_users_own(tmp_path: Path) -> None:
-    DirectoryLock(tmp_path, "the place").release()
+    DirectoryLock(tmp_path, "the place").close()
     assert (tmp_path / "lock").stat().st_mode & 0o777 == 0o600
 
 
@@ -57,7 +57,7 @@ def test_a_holder_is_named_until_it_is_killed_whatever_it_has_started(tmp_path: 
             holder.kill()
             holder.wait(10)
             os.kill(child, 0)  # it is there, and did not inherit the lock
-            DirectoryLock(tmp_path, "the place").release()
+            DirectoryLock(tmp_path, "the place").close()
         finally:
             os.kill(child, 9)
 
@@ -68,7 +68,7 @@ def test_a_holder_that_has_not_signed_is_another_process(tmp_path: Path, content
     (tmp_path / "lock").write_bytes(content)
     with pytest.raises(InUseError, match="the place is in use by"):
         DirectoryLock(tmp_path, "the place")
-    first.release()
+    first.close()
 
 
 def test_what_was_written_by_a_longer_named_holder_is_gone(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_what_was_written_by_a_longer_named_holder_is_gone(tmp_path: Path) -> No
     lock = DirectoryLock(tmp_path, "the place")
     assert (tmp_path / "lock").read_bytes()[HEAD_BYTES:].startswith(f"process {os.getpid()} on ".encode())
     assert b"xxx" not in (tmp_path / "lock").read_bytes()[HEAD_BYTES:]
-    lock.release()
+    lock.close()
 
 
 def test_a_link_is_not_followed(tmp_path: Path) -> None:
@@ -101,5 +101,5 @@ def test_where_there_are_no_locks_it_goes_on_and_says_so(
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", unsupported)
-    DirectoryLock(tmp_path, "the place").release()
+    DirectoryLock(tmp_path, "the place").close()
     assert "the place cannot be locked (No locks available)" in caplog.text

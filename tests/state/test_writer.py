@@ -25,6 +25,7 @@ from kvbus.core.wire.profiles import Profile
 from kvbus.core.wire.schema import BlockRemoved, BlockStored
 from kvbus.state import sqlite, writer
 from kvbus.state.contract import StoreError
+from kvbus.state.database import contents
 from kvbus.state.lock import DirectoryLock
 from kvbus.state.sqlite import SqliteStore
 from kvbus.state.writer import RETRY_SECONDS, StateWriter, StoppedError
@@ -206,7 +207,7 @@ def test_a_new_checkpoint_takes_the_place_of_the_log(tmp_path: Path, monkeypatch
     while process.state.busy:
         process.state.work()
     process.publish(3)
-    assert process.store.contents().frames == 13
+    assert contents(tmp_path / "now").frames == 13
     process.kill()
     for directory, known in ((tmp_path / "now", 213), (before, 210)):
         again = Process(directory)

@@ -1,0 +1,353 @@
+"""The file of a state: ``state.db``, a SQLite database in the directory of the state.
+
+``head`` has one row: the reservations, and which checkpoint is valid. ``slices`` has the checkpoint, ``log`` the frames
+since. SQLite commits each burst as one transaction to its write-ahead log. With ``sync`` it waits for the disk, else a
+commit outlives the process and not a power cut.
+
+SQLite has no checksum of a page, so each row has a CRC-32, and the numbers of rows have no gaps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import sqlite3
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+from zlib import crc32
+
+import msgspec
+
+from kvbus.core.write_ahead_log import StateError
+from kvbus.state.contract import Reserved
+from kvbus.state.lock import NotAFileError, open_file
+
+NAME: Final = "state.db"
+FILES: Final = (NAME, f"{NAME}-wal", f"{NAME}-shm", f"{NAME}-journal")
+"""The database and the files that SQLite keeps beside it."""
+
+VERSION: Final = 1
+"""Raise it whenever the tables or the records change."""
+
+_APPLICATION: Final = 0x6B766273
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+_ROWS_AT_A_TIME: Final = 64
+"""Rows that are deleted in one transaction."""
+
+_TABLES: Final = (
+    "CREATE TABLE head (id INTEGER PRIMARY KEY, crc INTEGER NOT NULL, content BLOB NOT NULL)",
+    "CREATE TABLE log (id INTEGER PRIMARY KEY, crc INTEGER NOT NULL, body BLOB NOT NULL, payloads BLOB NOT NULL)",
+    "CREATE TABLE slices (id INTEGER PRIMARY KEY, crc INTEGER NOT NULL, body BLOB NOT NULL)",
+)
+
+
+class Head(msgspec.Struct):
+    """The row that says what the other rows mean.
+
+    Attributes:
+        boot: the boot of the machine in which it was written.
+        synced: whether every commit has waited for the disk.
+        older: the state is older than what was sent, until the next checkpoint is complete.
+        names: the sources and outputs that the state belongs to.
+        first: number of the checkpoint's first slice; 0: there is no valid checkpoint.
+        count: how many slices it has.
+        start: the last frame of the log that the checkpoint includes.
+        writes: how often this row was written.
+        reserved: the reservations.
+    """
+
+    boot: bytes
+    synced: bool
+    older: bool = False
+    names: list[str] = []
+    first: int = 0
+    count: int = 0
+    start: int = 0
+    writes: int = 0
+    reserved: Reserved = msgspec.field(default_factory=Reserved)
+
+
+class DamagedError(Exception):
+    """The database is not what kvbus wrote."""
+
+
+class NewerError(Exception):
+    """A newer kvbus has written the database."""
+
+
+FAULTS: Final = (
+    sqlite3.Error,
+    OSError,
+    DamagedError,
+    NewerError,
+    StateError,
+    msgspec.MsgspecError,
+    TypeError,
+    ValueError,
+)
+"""What a damaged file, a full disk and a missing disk raise."""
+
+_READING: Final = {sqlite3.SQLITE_IOERR_READ, sqlite3.SQLITE_IOERR_SHORT_READ, sqlite3.SQLITE_IOERR_CORRUPTFS}
+_READ_ONLY: Final = "it cannot be written: it is read-only, or it belongs to another user"
+_IN_USE: Final = "another program has it open"
+_NOT_NOW: Final = {
+    sqlite3.SQLITE_BUSY: _IN_USE,
+    sqlite3.SQLITE_LOCKED: _IN_USE,
+    sqlite3.SQLITE_FULL: "no space left on device",
+    sqlite3.SQLITE_CANTOPEN: _READ_ONLY,
+    sqlite3.SQLITE_PERM: _READ_ONLY,
+    sqlite3.SQLITE_READONLY: _READ_ONLY,
+    sqlite3.SQLITE_NOMEM: "there is no memory left",
+}
+"""Errors of SQLite for which the file is not to blame, in words for people."""
+
+
+def is_damage(error: Exception) -> bool:
+    """Return whether the file is to blame, and not the disk or another program."""
+    if not isinstance(error, sqlite3.Error):
+        return isinstance(error, NotAFileError) or not isinstance(error, OSError | NewerError)
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
+    if code & 0xFF == sqlite3.SQLITE_IOERR:
+        return code in _READING
+    return code & 0xFF not in _NOT_NOW
+
+
+def is_full(error: Exception) -> bool:
+    """Return whether the disk is full, or a limit for files is reached."""
+    if isinstance(error, OSError):
+        return error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+    code = getattr(error, "sqlite_errorcode", 0)
+    return code == sqlite3.SQLITE_IOERR_WRITE or code & 0xFF == sqlite3.SQLITE_FULL
+
+
+def text_of(error: Exception) -> str:
+    """Say in words for people what is wrong with the database."""
+    if isinstance(error, sqlite3.Error):
+        plain = _NOT_NOW.get(getattr(error, "sqlite_errorcode", 0) & 0xFF)
+        return f"{NAME}: {plain or error}"
+    if isinstance(error, OSError):
+        if error.filename is not None and error.errno in {errno.EPERM, errno.EACCES, errno.EROFS}:
+            return f"{Path(error.filename).name}: {_READ_ONLY}"
+        return error.strerror or str(error)
+    return str(error)
+
+
+def boot_id() -> bytes:
+    """Return 16 bytes that change whenever the machine is started; zeros where nobody knows."""
+    try:
+        return uuid.UUID(_BOOT_ID.read_text().strip()).bytes
+    except (OSError, ValueError):
+        return bytes(16)
+
+
+class Database:
+    """The database of one directory. It is closed until :meth:`open` or :meth:`create`.
+
+    Every method may raise one of :data:`FAULTS`.
+
+    Args:
+        directory: the directory.
+        sync: wait for the disk at each commit.
+    """
+
+    def __init__(self, directory: Path, *, sync: bool = False) -> None:
+        self._directory = directory
+        self._path = directory / NAME
+        self._sync = sync
+        self._connection: sqlite3.Connection | None = None
+        self.last = 0
+        """Number of the last frame of the log."""
+        self.newest_slice = 0
+
+    @property
+    def files(self) -> list[Path]:
+        """The files that exist."""
+        return [path for name in FILES if os.path.lexists(path := self._directory / name)]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is open."""
+        return self._connection is not None
+
+    def open(self) -> Head:
+        """Open the database that exists, and read its head."""
+        for path in self.files:
+            fd = open_file(path, os.O_RDWR)  # SQLite says less well why a file cannot be written
+            try:
+                if self._sync:
+                    os.fsync(fd)  # an earlier process may have written without waiting for the disk
+            finally:
+                os.close(fd)
+        if not os.path.lexists(self._path):
+            raise DamagedError("the database is missing")
+        self._connect()
+        if self.number("PRAGMA application_id") != _APPLICATION:
+            raise DamagedError("it is not a database of kvbus")
+        version = self.number("PRAGMA user_version")
+        if version > VERSION:
+            raise NewerError(
+                f"{NAME} is of version {version} and this kvbus reads version {VERSION}: "
+                "use the kvbus that wrote it, or another state_dir"
+            )
+        if version != VERSION:
+            raise DamagedError(f"it is of version {version}, and this kvbus reads version {VERSION}")
+        self.run("PRAGMA journal_mode = WAL")
+        row = self.run("SELECT crc, content FROM head WHERE id = 1").fetchone()
+        if row is None or crc32(row[1]) != row[0]:
+            raise DamagedError("its head is damaged")
+        head = msgspec.msgpack.decode(row[1], type=Head)
+        self.last = max(head.start, self.number("SELECT coalesce(max(id), 0) FROM log"))
+        self.newest_slice = self.number("SELECT coalesce(max(id), 0) FROM slices")
+        return head
+
+    def create(self, head: Head) -> None:
+        """Make an empty database in place of any other."""
+        self.close()
+        for path in self.files:
+            path.unlink()
+        os.close(open_file(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+        self.last = self.newest_slice = 0
+        self._connect()
+        self.run("PRAGMA journal_mode = WAL")
+        self.run("BEGIN")
+        self.run(f"PRAGMA application_id = {_APPLICATION}")
+        self.run(f"PRAGMA user_version = {VERSION}")
+        for table in _TABLES:
+            self.run(table)
+        self.write_head(head)
+        self.run("COMMIT")
+        if self._sync:
+            fd = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+
+    def _connect(self) -> None:
+        self._connection = sqlite3.connect(self._path, timeout=0, isolation_level=None, cached_statements=32)
+        self.run("PRAGMA locking_mode = EXCLUSIVE")
+        self.run("PRAGMA trusted_schema = OFF")
+        self.run("PRAGMA cell_size_check = ON")
+        self.run(f"PRAGMA synchronous = {'FULL' if self._sync else 'OFF'}")
+
+    def close(self) -> None:
+        """Close it, if it is open."""
+        if self._connection is not None:
+            with contextlib.suppress(sqlite3.Error):
+                self._connection.close()
+            self._connection = None
+
+    def run(self, statement: str, *values: Any) -> sqlite3.Cursor:
+        """Run one statement."""
+        if self._connection is None:
+            raise OSError("the database is closed")
+        return self._connection.execute(statement, values)
+
+    def number(self, query: str) -> int:
+        """Return the one number that a query finds."""
+        (number,) = self.run(query).fetchone()
+        return int(number)
+
+    def slices(self, head: Head) -> Iterator[bytes]:
+        """Yield the slices of the valid checkpoint."""
+        number = head.first - 1
+        end = number + head.count
+        query = "SELECT id, crc, body FROM slices WHERE id > ? AND id <= ? ORDER BY id"
+        for found, crc, body in self.run(query, number, end):
+            number += 1
+            if found != number or crc32(body, found & 0xFFFFFFFF) != crc:
+                raise DamagedError(f"slice {number} of the checkpoint is damaged")
+            yield body
+        if number != end:
+            raise DamagedError("the checkpoint has no end")
+
+    def frames(self, head: Head) -> Iterator[tuple[bytes, bytes]]:
+        """Yield the frames of the log after the checkpoint: records and payloads."""
+        number = head.start
+        for found, crc, body, payloads in self.run("SELECT * FROM log WHERE id > ? ORDER BY id", number):
+            number += 1
+            if found != number or crc32(body, found & 0xFFFFFFFF) != crc:
+                raise DamagedError(f"frame {number} of the log is damaged")
+            yield body, payloads
+        if number != self.last:
+            raise DamagedError("the end of the log is missing")
+
+    def write_head(self, head: Head) -> None:
+        """Write the head, in place of the one before."""
+        head.writes += 1
+        content = msgspec.msgpack.encode(head)
+        self.run("INSERT OR REPLACE INTO head VALUES (1, ?, ?)", crc32(content), content)
+
+    def add_frame(self, body: bytes, payloads: bytes) -> None:
+        """Add a frame to the log."""
+        number = self.last + 1
+        self.run("INSERT INTO log VALUES (?, ?, ?, ?)", number, crc32(body, number & 0xFFFFFFFF), body, payloads)
+        self.last = number
+
+    def add_slice(self, body: bytes) -> None:
+        """Add a slice to the checkpoint that is being written."""
+        number = self.newest_slice + 1
+        self.run("INSERT INTO slices VALUES (?, ?, ?)", number, crc32(body, number & 0xFFFFFFFF), body)
+        self.newest_slice = number
+
+    def delete_some(self, table: str, last: int) -> bool:
+        """Delete some rows up to a number. Return whether there were any."""
+        some = f"SELECT id FROM {table} WHERE id <= ? LIMIT {_ROWS_AT_A_TIME}"  # noqa: S608 - no name comes from outside
+        return self.run(f"DELETE FROM {table} WHERE id IN ({some})", last).rowcount > 0  # noqa: S608
+
+    def delete_state(self, head: Head) -> None:
+        """Delete the checkpoint and the log. The reservations stay."""
+        head.first, head.start = 0, self.last
+        self.run("BEGIN")
+        self.run("DELETE FROM log")
+        self.run("DELETE FROM slices")
+        self.write_head(head)
+        self.run("COMMIT")
+
+
+class Contents(NamedTuple):
+    """What a database holds, for people.
+
+    Attributes:
+        streams: how many streams have a reservation.
+        highest: the highest number that is reserved.
+        slices: slices of the checkpoint.
+        frames: frames of the log.
+        synced: whether every commit has waited for the disk.
+        this_boot: whether it was written since the machine was started.
+    """
+
+    streams: int
+    highest: int
+    slices: int
+    frames: int
+    synced: bool
+    this_boot: bool
+
+
+def contents(directory: Path) -> Contents:
+    """Return what the database of a directory holds. The directory may be read-only, and nothing in it changes.
+
+    SQLite writes even to read a write-ahead log, so kvbus opens a copy.
+
+    Raises:
+        OSError, sqlite3.Error, DamagedError, NewerError, msgspec.MsgspecError: it cannot be read.
+    """
+    with tempfile.TemporaryDirectory(prefix="kvbus-state-") as copy:
+        for path in Database(directory).files:
+            with os.fdopen(open_file(path, os.O_RDONLY), "rb") as file, (Path(copy) / path.name).open("wb") as into:
+                shutil.copyfileobj(file, into)
+        database = Database(Path(copy))
+        try:
+            head = database.open()
+            frames = sum(1 for _ in database.frames(head))
+        finally:
+            database.close()
+    reserved = head.reserved
+    slices = head.count if head.first else 0
+    return Contents(len(reserved.streams), reserved.highest, slices, frames, head.synced, head.boot == boot_id())
