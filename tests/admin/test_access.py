@@ -21,10 +21,10 @@ from kvbus.core.stats import HttpRefusal
 from kvbus.http import blocks
 from kvbus.http.access import Access
 from kvbus.transport.engine.publisher import EnginePublisher
+from tests.doubles.bus import Bus, eventually, running_bus
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import store
 from tests.ports import free_port
-from tests.system.bus import Bus, eventually, running_bus
 from tests.typed import there
 
 TOKEN, NAME, PARENT, REFUSED = 71_234_567, 8_812_345_678, 9_912_345_678, 81_234_567

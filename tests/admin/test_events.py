@@ -15,8 +15,8 @@ from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored
 from kvbus.http import connections, events
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.admin.test_http import relayed, web, web_and_engine
+from tests.doubles.bus import eventually
 from tests.doubles.payloads import cleared, payload, removed, store
-from tests.system.bus import eventually
 from tests.typed import there
 
 

@@ -10,9 +10,9 @@ import pytest
 from kvbus.http import history as module
 from kvbus.http.history import KEPT, Course, History
 from tests.admin.test_http import relayed, web_and_engine
+from tests.doubles.bus import eventually, running_bus
 from tests.doubles.payloads import payload, store
 from tests.ports import free_ports
-from tests.system.bus import eventually, running_bus
 
 
 def test_a_rate_is_known_from_the_second_sample_on_and_never_negative() -> None:

@@ -25,10 +25,10 @@ from kvbus.telemetry.readings import LiveBlocks
 from kvbus.transport.engine.publisher import EnginePublisher
 from kvbus.transport.zmtp.reasons import DISCONNECTS, REFUSALS
 from tests.doubles import replay_faults
+from tests.doubles.bus import eventually, running_bus
 from tests.doubles.payloads import cleared, removed, store, tokens_of
 from tests.doubles.payloads import payload as batch
 from tests.ports import free_port, free_ports, ports_in_a_row
-from tests.system.bus import eventually, running_bus
 from tests.typed import there
 
 LARGE = 6280583736533942967

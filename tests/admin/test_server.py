@@ -18,7 +18,7 @@ import uvloop
 from kvbus.common.removed import PATHS
 from kvbus.http import server
 from tests.admin.test_http import web
-from tests.system.bus import eventually
+from tests.doubles.bus import eventually
 from tests.typed import there
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import aiohttp
 
-from tests.system.bus import PATIENCE, eventually
+from tests.doubles.bus import PATIENCE, eventually
 
 PROGRAM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 

@@ -14,9 +14,9 @@ from kvbus.http.tokens import line_of, new_token
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.admin.test_routers import Subscribers
 from tests.browser.chromium import PROGRAM, Browser, chromium
+from tests.doubles.bus import Bus, eventually, running_bus
+from tests.doubles.kvbus_process import Process
 from tests.doubles.payloads import payload, removed, store
-from tests.system.bus import Bus, eventually, running_bus
-from tests.system.processes import Process
 from tests.typed import there
 
 pytestmark = [

@@ -14,7 +14,7 @@ import aiohttp
 from kvbus.common.errors import ExitCode
 from tests.chaos.clocked import WrongClock
 from tests.chaos.places import Place
-from tests.chaos.processes import Child, python
+from tests.doubles.child import Child, python
 
 SOURCE_TIMEOUT: Final = 5.0
 JOURNAL: Final = 400

@@ -16,9 +16,9 @@ from tests.chaos.engines import ENGINES, Engine
 from tests.chaos.faults import ARMED, MAKERS
 from tests.chaos.places import Network, SmallDisk
 from tests.chaos.plan import SHAPES, Fault, Round, make_round
-from tests.chaos.proxy import Link, Side
 from tests.chaos.routers import Router
 from tests.chaos.tally import Tally
+from tests.doubles.link import Link, Side
 from tests.ports import ports_in_a_row
 
 _DISK_BYTES: Final = 48 << 20

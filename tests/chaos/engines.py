@@ -21,8 +21,8 @@ from kvbus.tools.sim.engine import EngineOptions, SimEngine
 from kvbus.tools.sim.workload import Job, synthetic
 from tests.chaos.places import Place
 from tests.chaos.plan import TRAFFIC, Shape
-from tests.chaos.processes import Child, python
 from tests.chaos.router import Key, digest, key_of, tokens_digest
+from tests.doubles.child import Child, python
 from tests.wire.captures import BY_PREFIX, CAPTURES, DATA, load, truth
 
 RATE: Final = 90.0

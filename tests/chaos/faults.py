@@ -15,8 +15,8 @@ from tests.chaos.plan import Fault
 
 if TYPE_CHECKING:
     from tests.chaos.cell import Cell
-    from tests.chaos.processes import Child
-    from tests.chaos.proxy import Link
+    from tests.doubles.child import Child
+    from tests.doubles.link import Link
 
 Maker = Callable[["Cell", Fault], Awaitable[str | None]]
 

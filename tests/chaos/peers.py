@@ -10,7 +10,7 @@ from typing import Final
 
 import zmq
 
-from tests.chaos.processes import ROOT, python
+from tests.doubles.child import ROOT, python
 
 END: Final = b"\xff" * 8
 

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from tests.chaos.processes import Child
+from tests.doubles.child import Child
 
 _NUMBERS: Final = itertools.count()
 _ESTABLISHED: Final = "01"

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.chaos.places import Place
-from tests.chaos.processes import Child, python
 from tests.chaos.router import Key
+from tests.doubles.child import Child, python
 
 
 class Router:

@@ -13,8 +13,8 @@ from typing import Any, Final, NamedTuple
 import pytest
 
 from tests.chaos.places import Network
-from tests.chaos.processes import Child, python
 from tests.chart.charts import load, render
+from tests.doubles.child import Child, python
 
 pytestmark = pytest.mark.slow
 

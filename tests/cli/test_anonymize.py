@@ -18,10 +18,11 @@ from click.testing import CliRunner
 from kvbus.cli import main
 from kvbus.tools.capture.anonymize import Pseudonyms
 from kvbus.tools.capture.format import CaptureWriter, Message, read_capture
+from tests.doubles.bus import eventually, running_bus
 from tests.doubles.payloads import pack
 from tests.doubles.renaming import run, same_but_for_names
+from tests.doubles.socket_routers import RouterOnASet
 from tests.ports import free_port
-from tests.system.bus import RouterOnASet, eventually, running_bus
 from tests.wire.captures import DATA, load, truth
 
 NAME = "vllm033_map_extras"

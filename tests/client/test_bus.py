@@ -14,8 +14,8 @@ from kvbus.core.wire.encoding import encode_batch
 from kvbus.core.wire.schema import BlockStored
 from kvbus.tools.capture.play import play
 from kvbus.transport.engine.publisher import EnginePublisher
+from tests.doubles.bus import Bus, eventually, running_bus
 from tests.ports import free_ports
-from tests.system.bus import Bus, eventually, running_bus
 from tests.wire.captures import load, truth
 
 NAME = "vllm033_map_int"

@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 
 from kvbus.client import BlockView, Lost, PrefixRouter, Received, Subscriber, Worker
+from tests.doubles.bus import eventually
 from tests.doubles.payloads import tokens_of
-from tests.system.bus import eventually
 from tests.system.test_per_topic import OUTPUT, Workers, topic
 from tests.system.test_reload import Fleet, at, running
 

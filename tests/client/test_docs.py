@@ -14,8 +14,8 @@ from kvbus.core.wire.encoding import encode_batch
 from kvbus.core.wire.schema import BlockStored
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.client.blocks import batch, removed, stored, tokens
+from tests.doubles.bus import eventually, running_bus
 from tests.ports import free_ports
-from tests.system.bus import eventually, running_bus
 from tests.typed import there
 
 ROOT = Path(__file__).parent.parent.parent

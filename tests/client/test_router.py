@@ -24,8 +24,8 @@ from kvbus.core.wire.encoding import encode_value
 from kvbus.core.wire.schema import BlockStored
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.client.blocks import batch, removed, stored, tokens
+from tests.doubles.bus import eventually, running_bus
 from tests.ports import free_ports
-from tests.system.bus import eventually, running_bus
 
 SOON = Timing(unreachable_s=0.05, idle_s=0.3, confirm_s=60)
 

@@ -21,7 +21,7 @@ import pytest
 
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.client.blocks import batch, stored, tokens
-from tests.system.bus import eventually, running_bus
+from tests.doubles.bus import eventually, running_bus
 from tools.client_wheel import REQUIRES, ROOT, configuration, files
 
 HERE = Path(sysconfig.get_path("purelib"))

@@ -22,10 +22,10 @@ from tests.cluster.accounts import account_of
 from tests.cluster.api import Api, Object, RefusedError
 from tests.cluster.control_plane import ApiServer, ControlPlane
 from tests.discovery.fleet import Bus, Worker, running
-from tests.doubles.topic_router import TopicRouter
+from tests.doubles.bus import PATIENCE, eventually
+from tests.doubles.kvbus_process import Process, killed_at_the_end
+from tests.doubles.socket_routers import TopicRouter
 from tests.ports import free_ports
-from tests.system.bus import PATIENCE, eventually
-from tests.system.processes import Process, killed_at_the_end
 
 
 class Place:

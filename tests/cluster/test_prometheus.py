@@ -18,8 +18,8 @@ from ruamel.yaml import YAML
 from tests.chart.charts import ROOT, containers, render
 from tests.cluster.api import Api, Object
 from tests.cluster.control_plane import HOME_ENV, PATIENCE
+from tests.doubles.kvbus_process import Process, killed_at_the_end
 from tests.monitoring.prometheus import Prometheus, running_prometheus
-from tests.system.processes import Process, killed_at_the_end
 
 FOLDER: Final = ROOT / "deploy" / "prometheus"
 BUILT: Final = Path(os.environ.get(HOME_ENV, "/nonexistent")) / "prometheus"

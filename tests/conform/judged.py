@@ -13,8 +13,8 @@ from typing import Final
 from kvbus.tools.conform.engine.watch import Target, Watch
 from kvbus.tools.conform.report import Report
 from tests.conform.results import RESULTS, SPEC, store
+from tests.doubles.bus import PATIENCE, eventually
 from tests.ports import free_ports
-from tests.system.bus import PATIENCE, eventually
 from tests.typed import there
 from tests.wire.captures import DATA
 

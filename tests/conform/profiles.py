@@ -22,8 +22,8 @@ from kvbus.tools.conform.vectors import pack, stored
 from kvbus.transport.curve import Curve
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.conform.results import store
+from tests.doubles.bus import PATIENCE, eventually, running_bus
 from tests.ports import free_port, free_ports
-from tests.system.bus import PATIENCE, eventually, running_bus
 from tests.wire.captures import load
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "spec" / "profiles.md"

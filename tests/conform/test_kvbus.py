@@ -12,7 +12,7 @@ from kvbus.tools.conform.report import Outcome
 from kvbus.tools.conform.vectors import pack, stored
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.conform.profiles import of_states
-from tests.system.bus import PATIENCE, eventually, running_bus
+from tests.doubles.bus import PATIENCE, eventually, running_bus
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,8 +13,8 @@ from kvbus.tools.conform.engine.clauses import WATCHED
 from kvbus.tools.conform.router.cases import CASES
 from kvbus.tools.conform.vectors import message, stored
 from kvbus.transport.engine.publisher import EnginePublisher
+from tests.doubles.bus import PATIENCE
 from tests.ports import free_port
-from tests.system.bus import PATIENCE
 
 
 async def pytest_of(directory: Path, *options: str) -> tuple[int, str]:

@@ -21,8 +21,8 @@ from kvbus.tools.conform.report import Exit, Outcome
 from kvbus.tools.conform.vectors import pack, stored
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.conform.engine import Engine, serving
+from tests.doubles.bus import PATIENCE, eventually
 from tests.ports import free_port, ports_in_a_row
-from tests.system.bus import PATIENCE, eventually
 
 KEPT, BROKEN, NOT_SEEN = Outcome
 LOCAL = "tcp://127.0.0.1:0"

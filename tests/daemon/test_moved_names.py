@@ -14,9 +14,9 @@ import pytest
 
 from kvbus.daemon import moved_names
 from kvbus.transport.engine.publisher import EnginePublisher
+from tests.doubles.bus import Bus, eventually, running_bus
 from tests.doubles.payloads import payload, store
 from tests.ports import free_ports
-from tests.system.bus import Bus, eventually, running_bus
 
 ENGINE = """
 import asyncio, sys

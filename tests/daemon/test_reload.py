@@ -20,8 +20,8 @@ from kvbus.daemon.keys import Keys, read_keys
 from kvbus.daemon.reload import Reloader
 from kvbus.http.credentials import Credentials, read_credentials
 from kvbus.http.tokens import line_of, new_token
+from tests.doubles.bus import eventually
 from tests.security.keys import Keyring
-from tests.system.bus import eventually
 
 
 class Recorder:

@@ -36,8 +36,8 @@ from kvbus.transport.engine.publisher import EnginePublisher
 from kvbus.transport.ingress import LiveStream, RequestConnection
 from kvbus.transport.pump import MAX_KEPT_FRAMES
 from kvbus.transport.sockets import PLAIN, PeerPolicy
+from tests.doubles.bus import eventually
 from tests.ports import free_ports
-from tests.system.bus import eventually
 from tests.system.test_descriptors import no_descriptor
 
 SMALL = PeerPolicy(max_frame_bytes=1000)

@@ -12,9 +12,9 @@ from kvbus.config import load
 from kvbus.core.events import BatchReceived
 from kvbus.daemon.daemon import Daemon
 from kvbus.state.reservations import SeqReservations
+from tests.doubles.bus import eventually
 from tests.doubles.payloads import payload, store
 from tests.state.left import opened
-from tests.system.bus import eventually
 from tests.typed import there
 
 

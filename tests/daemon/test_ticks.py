@@ -8,8 +8,8 @@ from itertools import chain
 
 from kvbus.daemon import source_log as module
 from kvbus.daemon.source_log import SourceLog
+from tests.doubles.bus import eventually, running_bus
 from tests.ports import free_ports
-from tests.system.bus import eventually, running_bus
 
 
 async def test_many_sources_are_looked_at_a_few_in_each_turn_and_none_that_has_gone(monkeypatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 from kvbus.core.remarks import reasons
 from kvbus.daemon import unreachable
 from kvbus.transport.engine.publisher import EnginePublisher
-from tests.system.bus import eventually, running_bus
+from tests.doubles.bus import eventually, running_bus
 
 
 @pytest.fixture(autouse=True)

@@ -17,10 +17,10 @@ import zmq
 from ruamel.yaml import YAML
 
 from kvbus.transport.engine.publisher import EnginePublisher
+from tests.doubles.bus import eventually
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import store
 from tests.ports import free_ports
-from tests.system.bus import eventually
 
 KUBERNETES: Final = Path(__file__).parents[2] / "deploy" / "kubernetes"
 PORTS: Final = {"engine": "15557", "engine_replay": "15657", "events": "5557", "replay": "5558", "http": "9477"}

@@ -19,9 +19,9 @@ import pytest
 from ruamel.yaml import YAML
 
 from tests.deploy.compose import DEPLOY, KVBUS, PORTS, SERVICES, Elsewhere, kept, mounts
+from tests.doubles.bus import eventually
 from tests.monitoring.prometheus import running_prometheus
 from tests.ports import free_ports
-from tests.system.bus import eventually
 
 
 def test_the_services() -> None:

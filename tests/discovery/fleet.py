@@ -12,12 +12,13 @@ from typing import Any, cast
 from kvbus.config import load
 from kvbus.daemon.daemon import Daemon
 from kvbus.transport.engine.publisher import EnginePublisher
+from tests.doubles.bus import PATIENCE, eventually
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import store
 from tests.doubles.router import RankedRouter
 from tests.doubles.runtimes import runtime_of
+from tests.doubles.socket_routers import RouterOnASet
 from tests.ports import free_ports
-from tests.system.bus import PATIENCE, RouterOnASet, eventually
 
 
 class Worker:

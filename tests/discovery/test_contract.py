@@ -13,7 +13,7 @@ from kvbus.config import parts
 from kvbus.parts.discovery.contract import DiscoveryError, Engine, Publisher, Services, fitting_name
 from tests.discovery.fleet import Bus, Worker, running
 from tests.discovery.worlds import Place, World
-from tests.system.bus import eventually
+from tests.doubles.bus import eventually
 
 SECONDS = 60
 

@@ -8,8 +8,8 @@ from collections import Counter
 import pytest
 
 from tests.discovery.fleet import Bus, Worker, running, write
+from tests.doubles.bus import eventually
 from tests.security.keys import Keyring
-from tests.system.bus import eventually
 
 
 @pytest.fixture

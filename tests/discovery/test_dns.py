@@ -14,8 +14,8 @@ import pytest
 
 from kvbus.parts.discovery.contract import DiscoveryError, Engine, Services
 from tests.discovery.fleet import Bus, Worker, running
+from tests.doubles.bus import eventually
 from tests.ports import free_port, free_ports
-from tests.system.bus import eventually
 
 dns = pytest.importorskip("dns", reason="the extra dns is not installed")
 

@@ -12,7 +12,7 @@ from kvbus.parts.discovery.engine_answers import of_sglang, of_vllm
 from kvbus.parts.discovery.http.discoverer import HttpDiscoverer, HttpSettings
 from tests.discovery.fleet import Bus, Worker, running
 from tests.discovery.worlds import HttpWorld, Place
-from tests.system.bus import eventually
+from tests.doubles.bus import eventually
 
 HOST = "10.0.0.3"
 

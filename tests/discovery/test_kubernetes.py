@@ -24,8 +24,8 @@ from kvbus.parts.discovery.kubernetes.discoverer import (
     of_slices,
 )
 from tests.discovery.kube_server import TOKEN, KubeServer, pod
+from tests.doubles.bus import eventually
 from tests.security.certificates import Authority
-from tests.system.bus import eventually
 
 PORTS = Ports("kv-events", "kv-replay", 1)
 

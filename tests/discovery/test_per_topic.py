@@ -6,9 +6,9 @@ from collections import Counter
 
 from tests.discovery.fleet import Bus, Worker, write
 from tests.discovery.test_daemon import found_in
-from tests.doubles.topic_router import TopicRouter
+from tests.doubles.bus import eventually
+from tests.doubles.socket_routers import TopicRouter
 from tests.ports import free_port
-from tests.system.bus import eventually
 
 
 def bus_of(file, endpoint, **settings):

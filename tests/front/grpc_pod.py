@@ -10,8 +10,8 @@ from typing import Any
 import grpc
 from grpc import aio
 
+from tests.doubles.bus import Bus, running_bus
 from tests.ports import free_ports
-from tests.system.bus import Bus, running_bus
 
 CONTROL = "/vllm.Control/"
 SOURCES = CONTROL + "GetKvEventSources"

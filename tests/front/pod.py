@@ -9,8 +9,8 @@ from typing import Any
 
 from aiohttp import web
 
+from tests.doubles.bus import Bus, running_bus
 from tests.ports import free_ports
-from tests.system.bus import Bus, running_bus
 
 
 class Api:

@@ -18,10 +18,10 @@ from grpc import aio
 
 from kvbus.common.errors import BindError
 from kvbus.parts.front.grpc.server import _here
-from tests.chaos.proxy import Link
+from tests.doubles.bus import eventually
+from tests.doubles.link import Link
 from tests.front.grpc_pod import SOURCES, UNLIMITED, GrpcPod, running_grpc_pod
 from tests.ports import free_ports
-from tests.system.bus import eventually
 
 LARGE = 16 * 1024 * 1024
 OTHER = "/vllm.Inference/Generate"

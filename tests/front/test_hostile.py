@@ -9,8 +9,8 @@ import logging
 import pytest
 
 from kvbus.parts.front import server
+from tests.doubles.bus import eventually
 from tests.front.pod import Pod, running_pod
-from tests.system.bus import eventually
 
 GOOD = b"GET /after HTTP/1.1\r\nHost: e\r\nConnection: close\r\n\r\n"
 HIDDEN = b"GET /hidden HTTP/1.1\r\nHost: e\r\n\r\n"

@@ -12,8 +12,8 @@ from aiohttp import web
 
 from kvbus.common.errors import BindError
 from kvbus.parts.front import server
+from tests.doubles.bus import eventually
 from tests.front.pod import Pod, running_pod
-from tests.system.bus import eventually
 
 HEAD = b"Host: engine.example:8000\r\nConnection: close\r\n"
 

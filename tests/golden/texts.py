@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kvbus.common.errors import ConfigError
 from kvbus.config.load import load
-from tests.system.bus import running_bus
+from tests.doubles.bus import running_bus
 
 DATA: Final = Path(__file__).with_name("data")
 

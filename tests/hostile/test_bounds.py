@@ -14,11 +14,11 @@ from typing import Any, Final
 import pytest
 import zmq
 
+from tests.doubles.kvbus_process import Process, killed_at_the_end
 from tests.doubles.payloads import payload, store
 from tests.hostile.test_flood import resident
 from tests.interop.support import wait_for
 from tests.ports import free_port
-from tests.system.processes import Process, killed_at_the_end
 from tests.transport.zmtp.peers import hello
 
 MB: Final = 10**6

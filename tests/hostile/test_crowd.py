@@ -18,9 +18,10 @@ import pytest
 import zmq
 
 from kvbus.transport.engine.publisher import EnginePublisher
+from tests.doubles.bus import eventually
 from tests.doubles.payloads import payload, removed, store
+from tests.doubles.socket_routers import RouterOnASet
 from tests.hostile.test_flood import resident
-from tests.system.bus import RouterOnASet, eventually
 from tests.system.test_run import Command, Place, engine_at, run_async
 
 SECONDS = float(os.environ.get("FLOOD_SECONDS", "6"))

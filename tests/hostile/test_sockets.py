@@ -9,9 +9,10 @@ import pytest
 import zmq
 
 from kvbus.transport.engine.publisher import EnginePublisher
+from tests.doubles.bus import eventually
 from tests.doubles.payloads import payload, removed, store
+from tests.doubles.socket_routers import RouterOnASet
 from tests.hostile.bad import BATCHES, FRAMES
-from tests.system.bus import RouterOnASet, eventually
 from tests.system.test_run import Place, engine_at, router_at, run_async
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tests.deploy.compose import KVBUS, SERVICES, kept, mounts
+from tests.doubles.bus import eventually
 from tests.image.conftest import IMAGE, Podman
-from tests.system.bus import eventually
 
 
 def options(service: str) -> list[str]:

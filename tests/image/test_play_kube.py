@@ -12,8 +12,8 @@ from typing import Any, Final
 import pytest
 from ruamel.yaml import YAML
 
+from tests.doubles.bus import eventually
 from tests.image.conftest import IMAGE, Podman
-from tests.system.bus import eventually
 from tests.wire.captures import DATA, load, truth
 
 pytest.importorskip("helm_python", reason="helm-python-sdk is not installed (.ci/run installs it from .ci/tools.lock)")

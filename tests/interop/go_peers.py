@@ -9,10 +9,10 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any, Final
 
-from tests.chaos.processes import Child
+from tests.doubles.bus import eventually
+from tests.doubles.child import Child
 from tests.doubles.router import PlainSetRouter
 from tests.interop.talker import Talker
-from tests.system.bus import eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

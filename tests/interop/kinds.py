@@ -9,11 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tests.chaos.processes import Child
-from tests.doubles.clears_by_pod import ClearsByPod
-from tests.doubles.llmd_replay import LlmdWithReplay
-from tests.doubles.never_asks import NeverAsks
+from tests.doubles.child import Child
 from tests.doubles.ping_as_message import PingAsMessage
+from tests.doubles.socket_routers import ClearsByPod, LlmdWithReplay, NeverAsks
 from tests.ports import free_port
 
 from .cache import BLOCK_SIZE, Known

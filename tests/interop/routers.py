@@ -12,7 +12,7 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from tests.chaos.processes import Child
+from tests.doubles.child import Child
 from tests.ports import free_ports
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from kvbus.transport.engine.publisher import EnginePublisher
-from tests.chaos.proxy import Link
+from tests.doubles.link import Link
 from tests.ports import ports_in_a_row
 
 from .cache import Cache, Known, Score, score

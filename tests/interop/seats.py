@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from tests.chaos.processes import Child, python
 from tests.conform import judged
+from tests.doubles.child import Child, python
 from tests.ports import ports_in_a_row
 from tests.typed import there
 

@@ -8,7 +8,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tests.chaos.processes import Child
+    from tests.doubles.child import Child
 
 
 class Talker:

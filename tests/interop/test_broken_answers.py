@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from kvbus.transport.engine.publisher import EnginePublisher
-from tests.chaos.proxy import Link
+from tests.doubles.link import Link
 from tests.ports import free_ports
 
 from .cache import BLOCK_SIZE, Block, Known, removed

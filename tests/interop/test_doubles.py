@@ -8,12 +8,10 @@ from collections.abc import Awaitable, Callable, Iterator
 import pytest
 
 from kvbus.transport.engine.publisher import EnginePublisher
-from tests.doubles.clears_by_pod import ClearsByPod
-from tests.doubles.llmd_replay import LlmdWithReplay
-from tests.doubles.never_asks import NeverAsks
+from tests.doubles.bus import eventually
 from tests.doubles.payloads import cleared, payload, store
 from tests.doubles.ping_as_message import PingAsMessage
-from tests.system.bus import eventually
+from tests.doubles.socket_routers import ClearsByPod, LlmdWithReplay, NeverAsks
 from tests.transport.bare import listening
 
 from .cache import Cache

@@ -20,7 +20,7 @@ from kvbus.config import parse_endpoint
 from kvbus.parts.outputs.dynamo.messages import blocks_of, seed, tokens_hash
 from kvbus.parts.outputs.dynamo.registry import EtcdStore
 from kvbus.transport.engine.publisher import EnginePublisher
-from tests.chaos.proxy import Link
+from tests.doubles.link import Link
 from tests.doubles.payloads import cleared, payload, removed, store, tokens_of
 from tests.ports import ports_in_a_row
 

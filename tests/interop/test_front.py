@@ -13,9 +13,9 @@ import pytest
 from grpc import aio
 
 from kvbus.transport.engine.publisher import EnginePublisher
+from tests.doubles.bus import eventually, running_bus
 from tests.front.grpc_pod import CONTROL, SOURCES, message
 from tests.ports import free_port, free_ports
-from tests.system.bus import eventually, running_bus
 
 from . import vllm_frontend
 from .cache import Cache

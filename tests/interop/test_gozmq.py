@@ -11,10 +11,11 @@ from typing import Any, Final
 import pytest
 
 from kvbus.transport.engine.publisher import EnginePublisher
+from tests.doubles.bus import eventually
+from tests.doubles.engine import Engine
 from tests.doubles.router import PlainSetRouter
+from tests.doubles.socket_routers import RouterOnASet
 from tests.ports import ports_in_a_row
-from tests.system.actors import Engine
-from tests.system.bus import RouterOnASet, eventually
 from tests.wire.captures import Key
 
 from .go_peers import SECONDS_ENV, publisher, subscriber

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from kvbus.transport.engine.publisher import EnginePublisher
-from tests.system.bus import running_bus
+from tests.doubles.bus import running_bus
 
 from .cache import Cache, Score, score
 from .kinds import KINDS

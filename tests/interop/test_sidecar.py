@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kvbus.transport.engine.publisher import EnginePublisher
+from tests.doubles.bus import running_bus
 from tests.ports import free_ports
-from tests.system.bus import running_bus
 
 from . import vllm_frontend
 from .cache import BLOCK_SIZE, Cache

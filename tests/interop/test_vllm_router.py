@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kvbus.transport.engine.publisher import EnginePublisher
-from tests.system.bus import running_bus
+from tests.doubles.bus import running_bus
 
 from .cache import Cache
 from .kinds import VLLM_ROUTER, vllm_router

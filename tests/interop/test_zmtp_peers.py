@@ -18,11 +18,11 @@ from kvbus.daemon.reload import Reloader
 from kvbus.parts.outputs.zmq.driver import ZmqOutput
 from kvbus.transport.engine.publisher import EnginePublisher
 from kvbus.transport.live.stream import LivePublisher
-from tests.doubles.socket_router import END
+from tests.doubles.bus import Bus, eventually, running_bus
+from tests.doubles.engine import Engine
+from tests.doubles.socket_routers import END
 from tests.ports import free_port, free_ports
 from tests.security.keys import Keyring, Pair, client_context
-from tests.system.actors import Engine
-from tests.system.bus import Bus, eventually, running_bus
 
 from .go_peers import SECONDS_ENV
 

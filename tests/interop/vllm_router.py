@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 import aiohttp
 from aiohttp import web
 
-from tests.chaos.processes import Child
+from tests.doubles.child import Child
 from tests.ports import free_port, free_ports
 
 from .cache import BLOCK_SIZE, Known

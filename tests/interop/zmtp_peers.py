@@ -8,10 +8,10 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from tests.chaos.processes import Child, python
+from tests.doubles.bus import eventually
+from tests.doubles.child import Child, python
 from tests.doubles.router import PlainSetRouter
 from tests.interop.talker import Talker
-from tests.system.bus import eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence

@@ -20,6 +20,7 @@ from typing import Any, Final
 import click
 import msgspec
 
+from tests.doubles.bus import eventually
 from tests.log import kinds
 from tests.log.broker import Broker
 from tests.log.engines import EnginesProcess, Spec
@@ -27,7 +28,6 @@ from tests.log.nats_server import NatsServer
 from tests.log.processes import NOW, Aggregator, Noting, Process, above
 from tests.log.redis_server import RedisServer
 from tests.ports import free_ports
-from tests.system.bus import eventually
 
 ENGINES: Final = 2
 RATE: Final = 30.0

@@ -8,11 +8,11 @@ import re
 import msgspec
 
 from kvbus.parts.log.record import SCHEMA, Stream
+from tests.doubles.bus import eventually
 from tests.log.kinds import Kafka, Nats, Redis
 from tests.log.later import NEXT
 from tests.log.processes import ADDITIVE, BREAKING, FORMER, NOW
 from tests.log.rolling import PATIENCE, RECORDS, Region
-from tests.system.bus import eventually
 
 FIELDS = 11
 """Of a record that this version writes."""

@@ -8,7 +8,7 @@ from kvbus.parts.log import follower
 from kvbus.parts.log.kafka_client import partition_of
 from kvbus.parts.log.place import POINTERS
 from kvbus.parts.log.redis_client import names
-from tests.doubles.topic_router import TopicRouter
+from tests.doubles.socket_routers import TopicRouter
 from tests.log.fleet import KEY, fleet
 from tests.log.kinds import Kafka, Nats, Redis
 from tests.log.test_aggregator import TOPIC, Aggregator

@@ -28,12 +28,12 @@ from kvbus.parts.log.record import SCHEMA, Stream
 from kvbus.parts.log.redis import RedisLog
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles import replay_faults
+from tests.doubles.bus import eventually
 from tests.doubles.kvbus_process import KvbusProcess
 from tests.doubles.payloads import payload, removed, store
 from tests.log.records import checked, lease
 from tests.monitoring.prometheus import Prometheus
 from tests.ports import free_port, free_ports, ports_in_a_row
-from tests.system.bus import eventually
 
 SCRAPE: Final = 1.0
 """Seconds between scrapes, and how long one may take."""

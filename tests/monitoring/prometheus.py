@@ -16,8 +16,8 @@ from typing import Any, Final
 
 from ruamel.yaml import YAML
 
+from tests.doubles.bus import PATIENCE
 from tests.ports import free_port
-from tests.system.bus import PATIENCE
 
 ROOT: Final = Path(__file__).parents[2]
 RULES: Final = ROOT / "deploy" / "prometheus" / "kvbus.rules.yml"

@@ -7,10 +7,10 @@ import msgspec
 import pytest
 
 from kvbus.config import parts
+from tests.doubles.bus import eventually
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import store
 from tests.outputs.example.install import install
-from tests.system.bus import eventually
 from tests.system.test_check import kvbus
 from tests.system.test_run import Place, engine_at, run_async
 

@@ -11,7 +11,7 @@ import aiohttp
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from tests.chaos.processes import Child
+    from tests.doubles.child import Child
 
 
 async def fetched(url: str, body: Any = None) -> str:

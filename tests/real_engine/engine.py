@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tests.chaos.processes import Child
 from tests.children import Watch
+from tests.doubles.child import Child
 from tests.ports import free_port, ports_in_a_row
 
 from .asking import answering, fetched

@@ -12,7 +12,7 @@ import socket
 from pathlib import Path
 from typing import Final
 
-from tests.chaos.processes import Child
+from tests.doubles.child import Child
 
 from .asking import answering, fetched
 from .engine import MODEL, Engine, Setup, on_cpu

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kvbus.client import PrefixRouter, Subscriber
-from tests.chaos.processes import Child
+from tests.doubles.child import Child
 from tests.ports import free_ports, ports_in_a_row
 
 from .asking import answering, fetched

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from kvbus.client import BlockView, Removed, Subscriber, Synced
-from tests.chaos.processes import Child
+from tests.doubles.child import Child
 from tests.ports import free_port, ports_in_a_row
 
 from .asking import answering, eventually, fetched

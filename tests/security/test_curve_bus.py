@@ -19,11 +19,12 @@ from kvbus.core.types import Refused
 from kvbus.daemon.reload import Reloader
 from kvbus.transport.engine.publisher import EnginePublisher
 from kvbus.transport.zmtp.reasons import Reason
+from tests.doubles.bus import Bus, eventually, running_bus
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import store
+from tests.doubles.socket_routers import RouterOnASet
 from tests.ports import free_port, free_ports
 from tests.security.keys import Keyring, client_context, server_context
-from tests.system.bus import Bus, RouterOnASet, eventually, running_bus
 from tests.typed import there
 
 

@@ -11,10 +11,10 @@ from click.testing import CliRunner
 from kvbus.cli import main
 from kvbus.common.errors import ConfigError
 from kvbus.transport.engine.publisher import EnginePublisher
+from tests.doubles.bus import eventually, running_bus
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import store
 from tests.security.keys import Keyring
-from tests.system.bus import eventually, running_bus
 from tests.system.test_run import Command
 
 

@@ -12,12 +12,12 @@ import zmq
 
 from kvbus.daemon.reload import Reloader
 from kvbus.transport.engine.publisher import EnginePublisher
+from tests.doubles.bus import eventually, running_bus
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import store
 from tests.doubles.router import PlainSetRouter
 from tests.ports import free_port
 from tests.security.keys import Keyring, Pair, client_context, server_context
-from tests.system.bus import eventually, running_bus
 
 
 @pytest.fixture

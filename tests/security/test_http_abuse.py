@@ -14,9 +14,9 @@ import pytest
 from kvbus.http import blocks, connections, server
 from kvbus.telemetry.metrics import Exposition
 from kvbus.transport.engine.publisher import EnginePublisher
+from tests.doubles.bus import Bus, eventually, running_bus
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import store
-from tests.system.bus import Bus, eventually, running_bus
 from tests.typed import there
 
 

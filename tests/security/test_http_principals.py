@@ -19,11 +19,11 @@ from kvbus.daemon.reload import Reloader
 from kvbus.http import access
 from kvbus.http.tokens import line_of, new_token
 from kvbus.transport.engine.publisher import EnginePublisher
+from tests.doubles.bus import Bus, eventually, running_bus
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import store
 from tests.long import LONG
 from tests.security.certificates import Authority, Issued
-from tests.system.bus import Bus, eventually, running_bus
 from tests.typed import there
 
 TOKEN_ID, BLOCK = 71_234_567, 8_812_345_678

@@ -20,6 +20,7 @@ import uvloop
 from kvbus.cli import main
 from kvbus.http import connections, content_log
 from kvbus.http.tokens import line_of, new_token
+from tests.doubles.bus import eventually
 from tests.security.certificates import Authority
 from tests.security.test_http_principals import (
     BEARER,
@@ -39,7 +40,6 @@ from tests.security.test_http_principals import (
     callers,
     pki,
 )
-from tests.system.bus import eventually
 
 __all__ = ["another_machine", "pki"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.doubles.topic_router import TopicRouter
+from tests.doubles.bus import eventually
+from tests.doubles.socket_routers import TopicRouter
 from tests.security.keys import Keyring, Pair, client_context
-from tests.system.bus import eventually
 from tests.system.test_per_topic import OUTPUT, Workers, reading
 from tests.system.test_reload import Fleet, at, running
 

@@ -24,10 +24,11 @@ from kvbus.daemon.reload import Reloader
 from kvbus.parts.outputs.contract import ViewDriver
 from kvbus.transport.engine.publisher import EnginePublisher
 from kvbus.transport.zmtp.reasons import Reason
+from tests.doubles.bus import Bus, eventually, running_bus
 from tests.doubles.payloads import cleared, payload, removed, store, tokens_of
+from tests.doubles.socket_routers import RouterOnASet
 from tests.ports import free_port, ports_in_a_row
 from tests.security.keys import Keyring, Pair, client_context
-from tests.system.bus import Bus, RouterOnASet, eventually, running_bus
 from tests.system.test_reload import Fleet, running
 
 HASHES = {"a": range(10**9, 10**9 + 500), "b": range(2 * 10**9, 2 * 10**9 + 500)}

@@ -8,27 +8,26 @@ import logging
 import pytest
 
 from kvbus.daemon.daemon import Daemon
-from tests.system.bus import Bus, RouterOnASet, eventually
-from tests.system.old_engine import BUFFER, OLD, Engine
+from tests.doubles.bus import Bus, eventually
+from tests.doubles.engine import BUFFER, OLD, EngineWithApi
+from tests.doubles.socket_routers import RouterOnASet
 
 
-async def is_whole(bus: Bus, engine: Engine) -> None:
+async def is_whole(bus: Bus, engine: EngineWithApi) -> None:
     """Nothing is missing, and that is so: what is known, and what a router is told that comes now, is what is cached."""
     sources = bus.daemon.relay.sources
     await eventually(lambda: all(source.state == "live" and not source.partial for source in sources), "all known")
     for source, rank in zip(sources, engine.ranks, strict=True):
-        rank.publish(100)
-        truth, last = rank.truth(), rank.publisher.next_seq
+        await rank.publish(100)
+        truth, last = rank.settle(), rank.publisher.next_seq
         await eventually(lambda source=source, last=last: source.sequencer.next == last, "relayed")
         tables = source.normalizer.index.tables
-        assert {(medium, block) for (_, medium), table in tables.items() for block in table.blocks} == truth, (
-            source.stats
-        )
+        assert {(*key, block) for key, table in tables.items() for block in table.blocks} == truth, source.stats
     if len(engine.ranks) == 1:
         router = RouterOnASet(bus.out, bus.out_replay)
         with contextlib.closing(router):
             await router.replay()
-        assert {(medium, block) for _, medium, block in router.view.blocks} == truth
+        assert set(router.view.blocks) == truth
         assert router.view.violations == []
 
 
@@ -40,7 +39,7 @@ async def test_everything_is_known_after_a_reset(
     dialect: str, tiers: dict[str, int], clears: str, caplog: pytest.LogCaptureFixture
 ):
     caplog.set_level(logging.INFO)
-    engine = Engine(dialect, tiers)
+    engine = EngineWithApi(dialect, tiers)
     async with engine.running(), engine.bus(clears=clears) as bus:
         said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
         (line,) = (line for line in said if "source engine" in line)
@@ -52,7 +51,7 @@ async def test_everything_is_known_after_a_reset(
 
 
 async def test_everything_is_known_after_a_reset_of_all_ranks():
-    engine = Engine(ranks=2)
+    engine = EngineWithApi(ranks=2)
     async with engine.running(), engine.bus() as bus:
         for rank in engine.ranks:
             rank.reset()
@@ -60,7 +59,7 @@ async def test_everything_is_known_after_a_reset_of_all_ranks():
 
 
 async def test_everything_is_known_after_a_restart_of_kvbus_too(tmp_path):
-    engine = Engine()
+    engine = EngineWithApi()
     async with engine.running():
         async with engine.bus(state_dir=str(tmp_path)) as bus:
             engine.ranks[0].reset()
@@ -78,9 +77,9 @@ async def test_everything_is_known_after_a_restart_of_kvbus_too(tmp_path):
 
 
 async def test_a_reset_that_leaves_other_tiers_unknown_does_not_end_it():
-    engine = Engine(tiers={"CPU": 500})
+    engine = EngineWithApi(tiers={"CPU": 500})
     async with engine.running(), engine.bus() as bus:
         engine.ranks[0].reset()
-        engine.ranks[0].publish(10)
+        await engine.ranks[0].publish(10)
         await eventually(lambda: bus.caught_up(engine.ranks[0].publisher.next_seq - 1), "relayed")
         assert bus.source.partial

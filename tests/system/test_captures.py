@@ -11,8 +11,9 @@ import uvloop
 
 from kvbus.tools.capture.play import Faults, play
 from kvbus.transport.engine.publisher import EnginePublisher
+from tests.doubles.bus import eventually, running_bus
+from tests.doubles.socket_routers import RouterOnASet
 from tests.long import LONG
-from tests.system.bus import RouterOnASet, eventually, running_bus
 from tests.wire.captures import CAPTURES, load, matches_truth
 
 CASES = ("there_from_the_start", "joins_at_the_end", "faults", "old_framing", "engine_dials_in")

@@ -12,10 +12,11 @@ from kvbus.core.commands import Command
 from kvbus.core.events import BatchReceived, RelayEvent
 from kvbus.tools.capture.play import Faults, play
 from kvbus.transport.engine.publisher import EnginePublisher
-from tests.chaos.proxy import Link
+from tests.doubles.bus import eventually, running_bus
+from tests.doubles.link import Link
 from tests.doubles.payloads import cleared, payload, store
+from tests.doubles.socket_routers import RouterOnASet
 from tests.ports import free_port
-from tests.system.bus import RouterOnASet, eventually, running_bus
 from tests.wire.captures import load, matches_truth
 
 NAME = "vllm033_map_int"

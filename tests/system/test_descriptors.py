@@ -24,9 +24,9 @@ from kvbus.daemon.runtime import EngineSockets
 from kvbus.daemon.source_sockets import OF_REQUEST, OF_SOURCE, SourceSockets
 from kvbus.transport.engine.publisher import EnginePublisher
 from kvbus.transport.sockets import PLAIN
+from tests.doubles.bus import Bus, eventually, running_bus
+from tests.doubles.kvbus_process import Process
 from tests.doubles.payloads import payload, store
-from tests.system.bus import Bus, eventually, running_bus
-from tests.system.processes import Process
 
 
 def descriptors() -> list[int]:

@@ -16,9 +16,9 @@ import pytest
 
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doctor.mistakes import HOST
+from tests.doubles.bus import eventually, running_bus
 from tests.doubles.payloads import payload, store
 from tests.ports import free_port
-from tests.system.bus import eventually, running_bus
 from tests.system.test_check import kvbus
 
 

@@ -10,9 +10,10 @@ from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from kvbus.daemon import engine_watch
 from kvbus.transport import engine_api
+from tests.doubles.bus import eventually
+from tests.doubles.engine import EngineWithApi
+from tests.doubles.socket_routers import RouterOnASet
 from tests.ports import free_port
-from tests.system.bus import RouterOnASet, eventually
-from tests.system.old_engine import Engine
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +27,7 @@ class Metrics:
     def __init__(self, engines: int = 1) -> None:
         self.registry = CollectorRegistry()
         labels = ["model_name", "engine", "sleep_state"]
-        self.gauge = Gauge("vllm:engine_sleep_state", "Engine sleep state", labels, registry=self.registry)
+        self.gauge = Gauge("vllm:engine_sleep_state", "EngineWithApi sleep state", labels, registry=self.registry)
         Gauge("vllm:num_requests_running", "x", ["engine"], registry=self.registry).labels("0").set(0)
         self.engines = range(engines)
         self.asked = 0
@@ -45,7 +46,7 @@ class Metrics:
 @pytest.mark.parametrize("level", [1, 2])
 @pytest.mark.parametrize("ranks", [1, 2])
 async def test_an_engine_that_sleeps_is_cleared_before_it_says_so(level: int, ranks: int):
-    engine, metrics = Engine(ranks=ranks), Metrics(ranks)
+    engine, metrics = EngineWithApi(ranks=ranks), Metrics(ranks)
     engine.offers("GET", "/metrics", metrics.answer)
     async with engine.running(), engine.bus(starts_partial=False) as bus:
         sources = bus.daemon.relay.sources
@@ -59,7 +60,9 @@ async def test_an_engine_that_sleeps_is_cleared_before_it_says_so(level: int, ra
             router.subscribe()
             await eventually(lambda: bus.daemon.outputs.stats[0].subscribers, "the router's subscription")
             for rank in engine.ranks:
-                rank.publish(50)
+                await rank.publish(50)
+            for source, rank in zip(sources, engine.ranks, strict=True):
+                await eventually(lambda s=source, r=rank: s.sequencer.next == r.publisher.next_seq, "relayed")
             stream = bus.daemon.relay.outputs[0].streams[0]
             await eventually(lambda: router.read() == stream.next_seq and router.view.blocks, "the router has blocks")
             metrics.set(level)
@@ -68,11 +71,11 @@ async def test_an_engine_that_sleeps_is_cleared_before_it_says_so(level: int, ra
             metrics.set(0)
             for source, rank in zip(sources, engine.ranks, strict=True):
                 rank.reset()  # what it has to say of its sleep
-                rank.publish(50)
-                truth, last = rank.truth(), rank.publisher.next_seq
+                await rank.publish(50)
+                truth, last = rank.settle(), rank.publisher.next_seq
                 await eventually(lambda s=source, n=last: s.sequencer.next == n, "relayed")
                 tables = source.normalizer.index.tables
-                assert {(key[1], block) for key, table in tables.items() for block in table.blocks} == truth
+                assert {(*key, block) for key, table in tables.items() for block in table.blocks} == truth
 
 
 @pytest.mark.parametrize(
@@ -93,17 +96,17 @@ async def test_an_engine_that_sleeps_is_cleared_before_it_says_so(level: int, ra
     ],
 )
 async def test_only_what_is_said_plainly_counts(body: bytes, status: int, asleep: bool | None):
-    engine = Engine()
+    engine = EngineWithApi()
     engine.routes["GET", "/metrics"] = lambda _: web.Response(body=body, status=status)
     async with engine.running(), engine_api.session() as client:
         assert await engine_api.is_asleep(client, engine.api) is asleep
 
 
 async def test_an_api_that_does_not_answer_costs_nothing():
-    engine = Engine()
+    engine = EngineWithApi()
     engine.api = f"http://127.0.0.1:{free_port()}"
     async with engine.running(serves=False), engine.bus(starts_partial=False) as bus:
         rank = engine.ranks[0]
-        rank.publish(50)
+        await rank.publish(50)
         await eventually(lambda: bus.source.sequencer.next == rank.publisher.next_seq, "relayed")
         assert len(bus.source.normalizer.index)

@@ -12,13 +12,12 @@ import zmq
 from kvbus.tools.doctor.examine import examine
 from kvbus.tools.doctor.findings import Severity
 from kvbus.transport.engine.publisher import EnginePublisher
+from tests.doubles.bus import change_sources, eventually, running_bus
+from tests.doubles.engine import Engine
 from tests.doubles.payloads import payload, store, unpack
-from tests.doubles.socket_router import Deaf
-from tests.doubles.sources import change_sources
+from tests.doubles.socket_routers import Deaf
 from tests.long import LONG
 from tests.ports import ports_in_a_row
-from tests.system.actors import Engine
-from tests.system.bus import eventually, running_bus
 from tests.typed import there
 
 

@@ -19,9 +19,10 @@ import uvloop
 
 from kvbus.client import BlockView, Subscriber, Timing
 from kvbus.transport.engine.publisher import EnginePublisher
+from tests.doubles.engine import Engine
+from tests.doubles.kvbus_process import Process, QuickProcess, killed_at_the_end
+from tests.doubles.socket_routers import StrictRouter
 from tests.long import LONG
-from tests.system.actors import Engine, StrictRouter
-from tests.system.processes import Process, QuickProcess, killed_at_the_end
 from tests.wire.captures import Key
 
 PATIENCE: Final = 60.0

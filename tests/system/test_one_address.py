@@ -14,11 +14,10 @@ import zmq
 from kvbus.client import BlockView, Subscriber, Synced
 from kvbus.core.remarks import reasons
 from kvbus.core.wire.frames import ASKS_REPLAY
-from tests.doubles.llmd_replay import LlmdWithReplay
+from tests.doubles.bus import Bus, eventually
+from tests.doubles.engine import Engine
 from tests.doubles.router import PlainSetRouter
-from tests.doubles.socket_router import END, Context, SocketRouter
-from tests.system.actors import Engine
-from tests.system.bus import Bus, eventually
+from tests.doubles.socket_routers import END, Context, LlmdWithReplay, SocketRouter
 from tests.system.test_rebuild import JOURNAL, circuit, run
 from tests.system.test_state_on_subscription import deaf, exact, live, publish, stats_of, stream_of
 

@@ -22,11 +22,12 @@ from kvbus.daemon.daemon import Daemon
 from kvbus.state.sqlite import RESERVE_AHEAD as AHEAD
 from kvbus.state.sqlite import reached
 from kvbus.transport.engine.publisher import EnginePublisher
+from tests.doubles.bus import Bus, eventually, running_bus
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import removed, store
+from tests.doubles.socket_routers import RouterOnASet
 from tests.ports import free_port, free_ports, ports_in_a_row
 from tests.state.left import without_state
-from tests.system.bus import Bus, RouterOnASet, eventually, running_bus
 
 
 def run_async(main: Callable[[], Coroutine[Any, Any, None]]) -> None:

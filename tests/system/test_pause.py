@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from kvbus.transport.engine.publisher import EnginePublisher
-from tests.chaos.proxy import Link
-from tests.system.actors import Engine, StrictRouter, soon
-from tests.system.bus import PATIENCE, eventually
-from tests.system.processes import Process, killed_at_the_end
+from tests.doubles.bus import PATIENCE, eventually
+from tests.doubles.engine import Engine
+from tests.doubles.kvbus_process import Process, killed_at_the_end
+from tests.doubles.link import Link
+from tests.doubles.socket_routers import StrictRouter, soon
 
 BUFFER = 50
 """Batches an engine keeps for replay: an eighth of what it publishes during the pause."""

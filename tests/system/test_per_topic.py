@@ -12,12 +12,12 @@ import pytest
 
 from kvbus.core.stats import OutputStats
 from kvbus.transport.engine.publisher import EnginePublisher
+from tests.doubles.bus import eventually
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import store
-from tests.doubles.topic_router import TopicRouter
+from tests.doubles.socket_routers import TopicRouter
 from tests.ports import ports_in_a_row
 from tests.state.left import opened
-from tests.system.bus import eventually
 from tests.system.test_reload import Fleet, at, running
 
 OUTPUT = {"layout": "per_topic", "topic": "kv@{source}.{rank}@m", "replay_endpoint": None}

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from kvbus.transport.engine.publisher import EnginePublisher
-from tests.system.bus import eventually, running_bus
+from tests.doubles.bus import eventually, running_bus
 
 ANSWERS = 40
 SLACK = 8

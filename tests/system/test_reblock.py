@@ -10,11 +10,12 @@ import pytest
 import uvloop
 
 from kvbus.transport.engine.publisher import EnginePublisher
+from tests.doubles.bus import eventually, running_bus
+from tests.doubles.engine import Engine
 from tests.doubles.payloads import cleared, payload, store
+from tests.doubles.socket_routers import StrictRouter, soon
 from tests.doubles.stage import cut_states
 from tests.properties.test_tails import WHOLE, Pool
-from tests.system.actors import Engine, StrictRouter, soon
-from tests.system.bus import eventually, running_bus
 
 ENGINE_BLOCK: Final = 4
 

@@ -19,10 +19,11 @@ import uvloop
 from kvbus.client import BlockView, Lost, Subscriber, Synced
 from kvbus.core.blocks.compaction import StateSnapshot
 from kvbus.transport.engine.publisher import EnginePublisher
+from tests.doubles.bus import PATIENCE, Bus, eventually, running_bus
+from tests.doubles.engine import Engine
+from tests.doubles.kvbus_process import Process, killed_at_the_end
+from tests.doubles.socket_routers import StrictRouter, soon
 from tests.long import LONG
-from tests.system.actors import Engine, StrictRouter, soon
-from tests.system.bus import PATIENCE, Bus, eventually, running_bus
-from tests.system.processes import Process, killed_at_the_end
 
 JOURNAL: Final = 100
 """Batches in the output's journal: whatever a router asks for from 0, it is behind it."""

@@ -21,12 +21,13 @@ import zmq
 
 from kvbus.core.wire.frames import ASKS_REPLAY
 from kvbus.transport.engine.publisher import EnginePublisher
+from tests.doubles.bus import eventually
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import store
 from tests.doubles.router import Block, PlainSetRouter
+from tests.doubles.socket_routers import RouterOnASet
 from tests.long import sample
 from tests.ports import free_ports, ports_in_a_row
-from tests.system.bus import RouterOnASet, eventually
 from tests.wire.captures import BY_PREFIX, CAPTURES, DATA, load, matches_truth
 
 

@@ -16,12 +16,13 @@ from kvbus.core.events import BatchReceived
 from kvbus.daemon.daemon import Daemon
 from kvbus.state import sqlite, writer
 from kvbus.transport.engine.publisher import EnginePublisher
+from tests.doubles.bus import eventually
+from tests.doubles.engine import Engine
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import store
+from tests.doubles.socket_routers import StrictRouter, soon
 from tests.ports import free_ports
 from tests.state.left import rows
-from tests.system.actors import Engine, StrictRouter, soon
-from tests.system.bus import eventually
 from tests.system.test_run import Command, Place, run_async
 
 BUFFER = 50

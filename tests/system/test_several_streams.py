@@ -14,10 +14,10 @@ import zmq
 from kvbus.config import load
 from kvbus.daemon.daemon import Daemon
 from kvbus.transport.pump import Pump
+from tests.doubles.bus import eventually
 from tests.doubles.payloads import payload, store
 from tests.doubles.runtimes import WITHOUT_STORE
 from tests.ports import free_ports
-from tests.system.bus import eventually
 
 A, B = b"kv@a@m", b"kv@b@m"
 

@@ -13,9 +13,9 @@ from typing import Self
 import zmq
 
 from kvbus.transport.engine.publisher import EnginePublisher
+from tests.doubles.bus import eventually, running_bus
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import store
-from tests.system.bus import eventually, running_bus
 from tests.system.test_run import PATIENT, Command, Place, engine_at, run_async
 from tests.transport.loops import END
 

@@ -12,10 +12,10 @@ import zmq
 from kvbus.core.wire.frames import END_SEQ
 from kvbus.tools.capture.play import play
 from kvbus.transport.engine.publisher import EnginePublisher
+from tests.doubles.bus import Bus, eventually, running_bus
 from tests.doubles.payloads import payload, removed, store, unpack
 from tests.doubles.router import PlainSetRouter
 from tests.ports import free_port, ports_in_a_row
-from tests.system.bus import Bus, eventually, running_bus
 from tests.system.test_outputs import four_engines, replay, subscribed, tcp
 from tests.wire.captures import load, matches_truth
 

@@ -18,9 +18,9 @@ import zmq
 from kvbus.common.errors import UnsupportedError
 from kvbus.transport import sockets
 from kvbus.transport.engine.publisher import EnginePublisher
+from tests.doubles.bus import eventually
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import store
-from tests.system.bus import eventually
 from tests.system.test_run import Command, Place, engine_at, run_async
 
 

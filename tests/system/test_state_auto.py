@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.bus import eventually
+from tests.doubles.bus import eventually
 from tests.system.test_run import Command, Place, run_async
 from tests.system.test_second_process import BUFFER, forgetful_engine
 from tests.system.test_start import own_mounts

@@ -21,10 +21,10 @@ from kvbus.core.outputs.stream import OutputStream
 from kvbus.core.stats import RouterView
 from kvbus.parts.outputs.zmq.driver import ZmqOutput
 from kvbus.transport.engine.publisher import EnginePublisher
+from tests.doubles.bus import PATIENCE, Bus, eventually, running_bus
+from tests.doubles.engine import Engine
 from tests.doubles.router import PlainSetRouter
-from tests.doubles.socket_router import END, Context, Deaf, SocketRouter
-from tests.system.actors import Engine
-from tests.system.bus import PATIENCE, Bus, RouterOnASet, eventually, running_bus
+from tests.doubles.socket_routers import END, Context, Deaf, RouterOnASet, SocketRouter
 from tests.system.test_rebuild import JOURNAL, circuit, run
 
 CROWD: Final = 100

@@ -15,9 +15,9 @@ import zmq
 from kvbus.client import BlockView, Subscriber
 from kvbus.core.wire.frames import END_SEQ
 from kvbus.transport.engine.publisher import EnginePublisher
+from tests.doubles.bus import Bus, eventually, running_bus
 from tests.doubles.payloads import pack, payload, removed, store
 from tests.ports import free_port
-from tests.system.bus import Bus, eventually, running_bus
 
 TOKEN = 0xF0F0F0F0
 MARKS = (pack(TOKEN), str(TOKEN).encode(), b"XYZZY")

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from kvbus.core.source_stats import COUNTERS
 from kvbus.core.stats import OutputStats
 from kvbus.transport.zmtp.reasons import DISCONNECTS, REFUSALS, Reason
-from tests.system.bus import running_bus
+from tests.doubles.bus import running_bus
 from tests.typed import there
 
 ROOT = Path(__file__).parents[2]

@@ -6,9 +6,10 @@ import zmq
 
 from kvbus.core.types import Reason
 from kvbus.transport.engine.publisher import EnginePublisher
+from tests.doubles.bus import eventually, running_bus
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import store
-from tests.system.bus import RouterOnASet, eventually, running_bus
+from tests.doubles.socket_routers import RouterOnASet
 
 LIMIT = 4096
 HUGE = batch(store([1000], tokens=list(range(2**20, 2**20 + 8000)), block_size=8000))

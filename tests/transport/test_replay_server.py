@@ -4,10 +4,10 @@ import pytest
 import zmq
 
 from kvbus.transport.engine.publisher import EnginePublisher
+from tests.doubles.bus import running_bus
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import removed, store
 from tests.doubles.router import PlainSetRouter
-from tests.system.bus import running_bus
 from tests.transport.loops import END, both_loops, eventually, u64
 from tests.transport.replaying import Requester, Served, requester, served
 

@@ -13,9 +13,8 @@ from kvbus.tools.conform.router.adapters import Adapter, Client, Driver, Stream
 from kvbus.tools.conform.router.cases import CASES
 from kvbus.tools.conform.router.play import Player, Settings, chosen, judge
 from kvbus.tools.conform.router.views import MASK, Held, Known, View
-from tests.doubles.clears_by_pod import ClearsByPod
-from tests.doubles.never_asks import NeverAsks
-from tests.system.bus import running_bus
+from tests.doubles.bus import running_bus
+from tests.doubles.socket_routers import ClearsByPod, NeverAsks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.processes import ROOT, Child
-from tests.system.bus import eventually
+from tests.doubles.bus import eventually
+from tests.doubles.child import ROOT, Child
 
 _aborts: list[bool] = []
 os.register_at_fork(after_in_child=lambda: os._exit(134) if _aborts else None)
@@ -21,7 +21,7 @@ os.register_at_fork(after_in_child=lambda: os._exit(134) if _aborts else None)
 STARTS_ONE = """
 import asyncio, sys
 from pathlib import Path
-from tests.chaos.processes import Child
+from tests.doubles.child import Child
 
 async def main():
     child = Child("child", ["sleep", "600"], Path(sys.argv[1]))

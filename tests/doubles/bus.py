@@ -1,4 +1,4 @@
-"""A bus under test on real sockets, an engine in front of it and a router behind it."""
+"""A bus under test on real sockets, in the process of the test."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from kvbus.config import load
+from kvbus.config import Config, load
 from kvbus.core.source import Source
+from kvbus.daemon.change import change_to
 from kvbus.daemon.daemon import Daemon
+from kvbus.daemon.keys import read_keys
 from tests.doubles.runtimes import runtime_of
-from tests.doubles.socket_router import END, Context, SocketRouter
 from tests.ports import free_ports
 
 PATIENCE = 150.0
@@ -70,48 +71,12 @@ async def running_bus(*, bind: bool = False, one_port: bool = False, **settings:
         await daemon.close(drain=0)
 
 
-class RouterOnASet(SocketRouter):
-    """A trusting router: repairs holes by the standard replay, as routers do, and takes whatever it is answered."""
+async def change_sources(daemon: Daemon, wanted: Config) -> None:
+    """Change to the sources of another configuration.
 
-    def __init__(self, endpoint: str, replay_endpoint: str, context: Context | None = None) -> None:
-        super().__init__(endpoint, replay_endpoint, context)
-        self._highest = -1
-        self._held: list[tuple[int, bytes]] = []
-
-    def _take(self, seq: int, payload: bytes) -> None:
-        self.view.apply(seq, payload)
-        self.next = max(self.next, seq + 1)
-
-    def read(self) -> int:
-        """Take in whatever the live stream has; the next seq."""
-        for seq, payload in self.arrived():
-            self._take(seq, payload)
-        return self.next
-
-    async def follow(self) -> None:
-        """Take in the live stream; where it has a hole, ask the replay for what is missing first."""
-        for seq, payload in self.arrived():
-            self.went_back += seq <= self._highest
-            self._highest = max(self._highest, seq)
-            self._held.append((seq, payload))
-        while self._held:
-            if self._held[0][0] > self.next:
-                await self.replay(self.next)
-                if self._held[0][0] > self.next:
-                    return  # the bus itself is not that far: it is being started
-            self._take(*self._held.pop(0))
-
-    async def replay(self, start: int = 0) -> list[int]:
-        """Ask the standard replay and take in the answer; its seqs."""
-        seqs: list[int] = []
-        dealer = self.request(start)
-        try:
-            while True:
-                await eventually(lambda: dealer.poll(0), "an answer to a replay request")
-                frames = dealer.recv_multipart()
-                if frames[-2] == END:
-                    return seqs
-                seqs.append(int.from_bytes(frames[-2], "big"))
-                self._take(seqs[-1], frames[-1])
-        finally:
-            dealer.close(0)
+    Raises:
+        KvbusError: an endpoint, a numbering or a key file cannot be had; nothing has changed.
+    """
+    async with daemon.changing:
+        change = change_to(daemon.config, wanted, daemon.source_sockets.is_open, daemon.placement)
+        await daemon.changes.apply(change, await asyncio.to_thread(read_keys, wanted))

@@ -10,10 +10,9 @@ import pytest
 
 from kvbus.transport.client.rawsub import RawSubscriber
 from kvbus.transport.engine.publisher import EnginePublisher
-from tests.chaos.proxy import Link
-from tests.chaos.zmtp import Splitter
+from tests.doubles.bus import eventually
+from tests.doubles.link import Link, Splitter
 from tests.ports import ports_in_a_row
-from tests.system.bus import eventually
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""Child processes that can be stopped, killed and looked at, and that never outlive the campaign."""
+"""Child processes that can be stopped, killed and looked at, and that never outlive the process that began them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forks `kvbus run` on demand: ``python -m tests.system.nursery CONFIG LOG_BYTES``, commands on stdin.
+"""Forks `kvbus run` on demand: ``python -m tests.doubles.nursery CONFIG LOG_BYTES``, commands on stdin.
 
 ``start`` forks one (answer: ``started``); ``kill`` sends SIGKILL and answers with the signal it died of, or minus its
 exit code if it had ended by itself. ``exhaust`` raises MemoryError wherever its main thread is, and answers likewise.

@@ -1,19 +1,23 @@
-"""A simulated engine that is older than its replay buffer, with an HTTP API before it."""
+"""Simulated engines on real publishers, and the HTTP API of one."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import random
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
 from aiohttp import web
 
 from kvbus.core.types import medium_key
+from kvbus.tools.sim.dialects import DIALECTS
 from kvbus.tools.sim.engine import EngineOptions, SimEngine
 from kvbus.tools.sim.workload import synthetic
 from kvbus.transport.engine.publisher import EnginePublisher
+from tests.doubles.bus import Bus, eventually, running_bus
 from tests.ports import free_port, ports_in_a_row
-from tests.system.bus import Bus, eventually, running_bus
+from tests.wire.captures import Key
 
 BUFFER: Final = 50
 OLD: Final = 400
@@ -22,43 +26,87 @@ OLD: Final = 400
 Handler = Callable[[web.Request], web.Response]
 
 
-class Rank:
-    """A simulated engine rank that has been up for longer than its replay buffer reaches back."""
+class Engine:
+    """A simulated engine rank on a real publisher; its blocks are small, so that a few hundred tokens make many events.
 
-    def __init__(self, live: int, replay: int, dialect: str, tiers: dict[str, int], rank: int) -> None:
-        jobs = synthetic(1, rank, turn_tokens=24, output_tokens=24, system_tokens=32, max_tokens=256)
-        options = EngineOptions(blocks=300, block_size=4, max_running=2, tiers=tiers)
+    Why it is not the world's engine: `tests.doubles`. A batch's ``ts`` is the number of batches that this engine has
+    published, all its lives counted.
+    """
+
+    def __init__(
+        self,
+        publisher: EnginePublisher,
+        *,
+        dialect: str = "vllm-0.33",
+        blocks: int = 600,
+        tiers: dict[str, int] | None = None,
+        drop: float = 0.0,
+        seed: int = 1,
+        rank: int = 0,
+    ) -> None:
+        jobs = synthetic(seed, rank, turn_tokens=24, output_tokens=24, system_tokens=32, max_tokens=256)
+        options = EngineOptions(blocks=blocks, block_size=4, max_running=2, tiers=tiers or {})
         self.sim = SimEngine(dialect, jobs, rank=rank, options=options)
-        at = (f"tcp://127.0.0.1:{port}" for port in (live, replay))
-        self.publisher = EnginePublisher(*at, framing=self.sim.dialect.framing, bind=True, buffer_steps=BUFFER)
-        self.ts = 0.0
+        self.publisher = publisher
+        self.published = 0
+        self.dropped = 0
+        self._drop = drop
+        self._rng = random.Random(7)
 
-    def publish(self, count: int) -> None:
-        for _ in range(count):
-            self.ts += 1
-            payload = self.sim.step(self.ts)
+    async def publish(self, count: int) -> None:
+        """Publish batches; each is lost on its way with the probability `drop`."""
+        for at in range(count):
+            payload = self.sim.step(self.published + 1.0)
             assert payload is not None
-            self.publisher.publish(payload)
+            self._send(payload)
+            if at % 10 == 0:
+                await asyncio.sleep(0)
+
+    def settle(self) -> set[Key]:
+        """Publish the rest of the last step, and return the blocks that are cached then."""
+        for payload in self.sim.flush(self.published + 1.0):
+            self._send(payload)
+        return {(block["group_idx"], str(medium_key(block["medium"])), block["hash"]) for block in self.sim.truth()}
 
     def reset(self) -> None:
-        """What is cached is gone, and the stream says so."""
+        """Empty the cache, and say so in the stream."""
         self.sim.clear()
-        for payload in self.sim.flush(self.ts):
-            self.publisher.publish(payload)
+        self.settle()
 
-    def truth(self) -> set[Any]:
-        for payload in self.sim.flush(self.ts):
-            self.publisher.publish(payload)
-        return {(str(medium_key(block["medium"])), block["hash"]) for block in self.sim.truth()}
+    def restart(self) -> None:
+        """Die and come back with nothing."""
+        self.publisher.restart()
+        self.sim.restart()
+
+    def _send(self, payload: bytes) -> None:
+        lost = self._rng.random() < self._drop
+        self.dropped += lost
+        self.published += 1
+        self.publisher.publish(payload, live=not lost)
 
 
-class Engine:
-    """Ranks, and the HTTP API in front of them."""
+class EngineWithApi:
+    """Ranks that are older than their replay buffers, and the HTTP API in front of them."""
 
     def __init__(self, dialect: str = "vllm-0.33", tiers: dict[str, int] | None = None, ranks: int = 1) -> None:
         first = ports_in_a_row(2 * ranks)
         self.endpoints = [f"tcp://127.0.0.1:{port}" for port in (first, first + ranks)]
-        self.ranks = [Rank(first + r, first + ranks + r, dialect, tiers or {}, r) for r in range(ranks)]
+        self.ranks = [
+            Engine(
+                EnginePublisher(
+                    f"tcp://127.0.0.1:{first + rank}",
+                    f"tcp://127.0.0.1:{first + ranks + rank}",
+                    framing=DIALECTS[dialect].framing,
+                    bind=True,
+                    buffer_steps=BUFFER,
+                ),
+                dialect=dialect,
+                blocks=300,
+                tiers=tiers,
+                rank=rank,
+            )
+            for rank in range(ranks)
+        ]
         self.asked: list[str] = []
         """The requests that might have changed something."""
         self.port = free_port()
@@ -79,7 +127,7 @@ class Engine:
         self.routes[method, path] = asked
 
     @contextlib.asynccontextmanager
-    async def running(self, *, serves: bool = True) -> AsyncIterator[Engine]:
+    async def running(self, *, serves: bool = True) -> AsyncIterator[EngineWithApi]:
         app = web.Application()
         for (method, path), handler in self.routes.items():
 
@@ -91,7 +139,7 @@ class Engine:
         async with contextlib.AsyncExitStack() as stack:
             for rank in self.ranks:
                 await stack.enter_async_context(rank.publisher)
-                rank.publish(OLD)
+                await rank.publish(OLD)
             if serves:
                 await runner.setup()
                 stack.push_async_callback(runner.cleanup)
