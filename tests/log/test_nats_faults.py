@@ -12,6 +12,7 @@ from kvbus.parts.log import nats_reader
 from kvbus.parts.log.contract import START, Entry, Pointer, UnavailableError
 from kvbus.parts.log.nats_client import Link
 from kvbus.parts.log.nats_reader import SHIFT
+from tests.log.doors import NatsDoor
 from tests.log.fleet import KEY, fleet, taken
 from tests.log.kinds import Nats
 from tests.log.server import sockets
@@ -226,4 +227,36 @@ async def test_a_connection_to_a_server_that_stands_still_is_closed_when_the_ser
         async with asyncio.timeout(5):
             await asyncio.wait([closing])
         assert sockets() > before, "the client still has something to send"
+    await eventually(lambda: sockets() <= before, "its socket to be closed")
+
+
+async def test_nothing_of_a_connection_is_open_when_it_is_closed(nats, tmp_path):
+    """The socket below TLS is closed, too: TLS says farewell first, and waits for the server's."""
+    async with contextlib.aclosing(NatsDoor(nats, tmp_path)) as door:
+        before = sockets()
+        link = Link(door.place())
+        await link.client()
+        assert sockets() > before
+        await link.close()
+        await eventually(lambda: sockets() <= before, "its socket to be closed")
+
+
+async def test_a_connection_that_is_closed_before_it_has_a_socket_is_not_open_afterwards(nats, monkeypatch):
+    loop, asked, go_on = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+    look_up = loop.getaddrinfo
+
+    async def slow(*arguments, **keys):
+        asked.set()
+        await go_on.wait()
+        return await look_up(*arguments, **keys)
+
+    monkeypatch.setattr(loop, "getaddrinfo", slow)
+    link = Link(Nats(nats).place(nats.address.replace("127.0.0.1", "localhost")))
+    connecting = asyncio.create_task(link.client())
+    await asked.wait()
+    before = sockets()
+    await link.close()
+    go_on.set()
+    with pytest.raises(UnavailableError):
+        await connecting
     await eventually(lambda: sockets() <= before, "its socket to be closed")
