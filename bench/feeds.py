@@ -224,9 +224,7 @@ class Bus(Feed):
 
     def _state(self, command: SendState, now: float) -> None:
         reader = self._readers[command.stream]
-        state = command.transfer.reader()
-        while not state.done:
-            batch = state.next_batch()
+        for batch in command.transfer.batches():
             if batch is not None:
                 reader.take(*batch)
         self._go_on(command.stream, now)

@@ -35,6 +35,8 @@ class OutputStats(msgspec.Struct):
     """Connected routers, whatever they have subscribed to."""
     router_disconnects: Counter[str] = msgspec.field(default_factory=Counter)
     """By reason, whoever ended the connection."""
+    router_states: Counter[str] = msgspec.field(default_factory=Counter)
+    """How often a router came into each state."""
     publishers: int = 0
     """Connected engines, at ports where they and routers both dial in."""
     publishers_limit: int = 0

@@ -144,6 +144,12 @@ OUTPUTS: Final[tuple[Row[OutputReading], ...]] = (
         lambda o: known(o.stats.router_disconnects, ()),
     ),
     by(
+        "state",
+        "output_router_states_total",
+        "How often a router came into a state, on each of its streams.",
+        lambda o: known(o.stats.router_states, ()),
+    ),
+    by(
         "reason",
         "output_states_sent_total",
         "States that a router began to get, by reason: it had subscribed, or it had lost batches.",

@@ -18,7 +18,8 @@ READS = {
     "parts/log/contract.py": "the turn of an epoch, which must not repeat when a log has lost everything",
     "parts/outputs/dynamo/registry.py": "whether somebody still touches the record of a worker",
     "transport/live/hub.py": "when a router has left, as people are shown",
-    "transport/live/views.py": "the same of one stream, and when it got the state",
+    "transport/live/router.py": "when a router got the state, as people are shown",
+    "transport/live/stream.py": "when a router has left one stream",
     "transport/zmtp/peer.py": "since when a router is connected, as people are shown",
 }
 PEERS = ("cli/", "common/logs.py", "tools/")

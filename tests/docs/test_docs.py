@@ -39,8 +39,7 @@ from kvbus.tools.demo.screen import render_verdict
 from kvbus.tools.demo.show import Row, Verdict
 from kvbus.tools.sim.dialects import DIALECTS
 from kvbus.tools.terminal import UNICODE
-from tests.docs import measured
-from tests.docs.phases import page
+from tests.docs import measured, phases, routers
 from tests.doubles.answers import answer_of
 from tests.system.test_captures import CASES
 from tests.wire.captures import CAPTURES, load, truth
@@ -238,7 +237,10 @@ class TestArchitecture:
         assert set(first_cells(section(ARCHITECTURE, "## The sequencer"))) == set(State)
 
     def test_the_phases_of_the_sequencer_are_those_of_its_table(self):
-        assert page() in section(ARCHITECTURE, "## The sequencer"), "python -m tests.docs.phases"
+        assert phases.page() in section(ARCHITECTURE, "## The sequencer"), "python -m tests.docs.phases"
+
+    def test_the_states_of_a_router_are_those_of_its_table(self):
+        assert routers.page() in ARCHITECTURE, "python -m tests.docs.routers"
 
     def test_numbers_that_stand_for_a_constant(self):
         told = re.findall(r"`([A-Z_]+)` \((\d+)\)", ARCHITECTURE)

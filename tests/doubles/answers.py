@@ -9,9 +9,31 @@ from kvbus.core.blocks.compaction import StateSnapshot
 from kvbus.core.commands import AnswerReplay, AnswerSnapshot, SendPart
 from kvbus.core.events import AnswerPulled
 from kvbus.core.outputs import replay_answer
+from kvbus.core.outputs.state_transfer import Transfer
 from kvbus.core.outputs.stream import OutputStream
 from kvbus.core.wire.frames import ReplayRequest
 from kvbus.transport.answer_reader import AnswerReader
+
+
+class StateReader:
+    """One router's way through a state."""
+
+    def __init__(self, transfer: Transfer) -> None:
+        self.transfer = transfer
+        self._batches = transfer.batches()
+        self._next = transfer.first_seq
+
+    @property
+    def done(self) -> bool:
+        """Every batch was taken."""
+        return self._next == self.transfer.end_seq
+
+    def next_batch(self) -> tuple[int, bytes] | None:
+        """Take the next batch as seq and payload; None while it is being made."""
+        batch = next(self._batches)
+        if batch is not None:
+            self._next = batch[0] + 1
+        return batch
 
 
 def reading(handle: Callable[[Any], list[Any]], command: AnswerReplay | AnswerSnapshot) -> AnswerReader:

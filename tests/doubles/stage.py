@@ -18,13 +18,12 @@ from kvbus.core.blocks import compaction
 from kvbus.core.commands import AnswerReplay, Command, Publish, SendState
 from kvbus.core.events import BatchReceived, RelayEvent, ReplayAsked, SourceDown, SourceUp, Subscribed, Tick
 from kvbus.core.outputs.spec import OutputSpec
-from kvbus.core.outputs.state_transfer import Reading
 from kvbus.core.relay import Relay
 from kvbus.core.source_spec import SourceSpec
 from kvbus.core.types import medium_key
 from kvbus.core.wire.frames import END_SEQ
 from kvbus.transport.answer_reader import AnswerReader
-from tests.doubles.answers import reading
+from tests.doubles.answers import StateReader, reading
 from tests.doubles.payloads import batch, unpack
 from tests.doubles.router import RankedRouter
 
@@ -52,7 +51,7 @@ class Connection:
         self.number, self.place = number, place
         self.waiting = True
         """The router has no state yet."""
-        self.reader: Reading | None = None
+        self.reader: StateReader | None = None
         self.live: deque[tuple[int, bytes]] = deque()
 
     def published(self, seq: int, payload: bytes) -> None:
@@ -211,7 +210,7 @@ class Stage:
                 for connection in self.connections:
                     if connection.number in command.routers:
                         connection.live.clear()
-                        connection.waiting, connection.reader = False, command.transfer.reader()
+                        connection.waiting, connection.reader = False, StateReader(command.transfer)
             elif isinstance(command, AnswerReplay):
                 answers.append(reading(self.pull, command))
         return answers

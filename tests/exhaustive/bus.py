@@ -118,12 +118,7 @@ class Bus:
         """A router has subscribed: the state for it."""
         (command,) = self._feed(Subscribed(0, 0, (1,)), now)
         assert isinstance(command, SendState)
-        reader = command.transfer.reader()
-        batches = []
-        while not reader.done:
-            if (batch := reader.next_batch()) is not None:
-                batches.append(batch)
-        return batches
+        return [batch for batch in command.transfer.batches() if batch is not None]
 
     def asked(self, start: int, now: float) -> Reading:
         """A router asks for a replay: what :meth:`answer` reads."""

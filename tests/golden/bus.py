@@ -117,10 +117,7 @@ class GoldenBus:
         found = []
         for command in self._handle(Subscribed(*stream, (1,))):
             if isinstance(command, SendState):
-                reader = command.transfer.reader()
-                while not reader.done:
-                    if (batch := reader.next_batch()) is not None:
-                        found.append(batch)
+                found += [batch for batch in command.transfer.batches() if batch is not None]
         return found
 
     def offers_snapshots(self, stream: Stream) -> bool:

@@ -132,9 +132,7 @@ class Aggregator:
             elif isinstance(command, SendState):
                 for each in self.connections:
                     if each.waiting:
-                        reader = command.transfer.reader()
-                        while not reader.done:
-                            found = reader.next_batch()
+                        for found in command.transfer.batches():
                             assert found is not None
                             each.queue.append(found)
                         each.waiting = False
@@ -383,7 +381,7 @@ def test_a_state_that_has_no_room_is_counted_and_given_to_nobody_until_the_next_
     assert (stream.outgrown, asked()) == (1, [])
     assert published(relay, RecordReceived(0, 105, state, begins=True, ends=True, known=True)) == [(105, 0, [])]
     (sent,) = asked()
-    assert sent.transfer.reader().next_batch() == (105, state)
+    assert next(sent.transfer.batches()) == (105, state)
 
 
 def test_an_output_on_which_the_source_is_hidden_has_nothing_of_it() -> None:

@@ -251,10 +251,4 @@ def published(relay: Relay, event: BatchReceived) -> bytes:
 def state_of(relay: Relay, stream: int) -> list[bytes]:
     command = relay.handle(Subscribed(0, stream, (1,)), 0.0)[-1]
     assert isinstance(command, SendState)
-    reader = command.transfer.reader()
-    found = []
-    while not reader.done:
-        batch = reader.next_batch()
-        if batch is not None:
-            found.append(batch[1])
-    return found
+    return [batch[1] for batch in command.transfer.batches() if batch is not None]

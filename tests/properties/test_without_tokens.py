@@ -68,12 +68,7 @@ def messages_of(relay: Relay, command: AnswerReplay | AnswerSnapshot) -> Iterato
 
 def state_of(relay: Relay, number: int) -> list[tuple[int, bytes]]:
     (command,) = [each for each in relay.handle(Subscribed(number, 0, (1,)), 0.0) if isinstance(each, SendState)]
-    reader = command.transfer.reader()
-    found = []
-    while not reader.done:
-        if (batch := reader.next_batch()) is not None:
-            found.append(batch)
-    return found
+    return [batch for batch in command.transfer.batches() if batch is not None]
 
 
 def keys_of(sent: list[tuple[int, bytes]]) -> set[Any]:

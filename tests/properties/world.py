@@ -44,7 +44,6 @@ from kvbus.core.events import (
 )
 from kvbus.core.outputs.replay_answer import StatePart
 from kvbus.core.outputs.spec import OutputSpec
-from kvbus.core.outputs.state_transfer import Reading
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.phases import State
 from kvbus.core.source_spec import SourceSpec
@@ -52,7 +51,7 @@ from kvbus.core.wire.frames import END_SEQ, FrameLimits
 from kvbus.core.wire.profiles import PROFILES, fold
 from kvbus.core.write_ahead_log import Frame, Records, decode_records
 from tests.doubles.accounting import all_accounted_for, size_is_true
-from tests.doubles.answers import reading
+from tests.doubles.answers import StateReader, reading
 from tests.doubles.router import PlainSetRouter, RankedRouter, events_of
 from tests.doubles.stage import cut_states
 
@@ -307,7 +306,7 @@ class Subscriber:
     def __init__(self, router: Router) -> None:
         self.router = router
         self.connected = False
-        self.state: Reading | None = None
+        self.state: StateReader | None = None
         """What is still to come of the state."""
         self.clears = True
         """Whether the state has to begin with AllBlocksCleared."""
@@ -516,7 +515,7 @@ class World:
 
     def _state_begins(self, subscriber: Subscriber, command: SendState) -> None:
         subscriber.connected, subscriber.waiting = True, []
-        subscriber.state = command.transfer.reader()
+        subscriber.state = StateReader(command.transfer)
         subscriber.clears = not self._others_hold_blocks(command.output, command.stream)
 
     def _others_hold_blocks(self, number: int, at: int) -> bool:

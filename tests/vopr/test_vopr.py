@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from kvbus.transport.live.router import RouterState
 from kvbus.transport.live.stream import LivePublisher
 from tests.long import LONG
 from tests.vopr import plan as plans
@@ -71,7 +72,7 @@ def test_a_plan_can_be_printed_and_read() -> None:
 
 def test_a_failure_is_found_and_shortened(monkeypatch: pytest.MonkeyPatch) -> None:
     """A simulation that cannot fail proves nothing: here routers that subscribe get no state."""
-    monkeypatch.setattr(LivePublisher, "_begin", LivePublisher._go_live)  # noqa: SLF001
+    monkeypatch.setattr(LivePublisher, "_begin", lambda self, router: self._move(router, RouterState.LIVE))
     plan = plans.draw(1)
     _, error = plans.run(1, plan)
     assert error is not None

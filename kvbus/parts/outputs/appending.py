@@ -443,12 +443,11 @@ class Appender:
 
     async def _append_state(self, writer: Writer, item: _State) -> None:
         """Append a state, then the pointer to it."""
-        reader = item.transfer.reader()
+        end = item.transfer.end_seq
         begin = self._seq
         position = size = 0
         records: list[bytes] = []
-        while not reader.done:
-            batch = reader.next_batch()
+        for batch in item.transfer.batches():
             if batch is None:
                 await asyncio.sleep(0)
                 continue
@@ -456,7 +455,7 @@ class Appender:
             pieces = divided(payload, 2**31)
             for at, piece in enumerate(pieces):
                 kind = Kind.CLEAR if self._seq == begin else Kind.STATE
-                more = not reader.done or at + 1 < len(pieces)
+                more = seq + 1 < end or at + 1 < len(pieces)
                 record = self._record(
                     writer, kind, piece, seq, more=more, resync=kind is Kind.CLEAR and bool(item.reason)
                 )

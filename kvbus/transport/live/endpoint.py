@@ -10,7 +10,7 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 
 from kvbus.common.errors import BindError
 from kvbus.transport.live.ring import Share
-from kvbus.transport.live.transfers import Transfers
+from kvbus.transport.live.states import StatePlaces
 
 log = logging.getLogger("kvbus.outputs")
 
@@ -60,4 +60,4 @@ class Shared(NamedTuple):
     """What the streams of one endpoint share: see :mod:`kvbus.transport.live.hub`, which also counts their routers."""
 
     share: Share
-    transfers: Transfers
+    places: StatePlaces

@@ -21,10 +21,9 @@ from kvbus.core.stats import OutputStats, RouterView
 from kvbus.core.wire.frames import ASKS_REPLAY
 from kvbus.transport.live.endpoint import Endpoint, Shared, reopening
 from kvbus.transport.live.ring import Share
-from kvbus.transport.live.router import Router, RouterState
-from kvbus.transport.live.stream import LivePublisher
-from kvbus.transport.live.transfers import Transfers
-from kvbus.transport.live.views import LEFT, shown_topics
+from kvbus.transport.live.router import RouterState, shown_topics
+from kvbus.transport.live.states import StatePlaces
+from kvbus.transport.live.stream import LEFT, LivePublisher
 from kvbus.transport.zmtp.peer import Peer, PeerHandler
 
 log = logging.getLogger("kvbus.outputs")
@@ -33,6 +32,7 @@ _WORST_FIRST: Final = (
     RouterState.STALLED,
     RouterState.RECEIVING,
     RouterState.WAITING,
+    RouterState.BEHIND,
     RouterState.LIVE,
     RouterState.IDLE,
 )
@@ -80,7 +80,7 @@ class Hub:
         self._ended: set[int] = set()
         """Peers whose endpoint was closed, until their connections are over."""
         self._left: deque[RouterView] = deque(maxlen=LEFT)
-        self.shared = Shared(Share(max_bytes), Transfers(self._request, self._abandon))
+        self.shared = Shared(Share(max_bytes), StatePlaces())
         """For each stream that is opened here."""
 
     # -- streams -----------------------------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ class Hub:
             member.streams.pop(slot, None)
         if not self._streams:
             self._end(linger)
-            self.shared.transfers.close()
+            self.shared.places.close()
 
     def reopen(self, open_endpoint: Callable[[PeerHandler], Endpoint]) -> None:
         """Disconnect every router, and open the endpoint anew."""
@@ -130,12 +130,6 @@ class Hub:
         if self._endpoint is not None:
             self._endpoint.close(linger)
             self._endpoint = None
-
-    def _request(self, routers: list[Router]) -> None:
-        self._streams[routers[0].stream].request(routers)
-
-    def _abandon(self, router: Router) -> None:
-        self._streams[router.stream].restart(router)
 
     # -- routers -----------------------------------------------------------------------------------------------------
 
@@ -184,8 +178,8 @@ class Hub:
         """Ignore what the application behind an XSUB says."""
 
     def drained(self, peer: Peer) -> None:
-        """Go on with a router that has read: states that wait for it first, then its streams in turn."""
-        self.shared.transfers.look_again()
+        """Go on with a router that has read: a state that waits for it first, then its streams in turn."""
+        self.shared.places.look_soon()
         member = self._members[peer.id]
         streams = list(member.streams.values())
         member.turn = (member.turn + 1) % max(1, len(streams))
@@ -221,7 +215,7 @@ class Hub:
 
     def _view(self, member: _Member) -> RouterView:
         peer = member.peer
-        views = [view for stream in member.streams.values() if (view := stream.views.of(peer)) is not None]
+        views = [view for stream in member.streams.values() if (view := stream.view_of(peer)) is not None]
         topics, subscriptions = shown_topics(peer)
         return RouterView(
             stream=0,

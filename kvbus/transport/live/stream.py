@@ -1,30 +1,44 @@
 """One stream's live side: it publishes batches to every router, and sends the state to those that need it.
 
-A router that keeps up gets each burst in one write. A router that does not is behind: it has a position in the ring of
-recent batches, and goes on from there as fast as it reads. When the ring passes its position, batches for it are
-dropped and counted. On a stream that sends the state it then gets the state again, else it finds a gap.
+A router that keeps up gets each burst in one write. A router that does not keep up has a position in the ring of recent
+batches, and goes on from there as fast as it reads. When the ring passes its position, batches for it are dropped and
+counted. On a stream that sends the state it then gets the state again. On other streams it finds a gap.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from msgspec import structs
 
 from kvbus.core.commands import SendState
+from kvbus.core.outputs.state_transfer import Transfer
 from kvbus.core.stats import OutputStats, RouterView
 from kvbus.core.wire.frames import ASKS_REPLAY
-from kvbus.transport.live.behind import Behind
 from kvbus.transport.live.endpoint import Endpoint, Shared
-from kvbus.transport.live.losses import Losses
 from kvbus.transport.live.ring import Entry, Ring
-from kvbus.transport.live.router import Router, RouterState, say
-from kvbus.transport.live.transfers import Transfers
-from kvbus.transport.live.undecided import Undecided
-from kvbus.transport.live.views import Views
-from kvbus.transport.zmtp.frames import MORE, head
+from kvbus.transport.live.router import Router, Routers, RouterState, host_of, say
+from kvbus.transport.live.states import StatePlaces
+from kvbus.transport.sender import QUANTUM, Sender, Session
+from kvbus.transport.zmtp.frames import MORE, encode_message, head
 from kvbus.transport.zmtp.peer import Peer
+
+RECENT: Final = 60.0
+"""Seconds in which a state can answer a replay request of the router that got it."""
+
+LEFT: Final = 100
+"""Routers that have left and are still shown."""
+
+UNSENT: Final = 256 * 1024
+"""Bytes that the kernel may keep for a router and cannot send. It would keep 4 MiB: nobody would know that a router
+which stalls is behind, and it would read all of that before the state that makes up for what it lost."""
+
+_NEED_RING: Final = (RouterState.RECEIVING, RouterState.BEHIND)
 
 
 class LivePublisher:
@@ -35,13 +49,13 @@ class LivePublisher:
         topic: the stream's topic. It may change with a batch.
         output: the output's name, for logs.
         open_endpoint: binds or dials, with this object as the handler.
+        sender: sends states, and batches of the ring, to routers that do not keep up.
         stats: counters of the output.
         queue_limit: batches that wait for the end of a burst; more are dropped for everybody.
-        max_batches: batches kept for routers that are behind.
+        max_batches: batches kept for routers that do not keep up.
         max_bytes: bytes kept for them.
         request_state: asks for the stream's state for routers; None on streams that send none.
-        waiting: :meth:`publish` appends :meth:`flush` to this list, and the list's owner calls it. None: the stream
-            schedules it itself.
+        waiting: :meth:`publish` appends :meth:`flush` to this list, and the list's owner calls it.
         name_of: the name of a key's owner, for people.
         left: keeps the views of routers that have left; None: a list of the stream's own.
         shared: what this stream has together with the others of its endpoint; None where it is the only one.
@@ -57,25 +71,28 @@ class LivePublisher:
         output: str,
         open_endpoint: Callable[[LivePublisher], Endpoint],
         *,
+        sender: Sender,
         stats: OutputStats,
         queue_limit: int,
         max_batches: int,
         max_bytes: int,
+        waiting: list[Callable[[], None]],
         request_state: Callable[[tuple[int, ...]], None] | None = None,
-        waiting: list[Callable[[], None]] | None = None,
         name_of: Callable[[bytes], str] = lambda _: "",
         left: deque[RouterView] | None = None,
         shared: Shared | None = None,
     ) -> None:
+        self.stream = stream
         self._output = output
         self._name_of = name_of
+        self._sender = sender
         self._stats = stats
-        self._sends_state = request_state is not None
         self._request_state = request_state
+        self._sends_state = request_state is not None
         self._shared = shared
         self._loop = asyncio.get_running_loop()
 
-        # Batches of this burst, and those before it that somebody still needs.
+        # Batches of this burst, and those before it that some router still needs.
         self._topic = topic
         self._topic_frame = head(len(topic), MORE) + topic
         self._burst: list[Entry] = []
@@ -83,25 +100,17 @@ class LivePublisher:
         self._burst_at = 0.0
         self._queue_limit = queue_limit
         self._overflowed = False
-        """Batches behind this burst were dropped."""
-        self.ring = Ring(max_batches, max_bytes, None if shared is None else shared.share)
+        """Batches after this burst were dropped."""
         self._waiting = waiting
-        self._soon: asyncio.Handle | None = None
+        self.ring = Ring(max_batches, max_bytes, None if shared is None else shared.share)
+        self.ring.give_up = lambda: self._pass_by(self.ring.pop())
 
-        # Routers by the id of their peer: all of them, those that have everything, those that do not read.
-        self._routers: dict[int, Router] = {}
-        self._current: dict[int, Router] = {}
-        self._stalled: dict[int, Router] = {}
-        self._undecided = Undecided()
-        self._transfers = Transfers(self.request, self.restart) if shared is None else shared.transfers
-        self._behind = Behind(self.ring, self._current, self._transfers.forget)
-        self._losses = Losses(
-            output, stats, self.ring, self._behind.routers, self.restart if self._sends_state else None
-        )
-        self.views = Views(stream, self._routers, self._behind.routers, self.ring, left)
-        """What people ask of the routers."""
+        self.routers = Routers(output, stats)
+        self.left = deque(maxlen=LEFT) if left is None else left
+        self._places = StatePlaces() if shared is None else shared.places
         self._closed = False
         self._endpoint = open_endpoint(self)
+        self._places.streams[stream] = self
         stats.queue_limit += queue_limit
 
     # -- batches -----------------------------------------------------------------------------------------------------
@@ -113,29 +122,21 @@ class LivePublisher:
         burst = self._burst
         # an empty batch is never dropped: those that stand for a router's state would cost all others theirs
         if events and len(burst) >= self._queue_limit:
-            self._losses.queue_full(events)
+            self._stats.dropped_batches["queue_full"] += 1
+            self._stats.dropped_events["queue_full"] += events
             self._overflowed = self._sends_state
             return
         if not burst:
-            self._begin_burst()
+            self._burst_at = self._loop.time()
+            self._waiting.append(self.flush)
         message = b"".join((self._topic_frame, head(len(seq), MORE), seq, head(len(payload)), payload))
         burst.append(Entry(message, events, self._burst_at))
         self._burst_events += events
         self._burst_bytes += len(payload)
         self._stats.queue_depth += 1
 
-    def _begin_burst(self) -> None:
-        self._burst_at = self._loop.time()
-        if self._waiting is not None:
-            self._waiting.append(self.flush)
-        elif self._soon is None:
-            self._soon = self._loop.call_soon(self.flush)
-
     def flush(self) -> None:
         """Send the batches of this burst."""
-        if self._soon is not None:
-            self._soon.cancel()
-            self._soon = None
         burst = self._burst
         if not burst:
             return
@@ -146,70 +147,166 @@ class LivePublisher:
         stats.events += events
         stats.bytes += self._burst_bytes
         self._burst_events = self._burst_bytes = 0
-        for router in self._stalled.values():
-            self._losses.slow_router(router, count, events)
-        if self._current:
+        for router in self.routers.are(RouterState.STALLED):
+            self._count_lost(router, count, events)
+        if self.routers.any(RouterState.LIVE):
             self._send(burst)
-        if self._behind.routers or self._undecided:
-            self._keep(burst)
-        else:
-            self.ring.skip(count)
+        self._keep(burst)
         if self._overflowed:
             self._overflowed = False
-            for router in [*self._current.values(), *self._behind.routers.values()]:
-                if not router.asks:
+            for router in self.routers.are(RouterState.LIVE, *_NEED_RING):
+                if not router.asks_replay:
                     self.restart(router)
 
     def _send(self, burst: list[Entry]) -> None:
         """Write to the routers that have everything so far."""
         data = burst[0].message if len(burst) == 1 else b"".join([entry.message for entry in burst])
         before = self.ring.end
-        lagging = []
-        for router in self._current.values():
+        for router in self.routers.are(RouterState.LIVE):
             peer = router.peer
-            if not peer.writable:  # another stream has filled it
-                lagging.append((router, before))
+            if not peer.writable:  # another stream has filled its socket
+                self._catch_up(router, before)
                 continue
             peer.write(data)
             if not peer.writable:
-                lagging.append((router, before + len(burst)))
-        for router, position in lagging:
-            self._behind.add(router, position)
+                self._catch_up(router, before + len(burst))
 
     def _keep(self, burst: list[Entry]) -> None:
-        """Keep the burst for routers that may get it later."""
-        self._undecided.keep(burst)
+        """Keep the burst for routers that get it later."""
         ring = self.ring
-        if not self._behind.routers:
+        if not self._ring_is_needed():
             ring.skip(len(burst))
             return
         for entry in burst:
             ring.append(entry)
-        self._losses.make_room()
+        while (dropped := ring.overflow()) is not None:
+            self._pass_by(dropped)
         if self._shared is not None:
             self._shared.share.make_room()
-        for router in self._behind.routers.values():
-            self._behind.go_on(router)
+
+    def _ring_is_needed(self) -> bool:
+        """Return whether a router has a position in the ring."""
+        routers = self.routers
+        return routers.any(*_NEED_RING) or any(
+            router.position is not None for router in routers.are(RouterState.WAITING)
+        )
+
+    # -- losses --------------------------------------------------------------------------------------------------------
+
+    def _pass_by(self, dropped: Entry) -> None:
+        """Account for a batch that has left the ring: routers at its position lose it."""
+        first = self.ring.first
+        for router in self.routers.are(RouterState.WAITING, *_NEED_RING):
+            if router.position is None or router.position >= first:
+                continue
+            router.position = first
+            if router.state is not RouterState.WAITING:  # to a waiting router the state brings it
+                self._lose(router, dropped)
+
+    def _lose(self, router: Router, entry: Entry) -> None:
+        """Count a batch that a router does not get, and send it the state again if the stream sends states."""
+        is_first = not router.dropped_batches
+        self._count_lost(router, 1, entry.events)
+        if self._sends_state and not router.asks_replay:
+            say(logging.WARNING, "output %s: router %s is too slow; it gets the state again", self._output, router)
+            router.lost_at = entry.at
+            self.restart(router)
+        elif is_first:
+            text = "output %s: router %s is too slow and loses batches; it has to ask the replay"
+            say(logging.WARNING, text, self._output, router)
+
+    def _count_lost(self, router: Router, batches: int, events: int) -> None:
+        router.dropped_batches += batches
+        router.dropped_events += events
+        self._stats.dropped_batches["slow_router"] += batches
+        self._stats.dropped_events["slow_router"] += events
+
+    def restart(self, router: Router) -> None:
+        """Drop all batches that wait for a router, because it lost some or its place, and send it the state again."""
+        if router.position is not None and router.position < self.ring.end:
+            rest = self.ring.end - router.position
+            self._count_lost(router, rest, self.ring.events_from(router.position))
+        if router.lost_at is None:
+            router.lost_at = self._loop.time()
+        router.reason = "lost"
+        router.has_asked = False
+        if router.peer.writable:
+            self._want_state(router)
+        else:
+            self._move(router, RouterState.STALLED)
 
     # -- routers -----------------------------------------------------------------------------------------------------
 
+    def _move(self, router: Router, state: RouterState, position: int | None = None) -> None:
+        """Bring a router into a state, and end what the sender sends it."""
+        if router.session is not None:
+            self._sender.stop(router.session)
+            router.session = None
+        router.position = position
+        had_place = router.state is RouterState.RECEIVING
+        self.routers.move(router, state)
+        if had_place:
+            self._places.look_soon()
+        if state in {RouterState.IDLE, RouterState.LIVE}:
+            router.lost_at = None
+
+    def _catch_up(self, router: Router, position: int, transfer: Transfer | None = None) -> None:
+        """Send a router a state if there is one, and then the batches of the ring from a position on."""
+        self._move(router, RouterState.BEHIND if transfer is None else RouterState.RECEIVING, position)
+        router.session = Session(
+            router.peer,
+            self._missing(router, transfer),
+            ended=lambda: self._is_level(router),
+            stalled=lambda: self._makes_no_progress(router),
+        )
+        self._sender.start(router.session)
+
+    def _missing(self, router: Router, transfer: Transfer | None) -> Iterator[bytes]:
+        """Give what a router lacks, message by message; ``b""`` while the next message is being made."""
+        if transfer is not None:
+            for found in transfer.batches():
+                if found is None:
+                    yield b""
+                    continue
+                seq, payload = found
+                frame = seq.to_bytes(8, "big") + transfer.publisher_id
+                yield encode_message((transfer.topic, frame, payload))
+            self._has_state(router)
+        while router.position is not None and router.position < self.ring.end:
+            data, router.position = self.ring.read(router.position, QUANTUM)
+            yield data
+
+    def _has_state(self, router: Router) -> None:
+        router.lost_at = None
+        self.routers.move(router, RouterState.BEHIND)
+        self._places.has_state(router)
+        self._places.look_soon()
+
+    def _is_level(self, router: Router) -> None:
+        """Make a router live: it has every batch."""
+        self._move(router, RouterState.LIVE)
+        if not self._ring_is_needed():
+            self.ring.trim(self.ring.end)
+
+    def _makes_no_progress(self, router: Router) -> None:
+        """Take the place away from a router that takes nothing of its state."""
+        if router.state is RouterState.RECEIVING:
+            self.restart(router)
+
     def opened(self, peer: Peer) -> None:
         """Take in a new peer."""
-        self._routers[peer.id] = Router(peer, self.views.stream, self._name_of(peer.key))
+        self.routers.add(Router(peer, self.stream, self._name_of(peer.key)))
         if self._shared is None:
             self._stats.routers += 1
 
     def subscribed(self, peer: Peer, topic: bytes) -> None:
         """Begin with a router whose first subscription matches the stream's topic."""
-        router = self._routers[peer.id]
+        router = self.routers.of(peer)
         if topic == ASKS_REPLAY:
-            router.asks = True
+            router.asks_replay = True
             if router.state in {RouterState.WAITING, RouterState.STALLED}:
-                self.flush()
-                missed = self._undecided.end(peer.id)
-                self._go_live(router)
-                if missed:
-                    peer.write(b"".join([entry.message for entry in missed]))
+                router.lost_at = None
+                self._catch_up(router, self.ring.end if router.position is None else router.position)
             return
         router.subscriptions += 1
         if self._shared is None:
@@ -219,33 +316,34 @@ class LivePublisher:
 
     def cancelled(self, peer: Peer, topic: bytes) -> None:
         """Stop with a router that has no matching subscription any more."""
-        router = self._routers[peer.id]
+        router = self.routers.of(peer)
         if topic == ASKS_REPLAY:
-            router.asks = False
+            router.asks_replay = False
             return
         router.subscriptions -= 1
         if self._shared is None:
             self._stats.subscribers -= 1
         if router.state is not RouterState.IDLE and not router.matches(self._topic):
-            self._set_aside(router, RouterState.IDLE)
+            self._move(router, RouterState.IDLE)
 
     def received(self, peer: Peer, frames: list[bytes]) -> None:
         """Ignore what the application behind an XSUB says."""
 
     def drained(self, peer: Peer) -> None:
         """Go on with a router that has read."""
-        router = self._routers[peer.id]
+        router = self.routers.of(peer)
         if router.state is RouterState.STALLED:
             self._want_state(router)
-        elif router.peer.id in self._behind.routers:
-            self._behind.go_on(router)
+        elif router.session is not None:
+            self._sender.resume(router.session)
 
     def closed(self, peer: Peer, reason: str) -> None:
         """Forget a router."""
-        router = self._routers.pop(peer.id)
+        router = self.routers.of(peer)
         if self._shared is None:
-            self.views.leave(router, reason)
-        self._set_aside(router, RouterState.IDLE)
+            self.left.append(structs.replace(self._view(router), left=reason, left_at=time.time()))
+        self._places.left(router)
+        self._move(router, RouterState.GONE)
         if self._shared is not None:
             return
         stats = self._stats
@@ -259,64 +357,29 @@ class LivePublisher:
         self.flush()
         if self._shared is None:
             say(logging.INFO, "output %s: router %s subscribed", self._output, router)
-        if self._sends_state and not router.asks:
-            router.reason = "subscribed"
-            router.has_asked = False
-            self._want_state(router)
-            if self._shared is None:
-                self._undecided.begin(router.peer.id)
-        else:
-            self._go_live(router)
-
-    def _go_live(self, router: Router) -> None:
-        """A router gets what is published from now on."""
-        self.flush()
-        self._set_aside(router, RouterState.LIVE)
-        self._behind.add(router, self.ring.end)
-        self._behind.go_on(router)
-
-    def _want_state(self, router: Router) -> None:
-        self._set_aside(router, RouterState.WAITING)
-        self._transfers.want(router)
-
-    def restart(self, router: Router) -> None:
-        """A router has lost batches, or its place in the state: it gets none of those that wait for it."""
-        rest = self.ring.end - router.position if router.peer.id in self._behind.routers else 0
-        if rest:
-            self._losses.slow_router(router, rest, self.ring.events_from(router.position))
-        if router.lost_at is None:
-            router.lost_at = self._loop.time()
-        router.reason = "lost"
+        if not self._sends_state or router.asks_replay:
+            self._move(router, RouterState.LIVE)
+            return
+        router.reason = "subscribed"
         router.has_asked = False
-        if router.peer.writable:
-            self._want_state(router)
-        else:
-            self._set_aside(router, RouterState.STALLED)
-            self._stalled[router.peer.id] = router
+        # it may yet say that it asks for replays: then it gets the batches from here on in place of the state
+        self._want_state(router, self.ring.end if self._shared is None else None)
 
-    def _set_aside(self, router: Router, state: RouterState) -> None:
-        """Take a router out of everything."""
-        name = router.peer.id
-        for routers in (self._current, self._behind.routers, self._stalled):
-            routers.pop(name, None)
-        self._undecided.end(name)
-        self._transfers.forget(router)
-        router.reader = None
-        router.state = state
-        if state in {RouterState.IDLE, RouterState.LIVE}:
-            router.lost_at = None
+    def _want_state(self, router: Router, position: int | None = None) -> None:
+        self._move(router, RouterState.WAITING, position)
+        self._places.want(router)
 
     def _change_topic(self, topic: bytes) -> None:
-        """The stream's topic follows its source's: other subscriptions match from now on."""
+        """Follow the topic of the source: other subscriptions match from now on."""
         self.flush()
         self._topic = topic
         self._topic_frame = head(len(topic), MORE) + topic
-        for router in self._routers.values():
+        for router in self.routers:
             matches = router.matches(topic)
             if matches and router.state is RouterState.IDLE:
                 self._begin(router)
             elif not matches and router.state is not RouterState.IDLE:
-                self._set_aside(router, RouterState.IDLE)
+                self._move(router, RouterState.IDLE)
 
     # -- the state -------------------------------------------------------------------------------------
 
@@ -326,41 +389,105 @@ class LivePublisher:
             self._request_state(tuple(router.peer.id for router in routers))
 
     def send_state(self, command: SendState) -> None:
-        """Send the state to routers that wait for it, and behind it what is published from now on."""
+        """Send the state to routers that wait for it, and after it the batches that are published from now on."""
         self.flush()
         begun = []
-        for name in command.routers:
-            router = self._routers.get(name)
+        for peer_id in command.routers:
+            router = self.routers.get(peer_id)
             if router is None or router.state is not RouterState.WAITING:
                 continue
-            router.state = RouterState.RECEIVING
-            self._undecided.end(name)
-            router.reader = command.transfer.reader()
-            self._behind.add(router, self.ring.end)
+            self._catch_up(router, self.ring.end, command.transfer)
             self._stats.states_sent[router.reason] += 1
             router.states_sent += 1
             router.state_sent_at = self._loop.time()
             begun.append(router)
-            self._behind.go_on(router)
-        self._transfers.begin(begun)
+        self._places.begin(begun)
+
+    def claim_state(self, requester: Peer) -> bool:
+        """Return whether the state of a subscription answers the first replay request of this connection.
+
+        It does if exactly one router is subscribed from the requester's address with its CURVE key, that router has
+        just got the state or will get it, and no other request came from there since that state was due. A second
+        request means that the router has lost the state again.
+        """
+        host = host_of(requester)
+        there = [
+            router
+            for router in self.routers
+            if router.state is not RouterState.IDLE and router.peer.key == requester.key and router.host == host
+        ]
+        claimed = bool(host) and len(there) == 1 and not there[0].has_asked and self._brings_state(there[0])
+        for router in there:
+            router.has_asked = True
+        return claimed
+
+    def _brings_state(self, router: Router) -> bool:
+        """Return whether a subscription has just brought the state to a router, or will bring it."""
+        if router.asks_replay:
+            return False
+        if router.state not in {RouterState.LIVE, RouterState.BEHIND}:
+            return True
+        return router.state_sent_at is not None and router.state_sent_at > self._loop.time() - RECENT
 
     def retire(self) -> None:
         """Send the state, which is empty, to every router that lacks something: the stream is about to end for good."""
         self.flush()
-        lacking = [router for router in self._routers.values() if router.state is not RouterState.IDLE]
-        lacking = [router for router in lacking if router.peer.id not in self._current]
+        waiting = self.routers.are(RouterState.WAITING)
+        lacking = self.routers.are(RouterState.STALLED, *_NEED_RING)
         for router in lacking:
-            self._set_aside(router, RouterState.WAITING)
-        if lacking:
-            self.request(lacking)
-        for router in lacking:
-            while router.reader is not None and not router.reader.done:
-                self._behind.send_piece(router, router.reader)
+            self._move(router, RouterState.WAITING)
+        if waiting or lacking:
+            self.request([*waiting, *lacking])
+        for router in self.routers.are(RouterState.RECEIVING):
+            if router.session is not None:
+                self._sender.finish(router.session)
+
+    # -- what is shown -------------------------------------------------------------------------------------------------
 
     @property
     def peers(self) -> list[Peer]:
         """The routers' connections."""
-        return [router.peer for router in self._routers.values()]
+        return [router.peer for router in self.routers]
+
+    @property
+    def busy(self) -> int:
+        """Routers to which something is on its way."""
+        return sum(
+            router.state is not RouterState.STALLED and (router.peer.waiting_bytes > 0 or router.session is not None)
+            for router in self.routers
+        )
+
+    @property
+    def queue_max(self) -> int:
+        """The largest number of batches that wait for one router."""
+        return max(map(self._queued, self.routers.are(*_NEED_RING)), default=0)
+
+    @property
+    def behind_seconds(self) -> float:
+        """The age of the oldest batch that some router lacks."""
+        return max(map(self._behind_seconds, self.routers), default=0.0)
+
+    @property
+    def connected(self) -> list[RouterView]:
+        """The connected routers."""
+        return [*map(self._view, self.routers)]
+
+    def view_of(self, peer: Peer) -> RouterView | None:
+        """Return the view of one connected router."""
+        router = self.routers.get(peer.id)
+        return None if router is None else self._view(router)
+
+    def _queued(self, router: Router) -> int:
+        return self.ring.end - router.position if router.state in _NEED_RING and router.position is not None else 0
+
+    def _behind_seconds(self, router: Router) -> float:
+        since = router.lost_at
+        if since is None and router.state in _NEED_RING and router.position is not None:
+            since = self.ring.published(router.position)
+        return 0.0 if since is None else self._loop.time() - since
+
+    def _view(self, router: Router) -> RouterView:
+        return router.view(self._queued(router), self._behind_seconds(router), self._loop.time())
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
@@ -372,15 +499,15 @@ class LivePublisher:
         self._closed = True
         stats = self._stats
         stats.queue_limit -= self._queue_limit
-        self._behind.close()
+        for router in self.routers:
+            if router.session is not None:
+                self._sender.stop(router.session)
+                router.session = None
+        self._places.streams.pop(self.stream, None)
         if self._shared is not None:
-            for router in self._routers.values():
-                self._set_aside(router, RouterState.IDLE)
-            self._routers.clear()
             self.ring.trim(self.ring.end)
-            self._endpoint.close(linger)
-            return
-        self._transfers.close()
+        else:
+            self._places.close()
+            stats.subscribers -= sum(router.subscriptions for router in self.routers)
+            stats.routers -= len(list(self.routers))
         self._endpoint.close(linger)
-        stats.subscribers -= sum(router.subscriptions for router in self._routers.values())
-        stats.routers -= len(self._routers)

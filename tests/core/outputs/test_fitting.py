@@ -34,13 +34,7 @@ class Bus:
     def state(self, stream: int = 0) -> list[bytes]:
         command = self.relay.handle(Subscribed(0, stream, (1,)), 0.0)[-1]
         assert isinstance(command, SendState)
-        reader = command.transfer.reader()
-        found = []
-        while not reader.done:
-            got = reader.next_batch()
-            if got is not None:
-                found.append(got[1])
-        return found
+        return [batch[1] for batch in command.transfer.batches() if batch is not None]
 
 
 def blocks(payloads: list[bytes]) -> list[Any]:

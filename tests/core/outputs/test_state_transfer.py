@@ -4,13 +4,8 @@ from kvbus.core.outputs.stream import OutputStream
 from kvbus.core.wire.profiles import PROFILES
 
 
-def taken(reader):
-    found = []
-    while not reader.done:
-        batch = reader.next_batch()
-        if batch is not None:
-            found.append(batch)
-    return found
+def taken(batches):
+    return [batch for batch in batches if batch is not None]
 
 
 def numbered_stream(journal=(10**6, 10**9)):
@@ -30,15 +25,15 @@ class TestOfALogsNumbers:
             sent.append((seq, payload))
         transfer = JournalTransfer(stream)
         assert (transfer.first_seq, transfer.end_seq) == (1_000_000, 1_000_000 + 5 * RUNS)
-        assert taken(transfer.reader()) == sent
+        assert taken(transfer.batches()) == sent
 
     def test_it_is_as_of_the_moment_and_readers_share_it_at_their_own_pace(self):
         stream = numbered_stream()
         stream.take(7, b"state", b"", 0.0, begins=True, ends=True, known=False)
         stream.take(8, b"next", b"", 0.0, begins=False, ends=False, known=False)
         transfer = JournalTransfer(stream)
-        fast, slow = transfer.reader(), transfer.reader()
-        assert slow.next_batch() == (7, b"state")
+        fast, slow = transfer.batches(), transfer.batches()
+        assert next(slow) == (7, b"state")
         stream.take(9, b"later", b"", 0.0, begins=False, ends=False, known=False)
         assert taken(fast) == [(7, b"state"), (8, b"next")]
         assert taken(slow) == [(8, b"next")]
@@ -46,4 +41,4 @@ class TestOfALogsNumbers:
     def test_nothing_was_read_yet(self):
         transfer = JournalTransfer(numbered_stream())
         assert transfer.first_seq == transfer.end_seq == 0
-        assert transfer.reader().done
+        assert taken(transfer.batches()) == []

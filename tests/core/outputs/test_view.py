@@ -172,9 +172,7 @@ def publish(relay: Relay, *events: Any, seq: int = 0, now: float = 0.0) -> list[
 def state(relay: Relay) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     transfer: Any = relay.handle(Subscribed(0, 0, (1,)), 0.0)[-1]
-    reader = transfer.transfer.reader()
-    while not reader.done:
-        got = reader.next_batch()
+    for got in transfer.transfer.batches():
         found += events_of(got[1]) if got is not None else []
     return found
 

@@ -1,5 +1,6 @@
 """A stream's live side and its routers, for tests: SUBs that read, that stall, that leave."""
 
+import asyncio
 import contextlib
 from typing import Any
 
@@ -10,6 +11,7 @@ from kvbus.core.commands import SendState
 from kvbus.core.outputs.state_transfer import StateTransfer
 from kvbus.core.stats import OutputStats
 from kvbus.transport.live.stream import LivePublisher
+from kvbus.transport.sender import Sender
 from kvbus.transport.zmtp.listener import Listener
 from kvbus.transport.zmtp.roles import Role
 from kvbus.transport.zmtp.settings import DEFAULT_SETTINGS
@@ -76,12 +78,18 @@ class Stream:
         self._context = context
         self._open = []
         settings = {"queue_limit": 1000, "max_batches": 1000, "max_bytes": 2**30, **settings}
+        waiting = settings.pop("waiting", None)
+        self.waiting: list[Any] = [] if waiting is None else waiting
+        self._flushed_soon = waiting is None
+        self.sender = Sender()
         self.live = LivePublisher(
             3,
             TOPIC,
             "routers",
             lambda handler: Listener(self.endpoint, Role.PUB, handler),
+            sender=self.sender,
             stats=self.stats,
+            waiting=self.waiting,
             request_state=self._request if state else None,
             **settings,
         )
@@ -101,6 +109,8 @@ class Stream:
         for _ in range(count):
             self.live.publish(self.topic, u64(self.next_seq), name.encode() + b" " * bool(size) + bytes(size), events)
             self.next_seq += 1
+        if self._flushed_soon:
+            asyncio.get_running_loop().call_soon(self.live.flush)
 
     def send(self, count, **how):
         self.publish(count, **how)
@@ -112,7 +122,7 @@ class Stream:
 
     @property
     def states(self):
-        return [view.state for view in self.live.views.routers if view.left is None]
+        return [view.state for view in self.live.connected]
 
     @property
     def slow_drops(self):
@@ -138,7 +148,7 @@ class Stream:
 
         def full():
             nonlocal queued, looks
-            now = self.live.views.routers[1].queued_bytes
+            now = self.live.connected[1].queued_bytes
             queued, looks = now, looks + 1 if now == queued else 0
             return queued > DEFAULT_SETTINGS.high_water and looks > 100
 

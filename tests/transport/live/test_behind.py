@@ -13,16 +13,16 @@ async def test_without_a_state_a_slow_router_has_holes_and_each_batch_of_them_is
         fast, slow = stream.sub(), stream.sub(slow=True)
         await stream.are("live", "live")
         await stream.stalled([fast])
-        assert 0 < stream.live.views.queue_max <= 20
+        assert 0 < stream.live.queue_max <= 20
         await stream.level(fast, slow)
         assert fast.seqs() == list(range(stream.next_seq))
         assert len(slow.holes) == stream.slow_drops
         assert stream.stats.dropped_events == {"slow_router": 2 * stream.slow_drops}
         (said,) = [record for record in caplog.records if "it has to ask the replay" in record.message]
         assert {"output", "stream", "peer"} <= vars(said).keys()
-        (view,) = [view for view in stream.live.views.routers if view.dropped_batches]
+        (view,) = [view for view in stream.live.connected if view.dropped_batches]
         assert (view.dropped_batches, view.dropped_events) == (stream.slow_drops, 2 * stream.slow_drops)
-        assert (stream.live.views.queue_max, stream.live.views.behind_seconds) == (0, 0.0)
+        assert (stream.live.queue_max, stream.live.behind_seconds) == (0, 0.0)
 
 
 @both_loops
@@ -39,13 +39,13 @@ async def test_what_is_published_before_the_state_begins_is_in_it_and_what_comes
         stream.send(5)
         await turns(20)
         assert stream.states == ["receiving"]
-        assert stream.live.views.busy == 1
-        assert stream.live.views.queue_max == 5
+        assert stream.live.busy == 1
+        assert stream.live.queue_max == 5
         await stream.level(router)
         assert router.seqs("state") == list(range(5, 105))
         assert router.seqs("live") == list(range(105, 110))
         assert stream.states == ["live"]
-        await eventually(lambda: not stream.live.views.busy, "rest")
+        await eventually(lambda: not stream.live.busy, "rest")
         assert stream.stats.states_sent == {"subscribed": 1}
         assert stream.slow_drops == 0
 

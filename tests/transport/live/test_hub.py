@@ -18,10 +18,11 @@ from kvbus.core.commands import SendState
 from kvbus.core.outputs.state_transfer import StateTransfer
 from kvbus.core.stats import OutputStats
 from kvbus.core.wire.frames import ASKS_REPLAY
-from kvbus.transport.live import transfers
+from kvbus.transport.live import states
 from kvbus.transport.live.hub import Hub
 from kvbus.transport.live.ring import OVERHEAD
 from kvbus.transport.live.stream import LivePublisher
+from kvbus.transport.sender import Sender
 from kvbus.transport.zmtp.listener import Listener
 from kvbus.transport.zmtp.roles import Role
 from kvbus.transport.zmtp.settings import DEFAULT_SETTINGS
@@ -44,7 +45,9 @@ class One:
             topic,
             "routers",
             partial(bench.hub.open, slot, topic),
+            sender=bench.sender,
             stats=bench.stats,
+            waiting=[],
             queue_limit=1000,
             max_batches=10_000,
             max_bytes=1,
@@ -59,7 +62,7 @@ class One:
             self.publish(b"empty")
         self.live.send_state(SendState(0, self.slot, routers, transfer))
         self.bench.most = max(self.bench.most, len(self.bench.under_way))
-        peers = [router.peer.id for group in self.bench.under_way for router in group.routers]
+        peers = [router.peer.id for group in self.bench.under_way for router in group]
         assert len(peers) == len(set(peers))  # one state at a time for each router
 
     def publish(self, payload: bytes = b"live", size: int = 0) -> None:
@@ -101,6 +104,7 @@ class Bench:
         self.context = context
         self.endpoint = f"tcp://127.0.0.1:{free_port()}"
         self.stats = OutputStats()
+        self.sender = Sender()
         self.hub = Hub(
             "routers",
             lambda handler: Listener(self.endpoint, Role.PUB, handler),
@@ -115,8 +119,7 @@ class Bench:
 
     @property
     def under_way(self) -> list[Any]:
-        shared: Any = self.hub.shared.transfers
-        return [*shared._fast, *shared._slow]  # noqa: SLF001 - what its bound is about
+        return list(self.hub.shared.places.under_way.values())
 
     def add(self, *topics: bytes) -> None:
         for topic in topics:
@@ -208,7 +211,7 @@ async def test_who_does_not_read_costs_a_bounded_number_of_bytes_and_nobody_else
         assert reads.states == dict.fromkeys(topics, 1)
         await bench.level(slow)
         await bench.level(reads)
-        assert bench.most <= 2 * transfers.GROUPS
+        assert bench.most <= 2 * states.PLACES
 
 
 @both_loops
@@ -229,15 +232,15 @@ async def test_only_the_streams_that_lost_something_are_sent_again(context: Any)
 async def test_a_router_gets_one_state_at_a_time_and_many_streams_soon(
     context: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transfers, "PACE", 0.05)  # no turn of the loop takes as long
+    monkeypatch.setattr(states, "PACE", 0.05)  # no turn of the loop takes as long
     async with bench_of(context) as bench:
         bench.add(*(b"%03d" % i for i in range(300)))
         begun = asyncio.get_running_loop().time()
         reader, other = bench.reader(), bench.reader()
         await bench.level(reader)
         await bench.level(other)
-        assert bench.most <= 2 * transfers.GROUPS
-        assert asyncio.get_running_loop().time() < begun + 300 * transfers.PACE
+        assert bench.most <= 2 * states.PLACES
+        assert asyncio.get_running_loop().time() < begun + 300 * states.PACE
         assert sum(one.states for one in bench.streams.values()) <= 600
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import zmq
 
 from kvbus.core.wire.frames import ASKS_REPLAY
-from kvbus.transport.live import transfers
+from kvbus.transport.live import states
 from tests.transport.bare import dialled
 from tests.transport.live.streams import Slices, stream_of
 from tests.transport.loops import both_loops, eventually, turns
@@ -50,7 +50,7 @@ async def test_a_router_that_leaves_in_the_middle_of_a_state_is_forgotten(contex
         await stream.level(stays)
         assert stays.seqs("live") == list(range(stream.next_seq - 3, stream.next_seq))
         assert stays.holes == []
-        (left,) = [view for view in stream.live.views.routers if view.left]
+        (left,) = stream.live.left
         assert (left.state, left.states_sent) == ("receiving", 1)
         assert stream.stats.router_disconnects == {left.left: 1}
         assert (stream.stats.routers, stream.stats.subscribers) == (1, 1)
@@ -92,7 +92,7 @@ async def test_who_asks_for_replays_gets_no_state(context):
 @both_loops
 async def test_nothing_is_missed_before_a_router_says_that_it_asks(context, monkeypatch):
     """Its two subscriptions may come with batches between them: it gets these, and no state."""
-    monkeypatch.setattr(transfers, "GATHER", 600.0)
+    monkeypatch.setattr(states, "GATHER", 600.0)
     async with stream_of(context) as stream:
         router = stream.sub(b"")
         await stream.are("waiting")
@@ -107,14 +107,14 @@ async def test_nothing_is_missed_before_a_router_says_that_it_asks(context, monk
 
 
 @both_loops
-async def test_a_stalled_router_that_says_that_it_asks_is_live_again(context):
+async def test_a_stalled_router_that_says_that_it_asks_gets_batches_again(context):
     async with stream_of(context, max_batches=20) as stream:
         fast, slow = stream.sub(), stream.sub(slow=True)
         await stream.are("live", "live")
         await stream.stalled([fast])
         await stream.are("live", "stalled")
         slow.socket.setsockopt(zmq.SUBSCRIBE, ASKS_REPLAY)
-        await stream.are("live", "live")
+        await stream.are("live", "behind")
         stream.send(1)
         await stream.level(fast, slow)
         assert len(slow.seqs("state")) == 2

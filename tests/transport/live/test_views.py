@@ -1,7 +1,7 @@
 """What is shown of a stream's routers, while they are there and after they have left."""
 
 from kvbus.core.wire.frames import ASKS_REPLAY
-from kvbus.transport.live.views import LEFT
+from kvbus.transport.live.stream import LEFT
 from tests.transport.bare import dialled
 from tests.transport.live.streams import stream_of
 from tests.transport.loops import both_loops, eventually
@@ -18,7 +18,7 @@ class Requester:
 @both_loops
 async def test_the_state_of_the_only_router_at_an_address_answers_one_request(context):
     async with stream_of(context) as stream:
-        views = stream.live.views
+        views = stream.live
         assert not views.claim_state(Requester())
         stream.answers = False
         stream.sub()
@@ -38,24 +38,24 @@ async def test_a_state_that_was_sent_answers_a_request_for_a_minute(context, mon
     async with stream_of(context) as stream:
         stream.sub()
         await stream.are("live")
-        monkeypatch.setattr("kvbus.transport.live.views.RECENT", 0.0)
-        assert not stream.live.views.claim_state(Requester())
+        monkeypatch.setattr("kvbus.transport.live.stream.RECENT", 0.0)
+        assert not stream.live.claim_state(Requester())
     monkeypatch.undo()
     async with stream_of(context, queue_limit=1) as stream:
         stream.sub()
         await stream.are("live")
-        assert stream.live.views.claim_state(Requester())
+        assert stream.live.claim_state(Requester())
         stream.send(2)  # one too many
         await eventually(lambda: stream.stats.states_sent["lost"], "the state again")
         await stream.are("live")
         assert stream.stats.states_sent == {"subscribed": 1, "lost": 1}
-        assert stream.live.views.claim_state(Requester()), "another state"
+        assert stream.live.claim_state(Requester()), "another state"
 
 
 @both_loops
 async def test_of_two_routers_at_an_address_neither_one_s_state_answers(context):
     async with stream_of(context) as stream:
-        views = stream.live.views
+        views = stream.live
         stream.sub()
         await stream.are("live")
         other = stream.sub()
@@ -71,14 +71,14 @@ async def test_the_request_of_one_that_says_that_it_asks_is_its_own(context):
     async with stream_of(context) as stream:
         stream.sub(b"", ASKS_REPLAY)
         await stream.are("live")
-        assert not stream.live.views.claim_state(Requester())
+        assert not stream.live.claim_state(Requester())
         stream.sub()
         await stream.are("live", "live")
-        assert not stream.live.views.claim_state(Requester())
+        assert not stream.live.claim_state(Requester())
     async with stream_of(context, state=False) as stream:
         stream.sub()
         await stream.are("live")
-        assert not stream.live.views.claim_state(Requester()), "no state is sent"
+        assert not stream.live.claim_state(Requester()), "no state is sent"
 
 
 @both_loops
@@ -88,6 +88,6 @@ async def test_only_those_who_left_last_are_shown(context):
             async with dialled(stream.port, b"SUB"):
                 pass
         await eventually(lambda: sum(stream.stats.router_disconnects.values()) == LEFT + 5, "the end of all others")
-        views = stream.live.views.routers
+        views = [*stream.live.connected, *stream.live.left]
         assert [view.left is None for view in views] == [True] + [False] * LEFT
         assert {view.stream for view in views} == {3}

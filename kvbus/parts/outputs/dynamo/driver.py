@@ -19,9 +19,9 @@ from kvbus.parts.outputs.contract import Services
 from kvbus.parts.outputs.dynamo.announcer import Announcer, Source, Store
 from kvbus.parts.outputs.dynamo.messages import TOPIC, Numbering, rank_of
 from kvbus.parts.outputs.dynamo.registry import EtcdStore, FileStore, Scope
-from kvbus.transport.live.behind import UNSENT
 from kvbus.transport.live.endpoint import reopening
-from kvbus.transport.live.stream import LivePublisher
+from kvbus.transport.live.stream import UNSENT, LivePublisher
+from kvbus.transport.sender import Sender
 from kvbus.transport.sockets import PeerPolicy
 from kvbus.transport.zmtp.listener import Listener
 from kvbus.transport.zmtp.peer import Peer, PeerHandler
@@ -65,6 +65,7 @@ class DynamoOutput:
         self._services = services
         self._live: dict[int, Stream] = {}
         self._waiting: list[Callable[[], None]] = []
+        self._sender = Sender()
         plane = config.dynamo or DynamoPlane()
         self._plane = plane
         scope = Scope(plane.namespace, plane.component, plane.endpoint)
@@ -136,6 +137,7 @@ class DynamoOutput:
             TOPIC,
             config.name,
             reopening(open_endpoint) if again else open_endpoint,
+            sender=self._sender,
             stats=services.stats,
             queue_limit=config.queue_batches,
             max_batches=config.send_hwm,
@@ -182,17 +184,17 @@ class DynamoOutput:
     @property
     def routers(self) -> list[RouterView]:
         """The connected routers, and those that left last."""
-        return [view for live in self._live.values() for view in live.views.routers]
+        return [view for live in self._live.values() for view in (*live.connected, *live.left)]
 
     @property
     def queue_max(self) -> int:
         """The most batches that wait for one router."""
-        return max((live.views.queue_max for live in self._live.values()), default=0)
+        return max((live.queue_max for live in self._live.values()), default=0)
 
     @property
     def behind_seconds(self) -> float:
         """How far behind the router is that is furthest behind."""
-        return max((live.views.behind_seconds for live in self._live.values()), default=0.0)
+        return max((live.behind_seconds for live in self._live.values()), default=0.0)
 
     def allow(self, policy: PeerPolicy) -> bool:
         """There are no keys."""
@@ -215,7 +217,7 @@ class DynamoOutput:
     @property
     def busy(self) -> int:
         """Routers to which something is on its way."""
-        return sum(live.views.busy for live in self._live.values())
+        return sum(live.busy for live in self._live.values())
 
     def end_answers(self) -> int:
         """There are none."""

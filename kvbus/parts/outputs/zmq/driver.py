@@ -23,13 +23,13 @@ from kvbus.parts.outputs.contract import Services
 from kvbus.parts.outputs.zmq.doors import Doors, NoDoor
 from kvbus.transport.answer_reader import AnswerReader
 from kvbus.transport.interposed import Interposed
-from kvbus.transport.live.behind import UNSENT
 from kvbus.transport.live.endpoint import Endpoint, reopening
 from kvbus.transport.live.hub import Hub
 from kvbus.transport.live.ring import Ring
-from kvbus.transport.live.stream import LivePublisher
+from kvbus.transport.live.stream import UNSENT, LivePublisher
 from kvbus.transport.replay import ReplayServer
 from kvbus.transport.replay_budget import Budget
+from kvbus.transport.sender import Sender
 from kvbus.transport.sockets import PLAIN, PeerPolicy
 from kvbus.transport.zmtp.dialler import Dialler
 from kvbus.transport.zmtp.limits import DEFAULT, Limits
@@ -60,6 +60,7 @@ class ZmqOutput:
         self._config = config
         self._services = services
         self._budget = Budget(services.max_replay_sessions, services.stats)
+        self._sender = Sender()
         self._policy = PLAIN
         self._live: dict[tuple[int, int], LivePublisher] = {}
         """By the number of the output, or of its view, and the stream."""
@@ -152,6 +153,7 @@ class ZmqOutput:
             topic,
             config.name,
             opener,
+            sender=self._sender,
             stats=services.stats,
             queue_limit=config.queue_batches,
             max_batches=config.send_hwm,
@@ -160,7 +162,7 @@ class ZmqOutput:
             waiting=self._waiting,
             shared=None if hub is None else hub.shared,
             name_of=self._name_of,
-            left=None if number == self._output else self._live[self._output, stream].views.left,
+            left=None if number == self._output else self._live[self._output, stream].left,
         )
 
     def open_view(self, number: int, stream: int, topic: bytes) -> None:
@@ -215,7 +217,7 @@ class ZmqOutput:
         if live is None:
             return None
         rebuilds = peer.identity.startswith(REBUILDS)
-        has_state = not rebuilds and live.views.claim_state(peer)
+        has_state = not rebuilds and live.claim_state(peer)
         return ReplayAsked(number, stream, frames, has_state, rebuilds)
 
     def _snapshot_asked(self, stream: int, frames: list[bytes]) -> SnapshotAsked | None:
@@ -253,7 +255,7 @@ class ZmqOutput:
         return [
             view
             for (number, _), live in self._live.items()
-            for view in (live.views.routers if number == self._output else live.views.connected)
+            for view in (*live.connected, *(live.left if number == self._output else ()))
         ]
 
     @property
@@ -264,12 +266,12 @@ class ZmqOutput:
     @property
     def queue_max(self) -> int:
         """The most batches that wait for one router."""
-        return max((live.views.queue_max for live in self._live.values()), default=0)
+        return max((live.queue_max for live in self._live.values()), default=0)
 
     @property
     def behind_seconds(self) -> float:
         """How far behind the router is that is furthest behind."""
-        return max((live.views.behind_seconds for live in self._live.values()), default=0.0)
+        return max((live.behind_seconds for live in self._live.values()), default=0.0)
 
     def allow(self, policy: PeerPolicy) -> bool:
         """Replace the allow-list, and end the connections of routers that are not on it any more."""
@@ -321,7 +323,7 @@ class ZmqOutput:
     @property
     def busy(self) -> int:
         """Unfinished answers, and routers to which something is on its way."""
-        return sum(live.views.busy for live in self._live.values()) + sum(server.busy for server in self._servers)
+        return sum(live.busy for live in self._live.values()) + sum(server.busy for server in self._servers)
 
     def end_answers(self) -> int:
         """Send END for every answer that is not sent whole, and count them; how many they were."""

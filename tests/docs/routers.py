@@ -1,0 +1,19 @@
+"""The states of a router as docs/ARCHITECTURE.md shows them: ``python -m tests.docs.routers`` prints the tables."""
+
+import sys
+
+from kvbus.transport.live.router import MEANING, TRANSITIONS
+
+
+def page() -> str:
+    """Return the states, and the transitions between them, as two Markdown tables."""
+    rows = ["| state | meaning |", "|---|---|"]
+    rows += [f"| `{state}` | {meaning} |" for state, meaning in MEANING.items()]
+    rows += ["", "| from | to | when |", "|---|---|---|"]
+    for state, targets in TRANSITIONS.items():
+        rows += [f"| `{state}` | `{target}` | {when} |" for target, when in targets.items()]
+    return "\n".join(rows) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())

@@ -1,0 +1,240 @@
+"""Who gets the state and when, on a clock of its own: peers are counters of acknowledged bytes."""
+
+import asyncio
+import contextlib
+import functools
+import selectors
+from types import SimpleNamespace
+from typing import Any
+
+from kvbus.core.stats import OutputStats
+from kvbus.transport.live.router import Router, Routers, RouterState
+from kvbus.transport.live.states import GATHER, PACE, PLACES, SLOW_AFTER, StatePlaces
+
+
+class Skipping(selectors.DefaultSelector):
+    """Waits for nothing: the time of its loop jumps instead."""
+
+    passed = 0.0
+
+    def select(self, timeout=None):
+        self.passed += max(0.0, timeout or 0.0)
+        return super().select(0)
+
+
+class SkippingLoop(asyncio.SelectorEventLoop):
+    """A loop on which every timer is due at once."""
+
+    def __init__(self):
+        self._skipping = Skipping()
+        super().__init__(self._skipping)
+
+    def time(self):
+        return self._skipping.passed
+
+
+def on_its_own_clock(test):
+    @functools.wraps(test)
+    def run():
+        with asyncio.Runner(loop_factory=SkippingLoop) as runner:
+            runner.run(test())
+
+    return run
+
+
+class Bench:
+    """Streams that give the state at once to everybody they are asked for; peers can be written to, or not."""
+
+    def __init__(self, streams=1):
+        self.requests: list[tuple[float, int, tuple[int, ...]]] = []
+        """Time, stream and routers of each."""
+        self.abandoned: list[int] = []
+        self.peers: dict[int, Any] = {}
+        self.places = StatePlaces()
+        for slot in range(streams):
+            self.places.streams[slot] = OneStream(self, slot)
+
+    def router(self, name, stream=0):
+        routers = self.places.streams[stream].routers
+        if name not in self.peers:
+            self.peers[name] = SimpleNamespace(id=name, writable=True, address="")
+        if routers.get(name) is None:
+            routers.add(Router(self.peers[name], stream))
+        return routers.of(self.peers[name])
+
+    def want(self, *names, stream=0):
+        for name in names:
+            router = self.router(name, stream)
+            self.places.streams[stream].routers.move(router, RouterState.WAITING)
+            self.places.want(router)
+
+    def done(self, *names, stream=0):
+        for name in names:
+            router = self.router(name, stream)
+            self.places.streams[stream].routers.move(router, RouterState.BEHIND)
+            self.places.has_state(router)
+            self.places.look_soon()
+
+    def leave(self, *names, stream=0):
+        for name in names:
+            router = self.router(name, stream)
+            self.places.left(router)
+            self.places.streams[stream].routers.move(router, RouterState.GONE)
+            self.places.look_soon()
+
+    @property
+    def asked(self):
+        return [names for _, _, names in self.requests]
+
+
+class OneStream:
+    def __init__(self, bench, slot):
+        self.bench, self.slot = bench, slot
+        self.routers = Routers("routers", OutputStats())
+
+    def request(self, routers):
+        now = asyncio.get_running_loop().time()
+        self.bench.requests.append((now, self.slot, tuple(router.peer.id for router in routers)))
+        for router in routers:
+            self.routers.move(router, RouterState.RECEIVING)
+            router.state_sent_at = now
+        self.bench.places.begin(routers)
+
+    def restart(self, router):
+        self.bench.abandoned.append(router.peer.id)
+        self.routers.move(router, RouterState.WAITING)
+        self.bench.places.want(router)
+
+
+@contextlib.asynccontextmanager
+async def bench(streams=1):
+    made = Bench(streams)
+    try:
+        yield made
+    finally:
+        made.places.close()
+
+
+@on_its_own_clock
+async def test_those_who_come_together_share_a_state():
+    async with bench() as b:
+        b.want(1, 2)
+        await asyncio.sleep(GATHER / 2)
+        b.want(3)
+        await asyncio.sleep(1.0)
+        assert b.asked == [(1, 2), (3,)]
+        (first, *_), (second, *_) = b.requests
+        assert GATHER <= first <= GATHER + 2 * PACE
+        assert GATHER / 2 <= second - GATHER <= GATHER / 2 + 2 * PACE
+
+
+@on_its_own_clock
+async def test_few_states_are_under_way_at_once():
+    async with bench() as b:
+        for name in range(PLACES + 1):
+            b.want(name)
+            await asyncio.sleep(1.0)
+        b.want(PLACES + 1)
+        await asyncio.sleep(1.0)
+        assert b.asked == [(name,) for name in range(PLACES)]
+        b.done(0)
+        await asyncio.sleep(1.0)
+        assert b.asked == [*((name,) for name in range(PLACES)), (PLACES, PLACES + 1)]
+        assert len(b.places.under_way) == PLACES
+
+
+@on_its_own_clock
+async def test_the_slow_ones_hold_up_nobody():
+    async with bench() as b:
+        for name in range(PLACES):
+            b.want(name)
+            await asyncio.sleep(1.0)
+        b.want(9)
+        await asyncio.sleep(SLOW_AFTER)
+        assert b.asked[-1] == (9,)
+        assert not b.abandoned
+        assert [b.router(name).in_slow_place for name in (0, 9)] == [True, False]
+
+
+@on_its_own_clock
+async def test_there_are_few_places_for_the_slow_ones_too():
+    async with bench() as b:
+        for name in range(PLACES + 1):
+            b.want(name)
+            await asyncio.sleep(1.0)
+        await asyncio.sleep(3 * SLOW_AFTER)
+        last = PLACES
+        assert b.abandoned == [last]
+        assert len(b.places.under_way) == PLACES
+        assert b.asked == [(name,) for name in range(PLACES + 1)], "it waits for a place among the slow ones"
+        b.want(99)
+        await asyncio.sleep(1.0)
+        assert b.asked[-1] == (99,), "and nobody else waits for one of these"
+        b.done(0)
+        await asyncio.sleep(1.0)
+        assert b.asked[-1] == (last,)
+
+
+@on_its_own_clock
+async def test_who_has_left_gets_none_and_holds_no_place():
+    async with bench() as b:
+        b.want(1, 2)
+        b.leave(1)
+        await asyncio.sleep(1.0)
+        assert b.asked == [(2,)]
+        b.leave(2)
+        await asyncio.sleep(1.0)
+        assert b.places.under_way == {}
+        b.want(3)
+        b.places.close()
+        await asyncio.sleep(2.0)
+        assert b.asked == [(2,)]
+
+
+@on_its_own_clock
+async def test_streams_share_the_places_and_a_router_gets_one_state_at_a_time():
+    async with bench(streams=3) as b:
+        for stream in range(3):
+            b.want(0, 1, stream=stream)
+        await asyncio.sleep(1.0)
+        assert b.asked == [(0, 1)]  # of the first stream
+        b.done(0)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert b.asked == [(0, 1), (0,)]
+        b.peers[1].writable = False
+        b.done(1)
+        await asyncio.sleep(1.0)
+        assert b.asked == [(0, 1), (0,)]
+        b.peers[1].writable = True
+        b.places.look_soon()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert b.asked == [(0, 1), (0,), (1,)]
+
+
+@on_its_own_clock
+async def test_a_slow_router_is_slow_on_every_stream():
+    async with bench(streams=2) as b:
+        b.want(1)
+        await asyncio.sleep(SLOW_AFTER + 1)
+        b.done(1)
+        b.want(1)
+        b.want(1, stream=1)
+        await asyncio.sleep(SLOW_AFTER + 1)
+        b.places.streams[0].restart(b.router(1))
+        await asyncio.sleep(1.0)
+        assert [b.router(1, stream).in_slow_place for stream in (0, 1)] == [True, True]
+        assert b.asked == [(1,), (1,), (1,)]
+
+
+@on_its_own_clock
+async def test_nothing_is_asked_for_after_the_end():
+    async with bench(streams=2) as b:
+        b.want(1)
+        b.want(1, stream=1)
+        await asyncio.sleep(1.0)
+        b.done(1)
+        b.places.close()
+        await asyncio.sleep(1.0)
+        assert b.asked == [(1,)]
