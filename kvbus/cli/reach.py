@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from kvbus.cli.until import say
 from kvbus.common.errors import ExitCode, KvbusError
 from kvbus.transport.dialling import dial
-from kvbus.transport.zmtp.roles import Role
+from kvbus.transport.zmtp.mechanism import Role
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

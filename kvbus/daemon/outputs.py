@@ -17,7 +17,7 @@ from kvbus.parts.outputs.contract import OutputDriver, OutputFactory, Services
 from kvbus.transport.answer_reader import Pull
 from kvbus.transport.interposed import Interposed, limits_of_publishers
 from kvbus.transport.sockets import PeerPolicy
-from kvbus.transport.zmtp.settings import SYSTEM, System
+from kvbus.transport.zmtp.endpoint import SYSTEM, System
 
 log = logging.getLogger("kvbus.daemon")
 

@@ -17,7 +17,7 @@ from kvbus.transport.dialling import Dialled, dial
 from kvbus.transport.ingress import LiveStream, RequestConnection
 from kvbus.transport.sockets import Context, end, make_context
 from kvbus.transport.zap import ZapHandler
-from kvbus.transport.zmtp.settings import SYSTEM, System
+from kvbus.transport.zmtp.endpoint import SYSTEM, System
 
 Dial = Callable[..., AbstractAsyncContextManager[Dialled]]
 """Dials an endpoint once. See :func:`kvbus.transport.dialling.dial`."""

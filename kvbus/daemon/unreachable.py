@@ -18,7 +18,7 @@ from kvbus.core.relay import Relay
 from kvbus.core.sequencing.phases import SEPARATED
 from kvbus.daemon.runtime import RUNTIME, Dial
 from kvbus.transport.curve import Curve
-from kvbus.transport.zmtp.roles import Role
+from kvbus.transport.zmtp.mechanism import Role
 
 PAUSES: Final = (3.0, 6.0, 12.0, 30.0, 60.0)
 """Seconds without a connection before each look; the last one is repeated."""

@@ -16,16 +16,12 @@ from typing import Final
 from kvbus.transport.curve import Curve
 from kvbus.transport.reach import Address, Attempt, Outcome, Stop
 from kvbus.transport.sockets import rebuilding_id
-from kvbus.transport.zmtp import commands
+from kvbus.transport.zmtp import wire
 from kvbus.transport.zmtp.addresses import bind, peer_address
-from kvbus.transport.zmtp.events import Event, Message, Opened, Subscribed
-from kvbus.transport.zmtp.frames import encode_message
-from kvbus.transport.zmtp.greeting import SIGNATURE
-from kvbus.transport.zmtp.limits import Limits
-from kvbus.transport.zmtp.mechanism import Mechanism, Sealing, ready_properties
-from kvbus.transport.zmtp.protocol import Protocol
-from kvbus.transport.zmtp.reasons import ProtocolError, Reason
-from kvbus.transport.zmtp.roles import Role
+from kvbus.transport.zmtp.mechanism import Mechanism, Role, Sealing, ready_properties
+from kvbus.transport.zmtp.protocol import Event, Limits, Message, Opened, Protocol, Subscribed
+from kvbus.transport.zmtp.reasons import ProtocolError
+from kvbus.transport.zmtp.wire import SIGNATURE, encode_message
 from kvbus.transport.zmtp_keys import Keys
 
 HANDSHAKE_S: Final = 0.9
@@ -33,8 +29,8 @@ HANDSHAKE_S: Final = 0.9
 READY_S: Final = 0.3
 """Seconds for the peer's READY before ours is sent. libzmq closes, without its own, at a READY of the wrong type."""
 GREETING_BYTES: Final = 64
-_ZMTP_1: Final = b"\1\0"
-"""A greeting of ZMTP 1.0: no identity, in one frame."""
+_OLD: Final = (b"\1\0", SIGNATURE + b"\1")
+"""Greetings of ZMTP 1.0 (no identity, in one frame) and of ZMTP 2.0."""
 _CHUNK: Final = 256 * 1024
 _OTHER: Final = {Role.SUB: Role.DEALER, Role.DEALER: Role.SUB, Role.PUB: Role.DEALER}
 
@@ -47,6 +43,7 @@ class _Listening:
     """NULL, which hears the peer's READY before it says its own."""
 
     name = b"NULL"
+    expected = wire.READY
     peer_key = b""
     sealing: Sealing | None = None
 
@@ -54,8 +51,8 @@ class _Listening:
         self.peer: dict[bytes, bytes] | None = None
         properties = ready_properties(role)
         if role is Role.DEALER:
-            properties += commands.encode_metadata({b"Identity": rebuilding_id()})
-        self._ready = commands.command(commands.READY, properties)
+            properties += wire.encode_metadata({b"Identity": rebuilding_id()})
+        self._ready = wire.command(wire.READY, properties)
 
     def start(self) -> bytes:
         return b""
@@ -65,12 +62,8 @@ class _Listening:
         ready, self._ready = self._ready, b""
         return ready
 
-    def receive(self, name: bytes, data: bytes) -> bytes:
-        if name == commands.ERROR:
-            raise commands.refusal(data)
-        if name != commands.READY:
-            raise ProtocolError(Reason.COMMAND, f"{name!r} in place of READY")
-        self.peer = {b"socket-type": b"", **commands.parse_metadata(data)}
+    def receive(self, data: bytes) -> bytes:
+        self.peer = wire.parse_metadata(data)
         return self.speak()
 
 
@@ -79,7 +72,7 @@ class Connection:
 
     def __init__(self, connected: socket.socket, role: Role, limits: Limits, mechanism: Mechanism) -> None:
         self.mechanism = mechanism
-        self.protocol = Protocol(role, accepting=False, limits=limits, mechanism=mechanism)
+        self.protocol = Protocol(role, accepting=False, limits=limits, mechanism=mechanism, any_peer=True)
         self.first = b""
         """The first bytes that the peer has sent, a greeting's at most."""
         self._socket = connected
@@ -248,9 +241,9 @@ async def shake_hands(
         return Dialled(
             replace(answer, stop=Stop.MECHANISM, detail=_sides("NULL", ours)) if lacks_curve else answer, connection
         )
+    if first.startswith(_OLD):
+        return Dialled(replace(outcome, stop=Stop.VERSION))
     if not _is_zmtp(first):
-        if first.startswith(_ZMTP_1):
-            return Dialled(replace(outcome, stop=Stop.VERSION))
         connected.close()  # some servers have one connection at a time
         name = name_of(first) if first else await identify(address) if address else ""
         return Dialled(replace(outcome, stop=Stop.STRANGER, detail=name) if name else outcome)

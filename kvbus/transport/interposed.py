@@ -14,14 +14,12 @@ from typing import Final
 from kvbus.core.stats import OutputStats
 from kvbus.transport.ingress import Events
 from kvbus.transport.pump import MAX_KEPT_FRAMES
-from kvbus.transport.zmtp.commands import subscribe
-from kvbus.transport.zmtp.connections import Refused
-from kvbus.transport.zmtp.limits import Limits
-from kvbus.transport.zmtp.listener import Listener
+from kvbus.transport.zmtp.endpoint import Listener, Refused, Settings
+from kvbus.transport.zmtp.mechanism import PUBLISHERS, Role
 from kvbus.transport.zmtp.peer import Peer, PeerHandler
+from kvbus.transport.zmtp.protocol import Limits
 from kvbus.transport.zmtp.reasons import Reason
-from kvbus.transport.zmtp.roles import PUBLISHERS, Role
-from kvbus.transport.zmtp.settings import Settings
+from kvbus.transport.zmtp.wire import subscribe
 
 MAX_PUBLISHERS: Final = 16
 """Engines at one port. One is right; with a second there is a conflict, which only batches show."""

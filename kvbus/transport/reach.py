@@ -98,7 +98,7 @@ _SENTENCES = {
     Stop.OTHER_ADDRESS: "nothing listens at the first address of {endpoint}, the only one that ZeroMQ tries",
     Stop.SILENT: "{endpoint} accepts and says nothing: it is no ZeroMQ socket, or its process stands still",
     Stop.STRANGER: "{endpoint} does not speak ZeroMQ",
-    Stop.VERSION: "{endpoint} speaks ZMTP 1.0, which is too old",
+    Stop.VERSION: "{endpoint} speaks ZMTP 1.0 or 2.0, which is too old",
     Stop.MECHANISM: "CURVE is on at one side of {endpoint} only",
     Stop.KEYS: "the CURVE keys do not fit at {endpoint}",
     Stop.NO_CURVE: "CURVE at {endpoint} cannot be looked at: kvbus[curve] is not installed",

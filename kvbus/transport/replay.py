@@ -21,10 +21,10 @@ from kvbus.transport.replay_endpoint import ReplayEndpoint
 from kvbus.transport.replay_line import PAUSE, TURN, Line, WaitingLine
 from kvbus.transport.requester import STAY, Place, Requester
 from kvbus.transport.sockets import PLAIN, PeerPolicy
-from kvbus.transport.zmtp.frames import encode_message
+from kvbus.transport.zmtp.endpoint import SYSTEM, System
 from kvbus.transport.zmtp.peer import Peer
 from kvbus.transport.zmtp.reasons import Reason
-from kvbus.transport.zmtp.settings import SYSTEM, System
+from kvbus.transport.zmtp.wire import encode_message
 
 SLICE: Final = 0.001
 """Seconds one turn may take. A state snapshot of a million blocks takes long, and the live stream must go on."""

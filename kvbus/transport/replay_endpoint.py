@@ -11,11 +11,10 @@ from kvbus.core.stats import OutputStats
 from kvbus.transport.live.endpoint import REOPEN
 from kvbus.transport.requester import FIRST_SHARE
 from kvbus.transport.sockets import PeerPolicy
-from kvbus.transport.zmtp.limits import DEFAULT, Limits
-from kvbus.transport.zmtp.listener import Listener
+from kvbus.transport.zmtp.endpoint import SYSTEM, Listener, Settings, System
+from kvbus.transport.zmtp.mechanism import Role
 from kvbus.transport.zmtp.peer import PeerHandler
-from kvbus.transport.zmtp.roles import Role
-from kvbus.transport.zmtp.settings import SYSTEM, Settings, System
+from kvbus.transport.zmtp.protocol import DEFAULT, Limits
 from kvbus.transport.zmtp_keys import Keys
 
 MAX_PEERS: Final = 2_048

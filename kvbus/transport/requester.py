@@ -7,9 +7,9 @@ from enum import Enum
 from typing import Final
 
 from kvbus.transport.answer_reader import AnswerReader
-from kvbus.transport.zmtp.frames import encode_message
 from kvbus.transport.zmtp.peer import Peer
 from kvbus.transport.zmtp.tcp import Window
+from kvbus.transport.zmtp.wire import encode_message
 
 QUANTUM: Final = 64 * 1024
 """Bytes one requester gets before the next one gets its turn."""

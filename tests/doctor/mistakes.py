@@ -239,7 +239,7 @@ async def silent(scene):
     await scene.engine(f"{HOST}:{free_port()}")
 
 
-@mistake("a peer of ZMTP 1.0 (libzmq 2)", key="sources[0].endpoint", says="ZMTP 1.0")
+@mistake("a peer of ZMTP 1.0 (libzmq 2)", key="sources[0].endpoint", says="ZMTP 1.0 or 2.0")
 async def zmtp_1(scene):
     await scene.server(scene.source["endpoint"], b"\x01\x00")
     await scene.engine(f"{HOST}:{free_port()}")

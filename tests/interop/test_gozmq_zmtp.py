@@ -8,11 +8,10 @@ import pytest
 
 from kvbus.transport.dialling import dial
 from kvbus.transport.reach import Outcome, Stop
-from kvbus.transport.zmtp.frames import encode_message
-from kvbus.transport.zmtp.listener import Listener
+from kvbus.transport.zmtp.endpoint import Listener, Settings
+from kvbus.transport.zmtp.mechanism import Role
 from kvbus.transport.zmtp.peer import Peer
-from kvbus.transport.zmtp.roles import Role
-from kvbus.transport.zmtp.settings import Settings
+from kvbus.transport.zmtp.wire import encode_message
 from tests.doubles.payloads import payload
 from tests.ports import ports_in_a_row
 from tests.transport.loops import END, eventually, u64

@@ -1,7 +1,7 @@
 """A router that does not read is known to be behind before the kernel has taken megabytes for it."""
 
 from kvbus.transport.live.stream import UNSENT
-from kvbus.transport.zmtp.settings import DEFAULT_SETTINGS
+from kvbus.transport.zmtp.endpoint import DEFAULT_SETTINGS
 from tests.outputs.driven import driving
 from tests.transport.loops import both_loops, eventually
 

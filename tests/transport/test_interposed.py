@@ -14,9 +14,8 @@ import zmq
 from kvbus.core.stats import OutputStats
 from kvbus.transport.ingress import Events
 from kvbus.transport.interposed import MAX_PUBLISHERS, AcceptedStream, Interposed, limits_of_publishers
-from kvbus.transport.zmtp.commands import subscribe
-from kvbus.transport.zmtp.frames import encode_message
-from kvbus.transport.zmtp.settings import Settings
+from kvbus.transport.zmtp.endpoint import Settings
+from kvbus.transport.zmtp.wire import encode_message, subscribe
 from tests.transport.loops import both_loops, eventually, turns, u64
 from tests.transport.zmtp.peers import Recorder, greeting, hello, ready
 from tests.transport.zmtp.test_listener import bare, received

@@ -18,8 +18,8 @@ from kvbus.transport.replay import MAX_WAITING
 from kvbus.transport.replay_budget import Budget
 from kvbus.transport.requester import FIRST_SHARE
 from kvbus.transport.sockets import PeerPolicy
-from kvbus.transport.zmtp.frames import encode_message
 from kvbus.transport.zmtp.reasons import Reason
+from kvbus.transport.zmtp.wire import encode_message
 from tests.transport.loops import END, both_loops, eventually, u64
 from tests.transport.replaying import Served, requester, served
 from tests.transport.zmtp.peers import hello

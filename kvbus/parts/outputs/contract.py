@@ -13,8 +13,8 @@ from kvbus.core.stats import OutputStats, RouterView
 from kvbus.transport.answer_reader import Pull
 from kvbus.transport.interposed import Interposed
 from kvbus.transport.sockets import PeerPolicy
-from kvbus.transport.zmtp.limits import DEFAULT, Limits
-from kvbus.transport.zmtp.settings import SYSTEM, System
+from kvbus.transport.zmtp.endpoint import SYSTEM, System
+from kvbus.transport.zmtp.protocol import DEFAULT, Limits
 
 
 @dataclass(frozen=True, slots=True)

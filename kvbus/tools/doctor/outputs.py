@@ -24,9 +24,9 @@ from kvbus.transport.curve import Curve
 from kvbus.transport.dialling import ClosedError, Connection, dial
 from kvbus.transport.reach import Stop
 from kvbus.transport.zmtp.addresses import ipc_address, split_tcp
-from kvbus.transport.zmtp.limits import Limits
+from kvbus.transport.zmtp.mechanism import Role
+from kvbus.transport.zmtp.protocol import Limits
 from kvbus.transport.zmtp.reasons import ProtocolError
-from kvbus.transport.zmtp.roles import Role
 
 REMEDIES: Final = {
     "authentication_failed": (".password_file", "give the user this password, or the file the user's"),

@@ -41,10 +41,10 @@ from kvbus.daemon.build import source_spec
 from kvbus.transport.curve import Curve
 from kvbus.transport.dialling import ClosedError, Connection, Dialled, accept, dial
 from kvbus.transport.reach import PUBLISHERS, Outcome, Stop
-from kvbus.transport.zmtp.limits import Limits
+from kvbus.transport.zmtp.mechanism import Role
+from kvbus.transport.zmtp.protocol import Limits
 from kvbus.transport.zmtp.reasons import ProtocolError
 from kvbus.transport.zmtp.reasons import Reason as Broken
-from kvbus.transport.zmtp.roles import Role
 
 MAX_KEPT: Final = 1024
 """Batches, topics and first blocks that are remembered."""

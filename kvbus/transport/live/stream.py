@@ -25,8 +25,8 @@ from kvbus.transport.live.ring import Entry, Ring
 from kvbus.transport.live.router import Router, Routers, RouterState, host_of, say
 from kvbus.transport.live.states import StatePlaces
 from kvbus.transport.sender import QUANTUM, Sender, Session
-from kvbus.transport.zmtp.frames import MORE, encode_message, head
 from kvbus.transport.zmtp.peer import Peer
+from kvbus.transport.zmtp.wire import MORE, encode_message, head
 
 RECENT: Final = 60.0
 """Seconds in which a state can answer a replay request of the router that got it."""

@@ -1,11 +1,14 @@
-"""CURVE: who a peer is, by its public key, and transient keys for this connection alone.
+"""CURVE: each side proves its public key, and every connection has transient keys of its own.
 
 The side that dials is the client. It knows the server's public key, and says HELLO with a transient key. The server
-answers WELCOME, with a transient key of its own and a cookie, in which it has put all it needs to go on: it keeps only
-the cookie's key. INITIATE brings the cookie back, the client's public key, and the proof (the vouch) that the client
-has the secret key to it. Only then the allow-list is asked. READY ends the handshake.
+answers WELCOME, with a transient key of its own and a cookie. INITIATE brings the cookie back, the client's public key,
+and the proof (the vouch) that the client has the secret key to it. Only then the server asks its allow-list. READY ends
+the handshake. The server's transient key and its cookie are for one connection and for one use, so a recorded handshake
+opens nothing.
 
-A cookie's key is for one connection and for one use, so a handshake that somebody has recorded opens nothing.
+After the handshake each frame travels encrypted, in a MESSAGE of its own. libzmq 4.3.5 sends MESSAGE as a message
+frame. RFC 37 calls it a command. Both are read here, and libzmq's is sent. The flags of the frame inside are encrypted
+with its body.
 
 Source: https://rfc.zeromq.org/spec/26/, https://rfc.zeromq.org/spec/25/.
 """
@@ -14,56 +17,57 @@ from __future__ import annotations
 
 import hmac
 import secrets
-import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from nacl.bindings import (
-    crypto_box_beforenm,
-    crypto_box_easy,
-    crypto_box_easy_afternm,
-    crypto_box_keypair,
-    crypto_box_open_easy,
-    crypto_box_open_easy_afternm,
-    crypto_secretbox_easy,
-    crypto_secretbox_open_easy,
-)
 from nacl.exceptions import CryptoError
+from nacl.public import Box, PrivateKey, PublicKey
 
-from kvbus.transport.zmtp import commands
-from kvbus.transport.zmtp.mechanism import Sealing, check_properties, ready_properties
-from kvbus.transport.zmtp.peer import Peer
+from kvbus.transport.zmtp import wire
+from kvbus.transport.zmtp.mechanism import Role, Sealing, ready_properties
 from kvbus.transport.zmtp.reasons import ProtocolError, Reason
-from kvbus.transport.zmtp.roles import Role
-from kvbus.transport.zmtp.sealing import BOX_BYTES, NONCE_BYTES, Session
+from kvbus.transport.zmtp.wire import COMMAND, LONG, MORE, Frame
+
+if TYPE_CHECKING:
+    from kvbus.transport.zmtp.peer import Peer
 
 HELLO: Final = b"HELLO"
 WELCOME: Final = b"WELCOME"
 INITIATE: Final = b"INITIATE"
 
 KEY_BYTES: Final = 32
-COOKIE_SECONDS: Final = 60.0
-"""Seconds in which a cookie may come back."""
+NONCE_BYTES: Final = 8
+BOX_BYTES: Final = 16
+"""Bytes that an encrypted text is longer than the text."""
+
+CLIENT: Final = b"CurveZMQMESSAGEC"
+"""The first bytes of the nonce in messages of the side that dials."""
+SERVER: Final = b"CurveZMQMESSAGES"
+"""The first bytes of the nonce in messages of the side that accepts."""
 
 _LONG_NONCE: Final = 16
-_VERSION: Final = b"\1\0"
-_PADDING: Final = bytes(72)
+_VERSION: Final = b"\1\0" + bytes(72)
 _SIGNED: Final = bytes(64)
 _COOKIE_BYTES: Final = _LONG_NONCE + 2 * KEY_BYTES + BOX_BYTES
 _VOUCH_BYTES: Final = 2 * KEY_BYTES + BOX_BYTES
-_HELLO_BYTES: Final = len(_VERSION) + len(_PADDING) + KEY_BYTES + NONCE_BYTES + len(_SIGNED) + BOX_BYTES
+_HELLO_BYTES: Final = len(_VERSION) + KEY_BYTES + NONCE_BYTES + len(_SIGNED) + BOX_BYTES
 _WELCOME_BYTES: Final = _LONG_NONCE + KEY_BYTES + _COOKIE_BYTES + BOX_BYTES
 _INITIATE_BYTES: Final = _COOKIE_BYTES + NONCE_BYTES + KEY_BYTES + _LONG_NONCE + _VOUCH_BYTES + BOX_BYTES
 _READY_BYTES: Final = NONCE_BYTES + BOX_BYTES
 
-# The nonces' first bytes.
+# the first bytes of the nonces in the handshake
 _OF_HELLO: Final = b"CurveZMQHELLO---"
 _OF_WELCOME: Final = b"WELCOME-"
-_OF_COOKIE: Final = b"COOKIE--"
 _OF_INITIATE: Final = b"CurveZMQINITIATE"
 _OF_VOUCH: Final = b"VOUCH---"
 _OF_READY: Final = b"CurveZMQREADY---"
+
+# a MESSAGE, and the flags of the frame inside it
+_NAME: Final = b"\x07MESSAGE"
+_HEAD: Final = len(_NAME) + NONCE_BYTES
+_SEALED_COMMAND: Final = 2
+_KINDS: Final = {0: b"\0", MORE: b"\1", COMMAND: b"\2"}
 
 
 @dataclass(slots=True)
@@ -74,11 +78,16 @@ class ServerKeys:
         public: our public key, 32 raw bytes.
         secret: our secret key.
         clients: public keys of the peers that may connect.
+        private: our secret key, as PyNaCl takes it.
     """
 
     public: bytes
     secret: bytes = field(repr=False)
     clients: Collection[bytes] = field(repr=False)
+    private: PrivateKey = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.private = PrivateKey(self.secret)
 
     def mechanism(self, role: Role) -> Server:
         """Return the mechanism of one connection."""
@@ -115,163 +124,211 @@ class Server:
     """The accepting side of one handshake.
 
     Args:
-        keys: the endpoint's.
-        role: our socket type, and the peers it accepts.
-        clock: seconds, for the cookie.
+        keys: the endpoint's keys.
+        role: our role.
     """
 
     name = b"CURVE"
 
-    def __init__(self, keys: ServerKeys, role: Role, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, keys: ServerKeys, role: Role) -> None:
+        self.expected = HELLO
         self.peer: dict[bytes, bytes] | None = None
         self.peer_key = b""
         self.sealing: Sealing | None = None
 
         self._keys = keys
         self._role = role
-        self._clock = clock
-        self._expected = HELLO
 
-        # Between WELCOME and INITIATE: what opens the cookie, until when, and the peer's last nonce.
-        self._cookie_key = b""
-        self._cookie_until = 0.0
+        # Between WELCOME and INITIATE: the peer's transient key and its last nonce, our transient key, the cookie.
+        self._client = b""
         self._received = 0
+        self._transient: PrivateKey | None = None
+        self._cookie = b""
 
     def start(self) -> bytes:
         """Wait for HELLO."""
         return b""
 
-    def receive(self, name: bytes, data: bytes) -> bytes:
+    def receive(self, data: bytes) -> bytes:
         """Take in HELLO and return WELCOME, or INITIATE and return READY."""
-        if name == commands.ERROR:
-            raise commands.refusal(data)
-        if name != self._expected:
-            raise ProtocolError(Reason.COMMAND, f"{name!r} in place of {self._expected.decode()}")
-        self._expected = INITIATE
         try:
-            return self._hello(data) if name == HELLO else self._initiate(data)
+            return self._hello(data) if self.expected == HELLO else self._initiate(data)
         except CryptoError:
             text = "a handshake that the keys do not open: made for another key of ours, or forged"
             raise ProtocolError(Reason.CURVE, text) from None
 
     def _hello(self, data: bytes) -> bytes:
-        if len(data) != _HELLO_BYTES or not data.startswith(_VERSION + _PADDING):
+        self.expected = INITIATE
+        if len(data) != _HELLO_BYTES or not data.startswith(_VERSION):
             raise ProtocolError(Reason.COMMAND, "a malformed HELLO")
-        client, nonce, box = _split(data[len(_VERSION) + len(_PADDING) :], KEY_BYTES, NONCE_BYTES)
-        key = crypto_box_beforenm(client, self._keys.secret)
-        if not hmac.compare_digest(crypto_box_open_easy_afternm(box, _OF_HELLO + nonce, key), _SIGNED):
-            raise ProtocolError(Reason.COMMAND, "a malformed HELLO")
+        self._client, nonce, signed = _split(data[len(_VERSION) :], KEY_BYTES, NONCE_BYTES)
         self._received = int.from_bytes(nonce, "big")
-
-        public, secret = crypto_box_keypair()
-        self._cookie_key = secrets.token_bytes(KEY_BYTES)
-        self._cookie_until = self._clock() + COOKIE_SECONDS
-        cookie_nonce, nonce = secrets.token_bytes(_LONG_NONCE), secrets.token_bytes(_LONG_NONCE)
-        cookie = cookie_nonce + crypto_secretbox_easy(client + secret, _OF_COOKIE + cookie_nonce, self._cookie_key)
-        return commands.command(WELCOME, nonce + crypto_box_easy_afternm(public + cookie, _OF_WELCOME + nonce, key))
+        box = Box(self._keys.private, PublicKey(self._client))
+        if not hmac.compare_digest(box.decrypt(signed, _OF_HELLO + nonce), _SIGNED):
+            raise ProtocolError(Reason.COMMAND, "a malformed HELLO")
+        self._transient = PrivateKey.generate()
+        self._cookie = secrets.token_bytes(_COOKIE_BYTES)
+        nonce = secrets.token_bytes(_LONG_NONCE)
+        welcome = _encrypt(box, self._transient.public_key.encode() + self._cookie, _OF_WELCOME + nonce)
+        return wire.command(WELCOME, nonce + welcome)
 
     def _initiate(self, data: bytes) -> bytes:
-        cookie_key, self._cookie_key = self._cookie_key, b""
-        if len(data) < _INITIATE_BYTES:
+        transient, self._transient = self._transient, None
+        if transient is None or len(data) < _INITIATE_BYTES:
             raise ProtocolError(Reason.COMMAND, "a malformed INITIATE")
-        if self._clock() > self._cookie_until:
-            raise ProtocolError(Reason.CURVE, "a cookie that has expired")
-        cookie_nonce, cookie, nonce, box = _split(data, _LONG_NONCE, _COOKIE_BYTES - _LONG_NONCE, NONCE_BYTES)
-        client, secret = _split(crypto_secretbox_open_easy(cookie, _OF_COOKIE + cookie_nonce, cookie_key), KEY_BYTES)
+        cookie, nonce, sealed = _split(data, _COOKIE_BYTES, NONCE_BYTES)
+        if not hmac.compare_digest(cookie, self._cookie):
+            raise ProtocolError(Reason.CURVE, "the cookie of another handshake")
         received = int.from_bytes(nonce, "big")
         if received <= self._received:
             raise ProtocolError(Reason.NONCE, "a nonce that was used before")
-        key = crypto_box_beforenm(client, secret)
-        plain = crypto_box_open_easy_afternm(box, _OF_INITIATE + nonce, key)
+        box = Box(transient, PublicKey(self._client))
+        plain = box.decrypt(sealed, _OF_INITIATE + nonce)
         owner, vouch_nonce, vouch, properties = _split(plain, KEY_BYTES, _LONG_NONCE, _VOUCH_BYTES)
 
-        # the peer is who it says: its secret key vouches for this connection, and for us
-        vouched = crypto_box_open_easy(vouch, _OF_VOUCH + vouch_nonce, owner, secret)
-        if not hmac.compare_digest(vouched, client + self._keys.public):
+        # the secret key of the peer vouches for its transient key, and for ours
+        vouched = Box(transient, PublicKey(owner)).decrypt(vouch, _OF_VOUCH + vouch_nonce)
+        if not hmac.compare_digest(vouched, self._client + self._keys.public):
             raise ProtocolError(Reason.CURVE, "a vouch for another connection")
         if owner not in self._keys.clients:
             raise ProtocolError(Reason.KEY, "a key that is not on the list")
-        self.peer = check_properties(self._role, properties)
+        self.peer = wire.parse_metadata(properties)
         self.peer_key = owner
-        self.sealing = Session(key, accepting=True, sent=1, received=received)
+        self.sealing = Session(box, accepting=True, sent=1, received=received)
         nonce = (1).to_bytes(NONCE_BYTES, "big")
-        box = crypto_box_easy_afternm(ready_properties(self._role), _OF_READY + nonce, key)
-        return commands.command(commands.READY, nonce + box)
+        return wire.command(wire.READY, nonce + _encrypt(box, ready_properties(self._role), _OF_READY + nonce))
 
 
 class Client:
     """The dialling side of one handshake.
 
     Args:
-        keys: the endpoint's.
-        role: our socket type, and the peers it accepts.
+        keys: the endpoint's keys.
+        role: our role.
     """
 
     name = b"CURVE"
 
     def __init__(self, keys: ClientKeys, role: Role) -> None:
+        self.expected = WELCOME
         self.peer: dict[bytes, bytes] | None = None
         self.peer_key = keys.server
         self.sealing: Sealing | None = None
 
         self._keys = keys
         self._role = role
-        self._expected = WELCOME
-
-        # For this connection: our transient keys until INITIATE is sent, then what they make with the peer's.
-        self._public, self._secret = crypto_box_keypair()
-        self._key = b""
+        transient = PrivateKey.generate()
+        self._public = transient.public_key.encode()
+        self._transient: PrivateKey | None = transient
+        self._box = Box(transient, PublicKey(keys.server))
+        """For the server's own key at first, then for its transient key."""
 
     def start(self) -> bytes:
         """Return HELLO."""
         nonce = (1).to_bytes(NONCE_BYTES, "big")
-        box = crypto_box_easy(_SIGNED, _OF_HELLO + nonce, self._keys.server, self._secret)
-        return commands.command(HELLO, _VERSION + _PADDING + self._public + nonce + box)
+        signed = _encrypt(self._box, _SIGNED, _OF_HELLO + nonce)
+        return wire.command(HELLO, _VERSION + self._public + nonce + signed)
 
-    def receive(self, name: bytes, data: bytes) -> bytes:
+    def receive(self, data: bytes) -> bytes:
         """Take in WELCOME and return INITIATE, or READY and return nothing."""
-        if name == commands.ERROR:
-            raise commands.refusal(data)
-        if name != self._expected:
-            raise ProtocolError(Reason.COMMAND, f"{name!r} in place of {self._expected.decode()}")
-        self._expected = commands.READY
         try:
-            return self._welcome(data) if name == WELCOME else self._ready(data)
+            return self._welcome(data) if self.expected == WELCOME else self._ready(data)
         except CryptoError:
             text = "a handshake that the keys do not open: the peer has another key, or it is forged"
             raise ProtocolError(Reason.CURVE, text) from None
 
     def _welcome(self, data: bytes) -> bytes:
-        if len(data) != _WELCOME_BYTES:
+        self.expected = wire.READY
+        transient, self._transient = self._transient, None
+        if transient is None or len(data) != _WELCOME_BYTES:
             raise ProtocolError(Reason.COMMAND, "a malformed WELCOME")
         keys = self._keys
-        nonce, box = _split(data, _LONG_NONCE)
-        server, cookie = _split(crypto_box_open_easy(box, _OF_WELCOME + nonce, keys.server, self._secret), KEY_BYTES)
-        self._key = crypto_box_beforenm(server, self._secret)
-        self._secret = b""
+        nonce, sealed = _split(data, _LONG_NONCE)
+        server, cookie = _split(self._box.decrypt(sealed, _OF_WELCOME + nonce), KEY_BYTES)
+        self._box = Box(transient, PublicKey(server))
 
         vouch_nonce, nonce = secrets.token_bytes(_LONG_NONCE), (2).to_bytes(NONCE_BYTES, "big")
-        vouch = crypto_box_easy(self._public + keys.server, _OF_VOUCH + vouch_nonce, server, keys.secret)
+        vouch = _encrypt(
+            Box(PrivateKey(keys.secret), PublicKey(server)), self._public + keys.server, _OF_VOUCH + vouch_nonce
+        )
         plain = keys.public + vouch_nonce + vouch + ready_properties(self._role)
-        box = crypto_box_easy_afternm(plain, _OF_INITIATE + nonce, self._key)
-        return commands.command(INITIATE, cookie + nonce + box)
+        return wire.command(INITIATE, cookie + nonce + _encrypt(self._box, plain, _OF_INITIATE + nonce))
 
     def _ready(self, data: bytes) -> bytes:
         if len(data) < _READY_BYTES:
             raise ProtocolError(Reason.COMMAND, "a malformed READY")
-        key, self._key = self._key, b""
-        nonce, box = _split(data, NONCE_BYTES)
-        plain = crypto_box_open_easy_afternm(box, _OF_READY + nonce, key)
-        self.peer = check_properties(self._role, plain)
-        self.sealing = Session(key, accepting=False, sent=2, received=int.from_bytes(nonce, "big"))
+        nonce, sealed = _split(data, NONCE_BYTES)
+        self.peer = wire.parse_metadata(self._box.decrypt(sealed, _OF_READY + nonce))
+        self.sealing = Session(self._box, accepting=False, sent=2, received=int.from_bytes(nonce, "big"))
         return b""
 
 
+class Session:
+    """Both directions of one connection after the handshake.
+
+    Args:
+        box: encrypts and decrypts, with a key from both sides' transient keys.
+        accepting: True for the side that accepted the connection.
+        sent: the number of our last nonce in the handshake.
+        received: the number of the peer's last nonce.
+    """
+
+    overhead = _HEAD + BOX_BYTES + 1
+    """Bytes that a sealed frame is longer than the frame's body."""
+
+    def __init__(self, box: Box, *, accepting: bool, sent: int, received: int) -> None:
+        self._box = box
+        self._ours, self._theirs = (SERVER, CLIENT) if accepting else (CLIENT, SERVER)
+        self._sent = sent
+        self._received = received
+
+    def seal(self, data: bytes) -> bytes:
+        """Encrypt whole encoded frames, each as a MESSAGE."""
+        sealed: list[bytes] = []
+        position, end = 0, len(data)
+        while position < end:
+            flags = data[position]
+            start = position + (9 if flags & LONG else 2)
+            position = start + int.from_bytes(data[position + 1 : start], "big")
+            self._sent += 1
+            nonce = self._sent.to_bytes(NONCE_BYTES, "big")
+            box = _encrypt(self._box, _KINDS[flags & ~LONG] + data[start:position], self._ours + nonce)
+            sealed += (wire.head(_HEAD + len(box)), _NAME, nonce, box)
+        return b"".join(sealed)
+
+    def unseal(self, frame: Frame) -> Frame:
+        """Return the frame that a MESSAGE holds.
+
+        Raises:
+            ProtocolError: the frame is not a MESSAGE, is forged, or was received before.
+        """
+        body = frame.body
+        if frame.more or len(body) < self.overhead or not body.startswith(_NAME):
+            raise ProtocolError(Reason.COMMAND, "no MESSAGE where CURVE has one")
+        nonce = body[len(_NAME) : _HEAD]
+        number = int.from_bytes(nonce, "big")
+        if number <= self._received:
+            raise ProtocolError(Reason.NONCE, "a nonce that was used before")
+        try:
+            plain = self._box.decrypt(body[_HEAD:], self._theirs + nonce)
+        except CryptoError:
+            raise ProtocolError(Reason.SEAL, "a message that its key does not open") from None
+        self._received = number
+        kind = plain[0]
+        if kind > _SEALED_COMMAND:
+            raise ProtocolError(Reason.FRAME, f"a sealed frame with flags {kind:#04x}")
+        return Frame(kind == _SEALED_COMMAND, kind == MORE, plain[1:])
+
+
+def _encrypt(box: Box, plain: bytes, nonce: bytes) -> bytes:
+    return box.encrypt(plain, nonce).ciphertext
+
+
 def _split(data: bytes, *sizes: int) -> list[bytes]:
-    """Split data into parts of these sizes, and the rest."""
+    """Split data into parts of these sizes, and the remaining bytes."""
     parts = []
-    at = 0
+    position = 0
     for size in sizes:
-        parts.append(data[at : at + size])
-        at += size
-    return [*parts, data[at:]]
+        parts.append(data[position : position + size])
+        position += size
+    return [*parts, data[position:]]

@@ -1,31 +1,58 @@
-"""Security mechanisms: what is said between the greeting and the first message.
+"""Roles, which say who may talk to whom, and security mechanisms, which run the handshake after the greetings.
 
-NULL is here, and CURVE in :mod:`~kvbus.transport.zmtp.curve`, which needs a package of its own. CURVE also seals what
-is said afterwards. NULL does not, so there a message's bytes are the same for every peer and are handed on untouched.
+NULL is here. CURVE is in :mod:`~kvbus.transport.zmtp.curve`, which needs PyNaCl. CURVE also seals every frame after its
+handshake. NULL seals nothing, so without CURVE a message's bytes are the same for every peer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from enum import Enum
+from typing import Final, Protocol
 
-from kvbus.transport.zmtp import commands
-from kvbus.transport.zmtp.frames import Frame
-from kvbus.transport.zmtp.reasons import ProtocolError, Reason
-from kvbus.transport.zmtp.roles import Role
+from kvbus.transport.zmtp import wire
+from kvbus.transport.zmtp.wire import Frame
+
+PUBLISHERS: Final = frozenset({b"PUB", b"XPUB"})
+SUBSCRIBERS: Final = frozenset({b"SUB", b"XSUB"})
+
+
+class Role(Enum):
+    """What an endpoint is, and which socket types its peers may have.
+
+    PUB reads subscriptions as an XPUB does, but announces itself as "PUB". The engines' sockets are PUBs, so every
+    router's SUB accepts that name, whatever its library; and no peer treats the two differently.
+    """
+
+    PUB = (b"PUB", SUBSCRIBERS)
+    SUB = (b"SUB", PUBLISHERS)
+    EITHER = (b"", SUBSCRIBERS | PUBLISHERS)
+    """A PUB for subscribers and a SUB for publishers. The peer's READY decides which one."""
+    ROUTER = (b"ROUTER", frozenset({b"DEALER", b"REQ"}))
+    DEALER = (b"DEALER", frozenset({b"ROUTER", b"REP", b"DEALER"}))
+
+    def __init__(self, socket_type: bytes, peers: frozenset[bytes]) -> None:
+        self.socket_type = socket_type
+        self.peers = peers
+
+    def towards(self, socket_type: bytes) -> Role:
+        """Return the role that it has for a peer of this type."""
+        if self is not Role.EITHER:
+            return self
+        return Role.SUB if socket_type in PUBLISHERS else Role.PUB
 
 
 class Sealing(Protocol):
-    """What a mechanism does to frames once its handshake is over."""
+    """What a mechanism does to frames after its handshake."""
 
     overhead: int
     """Bytes that a sealed frame is longer than the frame's body."""
 
     def seal(self, data: bytes) -> bytes:
-        """Seal encoded frames, whole ones, in the order in which they are sent."""
+        """Seal whole encoded frames, in the order in which they are sent."""
 
     def unseal(self, frame: Frame) -> Frame:
-        """Return the frame that a sealed one holds.
+        """Return the frame inside a sealed one.
 
         Raises:
             ProtocolError: it is forged, or was received before.
@@ -37,18 +64,20 @@ class Mechanism(Protocol):
 
     name: bytes
     """Its name in the greeting."""
+    expected: bytes
+    """The command that the peer must send next."""
     peer: dict[bytes, bytes] | None
     """The peer's properties; None until the handshake is over."""
     peer_key: bytes
     """The public key that the peer has proven to own; empty without one."""
     sealing: Sealing | None
-    """Seals what follows the handshake; None if nothing does."""
+    """Seals every frame after the handshake; None if frames travel as they are."""
 
     def start(self) -> bytes:
-        """Return what to send before anything was received."""
+        """Return the bytes to send before anything was received."""
 
-    def receive(self, name: bytes, data: bytes) -> bytes:
-        """Take in a command of the peer, and return what to send.
+    def receive(self, data: bytes) -> bytes:
+        """Take in the data of the expected command, and return the bytes to send.
 
         Raises:
             ProtocolError: the handshake has failed.
@@ -59,17 +88,21 @@ MechanismFactory = Callable[[Role], Mechanism]
 """Makes the mechanism of one connection."""
 
 
-class Null:
-    """No security: both sides say READY with their properties.
+def ready_properties(role: Role) -> bytes:
+    """Encode our properties."""
+    return wire.encode_metadata({b"Socket-Type": role.socket_type})
 
-    The dialling side begins. The accepting side answers with READY, or with ERROR in its place.
+
+class Null:
+    """No security: both sides say READY with their properties, and the dialling side begins.
 
     Args:
-        role: our socket type, and the peers it accepts.
+        role: our role.
         accepting: True for the side that accepted the connection.
     """
 
     name = b"NULL"
+    expected = wire.READY
     peer_key = b""
     sealing: Sealing | None = None
 
@@ -78,49 +111,15 @@ class Null:
         self._accepting = accepting
         self.peer: dict[bytes, bytes] | None = None
 
-    def _ready(self) -> bytes:
-        return commands.command(commands.READY, ready_properties(self._role))
-
     def start(self) -> bytes:
         """Return the READY of the dialling side."""
         return b"" if self._accepting else self._ready()
 
-    def receive(self, name: bytes, data: bytes) -> bytes:
-        """Take in the peer's READY, or its ERROR."""
-        if name == commands.ERROR:
-            raise commands.refusal(data)
-        if name != commands.READY:
-            raise ProtocolError(Reason.COMMAND, f"{name!r} in place of READY")
-        self.peer = check_properties(self._role, data)
-        self._role = self._role.towards(self.peer[b"socket-type"])
+    def receive(self, data: bytes) -> bytes:
+        """Take in the peer's READY, and answer it on the accepting side."""
+        self.peer = wire.parse_metadata(data)
+        self._role = self._role.towards(self.peer.get(b"socket-type", b""))
         return self._ready() if self._accepting else b""
 
-
-def ready_properties(role: Role) -> bytes:
-    """Encode our properties."""
-    return commands.encode_metadata({b"Socket-Type": role.socket_type})
-
-
-def check_properties(role: Role, data: bytes) -> dict[bytes, bytes]:
-    """Parse a peer's properties, and check that it can talk to us.
-
-    Raises:
-        ProtocolError: they are malformed, or it cannot.
-    """
-    peer = commands.parse_metadata(data)
-    check_type(role, peer.get(b"socket-type", b""))
-    if len(peer.get(b"identity", b"")) > commands.MAX_IDENTITY:
-        raise ProtocolError(Reason.COMMAND, "the identity is too long")
-    return peer
-
-
-def check_type(role: Role, socket_type: bytes) -> None:
-    """Check that a peer's socket type can talk to ours.
-
-    Raises:
-        ProtocolError: it cannot.
-    """
-    if socket_type not in role.peers:
-        ours = role.socket_type.decode() or "PUB or SUB"
-        text = f"socket type {socket_type.decode('ascii', 'replace')} cannot talk to {ours}"
-        raise ProtocolError(Reason.SOCKET_TYPE, text)
+    def _ready(self) -> bytes:
+        return wire.command(wire.READY, ready_properties(self._role))

@@ -1,43 +1,153 @@
-"""One connection of ZMTP 3.1, without I/O: bytes go in, events and bytes to send come out.
+"""One connection of ZMTP 3.0 or 3.1, without I/O: bytes go in, events and bytes to send come out.
 
-The caller feeds received bytes with :meth:`Protocol.receive_data`, takes events one at a time with
-:meth:`Protocol.next_event` (so it decides how much work it does at once), and sends :meth:`Protocol.data_to_send`.
-Messages are not sent through this object: without encryption their bytes are the same for every peer, see
-:func:`~kvbus.transport.zmtp.frames.encode_message`. Once the handshake is over, all that is sent goes through
-:attr:`Protocol.sealing` if the mechanism has one, the answers of :meth:`Protocol.data_to_send` too.
+Feed received bytes with :meth:`Protocol.receive_data`, take events one at a time with :meth:`Protocol.next_event` (so
+the caller decides how much work it does at once), and send :meth:`Protocol.data_to_send`. Messages are not sent through
+this object: without CURVE their bytes are the same for every peer (:func:`~kvbus.transport.zmtp.wire.encode_message`).
+After the handshake everything that is sent goes through :attr:`Protocol.sealing` if the mechanism has one, the answers
+of :meth:`Protocol.data_to_send` too.
 
-Peers of ZMTP 3.0 and 2.0 are understood too. kvbus sends no PING: go-zeromq gives it to the application as a message.
+kvbus sends no PING: go-zeromq gives it to the application as a message.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import Final, NamedTuple
 
-from kvbus.transport.zmtp import commands, greeting
-from kvbus.transport.zmtp.events import Cancelled, Event, Message, Opened, Progress, Subscribed
-from kvbus.transport.zmtp.frames import Frame, FrameReader, encode_message
-from kvbus.transport.zmtp.limits import DEFAULT, Limits
-from kvbus.transport.zmtp.mechanism import Mechanism, Null, Sealing, check_type
+from kvbus.transport.zmtp import wire
+from kvbus.transport.zmtp.mechanism import Mechanism, Null, Role, Sealing
 from kvbus.transport.zmtp.reasons import ProtocolError, Reason
-from kvbus.transport.zmtp.roles import Role
-from kvbus.transport.zmtp.subscriptions import Subscriptions
+from kvbus.transport.zmtp.wire import Frame, take_frame
+
+MAX_IDENTITY: Final = 255
 
 _NO_ANSWER: Final = frozenset({Reason.REFUSED, Reason.CURVE, Reason.KEY, Reason.NONCE})
-"""Why a handshake ends without an ERROR. libzmq takes every ERROR as final and never dials again: a router whose key is
-added to the list later would stay away."""
+"""Failures of a handshake that are not answered by an ERROR. libzmq takes every ERROR as final and never dials again: a
+router whose key is added to the list later would stay away."""
 
 _SUBSCRIBE: Final = 1
 _CANCEL: Final = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much kvbus keeps for one peer. Each bound is checked before anything is kept.
+
+    Attributes:
+        frame_bytes: size of one frame.
+        message_frames: frames of one message. Each costs an object of some 40 bytes, even if it is empty.
+        kept_frames: frames kept of one message; further frames are read and dropped.
+        message_bytes: size of one message.
+        subscriptions: topics that a peer subscribes to.
+        subscription_bytes: size of all topics together.
+        handshake_bytes: size of the handshake after the greeting.
+    """
+
+    frame_bytes: int = 65_536
+    message_frames: int = 256
+    kept_frames: int = 256
+    message_bytes: int = 65_536
+    subscriptions: int = 1_024
+    subscription_bytes: int = 65_536
+    handshake_bytes: int = 4_096
+
+
+DEFAULT: Final = Limits()
+
+
+class Opened(NamedTuple):
+    """The handshake is over."""
+
+    socket_type: bytes
+    identity: bytes
+    version: tuple[int, int]
+    key: bytes = b""
+    """The public key that the peer has proven to own (CURVE)."""
+
+
+class Subscribed(NamedTuple):
+    """The peer wants messages whose topic has this prefix."""
+
+    topic: bytes
+
+
+class Cancelled(NamedTuple):
+    """The peer no longer wants messages whose topic has this prefix."""
+
+    topic: bytes
+
+
+class Message(NamedTuple):
+    """A whole message."""
+
+    frames: list[bytes]
+
+
+class Progress(NamedTuple):
+    """A frame was read that the caller need not know, such as a PING. It counts as work."""
+
+
+Event = Opened | Subscribed | Cancelled | Message | Progress
+
+
+class Subscriptions:
+    """A bounded set of topic prefixes. As in libzmq, a repeated subscription changes nothing, and one CANCEL ends it.
+
+    Args:
+        limits: number and size of the topics.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._topics: dict[bytes, None] = {}
+        self.bytes = 0
+        """Size of all topics together."""
+
+    def add(self, topic: bytes) -> bool:
+        """Add a topic; return False if it is there already.
+
+        Raises:
+            ProtocolError: the peer has too many topics.
+        """
+        if topic in self._topics:
+            return False
+        limits = self._limits
+        if len(self._topics) >= limits.subscriptions:
+            raise ProtocolError(Reason.SUBSCRIPTIONS, f"more than {limits.subscriptions} subscriptions")
+        if self.bytes + len(topic) > limits.subscription_bytes:
+            text = f"more than {limits.subscription_bytes} bytes of subscriptions"
+            raise ProtocolError(Reason.SUBSCRIPTION_BYTES, text)
+        self._topics[topic] = None
+        self.bytes += len(topic)
+        return True
+
+    def remove(self, topic: bytes) -> bool:
+        """Remove a topic; return False if it is not there."""
+        if topic not in self._topics:
+            return False
+        del self._topics[topic]
+        self.bytes -= len(topic)
+        return True
+
+    def __len__(self) -> int:
+        return len(self._topics)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._topics)
+
+    def __contains__(self, topic: object) -> bool:
+        return topic in self._topics
+
+
 class State(Enum):
-    """Where a connection is."""
+    """The phase of a connection."""
 
     GREETING = "greeting"
-    """The peer's version is not known yet."""
+    """The peer's greeting is missing."""
     HANDSHAKE = "handshake"
-    """The greeting was sent; the peer's READY (or, in ZMTP 2.0, its identity) is missing."""
+    """The greetings are over; the peer's part of the handshake is missing."""
     OPEN = "open"
     """Messages may come and go."""
     FAILED = "failed"
@@ -48,11 +158,12 @@ class Protocol:
     """One end of one connection.
 
     Args:
-        role: our socket type.
-        accepting: True for the side that accepted the connection, False for the one that dialled.
-        limits: what the peer may make us keep.
-        publisher_limits: the same for a peer that turns out to publish (EITHER).
+        role: our role.
+        accepting: True for the side that accepted the connection, False for the side that dialled.
+        limits: bounds for the peer.
+        publisher_limits: bounds for a peer that turns out to publish (EITHER).
         mechanism: the security mechanism; None for NULL.
+        any_peer: accept every socket type. A diagnosis wants to know the type, whatever it is.
     """
 
     def __init__(
@@ -63,28 +174,28 @@ class Protocol:
         limits: Limits = DEFAULT,
         publisher_limits: Limits = DEFAULT,
         mechanism: Mechanism | None = None,
+        any_peer: bool = False,
     ) -> None:
         self.state = State.GREETING
         self.topics = Subscriptions(limits)
         self.sealing: Sealing | None = None
-        """Seals and unseals frames once the handshake is over; None if they travel as they are."""
+        """Seals and unseals frames after the handshake; None if they travel as they are."""
 
         self._role = role
         self._limits = limits
         self._publisher_limits = publisher_limits
-        self._mechanism = mechanism or Null(role, accepting=accepting)
-
-        # What was received and not taken yet, and what is to be sent.
-        self._buffer = bytearray()
-        self._out = bytearray(greeting.OPENING)
+        self._any_peer = any_peer
 
         # The handshake.
-        self._frame_bytes = limits.frame_bytes
-        self._major: int | None = None
+        self._mechanism = mechanism or Null(role, accepting=accepting)
+        self._rest_of_greeting = wire.rest_of_greeting(self._mechanism.name)
         self._version = (0, 0)
-        self._socket_type = b""
         self._handshake_bytes = 0
-        self._reader = FrameReader(self._buffer, commands=True)
+
+        # Received bytes that are not decoded yet, and bytes to send.
+        self._buffer = bytearray()
+        self._out = bytearray(wire.OPENING)
+        self._frame_bytes = limits.frame_bytes
 
         # The message that is arriving.
         self._frames: list[bytes] = []
@@ -93,7 +204,7 @@ class Protocol:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes kept of what the peer has sent, subscriptions included."""
+        """Bytes that are kept for the peer, subscriptions included."""
         return len(self._buffer) + sum(map(len, self._frames)) + self.topics.bytes
 
     def receive_data(self, data: bytes | bytearray | memoryview) -> None:
@@ -111,86 +222,80 @@ class Protocol:
         """Return the next event, or None until more bytes have arrived.
 
         Raises:
-            ProtocolError: the peer broke a rule or a limit. Send what :meth:`data_to_send` has, and close.
+            ProtocolError: the peer broke a rule or a limit. Send :meth:`data_to_send`, and close.
         """
         try:
             if self.state is State.OPEN:
                 return self._next()
-            if self.state is State.GREETING and not self._greet():
-                return None
+            if self.state is State.GREETING:
+                self._greet()
             return self._shake_hands() if self.state is State.HANDSHAKE else None
         except ProtocolError as problem:
-            if self.state is State.HANDSHAKE and self._version >= (3, 0) and problem.reason not in _NO_ANSWER:
-                self._out += commands.error(str(problem))
+            if self.state is State.HANDSHAKE and problem.reason not in _NO_ANSWER:
+                self._out += wire.error(str(problem))
             self.state = State.FAILED
             self._buffer.clear()
             self._frames.clear()
             raise
 
-    def _greet(self) -> bool:
-        """Take in the peer's greeting; return False until it has arrived."""
-        if self._major is None:
-            self._major = greeting.peer_major(self._buffer)
-            if self._major is None:
-                return False
-            if self._major == greeting.VERSION_2 and self._role is Role.EITHER:
-                # a peer of ZMTP 2.0 may wait for our type before it says its own
-                raise ProtocolError(Reason.VERSION, "ZMTP 2.0 does not say in time who dials")
-            self._out += greeting.rest(self._major, self._role.socket_type, self._mechanism.name)
-        peer = greeting.take_greeting(self._buffer, self._major)
-        if peer is None:
-            return False
-        self._version = peer.version
+    def _greet(self) -> None:
+        """Take in the peer's greeting, if it has arrived, and begin the handshake."""
+        arrived = len(self._buffer)
+        greeting = wire.take_greeting(self._buffer)
+        if arrived >= len(wire.OPENING):
+            self._out += self._rest_of_greeting
+            self._rest_of_greeting = b""
+        if greeting is None:
+            return
         self.state = State.HANDSHAKE
-        if peer.version < (3, 0):
-            if self._mechanism.name != Null.name:
-                raise ProtocolError(Reason.MECHANISM, f"ZMTP 2.0 has no {self._mechanism.name.decode()}")
-            check_type(self._role, peer.socket_type)
-            self._socket_type = peer.socket_type
-            self._reader = FrameReader(self._buffer, commands=False)
-            self._out += encode_message([b""])  # our identity
-        elif peer.mechanism != self._mechanism.name:
-            text = f"mechanism {peer.mechanism.decode('ascii', 'replace')}; here it is {self._mechanism.name.decode()}"
+        self._version = greeting.version
+        ours, theirs = self._mechanism.name, greeting.mechanism
+        if theirs != ours:
+            text = f"mechanism {theirs.decode('ascii', 'replace')}; here it is {ours.decode()}"
             raise ProtocolError(Reason.MECHANISM, text)
-        else:
-            self._out += self._mechanism.start()
-        return True
+        self._out += self._mechanism.start()
 
     def _shake_hands(self) -> Event | None:
+        """Take in the next command of the handshake."""
+        mechanism = self._mechanism
         room = self._limits.handshake_bytes - self._handshake_bytes
-        frame = self._reader.next_frame(room, Reason.HANDSHAKE_BYTES)
+        frame = take_frame(self._buffer, room, Reason.HANDSHAKE_BYTES)
         if frame is None:
             return None
         self._handshake_bytes += len(frame.body)
-        if self._version < (3, 0):
-            return self._identity(frame)
         if not frame.command:
             raise ProtocolError(Reason.COMMAND, "a message before the handshake is over")
-        self._out += self._mechanism.receive(*commands.parse_command(frame.body))
-        peer = self._mechanism.peer
-        if peer is None:
-            return Progress()
-        self.sealing = self._mechanism.sealing
-        if self.sealing is not None:
-            self._frame_bytes += self.sealing.overhead
-        return self._open(peer[b"socket-type"], peer.get(b"identity", b""), self._mechanism.peer_key)
+        name, data = wire.parse_command(frame.body)
+        if name == wire.ERROR:
+            raise wire.refusal(data)
+        if name != mechanism.expected:
+            raise ProtocolError(Reason.COMMAND, f"{name!r} in place of {mechanism.expected.decode()}")
+        answer = mechanism.receive(data)
+        opened = None if mechanism.peer is None else self._open(mechanism.peer)
+        self._out += answer
+        return opened or Progress()
 
-    def _identity(self, frame: Frame) -> Event:
-        if frame.more or len(frame.body) > commands.MAX_IDENTITY:
-            raise ProtocolError(Reason.FRAME, "no identity where ZMTP 2.0 has one")
-        return self._open(self._socket_type, frame.body)
-
-    def _open(self, socket_type: bytes, identity: bytes, key: bytes = b"") -> Opened:
-        self.state = State.OPEN
+    def _open(self, peer: dict[bytes, bytes]) -> Opened:
+        """Check the peer's properties, and let messages come and go."""
+        socket_type, identity = peer.get(b"socket-type", b""), peer.get(b"identity", b"")
+        if socket_type not in self._role.peers and not self._any_peer:
+            ours = self._role.socket_type.decode() or "PUB or SUB"
+            text = f"socket type {socket_type.decode('ascii', 'replace')} cannot talk to {ours}"
+            raise ProtocolError(Reason.SOCKET_TYPE, text)
+        if len(identity) > MAX_IDENTITY:
+            raise ProtocolError(Reason.COMMAND, "the identity is too long")
         if self._role is Role.EITHER:
             self._role = self._role.towards(socket_type)
             if self._role is Role.SUB:
                 self._limits = self._publisher_limits
-                self._frame_bytes = self._limits.frame_bytes
-        return Opened(socket_type, identity, self._version, key)
+        self.state = State.OPEN
+        self.sealing = self._mechanism.sealing
+        self._frame_bytes = self._limits.frame_bytes + (self.sealing.overhead if self.sealing else 0)
+        return Opened(socket_type, identity, self._version, self._mechanism.peer_key)
 
     def _next(self) -> Event | None:
-        frame = self._reader.next_frame(self._frame_bytes)
+        """Take in the next frame after the handshake."""
+        frame = take_frame(self._buffer, self._frame_bytes)
         if frame is None:
             return None
         if self.sealing is not None:
@@ -205,7 +310,7 @@ class Protocol:
             raise ProtocolError(Reason.MESSAGE_FRAMES, f"a message of more than {limits.message_frames} frames")
         if self._message_bytes > limits.message_bytes:
             raise ProtocolError(Reason.MESSAGE_BYTES, f"a message of more than {limits.message_bytes} bytes")
-        single = self._message_frames == 1
+        single = self._message_frames == 1 and not frame.more
         if not frame.more:
             self._message_frames = self._message_bytes = 0
         if self._role is not Role.PUB:
@@ -215,7 +320,7 @@ class Protocol:
                 return Progress()
             frames, self._frames = self._frames, []
             return Message(frames)
-        if not single or frame.more or not body or body[0] not in {_SUBSCRIBE, _CANCEL}:
+        if not single or not body or body[0] not in {_SUBSCRIBE, _CANCEL}:
             return Progress()  # a message of an XSUB's application
         return self._subscription(subscribe=body[0] == _SUBSCRIBE, topic=body[1:])
 
@@ -225,11 +330,11 @@ class Protocol:
         return Cancelled(topic) if self.topics.remove(topic) else Progress()
 
     def _command(self, body: bytes) -> Event:
-        name, data = commands.parse_command(body)
-        if name == commands.PING:
-            self._out += commands.pong(data)
-        elif name == commands.ERROR:
-            raise commands.refusal(data)
-        elif self._role is Role.PUB and name in {commands.SUBSCRIBE, commands.CANCEL}:
-            return self._subscription(subscribe=name == commands.SUBSCRIBE, topic=data)
+        name, data = wire.parse_command(body)
+        if name == wire.PING:
+            self._out += wire.pong(data)
+        elif name == wire.ERROR:
+            raise wire.refusal(data)
+        elif self._role is Role.PUB and name in {wire.SUBSCRIBE, wire.CANCEL}:
+            return self._subscription(subscribe=name == wire.SUBSCRIBE, topic=data)
         return Progress()

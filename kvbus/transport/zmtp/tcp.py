@@ -59,6 +59,11 @@ def queued_bytes(connection: socket.socket) -> int:
     return count
 
 
+def has_unread(connection: socket.socket) -> bool:
+    """Return whether the kernel has bytes of the peer that nobody has read."""
+    return connection.fileno() >= 0 and any(fcntl.ioctl(connection, termios.FIONREAD, bytes(_COUNT.size)))
+
+
 class Window(NamedTuple):
     """What a peer's kernel has taken, and how much it would take, in bytes since the connection began.
 

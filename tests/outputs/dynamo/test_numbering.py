@@ -14,16 +14,16 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from kvbus.core.types import Tier
 from kvbus.parts.outputs.dynamo.messages import Connection, Numbering, rank_of
-from kvbus.transport.zmtp.frames import FrameReader, encode_message
+from kvbus.transport.zmtp.wire import encode_message, take_frame
 from tests.doubles.payloads import cleared, payload, removed, store
 from tests.outputs.dynamo_reader import unwrapped
 
 
 def messages(data: bytes) -> list[list[bytes]]:
     """What is on the wire."""
-    reader = FrameReader(bytearray(data), commands=True)
+    buffer = bytearray(data)
     found: list[list[bytes]] = [[]]
-    while (frame := reader.next_frame(2**30)) is not None:
+    while (frame := take_frame(buffer, 2**30)) is not None:
         found[-1].append(frame.body)
         if not frame.more:
             found.append([])

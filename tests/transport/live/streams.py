@@ -12,9 +12,8 @@ from kvbus.core.outputs.state_transfer import StateTransfer
 from kvbus.core.stats import OutputStats
 from kvbus.transport.live.stream import LivePublisher
 from kvbus.transport.sender import Sender
-from kvbus.transport.zmtp.listener import Listener
-from kvbus.transport.zmtp.roles import Role
-from kvbus.transport.zmtp.settings import DEFAULT_SETTINGS
+from kvbus.transport.zmtp.endpoint import DEFAULT_SETTINGS, Listener
+from kvbus.transport.zmtp.mechanism import Role
 from tests.ports import free_port
 from tests.transport.loops import eventually, read_all, turns, u64
 

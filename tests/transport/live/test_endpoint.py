@@ -11,8 +11,8 @@ from kvbus.core.stats import OutputStats
 from kvbus.transport.live.endpoint import REOPEN, reopening
 from kvbus.transport.replay_endpoint import ReplayEndpoint
 from kvbus.transport.sockets import PLAIN
-from kvbus.transport.zmtp.listener import Listener
-from kvbus.transport.zmtp.roles import Role
+from kvbus.transport.zmtp.endpoint import Listener
+from kvbus.transport.zmtp.mechanism import Role
 from tests.ports import free_port
 from tests.transport.loops import both_loops
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import zmq
@@ -10,16 +9,12 @@ from nacl.bindings import crypto_box_keypair, crypto_scalarmult_base
 from zmq.utils import z85
 
 from kvbus.transport.zmtp.curve import Client, ClientKeys, Server, ServerKeys
-from kvbus.transport.zmtp.events import Progress
-from kvbus.transport.zmtp.frames import Frame, FrameReader
-from kvbus.transport.zmtp.limits import DEFAULT
-from kvbus.transport.zmtp.protocol import Protocol
-from kvbus.transport.zmtp.roles import Role
+from kvbus.transport.zmtp.mechanism import Role
+from kvbus.transport.zmtp.protocol import DEFAULT, Progress, Protocol
+from kvbus.transport.zmtp.wire import Frame, parse_command, take_frame
 from tests.transport.zmtp.peers import greeting
 
-# As routers are: stricter than a kvbus that dials by hand. The mechanisms read these two attributes of a role.
-SUB: Any = SimpleNamespace(socket_type=b"SUB", peers=frozenset({b"PUB"}))
-DEALER: Any = SimpleNamespace(socket_type=b"DEALER", peers=frozenset({b"ROUTER"}))
+SUB, DEALER = Role.SUB, Role.DEALER
 
 HELLO = greeting(mechanism=b"CURVE")
 
@@ -51,9 +46,9 @@ class Pair:
         socket.setsockopt(zmq.CURVE_SECRETKEY, self.z85[1])
 
 
-def accepting(keys: ServerKeys, role: Role = Role.PUB, limits: Any = DEFAULT, **options: Any) -> Protocol:
+def accepting(keys: ServerKeys, role: Role = Role.PUB, limits: Any = DEFAULT) -> Protocol:
     """kvbus's end of a connection that it has accepted, behind the greetings."""
-    protocol = Protocol(role, accepting=True, limits=limits, mechanism=Server(keys, role, **options))
+    protocol = Protocol(role, accepting=True, limits=limits, mechanism=Server(keys, role))
     feed(protocol, HELLO)
     assert protocol.data_to_send() == HELLO
     return protocol
@@ -82,9 +77,9 @@ def feed(protocol: Protocol, data: bytes) -> list[Any]:
 
 def frames_of(data: bytes) -> list[Frame]:
     """Every frame of some bytes."""
-    reader = FrameReader(bytearray(data), commands=True)
+    buffer = bytearray(data)
     frames = []
-    while (frame := reader.next_frame(2**30)) is not None:
+    while (frame := take_frame(buffer, 2**30)) is not None:
         frames.append(frame)
     return frames
 
@@ -92,8 +87,9 @@ def frames_of(data: bytes) -> list[Frame]:
 def take(mechanism: Client | Server, data: bytes) -> bytes:
     """Let the other end take a command frame; what it answers."""
     (frame,) = frames_of(data)
-    name = 1 + frame.body[0]
-    return mechanism.receive(frame.body[1:name], frame.body[name:])
+    name, body = parse_command(frame.body)
+    assert name == mechanism.expected
+    return mechanism.receive(body)
 
 
 def opened(server: Pair, client: Pair, role: Role = Role.PUB, limits: Any = DEFAULT) -> tuple[Protocol, Client]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvbus.transport.zmtp.commands import READY, command, encode_metadata
-from kvbus.transport.zmtp.frames import encode_message
 from kvbus.transport.zmtp.peer import Peer
+from kvbus.transport.zmtp.wire import READY, command, encode_message, encode_metadata
 
 SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
 
@@ -28,7 +27,7 @@ def hello(socket_type: bytes, minor: int = 1, **more: bytes) -> bytes:
 
 
 def hello_2(socket_type: int, identity: bytes = b"") -> bytes:
-    """The same of a peer of ZMTP 2.0; SUB is 2, REQ 3, DEALER 5, XSUB 10."""
+    """The same of a peer of ZMTP 2.0, which kvbus does not speak; PUB is 1, SUB 2, DEALER 5."""
     return SIGNATURE + bytes([1, socket_type]) + encode_message([identity])
 
 
@@ -78,5 +77,5 @@ class Recorder:
         """To every peer that wants it."""
         data = encode_message(frames)
         for peer in self.peers:
-            if peer.topics.match(frames[0]):
+            if any(map(frames[0].startswith, peer.topics)):
                 peer.write(data)

@@ -9,12 +9,12 @@ import tracemalloc
 import pytest
 import zmq
 
-from kvbus.transport.zmtp import commands
-from kvbus.transport.zmtp.frames import encode_command, encode_message
-from kvbus.transport.zmtp.limits import Limits
+from kvbus.transport.zmtp import wire
+from kvbus.transport.zmtp.endpoint import Settings
+from kvbus.transport.zmtp.mechanism import Role
+from kvbus.transport.zmtp.protocol import Limits
 from kvbus.transport.zmtp.reasons import Reason
-from kvbus.transport.zmtp.roles import Role
-from kvbus.transport.zmtp.settings import Settings
+from kvbus.transport.zmtp.wire import encode_command, encode_message
 from tests.transport.loops import PATIENCE, both_loops, eventually
 from tests.transport.zmtp.peers import hello
 from tests.transport.zmtp.test_listener import bare, listening, received
@@ -61,7 +61,7 @@ SUB, DEALER = hello(b"SUB"), hello(b"DEALER")
     ],
 )
 async def test_a_flood_has_a_named_end_and_costs_little(dial, role, first, chunk, reason):
-    topics = b"".join(commands.command(b"SUBSCRIBE", n.to_bytes(4, "big") * 10) for n in range(2_000))
+    topics = b"".join(wire.command(b"SUBSCRIBE", n.to_bytes(4, "big") * 10) for n in range(2_000))
     async with listening(role, echo=True) as (listener, seen):
         kind = zmq.SUB if role is Role.PUB else zmq.DEALER
         good = dial(kind, listener.endpoint, **({"SUBSCRIBE": b""} if role is Role.PUB else {}))
@@ -85,7 +85,7 @@ async def test_pings_whose_answers_nobody_reads(dial):
     async with listening(settings=Settings(unsent_bytes=16_384)) as (listener, seen):
         sub = dial(zmq.SUB, listener.endpoint, SUBSCRIBE=b"")
         await eventually(lambda: seen.topics, "the peer that behaves")
-        pings = commands.command(b"PING", b"\0\0" + b"c" * 16) * 2_000
+        pings = wire.command(b"PING", b"\0\0" + b"c" * 16) * 2_000
         with Memory() as memory:
             async with bare(listener.endpoint, SUB, buffer=4_096) as (_, writer):
                 await eventually(lambda: len(seen.peers) == 2, "its handshake")
@@ -100,7 +100,7 @@ async def test_pings_whose_answers_nobody_reads(dial):
 @both_loops
 async def test_pings_whose_answers_are_read_may_come_for_ever():
     """Ten times what may wait unread."""
-    ping, pong = (commands.command(name, data) for name, data in ((b"PING", b"\0\0c"), (b"PONG", b"c")))
+    ping, pong = (wire.command(name, data) for name, data in ((b"PING", b"\0\0c"), (b"PONG", b"c")))
     async with listening() as (listener, seen), bare(listener.endpoint, SUB) as (reader, writer):
         await reader.readexactly(64)
         await eventually(lambda: seen.peers, "its handshake")

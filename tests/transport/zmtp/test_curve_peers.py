@@ -7,10 +7,10 @@ import pytest
 import zmq
 
 from kvbus.transport.zmtp.curve import Client
-from kvbus.transport.zmtp.frames import encode_message
+from kvbus.transport.zmtp.endpoint import Settings
+from kvbus.transport.zmtp.mechanism import Role
 from kvbus.transport.zmtp.reasons import Reason
-from kvbus.transport.zmtp.roles import Role
-from kvbus.transport.zmtp.settings import Settings
+from kvbus.transport.zmtp.wire import encode_message
 from tests.ports import free_port
 from tests.transport.loops import both_loops, eventually
 from tests.transport.zmtp.curves import HELLO, SUB, Pair, sealed, take

@@ -9,15 +9,13 @@ import pytest
 import zmq
 
 from kvbus.common.errors import BindError
-from kvbus.transport.zmtp import dialler as dialler_module
-from kvbus.transport.zmtp.dialler import Dialler
-from kvbus.transport.zmtp.frames import encode_message
+from kvbus.transport.zmtp import endpoint as endpoint_module
+from kvbus.transport.zmtp.endpoint import Dialler, Settings
+from kvbus.transport.zmtp.mechanism import Role
 from kvbus.transport.zmtp.reasons import Reason
-from kvbus.transport.zmtp.roles import Role
-from kvbus.transport.zmtp.settings import Settings
 from tests.ports import free_port
 from tests.transport.loops import both_loops, eventually, turns
-from tests.transport.zmtp.peers import Recorder, hello_2
+from tests.transport.zmtp.peers import Recorder
 from tests.transport.zmtp.test_listener import received
 
 
@@ -105,8 +103,8 @@ async def test_it_dials_until_somebody_is_there_and_again_when_nobody_is(bind):
 
 @both_loops
 async def test_waits_grow_and_are_bounded(monkeypatch):
-    monkeypatch.setattr(dialler_module, "FIRST", 0.01)
-    monkeypatch.setattr(dialler_module, "LONGEST", 0.08)
+    monkeypatch.setattr(endpoint_module, "FIRST", 0.01)
+    monkeypatch.setattr(endpoint_module, "LONGEST", 0.08)
     at, loop = [], asyncio.get_running_loop()
 
     async def refuse(self):
@@ -161,27 +159,6 @@ async def test_a_silent_address_is_left_in_time():
         async with dialling(endpoint, handshake_timeout=0.05) as (_, seen):
             await eventually(lambda: len(seen.refused) > 1, "two attempts")
             assert set(seen.refused) == {Reason.HANDSHAKE_TIMEOUT}
-
-
-@both_loops
-async def test_an_old_router(tmp_path):
-    """ZMTP 2.0, as of libzmq 3.2."""
-    got = []
-
-    async def old(reader, writer):
-        got.append(await reader.readexactly(11))
-        writer.write(hello_2(2)[:12])
-        got.append(await reader.readexactly(3))
-        writer.write(hello_2(2)[12:] + encode_message([b"\1kv"]))
-        got.append(await reader.readexactly(5))
-        writer.close()
-
-    server = await asyncio.start_server(old, "127.0.0.1", 0)
-    async with server, dialling(f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}") as (_, seen):
-        await eventually(lambda: seen.topics == [("+", b"kv")], "its subscription")
-        seen.send(b"kv", b"")
-        await eventually(lambda: len(got) == 3, "the message")
-        assert got[1:] == [b"\1\0\0", b"\1\2kv\0"]
 
 
 @pytest.mark.parametrize("endpoint", ["tcp://nowhere", "udp://127.0.0.1:1", "tcp://:1"])

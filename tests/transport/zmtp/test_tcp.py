@@ -91,7 +91,7 @@ async def test_a_peer_that_does_not_read_is_there():
 SILENT = """
 import asyncio, subprocess, sys
 sys.path.insert(0, {root!r})
-from kvbus.transport.zmtp.settings import Settings
+from kvbus.transport.zmtp.endpoint import Settings
 from tests.transport.loops import eventually
 from tests.transport.zmtp.peers import hello
 from tests.transport.zmtp.test_listener import bare, listening

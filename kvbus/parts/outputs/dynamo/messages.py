@@ -18,7 +18,7 @@ from kvbus.core.wire.encoding import decode_value
 from kvbus.core.wire.parts import field, hashes_of, is_store, value
 from kvbus.core.wire.schema import AllBlocksCleared
 from kvbus.core.wire.tokens import Token, array_head, decode_tokens
-from kvbus.transport.zmtp.frames import LONG, encode_message
+from kvbus.transport.zmtp.wire import LONG, encode_message
 
 SEED: Final = 1337
 MASK: Final = 2**64 - 1

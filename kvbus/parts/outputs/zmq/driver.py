@@ -31,13 +31,11 @@ from kvbus.transport.replay import ReplayServer
 from kvbus.transport.replay_budget import Budget
 from kvbus.transport.sender import Sender
 from kvbus.transport.sockets import PLAIN, PeerPolicy
-from kvbus.transport.zmtp.dialler import Dialler
-from kvbus.transport.zmtp.limits import DEFAULT, Limits
-from kvbus.transport.zmtp.listener import Listener
+from kvbus.transport.zmtp.endpoint import Dialler, Listener, Settings
+from kvbus.transport.zmtp.mechanism import Role
 from kvbus.transport.zmtp.peer import Peer, PeerHandler
+from kvbus.transport.zmtp.protocol import DEFAULT, Limits
 from kvbus.transport.zmtp.reasons import DISCONNECTS, REFUSALS, Reason
-from kvbus.transport.zmtp.roles import Role
-from kvbus.transport.zmtp.settings import Settings
 from kvbus.transport.zmtp_keys import Keys
 
 log = logging.getLogger("kvbus.daemon")

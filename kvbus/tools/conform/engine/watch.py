@@ -20,7 +20,7 @@ from kvbus.transport.client.subscriber import StreamSockets
 from kvbus.transport.curve import Curve
 from kvbus.transport.dialling import dial
 from kvbus.transport.reach import Outcome, Stop
-from kvbus.transport.zmtp.roles import Role
+from kvbus.transport.zmtp.mechanism import Role
 
 _TICK_S: Final = 0.1
 _DIAL_S: Final = 5.0

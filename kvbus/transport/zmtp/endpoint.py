@@ -1,0 +1,403 @@
+"""Endpoints: a listener accepts connections, a dialler makes one again and again. Both bound what peers may cost.
+
+An endpoint has the connections in their handshake and the peers. It never stops accepting for good, and never blocks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import random
+import resource
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from kvbus.common.errors import BindError
+from kvbus.transport.zmtp import addresses, tcp
+from kvbus.transport.zmtp.mechanism import PUBLISHERS, MechanismFactory, Role
+from kvbus.transport.zmtp.peer import Peer, PeerHandler
+from kvbus.transport.zmtp.protocol import DEFAULT, Limits, Protocol
+from kvbus.transport.zmtp.reasons import Reason
+
+CHECK: Final = 5.0
+"""Seconds between two looks for peers that are gone."""
+
+ACCEPTS: Final = 16
+"""Connections accepted in one iteration of the event loop."""
+
+REST: Final = 0.1
+"""Seconds before it accepts again after the system had no resources for another connection."""
+
+RESERVE: Final = 64
+"""File descriptors, a quarter of all at most, that are left for HTTP probes, engines and the state."""
+
+FIRST: Final = 0.1
+"""Seconds before the second attempt to dial. Each further wait is twice as long."""
+
+LONGEST: Final = 2.0
+"""Maximum seconds before an attempt to dial: a restarted router is found again within two seconds."""
+
+CONNECT_TIMEOUT: Final = 5.0
+"""Seconds for one address to accept."""
+
+_SCRATCH: Final = 16 * 1024
+"""Bytes of one read."""
+
+_NONE_LEFT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+Refused = Callable[[str, str, str], None]
+"""Called for each connection that does not become a peer: reason, address, and what the peer did if it broke a rule."""
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """What an endpoint asks of the operating system beside its sockets. A simulation has its own.
+
+    Attributes:
+        bind: binds an endpoint and listens.
+        queued_bytes: returns how many bytes of a connection the peer has not acknowledged.
+    """
+
+    bind: Callable[[str], addresses.Bound] = addresses.bind
+    queued_bytes: Callable[[socket.socket], int] = tcp.queued_bytes
+
+
+SYSTEM: Final = System()
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Bounds and times of one endpoint.
+
+    Attributes:
+        limits: what kvbus keeps for one peer.
+        publisher_limits: the same for a peer that publishes, where the role is EITHER.
+        max_peers: connections whose handshake is over.
+        max_publishers: those of peers that publish, beside ``max_peers``, where the role is EITHER: subscribers cannot
+            keep them out.
+        max_half_open: connections in their handshake. Beyond that the oldest one ends, so that silent ones cannot keep
+            others out.
+        handshake_timeout: seconds for a handshake.
+        high_water: bytes waiting for a peer's kernel at which the peer is not ``writable`` any more.
+        low_water: bytes waiting at which it is again.
+        unsent_bytes: bytes that the kernel keeps for a peer and cannot send yet; 0 for as many as it likes.
+        gone_after: seconds in which a peer's kernel acknowledges nothing that is due, until the peer is gone.
+        system: the operating system.
+    """
+
+    limits: Limits = DEFAULT
+    publisher_limits: Limits = DEFAULT
+    max_peers: int = 4_096
+    max_publishers: int = 0
+    max_half_open: int = 1_024
+    handshake_timeout: float = 3.0
+    high_water: int = 256 * 1024
+    low_water: int = 64 * 1024
+    unsent_bytes: int = 0
+    gone_after: float = tcp.GONE_AFTER
+    system: System = SYSTEM
+
+
+DEFAULT_SETTINGS: Final = Settings()
+
+
+class Endpoint:
+    """The connections of one endpoint. It needs a running event loop.
+
+    Args:
+        role: the endpoint's role.
+        handler: what the role does with peers.
+        settings: bounds and times.
+        refused: called for each connection that does not become a peer.
+        mechanism: makes each connection's security mechanism; None for NULL.
+    """
+
+    def __init__(
+        self,
+        role: Role,
+        handler: PeerHandler,
+        settings: Settings = DEFAULT_SETTINGS,
+        refused: Refused | None = None,
+        mechanism: MechanismFactory | None = None,
+    ) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.handler = handler
+        self.settings = settings
+        self.scratch = memoryview(bytearray(_SCRATCH))
+        """Every connection reads into it."""
+        self.peers: dict[int, Peer] = {}
+        """The peers, by id."""
+        self._role = role
+        self._mechanism = mechanism
+        self._half_open: dict[Peer, asyncio.TimerHandle] = {}
+        self._refused = refused
+        self._starting: set[asyncio.Task[None]] = set()
+        self._check: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    @property
+    def half_open(self) -> int:
+        """Connections in their handshake."""
+        return len(self._half_open)
+
+    def start(self, connected: socket.socket, *, accepting: bool) -> Peer | None:
+        """Begin a handshake on a connected socket; None if there is no room for another peer."""
+        settings, address = self.settings, addresses.peer_address(connected)
+        if self._closed or len(self.peers) >= settings.max_peers + settings.max_publishers:
+            self.refuse(Reason.TOO_MANY_PEERS, address)
+            connected.close()
+            return None
+        if len(self._half_open) >= settings.max_half_open:
+            oldest = next(iter(self._half_open))
+            self._half_open.pop(oldest).cancel()
+            oldest.close(Reason.HALF_OPEN)
+        if settings.unsent_bytes and connected.family != socket.AF_UNIX:
+            with contextlib.suppress(OSError):  # it is gone already
+                tcp.limit_unsent(connected, settings.unsent_bytes)
+        zmtp = Protocol(
+            self._role,
+            accepting=accepting,
+            limits=settings.limits,
+            publisher_limits=settings.publisher_limits,
+            mechanism=None if self._mechanism is None else self._mechanism(self._role),
+        )
+        peer = Peer(self, connected, address, zmtp)
+        timeout = settings.handshake_timeout
+        self._half_open[peer] = self.loop.call_later(timeout, peer.close, Reason.HANDSHAKE_TIMEOUT)
+        task = self.loop.create_task(self._start(peer, connected))
+        self._starting.add(task)
+        task.add_done_callback(self._starting.discard)
+        return peer
+
+    async def _start(self, peer: Peer, connected: socket.socket) -> None:
+        try:
+            await self.loop.connect_accepted_socket(lambda: peer, connected)
+        except OSError as error:  # it was closed meanwhile
+            connected.close()
+            if not peer.over.done():
+                peer.connection_lost(error)
+
+    def refuse(self, reason: str, address: str, detail: str = "") -> None:
+        """Report a connection that does not become a peer."""
+        if self._refused is not None and not self._closed:
+            self._refused(reason, address, detail)
+
+    def admit(self, socket_type: bytes) -> bool:
+        """Return whether there is room for a peer of this type."""
+        settings = self.settings
+        if self._role is not Role.EITHER:
+            return len(self.peers) < settings.max_peers
+        publishes = socket_type in PUBLISHERS
+        same = sum((peer.socket_type in PUBLISHERS) == publishes for peer in self.peers.values())
+        return same < (settings.max_publishers if publishes else settings.max_peers)
+
+    def opened(self, peer: Peer) -> None:
+        """Take in a connection whose handshake is over."""
+        self._half_open.pop(peer).cancel()
+        self.peers[peer.id] = peer
+        if self._check is None:
+            self._check = self.loop.call_later(CHECK, self._look)
+        self.handler.opened(peer)
+
+    def lost(self, peer: Peer, reason: str) -> None:
+        """Forget a connection that is gone."""
+        if peer.is_open:
+            del self.peers[peer.id]
+            self.handler.closed(peer, reason)
+            return
+        timer = self._half_open.pop(peer, None)
+        if timer is not None:
+            timer.cancel()
+        self.refuse(reason, peer.address, peer.detail)
+
+    def _look(self) -> None:
+        """End the connections of peers that are gone."""
+        self._check = None
+        for peer in list(self.peers.values()):
+            if peer.silent_for(self.settings.gone_after):
+                peer.close(Reason.GONE)
+        if self.peers:
+            self._check = self.loop.call_later(min(CHECK, self.settings.gone_after), self._look)
+
+    def close(self, linger: float = 0.0) -> None:
+        """End all connections, and take no others; bytes that wait for a peer have ``linger`` seconds to leave.
+
+        :meth:`~kvbus.transport.zmtp.peer.PeerHandler.closed` is called for each peer.
+        """
+        self._closed = True
+        for peer in list(self._half_open):
+            peer.close(Reason.CLOSED)
+        for peer in list(self.peers.values()):
+            peer.close(Reason.CLOSED, linger=linger)
+        if self._check is not None:
+            self._check.cancel()
+            self._check = None
+
+
+class Listener(Endpoint):
+    """Accept peers on one endpoint, until :meth:`close`.
+
+    Args:
+        endpoint: ``tcp://host:port`` (``*`` for every address, or the name of a network interface), or ``ipc://path``.
+        role: PUB, SUB, EITHER or ROUTER.
+        handler: what to do with peers.
+        settings: bounds and times.
+        refused: called for each connection that does not become a peer.
+        mechanism: makes each connection's security mechanism; None for NULL.
+
+    Raises:
+        BindError: the endpoint is taken, malformed, or no address of this machine.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        role: Role,
+        handler: PeerHandler,
+        *,
+        settings: Settings = DEFAULT_SETTINGS,
+        refused: Refused | None = None,
+        mechanism: MechanismFactory | None = None,
+    ) -> None:
+        super().__init__(role, handler, settings, refused, mechanism)
+        self._bound = settings.system.bind(endpoint)
+        self._again: asyncio.TimerHandle | None = None
+        self._descriptors = _descriptors()
+        self._listen()
+
+    @property
+    def endpoint(self) -> str:
+        """The endpoint, with the port that the system picked if it was asked to."""
+        return self._bound.endpoint
+
+    def _listen(self) -> None:
+        self._again = None
+        self.loop.add_reader(self._bound.socket.fileno(), self._accept)
+
+    def _accept(self) -> None:
+        for _ in range(ACCEPTS):
+            try:
+                connected, _ = self._bound.socket.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                if error.errno not in _NONE_LEFT:
+                    continue  # this connection is gone already
+                # the listening socket stays readable: without a rest the loop would spin
+                self.loop.remove_reader(self._bound.socket.fileno())
+                self._again = self.loop.call_later(REST, self._listen)
+                self.refuse(Reason.NO_DESCRIPTOR, "")
+                return
+            self._take(connected)
+
+    def _take(self, connected: socket.socket) -> None:
+        if connected.fileno() >= self._descriptors:
+            self.refuse(Reason.NO_DESCRIPTOR, "")
+            connected.close()
+            return
+        try:
+            addresses.prepare(connected)
+        except OSError:  # it is gone already
+            connected.close()
+        else:
+            self.start(connected, accepting=True)
+
+    def close(self, linger: float = 0.0) -> None:
+        """Stop listening, so that the endpoint is free at once, and end all connections as any endpoint does."""
+        if self._closed:
+            return
+        if self._again is not None:
+            self._again.cancel()
+        else:
+            self.loop.remove_reader(self._bound.socket.fileno())
+        self._bound.close()
+        super().close(linger)
+
+
+def _descriptors() -> int:
+    """Return the descriptor from which on a connection is refused. The system gives out the lowest free number."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if limit == resource.RLIM_INFINITY else limit - min(RESERVE, limit // 4)
+
+
+class Dialler(Endpoint):
+    """Keep a connection to one endpoint, for a router that binds its SUB, until :meth:`close`.
+
+    Args:
+        endpoint: ``tcp://host:port`` or ``ipc://path``. A name is looked up at every attempt.
+        role: PUB.
+        handler: what to do with the peer.
+        settings: bounds and times.
+        refused: called for each connection that does not become a peer.
+        mechanism: makes each connection's security mechanism; None for NULL.
+
+    Raises:
+        BindError: the endpoint is malformed.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        role: Role,
+        handler: PeerHandler,
+        *,
+        settings: Settings = DEFAULT_SETTINGS,
+        refused: Refused | None = None,
+        mechanism: MechanismFactory | None = None,
+    ) -> None:
+        super().__init__(role, handler, settings, refused, mechanism)
+        self.endpoint = endpoint
+        self._path = addresses.ipc_address(endpoint)
+        self._host, self._port = "", 0
+        if self._path is None:
+            try:
+                self._host, self._port = addresses.split_tcp(endpoint)
+            except ValueError as error:
+                raise BindError(endpoint, str(error), verb="connect to") from error
+        self._task = self.loop.create_task(self._run())
+
+    async def _run(self) -> None:
+        wait = FIRST
+        while True:
+            connected = await self._dial()
+            peer = None if connected is None else self.start(connected, accepting=False)
+            if peer is not None:
+                await peer.over
+                if peer.is_open:
+                    wait = FIRST
+            await asyncio.sleep(wait * random.uniform(0.5, 1.0))  # noqa: S311 - so that many do not dial at once
+            wait = min(2 * wait, LONGEST)
+
+    async def _dial(self) -> socket.socket | None:
+        """Connect to the first address that accepts; None if there is none."""
+        for family, address in await self._resolve():
+            connected = socket.socket(family, socket.SOCK_STREAM)
+            try:
+                addresses.prepare(connected)
+                async with asyncio.timeout(CONNECT_TIMEOUT):
+                    await self.loop.sock_connect(connected, address)
+            except OSError:  # TimeoutError is one
+                connected.close()
+            except BaseException:
+                connected.close()
+                raise
+            else:
+                return connected
+        return None
+
+    async def _resolve(self) -> list[tuple[int, tuple[object, ...] | str]]:
+        if self._path is not None:
+            return [(socket.AF_UNIX, self._path)]
+        with contextlib.suppress(OSError):
+            found = await self.loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+            return [(family, address) for family, _, _, _, address in found]
+        return []
+
+    def close(self, linger: float = 0.0) -> None:
+        """Dial no more, and end the connection as any endpoint does."""
+        self._task.cancel()
+        super().close(linger)

@@ -1,0 +1,210 @@
+"""Bytes of ZMTP 3: the greeting, frames, and commands.
+
+Source: https://rfc.zeromq.org/spec/37/.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from kvbus.transport.zmtp.reasons import ProtocolError, Reason
+
+# -- greeting ---------------------------------------------------------------------------------------------------------
+
+SIGNATURE: Final = b"\xff" + bytes(8) + b"\x7f"
+GREETING_BYTES: Final = 64
+MAJOR: Final = 3
+MINOR: Final = 1
+
+OPENING: Final = SIGNATURE + bytes([MAJOR])
+"""The beginning of our greeting. libzmq closes as soon as it sees another mechanism in the rest, even if its own
+greeting has not left yet. So the rest is sent after the peer's beginning has arrived: then both sides can name the
+reason."""
+
+_MECHANISM_BYTES: Final = 20
+
+
+class Greeting(NamedTuple):
+    """A peer's greeting: the version that both sides speak, and the peer's security mechanism."""
+
+    version: tuple[int, int]
+    mechanism: bytes
+
+
+def rest_of_greeting(mechanism: bytes) -> bytes:
+    """Encode the part of our greeting after :data:`OPENING`."""
+    return (bytes([MINOR]) + mechanism.ljust(_MECHANISM_BYTES, b"\0")).ljust(GREETING_BYTES - len(OPENING), b"\0")
+
+
+def take_greeting(buffer: bytearray) -> Greeting | None:
+    """Remove a whole greeting from the buffer, or return None until it has arrived.
+
+    Raises:
+        ProtocolError: a byte shows that this is not ZMTP 3.
+    """
+    if buffer and buffer[0] != SIGNATURE[0]:
+        raise ProtocolError(Reason.GREETING, f"the first byte is {buffer[0]:#04x}: ZMTP 1.0, or no ZMTP")
+    if len(buffer) > 9 and buffer[9] != SIGNATURE[9]:
+        raise ProtocolError(Reason.GREETING, "the signature is not that of ZMTP 2.0 or later")
+    if len(buffer) > 10 and buffer[10] < MAJOR:
+        raise ProtocolError(Reason.VERSION, f"ZMTP version byte {buffer[10]}; ZMTP 3.0 is needed")
+    if len(buffer) < GREETING_BYTES:
+        return None
+    # a peer with a later major version understands ours
+    minor = min(buffer[11], MINOR) if buffer[10] == MAJOR else MINOR
+    mechanism = bytes(buffer[12 : 12 + _MECHANISM_BYTES]).rstrip(b"\0")
+    del buffer[:GREETING_BYTES]
+    return Greeting((MAJOR, minor), mechanism)
+
+
+# -- frames -----------------------------------------------------------------------------------------------------------
+
+MORE: Final = 1
+LONG: Final = 2
+COMMAND: Final = 4
+
+_SHORT_HEAD: Final = 2
+_LONG_HEAD: Final = 9
+_LONGEST_SHORT: Final = 255
+
+
+class Frame(NamedTuple):
+    """One frame: a part of a message, or a command."""
+
+    command: bool
+    more: bool
+    body: bytes
+
+
+def head(size: int, flags: int = 0) -> bytes:
+    """Encode the bytes before a frame's body, by its size and flags (0, MORE or COMMAND)."""
+    return bytes((flags, size)) if size <= _LONGEST_SHORT else bytes((LONG | flags,)) + size.to_bytes(8, "big")
+
+
+def encode_message(frames: Sequence[bytes]) -> bytes:
+    """Encode a whole message. The result may go to any number of peers."""
+    parts: list[bytes] = []
+    for frame in frames[:-1]:
+        parts += (head(len(frame), MORE), frame)
+    parts += (head(len(frames[-1])), frames[-1])
+    return b"".join(parts)
+
+
+def take_frame(buffer: bytearray, limit: int, too_large: Reason = Reason.FRAME_BYTES) -> Frame | None:
+    """Remove the next frame from the buffer, or return None until all of it has arrived.
+
+    Args:
+        buffer: the received bytes.
+        limit: largest body to accept. A larger frame fails as soon as its size is known.
+        too_large: the reason for that failure.
+
+    Raises:
+        ProtocolError: the frame has unknown flags, or is larger than the limit.
+    """
+    if not buffer:
+        return None
+    flags = buffer[0]
+    if flags > COMMAND | LONG or flags & (COMMAND | MORE) == COMMAND | MORE:
+        raise ProtocolError(Reason.FRAME, f"a frame with flags {flags:#04x}")
+    start = _LONG_HEAD if flags & LONG else _SHORT_HEAD
+    if len(buffer) < start:
+        return None
+    size = int.from_bytes(buffer[1:start], "big")
+    if size > limit:
+        raise ProtocolError(too_large, f"a frame of {size} bytes; {limit} are allowed")
+    end = start + size
+    if len(buffer) < end:
+        return None
+    body = bytes(memoryview(buffer)[start:end])
+    del buffer[:end]
+    return Frame(flags & COMMAND != 0, flags & MORE != 0, body)
+
+
+# -- commands ---------------------------------------------------------------------------------------------------------
+
+READY: Final = b"READY"
+ERROR: Final = b"ERROR"
+PING: Final = b"PING"
+PONG: Final = b"PONG"
+SUBSCRIBE: Final = b"SUBSCRIBE"
+CANCEL: Final = b"CANCEL"
+
+_TTL_BYTES: Final = 2
+_MAX_CONTEXT: Final = 16
+_MAX_ERROR: Final = 255
+
+
+def encode_command(body: bytes) -> bytes:
+    """Encode a command frame."""
+    return head(len(body), COMMAND) + body
+
+
+def command(name: bytes, data: bytes = b"") -> bytes:
+    """Encode a command."""
+    return encode_command(bytes((len(name),)) + name + data)
+
+
+def parse_command(body: bytes) -> tuple[bytes, bytes]:
+    """Split a command's body into its name and its data.
+
+    Raises:
+        ProtocolError: the command has no name.
+    """
+    if not body or not body[0] or len(body) <= body[0]:
+        raise ProtocolError(Reason.COMMAND, "a command without a name")
+    end = 1 + body[0]
+    return body[1:end], body[end:]
+
+
+def subscribe(topic: bytes, version: tuple[int, int]) -> bytes:
+    """Encode a subscription. It is a command since ZMTP 3.1, and a message before."""
+    return command(SUBSCRIBE, topic) if version >= (3, 1) else encode_message([b"\1" + topic])
+
+
+def encode_metadata(properties: dict[bytes, bytes]) -> bytes:
+    """Encode the properties of a READY."""
+    return b"".join(
+        bytes((len(name),)) + name + len(value).to_bytes(4, "big") + value for name, value in properties.items()
+    )
+
+
+def parse_metadata(data: bytes) -> dict[bytes, bytes]:
+    """Parse the properties of a READY. Return names in lower case, because case does not matter.
+
+    Raises:
+        ProtocolError: the properties are malformed.
+    """
+    properties: dict[bytes, bytes] = {}
+    position = 0
+    while position < len(data):
+        name_end = position + 1 + data[position]
+        value_start = name_end + 4
+        value_end = value_start + int.from_bytes(data[name_end:value_start], "big")
+        if not data[position] or value_end > len(data) or value_start > len(data):
+            raise ProtocolError(Reason.COMMAND, "malformed properties")
+        properties[data[position + 1 : name_end].lower()] = data[value_start:value_end]
+        position = value_end
+    return properties
+
+
+def error(text: str) -> bytes:
+    """Encode an ERROR."""
+    reason = text.encode("ascii", "replace")[:_MAX_ERROR]
+    return command(ERROR, bytes((len(reason),)) + reason)
+
+
+def refusal(data: bytes) -> ProtocolError:
+    """Return the exception for an ERROR of the peer."""
+    return ProtocolError(Reason.REFUSED, f"the peer says: {data[1:].decode('ascii', 'replace')}")
+
+
+def pong(ping: bytes) -> bytes:
+    """Encode the answer to a PING with this data: the answer repeats the PING's context.
+
+    Raises:
+        ProtocolError: the PING is malformed.
+    """
+    if len(ping) < _TTL_BYTES:
+        raise ProtocolError(Reason.COMMAND, "a PING without a time to live")
+    return command(PONG, ping[_TTL_BYTES : _TTL_BYTES + _MAX_CONTEXT])
