@@ -213,14 +213,19 @@ def _curve_keys(found: Findings, section: Path, at: SourceConfig | OutputConfig,
 
 
 def _libsodium(found: Findings) -> None:
-    """Refuse CURVE keys of an output where nothing can use them."""
+    """Refuse CURVE keys of an output, or of a source that binds, where nothing can use them."""
     if parts.has_libsodium():
         return
-    for i, output in enumerate(found.config.outputs):
-        key: Path = ("outputs", i, "curve_secret_key_file")
-        if output.type == "zmq" and output.curve_secret_key_file is not None and found.sound(key):
-            wrong = "CURVE keys of an output need libsodium, which is not installed"
-            found.report(key, wrong, value=str(output.curve_secret_key_file), example="pip install kvbus[curve]")
+    config = found.config
+    uses: list[tuple[Path, SourceConfig | OutputConfig]] = [
+        *((("sources", i), source) for i, source in enumerate(config.sources) if source.bind),
+        *((("outputs", i), output) for i, output in enumerate(config.outputs) if output.type == "zmq"),
+    ]
+    for section, at in uses:
+        key = (*section, "curve_secret_key_file")
+        if at.curve_secret_key_file is not None and found.sound(key):
+            wrong = "CURVE keys need libsodium, which is not installed"
+            found.report(key, wrong, value=str(at.curve_secret_key_file), example="pip install kvbus[curve]")
 
 
 def _tls(found: Findings) -> None:

@@ -20,7 +20,7 @@ from kvbus.daemon.build import (
 )
 from kvbus.daemon.change import Change, must_reconnect, only_list
 from kvbus.daemon.keys import Keys, output_domain, source_domain
-from kvbus.daemon.outputs import allow, peer_policy_of
+from kvbus.daemon.outputs import peer_policy_of
 from kvbus.daemon.placement import Placement, forget, keep_placement, worker_of
 from kvbus.daemon.resume import identity
 from kvbus.daemon.views import topic_of
@@ -97,9 +97,6 @@ class Changes:
         daemon = self._daemon
         changed, known = self._change_views(keys), self._identity
         before, daemon.keys = daemon.keys, keys
-        allow(daemon.engine_sockets, daemon.config, keys)
-        for domain in before.keys() - keys.keys():
-            daemon.engine_sockets.forget(domain)
         for number, output in enumerate(daemon.config.outputs):
             domain = output_domain(output.name)
             was, now = before.get(domain), keys.get(domain)
@@ -117,7 +114,12 @@ class Changes:
             daemon.state.rename(self._identity)
         for slot, stream in daemon.streams.items():
             domain = source_domain(daemon.config.sources[stream.source_index].name)
-            if slot not in without and must_reconnect(before.get(domain), keys.get(domain)):
+            was, now = before.get(domain), keys.get(domain)
+            if slot in without:
+                continue
+            if only_list(was, now):
+                daemon.source_sockets.allow(slot, daemon.source_policy(stream))
+            elif must_reconnect(was, now):
                 log.info("source %s: keys changed or removed, connecting again", stream.label, extra=stream.log_fields)
                 await self.reconnect(stream)
 

@@ -30,9 +30,9 @@ from kvbus.daemon.discovery import Discovery
 from kvbus.daemon.engine_watch import EngineWatch
 from kvbus.daemon.found_file import FoundFile
 from kvbus.daemon.front import Fronts
-from kvbus.daemon.keys import in_clear, rank_domain, read_keys, source_domain
+from kvbus.daemon.keys import in_clear, read_keys
 from kvbus.daemon.moved_names import MovedNames
-from kvbus.daemon.outputs import Outputs, allow, peer_policy_of
+from kvbus.daemon.outputs import Outputs, peer_policy_of, source_policy_of
 from kvbus.daemon.placement import keep_placement, place, read_placement
 from kvbus.daemon.resume import resume
 from kvbus.daemon.runtime import RUNTIME, Runtime
@@ -122,7 +122,6 @@ class Daemon:
         self.relay, self.restored = found
         self.started = False
         self.engine_sockets = runtime.engine_sockets()
-        allow(self.engine_sockets, config, self.keys)
         self.outputs = Outputs(config, self.feed, self.pull, self.clock.time, runtime.system)
         self._commands: list[Command] = []
         """Decisions of the relay that the daemon has yet to commit and to carry out."""
@@ -269,7 +268,7 @@ class Daemon:
         return self.admin.address
 
     def dialled_in(self, slot: int) -> list[str] | None:
-        """Return whence the publishers of a source are connected; None unless they dial in at an output's port."""
+        """Return whence the publishers of a source are connected; None where kvbus dials."""
         return self.source_sockets.dialled_in(slot)
 
     def driver_of(self, number: int) -> OutputDriver:
@@ -296,9 +295,7 @@ class Daemon:
 
     def source_policy(self, stream: SourceStream) -> PeerPolicy:
         """Return how a source is connected to."""
-        name = self.config.sources[stream.source_index].name
-        curve = self.keys.get(source_domain(name))
-        return PeerPolicy(self.config.limits.max_frame_bytes, curve, rank_domain(name, stream.rank))
+        return source_policy_of(self.config, stream, self.keys)
 
     def feed(self, event: RelayEvent) -> None:
         """Hand an event to the relay, and carry out its commands."""

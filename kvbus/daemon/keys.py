@@ -24,11 +24,6 @@ def source_domain(name: str) -> str:
     return f"source/{name}"
 
 
-def rank_domain(name: str, rank: int) -> str:
-    """Return the domain of those who may publish as one rank of a source."""
-    return f"{source_domain(name)}/{rank}"
-
-
 def output_domain(name: str) -> str:
     """Return the domain of an output's keys."""
     return f"output/{name}"

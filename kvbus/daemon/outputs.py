@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
-from kvbus.config import Config, parts
+from kvbus.config import Config, SourceStream, parts
 from kvbus.core.events import RelayEvent
 from kvbus.core.stats import OutputStats
-from kvbus.daemon.keys import Keys, output_domain, rank_domain, source_domain
-from kvbus.daemon.runtime import EngineSockets
+from kvbus.daemon.keys import Keys, output_domain, source_domain
 from kvbus.daemon.views import Views
 from kvbus.parts.outputs.contract import OutputDriver, OutputFactory, Services
+from kvbus.transport.accepted import limits_of_publishers
 from kvbus.transport.answer_reader import Pull
-from kvbus.transport.interposed import Interposed, limits_of_publishers
+from kvbus.transport.interposed import Interposed
 from kvbus.transport.sockets import PeerPolicy
 from kvbus.transport.zmtp.endpoint import SYSTEM, System
 
@@ -91,21 +92,18 @@ def factories(config: Config) -> list[OutputFactory]:
 def peer_policy_of(config: Config, number: int, keys: Keys, views: Views) -> PeerPolicy:
     """Return who may connect to an output, what each of them reads there, and the largest request it accepts."""
     output = config.outputs[number]
-    domain = output_domain(output.name)
-    curve = keys.get(domain)
+    curve = keys.get(output_domain(output.name))
     numbers = {} if curve is None else views.by_key(number, curve.clients)
     hidden = views.hidden(config, number) if output.layout == "per_source" else {}
-    return PeerPolicy(config.limits.max_request_bytes, curve, domain, numbers, hidden)
+    return PeerPolicy(config.limits.max_request_bytes, curve, numbers, hidden)
 
 
-def allow(sockets: EngineSockets, config: Config, keys: Keys) -> None:
-    """Give the sockets every allow-list: for each rank of a source the clients that may publish as that rank."""
-    for domain, curve in keys.items():
-        sockets.allow(domain, curve.clients)
-    for stream in config.streams():
-        name = config.sources[stream.source_index].name
-        of_source = keys.get(source_domain(name))
-        if of_source is not None:
-            label = f"{name}/{stream.rank}"
-            may = {key for key, each in of_source.clients.items() if each.grant.reads_source(name, label, None, None)}
-            sockets.allow(rank_domain(name, stream.rank), may)
+def source_policy_of(config: Config, stream: SourceStream, keys: Keys) -> PeerPolicy:
+    """Return how a rank of a source is connected to, and which keys may publish as this rank."""
+    name = config.sources[stream.source_index].name
+    curve = keys.get(source_domain(name))
+    if curve is not None:
+        label = f"{name}/{stream.rank}"
+        may = {key: each for key, each in curve.clients.items() if each.grant.reads_source(name, label, None, None)}
+        curve = replace(curve, clients=may)
+    return PeerPolicy(config.limits.max_frame_bytes, curve)

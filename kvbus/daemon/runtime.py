@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -13,10 +13,10 @@ from typing import Any
 from kvbus.config import Config
 from kvbus.state.contract import Store
 from kvbus.state.place import open_store
+from kvbus.transport.accepted import BoundStream
 from kvbus.transport.dialling import Dialled, dial
 from kvbus.transport.ingress import LiveStream, RequestConnection
 from kvbus.transport.sockets import Context, end, make_context
-from kvbus.transport.zap import ZapHandler
 from kvbus.transport.zmtp.endpoint import SYSTEM, System
 
 Dial = Callable[..., AbstractAsyncContextManager[Dialled]]
@@ -24,7 +24,7 @@ Dial = Callable[..., AbstractAsyncContextManager[Dialled]]
 
 
 class EngineSockets:
-    """ZeroMQ sockets to engines, in one context, and the clients that may connect to the bound ones.
+    """Sockets to engines: those of libzmq share one context.
 
     It needs a running event loop.
 
@@ -34,7 +34,6 @@ class EngineSockets:
 
     def __init__(self, context: Context | None = None) -> None:
         self._context = make_context() if context is None else context
-        self._zap = ZapHandler(self._context)
 
     def subscribe(self, endpoint: str, **options: Any) -> LiveStream:
         """Subscribe to an engine publisher. See :class:`~kvbus.transport.ingress.LiveStream`."""
@@ -44,17 +43,12 @@ class EngineSockets:
         """Send one request to an engine. See :class:`~kvbus.transport.ingress.RequestConnection`."""
         return RequestConnection(self._context, endpoint, *args, **options)
 
-    def allow(self, domain: str, clients: Collection[bytes]) -> None:
-        """Let the owners of these public keys connect to the sockets of a domain, and nobody else."""
-        self._zap.allow(domain, clients)
-
-    def forget(self, domain: str) -> None:
-        """Let nobody connect to the sockets of a domain."""
-        self._zap.forget(domain)
+    def accept(self, endpoint: str, **options: Any) -> BoundStream:
+        """Listen for an engine publisher. See :class:`~kvbus.transport.accepted.BoundStream`."""
+        return BoundStream(endpoint, **options)
 
     async def close(self) -> None:
         """Close every socket, and end the context."""
-        self._zap.close()
         await asyncio.sleep(0)  # asyncio releases descriptors one iteration after their sockets are closed
         await asyncio.sleep(0)
         await asyncio.to_thread(end, self._context)

@@ -33,8 +33,9 @@ from kvbus.core.types import Refused
 from kvbus.core.wire.frames import ASKS_REPLAY, replay_request
 from kvbus.daemon.runtime import EngineSockets
 from kvbus.parts.discovery.contract import Carrier
+from kvbus.transport.accepted import AcceptedStream, BoundStream
 from kvbus.transport.ingress import Events
-from kvbus.transport.interposed import AcceptedStream, Interposed
+from kvbus.transport.interposed import Interposed, InterposedStream
 from kvbus.transport.pump import MAX_KEPT_FRAMES, Handler
 from kvbus.transport.sockets import PeerPolicy
 
@@ -197,14 +198,24 @@ class SourceSockets:
             return
         port = self._interposed.get(stream.endpoint)
         if port is not None:
-            self._live[slot] = AcceptedStream(port, topics=topics, events=events)
+            self._live[slot] = InterposedStream(port, topics=topics, events=events)
             log.info("source %s: dials in at %s", stream.label, stream.endpoint, extra=stream.log_fields)
             return
+        if stream.bind:
+            self._live[slot] = self._sockets.accept(stream.endpoint, topics=topics, events=events, policy=policy)
+            log.info("source %s: bound %s", stream.label, stream.endpoint, extra=stream.log_fields)
+            return
         self._live[slot] = self._sockets.subscribe(
-            stream.endpoint, bind=stream.bind, topics=topics, events=events, policy=policy
+            stream.endpoint, bind=False, topics=topics, events=events, policy=policy
         )
-        verb = "bound" if stream.bind else "connecting to"
-        log.info("source %s: %s %s", stream.label, verb, stream.endpoint, extra=stream.log_fields)
+        log.info("source %s: connecting to %s", stream.label, stream.endpoint, extra=stream.log_fields)
+
+    def allow(self, slot: int, policy: PeerPolicy) -> None:
+        """Replace the list of keys that may publish as a source, where engines dial in."""
+        self._policies[slot] = policy
+        live = self._live.get(slot)
+        if isinstance(live, BoundStream) and policy.curve is not None:
+            live.allow(policy.curve.clients)
 
     def _receiver(self, slot: int) -> Handler:
         observe, feed = self._latency.observe, self._feed_live
@@ -334,7 +345,7 @@ class SourceSockets:
         return None if live is None else live.reached
 
     def dialled_in(self, slot: int) -> list[str] | None:
-        """Return whence the publishers of a source are connected; None unless they dial in at an output's port."""
+        """Return the addresses from which the publishers of a source have dialled in; None where kvbus dials."""
         live = self._live.get(slot)
         return live.peers if isinstance(live, AcceptedStream) else None
 

@@ -99,7 +99,7 @@ def source_entry(
         endpoint: of its live stream.
         replay_endpoint: of its replay, if it has one.
         found: who has found it where; None if the configuration names it.
-        dialled_in: whence it is connected; None unless it dials in at an output's port.
+        dialled_in: the addresses from which it has dialled in; None where kvbus dials.
         slot: the offset of its port on an output with a port for each source, and its rank on a merged output.
     """
     stats, why = source.stats, source.missing

@@ -58,16 +58,6 @@ class Curve:
     server: bytes | None = None
     clients: Clients = field(default_factory=dict)
 
-    def as_server(self, socket: Socket, domain: str) -> None:
-        """Accept the clients that the ZAP handler accepts for ``domain``.
-
-        Without a ZAP handler libzmq accepts nobody, because it enforces the domain.
-        """
-        socket.setsockopt(zmq.CURVE_SERVER, 1)
-        socket.setsockopt(zmq.CURVE_SECRETKEY, self.secret)
-        socket.setsockopt(zmq.ZAP_DOMAIN, domain.encode())
-        socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
-
     def as_client(self, socket: Socket) -> None:
         """Connect only to the peer that owns the server's secret key, and authenticate with our own.
 

@@ -96,7 +96,7 @@ class LiveStream:
             socket, self._changed, refused=events.refused, abandoned=None if bind else self._revive
         )
         try:
-            policy.put_on(socket, bind=bind)
+            policy.put_on(socket)
             for topic in topics:
                 socket.setsockopt(zmq.SUBSCRIBE, topic)
             attach(socket, endpoint, bind=bind)
@@ -195,7 +195,7 @@ class RequestConnection:
                 socket.setsockopt(zmq.ROUTING_ID, rebuilding_id())
                 self._monitor = ConnectionMonitor(socket, _ignore, abandoned=self._check_aborted)
                 opened.callback(self._monitor.close)
-                policy.put_on(socket, bind=False)
+                policy.put_on(socket)
                 attach(socket, endpoint, bind=False)
                 os.close(os.open(os.devnull, os.O_RDONLY))  # libzmq's thread needs one, and says nothing without it
                 socket.send_multipart(request)

@@ -1,40 +1,26 @@
 """One port at which engines and routers both dial in: each peer's socket type says which of them it is.
 
-The port is an output's, and the source behind it takes the peers that publish. What they send is handed on as it is
-read: batches wait in the kernel and with the engine, never here.
+The port is an output's. The output serves the peers that subscribe, and a source takes the peers that publish.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
 from kvbus.core.stats import OutputStats
+from kvbus.transport.accepted import AcceptedStream
 from kvbus.transport.ingress import Events
-from kvbus.transport.pump import MAX_KEPT_FRAMES
 from kvbus.transport.zmtp.endpoint import Listener, Refused, Settings
 from kvbus.transport.zmtp.mechanism import PUBLISHERS, Role
 from kvbus.transport.zmtp.peer import Peer, PeerHandler
-from kvbus.transport.zmtp.protocol import Limits
-from kvbus.transport.zmtp.reasons import Reason
-from kvbus.transport.zmtp.wire import subscribe
 
 MAX_PUBLISHERS: Final = 16
 """Engines at one port. One is right; with a second there is a conflict, which only batches show."""
 
 NO_SOURCE: Final = "no_source"
 """Why an engine is disconnected: its source is being replaced."""
-
-_TOO_LARGE: Final = frozenset({Reason.FRAME_BYTES, Reason.MESSAGE_BYTES})
-
-
-def limits_of_publishers(frame_bytes: int) -> Limits:
-    """Return what an engine may make kvbus keep: what libzmq lets it, but for the size of a message."""
-    most = 4 * frame_bytes
-    # a frame costs at least a byte, so the bytes of a message bound its frames where those are not empty
-    return Limits(frame_bytes=frame_bytes, message_frames=most, kept_frames=MAX_KEPT_FRAMES, message_bytes=most)
 
 
 class Interposed:
@@ -121,87 +107,21 @@ class Interposed:
             self._listener.close(linger)
 
 
-class AcceptedStream:
-    """The engine publisher of one source, which dials in; a :class:`~kvbus.transport.zmtp.peer.PeerHandler`.
-
-    To its source it is what a :class:`~kvbus.transport.ingress.LiveStream` is: several publishers are read side by
-    side, and the connection is up from the first one's to the last one's end.
+class InterposedStream(AcceptedStream):
+    """The publishers of one source, which dial in at a port that routers dial, too.
 
     Args:
-        port: where it dials in.
+        port: the port.
         topics: subscription prefixes.
         events: the callbacks.
     """
 
     def __init__(self, port: Interposed, *, topics: Sequence[bytes], events: Events) -> None:
+        super().__init__(topics=topics, events=events)
         self._port = port
-        self._topics = topics
-        self._events = events
-        self._loop = asyncio.get_running_loop()
-        self._peers: dict[int, Peer] = {}
-        self._soon: asyncio.Handle | None = None
-        self._closed = False
         port.publishers = self
 
-    @property
-    def reached(self) -> None:
-        """Nothing: the publishers dial in."""
-
-    @property
-    def unread(self) -> bool:
-        """Never: what has come is read by this thread, in each turn of the loop."""
-        return False
-
-    @property
-    def peers(self) -> list[str]:
-        """Addresses of the publishers that are connected."""
-        return [peer.address for peer in self._peers.values()]
-
-    def beside(self, endpoint: str) -> str:
-        """Return an endpoint of the engine as it is: it was not looked up to be dialled."""
-        return endpoint
-
-    def opened(self, peer: Peer) -> None:
-        """Subscribe."""
-        peer.write(b"".join([subscribe(topic, peer.version) for topic in self._topics]))
-        self._peers[peer.id] = peer
-        if len(self._peers) == 1:
-            self._events.connection(True)
-
-    def received(self, peer: Peer, frames: list[bytes]) -> None:  # noqa: ARG002 - the source is one, whoever publishes
-        """Hand a batch on; what follows from it is sent behind the burst."""
-        if self._closed:
-            return
-        self._events.message(frames)
-        if self._soon is None and self._events.drained is not None:
-            self._soon = self._loop.call_soon(self._drained, self._events.drained)
-
-    def _drained(self, drained: Callable[[], None]) -> None:
-        self._soon = None
-        drained()
-
-    def closed(self, peer: Peer, reason: str) -> None:
-        """Forget a publisher."""
-        del self._peers[peer.id]
-        if self._closed:
-            return
-        if reason in _TOO_LARGE:
-            self._events.oversize()
-        if not self._peers:
-            self._events.connection(False)
-
-    def subscribed(self, peer: Peer, topic: bytes) -> None:
-        """Never called: a publisher subscribes to nothing."""
-
-    def cancelled(self, peer: Peer, topic: bytes) -> None:
-        """Never called."""
-
-    def drained(self, peer: Peer) -> None:
-        """Do nothing: subscriptions are all that is sent."""
-
     def close(self) -> None:
-        """Disconnect the publishers and leave the port."""
-        self._closed = True
+        """Disconnect the publishers, and leave the port."""
         self._port.publishers = None
-        for peer in self._peers.values():
-            peer.close(Reason.CLOSED)
+        super().close()

@@ -73,14 +73,12 @@ class PeerPolicy:
     Attributes:
         max_frame_bytes: a larger frame closes the connection; -1 for no limit.
         curve: keys; None for a socket without CURVE.
-        domain: ZAP domain, under which the ZAP handler keeps the allow-list.
         views: by public key, the number of the view that its owner reads; whoever is not there reads everything.
         hidden: by stream, the views that see nothing of it.
     """
 
     max_frame_bytes: int = -1
     curve: Curve | None = None
-    domain: str = ""
     views: Mapping[bytes, int] = field(default_factory=dict)
     hidden: Mapping[int, frozenset[int]] = field(default_factory=dict)
 
@@ -97,14 +95,11 @@ class PeerPolicy:
         """Return the policy for one stream."""
         return self if self.curve is None else replace(self, curve=replace(self.curve, clients=self.clients(stream)))
 
-    def put_on(self, socket: Socket, *, bind: bool) -> None:
+    def put_on(self, socket: Socket) -> None:
         """Set the socket's options. Call it before any bind or connect."""
         socket.setsockopt(zmq.MAXMSGSIZE, self.max_frame_bytes)
         if self.curve is not None:
-            if bind:
-                self.curve.as_server(socket, self.domain)
-            else:
-                self.curve.as_client(socket)
+            self.curve.as_client(socket)
 
 
 PLAIN: Final = PeerPolicy()

@@ -49,9 +49,11 @@ def test_a_whole_curve(read):
     assert str(config.outputs[0].curve_client_keys) == "/c"
 
 
-def test_keys_of_an_output_need_libsodium(monkeypatch, problems):
-    text = text_of("[{}]", f"[{{bind: true, endpoint: 'tcp://*:7000', {SECRET}, {CLIENTS}}}]")
+@pytest.mark.parametrize("section", ["sources", "outputs"])
+def test_keys_need_libsodium_where_kvbus_binds(monkeypatch, problems, section):
+    binding = f"[{{bind: true, endpoint: 'tcp://*:7000', {SECRET}, {CLIENTS}}}]"
+    text = text_of(binding, "[{}]") if section == "sources" else text_of("[{}]", binding)
     monkeypatch.setattr(parts, "has_libsodium", lambda: False)
     found = problems(text)
-    assert set(found) == {"outputs[0].curve_secret_key_file"}
+    assert set(found) == {f"{section}[0].curve_secret_key_file"}
     assert "need libsodium, which is not installed; for example pip install kvbus[curve]" in str(found)

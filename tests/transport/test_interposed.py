@@ -12,8 +12,9 @@ import pytest
 import zmq
 
 from kvbus.core.stats import OutputStats
+from kvbus.transport.accepted import limits_of_publishers
 from kvbus.transport.ingress import Events
-from kvbus.transport.interposed import MAX_PUBLISHERS, AcceptedStream, Interposed, limits_of_publishers
+from kvbus.transport.interposed import MAX_PUBLISHERS, Interposed, InterposedStream
 from kvbus.transport.zmtp.endpoint import Settings
 from kvbus.transport.zmtp.wire import encode_message, subscribe
 from tests.transport.loops import both_loops, eventually, turns, u64
@@ -36,14 +37,14 @@ class Port:
         self.bursts = 0
         self.port = Interposed(ANY, self.routers, settings=settings, stats=self.stats, refused=self._refused)
         self.topics = topics
-        self.stream: AcceptedStream | None = None
+        self.stream: InterposedStream | None = None
         self.begin()
 
     def begin(self) -> None:
         events = Events(
             self.seen.append, self.seen.append, oversize=lambda: self.seen.append("oversize"), drained=self._drained
         )
-        self.stream = AcceptedStream(self.port, topics=self.topics, events=events)
+        self.stream = InterposedStream(self.port, topics=self.topics, events=events)
 
     def end(self) -> None:
         assert self.stream is not None

@@ -30,7 +30,7 @@ class Asker:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
             socket = make_socket(self._context, zmq.DEALER, **(_SMALL if slow else {}))
-            PeerPolicy(curve=curve).put_on(socket, bind=False)
+            PeerPolicy(curve=curve).put_on(socket)
             attach_or_refuse(socket, endpoint, bind=False)
         except BaseException:
             end(self._context)

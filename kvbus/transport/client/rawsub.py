@@ -63,7 +63,7 @@ class RawSubscriber:
             self._context = zmq.Context()
         socket = make_socket(self._context, zmq.SUB, RCVHWM=self._hwm)
         try:
-            PeerPolicy(curve=self._curve).put_on(socket, bind=False)
+            PeerPolicy(curve=self._curve).put_on(socket)
             socket.setsockopt(zmq.SUBSCRIBE, self._topic)
             attach_or_refuse(socket, self._endpoint, bind=self._bind)
         except BaseException:
