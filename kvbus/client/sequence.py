@@ -274,7 +274,7 @@ class Sequence:
         if self._position is None or seq <= self._position or _begins_anew(batch.payload):
             return False
         sequencer = self._sequencer
-        known = sequencer.backfill_pending or not self._asks
+        known = sequencer.history.pending or not self._asks
         self._out.append(Lost(self._position, seq - 1, sequencer.lost_because if known else LostReason.TRIMMED))
         return True
 
@@ -285,12 +285,12 @@ class Sequence:
         if conflict and not self._in_conflict:
             self._out.append(Conflict())
         self._in_conflict = conflict
-        end = sequencer.held.first if sequencer.held else sequencer.log_end
+        end = sequencer.held.first if sequencer.held else sequencer.tracker.log_end
         if sequencer.phase in _GAP and self._gap_end <= sequencer.next < end:
             self._gap_end = end
             self._owes_synced = True
             self._out.append(Gap(sequencer.next, end - 1))
-        unanswered = sequencer.backfill_pending
+        unanswered = sequencer.history.pending
         if unanswered and not self._unanswered and not lost:
             self._out.append(Lost(self._position or 0, None, sequencer.lost_because))
         self._unanswered = unanswered

@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from kvbus.core.sequencing.backfill import NOTHING
+from kvbus.core.sequencing.epoch import NOTHING
 from kvbus.core.sequencing.phases import State
 from kvbus.core.source import Source
 from kvbus.core.source_spec import SourceSpec
@@ -43,8 +43,8 @@ def missing(source: Source) -> Missing | None:
     ends = f"{_RESTART}, or {_RESET if source.normalizer.clears.empty else _TIERS}"
     if not sequencer.partial:
         return Missing(_left_out(source), None, ends)
-    before = sequencer.known_from if 0 < sequencer.known_from < NOTHING else None
-    if sequencer.backfill_pending:
+    before = sequencer.history.first if 0 < sequencer.history.first < NOTHING else None
+    if sequencer.history.pending:
         what = f"{_until(before)} missing, and the engine" if before else "the engine"
         return Missing(
             f"{what} has not answered a replay request so far", before, f"it answers one (it is asked again), or {ends}"

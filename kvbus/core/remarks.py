@@ -191,7 +191,7 @@ def _of_connection(source: Source) -> dict[Remark, str]:
             found[Remark.UNREACHABLE] = f"no connection: {source.unreachable}"
     elif sequencer.phase is Phase.CONFLICT:
         found[Remark.CONFLICT] = f"{TWO_PUBLISHERS}: nothing is taken in until one of them is left there"
-    elif sequencer.unanswered:
+    elif sequencer.history.unanswered:
         found[Remark.REPLAY_SILENT] = (
             "replay_endpoint does not answer: is it the engine's, and this rank's? What is missing cannot be had until "
             "it does"

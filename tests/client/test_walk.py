@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvbus.core.sequencing.gap_tracker import GapTracker
-from kvbus.core.sequencing.machine import Machine
+from kvbus.core.sequencing.sequencer import Sequencer
 from tests.client.walk import World
 
 
@@ -26,6 +26,6 @@ def test_every_world_ends_in_the_publishers_state():
 
 
 def test_live_batches_in_the_middle_of_a_compacted_answer_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Machine, "_live_waits", False)
+    monkeypatch.setattr(Sequencer, "_live_waits", False)
     monkeypatch.setattr(GapTracker, "compacted", GapTracker.replayed)
     assert failing(range(1000))

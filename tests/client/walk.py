@@ -223,7 +223,7 @@ class Subscription:
     def in_step(self) -> None:
         """Whoever has everything that the publisher has, and waits for nothing, has its state."""
         sequencer = self.sequence._sequencer  # noqa: SLF001
-        if self.up and sequencer.phase is Phase.LIVE and not sequencer.backfill_pending and self.exact:
+        if self.up and sequencer.phase is Phase.LIVE and not sequencer.history.pending and self.exact:
             assert {block.hash for block in self.view} == self.truth
 
     def check(self) -> None:

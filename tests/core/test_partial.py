@@ -57,7 +57,7 @@ class Kept(Script):
         assert theirs.partial == mine.partial
         assert theirs.partial_since == mine.partial_since
         assert theirs.lost == mine.lost
-        assert theirs.sequencer.known_from == mine.sequencer.known_from
+        assert theirs.sequencer.history.first == mine.sequencer.history.first
         assert theirs.normalizer.media == mine.normalizer.media
         assert theirs.normalizer.clears.empty == mine.normalizer.clears.empty
 
@@ -240,14 +240,14 @@ class TestAClear:
 
     def test_ends_it_before_the_engine_has_answered(self, checkpoint: bool):
         script = Kept(replay=True).hear(up(), live(7, store([1])), tick(3), tick(3))
-        assert script.source.sequencer.backfill_pending
+        assert script.source.sequencer.history.pending
         assert emptied(script, 8, checkpoint)
-        assert script.source.sequencer.backfill_pending, "what it still has tells what tiers there are"
+        assert script.source.sequencer.history.pending, "what it still has tells what tiers there are"
 
     def test_of_every_tier_leaves_nothing_to_ask_for(self, checkpoint: bool):
         script = Kept(replay=True, clears="all").hear(up(), live(7, store([1])), tick(3), tick(3))
         assert emptied(script, 8, checkpoint)
-        assert not script.source.sequencer.backfill_pending
+        assert not script.source.sequencer.history.pending
 
     @pytest.mark.parametrize(
         "spoken",
@@ -312,7 +312,7 @@ class TestAClear:
         script.hear(live(0, store([1])), live(2, cleared()), live(4, store([4])), tick(0.3, WALL))
         assert script.source.partial
         assert script.source.lost == 1
-        assert script.source.sequencer.known_from == 4
+        assert script.source.sequencer.history.first == 4
         script.is_the_same_after_a_restart(checkpoint=checkpoint)
 
     def test_of_the_epoch_before_says_nothing_of_the_next_one(self, checkpoint: bool):
@@ -327,7 +327,7 @@ class TestAClear:
         assert not script.relay.backlog
         assert script.source.partial
         assert script.source.sequencer.epoch == 1
-        assert script.source.sequencer.known_from == 5
+        assert script.source.sequencer.history.first == 5
         script.is_the_same_after_a_restart(checkpoint=checkpoint)
 
 
@@ -337,7 +337,7 @@ def test_a_state_that_begins_late_holds_what_nobody_answered_for(events: list[An
     """As a kvbus before this one sends it. A clear that leaves a tier begins no state, and neither does a mere batch."""
     script = Kept(replay=True)
     script.hear(up(), live(7, store([7]), *[store([8], medium="CPU")] * tiers), tick(3), tick(3), tick(3))
-    assert script.source.sequencer.unanswered
+    assert script.source.sequencer.history.unanswered
     whole = "AllBlocksCleared" in str(events) and not tiers
     for _ in range(1 + whole):
         script.hear(replayed(9, *events))

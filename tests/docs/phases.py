@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterator
 
-from kvbus.core.sequencing.phases import CONNECTED, MEANING, ROWS, TABLE, Guard, Input, Phase
+from kvbus.core.sequencing.phases import CONNECTED, PHASES, ROWS, TABLE, Guard, Input, Phase
 
 
 def transitions() -> Iterator[tuple[Phase, Input, Guard, Phase]]:
@@ -15,9 +15,13 @@ def transitions() -> Iterator[tuple[Phase, Input, Guard, Phase]]:
 
 def phase_table() -> str:
     """The phases as a Markdown table."""
-    rows = ["| phase | shown as | asks | meaning |", "|---|---|---|---|"]
-    for phase, (shown, purpose, meaning) in MEANING.items():
-        rows.append(f"| {phase} | `{shown}` | {purpose or ''} | {meaning} |")
+    rows = [
+        "| phase | shown as | asks | meaning | a batch of the answer | its end, or none |",
+        "|---|---|---|---|---|---|",
+    ]
+    for phase, about in PHASES.items():
+        handlers = " | ".join(f"`{name}`" if name else "" for name in (about.batch, about.over))
+        rows.append(f"| {phase} | `{about.shown}` | {about.asks or ''} | {about.meaning} | {handlers} |")
     return "\n".join(rows) + "\n"
 
 

@@ -21,8 +21,8 @@ def all_accounted_for(source: Counted) -> None:
     """Each batch found missing came after all, was given up, or is pending: exactly the holes there are."""
     stats, sequencer = source.stats, source.sequencer
     pending = sequencer.pending
-    waiting = sum(sequencer.next <= seq < sequencer.log_end for seq in sequencer.held)
-    holes = sequencer.log_end - sequencer.next - waiting if sequencer.synced else 0
+    waiting = sum(sequencer.next <= seq < sequencer.tracker.log_end for seq in sequencer.held)
+    holes = sequencer.tracker.log_end - sequencer.next - waiting if sequencer.tracker.synced else 0
     assert pending == holes >= 0, f"{pending} pending, {holes} holes"
     counted = stats.recovered + stats.lost
     assert stats.missing == counted + pending, f"{stats.missing} missing, {counted} decided, {pending} pending"

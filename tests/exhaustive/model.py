@@ -405,7 +405,7 @@ class Model:
             return False
         if not self.checking.idle or self.checking.next != self.bus.next_seq:
             return False
-        return not source.partial or (self.seq > BUFFER and not source.sequencer.backfill_pending)
+        return not source.partial or (self.seq > BUFFER and not source.sequencer.history.pending)
 
     def digest(self) -> bytes:
         """Equal for states that go on alike."""

@@ -6,9 +6,9 @@ import pytest
 
 from kvbus.core.outgoing import Outgoing
 from kvbus.core.outputs.incomplete import IncompleteSeqs
-from kvbus.core.sequencing.backfill import Backfill
+from kvbus.core.sequencing.answers import OpenRequest
+from kvbus.core.sequencing.epoch import History
 from kvbus.core.sequencing.fingerprints import Fingerprints
-from kvbus.core.sequencing.replay_requests import OpenRequest
 from kvbus.core.write_ahead_log import Frame, Records
 from tests.exhaustive.search import FAULTS, SCENES, CounterExampleError, Limits, Search, one_block_a_batch
 from tests.long import LONG
@@ -54,7 +54,7 @@ DEFECTS = {
     "a batch of another epoch passes for a copy": (Fingerprints, "matches", lambda *_: True, "first", "not exact"),
     "batches are sent before their records are written": (Records, "take", forgotten, "first", "the log does not"),
     "a seq inside a state is a cursor": (IncompleteSeqs, "add", lambda *_: None, "reading", "router that checks holds"),
-    "what nobody answered for is not asked for again": (Backfill, "due", lambda *_: False, "again", "not exact"),
+    "what nobody answered for is not asked for again": (History, "due", lambda *_: False, "again", "not exact"),
 }
 
 

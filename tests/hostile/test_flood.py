@@ -15,7 +15,7 @@ import pytest
 
 from kvbus.core.commands import AnswerReplay
 from kvbus.core.events import BatchReceived, ReplayAsked, Tick
-from kvbus.core.sequencing.unverified import MAX_STALE
+from kvbus.core.sequencing.epoch import MAX_STALE
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.core.dsl import Script
 from tests.doubles.answers import reading

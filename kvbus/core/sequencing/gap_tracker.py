@@ -12,13 +12,117 @@ where something happens. ``pending`` is never derived from them: it is how many 
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import deque
+from collections.abc import Iterator
 
 from kvbus.core.sequencing.actions import Action, Deliver, Lost, LostReason
 from kvbus.core.sequencing.fingerprints import Fingerprints
-from kvbus.core.sequencing.reorder_buffer import ReorderBuffer
 from kvbus.core.source_stats import SourceStats
 from kvbus.core.types import Filtered
+
+
+class ReorderBuffer:
+    """Batches that came before their turn, by seq. It knows its lowest and its highest number.
+
+    Args:
+        max_batches: maximum number of batches.
+        max_bytes: maximum of their payloads. A single batch may be larger.
+    """
+
+    __slots__ = ("_from", "_order", "_payloads", "bytes", "max_batches", "max_bytes")
+
+    def __init__(self, max_batches: int, max_bytes: int) -> None:
+        self.max_batches = max_batches
+        self.max_bytes = max_bytes
+        self.clear()
+
+    def clear(self) -> None:
+        """Drop every batch."""
+        self.bytes = 0
+        self._payloads: dict[int, bytes] = {}
+        self._order: list[int] = []
+        """The numbers, ascending. Those before ``_from`` were taken; they go when they are half of the list."""
+        self._from = 0
+
+    def __len__(self) -> int:
+        return len(self._payloads)
+
+    def __contains__(self, seq: int) -> bool:
+        return seq in self._payloads
+
+    def __iter__(self) -> Iterator[int]:
+        """The numbers, ascending."""
+        return iter(self._order[self._from :])
+
+    @property
+    def first(self) -> int:
+        """The lowest number. The buffer must not be empty."""
+        return self._order[self._from]
+
+    @property
+    def last(self) -> int:
+        """The highest number. The buffer must not be empty."""
+        return self._order[-1]
+
+    def fits(self, payload: bytes) -> bool:
+        """Return whether one more batch is within the limits."""
+        if not self._payloads:
+            return True
+        return len(self._payloads) < self.max_batches and self.bytes + len(payload) <= self.max_bytes
+
+    def add(self, seq: int, payload: bytes) -> None:
+        """Keep a batch under a new number. Call :meth:`fits` first."""
+        if not self._order or seq > self._order[-1]:
+            self._order.append(seq)
+        else:
+            insort(self._order, seq, lo=self._from)
+        self._payloads[seq] = payload
+        self.bytes += len(payload)
+
+    def get(self, seq: int) -> bytes:
+        """Return the batch ``seq``, which must be kept."""
+        return self._payloads[seq]
+
+    def replace(self, seq: int, payload: bytes) -> None:
+        """Keep another payload under a number that is kept."""
+        self.bytes += len(payload) - len(self._payloads[seq])
+        self._payloads[seq] = payload
+
+    def take(self, seq: int) -> bytes | None:
+        """Take the batch ``seq`` out if it is kept. No lower number may be kept then."""
+        payload = self._payloads.pop(seq, None)
+        if payload is None:
+            return None
+        self.bytes -= len(payload)
+        self._from += 1
+        if not self._payloads:
+            self.clear()
+        elif self._from * 2 > len(self._order):
+            del self._order[: self._from]
+            self._from = 0
+        return payload
+
+    def drop_last(self) -> None:
+        """Drop the highest number."""
+        self._drop(len(self._order) - 1, len(self._order))
+
+    def drop_before(self, seq: int) -> int:
+        """Drop every number below ``seq``. Return how many there were."""
+        return self._drop(self._from, bisect_left(self._order, seq, lo=self._from))
+
+    def drop_from(self, seq: int) -> int:
+        """Drop ``seq`` and every number above it. Return how many there were."""
+        return self._drop(bisect_left(self._order, seq, lo=self._from), len(self._order))
+
+    def _drop(self, start: int, end: int) -> int:
+        gone = self._order[start:end]
+        for seq in gone:
+            self.bytes -= len(self._payloads.pop(seq))
+        del self._order[start:end]
+        if not self._payloads:
+            self.clear()
+        return len(gone)
 
 
 class GapTracker:
@@ -32,7 +136,7 @@ class GapTracker:
 
     __slots__ = ("_actions", "_stats", "answered_end", "fingerprints", "held", "live_end", "log_end", "next", "synced")
 
-    def __init__(self, held: ReorderBuffer[bytes], stats: SourceStats, actions: deque[Action]) -> None:
+    def __init__(self, held: ReorderBuffer, stats: SourceStats, actions: deque[Action]) -> None:
         # Positions, see above.
         self.next = 0
         self.log_end = 0

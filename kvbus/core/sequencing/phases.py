@@ -1,17 +1,15 @@
-"""The sequencer's phases and what leads from one to another, as a table.
+"""The sequencer's phases, what leads from one to another, and who handles an answer in each, as tables.
 
-A phase says what is waited for, so also which request is open and how the source is shown. What happens is put into one
-word, an :class:`Input`, before it gets here. A pair of phase and input that is not in :data:`TABLE` cannot happen, and
-is refused.
+A phase says what the sequencer waits for, so also which request is open and how the source is shown. Whatever happens
+becomes one word, an :class:`Input`. A pair of phase and input that is not in :data:`TABLE` cannot happen, and is
+refused. :data:`PHASES` names who decides in each phase what an answer shows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from enum import StrEnum
-from typing import Final
-
-from kvbus.core.sequencing.replay_requests import Purpose
+from typing import Final, NamedTuple
 
 
 class State(StrEnum):
@@ -23,6 +21,17 @@ class State(StrEnum):
     GAP = "gap"
     LOST = "lost"
     CONFLICT = "conflict"
+
+
+class Purpose(StrEnum):
+    """Why a publisher was asked."""
+
+    SYNC = "sync"
+    SNAPSHOT = "snapshot"
+    GAP = "gap"
+    PROBE = "probe"
+    VERIFY = "verify"
+    HISTORY = "history"
 
 
 class Phase(StrEnum):
@@ -92,28 +101,88 @@ class RefusedError(AssertionError):
     """An input that cannot come in this phase: a defect of the sequencer, whatever a peer has sent."""
 
 
-MEANING: Final[dict[Phase, tuple[State, Purpose | None, str]]] = {
-    Phase.AWAY: (State.CONNECTING, None, "there is no connection, or there never was"),
-    Phase.LOST: (State.LOST, None, "there is none for `source_timeout`"),
-    Phase.FRESH: (State.SYNCING, None, "an epoch begins of which nothing is known; passed through at once"),
-    Phase.WAITING: (State.LIVE, None, "there is no replay: the epoch begins with the next batch"),
-    Phase.SYNC: (State.SYNCING, Purpose.SYNC, "the history is replayed; live batches wait"),
-    Phase.SNAPSHOT: (State.SYNCING, Purpose.SNAPSHOT, "the epoch begins with a snapshot; live batches wait"),
-    Phase.VERIFY: (State.SYNCING, Purpose.VERIFY, "connected again: nothing is delivered before the epoch is known"),
-    Phase.CATCH_UP: (State.SYNCING, None, "it is the same epoch, and the same answer brings what was missed"),
-    Phase.LIVE: (State.LIVE, None, "everything known of is delivered"),
-    Phase.PROBE: (State.LIVE, Purpose.PROBE, "the stream is silent: its last batches may be lost"),
-    Phase.BACKFILL: (State.LIVE, Purpose.HISTORY, "history that nobody answered for is asked for again"),
-    Phase.RECHECK: (State.LIVE, Purpose.VERIFY, "stale batches have come: is it still the same epoch?"),
-    Phase.GAP: (State.GAP, Purpose.GAP, "a batch is missing; later ones wait"),
-    Phase.GAP_SNAPSHOT: (State.GAP, Purpose.SNAPSHOT, "the replay does not have it: a snapshot would cover it"),
-    Phase.GRACE: (State.GAP, None, "a batch is missing, and there is no replay: it may only be late"),
-    Phase.CONFLICT: (State.CONFLICT, None, "several publishers are on one endpoint: nothing is taken in for a while"),
-}
-"""How a phase is shown, what is asked when it is entered, and what it means."""
+class About(NamedTuple):
+    """What a phase is.
 
-SHOWN: Final = {phase: shown for phase, (shown, _, _) in MEANING.items()}
-ASKS: Final = {phase: purpose for phase, (_, purpose, _) in MEANING.items() if purpose is not None}
+    Attributes:
+        shown: the state in which the source is shown.
+        meaning: what the sequencer waits for.
+        asks: what kvbus asks the publisher when the phase begins.
+        batch: the method of :class:`~kvbus.core.sequencing.answers.Requests` that takes in a batch of the answer.
+        over: the one that takes in the end of the answer, or its absence.
+    """
+
+    shown: State
+    meaning: str
+    asks: Purpose | None = None
+    batch: str = ""
+    over: str = ""
+
+
+PHASES: Final[dict[Phase, About]] = {
+    Phase.AWAY: About(State.CONNECTING, "there is no connection, or there never was"),
+    Phase.LOST: About(State.LOST, "there is none for `source_timeout`"),
+    Phase.FRESH: About(State.SYNCING, "an epoch begins of which nothing is known; passed through at once"),
+    Phase.WAITING: About(State.LIVE, "there is no replay: the epoch begins with the next batch"),
+    Phase.SYNC: About(
+        State.SYNCING, "the history is replayed; live batches wait", Purpose.SYNC, "_take_batch", "_sync_over"
+    ),
+    Phase.SNAPSHOT: About(
+        State.SYNCING,
+        "the epoch begins with a snapshot; live batches wait",
+        Purpose.SNAPSHOT,
+        "_take_batch",
+        "_snapshot_over",
+    ),
+    Phase.VERIFY: About(
+        State.SYNCING,
+        "connected again: nothing is delivered before the epoch is known",
+        Purpose.VERIFY,
+        "_take_batch",
+        "_verify_over",
+    ),
+    Phase.CATCH_UP: About(
+        State.SYNCING,
+        "it is the same epoch, and the same answer brings what was missed",
+        None,
+        "_take_batch",
+        "_verify_over",
+    ),
+    Phase.LIVE: About(State.LIVE, "everything known of is delivered"),
+    Phase.PROBE: About(
+        State.LIVE,
+        "the stream is silent: its last batches may be lost",
+        Purpose.PROBE,
+        "_take_batch",
+        "_stream_over",
+    ),
+    Phase.BACKFILL: About(
+        State.LIVE,
+        "history that nobody answered for is asked for again",
+        Purpose.HISTORY,
+        "_take_first_of_history",
+        "_history_over",
+    ),
+    Phase.RECHECK: About(
+        State.LIVE,
+        "stale batches have come: is it still the same epoch?",
+        Purpose.VERIFY,
+        "_take_batch",
+        "_verify_over",
+    ),
+    Phase.GAP: About(State.GAP, "a batch is missing; later ones wait", Purpose.GAP, "_take_batch", "_stream_over"),
+    Phase.GAP_SNAPSHOT: About(
+        State.GAP,
+        "the replay does not have it: a snapshot would cover it",
+        Purpose.SNAPSHOT,
+        "_take_batch",
+        "_snapshot_over",
+    ),
+    Phase.GRACE: About(State.GAP, "a batch is missing, and there is no replay: it may only be late"),
+    Phase.CONFLICT: About(State.CONFLICT, "several publishers are on one endpoint: nothing is taken in for a while"),
+}
+
+ASKS: Final = {phase: about.asks for phase, about in PHASES.items() if about.asks is not None}
 
 SEPARATED: Final = (Phase.AWAY, Phase.LOST)
 """The phases without a connection."""

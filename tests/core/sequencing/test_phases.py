@@ -9,22 +9,23 @@ from typing import Any
 import pytest
 
 from kvbus.core.sequencing import phases
-from kvbus.core.sequencing.conflict import FIRST_PAUSE
+from kvbus.core.sequencing.answers import OVERLAP, Requests
+from kvbus.core.sequencing.epoch import FIRST_PAUSE
 from kvbus.core.sequencing.fingerprints import RING
 from kvbus.core.sequencing.phases import (
     ASKS,
     CONNECTED,
-    SHOWN,
+    PHASES,
     TABLE,
     UNHURRIED,
     Guard,
     Input,
     Phase,
+    Purpose,
     RefusedError,
     State,
     step,
 )
-from kvbus.core.sequencing.replay_requests import OVERLAP, Purpose
 from kvbus.core.source_spec import ATTEMPTS
 from tests.core.dsl import Happens, down, live, replay_aborted, replay_end, replayed, snapshot, tick, up
 from tests.core.sequencing.script import SequencerScript, in_sync
@@ -265,11 +266,18 @@ def test_what_nothing_waits_for_gives_way_to_a_gap_and_nothing_else_does() -> No
     assert {phase for phase, cause in TABLE if cause is Input.HOLE} == set(UNHURRIED)
 
 
+@pytest.mark.parametrize("phase", Phase)
+def test_a_phase_with_an_open_request_has_its_handlers(phase: Phase) -> None:
+    about = PHASES[phase]
+    assert bool(about.batch) == bool(about.over) == (phase in ASKS or phase is Phase.CATCH_UP)
+    assert all(hasattr(Requests, name) for name in (about.batch, about.over) if name)
+
+
 def test_every_phase_is_drawn_and_described() -> None:
     drawn, described = diagram(), phase_table()
     for phase in Phase:
         assert f" {phase} -->" in drawn
-        assert f"\n| {phase} | `{SHOWN[phase]}` |" in described
+        assert f"\n| {phase} | `{PHASES[phase].shown}` |" in described
 
 
 def test_what_holds_for_every_connected_phase_is_drawn_once() -> None:

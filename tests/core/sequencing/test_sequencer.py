@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvbus.core.sequencing.actions import Ask, Deliver, Lost
-from kvbus.core.sequencing.conflict import FIRST_PAUSE, MAX_EPOCHS
+from kvbus.core.sequencing.answers import OVERLAP
+from kvbus.core.sequencing.epoch import FIRST_PAUSE, MAX_EPOCHS
 from kvbus.core.sequencing.fingerprints import RING
 from kvbus.core.sequencing.phases import State
-from kvbus.core.sequencing.replay_requests import OVERLAP
 from kvbus.core.sequencing.sequencer import Sequencer
 from kvbus.core.source_spec import ATTEMPTS
 from kvbus.core.source_stats import SourceStats
@@ -907,18 +907,18 @@ class TestRestartOfThisProcess:
         again.sequencer.recovery_finished()
         assert (again.sequencer.epoch, again.sequencer.next) == (1, 4)
         assert again.sequencer.partial
-        assert again.sequencer.known_from == 3
-        assert again.sequencer.backfill_pending  # the log does not say why it began there
+        assert again.sequencer.history.first == 3
+        assert again.sequencer.history.pending  # the log does not say why it began there
 
     def test_a_hole_in_the_log_is_not_known(self):
         again = self.restarted(in_sync(5))
         again.sequencer.restore_batch(9, again.payload(9))
-        assert again.sequencer.known_from == 9
+        assert again.sequencer.history.first == 9
 
     def test_a_loss_of_the_log_is_partial_from_there(self):
         again = self.restarted(in_sync(5))
         again.sequencer.restore_loss(2)
-        assert (again.sequencer.partial, again.sequencer.known_from) == (True, 7)
+        assert (again.sequencer.partial, again.sequencer.history.first) == (True, 7)
 
     def test_nothing_is_asked_for_again_where_nobody_can_be_asked(self):
         script = in_sync(5, replay=False)
@@ -926,7 +926,7 @@ class TestRestartOfThisProcess:
         again.sequencer.load(script.sequencer.dump())
         again.sequencer.restore_loss(2)
         again.sequencer.recovery_finished()
-        assert (again.sequencer.partial, again.sequencer.backfill_pending) == (True, False)
+        assert (again.sequencer.partial, again.sequencer.history.pending) == (True, False)
 
     def test_before_the_first_batch_there_is_history_and_nothing_is_missing(self):
         script = in_sync(0)
@@ -934,13 +934,13 @@ class TestRestartOfThisProcess:
         again.sequencer.recovery_finished()
         again.after(up(), replayed(9), replay_end())
         assert again.missing == (0, 0, 0, 0)
-        assert (again.sequencer.partial, again.sequencer.known_from) == (True, 9)
+        assert (again.sequencer.partial, again.sequencer.history.first) == (True, 9)
 
     def test_a_snapshot_is_all_there_is_to_know(self):
         again = self.restarted(in_sync(5))
         again.sequencer.restore_batch(9, again.payload(9))
         again.sequencer.restore_snapshot(20)
-        assert (again.sequencer.next, again.sequencer.known_from) == (21, 0)
+        assert (again.sequencer.next, again.sequencer.history.first) == (21, 0)
         assert not again.sequencer.partial
 
 
@@ -950,14 +950,14 @@ class TestCompletion:
     def partial(self):
         script = SequencerScript()
         script.after(up(), replayed(5), replay_end())
-        assert (script.sequencer.partial, script.sequencer.known_from) == (True, 5)
+        assert (script.sequencer.partial, script.sequencer.history.first) == (True, 5)
         return script
 
     @pytest.mark.parametrize(("certain", "first"), [(True, 0), (False, 5)])
     def test_it_ends_partial(self, certain, first):
         script = self.partial()
         script.sequencer.complete(certain=certain)
-        assert (script.sequencer.partial, script.sequencer.known_from) == (False, first)
+        assert (script.sequencer.partial, script.sequencer.history.first) == (False, first)
 
     def test_not_if_a_loss_is_behind_it(self):
         script = self.partial()

@@ -6,13 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest import mock
 
-from kvbus.core.sequencing.sequencer import Sequencer
+from kvbus.core.sequencing.answers import OpenRequest, Requests, Restart
 from kvbus.daemon.clock import RunningClock
 
 
-def _accept_beyond(self: Sequencer, _seq: int, now: float) -> bool:
-    self._new_epoch(now)
-    return False
+def _shown_by_start(_requests: Requests, _asked: OpenRequest, _seq: int, _now: float) -> Restart:
+    return Restart()
 
 
 def _time(self: RunningClock) -> float:
@@ -22,7 +21,7 @@ def _time(self: RunningClock) -> float:
 @contextmanager
 def put_back() -> Iterator[None]:
     with (
-        mock.patch.object(Sequencer, "_accept_beyond", _accept_beyond),
+        mock.patch.object(Requests, "_shown_by_start", _shown_by_start),
         mock.patch.object(RunningClock, "time", _time),
     ):
         yield
