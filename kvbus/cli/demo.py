@@ -48,7 +48,7 @@ def command(*, seconds: float, seed: int, plain: bool) -> None:
     # imported on use, to keep `kvbus --help` fast
     from rich.console import Console  # noqa: PLC0415
 
-    from kvbus.tools.demo.play import play  # noqa: PLC0415
+    from kvbus.tools.demo.screen import play  # noqa: PLC0415
 
     exact: bool | None = None
 

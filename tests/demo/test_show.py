@@ -12,12 +12,9 @@ from rich.console import Console
 from kvbus.client import BlockView, Received
 from kvbus.core.wire.schema import BlockRemoved
 from kvbus.tools.demo import show as shows
-from kvbus.tools.demo.bus import Bus, BusError
-from kvbus.tools.demo.engines import Engine
-from kvbus.tools.demo.play import play
-from kvbus.tools.demo.routers import Router
-from kvbus.tools.demo.screen import plain_line, render, render_verdict
+from kvbus.tools.demo.screen import plain_line, play, render, render_verdict
 from kvbus.tools.demo.show import Line, Row, Show, Tone, Verdict
+from kvbus.tools.demo.stage import Bus, BusError, Engine, Router
 from kvbus.tools.terminal import ASCII, UNICODE
 
 SMALL = (("vllm-a", "vllm-0.33", 60.0, 150), ("vllm-b", "vllm-0.33", 60.0, 150), ("sglang", "sglang-0.5.23", 60.0, 150))

@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
-from kvbus.tools.demo.bus import Bus
-from kvbus.tools.demo.engines import CAST, Engine, pause
-from kvbus.tools.demo.routers import DirectRouter, Router
+from kvbus.tools.demo.stage import CAST, Bus, DirectRouter, Engine, Router, pause
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -187,7 +185,7 @@ class Show:
 
     def sample(self) -> None:
         """Compare the routers with the engines now, for the screen."""
-        self.rows = [self._row(router) for router in self.routers]
+        self.rows = list(map(self._row, self.routers))
         for row in self.rows:
             self.history[row.name].append(row.wrong if row.started else None)
         counts = {engine.name: engine.published for engine in self.engines} | {"kvbus": self.bus.total("batches")}
