@@ -335,7 +335,7 @@ def test_who_discovers_in_kubernetes_may_watch_that_and_nothing_else() -> None:
     verbs = ["list", "watch"]
     assert roles == {
         None: [{"apiGroups": [""], "resources": ["pods"], "verbs": verbs}],
-        "elsewhere": [{"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": verbs}],
+        "elsewhere": [{"apiGroups": [""], "resources": ["pods"], "verbs": verbs}],
     }
     bindings = release.all("RoleBinding")
     assert [each["metadata"].get("namespace") for each in bindings] == list(roles)

@@ -1,14 +1,12 @@
 """Engines found by a real watch: they come and go, the API server goes and comes back, a watch expires, a token rotates.
 
-No kubelet runs here. A test creates the objects and says where the engines are, as a kubelet and the controller of
-EndpointSlices would.
+No kubelet runs here. A test creates the objects and says where the engines are, as a kubelet would.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import time
 import urllib.request
 from collections.abc import AsyncIterator, Callable
@@ -29,14 +27,12 @@ from tests.ports import free_ports
 
 
 class Place:
-    """A namespace in which engines are pods, or endpoints of a Service."""
+    """A namespace in which engines are pods."""
 
-    def __init__(self, api: Api, kind: str) -> None:
+    def __init__(self, api: Api) -> None:
         self.api = api
-        self.kind = kind
         self.namespace = api.namespace()
-        self.selector = "app=engine" if kind == "pods" else "kubernetes.io/service-name=engines"
-        discover = {"kubernetes": {"selector": self.selector, "resource": kind}}
+        discover = {"kubernetes": {"selector": "app=engine"}}
         values = {"mode": "deployment", "kvbus": {"config": {"sources": [{"name": "workers", "discover": discover}]}}}
         self.account = account_of(api, self.namespace, values)
         self.user = f"system:serviceaccount:{self.namespace}:{self.account}"
@@ -44,8 +40,7 @@ class Place:
     def settings(self, server: ApiServer, token_file: Path) -> dict[str, Any]:
         return {
             "kubernetes": {
-                "selector": self.selector,
-                "resource": self.kind,
+                "selector": "app=engine",
                 "namespace": self.namespace,
                 "server": server.api.url,
                 "ca_file": str(server.api.ca_file),
@@ -57,22 +52,16 @@ class Place:
         file.write_text(self.api.token_of(self.namespace, self.account))
 
     def join(self, worker: Worker) -> None:
-        if self.kind == "pods":
-            of = self._pod(worker)
-            self.api.create(of)
-            self.api.set_status(of, {"phase": "Running", "podIP": worker.host, "podIPs": [{"ip": worker.host}]})
-        else:
-            self.api.create(self._slice(worker))
+        of = self._pod(worker)
+        self.api.create(of)
+        self.api.set_status(of, {"phase": "Running", "podIP": worker.host, "podIPs": [{"ip": worker.host}]})
 
     def leave(self, worker: Worker) -> None:
         """As a pod does that has time to end; it is there until :meth:`gone`."""
-        if self.kind == "pods":
-            self.api.delete(self._pod(worker), grace=30)
-        else:
-            self.api.apply(self._slice(worker, terminating=True))
+        self.api.delete(self._pod(worker), grace=30)
 
     def gone(self, worker: Worker) -> None:
-        self.api.delete(self._pod(worker) if self.kind == "pods" else self._slice(worker))
+        self.api.delete(self._pod(worker))
 
     def _pod(self, worker: Worker) -> Object:
         names = zip(("kv-events", "kv-replay"), worker.ports, strict=True)
@@ -83,31 +72,6 @@ class Place:
             "metadata": {"name": worker.name, "namespace": self.namespace, "labels": {"app": "engine"}},
             "spec": {"nodeName": "node-a", "containers": [{"name": "engine", "image": "engine:1", "ports": ports}]},
         }
-
-    def _slice(self, worker: Worker, *, terminating: bool = False) -> Object:
-        """One for each engine, as those of a Service whose pods name their ports and give them different numbers."""
-        names = zip(("kv-events", "kv-replay"), worker.ports, strict=True)
-        conditions = {"ready": not terminating, "serving": not terminating, "terminating": terminating}
-        target = {"kind": "Pod", "name": worker.name, "namespace": self.namespace}
-        labels = {"kubernetes.io/service-name": "engines"}
-        return {
-            "apiVersion": "discovery.k8s.io/v1",
-            "kind": "EndpointSlice",
-            "metadata": {"name": f"engines-{worker.name}", "namespace": self.namespace, "labels": labels},
-            "addressType": "IPv4",
-            "ports": [{"name": name, "port": port, "protocol": "TCP"} for name, port in names],
-            "endpoints": [{"addresses": [worker.host], "conditions": conditions, "targetRef": target}],
-        }
-
-
-def own_address() -> str:
-    """An address of this machine that is not loopback: no endpoint may be."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))
-        except OSError:
-            pytest.skip("this machine has no address but loopback, and an EndpointSlice takes no such address")
-        return str(probe.getsockname()[0])
 
 
 class Found(Process):
@@ -140,12 +104,7 @@ class Fleet:
         self.place = place
         self.bus = bus
         shared = free_ports(2)  # pods have the same ports at different addresses
-        self.workers = [
-            Worker(f"pod-{n}", n, f"127.0.0.{n + 10}", shared)
-            if place.kind == "pods"
-            else Worker(f"pod-{n}", n, own_address())
-            for n in range(10)
-        ]
+        self.workers = [Worker(f"pod-{n}", n, f"127.0.0.{n + 10}", shared) for n in range(10)]
         self.here: list[Worker] = []
         self.router = TopicRouter(bus.out)
         self._seqs: dict[bytes, int] = {}
@@ -210,11 +169,8 @@ def token_file(tmp_path: Path) -> Path:
     return tmp_path / "token"
 
 
-@pytest.mark.parametrize("kind", ["pods", "endpointslices"])
-async def test_three_engines_ten_and_two(
-    kind: str, api: Api, server: ApiServer, tmp_path: Path, token_file: Path
-) -> None:
-    place = Place(api, kind)
+async def test_three_engines_ten_and_two(api: Api, server: ApiServer, tmp_path: Path, token_file: Path) -> None:
+    place = Place(api)
     place.put_token(token_file)
     async with fleet_of(place, Found(tmp_path, place.settings(server, token_file))) as fleet:
         await fleet.to(1, 4, 7)
@@ -238,7 +194,7 @@ async def test_an_api_server_that_dies_costs_no_engine(
     api: Api, plane: ControlPlane, tmp_path: Path, token_file: Path
 ) -> None:
     """What has changed meanwhile is known when it is back, though every older version is forgotten."""
-    place = Place(api, "pods")
+    place = Place(api)
     place.put_token(token_file)
     mortal = plane.api_server()
     bus = Found(tmp_path, place.settings(mortal, token_file))
@@ -271,7 +227,7 @@ async def test_a_watch_that_has_expired_begins_with_a_list(
     api: Api, plane: ControlPlane, tmp_path: Path, token_file: Path
 ) -> None:
     """etcd has forgotten the version from which it would go on: 410 Gone, in the watch itself."""
-    place = Place(api, "pods")
+    place = Place(api)
     place.put_token(token_file)
     at_etcd = plane.api_server(watch_cache="false")
     one, two = Worker("pod-1", 1), Worker("pod-2", 2)
@@ -305,7 +261,7 @@ async def test_a_watch_that_has_expired_begins_with_a_list(
 async def test_a_token_that_is_replaced_in_time_costs_nothing_and_one_that_is_not_costs_no_engine(
     api: Api, server: ApiServer, tmp_path: Path, token_file: Path
 ) -> None:
-    place = Place(api, "pods")
+    place = Place(api)
 
     def secret(name: str) -> Object:
         """What a token is bound to: with it the token ends."""
@@ -359,7 +315,7 @@ async def test_a_token_that_is_replaced_in_time_costs_nothing_and_one_that_is_no
 
 
 async def test_who_may_not_watch_is_told_so_by_name_until_it_may(api: Api, server: ApiServer, token_file: Path) -> None:
-    place = Place(api, "pods")
+    place = Place(api)
     role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding"}
     (binding,) = api.get(f"/apis/{role['apiVersion']}/namespaces/{place.namespace}/rolebindings")["items"]
     api.delete({**role, "metadata": binding["metadata"]})

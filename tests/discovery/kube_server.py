@@ -16,7 +16,6 @@ from tests.ports import free_port
 
 TOKEN = "not-a-secret"
 PODS = "/api/v1/namespaces/default/pods"
-SLICES = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices"
 
 
 def pod(name: str, address: str | None, port: int = 5557, replay: int | None = 5558, **more: Any) -> dict[str, Any]:
@@ -86,7 +85,6 @@ class KubeServer:
     async def running(self, context: ssl.SSLContext | None = None) -> AsyncIterator[KubeServer]:
         app = web.Application()
         app.router.add_get(PODS, self._get)
-        app.router.add_get(SLICES, self._get)
         runner = web.AppRunner(app, shutdown_timeout=0.1)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", self.port, ssl_context=context).start()

@@ -76,14 +76,6 @@ async def test_a_host_without_ipv4_is_found_by_ipv6(server):
     server.records = {(NAME, "AAAA"): ["fd00::1"]}
     async with watching(server) as watched:
         assert await watched.endpoints() == ["tcp://[fd00::1]:5557"]
-    async with watching(server, family="ipv4") as watched:
-        assert await watched.endpoints() == []
-
-
-async def test_one_family_alone(server):
-    server.records = {(NAME, "A"): ["10.0.0.1"], (NAME, "AAAA"): ["fd00::1"]}
-    async with watching(server, family="ipv6") as watched:
-        assert await watched.endpoints() == ["tcp://[fd00::1]:5557"]
 
 
 async def test_an_alias_is_followed(server):

@@ -21,7 +21,6 @@ from kvbus.parts.discovery.kubernetes.discoverer import (
     KubernetesSettings,
     Ports,
     of_pods,
-    of_slices,
 )
 from tests.discovery.kube_server import TOKEN, KubeServer, pod
 from tests.doubles.bus import eventually
@@ -83,38 +82,6 @@ def test_a_pod_without_the_port_is_named():
         (),
         ["a", "b"],
     )
-
-
-def slice_of(name: str, *addresses: str, kind: str = "IPv4", **conditions: bool) -> dict[str, Any]:
-    return {
-        "metadata": {"name": name},
-        "addressType": kind,
-        "ports": [{"name": "kv-events", "port": 5557}, {"name": "kv-replay", "port": 5558}],
-        "endpoints": [
-            {"addresses": [address], "conditions": conditions, "targetRef": {"kind": "Pod", "name": f"pod-{n}"}}
-            for n, address in enumerate(addresses)
-        ],
-    }
-
-
-def test_endpoints_are_known_by_their_pods_and_counted_once():
-    slices = [slice_of("b", "fd00::1", "fd00::2", kind="IPv6"), slice_of("a", "10.0.0.1")]
-    engines, without = of_slices(slices, PORTS, "here")
-    assert endpoints(engines) == {
-        "pod-0": [("tcp://10.0.0.1:5557", "tcp://10.0.0.1:5558")],
-        "pod-1": [("tcp://[fd00::2]:5557", "tcp://[fd00::2]:5558")],
-    }
-    assert without == []
-
-
-def test_an_endpoint_counts_ready_or_not_until_it_is_terminating():
-    assert len(of_slices([slice_of("a", "10.0.0.1", ready=False)], PORTS, "here")[0]) == 1
-    assert of_slices([slice_of("a", "10.0.0.1", terminating=True)], PORTS, "here") == ((), [])
-    bare = slice_of("a", "10.0.0.1")
-    del bare["endpoints"][0]["targetRef"]
-    assert set(endpoints(of_slices([bare], PORTS, "here")[0])) == {"10.0.0.1"}
-    assert of_slices([{**bare, "ports": []}], PORTS, "here") == ((), ["a"])
-    assert of_slices([{**bare, "endpoints": None}], PORTS, "here") == ((), [])
 
 
 # -- the watch ----------------------------------------------------------------------------------------------------------
@@ -211,14 +178,6 @@ async def test_who_may_not_list_is_told_what_the_api_says(server, tmp_path):
     async with watching(server, tmp_path) as watched:
         with pytest.raises(DiscoveryError, match='pods in default: 403 pods is forbidden: User "kvbus" cannot list it'):
             await watched.next()
-
-
-async def test_endpoint_slices_are_watched_too(server, tmp_path):
-    server.put(slice_of("a", "10.0.0.1"))
-    async with watching(server, tmp_path, resource="endpointslices") as watched:
-        assert await watched.next() == {"pod-0"}
-        server.put(slice_of("a", "10.0.0.1", "10.0.0.2"))
-        assert await watched.next() == {"pod-0", "pod-1"}
 
 
 async def test_pods_without_the_port_are_said_once(server, tmp_path, caplog):

@@ -133,16 +133,15 @@ aibrix:   {profile: aibrix, events: 5557, layout: merged}
 {{- if not (or (has .type (list "kafka" "nats" "redis")) (and (hasKey . "bind") (not .bind))) }}true{{ end -}}
 {{- end -}}
 
-{{- /* What the account must be able to watch: for each namespace the kinds, as JSON; "" is the release's own. */ -}}
+{{- /* The namespaces whose pods the account must be able to watch, as JSON; "" is the release's own. */ -}}
 {{- define "kvbus.watched" -}}
-{{- $found := dict -}}
+{{- $found := list -}}
 {{- range .Values.kvbus.config.sources -}}
 {{- with (.discover | default dict).kubernetes -}}
-{{- $in := .namespace | default "" -}}
-{{- $_ := set $found $in (append (get $found $in | default list) (.resource | default "pods") | uniq | sortAlpha) -}}
+{{- $found = append $found (.namespace | default "") -}}
 {{- end -}}
 {{- end -}}
-{{- toJson $found -}}
+{{- toJson ($found | uniq | sortAlpha) -}}
 {{- end -}}
 
 {{- /* The slot of each stream of a list of sources, every rank counted: a stream is at port + slot. As JSON. */ -}}

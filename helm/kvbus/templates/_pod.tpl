@@ -27,7 +27,7 @@ metadata:
 spec:
   serviceAccountName: {{ include "kvbus.serviceAccountName" . }}
   {{- /* only discovery in Kubernetes asks the API */}}
-  automountServiceAccountToken: {{ ne (include "kvbus.watched" .) "{}" }}
+  automountServiceAccountToken: {{ ne (include "kvbus.watched" .) "[]" }}
   enableServiceLinks: false
   terminationGracePeriodSeconds: {{ .Values.terminationGracePeriodSeconds }}
   securityContext:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 from collections.abc import AsyncGenerator
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import dns.asyncresolver
 import dns.exception
@@ -53,9 +53,6 @@ class DnsSettings(Section):
         None,
         "A name whose SRV records have the replay's port of each host, in place of `replay_port`.",
         example="_kv-replay._tcp.engines.default.svc.cluster.local",
-    )
-    family: Literal["auto", "ipv4", "ipv6"] = key(
-        "auto", "Addresses; auto: IPv4, or IPv6 where a host has no IPv4 address.", example="auto"
     )
     interval: Seconds = key(5.0, "Least time between two look-ups, whatever the TTL.", example=5.0, unit="s", gt=0)
     servers: tuple[Text, ...] = key(
@@ -123,8 +120,7 @@ class DnsDiscoverer:
         return tuple(answer.rrset or ())
 
     async def _addresses_of(self, resolver: dns.asyncresolver.Resolver, name: str) -> list[str]:
-        kinds = {"auto": ("A", "AAAA"), "ipv4": ("A",), "ipv6": ("AAAA",)}[self._settings.family]
-        for kind in kinds:
+        for kind in ("A", "AAAA"):  # IPv6 where a host has no IPv4 address
             records = await self._look_up(resolver, name, kind)
             if records:
                 return sorted({record.address for record in records})

@@ -1,4 +1,4 @@
-"""Watch pods or EndpointSlices in the Kubernetes API: each engine among them is found by its pod's name."""
+"""Watch pods in the Kubernetes API: each engine among them is found by its pod's name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import ssl
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 
 import aiohttp
 import msgspec
@@ -32,11 +32,6 @@ MAX_LINE: Final = 8 * 1024 * 1024
 """Bytes of a change."""
 GONE: Final = 410
 """The resourceVersion is too old: what has changed since then is not known, so the list is read again."""
-
-PATHS: Final = {
-    "pods": "/api/v1/namespaces/{namespace}/pods",
-    "endpointslices": "/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices",
-}
 
 Objects = dict[str, dict[str, Any]]
 """By name."""
@@ -106,19 +101,18 @@ class Api:
 
 
 class Watch:
-    """Follows the objects of one kind with certain labels.
+    """Follows the pods with certain labels.
 
     Args:
         api: the client.
-        resource: a key of :data:`PATHS`.
-        namespace: of the objects.
+        namespace: of the pods.
         selector: their labels.
     """
 
-    def __init__(self, api: Api, resource: str, namespace: str, selector: str) -> None:
+    def __init__(self, api: Api, namespace: str, selector: str) -> None:
         self._api = api
-        self._path = PATHS[resource].format(namespace=namespace)
-        self._what = f"{resource} in {namespace}"
+        self._path = f"/api/v1/namespaces/{namespace}/pods"
+        self._what = f"pods in {namespace}"
         self._selector = selector
         self._objects: Objects = {}
         self._version = ""
@@ -283,38 +277,7 @@ def of_pods(pods: Iterable[Object], ports: Ports, where: str) -> tuple[tuple[Eng
             without.append(name)
         else:
             found.append(engine)
-    return _by_name(found), sorted(without)
-
-
-def of_slices(slices: Iterable[Object], ports: Ports, where: str) -> tuple[tuple[Engine, ...], list[str]]:
-    """Return the engines among the endpoints of EndpointSlices, and the names of slices that have no such port.
-
-    An endpoint is known by its pod's name, else by its address. It counts, ready or not, until it is terminating. Of
-    one with an address of each family the IPv4 one counts.
-    """
-    found: list[Engine] = []
-    without: list[str] = []
-    for each in sorted(slices, key=lambda each: (str(each.get("addressType")), str(each["metadata"]["name"]))):
-        named = {port.get("name") or "": port.get("port") for port in each.get("ports") or ()}
-        for endpoint in each.get("endpoints") or ():
-            addresses = endpoint.get("addresses") or ()
-            if not addresses or (endpoint.get("conditions") or {}).get("terminating"):
-                continue
-            name = str((endpoint.get("targetRef") or {}).get("name") or addresses[0])
-            engine = _engine(name, addresses[0], named, ports, f"{where}, endpoint {name}")
-            if engine is None:
-                without.append(str(each["metadata"]["name"]))
-                break
-            found.append(engine)
-    return _by_name(found), sorted(without)
-
-
-def _by_name(engines: Iterable[Engine]) -> tuple[Engine, ...]:
-    """One engine for each name: the first."""
-    known: dict[str, Engine] = {}
-    for engine in engines:
-        known.setdefault(engine.name, engine)
-    return tuple(known[name] for name in sorted(known))
+    return tuple(sorted(found, key=lambda engine: engine.name)), sorted(without)
 
 
 def _engine(name: str, address: str, named: dict[str, Any], ports: Ports, where: str) -> Engine | None:
@@ -349,18 +312,13 @@ OWN_NAMESPACE: Final = ACCOUNT / "namespace"
 class KubernetesSettings(Section):
     """The keys of ``discover: {kubernetes: …}``."""
 
-    selector: Text = key(..., "Labels of the pods, or of the EndpointSlices.", example="app=engine")
+    selector: Text = key(..., "Labels of the pods.", example="app=engine")
     namespace: Text | None = key(
         None, "Their namespace.", example="default", default_text="that of the pod in which kvbus runs"
     )
-    resource: Literal["pods", "endpointslices"] = key(
-        "pods",
-        "What is watched. The slices of a Service have the label `kubernetes.io/service-name`.",
-        example="pods",
-    )
     port: Text = key(
         "kv-events",
-        "Port of the publisher of rank 0, by its name in the pod (in the slice) or by its number. The annotation "
+        "Port of the publisher of rank 0, by its name in the pod or by its number. The annotation "
         "`kvbus/port` of a pod says more.",
         example="kv-events",
     )
@@ -403,24 +361,23 @@ class KubernetesDiscoverer:
         """Yield the engines, at first and after each change of them."""
         settings = self._settings
         namespace = settings.namespace or _own_namespace()
-        read = of_pods if settings.resource == "pods" else of_slices
         where = f"kubernetes namespace {namespace}"
         before: tuple[Engine, ...] | None = None
         api = Api(settings.server, settings.token_file, settings.ca_file)
-        watch = Watch(api, settings.resource, namespace, settings.selector)
+        watch = Watch(api, namespace, settings.selector)
         async with api, aclosing(watch.states()) as states:
             async for objects in states:
-                engines, without = read(objects.values(), self._ports, where)
+                engines, without = of_pods(objects.values(), self._ports, where)
                 self._warn(without)
                 if engines != before:
                     before = engines
                     yield engines
 
     def _warn(self, without: list[str]) -> None:
-        """Say once which objects have no such port."""
+        """Say once which pods have no such port."""
         if without != self._without and without:
-            text = "%s have no port %s, and are no engines: %s"
-            log.warning(text, self._settings.resource, self._settings.port, ", ".join(without))
+            text = "pods have no port %s, and are no engines: %s"
+            log.warning(text, self._settings.port, ", ".join(without))
         self._without = without
 
 
