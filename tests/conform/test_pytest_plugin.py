@@ -31,8 +31,8 @@ async def pytest_of(directory: Path, *options: str) -> tuple[int, str]:
 async def test_an_item_for_each_clause_fails_where_a_must_is_broken(tmp_path):
     async with EnginePublisher("tcp://127.0.0.1:0", "tcp://127.0.0.1:0", bind=True) as engine:
         engine.publish(message(0, stored(1), stored(2, medium="cloud"))[2])
-        where = ["--kv-engine", engine.endpoint, "--kv-engine-replay", str(engine.replay_endpoint)]
-        status, said = await pytest_of(tmp_path, *where, "--kv-engine-seconds", "0.5")
+        where = f"{engine.endpoint} --replay {engine.replay_endpoint} --seconds 0.5"
+        status, said = await pytest_of(tmp_path, f"--kv-engine={where}")
     assert status == 1, said
     assert re.search(r"FAILED .*9\.1 known media", said), said
     assert "event 1 of batch 0 is on 'cloud'" in said
@@ -59,9 +59,8 @@ for line in sys.stdin:
 
 async def test_a_router_has_an_item_for_each_clause_in_each_case(tmp_path):
     (tmp_path / "router.py").write_text(NEVER_ASKS)
-    way = f"driver={sys.executable} router.py"
-    where = ["--kv-router", way, "--kv-router-settle", "1", "-k", "duplicate-number or late-join"]
-    status, said = await pytest_of(tmp_path, *where)
+    way = f"--driver '{sys.executable} router.py' --settle 1"
+    status, said = await pytest_of(tmp_path, f"--kv-router={way}", "-k", "duplicate-number or late-join")
     assert status == 1, said
     assert re.search(r"FAILED .*3\.5 duplicate-number: no batch is applied twice", said), said
     assert re.search(r"broken \(MUST\): .* it asked for no replays \(0 missing, 1 dead\)", said), said
@@ -72,19 +71,17 @@ async def test_a_router_has_an_item_for_each_clause_in_each_case(tmp_path):
 
 async def test_a_router_that_does_not_listen_is_a_failure(tmp_path):
     live, replay = free_port(), free_port()
-    where = [
-        "--kv-router",
-        "view-url=http://127.0.0.1:1",
-        "--kv-router-engine",
-        f"tcp://127.0.0.1:{live},tcp://127.0.0.1:{replay}",
-    ]
-    status, said = await pytest_of(tmp_path, *where, "--kv-router-connect", "0.2", "-k", "late-join")
+    engine = f"tcp://127.0.0.1:{live},tcp://127.0.0.1:{replay}"
+    where = f"--kv-router=--view-url http://127.0.0.1:1 --engine {engine} --connect 0.2"
+    status, said = await pytest_of(tmp_path, where, "-k", "late-join")
     assert (status, "is the adapter?" in said, "nobody subscribes" in said) == (1, True, True), said
 
 
 async def test_what_is_not_seen_is_skipped(tmp_path):
-    where = ["--kv-router", "client", "--kv-router-engine", ",".join(f"tcp://127.0.0.1:{free_port()}" for _ in "12")]
-    status, said = await pytest_of(tmp_path, *where, "-k", "two-ranks-clear or order-in-a-batch")
+    engine = ",".join(f"tcp://127.0.0.1:{free_port()}" for _ in "12")
+    status, said = await pytest_of(
+        tmp_path, f"--kv-router=--client --engine {engine}", "-k", "two-ranks-clear or order-in-a-batch"
+    )
     assert status == 0, said
     assert re.search(r"SKIPPED .*not seen \(MUST\): .*: it takes a second rank", said), said
     assert re.search(r"1 passed, \d+ skipped", said), said
@@ -93,15 +90,19 @@ async def test_what_is_not_seen_is_skipped(tmp_path):
 @pytest.mark.parametrize(
     ("options", "wrong"),
     [
-        (["--kv-router", "telepathy"], "name one way to ask it: driver=CMD"),
-        (["--kv-router", "client=yes"], "name one way"),
-        (["--kv-router", "driver"], "name one way"),
-        (["--kv-router", "client", "--kv-router-engine", "here"], "--kv-router-engine here: LIVE,REPLAY"),
-        (["--kv-router", "client", "--kv-router-reads", "a,b"], "takes --kv-router-engine"),
-        (["--kv-router", "client", "--kv-router-settle", "0"], "0 is not more than 0"),
+        (["--kv-router=--topic t"], "name one way to ask the router: --driver"),
+        (["--kv-router=--client --driver x"], "name one way"),
+        (["--kv-router=--telepathy"], "No such option"),
+        (["--kv-router=--driver"], "requires an argument"),
+        (["--kv-router=--driver 'x"], "No closing quotation"),
+        (["--kv-router=--client --engine here"], "--engine here: LIVE,REPLAY"),
+        (["--kv-router=--client --reads a,b"], "takes --engine"),
+        (["--kv-router=--client --settle 0"], "0"),
+        (["--kv-engine=--replay tcp://127.0.0.1:1"], "Missing argument"),
+        (["--kv-engine=tcp://127.0.0.1:1 --seconds 0"], "0"),
     ],
 )
-def test_a_router_that_is_named_wrongly_is_a_usage_error(tmp_path, capsys, options, wrong):
+def test_what_is_named_wrongly_is_a_usage_error(tmp_path, capsys, options, wrong):
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     status = pytest.main(["-p", "no:cacheprovider", "-p", "no:asyncio", str(tmp_path), *options])
     said = capsys.readouterr()

@@ -11,6 +11,7 @@ import click
 from kvbus.cli.conform.options import deliver, report_options
 from kvbus.cli.curve import curve_keys, curve_options
 from kvbus.cli.until import run_until_signal, until
+from kvbus.tools.conform.options import engine_options
 
 if TYPE_CHECKING:
     import asyncio
@@ -20,28 +21,7 @@ if TYPE_CHECKING:
 
 
 @click.command("engine")
-@click.argument("subject", metavar="ENDPOINT|FILE")
-@click.option("--replay", metavar="ENDPOINT", help="The replay endpoint.")
-@click.option("--snapshot", metavar="ENDPOINT", help="The snapshot endpoint.")
-@click.option("--api", metavar="URL", help="An OpenAI-style API: send it prompts, reset its cache, put it to sleep.")
-@click.option("--model", default="", metavar="NAME", help="Model to ask there; by default the first that it names.")
-@click.option(
-    "--prompts",
-    type=click.IntRange(1),
-    default=32,
-    show_default=True,
-    help="Different prompts to send; more evict more.",
-)
-@click.option("--topic", default="", help="Watch only topics with this prefix.")
-@click.option("--bind", is_flag=True, help="Listen at ENDPOINT, for engines that connect to it.")
-@click.option(
-    "--seconds",
-    type=click.FloatRange(0, min_open=True),
-    default=30.0,
-    show_default=True,
-    metavar="S",
-    help="Watch for so long at least.",
-)
+@engine_options
 @click.option(
     "--ranks",
     type=click.IntRange(1),
@@ -49,7 +29,6 @@ if TYPE_CHECKING:
     show_default=True,
     help="Judge so many data-parallel ranks: rank r is at each port plus r.",
 )
-@click.option("--await-restart", is_flag=True, help="Watch on until you have restarted the engine.")
 @curve_options
 @report_options
 def command(
@@ -57,8 +36,6 @@ def command(
     subject: str,
     curve_secret_key: Path | None,
     curve_server_key: Path | None,
-    topic: str,
-    api: str | None,
     ranks: int,
     as_json: bool,
     strict: bool,
@@ -84,8 +61,7 @@ def command(
         from kvbus.tools.conform.engine.watch import Target  # noqa: PLC0415 - brings zmq
 
         curve = curve_keys(curve_secret_key, curve_server_key, bind=named["bind"])
-        url = None if api is None else (api if "://" in api else f"http://{api}").rstrip("/")
-        target = Target(subject, api=url, topic=topic.encode(), curve=curve, **named)
+        target = Target.of(subject, curve, **named)
         report = watched([target] if ranks == 1 else _ranks(target, ranks))
     else:
         from kvbus.tools.capture.format import read_capture  # noqa: PLC0415 - imported on use

@@ -6,37 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvbus.cli.conform.options import F, deliver, report_options
+from kvbus.cli.conform.options import deliver, report_options
 from kvbus.cli.until import run_until_signal, say, until
 from kvbus.common.errors import ExitCode
-from kvbus.tools.conform.router.options import OPTIONS, WAYS, Option
+from kvbus.tools.conform.options import router_options
 
 if TYPE_CHECKING:
     import asyncio
 
 
-def _as_click(option: Option) -> Any:
-    name, metavar = f"--{option.name}", option.metavar
-    match option.default:
-        case bool():
-            return click.option(name, is_flag=True, help=option.help)
-        case tuple():
-            return click.option(name, multiple=True, metavar=metavar, help=option.help)
-        case float() as seconds:
-            kind = click.FloatRange(0, min_open=True)
-            return click.option(name, type=kind, default=seconds, show_default=True, metavar=metavar, help=option.help)
-        case text:
-            return click.option(name, default=text, show_default=bool(text), metavar=metavar, help=option.help)
-
-
-def _router_options(function: F) -> F:
-    for option in reversed((*WAYS, *OPTIONS)):
-        function = _as_click(option)(function)
-    return function
-
-
 @click.command("router")
-@_router_options
+@router_options
 @click.option(
     "--case", "names", multiple=True, metavar="NAME", help="Only this case, or the cases of this clause; repeatable."
 )
@@ -76,9 +56,8 @@ def command(
         for name, clauses, title in table():
             click.echo(f"{name:{width}}  {clauses:10}  {title}")
         return
-    way = _one_way(said)
     try:
-        tried = trial(way.key, said[way.key] if way.metavar else "", said, names)
+        tried = trial(said, names)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     report = tried.report
@@ -93,11 +72,3 @@ def command(
     if not report.verdicts:
         raise click.exceptions.Exit(ExitCode.INTERRUPTED)
     deliver(report, as_json=as_json, strict=strict, without_bytes=without_bytes)
-
-
-def _one_way(said: dict[str, Any]) -> Option:
-    """Return the one way to ask that was named."""
-    named = [way for way in WAYS if said[way.key]]
-    if len(named) != 1:
-        raise click.UsageError(f"name one way to ask the router: {', '.join(f'--{way.name}' for way in WAYS)}")
-    return named[0]

@@ -1,23 +1,23 @@
 """A pytest plugin: items for the clauses of docs/spec, at an engine and at a router.
 
-``pytest --kv-engine tcp://…`` has an item for each clause that binds publishers, ``pytest --kv-router driver=…`` one
-for each clause in each case that is played to routers. The first item that runs does the work for all that were chosen.
-A broken MUST fails; a broken SHOULD and what was not seen are skipped, with the reason.
+``pytest --kv-engine='ENDPOINT OPTIONS'`` has an item for each clause that binds publishers, and
+``pytest --kv-router=OPTIONS`` one for each clause in each case that is played to routers. The values are what follows
+``kvbus conform engine`` and ``kvbus conform router``. The first item that runs does the work for all that were chosen.
+A broken MUST fails. A broken SHOULD and what was not seen are skipped, with the reason.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
+import shlex
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import pytest
 
-from kvbus.tools.conform.router.options import OPTIONS, WAYS, Option
-
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
+    from kvbus.tools.conform.engine.watch import Target
     from kvbus.tools.conform.report import Report, Verdict
     from kvbus.tools.conform.router.play import Trial
 
@@ -28,44 +28,21 @@ _ROUTER: Final = "--kv-router"
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options. They begin with ``--kv-``."""
     group = parser.getgroup("kvbus", "KV-cache events over ZeroMQ: is my engine right? Is my router?")
-    group.addoption(_ENGINE, metavar="ENDPOINT", help="judge the publisher at this endpoint, an item for each clause")
-    group.addoption(f"{_ENGINE}-replay", metavar="ENDPOINT", help="its replay endpoint")
-    group.addoption(f"{_ENGINE}-snapshot", metavar="ENDPOINT", help="its snapshot endpoint")
-    group.addoption(
-        f"{_ENGINE}-api", metavar="URL", help="its OpenAI-style API: its cache is reset, it is put to sleep"
-    )
-    group.addoption(f"{_ENGINE}-seconds", type=float, default=30.0, metavar="S", help="watch for so long (default: 30)")
-    ways = " ".join(f"{_way(each)}: {each.help}" for each in WAYS)
-    group.addoption(
-        _ROUTER,
-        metavar="WAY",
-        help=f"judge the router that is asked in this way, an item for each clause in each case. {ways}",
-    )
-    for option in OPTIONS:
-        default = f" (default: {option.default})" if option.default else ""
-        group.addoption(f"{_ROUTER}-{option.name}", help=option.help + default, **_form(option))
+    for option, role, of in ((_ENGINE, "engine", "clause"), (_ROUTER, "router", "clause in each case")):
+        text = f"an item for each {of}; the value is what follows `kvbus conform {role}`, quoted"
+        group.addoption(option, metavar="OPTIONS", help=text)
     group.addoption("--kv-strict", action="store_true", help="a SHOULD that is broken fails, too")
 
 
-def _way(option: Option) -> str:
-    return f"{option.name}={option.metavar}" if option.metavar else option.name
+def _parsed(option: str, text: str, options: Callable[[Any], Any]) -> Any:
+    import click  # noqa: PLC0415 - imported on use
 
-
-def _form(option: Option) -> dict[str, Any]:
-    match option.default:
-        case bool():
-            return {"action": "store_true"}
-        case tuple():
-            return {"action": "append", "default": [], "metavar": option.metavar}
-        case float():
-            return {"type": _seconds, "default": option.default, "metavar": option.metavar}
-    return {"default": option.default, "metavar": option.metavar}
-
-
-def _seconds(text: str) -> float:
-    if not (seconds := float(text)) > 0:
-        raise argparse.ArgumentTypeError(f"{text} is not more than 0")
-    return seconds
+    command = click.command(option, add_help_option=False)(options(lambda **said: said))
+    try:
+        return command.main(shlex.split(text), standalone_mode=False)
+    except (click.ClickException, ValueError) as error:
+        said = error.format_message() if isinstance(error, click.ClickException) else error
+        raise pytest.UsageError(f"{option}: {said}") from error
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -113,17 +90,24 @@ class Engine(Judged):
         """Yield an item for each clause."""
         from kvbus.tools.conform.engine.clauses import WATCHED  # noqa: PLC0415 - imported on use
 
+        self._target()  # what the options say wrongly is said now
         for number, asked in WATCHED.items():
             yield VerdictItem.from_parent(self, name=f"{number} {asked.clause.title}", number=number)
 
     def judge(self) -> Report:
         """Watch it."""
-        from kvbus.tools.conform.engine.watch import Target, Watch  # noqa: PLC0415 - brings zmq
+        from kvbus.tools.conform.engine.watch import Watch  # noqa: PLC0415 - brings zmq
 
-        said = {name: self.config.getoption(f"{_ENGINE}-{name}") for name in ("replay", "snapshot", "api", "seconds")}
-        watch = Watch(Target(self.config.getoption(_ENGINE), **said))
+        watch = Watch(self._target())
         asyncio.run(watch.run())
         return watch.report()
+
+    def _target(self) -> Target:
+        from kvbus.tools.conform.engine.watch import Target  # noqa: PLC0415 - brings zmq
+        from kvbus.tools.conform.options import engine_options  # noqa: PLC0415 - imported on use
+
+        said = _parsed(_ENGINE, self.config.getoption(_ENGINE), engine_options)
+        return Target.of(said.pop("subject"), **said)
 
 
 class Router(Judged):
@@ -149,17 +133,13 @@ class Router(Judged):
         return trial.report
 
     def _trial(self, names: Iterable[str]) -> Trial:
+        from kvbus.tools.conform.options import router_options  # noqa: PLC0415 - imported on use
         from kvbus.tools.conform.router.play import trial  # noqa: PLC0415 - brings zmq
 
-        name, _, what = str(self.config.getoption(_ROUTER)).partition("=")
-        way = next((each for each in WAYS if each.name == name and bool(each.metavar) == bool(what)), None)
-        if way is None:
-            raise pytest.UsageError(f"{_ROUTER}: name one way to ask it: {', '.join(map(_way, WAYS))}")
-        said = {each.key: self.config.getoption(f"{_ROUTER}-{each.name}") for each in OPTIONS}
         try:
-            return trial(way.key, what, said, names, f"{_ROUTER}-")
+            return trial(_parsed(_ROUTER, self.config.getoption(_ROUTER), router_options), names)
         except ValueError as error:
-            raise pytest.UsageError(str(error)) from error
+            raise pytest.UsageError(f"{_ROUTER}: {error}") from error
 
 
 class VerdictItem(pytest.Item):

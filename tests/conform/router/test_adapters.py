@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from kvbus.tools.conform.router import adapters
-from kvbus.tools.conform.router.adapters import AdapterError, Driver, ScoreUrl, Stream, ViewUrl
+from kvbus.tools.conform.router.adapters import AdapterError, Driver, Stream, ViewUrl
 from kvbus.tools.conform.router.views import Held, Source
 
 if TYPE_CHECKING:
@@ -112,23 +111,3 @@ async def test_a_url_that_answers_with_an_error():
     async with served(answer) as url:
         with pytest.raises(AdapterError, match="500 broken"):
             await ViewUrl(url).view(KNOWN)
-
-
-@pytest.mark.parametrize(
-    ("pointer", "blocks", "held"),
-    [("/scores", False, {1}), ("/scores/b/0", False, {1}), ("/scores", True, {1, 3}), ("/none", False, set())],
-)
-async def test_a_url_scores_prefixes(pointer, blocks, held):
-    asked = []
-
-    async def answer(request: web.Request) -> web.Response:
-        body = await request.json()
-        asked.append(body["prompt"])
-        return web.json_response({"scores": {"a": [0], "b": [2 if body["prompt"][2] == 5 else 1]}})
-
-    async with served(answer) as url:
-        body = json.dumps({"model": "m", "prompt": "{tokens}"})
-        view = await ScoreUrl(url, body, pointer, blocks=blocks).view(KNOWN)
-    assert {block.hash for block in view.held} == held
-    assert view.by_prefix
-    assert sorted(asked) == [[1, 2, 3, 4], [1, 2, 5, 6]]  # nothing leads to a block whose parent is not known

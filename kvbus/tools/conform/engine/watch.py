@@ -7,7 +7,7 @@ import contextlib
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from kvbus.config.endpoints import endpoint_offset, parse_endpoint
 from kvbus.core.types import Refused
@@ -61,6 +61,13 @@ class Target:
     prompts: int = 32
     await_restart: bool = False
     rank: int | None = None
+
+    @classmethod
+    def of(cls, endpoint: str, curve: Curve | None = None, **options: Any) -> Target:
+        """Return the target that the options of ``kvbus conform engine`` name."""
+        api, topic = options.pop("api"), options.pop("topic").encode()
+        url = None if api is None else (api if "://" in api else f"http://{api}").rstrip("/")
+        return cls(endpoint, api=url, topic=topic, curve=curve, **options)
 
     def of_rank(self, rank: int) -> Target:
         """Return the target of another rank, whose ports are those of rank 0 plus the rank (1.2).

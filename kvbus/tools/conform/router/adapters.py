@@ -185,65 +185,6 @@ class ViewUrl(_Http):
         return _parsed(await self._call("GET", self._url))
 
 
-class ScoreUrl(_Http):
-    """A URL that says how much of the beginning of a prompt a running router takes for cached.
-
-    Args:
-        url: that takes a POST.
-        body: of the request, as JSON in which the string ``{tokens}`` stands for the list of tokens.
-        pointer: where the score is in the answer, as a JSON pointer; the highest one below it counts.
-        blocks: the score counts blocks, and not tokens.
-    """
-
-    def __init__(self, url: str, body: str, pointer: str, *, blocks: bool) -> None:
-        self._url: Final = url
-        self._body: Final = body
-        self._pointer: Final = pointer
-        self._unit: Final = 1 if blocks else BLOCK_SIZE
-
-    async def view(self, known: Known) -> View:
-        """Ask for each path from a root to a leaf."""
-        inner = {source.parent for source in known.values()}
-        held: set[Held] = set()
-        for leaf in known.keys() - inner:
-            path = _path(leaf, known)
-            if path is None:
-                continue
-            tokens = [token for block in path for token in known[block].tokens]
-            body = json.loads(self._body.replace('"{tokens}"', json.dumps(tokens)))
-            answer = json.loads(await self._call("POST", self._url, body))
-            held.update(Held(block) for block in path[: self._highest(answer) // self._unit])
-        return View(frozenset(held), by_prefix=True)
-
-    def _highest(self, answer: Any) -> int:
-        for part in self._pointer.strip("/").split("/") if self._pointer.strip("/") else []:
-            if isinstance(answer, dict):
-                answer = answer.get(part, 0)
-            elif isinstance(answer, list) and part.isdecimal() and int(part) < len(answer):
-                answer = answer[int(part)]
-            else:
-                answer = 0
-        return _highest(answer)
-
-
-def _highest(value: Any) -> int:
-    if isinstance(value, dict | list):
-        return max(map(_highest, value.values() if isinstance(value, dict) else value), default=0)
-    return int(value) if isinstance(value, int | float) else 0
-
-
-def _path(leaf: int, known: Known) -> list[int] | None:
-    """Return the blocks from the root to a leaf; None where one is not known."""
-    path: list[int] = []
-    at: int | None = leaf
-    while at is not None:
-        if at not in known or at in path:
-            return None
-        path.insert(0, at)
-        at = known[at].parent
-    return path
-
-
 class DynamoIndexer(_Http):
     """Dynamo's standalone indexer: each case is a model of its own.
 

@@ -17,6 +17,7 @@ from kvbus.core.types import Reason
 from kvbus.core.wire.codec import decode_batch
 from kvbus.core.wire.frames import END_SEQ
 from kvbus.core.wire.schema import BlockStored
+from kvbus.tools.conform.options import WAYS
 from kvbus.tools.conform.report import Evidence, Outcome, Report, Verdict
 from kvbus.tools.conform.router import adapters
 from kvbus.tools.conform.router.adapters import Adapter, AdapterError, Stream
@@ -529,27 +530,27 @@ class Trial:
             self.player.close()
 
 
-def trial(way: str, what: str, said: Mapping[str, Any], names: Iterable[str] = (), dashes: str = "--") -> Trial:
+def trial(said: Mapping[str, Any], names: Iterable[str] = ()) -> Trial:
     """Return the trial of a router.
 
     Args:
-        way: the key of the way to ask it.
-        what: the command or the URL.
-        said: the other options by their keys.
+        said: the options of ``kvbus conform router``.
         names: of cases or clauses; none: all.
-        dashes: what the options begin with, for errors.
 
     Raises:
         ValueError: the options do not fit each other, or one cannot be read.
     """
+    ways = [way for way in WAYS if said[way]]
+    if len(ways) != 1:
+        raise ValueError("name one way to ask the router: " + ", ".join("--" + way.replace("_", "-") for way in WAYS))
     reads = said["reads"]
-    adapter = _adapter(way, what, said)
+    adapter = _adapter(ways[0], said)
     if reads and not (adapter.fresh and said["engine"]):
-        raise ValueError(f"{dashes}reads is for routers that the kit points at streams, and takes {dashes}engine")
+        raise ValueError("--reads is for routers that the kit points at streams, and takes --engine")
     engines = said["engine"] or (() if adapter.fresh else (_RUNNING,))
     settings = Settings(
-        endpoints=[_pair(f"{dashes}engine", each) for each in engines],
-        streams=[adapters.Stream(*_pair(f"{dashes}reads", each), said["topic"]) for each in reads],
+        endpoints=[_pair("--engine", each) for each in engines],
+        streams=[adapters.Stream(*_pair("--reads", each), said["topic"]) for each in reads],
         topic=said["topic"],
         settle=said["settle"],
         connect=said["connect"],
@@ -557,19 +558,18 @@ def trial(way: str, what: str, said: Mapping[str, Any], names: Iterable[str] = (
     cases = chosen(names)
     if said["arrays"]:
         cases = [as_arrays(case) for case in cases]
-    return Trial(Player(adapter, settings), cases, Report("router", what or "kvbus.client"))
+    subject = "kvbus.client" if said["client"] else said[ways[0]]
+    return Trial(Player(adapter, settings), cases, Report("router", subject))
 
 
-def _adapter(way: str, what: str, said: Mapping[str, Any]) -> adapters.Adapter:
+def _adapter(way: str, said: Mapping[str, Any]) -> adapters.Adapter:
     match way:
         case "driver":
-            return adapters.Driver(shlex.split(what))
+            return adapters.Driver(shlex.split(said[way]))
         case "view_url":
-            return adapters.ViewUrl(what)
-        case "score_url":
-            return adapters.ScoreUrl(what, said["score_body"], said["score_pointer"], blocks=said["score_blocks"])
+            return adapters.ViewUrl(said[way])
         case "dynamo_indexer":
-            return adapters.DynamoIndexer(what)
+            return adapters.DynamoIndexer(said[way])
     return adapters.Client(copies=not said["reads"])
 
 
