@@ -17,11 +17,14 @@ KEYS: Final[Mapping[str, str]] = {
     "http_client_ca_file": "use bearer tokens in http_tokens_file (`kvbus token` makes one)",
     "http_token_review": "use bearer tokens in http_tokens_file (`kvbus token` makes one)",
     "http_access_review": "use bearer tokens in http_tokens_file (`kvbus token` makes one)",
-    "sources.discover.dns.family": "leave it out: kvbus uses IPv4, or IPv6 where a host has no IPv4 address",
-    "sources.discover.kubernetes.resource": "leave it out and select the pods, or use discover.dns with a Service",
+    "dns.family": "leave it out: kvbus uses IPv4, or IPv6 where a host has no IPv4 address",
+    "kubernetes.resource": "leave it out and select the pods, or use discover.dns with a Service",
     "state_key_file": "use a state_dir in memory (the default), or on an encrypted volume",
 }
-"""Keys of the configuration, as dotted paths without list positions, such as ``outputs.layout``."""
+"""Keys of the configuration, as dotted paths without list positions, such as ``outputs.layout``.
+
+A path below ``sources[].discover`` begins with the kind.
+"""
 
 COMMANDS: Final[Mapping[str, str]] = {
     "log": "use the broker's own commands (see LOG.md)",

@@ -64,6 +64,12 @@ def test_each_removed_key_says_what_to_use(key, tmp_path):
     assert removed.gone(removed.KEYS[key]) in found[key]
 
 
+def test_a_removed_setting_of_a_discovery_says_what_to_use(tmp_path):
+    text = "sources: [{discover: {kubernetes: {selector: app=engine, resource: pods}}}]\noutputs: [{}]\n"
+    found = _problems(tmp_path / "kvbus.yaml", text)
+    assert removed.gone(removed.KEYS["kubernetes.resource"]) in found["sources[0].discover"]
+
+
 @pytest.mark.parametrize("words", removed.COMMANDS)
 def test_each_removed_command_says_what_to_use(words):
     done = CliRunner().invoke(main, words.split())
