@@ -55,7 +55,8 @@ def gone(instead: str) -> str:
 
 def removed_key(path: Iterable[str | int]) -> str | None:
     """Return the sentence about a removed key; None for every other path."""
-    instead = KEYS.get(".".join(piece for piece in path if isinstance(piece, str)))
+    names = [piece for piece in path if isinstance(piece, str)]
+    instead = KEYS.get(".".join(names)) or KEYS.get(names[-1] if names else "")  # at a wrong place, too
     return None if instead is None else gone(instead)
 
 

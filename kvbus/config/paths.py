@@ -107,18 +107,16 @@ def suggest(path: Path) -> str | None:
     name = path[-1]
     if not isinstance(name, str):
         return None
-    model = model_at(path[:-1])
-    near = get_close_matches(name, model.model_fields, n=1, cutoff=0.6) if model is not None else []
-    if near:
-        return show((*path[:-1], near[0]))
-    # the name exists elsewhere: a source's key at the top level, or the other way round
+    # the same name elsewhere counts more than a similar one here: a source's key at the top level, and so on
     homes: list[tuple[Path, type[BaseModel]]] = [((), Config)]
     homes += [((name_, 0), cls) for name_, cls in LISTS.items()]
     homes += [((section,), cls) for section, cls in SECTIONS.items()]
     for home, cls in homes:
         if home != path[:-1] and name in cls.model_fields:
             return show((*home, name))
-    return None
+    model = model_at(path[:-1])
+    near = get_close_matches(name, model.model_fields, n=1, cutoff=0.6) if model is not None else []
+    return show((*path[:-1], near[0])) if near else None
 
 
 def unknown(path: Path) -> str:

@@ -181,12 +181,19 @@ def test_the_examples_are_good(model):
         ("sorces: []\n" + MINIMAL, "sorces", "sources"),
         ("endpoint: x\n" + MINIMAL, "endpoint", "sources[0].endpoint"),
         ("max_frames: 8\n" + MINIMAL, "max_frames", "limits.max_frames"),
+        ("sources: [{layout: merged}]\noutputs: [{}]", "sources[0].layout", "outputs[0].layout"),
         ("sources: [{block_size: 16}]\noutputs: [{}]", "sources[0].block_size", "block_size"),
         ("sources: [{}]\noutputs: [{}, {name: b, Layout: x}]", "outputs[1].Layout", "outputs[1].layout"),
     ],
 )
 def test_unknown_keys_with_the_known_one_they_mean(problems, text, key, suggestion):
     assert f"did you mean {suggestion}?" in problems(text)[key]
+
+
+def test_a_removed_key_at_a_wrong_place_is_named_as_removed(problems):
+    found = problems("sources: [{on_partial: reset}]\noutputs: [{}]", flags={"outputs[0].analytics": "true"})
+    assert "gone: use the engine's own API" in found["sources[0].on_partial"]
+    assert "gone: use `kvbus record`" in found["outputs[0].analytics"]
 
 
 def test_an_unknown_key_like_no_other(problems):
