@@ -6,6 +6,7 @@ busy port (try again) without the log.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, ClassVar
@@ -72,6 +73,13 @@ class ConfigError(KvbusError):
         count = len(self.problems)
         head = "the configuration has a problem:" if count == 1 else f"the configuration has {count} problems:"
         return "\n".join([head, *(f"  {problem}" for problem in self.problems)])
+
+
+def os_reason(error: OSError) -> str:
+    """Return the system's text of an error, without the address that a library adds to it."""
+    if error.errno is not None and error.errno > 0:
+        return os.strerror(error.errno)
+    return error.strerror or str(error)
 
 
 class BindError(KvbusError):

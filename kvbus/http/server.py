@@ -15,7 +15,7 @@ from aiohttp import HttpVersion10, web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
-from kvbus.common.errors import BindError
+from kvbus.common.errors import BindError, os_reason
 from kvbus.common.removed import PATHS, gone
 from kvbus.common.tasks import report_out_of_memory
 from kvbus.config import Config, SourceStream
@@ -150,7 +150,7 @@ class AdminServer:
         try:
             self.address = await self._connections.listen(*where)
         except OSError as error:
-            raise BindError(f"http {where[0]}:{where[1]}", error.strerror or str(error)) from error
+            raise BindError(f"http {where[0]}:{where[1]}", os_reason(error)) from error
         # the loop stands while its first worker thread starts: some 20 ms, which the first /metrics would take
         await asyncio.to_thread(lambda: None)
 

@@ -171,7 +171,7 @@ def attach(socket: Socket, endpoint: str, *, bind: bool) -> None:
     try:
         _join(socket, endpoint, bind=bind)
     except zmq.ZMQError as error:
-        raise BindError(endpoint, error.strerror or str(error), verb="listen on" if bind else "connect to") from error
+        raise BindError(endpoint, zmq.strerror(error.errno or 0), verb="listen on" if bind else "connect to") from error
 
 
 def attach_or_refuse(socket: Socket, endpoint: str, *, bind: bool) -> None:

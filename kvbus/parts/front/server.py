@@ -15,7 +15,7 @@ from aiohttp.typedefs import Handler, RawHeaders
 from multidict import CIMultiDict
 from yarl import URL
 
-from kvbus.common.errors import BindError
+from kvbus.common.errors import BindError, os_reason
 from kvbus.common.front_stats import FrontStats
 from kvbus.config import Config, SourceStream, parse_address, render_topic
 from kvbus.config.front import Front, Fronting
@@ -249,7 +249,7 @@ class FrontServer:
         try:
             self.address = await self._connections.listen(*where)
         except OSError as error:
-            raise BindError(f"front {where[0]}:{where[1]}", error.strerror or str(error)) from error
+            raise BindError(f"front {where[0]}:{where[1]}", os_reason(error)) from error
 
     async def close(self) -> None:
         """Stop listening, and end what is under way."""
