@@ -151,13 +151,15 @@ class Events:
         """Take over the positions of an id; why that cannot be, empty if it can."""
         process, _, rest = last_id.partition("-")
         number, _, seqs = rest.partition("-")
+        if not number.isdecimal():
+            return "the id cannot be read; it is that of an earlier event"
         if process != self._timeline.process:
-            return "the id is not of this process: kvbus has been started anew since"
+            return "the id is of an earlier process: kvbus has restarted since"
         try:
             listener.number = int(number)
             listener.seqs = {int(slot): int(seq) for slot, seq in (each.split(":") for each in seqs.split(",") if each)}
         except ValueError:
-            return "the id cannot be read"
+            return "the id cannot be read; it is that of an earlier event"
         if not self._timeline.first - 1 <= listener.number <= self._timeline.last:
             return f"transitions are kept from {self._timeline.first} to {self._timeline.last}"
         if listener.output is None:

@@ -63,7 +63,7 @@ def test_routers_come_and_go_and_are_looked_at_when_a_counter_moves() -> None:
     driver.known = [view("10.0.0.1:5", left="broken", left_at=6.0, dropped_batches=1200)]
     stats.routers = 0
     stats.router_disconnects["broken"] += 1
-    assert looked() == [("left", "router 10.0.0.1:5 has left: broken; 1,200 batches did not reach it")]
+    assert looked() == [("left", "router 10.0.0.1:5 has left (broken); 1,200 batches did not reach it")]
     # came and went between two looks
     driver.known = [*driver.known, view("10.0.0.2:6", left="left", left_at=7.0)]
     stats.router_disconnects["left"] += 1
