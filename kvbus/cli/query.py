@@ -29,6 +29,8 @@ _BAD: Final = {400, 413}
 
 _IDLE_S: Final = 2.0
 
+_is_ambiguous: Final = re.compile(r"(?:[0-9]{2}){1,10}").fullmatch
+"""Whether a hash in decimal digits is a byte string in hexadecimal, too."""
 _is_short_number: Final = re.compile(r"[0-9]{1,20}").fullmatch
 
 
@@ -77,7 +79,8 @@ def command(
 
     It asks a running `kvbus index`. With a SOURCE, as `kvbus index` takes it, there is no need for one: the command
     reads the source's replay once, answers and ends. FILE is a JSON list, a JSON object with one under "tokens", or
-    integers with commas or blanks between them.
+    integers with commas or blanks between them. Hashes are all integers (decimal or 0x…) or all byte strings in
+    hexadecimal; hashes that can be either are looked up as both.
 
     Exit codes: 0 answered, 2 a bad question, 69 no answer, 78 a source that cannot be read.
     """  # noqa: D301 - \b is click's: keep these lines as they are
@@ -91,6 +94,8 @@ def command(
             raise click.UsageError(f"--tokens: {tokens.name} is not a text file") from error
     elif hashes is not None:
         question["hashes"] = [each.strip() for each in hashes.split(",")]
+        if all(map(_is_ambiguous, question["hashes"])):
+            say("note: these are integers or byte strings in hexadecimal, and both are looked up; 0x… is an integer")
     curve = curve_keys(curve_secret_key, curve_server_key)
     url = bus_url(http)
     shown = login(url, http_token_file, http_ca)
@@ -150,6 +155,8 @@ def token_ids(text: str) -> list[int]:
     if not isinstance(found, list) or not all(type(each) is int for each in found):
         odd = next((each for each in found if type(each) is not int), "nothing") if isinstance(found, list) else found
         raise click.UsageError(f"--tokens: {odd!r:.100} is no token id; for example [128000, 9906, 1917]")
+    if not found:
+        raise click.UsageError("--tokens: the list is empty; for example [128000, 9906, 1917]")
     return found
 
 

@@ -42,6 +42,18 @@ def test_a_list_that_is_cut_off_is_refused(text):
         token_ids(text)
 
 
+@pytest.mark.parametrize("text", ["[]", '{"tokens": []}'])
+def test_an_empty_list_is_refused(text):
+    with pytest.raises(click.UsageError, match="the list is empty; for example"):
+        token_ids(text)
+
+
+@pytest.mark.parametrize(("hashes", "both"), [("1234,5678", True), ("123,5678", False), ("0x1234,0x5678", False)])
+def test_hashes_that_can_be_integers_or_bytes_are_named(hashes, both):
+    done = query("--hashes", hashes, "--http", f"127.0.0.1:{free_port()}")
+    assert (done.returncode, "integers or byte strings in hexadecimal" in done.stderr) == (69, both)
+
+
 @pytest.mark.parametrize("text", ["{}", '{"token_ids": [1]}'])
 def test_an_object_without_tokens_is_refused(text):
     with pytest.raises(click.UsageError, match='the object has no "tokens"'):
