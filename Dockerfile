@@ -42,4 +42,4 @@ WORKDIR /var/lib/kvbus
 EXPOSE 5657 5658 9477
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["kvbus"]
-CMD ["run", "-c", "/etc/kvbus/kvbus.yaml"]
+CMD ["run", "/etc/kvbus/kvbus.yaml"]

@@ -52,7 +52,7 @@ class Relay:
     def start(self, settings: dict[str, Any]) -> None:
         """Start the process and wait until it is ready."""
         if self.kind == "kvbus":
-            command = ["-m", "kvbus", "run", "-c", str(self._configuration(settings))]
+            command = ["-m", "kvbus", "run", str(self._configuration(settings))]
         else:
             pairs = [endpoint for pair in zip(self.live, self.out, strict=True) for endpoint in pair]
             command = ["-m", "bench.relays", self.kind, *pairs]

@@ -26,9 +26,9 @@ _FENCE: Final = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 
 _RUN: Final = """
 ```
-kvbus check -c kvbus.yaml     # every mistake at once, or the configuration in full
+kvbus check kvbus.yaml        # every mistake at once, or the configuration in full
 kvbus doctor kvbus.yaml       # every endpoint is probed: what is wrong, the key, and what to do
-kvbus run -c kvbus.yaml
+kvbus run kvbus.yaml
 ```
 """
 

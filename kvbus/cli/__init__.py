@@ -49,9 +49,9 @@ def main(*, debug: bool) -> None:
     \b
     Examples:
       kvbus demo
-      kvbus run -c kvbus.yaml
+      kvbus run kvbus.yaml
       kvbus run --source tcp://127.0.0.1:5557,tcp://127.0.0.1:5558 --output 'tcp://*:5657,tcp://*:5658'
-      kvbus check -c kvbus.yaml
+      kvbus check kvbus.yaml
       kvbus doctor kvbus.yaml
       kvbus tail tcp://127.0.0.1:5657
 

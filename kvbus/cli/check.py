@@ -23,11 +23,11 @@ def command(*, as_json: bool, connect: bool, without_keys: bool, **flags: Any) -
 
     \b
     Examples:
-      kvbus check -c kvbus.yaml
-      kvbus check -c kvbus.yaml --set outputs[0].layout=merged
-      KVBUS_LOG_LEVEL=debug kvbus check -c kvbus.yaml --json
+      kvbus check kvbus.yaml
+      kvbus check kvbus.yaml --set outputs[0].layout=merged
+      KVBUS_LOG_LEVEL=debug kvbus check kvbus.yaml --json
       kvbus check --source tcp://127.0.0.1:5557 --output 'tcp://*:5657'
-      kvbus check -c kvbus.yaml --connect
+      kvbus check kvbus.yaml --connect
 
     Packages that outputs need are loaded, files with keys, tokens and certificates are read, and a state_dir that is
     named is written to. Whose key reads what is shown, but no key, token or salt. Options win over KVBUS_* variables,

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from kvbus.cli.login import bus_url, login, login_options
-from kvbus.cli.options import config_options_without_http, load_config
+from kvbus.cli.options import config_options, load_config, names_a_config
 from kvbus.cli.until import run_until_signal, say, until
 from kvbus.common.errors import ExitCode
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from pathlib import Path
 
     from kvbus.config import Config
     from kvbus.tools.asking import Login
@@ -26,8 +27,7 @@ TIMEOUT = 5.0
 
 
 @click.command("doctor")
-@click.argument("file", required=False, metavar="[CONFIG]", type=click.Path(path_type=Path))
-@config_options_without_http
+@partial(config_options, http=False)
 @click.option("--http", "url", metavar="URL", help="Ask this running bus what is wrong; no configuration is needed.")
 @login_options
 @click.option(
@@ -42,7 +42,6 @@ TIMEOUT = 5.0
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
     *,
-    file: Path | None,
     url: str | None,
     http_token_file: Path | None,
     http_ca: Path | None,
@@ -66,13 +65,9 @@ def command(
 
     Exit codes: 0 nothing is wrong, 1 something is, 78 bad configuration, 130 Ctrl-C.
     """  # noqa: D301 - \b is click's: keep these lines as they are
-    source = click.get_current_context().get_parameter_source("config")
-    named = source is click.core.ParameterSource.COMMANDLINE  # KVBUS_CONFIG gives way
-    if file is not None and named:
-        raise click.UsageError("name the configuration once, as CONFIG or with -c")
     if url is None:
-        report = examined(load_config(**{**flags, "config": file or flags["config"]}), timeout, history=history)
-    elif file is not None or named or flags["source"] or flags["output"]:
+        report = examined(load_config(**flags), timeout, history=history)
+    elif names_a_config() or flags["source"] or flags["output"]:
         raise click.UsageError("--http asks a running bus; leave out the configuration")
     else:
         url = bus_url(url)

@@ -1,10 +1,11 @@
-"""The configuration options, shared by ``run`` and ``check``."""
+"""The configuration of ``run``, ``check`` and ``doctor``: the file as their argument, and options for single keys."""
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,8 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from kvbus.config.load import Look
-
-F = TypeVar("F", bound="Callable[..., Any]")
 
 
 def _endpoints(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
@@ -36,13 +35,16 @@ def _settings(_ctx: click.Context, _param: click.Parameter, values: tuple[str, .
 
 _HTTP = click.option("--http", metavar="HOST:PORT", help="Address of the metrics and the status page; null for none.")
 _OPTIONS = (
+    click.argument(
+        "config", required=False, metavar="[CONFIG]", type=click.Path(path_type=Path), envvar="KVBUS_CONFIG"
+    ),
     click.option(
         "-c",
         "--config",
+        "named",
         type=click.Path(path_type=Path),
-        envvar="KVBUS_CONFIG",
         metavar="FILE",
-        help="The configuration file (also: KVBUS_CONFIG).",
+        help="The same as CONFIG (also: KVBUS_CONFIG).",
     ),
     click.option(
         "--source",
@@ -73,18 +75,28 @@ _OPTIONS = (
 )
 
 
-def config_options(function: F) -> F:
-    """Add the options for `load_config` to a command."""
+def config_options(function: Callable[..., Any], *, http: bool = True) -> Callable[..., Any]:
+    """Add the argument and the options for `load_config` to a command, with ``--http`` or without it."""
+
+    @functools.wraps(function)
+    def command(*, config: Path | None, named: Path | None, **flags: Any) -> Any:
+        if named is not None and _is_on_the_command_line("config"):
+            raise click.UsageError("name the configuration once, as CONFIG or with -c")
+        return function(config=config if named is None else named, **flags)
+
     for option in reversed(_OPTIONS):
-        function = option(function)
-    return function
+        command = command if option is _HTTP and not http else option(command)
+    return command
 
 
-def config_options_without_http(function: F) -> F:
-    """Add them without ``--http``, which is a URL to such a command."""
-    for option in reversed(_OPTIONS):
-        function = function if option is _HTTP else option(function)
-    return function
+def names_a_config() -> bool:
+    """Return whether the current command's line names a configuration file. ``KVBUS_CONFIG`` does not count."""
+    return _is_on_the_command_line("config") or _is_on_the_command_line("named")
+
+
+def _is_on_the_command_line(parameter: str) -> bool:
+    source = click.get_current_context().get_parameter_source(parameter)
+    return source is click.core.ParameterSource.COMMANDLINE
 
 
 def load_config(

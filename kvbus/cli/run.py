@@ -18,7 +18,7 @@ def command(**flags: Any) -> None:
 
     \b
     Examples:
-      kvbus run -c kvbus.yaml
+      kvbus run kvbus.yaml
       kvbus run --source tcp://127.0.0.1:5557,tcp://127.0.0.1:5558 --output 'tcp://*:5657,tcp://*:5658'
 
     A second signal ends it at once. After a change of their files, or at SIGHUP, kvbus reads keys, tokens, certificates

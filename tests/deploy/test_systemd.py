@@ -54,17 +54,17 @@ def test_it_is_hardened(analyze: str) -> None:
 def test_the_configuration_is_checked_before_each_start() -> None:
     unit = service()
     check, run = shlex.split(unit["ExecStartPre"]), shlex.split(unit["ExecStart"])
-    assert check == [KVBUS, "check", "-c", "/etc/kvbus/kvbus.yaml"]
-    assert run == [KVBUS, "run", "-c", "/etc/kvbus/kvbus.yaml"]
+    assert check == [KVBUS, "check", "/etc/kvbus/kvbus.yaml"]
+    assert run == [KVBUS, "run", "/etc/kvbus/kvbus.yaml"]
     assert unit["RestartPreventExitStatus"].split() == ["2", "78"]
-    example = [sys.executable, "-m", "kvbus", "check", "-c", str(DEPLOY / "kvbus.yaml")]
+    example = [sys.executable, "-m", "kvbus", "check", str(DEPLOY / "kvbus.yaml")]
     assert subprocess.run(example, capture_output=True, check=False).returncode == 0
 
 
 def test_a_wrong_configuration_is_one_of_the_exit_codes_that_prevent_a_restart(tmp_path: Path) -> None:
     wrong = tmp_path / "kvbus.yaml"
     wrong.write_text("sources: none\n")
-    done = subprocess.run([sys.executable, "-m", "kvbus", "check", "-c", str(wrong)], capture_output=True, check=False)
+    done = subprocess.run([sys.executable, "-m", "kvbus", "check", str(wrong)], capture_output=True, check=False)
     assert str(done.returncode) in service()["RestartPreventExitStatus"].split()
 
 

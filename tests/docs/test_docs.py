@@ -325,7 +325,7 @@ class TestReadme:
         (snippet,) = re.findall(r"```yaml\n(.+?)```", README, re.DOTALL)
         path = tmp_path / "kvbus.yaml"
         path.write_text(snippet)
-        done = CliRunner().invoke(main, ["check", "-c", str(path)])
+        done = CliRunner().invoke(main, ["check", str(path)])
         assert done.exit_code == 0, done.output
 
     def test_the_one_liner_is_good(self):

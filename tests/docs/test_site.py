@@ -40,7 +40,7 @@ QUICKSTART = (ROOT / "docs" / "QUICKSTART.md").read_text()
 
 def checked(text: str, path: Path) -> None:
     path.write_text(text)
-    done = CliRunner().invoke(main, ["check", "-c", str(path)])
+    done = CliRunner().invoke(main, ["check", str(path)])
     assert done.exit_code == 0, done.output
 
 

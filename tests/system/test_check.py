@@ -33,15 +33,26 @@ def kvbus(*args: str, env: dict[str, str] | None = None, **kwargs: Any) -> subpr
 
 
 def test_the_example_is_good_and_printed_in_full(tmp_path):
-    done = kvbus("check", "-c", str(EXAMPLE))
+    done = kvbus("check", str(EXAMPLE))
     assert (done.returncode, [line for line in done.stderr.splitlines() if not line.startswith("open: ")]) == (0, [])
     printed = tmp_path / "printed.yaml"
     printed.write_text(done.stdout)
     assert load(printed, env={}, overrides={}) == load(EXAMPLE, env={}, overrides={})
 
 
+@pytest.mark.parametrize("command", ["run", "check", "doctor"])
+def test_the_file_is_an_argument_and_is_named_once(command, tmp_path):
+    bad = tmp_path / "bad.yaml"
+    bad.write_text("bogus: 1\n")
+    for way in ([str(bad)], ["-c", str(bad)]):
+        done = kvbus(command, *way, env={"KVBUS_CONFIG": str(EXAMPLE)})
+        assert (done.returncode, "bogus = 1" in done.stderr) == (78, True), way
+    done = kvbus(command, str(bad), "-c", str(bad))
+    assert (done.returncode, "name the configuration once" in done.stderr) == (2, True)
+
+
 def test_json(tmp_path):
-    done = kvbus("check", "-c", str(EXAMPLE), "--json")
+    done = kvbus("check", str(EXAMPLE), "--json")
     assert done.returncode == 0
     assert json.loads(done.stdout) == load(EXAMPLE, env={}, overrides={}).to_dict()
 
@@ -49,7 +60,7 @@ def test_json(tmp_path):
 def test_every_error_at_once(tmp_path):
     path = tmp_path / "bad.yaml"
     path.write_text("bogus: 1\nsources: [{endpoint: nowhere}]\noutputs: [{layout: diagonal}]\nhttp: 9\n")
-    done = kvbus("check", "-c", str(path), env={"KVBUS_BOGUS": "1", "KVBUS_ON_LOST": "panic"})
+    done = kvbus("check", str(path), env={"KVBUS_BOGUS": "1", "KVBUS_ON_LOST": "panic"})
     assert (done.returncode, done.stdout) == (78, "")
     head, *lines = done.stderr.splitlines()
     assert head == "kvbus: the configuration has 6 problems:"
@@ -94,12 +105,12 @@ def a_file(tmp_path: Path) -> Path:
 def test_a_state_dir_that_cannot_be_made_is_an_error(place, more, tmp_path):
     path = tmp_path / "kvbus.yaml"
     path.write_text(f"sources: [{{}}]\noutputs: [{{}}]\nstate_dir: {place(tmp_path)}\n{more}")
-    done = kvbus("check", "-c", str(path))
+    done = kvbus("check", str(path))
     assert (done.returncode, done.stdout) == (78, "")
     assert f"state_dir = {place(tmp_path)}: " in done.stderr
     assert "it is not a directory" in done.stderr
     assert ("bogus" in done.stderr) == bool(more)
-    assert kvbus("check", "-c", str(path), "--without-keys").returncode == (78 if more else 0)
+    assert kvbus("check", str(path), "--without-keys").returncode == (78 if more else 0)
 
 
 @pytest.mark.parametrize("made", [True, False], ids=["there", "to be made"])
@@ -110,16 +121,16 @@ def test_a_state_dir_that_takes_no_bytes_is_an_error(made, tmp_path):
     path = tmp_path / "kvbus.yaml"
     path.write_text(f"sources: [{{}}]\noutputs: [{{}}]\nstate_dir: {tmp_path / 'state'}\n")
     limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024))  # noqa: E731
-    done = kvbus("check", "-c", str(path), preexec_fn=limit)
+    done = kvbus("check", str(path), preexec_fn=limit)
     assert (done.returncode, done.stdout) == (78, "")
     assert "state_dir = " in done.stderr
     assert "file too large" in done.stderr
     assert (tmp_path / "state").exists() == made
-    assert kvbus("check", "-c", str(path)).returncode == 0
+    assert kvbus("check", str(path)).returncode == 0
 
 
 def test_a_missing_file():
-    done = kvbus("check", "-c", "/nonexistent/kvbus.yaml")
+    done = kvbus("check", "/nonexistent/kvbus.yaml")
     assert done.returncode == 78
     assert "/nonexistent/kvbus.yaml: cannot be read: No such file or directory" in done.stderr
 
@@ -162,7 +173,7 @@ def test_a_one_liner():
 
 
 def test_options_replace_the_lists_of_the_file():
-    done = kvbus("check", "-c", str(EXAMPLE), "--json", "--source", "ipc:///run/e")
+    done = kvbus("check", str(EXAMPLE), "--json", "--source", "ipc:///run/e")
     (source,) = json.loads(done.stdout)["sources"]
     assert (source["name"], source["endpoint"], source["replay_endpoint"]) == ("engine", "ipc:///run/e", None)
 
@@ -207,7 +218,7 @@ def test_a_reader_that_closes_the_pipe_early_is_no_error():
     os.close(read)
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "kvbus", "check", "-c", str(EXAMPLE)],
+            [sys.executable, "-m", "kvbus", "check", str(EXAMPLE)],
             stdout=write,
             stderr=subprocess.PIPE,
             text=True,
@@ -224,12 +235,12 @@ def test_it_says_who_reads_what_and_never_a_salt(tmp_path):
     keys.allowed.write_text(f"{keys.router.public.decode()} team-a salts=hunter2 loras=sql-*\n")
     path = tmp_path / "kvbus.yaml"
     path.write_text(json.dumps({"sources": [{}], "outputs": [{"endpoint": "tcp://*:6000", **keys.output}]}))
-    done = kvbus("check", "-c", str(path))
+    done = kvbus("check", str(path))
     assert done.returncode == 0
     assert "note: output routers: team-a reads loras sql-*; one salt" in done.stderr.splitlines()
     assert "hunter2" not in done.stdout + done.stderr
     keys.allowed.write_text(f"{keys.router.public.decode()} team-a salts=hunter2 hunter2\n")
-    done = kvbus("check", "-c", str(path))
+    done = kvbus("check", str(path))
     assert done.returncode == 78
     assert "line 1: a key has one name" in done.stderr
     assert "hunter2" not in done.stderr + done.stdout

@@ -184,7 +184,7 @@ class Bus:
         with log.open("w") as errors:
             # in a session of its own: a Ctrl-C is for the demo alone, which then ends this process
             self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "kvbus", "run", "-c", str(self._file)),
+                *(sys.executable, "-m", "kvbus", "run", str(self._file)),
                 stdin=asyncio.subprocess.DEVNULL, stdout=errors, stderr=errors, env=env, start_new_session=True,
             )  # fmt: skip
         with contextlib.suppress(TimeoutError):
