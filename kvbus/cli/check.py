@@ -49,7 +49,7 @@ def command(*, as_json: bool, connect: bool, without_keys: bool, **flags: Any) -
     for note in [*notes(config), *who_reads_what(config, keys)]:
         click.echo(f"note: {note}", err=True)
     for sentence in exposure(config):
-        click.echo(f"open: {sentence}", err=True)
+        click.echo(f"access: {sentence}", err=True)
     if as_json:
         click.echo(json.dumps(config.to_dict(), indent=2))
     else:

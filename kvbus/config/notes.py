@@ -1,4 +1,4 @@
-"""Sentences about a good configuration, for ``kvbus check``: what it opens to whom, and what it cannot give."""
+"""Sentences of ``kvbus check`` about a good configuration: who can read what, and which routers may be inexact."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from kvbus.core.wire.profiles import PROFILES
 
 
 def notes(config: Config) -> list[str]:
-    """A sentence for each output whose routers cannot always be exact."""
+    """Say which outputs have routers that cannot always be exact."""
     return [*_clears(config), *_replays(config)]
 
 
 def _clears(config: Config) -> list[str]:
     return [
-        f"outputs[{i}]: routers of profile {output.profile} take AllBlocksCleared for all ranks of a pod, and here "
-        "each rank has a connection of its own, which nothing orders against the others: a router that missed batches "
-        "may keep blocks that are gone, or miss some that are there; layout: merged is exact"
+        f"outputs[{i}]: a router of profile {output.profile} applies AllBlocksCleared to all ranks of a pod. Each rank "
+        "has a connection of its own here, so a clear may overtake the batches of another rank: a router that missed "
+        "batches may keep removed blocks, or lack live ones; layout: merged is exact"
         for i, output in enumerate(config.outputs)
         if output.layout == "per_source"
         and PROFILES[output.profile].clears != "rank"
@@ -33,8 +33,8 @@ def _replays(config: Config) -> list[str]:
     """Routers at an engine's own address may take its replay for that of the stream they read."""
     engines = [source.replay_endpoint for source in config.sources if source.replay_endpoint is not None]
     return [
-        f"outputs[{i}]: a router that learns from the engine where its replay is ({engines[0]}) would get the engine's "
-        "numbers there, and reads others here; give the engine of such a router no replay_endpoint, or the router "
+        f"outputs[{i}]: a router that takes the replay endpoint from the engine ({engines[0]}) gets the engine's "
+        "numbers there, and kvbus's numbers here; give such an engine no replay_endpoint, or give the router "
         + ("kvbus's replay" if output.replay_endpoint is None else output.replay_endpoint)
         for i, output in enumerate(config.outputs)
         if output.interpose and engines
@@ -42,7 +42,7 @@ def _replays(config: Config) -> list[str]:
 
 
 def _ranks_of_a_pod(config: Config, output: OutputConfig) -> int:
-    """The most streams that are of one pod: those under one topic, where routers read the pod off it."""
+    """Return the largest number of streams of one pod. By topic, if routers read the pod from the topic."""
     by_topic = PROFILES[output.profile].topics == "pod and model"
     pods = Counter(
         (stream.topic if output.topic is None else render_topic(output.topic, stream, config)) if by_topic else b""
@@ -52,73 +52,67 @@ def _ranks_of_a_pod(config: Config, output: OutputConfig) -> int:
 
 
 def exposure(config: Config) -> list[str]:
-    """A sentence for HTTP, for each output, for each source that listens, and for each front."""
-    return [*_http(config), *_outputs(config), *_sources(config), *_front(config)]
+    """Say who can read what: over HTTP, at each output, as each engine that dials in, and at each front."""
+    return [*_http(config), *_outputs(config), *_sources(config), *_fronts(config)]
+
+
+def _who(*, local: bool) -> str:
+    return "programs on this machine" if local else "anyone who reaches it"
 
 
 def _http(config: Config) -> Iterator[str]:
     address = config.http_address
     if address is None:
-        yield "http: nobody reads anything, there is no port"
+        yield "http: off"
         return
-    local = is_loopback(address[0])
-    around = "this machine" if local else "whoever reaches it"
-    tokens = config.http_tokens_file
-    whoever = f" and whoever has a token of {tokens}" if tokens is not None else ""
-    everything, others = "the rest", ""
+    local, tokens = is_loopback(address[0]), config.http_tokens_file
+    readers = f" and anyone with a token of {tokens}" if tokens is not None else ""
+    rest = f"{_who(local=local)} can read everything else"
     if config.http_open == "probes":
-        everything = "the probes and the page's files"
-        others = "; the rest for those who may read token ids, and tokens for status"
-    yield (
-        f"http {config.http}: token ids and hashes for programs on this machine{whoever}; {everything} for {around}"
-        f"{others}"
-    )
+        rest = (
+            f"{_who(local=local)} can read the probes and the page's files; everything else is for readers of token "
+            "ids and for tokens for status"
+        )
+    yield f"http {config.http}: programs on this machine{readers} can read token ids and hashes; {rest}"
     if tokens is not None and not local and config.http_tls_certificate_file is None:
-        yield f"http {config.http}: tokens and token ids cross the network in clear without http_tls_certificate_file"
+        yield f"http {config.http}: tokens and token ids cross the network unencrypted; set http_tls_certificate_file"
 
 
 def _outputs(config: Config) -> Iterator[str]:
     for i, output in enumerate(config.outputs):
         endpoints = [each for each in (output.endpoint, output.replay_endpoint, output.snapshot_endpoint) if each]
         reached = [each for each in endpoints if not parse_endpoint(each).is_loopback]
-        at = ", ".join(reached or endpoints)
         what = "token ids" if output.token_ids == "keep" else "block hashes"
+        who, how = _who(local=not reached), ", unencrypted" if reached else ""
         if output.log is not None:
-            who = f"whoever may read them there, {_at_servers(output.log)}"
+            who, how = "anyone who may read the log", f", {_at_servers(output.log)}"
         elif output.curve_secret_key_file is not None:
-            who = "those whose key it knows, encrypted"
-        else:
-            who = "whoever reaches it, in clear" if reached else "programs on this machine"
-        yield f"outputs[{i}] {output.name}: {what} for {who} ({at})"
+            who, how = "anyone whose key is in curve_client_keys", ", encrypted"
+        yield f"outputs[{i}] {output.name}: {who} can read {what}{how} ({', '.join(reached or endpoints)})"
 
 
 def _at_servers(keys: LogKeys) -> str:
     if keys.tls_ca_file is None:
-        return "in clear, and kvbus says to no server who it is"
+        return "unencrypted, and kvbus does not log in"
     if keys.username is not None:
-        return f"encrypted, kvbus as {keys.username} by its password"
-    who = "says to no server who it is" if keys.tls_certificate_file is None else "by its certificate"
-    return f"encrypted, kvbus {who}"
+        return f"encrypted, and kvbus logs in as {keys.username} by a password"
+    return f"encrypted, and kvbus {'logs in by its certificate' if keys.tls_certificate_file else 'does not log in'}"
 
 
 def _sources(config: Config) -> Iterator[str]:
     for i, source in enumerate(config.sources):
-        if not source.bind:
-            continue
-        if source.curve_secret_key_file is not None:
-            who = "those whose key it knows"
-        else:
-            who = "programs on this machine" if parse_endpoint(source.endpoint).is_loopback else "whoever reaches it"
-        yield f"sources[{i}] {source.name}: {who} may publish as this engine ({source.endpoint})"
+        if source.bind:
+            who = _who(local=parse_endpoint(source.endpoint).is_loopback)
+            if source.curve_secret_key_file is not None:
+                who = "anyone whose key is in curve_client_keys"
+            yield f"sources[{i}] {source.name}: {who} can publish as this engine ({source.endpoint})"
 
 
-def _front(config: Config) -> Iterator[str]:
+def _fronts(config: Config) -> Iterator[str]:
     for key, front in (("front", config.front), ("front_grpc", config.front_grpc)):
-        if front is None:
-            continue
-        local = is_loopback(parse_address(front.listen)[0])
-        who = "programs on this machine" if local else "whoever reaches it"
-        yield (
-            f"{key} {front.listen}: the whole API of {front.engine} for {who}, in clear; kvbus asks nobody who they "
-            "are, and to the engine every request comes from kvbus"
-        )
+        if front is not None:
+            who = _who(local=is_loopback(parse_address(front.listen)[0]))
+            yield (
+                f"{key} {front.listen}: {who} can use the whole API of {front.engine}, unencrypted and without a "
+                "login; the engine sees kvbus as the client of every request"
+            )

@@ -27,21 +27,21 @@ def said(source: dict[str, Any] | None = None, output: dict[str, Any] | None = N
 @pytest.mark.parametrize(
     ("settings", "sentences"),
     [
-        ({}, ["http 127.0.0.1:9477: token ids and hashes for programs on this machine; the rest for this machine"]),
-        (REMOTE, ["http 0.0.0.0:9477: token ids and hashes for programs on this machine; the rest for whoever reaches it"]),
-        ({"http": "localhost:1"}, ["http localhost:1: token ids and hashes for programs on this machine; the rest for this machine"]),
-        ({"http": None}, ["http: nobody reads anything, there is no port"]),
+        ({}, ["http 127.0.0.1:9477: programs on this machine can read token ids and hashes; programs on this machine can read everything else"]),
+        (REMOTE, ["http 0.0.0.0:9477: programs on this machine can read token ids and hashes; anyone who reaches it can read everything else"]),
+        ({"http": "localhost:1"}, ["http localhost:1: programs on this machine can read token ids and hashes; programs on this machine can read everything else"]),
+        ({"http": None}, ["http: off"]),
         (
             {**REMOTE, **TLS, "http_tokens_file": "/t", "http_open": "probes"},
             [
-                "http 0.0.0.0:9477: token ids and hashes for programs on this machine and whoever has a token of /t; the probes and the page's files for whoever reaches it; the rest for those who may read token ids, and tokens for status"
+                "http 0.0.0.0:9477: programs on this machine and anyone with a token of /t can read token ids and hashes; anyone who reaches it can read the probes and the page's files; everything else is for readers of token ids and for tokens for status"
             ],
         ),
         (
             {**REMOTE, "http_tokens_file": "/t"},
             [
-                "http 0.0.0.0:9477: token ids and hashes for programs on this machine and whoever has a token of /t; the rest for whoever reaches it",
-                "http 0.0.0.0:9477: tokens and token ids cross the network in clear without http_tls_certificate_file",
+                "http 0.0.0.0:9477: programs on this machine and anyone with a token of /t can read token ids and hashes; anyone who reaches it can read everything else",
+                "http 0.0.0.0:9477: tokens and token ids cross the network unencrypted; set http_tls_certificate_file",
             ],
         ),
     ],
@@ -55,11 +55,11 @@ def test_http(settings: dict[str, Any], sentences: list[str]) -> None:
     [
         (
             {"type": "kafka", "endpoint": "tcp://k:9092"},
-            "block hashes for whoever may read them there, in clear, and kvbus says to no server who it is (tcp://k:9092)",
+            "anyone who may read the log can read block hashes, unencrypted, and kvbus does not log in (tcp://k:9092)",
         ),
         (
             {"type": "kafka", "endpoint": "tcp://k:9092", "kafka": {"tls_ca_file": "/a"}},
-            "block hashes for whoever may read them there, encrypted, kvbus says to no server who it is (tcp://k:9092)",
+            "anyone who may read the log can read block hashes, encrypted, and kvbus does not log in (tcp://k:9092)",
         ),
         (
             {
@@ -67,7 +67,7 @@ def test_http(settings: dict[str, Any], sentences: list[str]) -> None:
                 "endpoint": "tcp://k:9092",
                 "kafka": {"tls_ca_file": "/a", "username": "w", "password_file": "/p"},
             },
-            "block hashes for whoever may read them there, encrypted, kvbus as w by its password (tcp://k:9092)",
+            "anyone who may read the log can read block hashes, encrypted, and kvbus logs in as w by a password (tcp://k:9092)",
         ),
         (
             {
@@ -75,15 +75,21 @@ def test_http(settings: dict[str, Any], sentences: list[str]) -> None:
                 "endpoint": "tcp://k:9092",
                 "kafka": {"tls_ca_file": "/a", "tls_certificate_file": "/c", "tls_key_file": "/k"},
             },
-            "block hashes for whoever may read them there, encrypted, kvbus by its certificate (tcp://k:9092)",
+            "anyone who may read the log can read block hashes, encrypted, and kvbus logs in by its certificate (tcp://k:9092)",
         ),
-        ({}, "token ids for programs on this machine (ipc:///o)"),
+        ({}, "programs on this machine can read token ids (ipc:///o)"),
         (
             {"endpoint": "tcp://*:1", "replay_endpoint": "tcp://127.0.0.1:2"},
-            "token ids for whoever reaches it, in clear (tcp://*:1)",
+            "anyone who reaches it can read token ids, unencrypted (tcp://*:1)",
         ),
-        ({"endpoint": "tcp://*:1", **CURVE}, "token ids for those whose key it knows, encrypted (tcp://*:1)"),
-        ({"endpoint": "tcp://*:1", "token_ids": "drop"}, "block hashes for whoever reaches it, in clear (tcp://*:1)"),
+        (
+            {"endpoint": "tcp://*:1", **CURVE},
+            "anyone whose key is in curve_client_keys can read token ids, encrypted (tcp://*:1)",
+        ),
+        (
+            {"endpoint": "tcp://*:1", "token_ids": "drop"},
+            "anyone who reaches it can read block hashes, unencrypted (tcp://*:1)",
+        ),
     ],
 )
 def test_an_output(output: dict[str, Any], sentence: str) -> None:
@@ -94,11 +100,11 @@ def test_an_output(output: dict[str, Any], sentence: str) -> None:
     ("source", "sentences"),
     [
         ({}, []),
-        ({"endpoint": "tcp://*:1", "bind": True}, ["whoever reaches it may publish as this engine (tcp://*:1)"]),
-        ({"endpoint": "ipc:///e", "bind": True}, ["programs on this machine may publish as this engine (ipc:///e)"]),
+        ({"endpoint": "tcp://*:1", "bind": True}, ["anyone who reaches it can publish as this engine (tcp://*:1)"]),
+        ({"endpoint": "ipc:///e", "bind": True}, ["programs on this machine can publish as this engine (ipc:///e)"]),
         (
             {"endpoint": "tcp://*:1", "bind": True, **CURVE},
-            ["those whose key it knows may publish as this engine (tcp://*:1)"],
+            ["anyone whose key is in curve_client_keys can publish as this engine (tcp://*:1)"],
         ),
     ],
 )
@@ -108,19 +114,22 @@ def test_a_source(source: dict[str, Any], sentences: list[str]) -> None:
 
 def test_check_says_it() -> None:
     done = CliRunner().invoke(main, ["check", "--source", "ipc:///e", "--output", "tcp://*:5657"])
-    assert "open: outputs[0] routers: token ids for whoever reaches it, in clear (tcp://*:5657)\n" in done.stderr
-    assert "token ids for" not in done.stdout
+    assert (
+        "access: outputs[0] routers: anyone who reaches it can read token ids, unencrypted (tcp://*:5657)\n"
+        in done.stderr
+    )
+    assert "can read" not in done.stdout
 
 
 @pytest.mark.parametrize(
-    ("listen", "who"), [("0.0.0.0:80", "whoever reaches it"), ("[::1]:80", "programs on this machine")]
+    ("listen", "who"), [("0.0.0.0:80", "anyone who reaches it"), ("[::1]:80", "programs on this machine")]
 )
 def test_the_front(listen: str, who: str) -> None:
     front = {"listen": listen, "engine": "http://127.0.0.1:8001"}
     assert said(front=front, output={"endpoint": "tcp://*:1"})[-1].startswith(
-        f"front {listen}: the whole API of http://127.0.0.1:8001 for {who}, in clear"
+        f"front {listen}: {who} can use the whole API of http://127.0.0.1:8001, unencrypted"
     )
     calls = {"listen": listen, "engine": "127.0.0.1:50052"}
     assert said(front_grpc=calls, output={"endpoint": "tcp://*:1"})[-1].startswith(
-        f"front_grpc {listen}: the whole API of 127.0.0.1:50052 for {who}, in clear"
+        f"front_grpc {listen}: {who} can use the whole API of 127.0.0.1:50052, unencrypted"
     )

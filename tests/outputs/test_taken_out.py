@@ -74,7 +74,7 @@ def test_without_a_part_the_rest_is_as_it_was(tree, part):
     shutil.rmtree(tree.folder(part))
     assert tree.modules() == before - own
     done = tree.check()
-    assert (done.returncode, [line for line in done.stderr.splitlines() if not line.startswith("open: ")]) == (0, [])
+    assert (done.returncode, [line for line in done.stderr.splitlines() if not line.startswith("access: ")]) == (0, [])
     ends = ("--source", "ipc://engine", "--output", "tcp://127.0.0.1:5657")
     done = tree.python("-m", "kvbus", "check", *ends, "--set", "model=m", "--set", f"outputs[0].type={part}")
     assert (done.returncode, done.stdout) == (78, "")

@@ -34,7 +34,7 @@ def kvbus(*args: str, env: dict[str, str] | None = None, **kwargs: Any) -> subpr
 
 def test_the_example_is_good_and_printed_in_full(tmp_path):
     done = kvbus("check", str(EXAMPLE))
-    assert (done.returncode, [line for line in done.stderr.splitlines() if not line.startswith("open: ")]) == (0, [])
+    assert (done.returncode, [line for line in done.stderr.splitlines() if not line.startswith("access: ")]) == (0, [])
     printed = tmp_path / "printed.yaml"
     printed.write_text(done.stdout)
     assert load(printed, env={}, overrides={}) == load(EXAMPLE, env={}, overrides={})
@@ -203,7 +203,7 @@ def test_usage(args):
 @pytest.mark.parametrize("args", [("--help",), ("check", "--help"), ("check", "-h")])
 def test_help_shows_examples_before_options(args):
     done = kvbus(*args)
-    assert (done.returncode, [line for line in done.stderr.splitlines() if not line.startswith("open: ")]) == (0, [])
+    assert (done.returncode, [line for line in done.stderr.splitlines() if not line.startswith("access: ")]) == (0, [])
     assert 0 < done.stdout.index("Examples:") < done.stdout.index("Options:")
 
 
@@ -227,7 +227,7 @@ def test_a_reader_that_closes_the_pipe_early_is_no_error():
         )
     finally:
         os.close(write)
-    assert (done.returncode, [line for line in done.stderr.splitlines() if not line.startswith("open: ")]) == (0, [])
+    assert (done.returncode, [line for line in done.stderr.splitlines() if not line.startswith("access: ")]) == (0, [])
 
 
 def test_it_says_who_reads_what_and_never_a_salt(tmp_path):

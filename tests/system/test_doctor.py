@@ -82,7 +82,7 @@ def test_check_says_the_same_after_the_configuration():
     done = kvbus("check", *nowhere(), "--connect")
     assert done.returncode == 1
     assert done.stdout.startswith("model: null")
-    findings = [line for line in done.stderr.splitlines() if not line.startswith("open: ")]
+    findings = [line for line in done.stderr.splitlines() if not line.startswith("access: ")]
     assert "nothing listens" in findings[0]
 
 
