@@ -12,11 +12,11 @@ import pytest
 
 from kvbus.http.tokens import line_of, new_token
 from kvbus.transport.engine.publisher import EnginePublisher
-from tests.admin.test_routers import Subscribers
 from tests.browser.chromium import PROGRAM, Browser, chromium
 from tests.doubles.bus import Bus, eventually, running_bus
 from tests.doubles.kvbus_process import Process
 from tests.doubles.payloads import payload, removed, store
+from tests.http.test_routers import Subscribers
 from tests.typed import there
 
 pytestmark = [

@@ -6,9 +6,9 @@ import aiohttp
 import pytest
 
 from kvbus.tools.top.moment import moment, read
-from tests.admin.test_http import relayed, web_and_engine
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import store
+from tests.http.test_http import relayed, web_and_engine
 from tests.top.moments import router
 
 

@@ -14,9 +14,9 @@ from fcntl import ioctl
 
 import pytest
 
-from tests.admin.test_http import relayed, web_and_engine
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import store
+from tests.http.test_http import relayed, web_and_engine
 from tests.ports import free_port
 
 

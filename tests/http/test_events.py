@@ -14,9 +14,9 @@ from kvbus.core.wire.encoding import encode_batch
 from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored
 from kvbus.http import connections, events
 from kvbus.transport.engine.publisher import EnginePublisher
-from tests.admin.test_http import relayed, web, web_and_engine
 from tests.doubles.bus import eventually
 from tests.doubles.payloads import cleared, payload, removed, store
+from tests.http.test_http import relayed, web, web_and_engine
 from tests.typed import there
 
 

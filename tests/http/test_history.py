@@ -9,9 +9,9 @@ import pytest
 
 from kvbus.http import history as module
 from kvbus.http.history import KEPT, Course, History
-from tests.admin.test_http import relayed, web_and_engine
 from tests.doubles.bus import eventually, running_bus
 from tests.doubles.payloads import payload, store
+from tests.http.test_http import relayed, web_and_engine
 from tests.ports import free_ports
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from kvbus.config import load
 from kvbus.http.page import FILES, about
-from tests.admin.test_access import asking
-from tests.admin.test_http import web
+from tests.http.test_access import asking
+from tests.http.test_http import web
 
 
 @pytest.mark.parametrize("path", FILES)

@@ -6,9 +6,9 @@ import time
 import pytest
 import zmq
 
-from tests.admin.test_http import relayed, web, web_and_engine
 from tests.doubles.bus import eventually
 from tests.doubles.payloads import payload, store
+from tests.http.test_http import relayed, web, web_and_engine
 from tests.transport.loops import read_all
 
 

@@ -17,8 +17,8 @@ import uvloop
 
 from kvbus.common.removed import PATHS
 from kvbus.http import server
-from tests.admin.test_http import web
 from tests.doubles.bus import eventually
+from tests.http.test_http import web
 from tests.typed import there
 
 

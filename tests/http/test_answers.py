@@ -13,7 +13,7 @@ from aiohttp.web import Application
 from kvbus.core.stats import HttpRefusal, ProcessStats
 from kvbus.http import answers
 from kvbus.telemetry.metrics import Exposition
-from tests.admin.test_http import web
+from tests.http.test_http import web
 
 
 def names(text):
