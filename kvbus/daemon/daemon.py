@@ -46,7 +46,7 @@ from kvbus.parts.log.place import check_files
 from kvbus.parts.outputs.contract import OutputDriver, ViewDriver
 from kvbus.state.reservations import SeqReservations
 from kvbus.state.writer import StateWriter
-from kvbus.telemetry.discovery import DiscoveryStats
+from kvbus.telemetry.readings import DiscoveryStats
 from kvbus.transport.sockets import PeerPolicy, check_library
 
 log = logging.getLogger("kvbus.daemon")

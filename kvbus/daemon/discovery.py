@@ -26,7 +26,7 @@ from kvbus.daemon.keys import read_keys
 from kvbus.daemon.placement import Placement
 from kvbus.daemon.source_sockets import SourceSockets
 from kvbus.parts.discovery.contract import Carrier, Discoverer, DiscoveryError, Engine, Services
-from kvbus.telemetry.discovery import DiscoveryStats
+from kvbus.telemetry.readings import DiscoveryStats
 
 log = logging.getLogger("kvbus.daemon.discovery")
 

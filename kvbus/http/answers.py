@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from typing import Final, TypeVar
 
 import msgspec
@@ -61,24 +61,16 @@ async def write(response: web.StreamResponse, part: bytes) -> None:
         await response.write(part)
 
 
-async def send_texts(request: web.Request, texts: Sequence[bytes], content_type: str) -> web.StreamResponse:
-    """Answer with texts, joined. A long answer goes to the connection in parts.
+async def send(request: web.Request, body: bytes, content_type: str) -> web.StreamResponse:
+    """Answer with a long body, in parts.
 
     Raises:
         TimeoutError: the client reads too slowly.
     """
     response = web.StreamResponse(headers={"Content-Type": content_type})
-    response.content_length = sum(map(len, texts))
+    response.content_length = len(body)
     await response.prepare(request)
-    part: list[bytes] = []
-    size = 0
-    for text in texts if request.method != "HEAD" else ():
-        part.append(text)
-        size += len(text)
-        if size >= PART:
-            await write(response, b"".join(part))
-            await asyncio.sleep(0)
-            part, size = [], 0
-    if part:
-        await write(response, b"".join(part))
+    for start in range(0, len(body) if request.method != "HEAD" else 0, PART):
+        await write(response, body[start : start + PART])
+        await asyncio.sleep(0)
     return response

@@ -8,7 +8,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from kvbus.config import Config
-from kvbus.telemetry.process_rows import kvbus_version
+from kvbus.telemetry.table import kvbus_version
 
 FILES: Final = {
     "/": ("index.html", "text/html"),

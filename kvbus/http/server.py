@@ -23,7 +23,7 @@ from kvbus.core.outputs.output import Output
 from kvbus.core.stats import HttpRefusal
 from kvbus.http import connections
 from kvbus.http.access import Access, Caller, how_to_get_in
-from kvbus.http.answers import as_json, in_slices, plain, problem, refused, send_texts
+from kvbus.http.answers import as_json, in_slices, plain, problem, refused, send
 from kvbus.http.blocks import Blocks
 from kvbus.http.connections import MAX_UNANSWERED_BYTES, Connections
 from kvbus.http.content_log import ContentLog
@@ -352,9 +352,9 @@ class AdminServer:
 
     async def _metrics(self, request: web.Request) -> web.StreamResponse:
         async with self._turn(request):
-            texts = await in_slices(self._exposition.render())
-            texts.append(await asyncio.to_thread(self._exposition.process))
-        return await send_texts(request, texts, CONTENT_TYPE)
+            readings = await in_slices(self._exposition.read())
+            text = await asyncio.to_thread(self._exposition.render, readings)
+        return await send(request, text, CONTENT_TYPE)
 
     async def _livez(self, _request: web.Request) -> web.Response:
         # an answer proves that the event loop runs
@@ -366,19 +366,19 @@ class AdminServer:
 
     async def _sources(self, request: web.Request) -> web.StreamResponse:
         async with self._turn(request):
-            texts = await in_slices(self._source_entries())
-        return await send_texts(request, texts, "application/json")
+            entries = await in_slices(self._source_entries())
+        return await send(request, b"[" + b",".join(entries) + b"]", "application/json")
 
     def _source_entries(self) -> Generator[None, None, list[bytes]]:
-        """Make a JSON list of all sources, a few entries at a time."""
-        observed, texts = self._observed, list[bytes]()
+        """Make the JSON entries of all sources, a few at a time."""
+        observed, entries = self._observed, list[bytes]()
         for slot, reading in read_sources(observed.relay):
             stream = observed.streams[slot]
             where = stream.endpoint, stream.replay_endpoint, stream.found or None, observed.dialled_in(slot)
-            texts.append((b"," if texts else b"[") + msgspec.json.encode(source_entry(reading, *where, slot)))
-            if not len(texts) % AT_ONCE:
+            entries.append(msgspec.json.encode(source_entry(reading, *where, slot)))
+            if not len(entries) % AT_ONCE:
                 yield
-        return [*texts, b"]"] if texts else [b"[]"]
+        return entries
 
     async def _routers(self, request: web.Request) -> web.Response:
         async with self._turn(request):

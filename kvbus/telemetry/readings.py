@@ -27,6 +27,31 @@ from kvbus.core.stats import OutputStats, RouterView
 from kvbus.core.types import HASH_FORMS, Hash
 
 
+class DiscoveryStats:
+    """The counters of one entry that finds engines.
+
+    Args:
+        name: the name of the entry.
+        left_out: engines that are not a source at the moment, by reason. Every reason is in it.
+    """
+
+    def __init__(self, name: str, left_out: dict[str, int]) -> None:
+        self.name = name
+        self.engines = 0
+        """Engines that it lists now."""
+        self.left_out = left_out
+        self.changes: Counter[str] = Counter()
+        """Sources that joined, left or moved to another address, and changes that were refused."""
+        self.records: Counter[str] = Counter()
+        """Records of a log that were not handed on, by reason."""
+        self.lag = 0.0
+        """Seconds since the newest moment up to which a log was read to its end; 0 without a log."""
+        self.failures = 0
+        """Attempts that failed; the engines found before stayed in force."""
+        self.failing = ""
+        """Why the newest attempt failed; empty if it did not."""
+
+
 class Driver(Protocol):
     """What knows the routers of an output."""
 

@@ -50,20 +50,18 @@ async def test_the_event_loop_does_other_work_after_each_slice():
     assert done == [0, "other work", 1, "other work", 2, "other work"]
 
 
-@pytest.mark.parametrize(
-    "texts", [[], [b""], [b"abcdefg"], [b"ab", b"c", b"de", b"f", b"ghijkl", b"m"], [b"abcd"], [b"abcd", b"e"]]
-)
-async def test_parts_of_texts_are_all_of_them_in_order(monkeypatch, texts):
+@pytest.mark.parametrize("body", [b"", b"abc", b"abcd", b"abcdefghijklm"])
+async def test_a_long_body_is_sent_whole_and_in_order(monkeypatch, body):
     monkeypatch.setattr(answers, "PART", 4)
 
     async def answer(request):
-        return await answers.send_texts(request, texts, "text/plain")
+        return await answers.send(request, body, "text/plain")
 
     app = Application()
     app.router.add_get("/", answer)
     async with TestServer(app) as server, ClientSession() as client, client.get(server.make_url("/")) as got:
-        assert await got.read() == b"".join(texts)
-        assert got.headers["Content-Length"] == str(len(b"".join(texts)))
+        assert await got.read() == body
+        assert got.headers["Content-Length"] == str(len(body))
 
 
 def test_a_refusal_is_counted_and_says_why():
@@ -74,15 +72,15 @@ def test_a_refusal_is_counted_and_says_why():
     assert answers.as_json([1, "é"]).body == '[1,"é"]'.encode()
 
 
-async def test_descriptors_are_counted_in_a_thread(monkeypatch):
+async def test_metrics_are_written_in_a_thread(monkeypatch):
     threads = []
-    real = Exposition.process
+    real = Exposition.render
 
-    def process(self):
+    def render(self, readings):
         threads.append(threading.get_ident())
-        return real(self)
+        return real(self, readings)
 
-    monkeypatch.setattr(Exposition, "process", process)
+    monkeypatch.setattr(Exposition, "render", render)
     async with web() as client:
         metrics = await client.metrics()
         assert metrics["process_open_fds",] > 3

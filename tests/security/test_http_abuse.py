@@ -236,8 +236,8 @@ async def test_a_client_that_sends_more_than_it_may_is_closed(said):
 async def test_a_probe_gets_in_while_every_connection_waits_for_its_answer(monkeypatch):
     """The server closes those that came last for it; the others get their answers."""
     go_on = threading.Event()
-    process = Exposition.process
-    monkeypatch.setattr(Exposition, "process", lambda self: go_on.wait(60) and process(self))
+    render = Exposition.render
+    monkeypatch.setattr(Exposition, "render", lambda self, readings: go_on.wait(60) and render(self, readings))
     async with crowd() as them:
         peers = [await them.connect() for _ in range(connections.MAX_CONNECTIONS)]
         for peer in peers:
