@@ -8,7 +8,6 @@ So nobody costs memory, a slow client loses no more than what is not kept any mo
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any, Final
@@ -34,13 +33,7 @@ MAX_FOLLOWERS: Final = 4
 """Of these, clients that get an output's batches."""
 
 PART: Final = 32
-"""Events of a batch that are written at a time."""
-
-SLICE: Final = 0.001
-"""Seconds for which batches are written as JSON before the loop's other work gets its turn."""
-
-REST: Final = 4
-"""All clients together then rest for so many times as long."""
+"""Events of a batch that a client gets in one iteration of the event loop."""
 
 MAX_POSITIONS: Final = 256
 """Streams whose positions an id names: a header has no room for many more. With more of them batches resume nowhere."""
@@ -86,7 +79,6 @@ class Events:
         self._samples = 0
         self._news = (0, 0)
         self._rates = b""
-        self._turn = asyncio.Lock()
         self._closed = False
 
     def room(self, output: Output | None) -> bool:
@@ -132,7 +124,8 @@ class Events:
                     listener.wake.clear()
                 else:
                     await write(response, part)
-                part = await self._next(listener)
+                    await asyncio.sleep(0)
+                part = self._next(listener)
         finally:
             self._listeners.discard(listener)
             self._stats.http_listeners = len(self._listeners)
@@ -170,8 +163,8 @@ class Events:
             return f"the id is not of the streams of output {listener.output.spec.name}"
         return ""
 
-    async def _next(self, listener: Listener) -> bytes:
-        """What there is for a client now, a part of it."""
+    def _next(self, listener: Listener) -> bytes:
+        """Return the next part for a client; empty if it has everything."""
         process, parts = self._timeline.process, []
         if listener.number < self._timeline.first - 1:
             missed = {"from": listener.number + 1, "to": self._timeline.first - 1}
@@ -187,17 +180,12 @@ class Events:
         if listener.output is not None and listener.batches is None and listener.seqs != _ends(listener.output):
             listener.batches = self._batches(listener, listener.output)
         if listener.batches is not None:
-            async with self._turn:
-                begun = time.perf_counter()
-                for blocks, part in listener.batches:
-                    parts.append(part)
-                    if listener.reading is not None:
-                        listener.reading.add(blocks, len(part))
-                    if time.perf_counter() - begun > SLICE:
-                        break
-                else:
-                    listener.batches = None
-                await asyncio.sleep(REST * (time.perf_counter() - begun))
+            blocks, part = next(listener.batches, (0, b""))
+            parts.append(part)
+            if listener.reading is not None:
+                listener.reading.add(blocks, len(part))
+            if not part:
+                listener.batches = None
         return b"".join(parts)
 
     def _batches(self, listener: Listener, output: Output) -> Iterator[tuple[int, bytes]]:
