@@ -25,17 +25,16 @@ from kvbus.core.events import AnswerPulled, RelayEvent, Started, Tick
 from kvbus.core.stats import OutputStats, ProcessStats
 from kvbus.daemon.build import next_seqs, reserve_seqs
 from kvbus.daemon.changing import Changes
-from kvbus.daemon.clock import RunningClock
 from kvbus.daemon.discovery import Discovery
 from kvbus.daemon.engine_watch import EngineWatch
-from kvbus.daemon.found_file import FoundFile
+from kvbus.daemon.found import FoundFile
 from kvbus.daemon.front import Fronts
 from kvbus.daemon.keys import in_clear, read_keys
 from kvbus.daemon.moved_names import MovedNames
 from kvbus.daemon.outputs import Outputs, peer_policy_of, source_policy_of
 from kvbus.daemon.placement import keep_placement, place, read_placement
 from kvbus.daemon.resume import resume
-from kvbus.daemon.runtime import RUNTIME, Runtime
+from kvbus.daemon.runtime import RUNTIME, RunningClock, Runtime
 from kvbus.daemon.source_log import SourceLog
 from kvbus.daemon.source_sockets import SourceSockets
 from kvbus.daemon.unreachable import Unreachable

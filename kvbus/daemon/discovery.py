@@ -18,10 +18,8 @@ from kvbus.common.tasks import end_tasks, report_out_of_memory
 from kvbus.config import Config, SourceConfig, SourceStream, parts
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.phases import SEPARATED
-from kvbus.daemon.change import Change, change_to
-from kvbus.daemon.changing import Changes
-from kvbus.daemon.found import LEFT_OUT, Listed, Outcome, with_found
-from kvbus.daemon.found_file import FoundFile
+from kvbus.daemon.changing import Change, Changes, change_to
+from kvbus.daemon.found import LEFT_OUT, FoundFile, Listed, Outcome, with_found
 from kvbus.daemon.keys import read_keys
 from kvbus.daemon.placement import Placement
 from kvbus.daemon.source_sockets import SourceSockets

@@ -6,12 +6,18 @@ An engine is known by its name. The newest set of each entry says where it is. O
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
+
 from kvbus.config import Config, FoundRank, FoundSource, SourceConfig, topic_for
 from kvbus.parts.discovery.contract import Engine
+from kvbus.state.reservations import SeqReservations
+
+log = logging.getLogger("kvbus.daemon.discovery")
 
 LEFT_OUT: Final = ("max_sources", "same_name", "same_endpoint", "same_topic")
 """Why an engine that was found is no source."""
@@ -170,3 +176,42 @@ def _source(template: SourceConfig, engine: Engine) -> FoundSource:
             "where": f"{template.name}: {engine.where}",
         }
     )
+
+
+FoundEngines = dict[str, list[Engine]]
+"""The engines that are sources, by entry."""
+
+_KEPT: Final = "found"
+
+
+class FoundFile:
+    """Keeps the engines that were found, with the reservations: a restart goes on with them until discovery answers.
+
+    So the sources are those that the state on disk belongs to, even if discovery cannot be asked after a restart.
+
+    Args:
+        reservations: where they are kept.
+        config: says whether engines are searched at all.
+    """
+
+    def __init__(self, reservations: SeqReservations, config: Config) -> None:
+        self._reservations = reservations
+        self._searches = any(source.discover is not None for source in config.sources)
+
+    def read(self) -> FoundEngines:
+        """Return what was kept; nothing where nothing was, or damaged content."""
+        content = self._reservations.kept(_KEPT) if self._searches else None
+        if content is None:
+            return {}
+        try:
+            kept = msgspec.json.decode(content, type=FoundEngines)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            log.warning("the engines that were kept are damaged (%s): engines are found anew", error)
+            return {}
+        # an engine without a publisher can be no source
+        return {name: [engine for engine in engines if engine.publishers] for name, engines in kept.items()}
+
+    def keep(self, found: FoundEngines) -> None:
+        """Keep what was found."""
+        if self._searches:
+            self._reservations.keep(_KEPT, msgspec.json.encode(found))

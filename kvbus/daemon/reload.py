@@ -7,18 +7,56 @@ A configuration that changes such a key is named in the log, and a broken one wi
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 from kvbus.common.errors import ConfigError, KvbusError
 from kvbus.config import Config
-from kvbus.daemon.config_file import SETTLED, ConfigFile
+from kvbus.config.yamlfile import MAX_BYTES
 from kvbus.daemon.daemon import Daemon
 from kvbus.daemon.keys import read_keys
 from kvbus.http.credentials import read_again
 
 log = logging.getLogger("kvbus.daemon.reload")
+
+
+SETTLED: Final = 1.0
+"""Seconds for which a changed file has to stay as it is."""
+
+
+class ConfigFile:
+    """The file of the configuration. Its content is compared, because times and sizes may be the same.
+
+    In Kubernetes the file is behind a link (``..data``) that is swapped as a whole. Elsewhere an editor may write it in
+    place, so a change counts once the file has stayed the same for a while.
+
+    Args:
+        path: where it is. It is read at once, so make this before the configuration is loaded.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.loaded = self.content()
+        """What it held when it was loaded."""
+
+    def content(self) -> bytes:
+        """Return a fingerprint of what the file holds; empty if it cannot be read."""
+        try:
+            with self._path.open("rb") as file:
+                return hashlib.sha256(file.read(MAX_BYTES + 1)).digest()
+        except OSError:
+            return b""
+
+    async def settled(self, seconds: float = SETTLED) -> bytes | None:
+        """Return a fingerprint of what it holds; None if that has changed meanwhile: somebody may be writing it."""
+        found = await asyncio.to_thread(self.content)
+        if found == self.loaded:
+            return found
+        await asyncio.sleep(seconds)
+        return found if found == await asyncio.to_thread(self.content) else None
 
 
 class _ChangesError(Exception):

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from kvbus.config import Config
 from kvbus.state.contract import Store
@@ -18,6 +18,46 @@ from kvbus.transport.dialling import Dialled, dial
 from kvbus.transport.ingress import LiveStream, RequestConnection
 from kvbus.transport.sockets import Context, end, make_context
 from kvbus.transport.zmtp.endpoint import SYSTEM, System
+
+LONGEST_STEP: Final = 0.2
+"""Seconds between two readings that count as running; the daemon's tick reads twice as often."""
+
+
+class RunningClock:
+    """The clock of the relay. It counts only the seconds in which this process was running.
+
+    A stopped process (SIGSTOP, a frozen cgroup, a node without CPU) does not read what its peers send. When it
+    continues, every deadline has passed on a normal clock, though no peer was late. So of a step that is longer than
+    :data:`LONGEST_STEP` this clock counts only that much.
+
+    Args:
+        read: the underlying clock, in seconds.
+    """
+
+    __slots__ = ("_announced", "_last", "_read", "paused")
+
+    def __init__(self, read: Callable[[], float]) -> None:
+        self._read = read
+        self._last = read()
+        self.paused = 0.0
+        """Seconds of pauses so far."""
+        self._announced = 0.0
+
+    def time(self) -> float:
+        """Return the time in seconds; compare it only with earlier readings of this clock."""
+        now = self._read()
+        step = now - self._last
+        self._last = now
+        if step > LONGEST_STEP:
+            self.paused += step - LONGEST_STEP
+        return now - self.paused
+
+    def stood(self) -> float:
+        """Return the seconds of pauses since the last call."""
+        self.time()
+        before, self._announced = self._announced, self.paused
+        return self.paused - before
+
 
 Dial = Callable[..., AbstractAsyncContextManager[Dialled]]
 """Dials an endpoint once. See :func:`kvbus.transport.dialling.dial`."""

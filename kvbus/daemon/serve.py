@@ -13,9 +13,8 @@ from typing import Any, Final
 
 from kvbus.common.errors import ExitCode
 from kvbus.config import Config
-from kvbus.daemon.config_file import ConfigFile
 from kvbus.daemon.daemon import Daemon
-from kvbus.daemon.reload import Reloader
+from kvbus.daemon.reload import ConfigFile, Reloader
 from kvbus.state.writer import StoppedError
 
 log = logging.getLogger("kvbus.daemon")

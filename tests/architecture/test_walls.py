@@ -140,7 +140,7 @@ def test_a_dependency_that_the_client_would_bring_along_is_found(copy: Path, mod
         ("kvbus.core.wire.frames", "import kvbus.core.blocks.index", "inside the core"),
         ("kvbus.core.blocks.index", "import kvbus.core.relay", "inside the core"),
         ("kvbus.tools.capture.format", "import kvbus.tools.sim.cache", "inside the tools"),
-        ("kvbus.tools.sim.cache", "import kvbus.daemon.clock", "know no bus"),
+        ("kvbus.tools.sim.cache", "import kvbus.daemon.runtime", "know no bus"),
         ("kvbus.parts.log.record", "import kvbus.parts.discovery.contract", "inside the parts"),
         ("kvbus.daemon.daemon", "import zmq", "only transport imports zmq"),
         ("kvbus.http.entries", "import prometheus_client", "only telemetry and the index import prometheus_client"),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvbus.config import Config, FoundRank, FoundSource, SourceConfig, load
-from kvbus.daemon.change import Change, change_to, must_reconnect, only_list
+from kvbus.daemon.changing import Change, change_to, must_reconnect, only_list
 from kvbus.transport.curve import Curve
 from kvbus.transport.grants import Client
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvbus.daemon.found_file import FoundFile
+from kvbus.daemon.found import FoundFile
 from kvbus.parts.discovery.contract import Engine, Publisher
 from kvbus.state.reservations import SeqReservations
 from tests.daemon.test_found import config

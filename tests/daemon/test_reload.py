@@ -14,10 +14,9 @@ from kvbus.common.errors import ConfigError, Problem
 from kvbus.config import Config, load
 from kvbus.core.stats import ProcessStats
 from kvbus.daemon import reload
-from kvbus.daemon.config_file import ConfigFile
 from kvbus.daemon.daemon import Daemon
 from kvbus.daemon.keys import Keys, read_keys
-from kvbus.daemon.reload import Reloader
+from kvbus.daemon.reload import ConfigFile, Reloader
 from kvbus.http.credentials import Credentials, read_credentials
 from kvbus.http.tokens import line_of, new_token
 from tests.doubles.bus import eventually

@@ -9,7 +9,7 @@ from typing import Any
 
 from kvbus.config import Config, load
 from kvbus.core.source import Source
-from kvbus.daemon.change import change_to
+from kvbus.daemon.changing import change_to
 from kvbus.daemon.daemon import Daemon
 from kvbus.daemon.keys import read_keys
 from tests.doubles.runtimes import runtime_of

@@ -12,7 +12,7 @@ import msgspec
 import zmq
 
 from kvbus.core.wire.frames import ASKS_REPLAY
-from kvbus.daemon.clock import RunningClock
+from kvbus.daemon.runtime import RunningClock
 from tests.doubles.bus import PATIENCE, eventually
 from tests.doubles.router import PlainSetRouter, events_of
 from tests.wire.captures import Key

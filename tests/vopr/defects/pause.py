@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from unittest import mock
 
 from kvbus.core.sequencing.answers import OpenRequest, Requests, Restart
-from kvbus.daemon.clock import RunningClock
+from kvbus.daemon.runtime import RunningClock
 
 
 def _shown_by_start(_requests: Requests, _asked: OpenRequest, _seq: int, _now: float) -> Restart:

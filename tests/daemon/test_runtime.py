@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvbus.daemon.clock import LONGEST_STEP, RunningClock
+from kvbus.daemon.runtime import LONGEST_STEP, RunningClock
 
 
 class Hands:
