@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import json
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +17,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kvbus.common.errors import ConfigError
 from kvbus.config.load import load
-from tests.doubles.bus import running_bus
+from kvbus.transport.engine.publisher import EnginePublisher
+from tests.doubles.bus import eventually, running_bus
+from tests.doubles.payloads import payload, removed, store
+from tests.doubles.socket_routers import RouterOnASet
 
 DATA: Final = Path(__file__).with_name("data")
 
@@ -24,6 +30,7 @@ def texts() -> dict[str, Callable[[], str]]:
     return {
         "configurations.txt": lambda: "".join(_configurations()),
         "defaults.yaml": _defaults,
+        "fields.txt": lambda: "".join(f"{line}\n" for line in _fields()),
         "metrics.txt": lambda: "".join(f"{line}\n" for line in sorted(_metrics())),
     }
 
@@ -70,3 +77,64 @@ async def _scraped() -> str:
         host, port = bus.daemon.http_address
         async with aiohttp.ClientSession() as session, session.get(f"http://{host}:{port}/metrics") as answer:
             return await answer.text()
+
+
+def _fields() -> Iterator[str]:
+    """Every field of the JSON that a bus and the commands print, with the type of its value."""
+    with tempfile.TemporaryDirectory() as directory:
+        for origin, values in asyncio.run(_printed(directory)).items():
+            yield from sorted({f"{origin}  {line}" for value in values for line in _typed(value)})
+
+
+def _typed(value: object, at: str = "") -> Iterator[str]:
+    if isinstance(value, dict) and value:
+        for name, each in value.items():
+            yield from _typed(each, f"{at}.{name}")
+    elif isinstance(value, list) and value:
+        for each in value:
+            yield from _typed(each, f"{at}[]")
+    else:
+        yield f"{at or '.'}: {type(value).__name__}"
+
+
+async def _printed(directory: str) -> dict[str, list[Any]]:
+    """The JSON that a bus with one engine and one router answers, and that each command prints, by its origin."""
+    async with running_bus(worker="w", state_dir=directory) as bus:
+        assert bus.daemon.http_address is not None
+        http = "http://{}:{}".format(*bus.daemon.http_address)
+        router = RouterOnASet(bus.out, bus.out_replay)
+        router.subscribe()
+        with contextlib.closing(router):
+            async with EnginePublisher(bus.engine, bus.engine_replay, bind=True) as engine:
+                await engine.wait_for_subscriber(60)
+                for event in (store([1, 2]), removed([2])):
+                    engine.publish(payload(event))
+                await eventually(lambda: bus.caught_up(1) and router.read() == 2, "two batches at the router")
+                async with aiohttp.ClientSession() as session:
+                    found = {path: [await (await session.get(http + path)).json()] for path in ("/sources", "/routers")}
+                source = f"{bus.out},{bus.out_replay}"
+                commands = (
+                    ("doctor", "--http", http),
+                    ("query", source, "--hashes", "1"),
+                    ("tail", bus.out, "--replay-endpoint", bus.out_replay, "--from-start", "--count", "2"),
+                )
+                found |= dict(await asyncio.gather(*(_command(*words) for words in commands)))
+    commands = (
+        ("check", "--source", "tcp://127.0.0.1:1", "--output", "tcp://*:2", "--without-keys"),
+        ("state", "show", "-d", directory),
+    )
+    return found | dict(await asyncio.gather(*(_command(*words) for words in commands)))
+
+
+async def _command(*words: str) -> tuple[str, list[Any]]:
+    """Run a command with ``--json``; its name and what it prints."""
+    pipe = asyncio.subprocess.PIPE
+    command = (sys.executable, "-m", "kvbus", *words, "--json")
+    process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
+    said, errors = await process.communicate()
+    name = " ".join(itertools.takewhile(lambda word: word.isalpha(), words))
+    assert said, f"{name}: {errors.decode()}"
+    try:
+        return f"kvbus {name}", [json.loads(said)]
+    except json.JSONDecodeError:  # one object a line
+        return f"kvbus {name}", [json.loads(line) for line in said.splitlines()]
