@@ -113,17 +113,14 @@ async def _printed(directory: str) -> dict[str, list[Any]]:
                 async with aiohttp.ClientSession() as session:
                     found = {path: [await (await session.get(http + path)).json()] for path in ("/sources", "/routers")}
                 source = f"{bus.out},{bus.out_replay}"
-                commands = (
-                    ("doctor", "--http", http),
-                    ("query", source, "--hashes", "1"),
-                    ("tail", bus.out, "--replay-endpoint", bus.out_replay, "--from-start", "--count", "2"),
+                running = (
+                    _command("doctor", "--http", http),
+                    _command("query", source, "--hashes", "1"),
+                    _command("tail", bus.out, "--replay-endpoint", bus.out_replay, "--from-start", "--count", "2"),
                 )
-                found |= dict(await asyncio.gather(*(_command(*words) for words in commands)))
-    commands = (
-        ("check", "--source", "tcp://127.0.0.1:1", "--output", "tcp://*:2", "--without-keys"),
-        ("state", "show", "-d", directory),
-    )
-    return found | dict(await asyncio.gather(*(_command(*words) for words in commands)))
+                found |= dict(await asyncio.gather(*running))
+    check = _command("check", "--source", "tcp://127.0.0.1:1", "--output", "tcp://*:2", "--without-keys")
+    return found | dict(await asyncio.gather(check, _command("state", "show", "-d", directory)))
 
 
 async def _command(*words: str) -> tuple[str, list[Any]]:
