@@ -1,28 +1,13 @@
 """Any bytes at all, and real payloads with a few bytes changed: nothing raises, nothing half-valid gets through."""
 
-import msgspec
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kvbus.core.types import Reason
 from kvbus.core.wire.batch import Batch
 from kvbus.core.wire.codec import decode_batch
-from kvbus.core.wire.dialect import sniff
-from kvbus.core.wire.encoding import encode_batch, encode_positional_batch
-from kvbus.core.wire.frames import (
-    FrameLimits,
-    LiveMessage,
-    ReplayEnd,
-    ReplayMessage,
-    parse_live,
-    parse_replay,
-    parse_replay_request,
-)
-from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored
-from kvbus.core.wire.tokens import decode_tokens
 from tests.core.dsl import Script, raw, tick
 from tests.doubles.payloads import pack, payload, plain_all, removed, store
-from tests.typed import well_formed
+from tests.fuzz.targets import codec, message
 from tests.wire.captures import CAPTURES, load
 
 SAMPLES = [message.payload for name in CAPTURES for message in load(name)[1:60:15]]
@@ -74,55 +59,23 @@ def mutated(draw):
     return bytes(body)
 
 
-def check(body):
-    """Decode, and if something came of it: it is well-typed, and encoding changes nothing."""
-    sniff(body)
-    batch = decode_batch(body)
-    if isinstance(batch, Reason):
-        return
-    assert isinstance(batch, Batch)
-    assert isinstance(batch.ts, float)
-    assert batch.rank is None or isinstance(batch.rank, int)
-    assert all(isinstance(reason, Reason) for reason in batch.rejects)
-    for event in batch.events:
-        if isinstance(event, AllBlocksCleared):
-            continue
-        assert isinstance(event, BlockStored | BlockRemoved)
-        assert all(type(block) in (int, bytes) for block in event.block_hashes)
-        assert event.medium is None or isinstance(event.medium, str)
-        if isinstance(event, BlockStored):
-            assert type(event.block_size) is int
-            assert event.parent_block_hash is None or type(event.parent_block_hash) in (int, bytes)
-            tokens = decode_tokens(event.token_ids)
-            if not isinstance(tokens, Reason):
-                assert all(type(token) in (int, tuple) for token in tokens)
-    try:
-        events = plain_all(batch.events)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return  # a carried field that is not whole: checked with the other rules of an event, not here
-    again = well_formed(encode_batch(batch.events, batch.ts, batch.rank))
-    assert plain_all(again.events) == events
-    assert (again.ts, again.rank, again.rejects) == (batch.ts, batch.rank, [])
-    assert not isinstance(decode_batch(encode_positional_batch(batch.events, batch.ts, batch.rank)), Reason)
-
-
 @given(st.binary(max_size=200))
 @example(b"\xc7\x00\xff")
 @example(b"\x93\xcb" + bytes(8) + b"\x91\xc1\x00")
 def test_any_bytes(body):
-    check(body)
+    codec(body)
 
 
 @given(mutated())
 def test_captured_bytes_after_accidents(body):
-    check(body)
+    codec(body)
 
 
 @given(st.lists(st.one_of(MAPS, ARRAYS, VALUES), max_size=4), SCALARS, SCALARS)
 def test_well_formed_nonsense(events, ts, rank):
-    check(pack([1.0, events, 0]))
-    check(pack([ts, events, rank]))
-    check(pack({"ts": 1.0, "events": events, "data_parallel_rank": 0}))
+    codec(pack([1.0, events, 0]))
+    codec(pack([ts, events, rank]))
+    codec(pack({"ts": 1.0, "events": events, "data_parallel_rank": 0}))
 
 
 @given(st.lists(st.one_of(MAPS, ARRAYS, VALUES), max_size=4))
@@ -148,11 +101,4 @@ def test_the_relay_lives_through_it_and_what_leaves_keeps_every_rule(bodies):
 
 @given(st.lists(st.binary(max_size=30), max_size=6))
 def test_any_frames(frames):
-    limits = FrameLimits(max_frame_bytes=20)
-    assert isinstance(parse_live(frames, limits), LiveMessage | Reason)
-    assert isinstance(parse_replay(frames, limits), ReplayMessage | ReplayEnd | Reason)
-    request = parse_replay_request(frames)
-    assert (request is None) == (len(frames) < 2)
-    if request is not None:
-        assert request.envelope[0] == frames[0]
-        assert 0 <= request.start < 2**64
+    message(frames, 20)
