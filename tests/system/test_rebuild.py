@@ -21,9 +21,7 @@ from kvbus.core.blocks.compaction import StateSnapshot
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.bus import PATIENCE, Bus, eventually, running_bus
 from tests.doubles.engine import Engine
-from tests.doubles.kvbus_process import Process, killed_at_the_end
 from tests.doubles.socket_routers import StrictRouter, soon
-from tests.long import LONG
 
 JOURNAL: Final = 100
 """Batches in the output's journal: whatever a router asks for from 0, it is behind it."""
@@ -275,36 +273,6 @@ def test_beyond_a_million_numbers_an_answer_begins_late_and_is_whole() -> None:
 # -- restarts ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_engine_restarts_fifty_times() -> None:
-    async def test() -> None:
-        rng = random.Random(50)
-        async with circuit(batches=2 * JOURNAL) as (bus, engine), routers(bus) as (router,):
-            await router.rebuild()
-            for life in range(1, 51):
-                engine.restart()
-                await engine.publish(rng.randint(1, BUFFER - 10))
-                await eventually(lambda life=life: bus.source.stats.restarts == life, "the new life noticed")
-                await in_step(bus, engine, router)
-            assert (router.holes, router.went_back) == (0, 0)
-            assert router.view.clears == 51  # one for each life that is over, and the first event of the answer
-
-    run(test())
-
-
-def test_the_router_restarts_fifty_times() -> None:
-    async def test() -> None:
-        async with circuit(batches=2 * JOURNAL) as (bus, engine):
-            for _ in range(50):
-                async with routers(bus) as (router,):
-                    await asyncio.gather(router.rebuild(), engine.publish(20))
-                    await engine.publish(10)
-                    await in_step(bus, engine, router)
-                    assert (router.holes, router.view.clears) == (0, 1)
-            assert bus.daemon.outputs.stats[0].replay_requests["compacted"] == 50
-
-    run(test())
-
-
 def test_everything_restarts_and_batches_are_lost() -> None:
     async def test() -> None:
         rng = random.Random(51)
@@ -334,37 +302,3 @@ def test_everything_restarts_and_batches_are_lost() -> None:
             assert (faithful.holes, faithful.went_back) == (0, 0)
 
     run(test())
-
-
-@pytest.mark.parametrize("keeps_state", [True, False])
-def test_kvbus_is_killed_again_and_again(tmp_path: Path, keeps_state: bool) -> None:
-    async def test() -> None:
-        async with EnginePublisher(process.engine, process.engine_replay, bind=True) as publisher:
-            engine = Engine(publisher)
-            router = StrictRouter(process.out, process.out_replay, resumes=True)
-            try:
-                await publisher.wait_for_subscriber(PATIENCE)
-                for kill in range(4 if LONG else 2):
-                    await engine.publish(40)
-                    truth = engine.settle()
-                    await soon(router, lambda truth=truth: router.blocks == truth, f"exact after {kill} kills")
-                    before = router.next
-                    process.kill()
-                    await engine.publish(40)
-                    process.start()
-                    truth = engine.settle()
-                    await soon(router, lambda truth=truth: router.blocks == truth, "exact when it is back")
-                    assert router.next > before
-                assert router.went_back == 0
-                assert router.view.violations == []
-                late = StrictRouter(process.out, process.out_replay)
-                try:
-                    await late.rebuild()
-                    assert late.blocks == truth
-                finally:
-                    late.close()
-            finally:
-                router.close()
-
-    with killed_at_the_end(Process(tmp_path, keeps_state=keeps_state)) as process:
-        run(test())
