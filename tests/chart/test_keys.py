@@ -11,8 +11,8 @@ import pytest
 from kvbus.transport import curve
 from tests.chart.charts import render
 from tests.doubles.bus import eventually
+from tests.doubles.kvbus_process import Command
 from tests.ports import ports_in_a_row
-from tests.system.test_run import Command
 
 pytestmark = pytest.mark.slow
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -10,12 +11,17 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
+
+import uvloop
 
 from kvbus.common.errors import ExitCode
-from tests.ports import free_port, ports_in_a_row
+from kvbus.transport.engine.publisher import EnginePublisher
+from tests.doubles.bus import eventually
+from tests.doubles.socket_routers import RouterOnASet
+from tests.ports import free_port, free_ports, ports_in_a_row
 
 
 class KvbusProcess:
@@ -196,3 +202,110 @@ def killed_at_the_end(process: Process) -> Iterator[Process]:
         yield process
     finally:
         process.kill()
+
+
+def run_async(main: Any) -> None:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main)
+
+
+class Command:
+    """One ``kvbus`` process; ended by its own id, whatever happens. What it says is in `said`."""
+
+    def __init__(self, directory: Path, *args: str, name: str = "kvbus") -> None:
+        env = {key: value for key, value in os.environ.items() if not key.startswith("KVBUS_")}
+        env["XDG_RUNTIME_DIR"] = str(directory)  # marks of the numbering are kept there
+        env["STATE_DIRECTORY"] = str(directory)
+        self._log = directory / f"{name}.log"
+        self._out = directory / f"{name}.out"
+        with self._log.open("wb") as log, self._out.open("wb") as out:
+            self.process = subprocess.Popen([sys.executable, "-m", "kvbus", *args], env=env, stderr=log, stdout=out)
+
+    @property
+    def said(self) -> str:
+        return self._log.read_text()
+
+    @property
+    def printed(self) -> str:
+        return self._out.read_text()
+
+    def ended(self, patience: float = 60) -> int:
+        return self.process.wait(patience)
+
+    async def ends(self, patience: float = 60) -> int:
+        await eventually(lambda: self.process.poll() is not None, f"the end: {self.said}", patience)
+        return self.process.wait(1)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(60)
+
+
+class Place:
+    """Endpoints on free ports, and the configuration of a bus on them."""
+
+    def __init__(self, directory: Path, **settings: Any) -> None:
+        ports = free_ports(5)
+        self.directory = directory
+        self.engine, self.engine_replay, self.out, self.out_replay = (f"tcp://127.0.0.1:{port}" for port in ports[:4])
+        self.http = f"127.0.0.1:{ports[4]}"
+        self.config = {
+            "sources": [{"endpoint": self.engine, "replay_endpoint": self.engine_replay}],
+            "outputs": [{"endpoint": self.out, "replay_endpoint": self.out_replay, "heartbeat": 0}],
+            "http": self.http,
+            "probe_interval": 0.2,
+            "log_format": "text",
+            "state_dir": None,
+            **settings,
+        }
+
+    def start(self) -> Command:
+        file = self.directory / "kvbus.yaml"
+        file.write_text(json.dumps(self.config))  # JSON is YAML
+        return Command(self.directory, "run", "-c", str(file))
+
+    def get(self, path: str) -> tuple[int, str]:
+        """Status and body; 0 while nobody answers."""
+        try:
+            with urllib.request.urlopen(f"http://{self.http}{path}", timeout=60) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+        except OSError:
+            return 0, ""
+
+    async def ready(self, command: Command) -> None:
+        def there() -> bool:
+            assert command.process.poll() is None, command.said
+            return self.get("/readyz")[0] == 200
+
+        await eventually(there, "a bus that is ready")
+
+    async def subscribed(self) -> None:
+        """Until then what is published goes to nobody."""
+        there = 'kvbus_output_subscribers{output="routers"} 1.0'
+        await eventually(lambda: there in self.get("/metrics")[1], "a router's subscription")
+
+    def sources(self) -> list[dict[str, Any]]:
+        return list(json.loads(self.get("/sources")[1]))
+
+
+@contextlib.asynccontextmanager
+async def engine_at(place: Place) -> AsyncIterator[EnginePublisher]:
+    async with EnginePublisher(place.engine, place.engine_replay, bind=True) as engine:
+        await engine.wait_for_subscriber(60)
+        yield engine
+
+
+@contextlib.contextmanager
+def router_at(place: Place) -> Iterator[RouterOnASet]:
+    router = RouterOnASet(place.out, place.out_replay)
+    router.subscribe()
+    try:
+        yield router
+    finally:
+        router.close()

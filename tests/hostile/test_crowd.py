@@ -19,10 +19,10 @@ import zmq
 
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.bus import eventually
+from tests.doubles.kvbus_process import Command, Place, engine_at, run_async
 from tests.doubles.payloads import payload, removed, store
 from tests.doubles.socket_routers import RouterOnASet
 from tests.hostile.test_flood import resident
-from tests.system.test_run import Command, Place, engine_at, run_async
 
 SECONDS = float(os.environ.get("FLOOD_SECONDS", "6"))
 LONG = SECONDS >= 60

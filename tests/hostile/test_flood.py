@@ -20,9 +20,9 @@ from kvbus.transport.engine.publisher import EnginePublisher
 from tests.core.dsl import Script
 from tests.doubles.answers import reading
 from tests.doubles.bus import eventually
+from tests.doubles.kvbus_process import Place, router_at, run_async
 from tests.doubles.payloads import batch, payload, removed, store
 from tests.doubles.socket_routers import RouterOnASet
-from tests.system.test_run import Place, router_at, run_async
 
 SECONDS = float(os.environ.get("FLOOD_SECONDS", "1"))
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from kvbus.core.wire.frames import END_SEQ
 from tests.doubles.bus import eventually
+from tests.doubles.kvbus_process import Place, engine_at, router_at, run_async
 from tests.doubles.payloads import pack, payload, store, unpack
 from tests.hostile.bad import BATCHES, FIELDS, FRAMES, with_field
-from tests.system.test_run import Place, engine_at, router_at, run_async
 
 MARK = 0xF0F00000
 SECRET = "XYZZY"

@@ -10,10 +10,10 @@ import zmq
 
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.bus import eventually
+from tests.doubles.kvbus_process import Place, engine_at, router_at, run_async
 from tests.doubles.payloads import payload, removed, store
 from tests.doubles.socket_routers import RouterOnASet
 from tests.hostile.bad import BATCHES, FRAMES
-from tests.system.test_run import Place, engine_at, router_at, run_async
 
 
 def rejected(place: Place) -> dict[str, int]:

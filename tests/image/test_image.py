@@ -17,9 +17,9 @@ import uvloop
 from kvbus.tools.capture.play import Faults, play
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.bus import eventually
+from tests.doubles.kvbus_process import Place
 from tests.doubles.socket_routers import RouterOnASet
 from tests.image.conftest import IMAGE, SECURE, Podman
-from tests.system.test_run import Place
 from tests.wire.captures import load, matches_truth
 
 ROOT: Final = Path(__file__).parents[2]

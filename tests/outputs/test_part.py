@@ -8,11 +8,11 @@ import pytest
 
 from kvbus.config import parts
 from tests.doubles.bus import eventually
+from tests.doubles.kvbus_process import Place, engine_at, run_async
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import store
 from tests.outputs.example.install import install
 from tests.system.test_check import kvbus
-from tests.system.test_run import Place, engine_at, run_async
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ from kvbus.cli import main
 from kvbus.common.errors import ConfigError
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.bus import eventually, running_bus
+from tests.doubles.kvbus_process import Command
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import store
 from tests.security.keys import Keyring
-from tests.system.test_run import Command
 
 
 async def test_with_keys_they_read_it(tmp_path: Path) -> None:

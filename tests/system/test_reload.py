@@ -21,13 +21,13 @@ from kvbus.http.tokens import line_of, new_token
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.bus import change_sources, eventually
 from tests.doubles.config_map import Volume
+from tests.doubles.kvbus_process import Command, Place, run_async
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import store
 from tests.doubles.runtimes import runtime_of
 from tests.doubles.socket_routers import RouterOnASet
 from tests.ports import ports_in_a_row
 from tests.security.keys import Keyring
-from tests.system.test_run import Command, Place, run_async
 from tests.typed import there
 
 log = logging.getLogger("tests.fleet")

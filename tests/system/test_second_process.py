@@ -18,12 +18,12 @@ from kvbus.state import sqlite, writer
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.bus import eventually
 from tests.doubles.engine import Engine
+from tests.doubles.kvbus_process import Command, Place, run_async
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import store
 from tests.doubles.socket_routers import StrictRouter, soon
 from tests.ports import free_ports
 from tests.state.left import rows
-from tests.system.test_run import Command, Place, run_async
 
 BUFFER = 50
 """Batches the engine can replay: far fewer than it has sent."""

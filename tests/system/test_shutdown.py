@@ -14,9 +14,10 @@ import zmq
 
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.bus import eventually, running_bus
+from tests.doubles.kvbus_process import Command, Place, engine_at, run_async
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import store
-from tests.system.test_run import PATIENT, Command, Place, engine_at, run_async
+from tests.system.test_run import PATIENT
 from tests.transport.loops import END
 
 COUNT = 1500

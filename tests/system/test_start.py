@@ -19,9 +19,9 @@ from kvbus.common.errors import UnsupportedError
 from kvbus.transport import sockets
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.bus import eventually
+from tests.doubles.kvbus_process import Command, Place, engine_at, run_async
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import store
-from tests.system.test_run import Command, Place, engine_at, run_async
 
 
 def own_mounts() -> bool:

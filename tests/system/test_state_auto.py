@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.doubles.bus import eventually
-from tests.system.test_run import Command, Place, run_async
+from tests.doubles.kvbus_process import Command, Place, run_async
 from tests.system.test_second_process import BUFFER, forgetful_engine
 from tests.system.test_start import own_mounts
 
