@@ -50,7 +50,7 @@ async def test_one_clause_can_be_chosen_and_nobody_there_is_a_failure(tmp_path):
 NEVER_ASKS = f"""
 import json, sys
 sys.path.insert(0, {str(Path(__file__).parents[2])!r})
-from tests.doubles.never_asks import NeverAsks
+from tests.doubles.socket_routers import NeverAsks
 router = NeverAsks([stream["live"] for stream in json.loads(input())["streams"]])
 for line in sys.stdin:
     print(json.dumps({{"held": list(router.read())}}), flush=True)
