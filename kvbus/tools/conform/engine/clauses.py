@@ -129,6 +129,13 @@ class Ledger:
             entry.message, entry.level, entry.evidence = message, level, evidence
         entry.broken += 1
 
+    def judge(self, number: str, wrong: str, *evidence: Evidence, level: Level | None = None) -> None:
+        """Note what is wrong by a clause. An empty text means that the clause was kept."""
+        if wrong:
+            self.broken(number, wrong, *evidence, level=level)
+        else:
+            self.kept(number)
+
     def unseen(self, number: str, why: str) -> None:
         """A clause could not be seen for a reason of this run."""
         self._entries[number].unseen = why

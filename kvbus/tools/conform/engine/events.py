@@ -148,10 +148,7 @@ class EventReader:
             wrong = f"has {type(ts).__name__} {ts!r:.30} for its time, and no float"
         elif rank is not None and (not isinstance(rank, int) or isinstance(rank, bool)):
             wrong = f"has {type(rank).__name__} for its rank"
-        if wrong:
-            self._ledger.broken("6.1", f"batch {seq} {wrong}", shown)
-        else:
-            self._ledger.kept("6.1")
+        self._ledger.judge("6.1", f"batch {seq} {wrong}" if wrong else "", shown)
 
     def _events(self, raws: list[msgspec.Raw], seq: int) -> Iterator[Event]:
         for at, raw in enumerate(raws):
@@ -199,10 +196,7 @@ class EventReader:
         medium = fields.get("medium")
         if isinstance(medium, str):
             name = medium.upper()
-            if name in _MEDIA:
-                self._ledger.kept("9.1")
-            else:
-                self._ledger.broken("9.1", f"{where} is on {medium!r:.40}", shown)
+            self._ledger.judge("9.1", "" if name in _MEDIA else f"{where} is on {medium!r:.40}", shown)
         elif medium is not None:
             self._ledger.broken("9.1", f"{where} has {type(medium).__name__} for its medium", shown)
             name = "GPU"
@@ -226,23 +220,20 @@ class EventReader:
     def _check_ranges(self, fields: dict[Any, Any], where: str, shown: Evidence) -> None:
         for name, most in _RANGES.items():
             value = fields.get(name)
-            if value is None:
-                continue
-            if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most:
-                self._ledger.kept("12.3")
-            else:
-                self._ledger.broken("12.3", f"{where} has {name} {value!r:.40}", shown)
+            if value is not None:
+                sound = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most
+                self._ledger.judge("12.3", "" if sound else f"{where} has {name} {value!r:.40}", shown)
 
     def _check_keys(self, keys: frozenset[str], where: str, shown: Evidence) -> None:
         before, self._keys = self._keys, keys | self._keys
         if not before:
             return
+        wrong = ""
         if missing := before - keys:
-            self._ledger.broken("6.3", f"{where} leaves out {', '.join(sorted(missing)):.80}", shown)
+            wrong = f"{where} leaves out {', '.join(sorted(missing)):.80}"
         elif more := keys - before:
-            self._ledger.broken("6.3", f"{where} has {', '.join(sorted(more)):.80}, which stores before had not", shown)
-        else:
-            self._ledger.kept("6.3")
+            wrong = f"{where} has {', '.join(sorted(more)):.80}, which stores before had not"
+        self._ledger.judge("6.3", wrong, shown)
 
     def _hashes(self, event: Event, fields: dict[Any, Any], shown: Evidence) -> bool:
         """Read the hashes; False where the event names no blocks."""
@@ -268,10 +259,9 @@ class EventReader:
             self._kinds.add(type(value))
             if len(self._kinds) > 1:
                 wrong = "hashes of another kind than those before"
+        self._ledger.judge("6.6", f"{where} has {wrong}" if wrong else "", shown)
         if wrong:
-            self._ledger.broken("6.6", f"{where} has {wrong}", shown)
             return None
-        self._ledger.kept("6.6")
         return value if isinstance(value, bytes) else value % 2**64
 
     def _store(self, event: Event, fields: dict[Any, Any], shown: Evidence) -> None:
@@ -281,42 +271,35 @@ class EventReader:
             event.parent = self._hash(parent, where, shown)
         event.block_size = size if isinstance(size, int) and not isinstance(size, bool) else 0
         event.tokens = tokens if isinstance(tokens, list) else []
-        if not isinstance(tokens, list) or event.block_size <= 0:
-            what = "no token_ids" if not isinstance(tokens, list) else f"a block_size of {size!r:.20}"
-            ledger.broken("6.4", f"{where} has {what}", shown)
+        wrong = ""
+        if not isinstance(tokens, list):
+            wrong = f"{where} has no token_ids"
+        elif event.block_size <= 0:
+            wrong = f"{where} has a block_size of {size!r:.20}"
         elif not event.hashes:
-            ledger.broken("6.4", f"{where} stores no block: its block_hashes are empty", shown)
-        else:
-            ledger.kept("6.4")
+            wrong = f"{where} stores no block: its block_hashes are empty"
+        ledger.judge("6.4", wrong, shown)
         event.apart = [fields[key] for key in _APART if fields.get(key) is not None]
         extra = fields.get("extra_keys")
         event.extras = extra if isinstance(extra, list) and len(extra) == len(event.hashes) else []
         self._check_tokens(event, shown)
         known = self._sizes.setdefault(event.place[0], event.block_size)
-        if known == event.block_size:
-            ledger.kept("8.2")
-        else:
-            group = "" if event.place[0] is None else f" of group {event.place[0]}"
-            ledger.broken("8.2", f"{where}{group} has block_size {event.block_size} behind {known}", shown)
+        group = "" if event.place[0] is None else f" of group {event.place[0]}"
+        wrong = f"{where}{group} has block_size {event.block_size} behind {known}"
+        ledger.judge("8.2", "" if known == event.block_size else wrong, shown)
 
     def _check_tokens(self, event: Event, shown: Evidence) -> None:
         if not event.tokens:
             return
         wanted = len(event.hashes) * event.block_size
-        if len(event.tokens) == wanted:
-            self._ledger.kept("6.5")
-        else:
-            text = f"{event.where} has {len(event.tokens)} tokens for {len(event.hashes)} blocks of {event.block_size}"
-            self._ledger.broken("6.5", text, shown)
+        text = f"{event.where} has {len(event.tokens)} tokens for {len(event.hashes)} blocks of {event.block_size}"
+        self._ledger.judge("6.5", "" if len(event.tokens) == wanted else text, shown)
         pairs = isinstance(event.tokens[0], list)
         flat = (
             [token for pair in event.tokens for token in pair] if pairs and _are_pairs(event.tokens) else event.tokens
         )
         wrong = next((each for each in flat if type(each) is not int or not 0 <= each <= _MAX_TOKEN), None)
-        if wrong is None:
-            self._ledger.kept("6.9")
-        else:
-            self._ledger.broken("6.9", f"{event.where} has the token {wrong!r:.40}", shown)
+        self._ledger.judge("6.9", "" if wrong is None else f"{event.where} has the token {wrong!r:.40}", shown)
 
 
 def _are_pairs(tokens: list[Any]) -> bool:

@@ -73,26 +73,24 @@ class AnswerJudge:
         self._numbers(answer, batches)
         empty = sum(self._is_empty(each) and each.seq not in heartbeats for each in batches)
         if len(batches) >= LONG:
-            if empty * 2 > len(batches):
-                self._ledger.broken("4.6", f"{empty} of {len(batches)} messages of an answer are empty batches")
-            else:
-                self._ledger.kept("4.6")
+            filled = f"{empty} of {len(batches)} messages of an answer are empty batches"
+            self._ledger.judge("4.6", filled if empty * 2 > len(batches) else "")
 
     def _frames(self, answer: Answer) -> None:
-        ledger = self._ledger
         wanted = 3 + answer.delimited
         for frames in answer.messages:
             shown = [Evidence(f"frame {at}", frame) for at, frame in enumerate(frames[:5])]
             is_end = any(frame[:8] == END_SEQ for frame in frames[-2:])
             if len(frames) != wanted or (answer.delimited and frames[0] != b""):
                 what = "END" if is_end else "a batch of an answer"
-                ledger.broken("4.2", f"{what} has {len(frames)} frames at a DEALER, and not {wanted}", *shown)
+                wrong = f"{what} has {len(frames)} frames at a DEALER, and not {wanted}"
             elif is_end and frames[-3:] != [b"", END_SEQ, b""]:
-                ledger.broken("4.2", "END is not [empty, 8 bytes FF, empty]", *shown)
+                wrong = "END is not [empty, 8 bytes FF, empty]"
             elif not is_end and len(frames[-2]) not in {8, 24}:
-                ledger.broken("4.2", f"the sequence frame of an answer has {len(frames[-2])} bytes", *shown)
+                wrong = f"the sequence frame of an answer has {len(frames[-2])} bytes"
             else:
-                ledger.kept("4.2")
+                wrong = ""
+            self._ledger.judge("4.2", wrong, *shown)
 
     def _end(self, answer: Answer) -> None:
         if answer.ended:
@@ -184,27 +182,20 @@ def judge_late(ledger: Ledger, joined: Sequence[Message], others: Mapping[int, b
 def _compare(ledger: Ledger, view: View, live: View | None, shown: Evidence) -> None:
     if live is None:
         ledger.unseen("5.1", "too much was going on to compare a second subscriber's view")
-    elif view == live:
-        ledger.kept("5.1")
     else:
         missing, dead = len(live - view), len(view - live)
-        ledger.broken("5.1", f"of a second subscriber's {len(view)} blocks {missing} are missing, {dead} dead", shown)
+        wrong = f"of a second subscriber's {len(view)} blocks {missing} are missing, {dead} dead"
+        ledger.judge("5.1", "" if view == live else wrong, shown)
 
 
 def _batch_of_state(ledger: Ledger, message: Message, other: bytes) -> None:
     reader = EventReader(Ledger())
     meanwhile, own = reader.read(other, message.seq), EventReader(Ledger()).read(message.payload, message.seq)
-    if meanwhile is not None and meanwhile.empty:
-        ledger.kept("5.2")
-    else:
-        text = f"batch {message.seq} is one of a state, and others got events under this number"
-        ledger.broken("5.2", text, Evidence("what others got", other))
-    if own is None:
-        return
-    if len(own.events) <= STATE_EVENTS and own.size < STATE_BYTES:
-        ledger.kept("5.4")
-    else:
-        ledger.broken("5.4", f"batch {message.seq} of a state has {len(own.events):,} events in {own.size:,} bytes")
+    told = f"batch {message.seq} is one of a state, and others got events under this number"
+    ledger.judge("5.2", "" if meanwhile is not None and meanwhile.empty else told, Evidence("what others got", other))
+    if own is not None:
+        size = f"batch {message.seq} of a state has {len(own.events):,} events in {own.size:,} bytes"
+        ledger.judge("5.4", size if len(own.events) > STATE_EVENTS or own.size >= STATE_BYTES else "")
 
 
 _HEARTBEATS: Final = 20_000

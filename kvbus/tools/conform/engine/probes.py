@@ -85,13 +85,14 @@ class Asking:
         async with Asker(self._replay, curve=self._curve) as asker:
             asker.ask(start.to_bytes(8, "big"))
             await self._read(asker, answer, _SHORT)
-        if not answer.messages:
-            self._judge.ledger.broken("4.1", f"a request without the empty frame got no answer in {_SHORT:g} s")
-        elif answer.ended and len(answer.messages[-1]) <= 3:
-            self._judge.ledger.kept("4.1")
+        last = answer.messages[-1] if answer.messages else []
+        if not last:
+            wrong = f"a request without the empty frame got no answer in {_SHORT:g} s"
         else:
-            shown = [Evidence(f"frame {at}", frame) for at, frame in enumerate(answer.messages[-1][:4])]
-            self._judge.ledger.broken("4.1", "a request without the empty frame was not answered in kind", *shown)
+            in_kind = answer.ended and len(last) <= 3
+            wrong = "" if in_kind else "a request without the empty frame was not answered in kind"
+        shown = [Evidence(f"frame {at}", frame) for at, frame in enumerate(last[:4])]
+        self._judge.ledger.judge("4.1", wrong, *shown)
 
     async def _beside_silent_ones(self) -> None:
         """Some ask and do not read; one asks and reads; then one of the silent ones reads after all."""
@@ -104,10 +105,8 @@ class Asking:
                 silent.append(asker)
             await asyncio.sleep(_HOLD_S)
             healthy = await self.ask(0)
-            if healthy is not None and healthy.ended:
-                self._judge.ledger.kept("4.8")
-            else:
-                self._judge.ledger.broken("4.8", f"beside {_SILENT} silent requesters an answer had no END")
+            wrong = f"beside {_SILENT} silent requesters an answer had no END"
+            self._judge.ledger.judge("4.8", "" if healthy is not None and healthy.ended else wrong)
             answer = Answer(0, slow=True)
             await self._read(silent[0], answer, TIMEOUT)
             self._judge.answer(answer)
@@ -237,11 +236,8 @@ class Api:
         await self._complete(client, first)
         await asyncio.sleep(AT_ONCE_S / 3)
         # engines compute the last block once more, for the sake of its last token: a copy
-        if blocks.stored_again > 1:
-            text = f"a prompt that was sent twice stored {blocks.stored_again} of its live blocks again"
-            self.judge.ledger.broken("7.3", text)
-        else:
-            self.judge.ledger.kept("7.3")
+        wrong = f"a prompt that was sent twice stored {blocks.stored_again} of its live blocks again"
+        self.judge.ledger.judge("7.3", wrong if blocks.stored_again > 1 else "")
         gate = asyncio.Semaphore(_TOGETHER)
 
         async def one(number: int) -> None:
@@ -294,10 +290,8 @@ class Api:
         if not live:
             raise ApiError(f"{what}: no block was live")
         at_once = await _until(lambda: blocks.clears > before, AT_ONCE_S)
-        if at_once:
+        if at_once or not len(blocks):  # by removals
             self.judge.ledger.kept("11.2")
-        elif not len(blocks):
-            self.judge.ledger.kept("11.2")  # by removals
         if what != "POST /sleep":
             await self._complete(client, self._prompt(0))
             await asyncio.sleep(AT_ONCE_S / 3)

@@ -52,10 +52,9 @@ class Contents:
         ledger = self._ledger
         key = (event.place[0], block)
         before = self._prefix.get(key)
-        if before is not None and before != prefix:
-            ledger.broken("6.7", f"{event.where} has a hash that named another prefix before", event.evidence)
-        elif before is not None:
-            ledger.kept("6.7")
+        if before is not None:
+            another = f"{event.where} has a hash that named another prefix before"
+            ledger.judge("6.7", "" if before == prefix else another, event.evidence)
         if len(self._prefix) >= MAX_BLOCKS:
             return
         self._prefix.setdefault(key, prefix)
@@ -64,10 +63,8 @@ class Contents:
             ledger.kept("6.7")  # the same tokens behind another prefix have another hash
         known = self._named.get(prefix)
         if known is not None and known[1] != self._epoch:
-            if known[0] == block:
-                ledger.kept("6.8")
-            else:
-                ledger.broken("6.8", f"{event.where} has another hash than before the restart", event.evidence)
+            another = f"{event.where} has another hash than before the restart"
+            ledger.judge("6.8", "" if known[0] == block else another, event.evidence)
         self._named[prefix] = (block, self._epoch)
 
 
@@ -198,11 +195,9 @@ class Blocks:
             self._ledger.kept("7.1")
             if any(block in other.stores for place, other in self._tables.items() if place[0] == event.place[0]):
                 self._ledger.kept("9.2")
-            if table.children.get(block):
-                text = f"{event.where} removes a block before its {table.children[block]} live children"
-                self._ledger.broken("6.12", text, event.evidence, level=Level.SHOULD)
-            else:
-                self._ledger.kept("6.12")
+            children = table.children.get(block)
+            wrong = f"{event.where} removes a block before its {children} live children" if children else ""
+            self._ledger.judge("6.12", wrong, event.evidence, level=Level.SHOULD)
 
     def _check_copies(self, event: Event, at: int, stores: int) -> None:
         ledger = self._ledger
@@ -276,15 +271,12 @@ def parse(frames: Sequence[bytes], ledger: Ledger) -> Message | None:
         return None
     ledger.kept("2.1")
     topic, seq, payload = frames
-    if len(seq) not in {8, 24}:
-        ledger.broken("2.2", f"a sequence frame has {len(seq)} bytes", Evidence("sequence frame", seq))
-        return None
     number = int.from_bytes(seq[:8], "big")
-    if number >= SEQ_END:
-        ledger.broken("2.2", f"the number {number} is not below 2^63", Evidence("sequence frame", seq))
-        return None
-    ledger.kept("2.2")
-    return Message(topic, number, payload, seq[8:])
+    wrong = f"the number {number} is not below 2^63" if number >= SEQ_END else ""
+    if len(seq) not in {8, 24}:
+        wrong = f"a sequence frame has {len(seq)} bytes"
+    ledger.judge("2.2", wrong, Evidence("sequence frame", seq))
+    return None if wrong else Message(topic, number, payload, seq[8:])
 
 
 class Stream:

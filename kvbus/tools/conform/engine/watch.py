@@ -285,11 +285,12 @@ class Watch:
         if state > 1 and self._target.replay is not None:
             answer = await self._asking.ask(joined[0].seq + 1)
             first = answer.batches[0] if answer is not None and answer.batches else None
-            if first is not None and self.judge.clears_first(first):
-                self.judge.ledger.kept("5.3")
-            else:
-                shown = [] if first is None else [Evidence(f"payload of batch {first.seq}", first.payload)]
-                self.judge.ledger.broken("5.3", "a replay from inside a state did not bring the state", *shown)
+            brings = first is not None and self.judge.clears_first(first)
+            wrong = "" if brings else "a replay from inside a state did not bring the state"
+            shown = [] if first is None else [Evidence(f"payload of batch {first.seq}", first.payload)]
+            self.judge.ledger.judge(
+                "5.3", "" if first is not None and self.judge.clears_first(first) else wrong, *shown
+            )
 
     async def _at_one(self, late: Tap) -> tuple[list[Message], View | None]:
         """Wait until both subscribers have come equally far; return what the late one got, and the view then."""
