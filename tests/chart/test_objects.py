@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kvbus.transport import curve
-from tests.chart.charts import CASES, CHART, ROOT, Values, container, containers, helm, load, render
+from tests.chart.charts import CASES, CHART, ROOT, Values, containers, helm, load, render
 
 SELECTOR = {"app.kubernetes.io/name": "kvbus", "app.kubernetes.io/instance": "demo"}
 AGGREGATOR: Values = {
@@ -71,13 +71,6 @@ def test_kvbus_is_a_native_sidecar_before_everything_else() -> None:
     assert [each["name"] for each in spec["initContainers"]] == ["kvbus"]
     assert spec["initContainers"][0]["restartPolicy"] == "Always"
     assert [each["name"] for each in spec["containers"]] == ["engine"]
-
-
-def test_or_an_ordinary_container() -> None:
-    spec = render({"kvbus": {"native": False}}).pod["spec"]
-    assert "initContainers" not in spec
-    assert [each["name"] for each in spec["containers"]] == ["engine", "kvbus"]
-    assert "restartPolicy" not in container({"spec": spec}, "kvbus")
 
 
 @pytest.mark.parametrize(("mode", "kind"), [("deployment", "Deployment"), ("daemonset", "DaemonSet")])

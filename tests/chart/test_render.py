@@ -114,7 +114,7 @@ def told(release: Release, tmp_path: Path) -> Config:
     if (text := release.file()) is not None:
         path = tmp_path / "kvbus.yaml"
         path.write_text(text)
-        assert release.kvbus["args"] == ["run", "-c", "/etc/kvbus/kvbus.yaml"]
+        assert release.kvbus["args"] == ["run", "/etc/kvbus/kvbus.yaml"]
     else:
         assert release.kvbus["args"] == ["run"]
     return load(path, env=release.environment(), overrides={})

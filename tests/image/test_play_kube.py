@@ -1,43 +1,52 @@
-"""The chart's pod, run by podman: kvbus and its engine as rendered, and what the engine published comes out exact."""
+"""A pod of kvbus and an engine, run by podman from the image: routers rebuild exactly what the engine published."""
 
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from ruamel.yaml import YAML
 
 from tests.doubles.bus import eventually
 from tests.image.conftest import IMAGE, Podman
 from tests.wire.captures import DATA, load, truth
 
-pytest.importorskip("helm_python", reason="helm-python-sdk is not installed (.ci/run installs it from .ci/tools.lock)")
 pytestmark = [pytest.mark.slow]
 
-HELM: Final = Path(__file__).parents[2] / "helm"
-VALUES: Final = HELM / "kvbus" / "ci" / "podman-values.yaml"
 ANY_HOST: Final = "tcp://127.0.0.1:"
 
 Key = tuple[int | None, str, int | str]
 
 
-def rendered(name: str, **engine: Any) -> dict[str, Any]:
-    """The pod that the chart makes of the values kept for this, under a name of its own."""
-    spec = importlib.util.spec_from_file_location("plain_pod", HELM / "plain_pod.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    values = YAML(typ="safe", pure=True).load(VALUES.read_text())
-    values["engine"] |= engine
-    pod: dict[str, Any] = module.plain_pod(values, name)
+HARDENED: Final = {
+    "readOnlyRootFilesystem": True,
+    "runAsNonRoot": True,
+    "allowPrivilegeEscalation": False,
+    "capabilities": {"drop": ["ALL"]},
+}
+SOURCE: Final = ("--endpoint=tcp://127.0.0.1:15557", "--replay-endpoint=tcp://127.0.0.1:15657")
+
+
+def pod_of(name: str, *engine: str) -> dict[str, Any]:
+    """Return a pod of kvbus and a container with these arguments of kvbus as its engine."""
+    settings = ["sources[0].bind=true", "http=127.0.0.1:9477", "state_dir=/var/lib/kvbus"]
+    listen = ["--source", "tcp://127.0.0.1:15557,tcp://127.0.0.1:15657", "--output", "tcp://*:5657,tcp://*:5658"]
+    run = ["run", *listen, *(f"--set={setting}" for setting in settings)]
+    both = {"image": IMAGE, "imagePullPolicy": "Never", "securityContext": HARDENED}
+    state = {"name": f"{name}-state", "mountPath": "/var/lib/kvbus"}
+    captures = {"name": "captures", "mountPath": "/captures", "readOnly": True}
+    containers = [
+        {"name": "kvbus", "args": run, "volumeMounts": [state], **both},
+        {"name": "engine", "args": list(engine), "volumeMounts": [captures], **both},
+    ]
     # podman keeps an emptyDir as a volume of that name, pod or no pod
-    return dict(json.loads(json.dumps(pod).replace("kvbus-state", f"{name}-state")))
+    volumes = [{"name": f"{name}-state", "emptyDir": {}}, {"name": "captures", "hostPath": {"path": str(DATA)}}]
+    spec = {"containers": containers, "volumes": volumes, "terminationGracePeriodSeconds": 60}
+    spec["securityContext"] = {"runAsUser": 65532, "runAsGroup": 65532, "fsGroup": 65532}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
 
 
 class Pod:
@@ -93,31 +102,16 @@ def pod(podman: Podman, name: str, tmp_path: Path, request: pytest.FixtureReques
 
 
 def with_simulated_engine(name: str) -> dict[str, Any]:
-    """As it is, only that the engine falls idle after some requests."""
-    return rendered(name, extraArgs=["--requests=60", "--rate=200", "--subscribers=1"])
+    """Return the pod with an engine that falls idle after some requests."""
+    return pod_of(name, "sim", *SOURCE, "--requests=60", "--rate=200", "--subscribers=1")
 
 
 CAPTURE: Final = "vllm033_map_int"
 
 
 def with_capture(name: str) -> dict[str, Any]:
-    """The same pod, whose engine plays what a real one once sent."""
-    pod = rendered(name)
-    (engine,) = [container for container in pod["spec"]["containers"] if container["name"] == "engine"]
-    places = [arg for arg in engine["args"] if arg.startswith(("--endpoint=", "--replay-endpoint="))]
-    assert len(places) == 2
-    engine["args"] = ["play", f"/captures/{CAPTURE}.jsonl", *places, "--subscribers=1", "--rate=2000"]
-    engine["volumeMounts"] = [{"name": "captures", "mountPath": "/captures", "readOnly": True}]
-    pod["spec"].setdefault("volumes", []).append({"name": "captures", "hostPath": {"path": str(DATA)}})
-    return pod
-
-
-def test_it_is_the_image_under_test_and_the_restricted_kind_of_pod() -> None:
-    pod = rendered("any")
-    containers = {container["name"]: container for container in pod["spec"]["containers"]}
-    assert {container["image"] for container in containers.values()} == {IMAGE}
-    assert containers["kvbus"]["securityContext"]["readOnlyRootFilesystem"] is True
-    assert containers["kvbus"]["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    """Return the pod with an engine that plays what a real one once sent."""
+    return pod_of(name, "play", f"/captures/{CAPTURE}.jsonl", *SOURCE, "--subscribers=1", "--rate=2000")
 
 
 @pytest.mark.parametrize("pod", [with_capture], indirect=True)

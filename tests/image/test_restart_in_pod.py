@@ -1,4 +1,4 @@
-"""kvbus killed in the chart's pod: the state is in the pod, not in the container, so routers notice a pause."""
+"""kvbus killed in a pod: the state is in the pod, not in the container, so routers notice a pause."""
 
 from __future__ import annotations
 

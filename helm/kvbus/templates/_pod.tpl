@@ -4,9 +4,7 @@
 {{- if eq .Values.mode "worker" -}}
 {{- include "kvbus.pod" (list . (include "kvbus.bare" .)) -}}
 {{- else -}}
-{{- /* alone in its pod kvbus is an ordinary container */ -}}
-{{- $values := mergeOverwrite (deepCopy .Values) (dict "kvbus" (dict "native" false)) -}}
-{{- include "kvbus.pod" (list (dict "Values" $values "Release" .Release "Chart" .Chart) (include "kvbus.bare" .)) -}}
+{{- include "kvbus.pod" (list . (include "kvbus.bare" .) "alone") -}}
 {{- end -}}
 {{- end -}}
 

@@ -4,6 +4,8 @@ your template of what used to stand under `template:`.
 
   template:
     {{- include "kvbus.pod" (list . (include "my.pod" .)) | nindent 4 }}
+
+kvbus is a native sidecar. A third element "alone" makes it an ordinary container, for a pod without an engine.
 */ -}}
 {{- define "kvbus.pod" -}}
 {{- $root := index . 0 -}}
@@ -18,12 +20,13 @@ your template of what used to stand under `template:`.
 {{- $_ := set $metadata "annotations" (merge . ($metadata.annotations | default dict)) -}}
 {{- end -}}
 {{- $_ := set $pod "metadata" $metadata -}}
-{{- $sidecar := include "kvbus.sidecar" $root | fromYamlArray -}}
-{{- if $root.Values.kvbus.native -}}
-{{- /* first: what other init containers do is not worth waiting for, and the engine comes after all of them anyway */ -}}
-{{- $_ := set $pod.spec "initContainers" (concat $sidecar ($pod.spec.initContainers | default list)) -}}
+{{- if has "alone" . -}}
+{{- $container := include "kvbus.container" (dict "root" $root "native" false) | fromYamlArray -}}
+{{- $_ := set $pod.spec "containers" (concat $pod.spec.containers $container) -}}
 {{- else -}}
-{{- $_ := set $pod.spec "containers" (concat $pod.spec.containers $sidecar) -}}
+{{- /* first: kvbus waits for no other init container, and the engine starts after all of them */ -}}
+{{- $sidecar := include "kvbus.sidecar" $root | fromYamlArray -}}
+{{- $_ := set $pod.spec "initContainers" (concat $sidecar ($pod.spec.initContainers | default list)) -}}
 {{- end -}}
 {{- with include "kvbus.volumes" $root | fromYamlArray -}}
 {{- $_ := set $pod.spec "volumes" (concat ($pod.spec.volumes | default list) .) -}}

@@ -1,5 +1,5 @@
 {{- /*
-kvbus as one element of a pod's initContainers (native) or containers:
+kvbus as one element of a pod's initContainers:
 
   initContainers:
     {{- include "kvbus.sidecar" . | nindent 4 }}
@@ -7,7 +7,7 @@ kvbus as one element of a pod's initContainers (native) or containers:
     {{- include "kvbus.volumes" . | nindent 4 }}
 */ -}}
 {{- define "kvbus.sidecar" -}}
-{{- include "kvbus.container" (dict "root" . "native" .Values.kvbus.native) -}}
+{{- include "kvbus.container" (dict "root" . "native" true) -}}
 {{- end -}}
 
 {{- /*
@@ -30,7 +30,7 @@ none of them may depend on the engine or on the health of its stream.
   restartPolicy: Always
   {{- end }}
   {{- if eq $v.configFrom "configMap" }}
-  args: [run, -c, /etc/kvbus/kvbus.yaml]
+  args: [run, /etc/kvbus/kvbus.yaml]
   {{- else }}
   args: [run]
   {{- end }}
