@@ -1,4 +1,4 @@
-"""The ``kvbus`` command. Each subcommand is a module with a click command ``command``, imported on use."""
+"""The ``kvbus`` command. A subcommand is a click command in a module, which is imported on use."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ except ModuleNotFoundError as error:
     ) from error
 
 _SUBCOMMANDS = (
-    Subcommand("run", "Run the bus."),
+    Subcommand("run", "Run the bus.", "run"),
     Subcommand("demo", "Engines, bus and routers on this machine, live."),
-    Subcommand("check", "Validate a configuration and print it in full."),
+    Subcommand("check", "Validate a configuration and print it in full.", "run"),
     Subcommand("doctor", "Find out what is wrong, and what to do."),
     Subcommand("top", "Watch a running bus: sources, outputs, routers."),
     Subcommand("index", "Answer which source holds the longest prefix of a prompt."),
@@ -30,8 +30,8 @@ _SUBCOMMANDS = (
     Subcommand("sim", "A synthetic engine."),
     Subcommand("conform", "Judge an engine or a router by the contract of the wire."),
     Subcommand("state", "Look at the state on disk, or remove it."),
-    Subcommand("keygen", "A key pair for CURVE."),
-    Subcommand("token", "A bearer token for the HTTP port."),
+    Subcommand("keygen", "A key pair for CURVE.", "keys"),
+    Subcommand("token", "A bearer token for the HTTP port.", "keys"),
 )
 
 

@@ -23,16 +23,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Subcommand:
-    """A subcommand before its import: ``kvbus.cli.<name>:command``, or in a package below that one."""
+    """A subcommand before its import: the click command ``name`` of the module ``home``.
+
+    Attributes:
+        name: name of the subcommand.
+        summary: its line in the list of subcommands.
+        home: its module below ``kvbus.cli``; without one, the module of its name, with the click command ``command``.
+    """
 
     name: str
     summary: str
-    package: str = "kvbus.cli"
+    home: str = ""
 
     @property
     def module(self) -> str:
         """Name of its module."""
-        return f"{self.package}.{self.name}"
+        return f"kvbus.cli.{self.home or self.name}"
+
+    @property
+    def attribute(self) -> str:
+        """Name of the click command in its module."""
+        return self.name if self.home else "command"
 
 
 class Program(click.Group):
@@ -52,7 +63,7 @@ class Program(click.Group):
         subcommand = self.subcommands.get(cmd_name)
         if subcommand is None or importlib.util.find_spec(subcommand.module) is None:
             return super().get_command(ctx, cmd_name)
-        command = importlib.import_module(subcommand.module).command
+        command = getattr(importlib.import_module(subcommand.module), subcommand.attribute)
         assert isinstance(command, click.Command)  # noqa: S101 - a bug of ours, no user error
         return command
 

@@ -1,19 +1,23 @@
-"""``kvbus run``: the daemon."""
+"""``kvbus run`` and ``kvbus check``: run the bus of a configuration, or look at the configuration."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from functools import partial
 from typing import Any
 
 import click
 
 from kvbus.cli.options import config_options, load_config
+from kvbus.common.errors import Problem
+from kvbus.config import Config
+from kvbus.config.notes import exposure, notes
 
 
 @click.command("run")
 @config_options
-def command(**flags: Any) -> None:
+def run(**flags: Any) -> None:
     """Run the bus until SIGTERM or Ctrl-C.
 
     \b
@@ -39,3 +43,50 @@ def command(**flags: Any) -> None:
     logs.setup(level=config.log_level, log_format=config.log_format)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(config, partial(load_config, **flags), file))
+
+
+@click.command("check")
+@config_options
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of YAML.")
+@click.option("--connect", is_flag=True, help="Then probe every endpoint, as kvbus doctor does.")
+@click.option("--without-keys", is_flag=True, help="Look at no file and no state_dir, for a check on another machine.")
+def check(*, as_json: bool, connect: bool, without_keys: bool, **flags: Any) -> None:
+    """Validate a configuration and print it with every default.
+
+    \b
+    Examples:
+      kvbus check kvbus.yaml
+      kvbus check kvbus.yaml --set outputs[0].layout=merged
+      KVBUS_LOG_LEVEL=debug kvbus check kvbus.yaml --json
+      kvbus check --source tcp://127.0.0.1:5557 --output 'tcp://*:5657'
+      kvbus check kvbus.yaml --connect
+
+    Packages that outputs need are loaded, files with keys, tokens and certificates are read, and a state_dir that is
+    named is written to. Whose key reads what is shown, but no key, token or salt. Options win over KVBUS_* variables,
+    those over the file, the file over the defaults. Who can reach what goes to standard error. A bad configuration
+    ends with exit code 78, and every problem is shown there at once. With --connect the findings of kvbus doctor go
+    there too, and exit code 1 says that something is wrong.
+    """  # noqa: D301 - \b is click's: keep these lines as they are
+    from kvbus.daemon.files import look  # noqa: PLC0415 - brings zmq
+    from kvbus.daemon.keys import Keys, who_reads_what  # noqa: PLC0415 - brings zmq
+
+    keys: Keys = {}
+
+    def look_here(config: Config) -> list[Problem]:
+        found, problems = look(config)
+        keys.update(found)
+        return problems
+
+    config = load_config(**flags) if without_keys else load_config(**flags, look=look_here)
+    for note in [*notes(config), *who_reads_what(config, keys)]:
+        click.echo(f"note: {note}", err=True)
+    for sentence in exposure(config):
+        click.echo(f"access: {sentence}", err=True)
+    if as_json:
+        click.echo(json.dumps(config.to_dict(), indent=2))
+    else:
+        click.echo(config.to_yaml(), nl=False)
+    if connect:
+        from kvbus.cli import doctor  # noqa: PLC0415 - brings more
+
+        doctor.show(doctor.examined(config), err=True)

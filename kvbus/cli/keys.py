@@ -1,4 +1,4 @@
-"""``kvbus keygen``: key pairs for CURVE."""
+"""``kvbus keygen`` and ``kvbus token``: key pairs for CURVE, and bearer tokens for the HTTP port."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from kvbus.transport.curve import KeyFileError, certificate, generate, read_secr
     metavar="FILE",
     help="Only print the public key of this secret key file.",
 )
-def command(*, name: str | None, directory: Path, force: bool, public_of: Path | None) -> None:
+def keygen(*, name: str | None, directory: Path, force: bool, public_of: Path | None) -> None:
     """Make a CURVE key pair: NAME.key to hand out, NAME.key_secret to keep. Print the public key.
 
     \b
@@ -71,3 +71,36 @@ def _write(path: Path, text: str, mode: int, *, force: bool) -> None:
     with os.fdopen(fd, "w", encoding="ascii") as file:
         os.fchmod(fd, mode)
         file.write(text)
+
+
+@click.command("token")
+@click.argument("name")
+@click.option("--status", is_flag=True, help="It may read what holds no content, and no token ids.")
+@click.option("-o", "--output", "path", type=click.Path(path_type=Path), metavar="FILE", help="Write the token there.")
+def token(*, name: str, status: bool, path: Path | None) -> None:
+    """Make a bearer token for the HTTP port, and print its line for http_tokens_file.
+
+    \b
+    Examples:
+      kvbus token router-a -o router-a.token >> /etc/kvbus/http/tokens
+      kvbus token prometheus --status >> /etc/kvbus/http/tokens
+
+    The line, a name and a hash, goes to standard output. The token is shown once, on standard error, or written to a
+    new file that only you may read; nobody can find it from the hash.
+    """  # noqa: D301 - \b is click's: keep these lines as they are
+    from kvbus.http.tokens import is_name, line_of, new_token  # noqa: PLC0415 - keygen needs none of it
+
+    if not is_name(name):
+        raise click.UsageError(f"{name!r} is no name: up to 63 letters, digits and . _ @ -, such as router-a")
+    fresh = new_token()
+    if path is None:
+        say(f"the token of {name}, shown this once: {fresh}")
+    else:
+        try:
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise click.UsageError(f"{path}: {error.strerror}") from error
+        with os.fdopen(fd, "w", encoding="ascii") as file:
+            file.write(f"{fresh}\n")
+        say(f"wrote {path}")
+    click.echo(line_of(name, fresh, content=not status))

@@ -1,0 +1,206 @@
+"""``kvbus conform``: which clauses of the contract of the wire an engine or a router keeps."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+import click
+
+from kvbus.cli.curve import curve_keys, curve_options
+from kvbus.cli.until import run_until_signal, say, until
+from kvbus.common.errors import ExitCode
+from kvbus.tools.conform.options import engine_options, router_options
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from kvbus.tools.conform.report import Report
+
+
+@click.group("conform")
+def command() -> None:
+    """Judge an engine or a router by the contract of the wire: a verdict for each clause.
+
+    \b
+    Examples:
+      kvbus conform engine tcp://127.0.0.1:5557 --replay tcp://127.0.0.1:5558 --api http://127.0.0.1:8000
+      kvbus conform engine stream.jsonl
+
+    The clauses are in docs/spec/kv-events.md.
+    """  # noqa: D301 - \b is click's: keep these lines as they are
+
+
+F = TypeVar("F", bound="Callable[..., Any]")
+
+
+def report_options(function: F) -> F:
+    """Add the options ``as_json``, ``strict`` and ``without_bytes`` to a command, for `deliver`."""
+    for option in (
+        click.option(
+            "--without-bytes", is_flag=True, help="Leave out the bytes that show a verdict: they may hold prompts."
+        ),
+        click.option("--strict", is_flag=True, help="A SHOULD that is broken is a failure, too."),
+        click.option("--json", "as_json", is_flag=True, help="Print JSON."),
+    ):
+        function = option(function)
+    return function
+
+
+def deliver(report: Report, *, as_json: bool, strict: bool, without_bytes: bool) -> NoReturn:
+    """Print a report, and end with its exit code."""
+    from kvbus.tools.conform import report as forms  # noqa: PLC0415 - brings rich
+
+    if without_bytes:
+        report = report.without_bytes()
+    if as_json:
+        click.echo(forms.as_json(report), nl=False)
+    else:
+        forms.print_table(report, sys.stdout)
+    raise click.exceptions.Exit(int(report.exit_code(strict=strict)))
+
+
+@command.command("engine", short_help="Judge the stream and the replay of an engine.")
+@engine_options
+@click.option(
+    "--ranks",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Judge so many data-parallel ranks: rank r is at each port plus r.",
+)
+@curve_options
+@report_options
+def engine(
+    *,
+    subject: str,
+    curve_secret_key: Path | None,
+    curve_server_key: Path | None,
+    ranks: int,
+    as_json: bool,
+    strict: bool,
+    without_bytes: bool,
+    **named: Any,
+) -> None:
+    """Judge an engine's publisher, or a recording of one, clause by clause.
+
+    \b
+    Examples:
+      kvbus conform engine tcp://127.0.0.1:5557 --replay tcp://127.0.0.1:5558
+      kvbus conform engine tcp://127.0.0.1:5557 --replay tcp://127.0.0.1:5558 --api http://127.0.0.1:8000
+      kvbus conform engine tcp://127.0.0.1:5557 --replay tcp://127.0.0.1:5558 --await-restart
+      kvbus conform engine stream.jsonl.gz --json
+
+    Each clause is kept, broken (with the bytes that show it), or not seen (with what to do to see it). A stream shows
+    more if it has been watched from its first batch, or if it has a replay. With --api the engine's cache is reset and
+    the engine put to sleep: use one that serves nobody. Ctrl-C ends with what was seen so far.
+
+    Exit codes: 0 no MUST is broken, 1 one is (with --strict a SHOULD, too), 2 nothing could be judged.
+    """  # noqa: D301 - \b is click's: keep these lines as they are
+    if "://" in subject:
+        from kvbus.tools.conform.engine.watch import Target  # noqa: PLC0415 - brings zmq
+
+        curve = curve_keys(curve_secret_key, curve_server_key, bind=named["bind"])
+        target = Target.of(subject, curve, **named)
+        report = watched([target] if ranks == 1 else _ranks(target, ranks))
+    else:
+        from kvbus.tools.capture.format import read_capture  # noqa: PLC0415 - imported on use
+        from kvbus.tools.conform.engine.judge import judge_recording  # noqa: PLC0415 - imported on use
+
+        report = judge_recording(subject, read_capture(Path(subject)))
+    deliver(report, as_json=as_json, strict=strict, without_bytes=without_bytes)
+
+
+def _ranks(target: Any, count: int) -> list[Any]:
+    if target.api is not None:
+        raise click.UsageError("--api goes with one rank: nobody knows which of several ranks gets a prompt")
+    try:
+        return [target.of_rank(rank) for rank in range(count)]
+    except ValueError as error:
+        raise click.UsageError(f"{error}; for example tcp://127.0.0.1:5557") from error
+
+
+def watched(targets: Sequence[Any]) -> Report:
+    """Watch publishers until their time is over or somebody presses Ctrl-C, and return the report."""
+    from kvbus.tools.conform import report as forms  # noqa: PLC0415 - brings rich
+    from kvbus.tools.conform.engine.watch import Watch  # noqa: PLC0415 - brings zmq
+    from kvbus.tools.doctor.findings import Line  # noqa: PLC0415 - imported on use
+
+    line = Line(sys.stderr)
+    watches = [Watch(target, line.show) for target in targets]
+
+    async def watch() -> None:
+        await asyncio.gather(*(each.run() for each in watches))
+
+    async def session(stop: asyncio.Event) -> None:
+        try:
+            await until(stop, watch())
+        except ValueError as error:
+            raise click.UsageError(f"{error}; for example tcp://127.0.0.1:5557") from error
+        finally:
+            line.end()
+
+    run_until_signal(session)
+    reports = [each.report() for each in watches]
+    return reports[0] if len(reports) == 1 else forms.Report.of_ranks(reports)
+
+
+@command.command("router", short_help="Judge the view that a router has.")
+@router_options
+@click.option(
+    "--case", "names", multiple=True, metavar="NAME", help="Only this case, or the cases of this clause; repeatable."
+)
+@click.option("--list", "listed", is_flag=True, help="Print the cases and their clauses, and end.")
+@report_options
+def router(
+    *,
+    names: tuple[str, ...],
+    listed: bool,
+    as_json: bool,
+    strict: bool,
+    without_bytes: bool,
+    **said: Any,
+) -> None:
+    """Play an engine with every fault to a router, and compare what it holds with what the engine has.
+
+    \b
+    Examples:
+      kvbus conform router --driver './my-router-driver'
+      kvbus conform router --dynamo-indexer http://127.0.0.1:8090
+      kvbus conform router --view-url http://127.0.0.1:9000/blocks --engine tcp://127.0.0.1:5557,tcp://127.0.0.1:5558
+      kvbus conform router --client --case 3.4 --json
+
+    Nothing else may feed the router. A router that the kit starts itself (--driver) or that takes models of their own
+    (--dynamo-indexer) begins each case with nothing. A running one is cleared between two cases, and one that does not
+    survive a fault has to be started anew before the rest is tried: --case.
+
+    Blocks have two tokens. A verdict is of one clause in one case: kept, broken with the missing and dead blocks, or
+    not seen.
+
+    Exit codes: 0 no MUST is broken, 1 one is, 2 nothing could be tried, 130 Ctrl-C before anything was tried.
+    """  # noqa: D301 - \b is click's: keep these lines as they are
+    from kvbus.tools.conform.router.play import table, trial  # noqa: PLC0415 - brings aiohttp, rich and zmq
+
+    if listed:
+        width = max(len(name) for name, _, _ in table())
+        for name, clauses, title in table():
+            click.echo(f"{name:{width}}  {clauses:10}  {title}")
+        return
+    try:
+        tried = trial(said, names)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    report = tried.report
+
+    async def main(stop: asyncio.Event) -> None:
+        await until(stop, tried.run(say))
+        if stop.is_set():
+            played = len({each.case for each in report.verdicts})
+            report.notes.append(f"interrupted: {len(tried.cases) - played} cases were not played")
+
+    run_until_signal(main)
+    if not report.verdicts:
+        raise click.exceptions.Exit(ExitCode.INTERRUPTED)
+    deliver(report, as_json=as_json, strict=strict, without_bytes=without_bytes)
