@@ -18,7 +18,7 @@ from kvbus.transport.reach import Address, Attempt, Outcome, Stop
 from kvbus.transport.sockets import rebuilding_id
 from kvbus.transport.zmtp import wire
 from kvbus.transport.zmtp.addresses import bind, peer_address
-from kvbus.transport.zmtp.mechanism import Mechanism, Role, Sealing, ready_properties
+from kvbus.transport.zmtp.mechanism import Mechanism, Null, Role, ready_properties
 from kvbus.transport.zmtp.protocol import Event, Limits, Message, Opened, Protocol, Subscribed
 from kvbus.transport.zmtp.reasons import ProtocolError
 from kvbus.transport.zmtp.wire import SIGNATURE, encode_message
@@ -39,27 +39,19 @@ class ClosedError(Exception):
     """The peer has ended the connection, or broken the protocol."""
 
 
-class _Listening:
-    """NULL, which hears the peer's READY before it says its own."""
-
-    name = b"NULL"
-    expected = wire.READY
-    peer_key = b""
-    sealing: Sealing | None = None
+class _Listening(Null):
+    """NULL that hears the peer's READY before it says its own, unless it is asked to :meth:`speak` earlier."""
 
     def __init__(self, role: Role) -> None:
-        self.peer: dict[bytes, bytes] | None = None
+        super().__init__(role, accepting=True)
         properties = ready_properties(role)
         if role is Role.DEALER:
             properties += wire.encode_metadata({b"Identity": rebuilding_id()})
-        self._ready = wire.command(wire.READY, properties)
-
-    def start(self) -> bytes:
-        return b""
+        self._unsaid = wire.command(wire.READY, properties)
 
     def speak(self) -> bytes:
         """Return our READY, once."""
-        ready, self._ready = self._ready, b""
+        ready, self._unsaid = self._unsaid, b""
         return ready
 
     def receive(self, data: bytes) -> bytes:
@@ -163,109 +155,89 @@ async def dial(
 
     Args:
         endpoint: ``tcp://host:port`` or ``ipc://path``.
-        role: what to say that we are.
+        role: the socket type that kvbus says it has.
         seconds: for all of it.
         curve: our keys, and the peer's.
         limits: what the peer may send.
     """
+    attempt = Attempt(endpoint, seconds)
     with contextlib.ExitStack() as opened:
-        dialling = _Dialling(endpoint, curve, limits or Limits(), opened, seconds)
         try:
             async with asyncio.timeout(seconds):
-                dialled = await dialling.run(role)
+                dialled = await _dial(attempt, role, curve, limits or Limits(), opened)
                 if dialled.outcome.stop in {Stop.CLOSED, Stop.KEYS} and dialled.outcome.mechanism:
-                    # some close without a word at a type that they do not talk to: to another one they say theirs
+                    # some peers close without a word at a type that they do not talk to: another type hears theirs
                     with contextlib.ExitStack() as second:
-                        other = await _Dialling(endpoint, curve, Limits(), second, seconds).run(_OTHER[role])
+                        other = await _dial(Attempt(endpoint, seconds), _OTHER[role], curve, Limits(), second)
                     if other.outcome.stop is Stop.OPEN:
                         dialled = Dialled(other.outcome)
         except TimeoutError:
-            dialled = Dialled(dialling.outcome)
+            dialled = Dialled(attempt.outcome)
         yield dialled
 
 
-class _Dialling:
-    """A dial under way; ``outcome`` is what it comes to if nothing more is heard."""
-
-    def __init__(
-        self, endpoint: str, curve: Curve | None, limits: Limits, opened: contextlib.ExitStack, seconds: float
-    ) -> None:
-        self._attempt = Attempt(endpoint, seconds)
-        self._curve = curve
-        self._limits = limits
-        self._opened = opened
-
-    @property
-    def outcome(self) -> Outcome:
-        return self._attempt.outcome
-
-    async def run(self, role: Role) -> Dialled:
-        connected = await self._attempt.run()
-        if connected is None:
-            return Dialled(self.outcome)
-        self._opened.callback(connected.close)
-        return await shake_hands(self.outcome, connected, role, self._curve, self._limits, self._attempt.address)
+async def _dial(
+    attempt: Attempt, role: Role, curve: Curve | None, limits: Limits, opened: contextlib.ExitStack
+) -> Dialled:
+    connected = await attempt.run()
+    if connected is None:
+        return Dialled(attempt.outcome)
+    opened.callback(connected.close)
+    return await shake_hands(attempt.outcome, connected, role, curve, limits, attempt.address)
 
 
 async def shake_hands(
     outcome: Outcome, connected: socket.socket, role: Role, curve: Curve | None, limits: Limits, address: Address | None
 ) -> Dialled:
-    """Shake hands on a connection. ``address`` is what was dialled; None if the peer has dialled."""
-    mechanism: Mechanism = _Listening(role)
-    lacks_curve = False
-    if curve is not None:
-        try:
-            factory = Keys(curve, bind=address is None).mechanism
-        except ImportError:
-            lacks_curve = True
-        else:
-            mechanism = factory(role) if factory else mechanism
-    ours = "NULL" if curve is None else "CURVE"
-    connection = Connection(connected, role, limits, mechanism)
-    problem = ""
+    """Shake hands on a connection. ``address`` is the address that was dialled; None if the peer has dialled."""
+    mechanism = _mechanism(role, curve, bind=address is None)
+    connection = Connection(connected, role, limits, mechanism or _Listening(role))
     try:
         opened = await _opened(connection)
     except (ProtocolError, ClosedError, TimeoutError) as error:
-        problem = str(error)
-        opened = None
-    first = connection.first
-    theirs = _mechanism(first)
-    if opened is not None:
-        answer = replace(
-            outcome,
-            stop=Stop.OPEN,
-            mechanism=mechanism.name.decode(),
-            socket_type=opened.socket_type.decode("ascii", "replace"),
-            version=opened.version,
-        )
-        return Dialled(
-            replace(answer, stop=Stop.MECHANISM, detail=_sides("NULL", ours)) if lacks_curve else answer, connection
-        )
-    if first.startswith(_OLD):
-        return Dialled(replace(outcome, stop=Stop.VERSION))
-    if not _is_zmtp(first):
         connected.close()  # some servers have one connection at a time
+        failed = await _failed(outcome, connection.first, "NULL" if curve is None else "CURVE", address, str(error))
+        lacks_curve = mechanism is None and failed.stop is Stop.KEYS
+        return Dialled(replace(failed, stop=Stop.NO_CURVE, detail="") if lacks_curve else failed)
+    answer = replace(
+        outcome,
+        stop=Stop.OPEN,
+        mechanism=connection.mechanism.name.decode(),
+        socket_type=opened.socket_type.decode("ascii", "replace"),
+        version=opened.version,
+    )
+    if mechanism is None:
+        answer = replace(answer, stop=Stop.MECHANISM, detail=_sides("NULL", "CURVE"))
+    return Dialled(answer, connection)
+
+
+def _mechanism(role: Role, curve: Curve | None, *, bind: bool) -> Mechanism | None:
+    """Return our side of the handshake; None where it would be CURVE and PyNaCl is not installed."""
+    if curve is None:
+        return _Listening(role)
+    try:
+        factory = Keys(curve, bind=bind).mechanism
+    except ImportError:
+        return None
+    return None if factory is None else factory(role)
+
+
+async def _failed(outcome: Outcome, first: bytes, ours: str, address: Address | None, problem: str) -> Outcome:
+    """Say why a handshake has failed, by the first bytes of the peer and our own mechanism."""
+    if first.startswith(_OLD):
+        return replace(outcome, stop=Stop.VERSION)
+    if first[:1] != SIGNATURE[:1] or first[9:10] not in {b"", SIGNATURE[9:]}:
         name = name_of(first) if first else await identify(address) if address else ""
-        return Dialled(replace(outcome, stop=Stop.STRANGER, detail=name) if name else outcome)
-    if lacks_curve and theirs == ours:
-        return Dialled(replace(outcome, stop=Stop.NO_CURVE, mechanism=theirs))
+        return replace(outcome, stop=Stop.STRANGER, detail=name) if name else outcome
+    theirs = first[12:32].rstrip(b"\0").decode("ascii", "replace") if len(first) >= 32 else ""
     if theirs and theirs != ours:
-        return Dialled(replace(outcome, stop=Stop.MECHANISM, detail=_sides(theirs, ours), mechanism=theirs))
-    stop = Stop.CLOSED if curve is None else Stop.KEYS
-    return Dialled(replace(outcome, stop=stop, detail=problem, mechanism=theirs or ours))
+        return replace(outcome, stop=Stop.MECHANISM, detail=_sides(theirs, ours), mechanism=theirs)
+    stop = Stop.CLOSED if ours == "NULL" else Stop.KEYS
+    return replace(outcome, stop=stop, detail=problem, mechanism=theirs or ours)
 
 
 def _sides(theirs: str, ours: str) -> str:
     return f"it is {theirs} there and {ours} here"
-
-
-def _is_zmtp(first: bytes) -> bool:
-    return first[:1] == SIGNATURE[:1] and first[9:10] in {b"", SIGNATURE[9:]}
-
-
-def _mechanism(first: bytes) -> str:
-    """The mechanism in a greeting of ZMTP 3; empty if it has not come."""
-    return first[12:32].rstrip(b"\0").decode("ascii", "replace") if len(first) >= 32 else ""
 
 
 async def _opened(connection: Connection) -> Opened:
