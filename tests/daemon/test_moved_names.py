@@ -40,7 +40,8 @@ from kvbus.config import load
 from kvbus.daemon import moved_names
 from kvbus.daemon.daemon import Daemon
 from tests.doubles.runtimes import WITHOUT_STORE
-from tests.system.bus import RouterOnASet, eventually
+from tests.doubles.bus import eventually
+from tests.doubles.socket_routers import RouterOnASet
 
 moved_names.INTERVAL = 0.2
 live, replay, out, out_replay = map(int, sys.argv[2:])

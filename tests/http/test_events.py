@@ -101,8 +101,8 @@ async def test_transitions_come_with_their_causes_and_are_resumed():
 @pytest.mark.parametrize(
     ("last_id", "because"),
     [
-        ("00000000-3", "not of this process"),
-        ("nonsense", "not of this process"),
+        ("00000000-3", "of an earlier process"),
+        ("nonsense", "cannot be read"),
         ("PROCESS", "cannot be read"),
         ("PROCESS-x", "cannot be read"),
         ("PROCESS-1-a:b", "cannot be read"),
