@@ -179,7 +179,7 @@ class Subscriber:
         self._sockets.open()
         self._loop = asyncio.get_running_loop()
         self._follow(self._sequence.open(self._now()))
-        self._reachability.missing(self.endpoint or "", self._now())
+        self._reachability.missing_at(self.endpoint or "", self._now())
         if not self._live or (self.endpoint or "").startswith("inproc://"):
             self.on_connection(up=True)  # there is no connection to wait for, or no event for it
 
@@ -278,7 +278,7 @@ class Subscriber:
         if up:
             self._reachability.connected()
         else:
-            self._reachability.missing(self.endpoint or "", now)
+            self._reachability.missing_at(self.endpoint or "", now)
         self._up = up
         for topic, sequence in [(b"", self._sequence), *self._topics.items()]:
             self._follow(sequence.connected(now) if up else sequence.interrupted(now), topic)

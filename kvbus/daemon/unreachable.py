@@ -1,47 +1,34 @@
-"""Why there is no connection to an engine: libzmq dials and says nothing, so kvbus dials once by hand and finds out.
-
-It does so some seconds after a connection is missed, and again in growing intervals while it stays away: the reason may
-change, from a name that does not resolve to a port where nothing listens.
-"""
+"""Why there is no connection to an engine: libzmq dials and says nothing, so kvbus dials once by hand and finds out."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from typing import Final, Protocol
 
-from kvbus.common.tasks import end_tasks
 from kvbus.config import SourceStream
 from kvbus.core.events import RelayEvent, SourceUnreachable
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.phases import SEPARATED
 from kvbus.daemon.runtime import RUNTIME, Dial
 from kvbus.transport.curve import Curve
+from kvbus.transport.reach import MissingConnection
 from kvbus.transport.zmtp.mechanism import Role
 
-PAUSES: Final = (3.0, 6.0, 12.0, 30.0, 60.0)
-"""Seconds without a connection before each look; the last one is repeated."""
+AFTER: Final = 3.0
+"""Seconds without a connection before the first dial."""
 SECONDS: Final = 3.0
 """For one dial."""
 AT_ONCE: Final = 16
-"""Dials under way; further sources wait for the next tick."""
+"""Dials under way; further ones wait."""
 
 
 class Observed(Protocol):
-    """The state that decides when to look."""
+    """The sources."""
 
     streams: dict[int, SourceStream]
     relay: Relay
-
-
-@dataclass(slots=True)
-class _Away:
-    """A source without a connection: when to look next, and how often that was done."""
-
-    stream: SourceStream
-    due: float
-    looks: int = 0
 
 
 class Unreachable:
@@ -64,41 +51,43 @@ class Unreachable:
         self._observed = observed
         self._feed = feed
         self._curve = curve
-        self._dial_once = dial
+        self._dial = dial
         self._loop = asyncio.get_running_loop()
-        self._away: dict[int, _Away] = {}
-        self._dials: dict[int, asyncio.Task[None]] = {}
+        self._room = asyncio.Semaphore(AT_ONCE)
+        self._away: dict[int, tuple[SourceStream, MissingConnection]] = {}
 
     def look(self) -> None:
         """Begin to dial for sources that have been away for long enough."""
         now = self._loop.time()
+        for slot, (stream, missing) in list(self._away.items()):
+            if self._is_away(slot, stream):
+                missing.look(now)
+            else:
+                missing.connected()
+                del self._away[slot]
         for slot, stream in self._observed.streams.items():
-            source = self._observed.relay.sources[slot]
-            if source.spec.numbered or source.sequencer.phase not in SEPARATED:
-                self._away.pop(slot, None)
-                continue
-            away = self._away.get(slot)
-            if away is None or away.stream is not stream:
-                self._away[slot] = _Away(stream, now + PAUSES[0])
-            elif now >= away.due and slot not in self._dials and len(self._dials) < AT_ONCE:
-                away.looks += 1
-                away.due = now + PAUSES[min(away.looks, len(PAUSES) - 1)]
-                self._begin(slot, stream)
+            if slot not in self._away and self._is_away(slot, stream):
+                missing = MissingConnection(AFTER, partial(self._find, slot, stream))
+                missing.missing(now)
+                self._away[slot] = stream, missing
+
+    def _is_away(self, slot: int, stream: SourceStream) -> bool:
+        """Return whether this stream is still the source in its slot, and has no connection. A log needs none."""
+        source = self._observed.relay.sources[slot]
+        here = self._observed.streams.get(slot) is stream
+        return here and not source.spec.numbered and source.sequencer.phase in SEPARATED
 
     async def close(self) -> None:
         """Stop dialling."""
-        await end_tasks(self._dials.values())
+        for _, missing in self._away.values():
+            await missing.aclose()
 
-    def _begin(self, slot: int, stream: SourceStream) -> None:
+    async def _find(self, slot: int, stream: SourceStream, _first: bool) -> None:
         if stream.bind:
-            self._feed(SourceUnreachable(slot, f"no engine has dialled in at {stream.endpoint}"))
-            return
-        task = self._dials[slot] = self._loop.create_task(self._dial(slot, stream))
-        task.add_done_callback(lambda _: self._dials.pop(slot, None))
-
-    async def _dial(self, slot: int, stream: SourceStream) -> None:
-        async with self._dial_once(stream.endpoint, Role.SUB, seconds=SECONDS, curve=self._curve(stream)) as dialled:
-            why = dialled.outcome.no_publisher
-        away = self._away.get(slot)
-        if away is not None and away.stream is stream:
+            why = f"no engine has dialled in at {stream.endpoint}"
+        else:
+            dialling = self._dial(stream.endpoint, Role.SUB, seconds=SECONDS, curve=self._curve(stream))
+            async with self._room, dialling as dialled:
+                why = dialled.outcome.no_publisher
+        if self._is_away(slot, stream):
             self._feed(SourceUnreachable(slot, why))

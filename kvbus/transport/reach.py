@@ -12,10 +12,13 @@ import errno
 import os
 import socket
 import threading
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from math import inf
 from typing import Final
 
+from kvbus.common.tasks import end_tasks
 from kvbus.transport.zmtp.addresses import ipc_address, split_tcp
 
 PUBLISHERS: Final = frozenset({"PUB", "XPUB"})
@@ -261,3 +264,50 @@ async def _try(address: Address) -> socket.socket | tuple[Stop, str]:
         connecting.close()  # TCP may connect a port of its own to itself where nobody listens
         return Stop.REFUSED, "connection refused"
     return connecting
+
+
+LONGEST_PAUSE: Final = 60.0
+"""Seconds between two looks for a connection that stays away."""
+
+
+class MissingConnection:
+    """When to find out why a connection is missing: after some seconds, and then after longer and longer pauses.
+
+    The reason may change, from a name that does not resolve to a port where nothing listens.
+
+    Args:
+        after: seconds without a connection before the first look.
+        find: finds the reason and reports it. Its argument says whether this is the first look.
+    """
+
+    def __init__(self, after: float, find: Callable[[bool], Coroutine[None, None, None]]) -> None:
+        self._after = self._pause = after
+        self._find = find
+        self._looking: asyncio.Task[None] | None = None
+        self.deadline = inf
+        """The time at which to call :meth:`look`."""
+
+    def missing(self, now: float) -> None:
+        """There is no connection from now on."""
+        self._pause = self._after
+        self.deadline = now + self._pause
+
+    def connected(self) -> None:
+        """There is a connection."""
+        self.deadline = inf
+        if self._looking is not None:
+            self._looking.cancel()
+
+    def look(self, now: float) -> None:
+        """Begin to find the reason, if it is time and no look is under way."""
+        if now < self.deadline or (self._looking is not None and not self._looking.done()):
+            return
+        first = self._pause == self._after
+        self._pause = min(self._pause * 2, LONGEST_PAUSE)
+        self.deadline = now + self._pause
+        self._looking = asyncio.get_running_loop().create_task(self._find(first))
+
+    async def aclose(self) -> None:
+        """Stop looking."""
+        self.deadline = inf
+        await end_tasks([self._looking])

@@ -91,7 +91,7 @@ async def test_it_is_said_once_and_again_when_it_changes():
     reports: list[Any] = []
     watch = Reachability(bind=False, after=1.0, report=reports.append)
     endpoint = "tcp://no-such-host.invalid:1"
-    watch.missing(endpoint, 10.0)
+    watch.missing_at(endpoint, 10.0)
     watch.look(10.5)
     assert watch.deadline == 11.0
 
@@ -106,7 +106,7 @@ async def test_it_is_said_once_and_again_when_it_changes():
     await looked()
     assert [type(report) for report in reports] == [Unreachable]
     async with listening() as there:
-        watch.missing(there, 20.0)
+        watch.missing_at(there, 20.0)
         await looked()
         assert len(reports) == 1  # the first look gives the connection time
         watch.refused(Refused.KEY)

@@ -8,13 +8,15 @@ import pytest
 
 from kvbus.core.remarks import reasons
 from kvbus.daemon import unreachable
+from kvbus.transport import reach
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.bus import eventually, running_bus
 
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unreachable, "PAUSES", (0.1, 0.2))
+    monkeypatch.setattr(unreachable, "AFTER", 0.1)
+    monkeypatch.setattr(reach, "LONGEST_PAUSE", 0.2)
 
 
 def said(bus) -> list[str]:
