@@ -1,46 +1,78 @@
-"""The replay server of one output stream: it answers each requester at its own pace, and all of them fairly.
+"""The replay server of one output stream: it answers each requester at its own pace.
 
-Answers take turns by bytes (deficit round robin), and newcomers stand back until they have shown that they read
-(:mod:`kvbus.transport.replay_line`): few of them have a place at a time, for three turns, and they wait a moment for
-one that reads and is about to go on. Only requesters that can be written to take part. One that does not read is
-parked: it holds no place, delays nobody, and takes part again when it has read. How far it has come is measured in
-bytes that its kernel has acknowledged: a slow link is never given up, and one that acknowledges nothing for
-``stall_timeout`` is.
+Each answer is a session of the fair sender (:mod:`kvbus.transport.sender`). A requester that does not read takes no
+part in the turns and delays nobody. A requester whose kernel acknowledges nothing for 30 s is disconnected and counted.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Collection
-from typing import Final
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
+from typing import Final, NamedTuple
 
 from kvbus.core.stats import OutputStats
 from kvbus.transport.answer_reader import AnswerReader
-from kvbus.transport.replay_budget import Budget
-from kvbus.transport.replay_endpoint import ReplayEndpoint
-from kvbus.transport.replay_line import PAUSE, TURN, Line, WaitingLine
-from kvbus.transport.requester import STAY, Place, Requester
+from kvbus.transport.live.endpoint import Endpoint, reopening
+from kvbus.transport.sender import QUANTUM, STALL_TIMEOUT, Sender, Session
 from kvbus.transport.sockets import PLAIN, PeerPolicy
-from kvbus.transport.zmtp.endpoint import SYSTEM, System
-from kvbus.transport.zmtp.peer import Peer
+from kvbus.transport.zmtp.endpoint import SYSTEM, Listener, Settings, System
+from kvbus.transport.zmtp.mechanism import Role
+from kvbus.transport.zmtp.peer import Peer, PeerHandler
+from kvbus.transport.zmtp.protocol import DEFAULT, Limits
 from kvbus.transport.zmtp.reasons import Reason
 from kvbus.transport.zmtp.wire import encode_message
+from kvbus.transport.zmtp_keys import Keys
 
-SLICE: Final = 0.001
-"""Seconds one turn may take. A state snapshot of a million blocks takes long, and the live stream must go on."""
-
-LOOK: Final = 0.01
-"""Seconds between two looks at answers that the kernel has not taken yet."""
-
-CHECK: Final = 1.0
-"""Seconds between two looks for requesters that acknowledge nothing, at most."""
+MAX_PEERS: Final = 2_048
+"""Connections of one endpoint."""
 
 MAX_WAITING: Final = 10_000
-"""Requests that may wait for their turn. The server refuses and counts further ones."""
+"""Requests of one endpoint that may wait, for their turn or for a requester that reads. kvbus refuses and counts
+further ones."""
+
+MAX_QUEUED: Final = 16
+"""Requests of one peer that wait for the answer to its first one. Beyond that kvbus does not read from the peer until
+some are answered."""
 
 STALLED: Final = "stalled"
 
 Handler = Callable[[list[bytes]], None]
+
+
+def sender_of_output(
+    stats: OutputStats, limit: int, clock: Callable[[], float] | None = None, stall_timeout: float = STALL_TIMEOUT
+) -> Sender:
+    """Make the sender of one output.
+
+    Args:
+        stats: counters of the output.
+        limit: answers that take turns at once.
+        clock: seconds that measure the progress of peers; None: those of the event loop.
+        stall_timeout: seconds without progress after which a session is given up.
+    """
+    stats.replay_sessions_limit = limit
+
+    def counted(change: int) -> None:
+        stats.replay_sessions += change
+        stats.replay_waiting -= change
+
+    return Sender(limit, counted, clock, stall_timeout)
+
+
+class _Asked(NamedTuple):
+    """A request: its answer, and whether there was no room for it."""
+
+    answer: AnswerReader
+    refused: bool
+
+
+class _Requester:
+    """One peer, its requests that are not answered yet, and the answer under way."""
+
+    def __init__(self, peer: Peer) -> None:
+        self.peer = peer
+        self.asked: deque[_Asked] = deque()
+        self.session: Session | None = None
 
 
 class ReplayServer:
@@ -50,11 +82,9 @@ class ReplayServer:
         endpoint: the endpoint to bind.
         on_request: called with each request's frames, an identity of the connection first. Pass the answer to
             :meth:`send`.
+        sender: sends the answers, in turns with those of other servers of the output.
         stats: counters of the output.
-        budget: limit of answers that take part in the turns, shared by the servers of an output; others wait.
-        stall_timeout: seconds without an acknowledgement before the server ends a connection.
         policy: who may connect, and the largest frame to accept.
-        clock: measures progress: seconds, monotonic; None for the loop's clock.
         system: the operating system.
 
     Raises:
@@ -66,319 +96,180 @@ class ReplayServer:
         endpoint: str,
         *,
         on_request: Handler,
+        sender: Sender,
         stats: OutputStats,
-        budget: Budget | None = None,
-        stall_timeout: float = 30.0,
         policy: PeerPolicy = PLAIN,
-        clock: Callable[[], float] | None = None,
         system: System = SYSTEM,
     ) -> None:
+        self._address = endpoint
         self._on_request = on_request
+        self._sender = sender
         self._stats = stats
-        self._stall_timeout = stall_timeout
-        self._loop = asyncio.get_running_loop()
-        self._clock = clock or self._loop.time
-        self._endpoint = ReplayEndpoint(endpoint, self, stats, policy, system)
-
-        # Requesters, by their identity, and those of them that have something to be done.
-        self._requesters: dict[bytes, Requester] = {}
-        self._sending = Line()
-        self._waiting = WaitingLine()
-        self._finishing: dict[Requester, None] = {}
-        self._reading: dict[Requester, None] = {}  # while they are parked
-        self._last_read = -PAUSE  # when one of these has last had a turn
-
-        # Places in the turns: the output's, and how many of them this server holds. Unfinished answers without one.
-        self._budget = budget or Budget(64, stats)
-        self._places = 0
-        self._queued = 0
+        self._system = system
+        self._requesters: dict[int, _Requester] = {}
         self._waiting_limit = MAX_WAITING
+        self._keys = Keys(policy.curve, bind=True)
+        self._endpoint: Endpoint = self._opener(policy)(self)
         stats.replay_waiting_limit += MAX_WAITING
 
-        # Scheduled calls: the next turn, the next look at finishing answers, the next check for stalled requesters.
-        self._handle: asyncio.Handle | None = None
-        self._pause: asyncio.Handle | None = None
-        self._look: asyncio.Handle | None = None
-        self._check = self._loop.call_later(self._between_checks, self._look_for_stalled)
+    def _opener(self, policy: PeerPolicy) -> Callable[[PeerHandler], Endpoint]:
+        return lambda handler: self._listen(policy, handler)
 
-    @property
-    def _between_checks(self) -> float:
-        return min(CHECK, self._stall_timeout / 4)
+    def _listen(self, policy: PeerPolicy, handler: PeerHandler) -> Listener:
+        limit = policy.max_frame_bytes if policy.max_frame_bytes > 0 else DEFAULT.frame_bytes
+        settings = Settings(
+            limits=Limits(frame_bytes=limit, message_bytes=limit),
+            max_peers=MAX_PEERS,
+            # a peer is written to while nothing waits for it here, so an answer is over when all of it has left
+            high_water=0,
+            low_water=0,
+            unsent_bytes=QUANTUM // 2,
+            system=self._system,
+        )
+        self._keys = Keys(policy.curve, bind=True)
+        return Listener(
+            self._address,
+            Role.ROUTER,
+            handler,
+            settings=settings,
+            refused=self._refused,
+            mechanism=self._keys.mechanism,
+        )
+
+    def _refused(self, reason: str, _address: str, _detail: str) -> None:
+        self._stats.refused[reason] += 1
 
     def allow(self, clients: Collection[bytes]) -> None:
         """Replace the allow-list; requesters that are not on it any more are disconnected."""
-        self._endpoint.allow(clients)
+        self._keys.allow(clients, [requester.peer for requester in self._requesters.values()])
 
     def reopen(self, policy: PeerPolicy) -> None:
         """Disconnect every requester, drop their answers, and bind again."""
         self._drop_all("gone")
-        self._endpoint.reopen(policy)
+        self._endpoint.close()
+        self._endpoint = reopening(self._opener(policy))(self)
 
-    # What happens to peers.
+    # -- peers ---------------------------------------------------------------------------------------------------------
 
     def opened(self, peer: Peer) -> None:
         """Take in a connection."""
-        requester = Requester(peer, self._clock())
-        self._requesters[requester.identity] = requester
+        self._requesters[peer.id] = _Requester(peer)
 
     def subscribed(self, peer: Peer, topic: bytes) -> None:
-        """Nobody subscribes to a ROUTER."""
+        """Ignore a subscription: nobody subscribes to a ROUTER."""
 
     def cancelled(self, peer: Peer, topic: bytes) -> None:
-        """Nobody subscribes to a ROUTER."""
+        """Ignore the end of a subscription."""
 
     def peer_of(self, identity: bytes) -> Peer:
         """Return the connection of a requester, whose request is being handed on."""
-        return self._requesters[identity].peer
+        return self._requesters[int.from_bytes(identity, "big")].peer
 
     def received(self, peer: Peer, frames: list[bytes]) -> None:
         """Hand on a request."""
         self._on_request([peer.id.to_bytes(8, "big"), *frames])
 
     def drained(self, peer: Peer) -> None:
-        """A parked requester has read everything: it takes part again."""
-        requester = self._requesters.get(peer.id.to_bytes(8, "big"))
-        if requester is None or requester.place is not Place.PARKED:
-            return
-        self._reading.pop(requester, None)
-        if requester.answer is not None and requester.answer.done:
-            self._over(requester)
-        else:
-            self._wait(requester)
+        """Go on with a requester that has read."""
+        requester = self._requesters.get(peer.id)
+        if requester is not None and requester.session is not None:
+            self._sender.resume(requester.session)
 
     def closed(self, peer: Peer, reason: str) -> None:
-        """Forget a requester, and count what it did not get."""
-        requester = self._requesters.pop(peer.id.to_bytes(8, "big"), None)
+        """Forget a requester, and count the answers that it did not get."""
+        requester = self._requesters.pop(peer.id, None)
         if requester is None:
             return
-        if requester.place is Place.FINISHING and peer.unsent_bytes == 0:
-            del self._finishing[requester]
-            self._over(requester)  # it has got all of this one, and left before the next look
-        self._forget(requester, STALLED if reason == STALLED else "gone")
+        if requester.asked and requester.asked[0].answer.done and peer.unsent_bytes == 0:
+            self._count_first(requester)  # it has got all of this answer, and left at once
+        outcomes = {STALLED: STALLED, Reason.INTERNAL: "refused"}
+        self._drop(requester, outcomes.get(reason, "gone"))
 
-    # Answers: they wait for a place, take their turns, and are over when the kernel has taken all of it.
+    # -- answers -------------------------------------------------------------------------------------------------------
 
     @property
     def busy(self) -> int:
         """Unfinished answers, waiting requests included."""
-        return self._places + self._queued
+        return sum(len(requester.asked) for requester in self._requesters.values())
 
     def send(self, answer: AnswerReader) -> None:
-        """Begin an answer, or let it wait for its turn: that of others, or of an earlier request of the same peer."""
-        requester = self._requesters.get(answer.identity)
+        """Begin an answer, or let it wait for the answers to earlier requests of the same peer."""
+        requester = self._requesters.get(int.from_bytes(answer.identity, "big"))
+        stats = self._stats
         if requester is None:
-            self._stats.replay_requests["gone"] += 1
+            stats.replay_requests["gone"] += 1
             return
-        refused = self._queued >= self._waiting_limit
-        requester.ask(answer, refused=refused)
-        self._count_queued(1)
-        if requester.place is Place.IDLE:
-            self._wait(requester, first=refused)
+        requester.asked.append(_Asked(answer, stats.replay_waiting >= stats.replay_waiting_limit))
+        stats.replay_waiting += 1
+        if len(requester.asked) == MAX_QUEUED + 1:
+            requester.peer.pause()
+        if requester.session is None:
+            self._begin(requester)
 
-    def _count_queued(self, count: int) -> None:
-        self._queued += count
-        self._stats.replay_waiting += count
+    def _begin(self, requester: _Requester) -> None:
+        """Begin with the answer to a requester's oldest request."""
+        requester.session = Session(
+            requester.peer,
+            self._messages(*requester.asked[0]),
+            ended=lambda: self._go_on(requester),
+            stalled=lambda: requester.peer.close(STALLED),
+            limited=True,
+        )
+        self._sender.start(requester.session)
 
-    def _wait(self, requester: Requester, *, first: bool = False) -> None:
-        """Let a requester wait for a place in the turns; a refusal is short and goes first."""
-        requester.place = Place.WAITING
-        self._waiting.add(requester, first=first)
-        self._admit()
-
-    def _admit(self) -> None:
-        """Give a place to as many waiting requesters as there are places for."""
-        while self._waiting.admissible(self._sending, self._budget.limit) and self._budget.take(self._free):
-            requester = self._waiting.next()
-            self._waiting.charge(1)
-            requester.place = Place.SENDING
-            requester.stay = 0
-            self._places += 1
-            self._count_queued(-1)
-            self._sending.add(requester)
-        while found := self._waiting.overtake(self._sending, self._budget.limit):
-            reader, newcomer = found
-            reader.place, newcomer.place = Place.SENDING, Place.WAITING
-            self._sending.add(reader)
-            self._waiting.add(newcomer, first=True)
-        if not self._waiting.admissible(self._sending, self._budget.limit):
-            self._budget.leave(self._free)
-        if self._sending:
-            self._schedule()
-
-    def _free(self) -> None:
-        """Admit waiting requesters, after another server of this output has released a place."""
-        self._schedule()
-
-    def _schedule(self) -> None:
-        if self._handle is not None:
+    def _messages(self, answer: AnswerReader, refused: bool) -> Iterator[bytes]:
+        """Give the messages of an answer, encoded; ``b""`` while the relay still makes the next one."""
+        if refused:
+            self._stats.replay_batches += 1
+            yield encode_message(answer.refusal()[1:])
             return
-        rest = self._last_read + PAUSE - self._loop.time()
-        if rest <= 0 or not self._newcomers_wait:
-            if self._pause is not None:
-                self._pause.cancel()
-            self._handle = self._loop.call_soon(self._turn)
-        elif self._pause is None:
-            self._pause = self._loop.call_later(rest, self._turn)
+        while not answer.done:
+            frames = answer.next_message()
+            if frames:
+                self._stats.replay_batches += 1
+            yield encode_message(frames[1:]) if frames else b""
 
-    @property
-    def _newcomers_wait(self) -> bool:
-        """Newcomers have had their part, and one that reads will go on."""
-        return bool(self._reading) and not self._sending.reading and not self._sending.behind
+    def _go_on(self, requester: _Requester) -> None:
+        """Go on to the next request of a requester that has got an answer."""
+        self._count_first(requester)
+        requester.session = None
+        if requester.asked:
+            self._begin(requester)
 
-    def _release(self, place: Place, requester: Requester) -> None:
-        """Take a requester out of the turns; its answer is unfinished all the same."""
-        requester.place = place
-        self._places -= 1
-        self._count_queued(1)
-        self._budget.release(1)
+    def _count_first(self, requester: _Requester) -> None:
+        """Count the outcome of a requester's oldest request."""
+        answer, refused = requester.asked.popleft()
+        self._stats.replay_requests["refused" if refused else answer.outcome] += 1
+        self._stats.replay_waiting -= 1
+        if len(requester.asked) == MAX_QUEUED:
+            requester.peer.resume()
 
-    def _turn(self) -> None:
-        self._handle = self._pause = None
-        now = self._loop.time()
-        until = now + SLICE
-        try:
-            for _ in range(len(self._sending)):
-                if self._newcomers_wait and now < self._last_read + PAUSE:
-                    break
-                requester = self._sending.next()
-                self._serve(requester, until)
-                self._last_read = now if requester.reads else self._last_read
-                if self._loop.time() >= until:
-                    break
-        finally:
-            self._admit()
-
-    def _serve(self, requester: Requester, until: float) -> None:
-        """Send one requester its share, and put it where it belongs then."""
-        peer = requester.peer
-        if self._waiting and requester.stay and not requester.look():
-            if requester.stay == STAY:
-                self._release(Place.WAITING, requester)  # the next one may be one that reads
-                self._waiting.add_tried(requester)
-                return
-            if peer.unread_bytes:
-                requester.stay += 1
-                self._sending.add(requester)
-                return
-        try:
-            messages = self._take(requester, until)
-            share = b"".join(messages)
-            self._sending.charge(len(share) + TURN)
-            if messages:
-                peer.write(share, in_two=not requester.reads)
-                self._stats.replay_batches += len(messages)
-        except BaseException:
-            # the others go on; this one can ask again on another connection
-            self._requesters.pop(requester.identity, None)
-            self._forget(requester, "refused")
-            peer.close(Reason.INTERNAL)
-            raise
-        answer = requester.answer
-        if not peer.writable:
-            self._release(Place.PARKED, requester)
-            if requester.reads:
-                self._reading[requester] = None
-        elif answer is not None and answer.done:
-            self._release(Place.FINISHING, requester)
-            self._finishing[requester] = None
-            if self._look is None:
-                self._look = self._loop.call_soon(self._look_at_finishing)
-        elif messages and requester.credit > 0:
-            self._sending.add(requester, first=True)  # the time was over before its share was
-        else:
-            self._sending.add(requester)
-
-    def _take(self, requester: Requester, until: float) -> list[bytes]:
-        """Make the messages of one share, or of as much of it as there is time for."""
-        if requester.credit <= 0:
-            requester.begin_share()
-        messages: list[bytes] = []
-        while requester.credit > 0:
-            message = requester.next_message()
-            if message is None:
-                break
-            if message:
-                messages.append(message)
-                requester.credit -= len(message)
-            if self._loop.time() >= until:
-                break
-        return messages
-
-    def _look_at_finishing(self) -> None:
-        """Find the answers that have left altogether."""
-        self._look = None
-        for requester in [each for each in self._finishing if not each.peer.waiting_bytes]:
-            del self._finishing[requester]
-            self._over(requester)
-        if self._finishing and self._look is None:
-            self._look = self._loop.call_later(LOOK, self._look_at_finishing)
-
-    def _over(self, requester: Requester) -> None:
-        """Count the outcome of an answer; the requester's next one waits behind those of others."""
-        answer = requester.answer
-        if answer is not None:
-            outcome = "refused" if requester.refused else answer.outcome
-            self._stats.replay_requests[outcome] += 1
-            self._count_queued(-1)
-        if requester.next_answer():
-            self._wait(requester)
-        else:
-            requester.place = Place.IDLE
-
-    def _look_for_stalled(self) -> None:
-        """End the connections of requesters that have acknowledged nothing for too long."""
-        now = self._clock()
-        for requester in list(self._requesters.values()):
-            if requester.stalled(now, self._stall_timeout):
-                requester.peer.close(STALLED)
-        self._check = self._loop.call_later(self._between_checks, self._look_for_stalled)
-
-    def _forget(self, requester: Requester, outcome: str) -> None:
-        """Count the unfinished answers of a requester, and take it out of everything."""
-        self._stats.replay_requests[outcome] += requester.unfinished
-        if requester.place is Place.SENDING:
-            self._sending.remove(requester)
-            self._release(Place.IDLE, requester)
-        elif requester.place is Place.WAITING:
-            self._waiting.remove(requester)
-        self._finishing.pop(requester, None)
-        self._reading.pop(requester, None)
-        self._count_queued(-requester.unfinished)
-        requester.clear()
-        self._admit()
+    def _drop(self, requester: _Requester, outcome: str) -> None:
+        """Drop the unfinished answers of a requester, and count them."""
+        if requester.session is not None:
+            self._sender.stop(requester.session)
+            requester.session = None
+        self._stats.replay_requests[outcome] += len(requester.asked)
+        self._stats.replay_waiting -= len(requester.asked)
+        requester.asked.clear()
+        requester.peer.resume()
 
     def end(self) -> int:
         """Send END for every answer that is not sent whole, and count them; how many they were."""
         count = self.busy
         for requester in self._requesters.values():
-            answers = [] if requester.answer is None else [requester.answer]
-            answers += [answer for answer, _ in requester.behind]
-            requester.peer.write(
-                b"".join(encode_message(answer.refusal()[1:]) for answer in answers if not answer.done)
-            )
+            unfinished = [answer for answer, _ in requester.asked if not answer.done]
+            requester.peer.write(b"".join(encode_message(answer.refusal()[1:]) for answer in unfinished))
         self._drop_all("cut_off")
         return count
 
     def _drop_all(self, outcome: str) -> None:
-        """Drop all answers and waiting requests, and count them."""
-        for handle in (self._handle, self._pause, self._look):
-            if handle is not None:
-                handle.cancel()
-        self._handle = self._pause = self._look = None
-        self._stats.replay_requests[outcome] += self.busy
-        self._budget.leave(self._free)
-        self._budget.release(self._places)
-        self._count_queued(-self._queued)
-        self._places = 0
-        for queue in (self._sending, self._waiting, self._finishing, self._reading):
-            queue.clear()
         for requester in self._requesters.values():
-            requester.clear()
+            self._drop(requester, outcome)
 
     def close(self, linger: float = 0.0) -> None:
         """Close the endpoint and drop unfinished answers; what was handed over has ``linger`` seconds to leave."""
         self._drop_all("cut_off")
-        self._check.cancel()
         self._endpoint.close(linger)
         self._stats.replay_waiting_limit -= self._waiting_limit
         self._waiting_limit = 0

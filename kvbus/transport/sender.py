@@ -55,6 +55,10 @@ class Session:
         self.limited = limited
         self.queued = False
         """The session is in the sender's line, or waits to join it."""
+        self.credit = 0
+        """Bytes that the session may still send in this turn. A large message takes from later turns."""
+        self.interrupted = False
+        """The time of the sender was over before the credit of the session was: it goes on first."""
         self.acknowledged = 0
         self.progress_at = 0.0
 
@@ -64,7 +68,7 @@ class Sender:
 
     Args:
         limit: limited sessions that take turns at once; further ones wait until one of these ends, or does not read.
-        counted: called with the number of limited sessions that take turns.
+        counted: called with 1 where a limited session begins to take turns, and with -1 where it ends to.
         clock: seconds that measure the progress of peers; None: those of the event loop.
         stall_timeout: seconds without progress after which a session is given up.
     """
@@ -142,14 +146,14 @@ class Sender:
         while self._waiting and self._taking_turns < self._limit:
             self._line.append(self._waiting.popleft())
             self._taking_turns += 1
-            self._counted(self._taking_turns)
+            self._counted(1)
 
     def _leave(self, session: Session) -> None:
         """Take note that a session takes no more turns for now."""
         session.queued = False
         if session.limited:
             self._taking_turns -= 1
-            self._counted(self._taking_turns)
+            self._counted(-1)
             self._admit()
 
     def _schedule(self) -> None:
@@ -188,23 +192,31 @@ class Sender:
             self._leave(session)
             self.stop(session)
             session.ended()
-        elif peer.writable:
-            self._line.append(session)
-        else:
+        elif not peer.writable:
             self._leave(session)
+        elif session.interrupted:
+            self._line.appendleft(session)
+        else:
+            self._line.append(session)
 
     def _send(self, session: Session, until: float) -> bool:
         """Send up to a quantum; return whether the session has no more messages."""
+        if session.credit <= 0:
+            session.credit += QUANTUM
         messages: list[bytes] = []
-        size, exhausted = 0, True
-        for message in session.messages:
-            messages.append(message)
-            size += len(message)
-            if size >= QUANTUM or self._loop.time() >= until:
-                exhausted = False
+        exhausted = False
+        while session.credit > 0 and not exhausted:
+            message = next(session.messages, None)
+            exhausted = message is None
+            if message is not None:
+                messages.append(message)
+                session.credit -= len(message)
+            if self._loop.time() >= until:
                 break
-        if size:
-            session.peer.write(b"".join(messages))
+        data = b"".join(messages)
+        if data:
+            session.peer.write(data)
+        session.interrupted = bool(data) and session.credit > 0
         return exhausted
 
     # -- progress ------------------------------------------------------------------------------------------------------

@@ -10,8 +10,7 @@ from kvbus.core.outputs.stream import OutputStream
 from kvbus.core.stats import OutputStats
 from kvbus.core.wire.frames import parse_replay_request
 from kvbus.core.wire.profiles import PROFILES
-from kvbus.transport.replay import ReplayServer
-from kvbus.transport.replay_budget import Budget
+from kvbus.transport.replay import ReplayServer, sender_of_output
 from tests.doubles.answers import answer_of
 from tests.ports import free_port
 from tests.transport.loops import END, PATIENCE, read_all, turns, u64
@@ -24,15 +23,20 @@ def no_cut(_):
 class Served:
     """A stream with `count` batches and the server of its replay."""
 
-    def __init__(self, count, *, profile="vllm", payload=b"payload", sessions=64, budget=None, **options):
+    def __init__(
+        self, count, *, profile="vllm", payload=b"payload", sessions=64, beside=None, stall_timeout=30.0, **options
+    ):
         self.stream = OutputStream(b"kv@a@m", PROFILES[profile], Journal(10**6, 2**40), heartbeat=0, rank=0)
         for _ in range(count):
             self.stream.append(payload, 0.0)
         self.endpoint = f"tcp://127.0.0.1:{free_port()}"
-        self.stats = OutputStats() if budget is None else budget.stats
+        self.stats = OutputStats() if beside is None else beside.stats
         self.asked = 0
-        budget = budget or Budget(sessions, self.stats)
-        options |= {"on_request": self.on_request, "stats": self.stats, "budget": budget}
+        if beside is None:
+            self.sender = sender_of_output(self.stats, sessions, stall_timeout=stall_timeout)
+        else:
+            self.sender = beside.sender
+        options |= {"on_request": self.on_request, "stats": self.stats, "sender": self.sender}
         self.server = ReplayServer(self.endpoint, **options)
 
     def on_request(self, frames):

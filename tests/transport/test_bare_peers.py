@@ -65,6 +65,7 @@ async def test_nobody_is_cut_off_and_nobody_is_sent_a_command(context):
         begin = loop.time()
         while loop.time() < begin + SECONDS:
             output.live.publish(b"", u64(sent), b"x", 1)
+            output.live.flush()
             sent += 1
             await asyncio.sleep(0.05)
         peers = [*routers, patient, slow, *engines, dials, *replays]

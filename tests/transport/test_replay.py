@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import itertools
 import resource
 import socket
 import threading
@@ -11,12 +10,8 @@ import tracemalloc
 
 import pytest
 
-from kvbus.core.stats import OutputStats
 from kvbus.transport import replay as replay_module
-from kvbus.transport import requester as requester_module
 from kvbus.transport.replay import MAX_WAITING
-from kvbus.transport.replay_budget import Budget
-from kvbus.transport.requester import FIRST_SHARE
 from kvbus.transport.sockets import PeerPolicy
 from kvbus.transport.zmtp.reasons import Reason
 from kvbus.transport.zmtp.wire import encode_message
@@ -109,27 +104,6 @@ async def test_a_thousand_requesters_that_never_read_delay_nobody(context, descr
         assert one.outcomes == {"complete": 11, "gone": 1_000}
 
 
-@contextlib.asynccontextmanager
-async def about_to_ask(one, count, *, buffer=None):
-    """So many connections; gives what makes them ask, all of them before the server looks. They never read."""
-    made = [socket.socket() for _ in range(count)]
-    loop = asyncio.get_running_loop()
-    try:
-        for raw in made:
-            if buffer:
-                raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
-            raw.setblocking(False)
-            await loop.sock_connect(raw, ("127.0.0.1", int(one.endpoint.rpartition(":")[2])))
-            raw.send(DEALER)
-            handshake = 0
-            while handshake < 64 + 30:
-                handshake += len(await loop.sock_recv(raw, 94))
-        yield lambda: [raw.send(request()) for raw in made]
-    finally:
-        for raw in made:
-            raw.close()
-
-
 async def whole_answer(reader):
     """Read to the END."""
     tail = b""
@@ -137,65 +111,6 @@ async def whole_answer(reader):
         data = await reader.read(MEGABYTE)
         assert data
         tail = (tail + data)[-10:]
-
-
-async def sent_until_answered(one, reader, complete=1):
-    """Read to the END; how many batches everybody was sent when the kernel had taken all of this answer."""
-    reading = asyncio.create_task(whole_answer(reader))
-    while one.outcomes.get("complete", 0) < complete:  # noqa: ASYNC110 - a server sets no asyncio.Event
-        await asyncio.sleep(0)
-    sent = one.stats.replay_batches
-    await reading
-    return sent
-
-
-@both_loops
-@pytest.mark.parametrize("asks", ["first", "last"])
-async def test_one_that_reads_is_found_before_each_of_a_crowd_was_asked(context, descriptors, monkeypatch, asks):
-    """Counted in batches: less than one for each of the crowd, where its kernels take 30 before they are full."""
-    monkeypatch.setattr(replay_module, "PAUSE", 60.0)  # counted without the time that this machine takes
-    async with (
-        served(5_000, payload=b"p" * 4_000) as one,
-        about_to_ask(one, 1_000) as ask,
-        bare(one.endpoint, DEALER) as (reader, writer),
-    ):
-        if asks == "last":
-            ask()
-        writer.write(request())
-        if asks == "first":
-            ask()
-        assert await sent_until_answered(one, reader) - 5_001 < 1_000
-        assert one.asked == 1_001
-
-
-@both_loops
-async def test_a_crowd_costs_no_more_than_three_shares_each_until_it_is_found_out(context, descriptors):
-    """Counted in batches, to the last one of them parked."""
-    async with (
-        served(5_000, payload=b"p" * 4_000) as one,
-        about_to_ask(one, 500, buffer=SMALL) as ask,
-        bare(one.endpoint, DEALER) as (reader, writer),
-    ):
-        ask()
-        writer.write(request())
-        await whole_answer(reader)
-        await eventually(lambda: one.asked == 501 and not one.stats.replay_sessions, "all others parked")
-        assert one.stats.replay_batches - 5_001 <= 3 * 500
-
-
-@both_loops
-async def test_one_that_reads_goes_before_a_crowd_that_has_not_shown_that_it_does(context, descriptors, monkeypatch):
-    """The kernels of the crowd take 130 kB each before they are full."""
-    monkeypatch.setattr(replay_module, "PAUSE", 60.0)
-    async with (
-        served(5_000, payload=b"p" * 4_000) as one,
-        about_to_ask(one, 200) as ask,
-        bare(one.endpoint, DEALER + request()) as (reader, writer),
-    ):
-        before = await sent_until_answered(one, reader)
-        ask()
-        writer.write(request())
-        assert await sent_until_answered(one, reader, 2) - before - 5_001 < 5_001 / 10
 
 
 @both_loops
@@ -212,38 +127,6 @@ async def test_one_that_reads_and_stops_holds_no_newcomer_up(context):
 
 
 @both_loops
-async def test_a_newcomer_has_three_turns_before_others_have_its_place(context, monkeypatch):
-    """Fewer would have it wait for its place once more for each look at its window."""
-    order = []
-    next_message = requester_module.Requester.next_message
-
-    def recorded(self):
-        order.append(self.identity)
-        return next_message(self)
-
-    monkeypatch.setattr(requester_module.Requester, "next_message", recorded)
-    async with served(50, payload=b"p" * 4_000, sessions=1) as one, about_to_ask(one, 3) as ask:
-        ask()
-        await eventually(lambda: len(order) >= 3 * 3, "a stay of each")
-        stays = [(identity, sum(1 for _ in stay)) for identity, stay in itertools.groupby(order)][:3]
-        assert len(dict(stays)) == 3
-        assert all(1 <= shares <= 3 for _, shares in stays)  # less where the kernel has not acknowledged the one before
-
-
-@both_loops
-async def test_newcomers_have_their_shares_in_the_same_turn(context, descriptors, monkeypatch):
-    """Each turn of the loop costs as much as a share."""
-    monkeypatch.setattr(replay_module, "SLICE", 60.0)
-    async with served(10, payload=b"p" * 4_000) as one, about_to_ask(one, 300, buffer=SMALL) as ask:
-        ask()
-        turns_taken = 0
-        while one.stats.replay_batches < 300:
-            await asyncio.sleep(0)
-            turns_taken += 1
-        assert turns_taken < 150  # with two shares a turn
-
-
-@both_loops
 async def test_they_cost_little_memory(context, descriptors):
     async with served(5_000, payload=b"p" * 4_000) as one:
         tracemalloc.start()
@@ -251,8 +134,6 @@ async def test_they_cost_little_memory(context, descriptors):
             with never_reading(one, 200):
                 await eventually(lambda: one.server.busy == 200 and not one.stats.replay_sessions, "all of them parked")
                 assert tracemalloc.get_traced_memory()[1] < 200 * 200_000  # each what one turn may write, and a message
-                # that is all that an answer beside them has to wait for
-                assert one.stats.replay_batches <= 200 * (2 * FIRST_SHARE // 4_000 + 2)
         finally:
             tracemalloc.stop()
 
@@ -379,17 +260,16 @@ async def test_one_that_does_not_read_holds_no_place(context):
 
 @both_loops
 async def test_servers_of_an_output_share_its_places(context):
-    budget = Budget(1, OutputStats())
     async with (
-        served(4_000, payload=b"p" * 4_000, budget=budget) as one,
-        served(50, budget=budget) as two,
+        served(4_000, payload=b"p" * 4_000, sessions=1) as one,
+        served(50, beside=one) as two,
     ):
-        assert budget.stats.replay_waiting_limit == 2 * MAX_WAITING
+        assert one.stats.replay_waiting_limit == 2 * MAX_WAITING
         clients = [requester(context, each) for each in (one, two, one, two)]
         await asyncio.gather(*(client.drain() for client in clients))
         assert [len(client.seqs()) for client in clients] == [4_000, 50, 4_000, 50]
         await eventually(lambda: one.outcomes == {"complete": 4}, "their outcomes")
-        assert (budget.stats.replay_sessions, budget.stats.replay_waiting) == (0, 0)
+        assert (one.stats.replay_sessions, one.stats.replay_waiting) == (0, 0)
         for client in clients:
             client.close()
 

@@ -151,11 +151,6 @@ class Peer(asyncio.BufferedProtocol):
         return self._acknowledged
 
     @property
-    def window(self) -> tcp.Window | None:
-        """What the peer's kernel has taken and would take; None where that is not known, as on a local socket."""
-        return None if self._local or self.closed else tcp.window(self._socket)
-
-    @property
     def has_unread(self) -> bool:
         """Whether bytes of the peer wait to be decoded, here or in the kernel."""
         return not self.closed and (self._later is not None or tcp.has_unread(self._socket))
@@ -169,14 +164,8 @@ class Peer(asyncio.BufferedProtocol):
             return False
         return tcp.gone(tcp.silence(self._socket), seconds)
 
-    def write(self, data: bytes, *, in_two: bool = False) -> None:
-        """Send whole encoded messages. Join the messages of one iteration of the loop: every call costs the same.
-
-        Args:
-            data: the messages.
-            in_two: send them as two segments. A kernel acknowledges the second one at once, and may wait 40 ms with a
-                single one (RFC 5681, 4.2).
-        """
+    def write(self, data: bytes) -> None:
+        """Send whole encoded messages. Join the messages of one iteration of the loop: every call costs the same."""
         if self._transport is None or self.closed:
             return
         if self.rewrite is not None:
@@ -184,17 +173,7 @@ class Peer(asyncio.BufferedProtocol):
         if self._zmtp.sealing is not None:
             data = self._zmtp.sealing.seal(data)
         self.written_bytes += len(data)
-        if in_two:
-            self._transport.write(data[: len(data) // 2])
-            data = data[len(data) // 2 :]
         self._transport.write(data)
-
-    def limit(self, *, waiting: int, unsent: int) -> None:
-        """Let so many bytes wait here before the peer is not writable any more, and so many unsent in the kernel."""
-        if self._transport is not None:
-            self._transport.set_write_buffer_limits(waiting, 0)
-        if not self._local:
-            tcp.limit_unsent(self._socket, unsent)
 
     def pause(self) -> None:
         """Stop reading from the peer. What has arrived stays, and TCP slows the peer down."""

@@ -25,8 +25,6 @@ _TRIES: Final = 3
 
 INFO: Final = struct.Struct("=2x2B4x16xI28xI")
 """Of ``struct tcp_info``: retransmits, probes, unacked, last_ack_recv (milliseconds)."""
-_WINDOW: Final = struct.Struct("=120xQ100xI")
-"""Of ``struct tcp_info`` from Linux 5.4 on: bytes_acked, snd_wnd."""
 _COUNT: Final = struct.Struct("i")
 NOTSENT_LOWAT: Final = 25  # Linux; the socket module has no name for it
 
@@ -62,27 +60,6 @@ def queued_bytes(connection: socket.socket) -> int:
 def has_unread(connection: socket.socket) -> bool:
     """Return whether the kernel has bytes of the peer that nobody has read."""
     return connection.fileno() >= 0 and any(fcntl.ioctl(connection, termios.FIONREAD, bytes(_COUNT.size)))
-
-
-class Window(NamedTuple):
-    """What a peer's kernel has taken, and how much it would take, in bytes since the connection began.
-
-    Where the peer reads, ``end`` moves on with ``acknowledged``; where it does not, the window closes.
-    """
-
-    acknowledged: int
-    end: int
-
-
-def window(connection: socket.socket) -> Window | None:
-    """Read the window of a TCP connection; None where the kernel does not say it, or it has just ended."""
-    if connection.fileno() < 0:
-        return None
-    data = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _WINDOW.size)
-    if len(data) < _WINDOW.size:
-        return None
-    acknowledged, open_bytes = _WINDOW.unpack(data)
-    return Window(acknowledged, acknowledged + open_bytes)
 
 
 class Silence(NamedTuple):

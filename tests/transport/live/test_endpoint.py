@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvbus.core.stats import OutputStats
 from kvbus.transport.live.endpoint import REOPEN, reopening
-from kvbus.transport.replay_endpoint import ReplayEndpoint
+from kvbus.transport.replay import ReplayServer, sender_of_output
 from kvbus.transport.sockets import PLAIN
 from kvbus.transport.zmtp.endpoint import Listener
 from kvbus.transport.zmtp.mechanism import Role
@@ -63,7 +63,10 @@ async def test_it_is_tried_no_more_once_it_is_closed(context: Any) -> None:
 async def test_of_two_openings_of_a_replay_endpoint_the_second_counts(context: Any) -> None:
     del context
     port = free_port()
-    endpoint = ReplayEndpoint(f"tcp://127.0.0.1:{port}", NOBODY, OutputStats(), PLAIN)
+    stats = OutputStats()
+    endpoint = ReplayServer(
+        f"tcp://127.0.0.1:{port}", on_request=NOBODY, sender=sender_of_output(stats, 1), stats=stats
+    )
     with no_descriptors():
         endpoint.reopen(PLAIN)
     endpoint.reopen(PLAIN)

@@ -53,27 +53,6 @@ def test_the_options_are_those_of_the_sources():
 
 
 @both_loops
-@pytest.mark.parametrize("reads", [True, False])
-async def test_a_window_moves_on_where_the_peer_reads(reads):
-    async with listening() as (listener, seen), bare(listener.endpoint, hello(b"SUB")) as (reader, writer):
-        await eventually(lambda: seen.peers, "the peer")
-        peer, size = seen.peers[0], 8 * 1024
-        if not reads:
-            writer.transport.pause_reading()
-        windows = []
-        for number in range(1, 6):
-            peer.write(bytes(size))
-            if reads:
-                await reader.readexactly(size)
-            await eventually(lambda: peer.acknowledged_bytes == peer.written_bytes, f"share {number}")
-            windows.append(peer.window)
-        acknowledged = windows[-1].acknowledged - windows[0].acknowledged
-        assert acknowledged == 4 * size
-        assert (windows[-1].end - windows[0].end > acknowledged / 2) is reads
-    assert peer.window is None
-
-
-@both_loops
 async def test_a_peer_that_does_not_read_is_there():
     """Its window is 0, and its kernel answers the probes."""
     async with listening() as (listener, seen), bare(listener.endpoint, hello(b"SUB")):

@@ -27,9 +27,7 @@ from kvbus.transport.live.endpoint import Endpoint, reopening
 from kvbus.transport.live.hub import Hub
 from kvbus.transport.live.ring import Ring
 from kvbus.transport.live.stream import UNSENT, LivePublisher
-from kvbus.transport.replay import ReplayServer
-from kvbus.transport.replay_budget import Budget
-from kvbus.transport.sender import Sender
+from kvbus.transport.replay import ReplayServer, sender_of_output
 from kvbus.transport.sockets import PLAIN, PeerPolicy
 from kvbus.transport.zmtp.endpoint import Dialler, Listener, Settings
 from kvbus.transport.zmtp.mechanism import Role
@@ -57,8 +55,7 @@ class ZmqOutput:
         self._output = output
         self._config = config
         self._services = services
-        self._budget = Budget(services.max_replay_sessions, services.stats)
-        self._sender = Sender()
+        self._sender = sender_of_output(services.stats, services.max_replay_sessions, services.clock)
         self._policy = PLAIN
         self._live: dict[tuple[int, int], LivePublisher] = {}
         """By the number of the output, or of its view, and the stream."""
@@ -200,10 +197,9 @@ class ZmqOutput:
         return ReplayServer(
             endpoint,
             on_request=on_request,
+            sender=self._sender,
             stats=services.stats,
-            budget=self._budget,
             policy=self._policy.at(stream),
-            clock=services.clock,
             system=services.system,
         )
 
