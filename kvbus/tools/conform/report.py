@@ -15,11 +15,11 @@ from rich.text import Text
 from kvbus.tools.terminal import glyphs_for, plain_table
 
 MAX_EVIDENCE_BYTES: Final = 512
-"""Of one piece of evidence that is shown; its length is always said."""
+"""Maximum bytes of one piece of evidence in JSON, beside its whole length."""
 
 
 class Outcome(StrEnum):
-    """What became of a clause."""
+    """The outcome for a clause."""
 
     KEPT = "kept"
     BROKEN = "broken"
@@ -27,7 +27,7 @@ class Outcome(StrEnum):
 
 
 class Level(StrEnum):
-    """How strongly a clause asks for what was judged (RFC 2119)."""
+    """How strongly a clause requires something (RFC 2119)."""
 
     MUST = "MUST"
     SHOULD = "SHOULD"
@@ -60,7 +60,7 @@ class Evidence:
     """Bytes that show a verdict.
 
     Attributes:
-        what: what they are, such as ``payload of batch 17``.
+        what: name of the bytes, such as ``payload of batch 17``.
         data: the bytes.
     """
 
@@ -78,12 +78,12 @@ class Verdict:
 
     Attributes:
         clause: the clause.
-        outcome: what became of it.
-        message: what was seen, in a sentence.
-        level: how strongly the clause asks for it. Of a broken clause: for what was broken.
+        outcome: kept, broken or not seen.
+        message: the observation, in a sentence.
+        level: how strongly the clause requires it; of a broken clause, the level of the broken part.
         evidence: bytes that show it.
-        case: what was tried, where a clause has several cases; empty for the whole clause.
-        counts: what was counted, such as missing and dead blocks.
+        case: name of the case; empty for a verdict about the whole clause.
+        counts: numbers such as missing and dead blocks.
     """
 
     clause: Clause
@@ -106,7 +106,7 @@ class Verdict:
         return f"{self.message} ({counts})" if counts else self.message
 
     def fails(self, *, strict: bool = False) -> bool:
-        """Whether this makes the whole a failure: a MUST that is broken, or with ``strict`` a SHOULD as well."""
+        """Whether the verdict is a failure: a broken MUST, or with ``strict`` also a broken SHOULD."""
         return self.outcome is Outcome.BROKEN and (strict or self.level is Level.MUST)
 
     def to_json(self) -> dict[str, Any]:
@@ -124,14 +124,14 @@ class Verdict:
 
 
 SPEC_VERSION: Final = "0.1"
-"""Of docs/spec/kv-events.md, whose clauses are judged."""
+"""Version of docs/spec/kv-events.md, whose clauses are judged."""
 
 _COLUMNS: Final = 120
-"""Of a table that goes into a file or a pipe."""
+"""Width of a table in a file or a pipe."""
 
 
 _TABLE_BYTES: Final = 64
-"""Of one piece of evidence in a table; JSON has more."""
+"""Maximum bytes of one piece of evidence in a table."""
 
 
 class Exit(IntEnum):
@@ -175,11 +175,11 @@ class Report:
 
     @property
     def ordered(self) -> list[Verdict]:
-        """By clause and case."""
+        """The verdicts, sorted by clause and case."""
         return sorted(self.verdicts, key=lambda each: (each.clause, each.case))
 
     def count(self, outcome: Outcome) -> int:
-        """Return how many verdicts are so."""
+        """Count the verdicts with this outcome."""
         return sum(each.outcome is outcome for each in self.verdicts)
 
     def exit_code(self, *, strict: bool = False) -> Exit:

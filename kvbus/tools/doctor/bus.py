@@ -15,7 +15,7 @@ from kvbus.transport.reach import find, shown
 
 
 class BusSource(msgspec.Struct):
-    """What is read of an entry of ``/sources``."""
+    """The needed fields of an entry of ``/sources``."""
 
     name: str
     endpoint: str
@@ -28,19 +28,19 @@ class BusSource(msgspec.Struct):
 
 
 class BusOverview(msgspec.Struct):
-    """What is read of ``/overview``."""
+    """The needed fields of ``/overview``."""
 
     state_writing: bool | None
 
 
 class Dropped(msgspec.Struct):
-    """What a router did not get."""
+    """Batches that a router did not get."""
 
     batches: int
 
 
 class BusRouter(msgspec.Struct):
-    """What is read of an entry of ``/routers``."""
+    """The needed fields of an entry of ``/routers``."""
 
     output: str
     peer: str

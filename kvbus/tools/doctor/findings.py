@@ -17,7 +17,7 @@ class Severity(StrEnum):
 
     PROBLEM = "problem"
     NOTE = "note"
-    """It may be meant so, or cannot be known from here."""
+    """It may be intended, or doctor cannot be certain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Seen:
 
 @dataclass(slots=True)
 class Report:
-    """Everything that was found and seen."""
+    """All findings, and a line for each source and output."""
 
     findings: list[Finding] = field(default_factory=list)
     seen: list[Seen] = field(default_factory=list)
@@ -71,13 +71,13 @@ class Report:
         self.findings += [each for each in dict.fromkeys(findings) if each not in self.findings]
 
     def merge(self, other: Report) -> None:
-        """Add what another part has found and seen."""
+        """Add another report."""
         self.add(other.findings)
         self.seen += other.seen
 
     @property
     def ordered(self) -> list[Finding]:
-        """Problems first, else as they were found: sources, then outputs, then what engines' APIs answered."""
+        """The findings in their order, problems before notes."""
         return sorted(self.findings, key=lambda finding: finding.severity is Severity.NOTE)
 
     @property
@@ -100,7 +100,7 @@ def printable(text: str) -> str:
 
 
 def render(report: Report, *, as_json: bool, colour: bool) -> str:
-    """Return the report: a line for each finding, the problems first, then what was seen."""
+    """Return the report: a line for each finding, problems first, then sources and outputs."""
     if as_json:
         return json.dumps(report.to_json(), indent=2) + "\n"
     lines = []
@@ -119,17 +119,17 @@ def coloured(out: TextIO) -> bool:
 
 
 class Line:
-    """One line on a terminal that is written again and again; nothing elsewhere."""
+    """One line on a terminal that is rewritten; no output elsewhere."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out if out.isatty() and os.environ.get("TERM") != "dumb" else None
 
     def show(self, text: str) -> None:
-        """Write it anew."""
+        """Rewrite the line."""
         self._write(printable(text)[:78])
 
     def end(self) -> None:
-        """Take the line away."""
+        """Erase the line."""
         self._write("")
 
     def _write(self, text: str) -> None:
@@ -139,7 +139,7 @@ class Line:
 
 
 class Waiting(Line):
-    """Says what is waited for."""
+    """Show the first endpoint whose answer is pending."""
 
     def __init__(self, out: TextIO) -> None:
         super().__init__(out)
@@ -147,7 +147,7 @@ class Waiting(Line):
         self._done = 0
 
     def __call__(self, what: str, over: bool) -> None:
-        """Something is being looked at, or no more."""
+        """Begin or end looking at an endpoint."""
         if over:
             self._open.pop(what, None)
             self._done += 1

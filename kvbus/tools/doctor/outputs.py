@@ -60,7 +60,7 @@ REMEDIES: Final = {
 
 
 async def broker(output: OutputConfig, at: str, timeout: float) -> tuple[list[Finding], str]:  # noqa: ASYNC109
-    """Whether a server takes kvbus in, and shows it the streams. Nothing is written: that would fence a writer."""
+    """Look at a log's server and its streams without writing, which would fence a writer."""
     where = place_of(output).servers
     try:
         async with asyncio.timeout(timeout):
@@ -106,14 +106,14 @@ async def _redis(output: OutputConfig) -> str:
 
 
 LOOKS: Final = {"kafka": _kafka, "nats": _nats, "redis": _redis}
-"""By type: what is there, in a sentence."""
+"""By type: a sentence about the streams of the log."""
 
 
 Looked = tuple[list[Finding], str]
-"""What is wrong with an endpoint, and what was seen of it."""
+"""The findings about an endpoint, and its description."""
 
 SUBSCRIPTION_S: Final = 0.5
-"""Seconds in which a router that was dialled says what it subscribes to."""
+"""Seconds that a dialled router has to subscribe."""
 
 
 class OutputProber:
@@ -229,7 +229,7 @@ class OutputProber:
         return None if self._output.bind else self._curve
 
     async def _listen(self, connection: Connection) -> str:
-        """Listen for a batch as an ordinary subscriber does that wants no state."""
+        """Listen for a batch as a subscriber that wants no state."""
         with contextlib.suppress(TimeoutError, ClosedError, ProtocolError):
             async with asyncio.timeout(min(self._timeout, (self._output.heartbeat or 0.5) + 0.5)):
                 await connection.send(b"\x01" + ASKS_REPLAY)
@@ -263,7 +263,7 @@ class OutputProber:
 
 
 async def _ask(connection: Connection) -> str:
-    """Ask a replay for what nobody has: it answers with END alone."""
+    """Ask a replay from a seq beyond all batches: the answer is END alone."""
     with contextlib.suppress(TimeoutError, ClosedError, ProtocolError):
         async with asyncio.timeout(1.0):
             await connection.send(*replay_request(NEWEST))

@@ -47,10 +47,10 @@ from kvbus.transport.zmtp.reasons import ProtocolError
 from kvbus.transport.zmtp.reasons import Reason as Broken
 
 MAX_KEPT: Final = 1024
-"""Batches, topics and first blocks that are remembered."""
+"""Maximum number of batches, topics and first blocks that are remembered."""
 
 Root = bytes
-"""A digest of what the hash of a prompt's first block follows from: its tokens, LoRA, salt and other keys."""
+"""A digest of a prompt's first block: its tokens, LoRA, salt and other keys, which determine its hash."""
 
 
 class Heard:
@@ -68,21 +68,21 @@ class Heard:
         self.batches: dict[int, int] = {}
         """Fingerprints of the newest batches, by seq."""
         self.contested = 0
-        """Batches under a seq that another batch had."""
+        """Number of batches whose seq another batch had."""
         self.events = 0
         self.stores = 0
         self.ranks: set[int] = set()
         self.kinds: set[str] = set()
-        """Of hashes: bytes, integer."""
+        """Kinds of hashes: bytes, integer."""
         self.roots: dict[Root, Hash] = {}
         self.skew: float | None = None
-        """Seconds that the publisher's clock is behind ours, at the least."""
+        """Least seconds by which the publisher's clock is behind this machine's."""
         self.oversize = False
         self.messages = 0
 
     @property
     def source(self) -> Source:
-        """The source that has taken it in."""
+        """The relay's source."""
         return self._relay.sources[0]
 
     @property
@@ -92,7 +92,7 @@ class Heard:
 
     @property
     def wanted(self) -> int:
-        """Messages whose topic is the one that is subscribed to."""
+        """Number of messages under the configured topic."""
         topic = self.source.spec.topic
         return sum(count for each, count in self.topics.items() if each.startswith(topic))
 
@@ -165,9 +165,9 @@ def differing_roots(heard: Sequence[tuple[str, Heard]]) -> Iterator[tuple[str, s
 NEWEST: Final = 2**63 - 1
 """A seq that no batch has: a replay from there is END alone."""
 REACH: Final = 16
-"""Batches that a replay is asked for, where the newest one is known."""
+"""Number of newest batches that a replay is asked for."""
 ENOUGH_S: Final = 1.0
-"""Seconds to listen to a publisher that says something."""
+"""Seconds to listen after the first store."""
 LISTENING: Final = 0.6
 """Part of the timeout after which a silent publisher is given up: its replay has to be asked too."""
 
@@ -334,7 +334,7 @@ class Prober:
 
 
 async def _listen(connection: Connection, heard: Heard, limit: asyncio.Timeout) -> None:
-    """Take in what comes; a second after the first batch that says something, it is enough."""
+    """Take in messages until a second after the first store."""
     loop = asyncio.get_running_loop()
     try:
         # no state for this subscription; and every topic, to see whether it is the topic that keeps things away
@@ -354,7 +354,7 @@ async def _listen(connection: Connection, heard: Heard, limit: asyncio.Timeout) 
 
 
 def local(endpoint: str) -> str:
-    """Return where something that is bound to an endpoint is reached from this machine."""
+    """Return the address of a bound endpoint, seen from this machine."""
     for wildcard in ("*", "0.0.0.0", "[::]"):  # noqa: S104 - recognised, not bound
         endpoint = endpoint.replace(f"tcp://{wildcard}:", "tcp://127.0.0.1:")
     return endpoint

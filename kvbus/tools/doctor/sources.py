@@ -15,7 +15,7 @@ from kvbus.transport.reach import PUBLISHERS, SUBSCRIBERS, Outcome, Stop
 MAX_SKEW_S: Final = 5.0
 """Seconds that the clocks of engine and kvbus may differ."""
 ALIKE: Final = 2
-"""Contested seqs that are no restart: the first batch of a new epoch is one, and it comes on another connection."""
+"""Contested seqs that prove two publishers; a restart contests one."""
 
 _CORRECT: Final[dict[Stop, str]] = {
     Stop.NAME: "correct the host name, or the name server",
@@ -36,7 +36,7 @@ NETWORK: Final = frozenset({Stop.NAME, Stop.REFUSED, Stop.NO_ROUTE, Stop.DROPPED
 
 
 def wrong(outcome: Outcome, section: str, name: str, do: str = "") -> Finding:
-    """Return what is wrong with an endpoint whose dial did not come to an open connection."""
+    """Return the finding about an endpoint at which no connection opened."""
     severity = Severity.NOTE if outcome.stop is Stop.NO_CURVE else Severity.PROBLEM
     key = f"{section}.{_CURVE_KEYS.get(outcome.stop, name)}"
     return Finding(outcome.sentence, key, do or _CORRECT[outcome.stop], severity)

@@ -10,13 +10,13 @@ from kvbus.tools.conform.report import Clause, Evidence, Level, Outcome, Verdict
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A clause that is watched.
+    """A clause that the kit judges.
 
     Attributes:
         clause: the clause.
-        noun: what it was seen in, as the noun of a number.
-        unseen: how to see it, where it was not.
-        level: how strongly the clause asks for the most of it.
+        noun: plural noun for the counted observations.
+        unseen: why the clause was not judged, and the option that helps.
+        level: the clause's usual level.
     """
 
     clause: Clause
@@ -101,7 +101,7 @@ OF_READERS: Final = frozenset({"2.4", "3.2", "3.4", "3.5", "3.7", "4.5", "4.7", 
 
 @dataclass(slots=True)
 class _Entry:
-    """Of one clause: how often it was kept, and how it was broken first."""
+    """Count how often one clause was kept, and hold the first observation that breaks it."""
 
     kept: int = 0
     broken: int = 0
@@ -113,48 +113,54 @@ class _Entry:
 
 
 class Ledger:
-    """Counts what keeps a clause, and remembers the first thing that breaks it. A MUST outweighs a SHOULD."""
+    """Collect the observations about all clauses.
+
+    The first observation that breaks a clause is shown. A broken MUST takes the place of a broken SHOULD.
+    """
 
     def __init__(self) -> None:
         self._entries: Final = {number: _Entry() for number in WATCHED}
 
     def kept(self, number: str, times: int = 1) -> None:
-        """Something kept a clause."""
+        """Count observations that keep a clause."""
         self._entries[number].kept += times
 
     def broken(self, number: str, message: str, *evidence: Evidence, level: Level | None = None) -> None:
-        """Something broke a clause. ``level``: how strongly it asks for that; by default as for the most of it."""
+        """Record an observation that breaks a clause.
+
+        Without ``level`` the clause's usual level holds.
+        """
         entry, level = self._entries[number], level or WATCHED[number].level
         if not entry.broken or (level is Level.MUST and entry.level is Level.SHOULD):
             entry.message, entry.level, entry.evidence = message, level, evidence
         entry.broken += 1
 
     def judge(self, number: str, wrong: str, *evidence: Evidence, level: Level | None = None) -> None:
-        """Note what is wrong by a clause. An empty text means that the clause was kept."""
+        """Record what is wrong by a clause. An empty text means that the clause is kept."""
         if wrong:
             self.broken(number, wrong, *evidence, level=level)
         else:
             self.kept(number)
 
     def unseen(self, number: str, why: str) -> None:
-        """A clause could not be seen for a reason of this run."""
+        """Record why this run cannot judge a clause."""
         self._entries[number].unseen = why
 
     def not_yet(self, number: str, why: str) -> None:
-        """A clause was not seen for a reason of this run. It may still be."""
+        """Record why this run has not judged a clause so far."""
         self._entries[number].instead = why
 
     def is_kept(self, number: str) -> bool:
-        """Whether a clause was seen, and never otherwise."""
+        """Whether some observation keeps the clause, and none breaks it."""
         entry = self._entries[number]
         return entry.kept > 0 and not entry.broken
 
     def is_broken(self, number: str) -> bool:
-        """Whether anything has broken a clause."""
+        """Whether some observation breaks the clause."""
         return self._entries[number].broken > 0
 
     def verdicts(self) -> list[Verdict]:
-        """Return a verdict for each clause that is watched."""
+        """Return a verdict for each judged clause."""
         return [self._verdict(number) for number in WATCHED]
 
     def _verdict(self, number: str) -> Verdict:

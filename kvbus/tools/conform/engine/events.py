@@ -1,4 +1,4 @@
-"""Payloads as events, strictly as section 6 has them; whatever deviates is noted, and read as far as it can be."""
+"""Read payloads as events, strictly by section 6. A deviation is recorded, and the rest is still read."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _RANGES: Final = {
     "lora_id": 2**63 - 1,
 }
 _APART: Final = ("lora_id", "lora_name", "cache_salt")
-"""Keys whose values keep caches apart, for all blocks of a store alike; extra_keys do for each block."""
+"""Keys that separate caches for all blocks of a store; ``extra_keys`` does so for each block."""
 
 Hash = int | bytes
 Place = tuple[int | None, str]
@@ -49,15 +49,15 @@ class Event:
     """One event that could be read.
 
     Attributes:
-        kind: its type.
-        place: group and medium; of a clear without a medium the medium is empty.
-        hashes: its blocks; integers as 64 bits without a sign.
+        kind: the event's type.
+        place: group and medium; a clear of all media has an empty medium.
+        hashes: the blocks; integers as unsigned 64 bits.
         parent: of the first block of a store; None at the root.
         tokens: of a store, a list.
         block_size: of a store.
-        apart: what keeps the blocks of a store apart from others with the same tokens.
-        extras: the same for each block; empty where nothing does.
-        remaining: of a removal, how many copies of each block are left, where it says so.
+        apart: values that separate the blocks of a store from other blocks with the same tokens.
+        extras: such values for each block; empty if there are none.
+        remaining: remaining copies of each removed block; None if the event does not say.
         raw: its bytes.
         where: its place in the stream, for people.
     """
@@ -76,11 +76,11 @@ class Event:
 
     @property
     def evidence(self) -> Evidence:
-        """Its bytes, to show."""
+        """The event's bytes, as evidence."""
         return Evidence(self.where, self.raw)
 
     def content_of(self, block: int) -> bytes | None:
-        """Return what one block of a store holds, without what is before it; None where its tokens are not known."""
+        """Return the content of one block of a store, without its prefix; None if its tokens are unknown."""
         tokens = self.tokens[block * self.block_size : (block + 1) * self.block_size]
         if not tokens or len(tokens) != self.block_size:
             return None
@@ -110,7 +110,7 @@ class Payload:
 
 
 class EventReader:
-    """Reads payloads of one stream, and notes what is not as sections 6, 8, 9 and 12 have it."""
+    """Read the payloads of one stream, and judge them by sections 6, 8, 9 and 12."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -119,11 +119,11 @@ class EventReader:
         self._sizes: dict[int | None, int] = {}
 
     def new_epoch(self) -> None:
-        """An epoch has begun: block sizes may differ from those before it."""
+        """Forget the block sizes: a new epoch may have others."""
         self._sizes.clear()
 
     def read(self, payload: bytes, seq: int) -> Payload | None:
-        """Read a payload; None where it is no batch."""
+        """Read a payload; return None if it is not a batch."""
         ledger, shown = self._ledger, Evidence(f"payload of batch {seq}", payload)
         ledger.kept("12.1")
         if len(payload) > MAX_BATCH_BYTES:
@@ -236,7 +236,7 @@ class EventReader:
         self._ledger.judge("6.3", wrong, shown)
 
     def _hashes(self, event: Event, fields: dict[Any, Any], shown: Evidence) -> bool:
-        """Read the hashes; False where the event names no blocks."""
+        """Read the hashes; return False if the event names no blocks."""
         clause = "6.4" if event.kind == "BlockStored" else "6.12"
         hashes = fields.get("block_hashes")
         if not isinstance(hashes, list):

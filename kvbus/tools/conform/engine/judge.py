@@ -18,12 +18,12 @@ from kvbus.tools.conform.engine.stream import SEQ_END, Message, Silence, Stream,
 from kvbus.tools.conform.report import Evidence, Level, Report, Verdict
 
 LONG: Final = 1_000
-"""Messages of an answer that show whether it is filled, or whether a slow requester loses some."""
+"""Least length of an answer that shows filling, or losses at a slow requester."""
 
 
 @dataclass(slots=True)
 class Answer:
-    """What came for one request.
+    """The messages that answer one replay request.
 
     Attributes:
         start: the number that was asked for.
@@ -40,14 +40,14 @@ class Answer:
     slow: bool = False
 
     def add(self, frames: list[bytes]) -> bool:
-        """Take a message; return whether the answer is over."""
+        """Add a message; return whether the answer has ended."""
         self.messages.append(frames)
         self.ended = any(frame[:8] == END_SEQ for frame in frames[-2:])
         return self.ended
 
     @property
     def batches(self) -> list[Message]:
-        """The batches in it that can be read, whichever framing it has."""
+        """The readable batches of the answer, in either framing."""
         found = []
         for frames in self.messages:
             if len(frames) < 2 or len(frames[-2]) not in {8, 24}:
@@ -60,13 +60,13 @@ class Answer:
 
 
 class AnswerJudge:
-    """Judges answers one by one."""
+    """Judge answers one by one."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
 
     def judge(self, answer: Answer, heartbeats: frozenset[int] = frozenset()) -> None:
-        """Judge an answer. ``heartbeats``: numbers that were empty batches in the live stream, too."""
+        """Judge an answer. ``heartbeats`` are the numbers of empty batches in the live stream."""
         self._frames(answer)
         self._end(answer)
         batches = answer.batches
@@ -146,7 +146,7 @@ View = set[tuple[Place, Hash]]
 
 
 def judge_late(ledger: Ledger, joined: Sequence[Message], others: Mapping[int, bytes], live: View | None) -> int:
-    """Judge what a late subscriber got.
+    """Judge the messages that a late subscriber received.
 
     Args:
         ledger: what was seen of each clause.
@@ -203,7 +203,7 @@ _HEARTBEATS: Final = 20_000
 
 
 class EngineJudge:
-    """Judges a publisher by what is seen of it.
+    """Judge a publisher by the messages from its sockets.
 
     Args:
         rank: of the publisher; None for the one that its first batch has.
@@ -225,18 +225,18 @@ class EngineJudge:
         self._newest: Stream | None = None
         self._heartbeats: dict[int, None] = {}
         self._welcomes: list[bool] = []
-        """For each subscription, whether the first that came on it began with AllBlocksCleared."""
+        """For each subscription, whether its first message began with AllBlocksCleared."""
 
     @property
     def stream(self) -> Stream:
-        """The stream that was heard last."""
+        """The stream of the newest message."""
         if self._newest is None:
             self._newest = Stream(self.ledger, self._rank)
         return self._newest
 
     @property
     def restarts(self) -> int:
-        """Epochs that have begun since the first batch of a stream."""
+        """Number of epochs after the first epoch of each stream."""
         return sum(each.epochs for each in {id(each): each for each in self._streams.values()}.values())
 
     def clears_first(self, message: Message) -> bool:
@@ -249,16 +249,16 @@ class EngineJudge:
         return parse(frames, self.ledger)
 
     def gap_before(self, message: Message) -> int | None:
-        """Return the first number that is missing before a message."""
+        """Return the first number missing before a message."""
         stream = self._known(message)
         return None if stream is None else stream.gap_before(message)
 
     def welcome(self, message: Message) -> None:
-        """Note the first message of a subscription, before it is taken."""
+        """Record how a subscription begins: call it with the first message, before `take`."""
         self._welcomes.append(self.clears_first(message))
 
     def take(self, message: Message, *, connected: bool = False) -> Payload | None:
-        """Judge a live batch, once what is missing before it was asked for."""
+        """Judge a live batch, after the batches missing before it were requested."""
         payload = self._stream_of(message).take(message, connected=connected)
         self.events += len(payload.events) if payload is not None else 0
         self.silence.ended(payload)
@@ -269,11 +269,11 @@ class EngineJudge:
         return payload
 
     def answer(self, answer: Answer) -> None:
-        """Judge an answer, and leave what it says of the stream."""
+        """Judge an answer by itself, without adding its batches to the stream."""
         self._answers.judge(answer, frozenset(self._heartbeats))
 
     def begin(self, answer: Answer) -> None:
-        """Take the history that an answer to a replay from 0 brings, before the first live batch or behind others."""
+        """Add the history from an answer to a replay from 0: before the first live batch, or after others."""
         batches = answer.batches
         if len({each.topic for each in batches}) > 1:
             return  # of several publishers, which nobody can tell apart without their live streams
@@ -284,7 +284,7 @@ class EngineJudge:
             self.stream.overlaps(state=self.clears_first(batches[0]))
 
     def reconnected(self, answer: Answer | None) -> None:
-        """The connection was away and is back. ``answer``: what a replay from 0 brought; None where there is none."""
+        """Go on after the connection was lost. ``answer`` answers a replay from 0; None without a replay endpoint."""
         stream = self.stream
         self.silence.restart()
         if answer is None or not answer.batches or stream.expected is None:
@@ -300,7 +300,7 @@ class EngineJudge:
         self.begin(answer)
 
     def fill(self, message: Message, answer: Answer) -> None:
-        """Take what an answer has of the numbers that are missing before a live message."""
+        """Add the batches of an answer that are missing before a live message."""
         stream = self._known(message)
         if stream is None:
             return
@@ -314,7 +314,7 @@ class EngineJudge:
                 stream.expected = number + 1
 
     def verdicts(self) -> list[Verdict]:
-        """Return a verdict for each clause that is watched."""
+        """Return a verdict for each judged clause."""
         streams = {id(each): each for each in self._streams.values()}.values()
         self._cleared([each for stream in streams for each in stream.uncleared])
         missing = sum(each.missing for each in streams)
@@ -333,7 +333,7 @@ class EngineJudge:
             self.ledger.broken("11.3", "batch 0 does not begin with AllBlocksCleared", uncleared[0])
 
     def _known(self, message: Message) -> Stream | None:
-        """The stream of a message, if it is one of those before, or goes on with the history."""
+        """Return the known stream of a message, or the history that it continues."""
         return self._streams.get(message.topic) or (None if self._streams else self._newest)
 
     def _stream_of(self, message: Message) -> Stream:

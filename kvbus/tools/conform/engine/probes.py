@@ -1,4 +1,4 @@
-"""What is done to a running publisher: requests to its replay and snapshot endpoints, and to its OpenAI-style API."""
+"""Probe a running publisher: ask its replay and snapshot endpoints, and its OpenAI-style API."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
 TIMEOUT: Final = 10.0
 """Seconds for the next message of an answer."""
 _SHORT: Final = 3.0
-"""Seconds for an answer that need not come."""
+"""Seconds to wait for an optional answer."""
 _SILENT: Final = 8
 """Requesters that do not read."""
 _HOLD_S: Final = 1.0
 _BEYOND: Final = 2**40
-"""Added to a number: nothing was sent there."""
+"""Distance from the newest number to a number that was never sent."""
 _MOST_FRAMES: Final = 1_000_000
 
 
 class Asking:
-    """Asks, and judges what comes.
+    """Send requests, and judge the answers.
 
     Args:
         judge: what is seen goes there.
@@ -66,7 +66,7 @@ class Asking:
         return answer
 
     async def probe(self, heard: Callable[[], int]) -> None:
-        """Try what readers do not do every day. ``heard``: how many live batches have come."""
+        """Try unusual requests. ``heard`` returns the number of live batches so far."""
         if self._replay is None:
             return
         before = heard()
@@ -95,7 +95,7 @@ class Asking:
         self._judge.ledger.judge("4.1", wrong, *shown)
 
     async def _beside_silent_ones(self) -> None:
-        """Some ask and do not read; one asks and reads; then one of the silent ones reads after all."""
+        """Ask while other requesters do not read, then let one of these read."""
         assert self._replay is not None  # noqa: S101 - asked before
         async with AsyncExitStack() as stack:
             silent = []
@@ -150,7 +150,7 @@ class Asking:
 WAIT_S: Final = 10.0
 """Seconds for the events of a prompt."""
 AT_ONCE_S: Final = 3.0
-"""Seconds in which a cache that was emptied has to say so."""
+"""Seconds for the clear of a cache that was emptied."""
 MAX_PAIRS: Final = 200
 """Pairs of numbers in a prompt: several blocks at any usual block size, below the 2,048 tokens of small models."""
 _PAIR_TOKENS: Final = 8
@@ -159,21 +159,21 @@ _TOGETHER: Final = 4
 
 
 class ApiError(Exception):
-    """The API refuses a request, or does not carry it out."""
+    """The API refuses a request, or fails to carry it out."""
 
 
 class Reset(StrEnum):
-    """The path of an engine's cache reset, which shows which engine it is."""
+    """The path of a cache reset; each engine has another one."""
 
     VLLM = "/reset_prefix_cache"
-    """There with ``VLLM_SERVER_DEV_MODE=1``. It resets the device's cache."""
+    """vLLM has it with ``VLLM_SERVER_DEV_MODE=1``, and resets the device's cache."""
     SGLANG = "/flush_cache"
-    """It resets every tier."""
+    """SGLang resets every tier."""
 
 
 @dataclass(slots=True)
 class Api:
-    """An API, and the judge that sees what comes of it.
+    """An API, and the judge of the events that it causes.
 
     Attributes:
         judge: what is seen goes there.
@@ -191,7 +191,7 @@ class Api:
     _pairs: int = MAX_PAIRS
 
     async def provoke(self) -> None:
-        """Go through all cases. What fails is a note, and the others are tried all the same."""
+        """Run all steps. A failed step adds a note, and the next steps still run."""
         async with engine_api.session() as client:
             await self._step("endpoints", self._endpoints(client))
             if not await self._step("prompts", self._prompts(client)):
@@ -251,7 +251,7 @@ class Api:
         await self._emptied(client, f"POST {path}", self._ask_reset(client, path))
 
     async def _reset_path(self, client: aiohttp.ClientSession) -> Reset:
-        """Find the engine's reset. The question changes nothing."""
+        """Find the engine's reset by OPTIONS requests, which change nothing."""
         for path in Reset:
             async with client.options(self.base + path, allow_redirects=False) as answer:
                 if answer.status != 404:
@@ -282,7 +282,7 @@ class Api:
         await self._complete(client, self._prompt(0))
 
     async def _emptied(self, client: aiohttp.ClientSession, what: str, work: Any) -> None:
-        """Empty the cache, and see whether a clear comes at once; then store something behind it."""
+        """Empty the cache, and judge whether a clear comes at once; then store blocks again."""
         await asyncio.sleep(AT_ONCE_S / 3)  # an engine with requests running may do nothing
         blocks = self.judge.stream.blocks
         before, live = blocks.clears, len(blocks)
@@ -336,7 +336,7 @@ def _says_no(text: str) -> bool:
 
 
 async def _until(condition: Callable[[], bool], seconds: float) -> bool:
-    """Wait until it holds; return whether it does."""
+    """Wait until the condition holds; return False if the time is over first."""
     end = asyncio.get_running_loop().time() + seconds
     while not condition():
         if asyncio.get_running_loop().time() > end:

@@ -14,30 +14,30 @@ from kvbus.tools.conform.engine.events import Event, EventReader, Hash, Payload,
 from kvbus.tools.conform.report import Evidence, Level
 
 MAX_BLOCKS: Final = 200_000
-"""Blocks whose content is remembered; later ones are not compared."""
+"""Maximum number of blocks whose content is compared."""
 
 _ROOT: Final = b"root"
 
 
 class Contents:
-    """Remembers the content of each hash as a digest of its prefix, and the hash of each content."""
+    """Compare hashes with contents: equal hashes must name equal prefixes (6.7, 6.8)."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._epoch = 0
         self._prefix: dict[tuple[int | None, Hash], bytes] = {}
-        """By group and hash, the digest of its block and all before it."""
+        """Digest of a block and its whole prefix, by group and hash."""
         self._named: dict[bytes, tuple[Hash, int]] = {}
-        """By that digest, the hash and the epoch it was last stored in."""
+        """Hash and epoch of the newest store, by that digest."""
         self._alone: dict[bytes, tuple[bytes, Hash]] = {}
-        """By the digest of a block alone, the prefix and the hash that it was first seen with."""
+        """Prefix digest and hash of the first store, by the digest of the block alone."""
 
     def new_epoch(self) -> None:
-        """The publisher has begun anew."""
+        """Begin a new epoch of the publisher."""
         self._epoch += 1
 
     def stored(self, event: Event) -> None:
-        """Compare what a store says with what was said before. One hash may name blocks of several groups."""
+        """Compare a store with earlier stores. One hash may name blocks of several groups."""
         group = event.place[0]
         parent = _ROOT if event.parent is None else self._prefix.get((group, event.parent))
         for at, block in enumerate(event.hashes):
@@ -80,7 +80,7 @@ class _Table:
 
     def __init__(self) -> None:
         self.stores: Final[dict[Hash, int]] = {}
-        """Of each live block, how often it was stored more than removed."""
+        """Stores minus removals of each live block."""
         self.parents: Final[dict[Hash, Hash | None]] = {}
         self.children: Final[Counter[Hash | None]] = Counter()
 
@@ -98,7 +98,7 @@ class _Table:
 
 
 class Blocks:
-    """The view that a reader has which applies everything in order.
+    """The view of a reader that applies all events in order.
 
     Attributes:
         complete: nothing from before or between is missing, so that a block that is not here is not live.
@@ -113,9 +113,9 @@ class Blocks:
         self._ledger = ledger
         self._tables: dict[Place, _Table] = {}
         self._cleared: set[tuple[Place, Hash]] = set()
-        """What was live at the last clear of everything and was not stored since."""
+        """Blocks that the last clear of all media removed, and that were not stored since."""
         self._open_clears = 0
-        """Clears of live blocks behind which nothing has come yet."""
+        """Clears of live blocks that no event has followed yet."""
 
     @property
     def live(self) -> set[tuple[Place, Hash]]:
@@ -126,11 +126,11 @@ class Blocks:
         return sum(len(table.stores) for table in self._tables.values())
 
     def lose(self) -> None:
-        """Something is missing: what is known from here on is not all."""
+        """Mark the view as incomplete, because a batch is missing."""
         self.complete = False
 
     def reset(self, *, complete: bool) -> None:
-        """Begin with nothing, as an epoch does."""
+        """Forget all blocks at the beginning of an epoch."""
         self._tables.clear()
         self._cleared.clear()
         self.complete = complete
@@ -246,16 +246,16 @@ class Blocks:
 
 SEQ_END: Final = 2**63
 SILENCE_S: Final = 2.5
-"""Seconds without a batch that are more than a late empty batch."""
+"""Seconds without a batch after which the empty batch is missing, and not late."""
 _PAUSE_S: Final = 0.8
-"""Seconds of silence behind which an empty batch was sent because of it."""
+"""Least silence, in seconds, that an empty batch answers."""
 _REMEMBERED: Final = 10_000
-"""Numbers whose payloads are told apart from those of another epoch."""
+"""Number of payloads that are remembered, to recognise another epoch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message whose three frames are as section 2 has them."""
+    """A message with three frames as in section 2."""
 
     topic: bytes
     seq: int
@@ -264,7 +264,7 @@ class Message:
 
 
 def parse(frames: Sequence[bytes], ledger: Ledger) -> Message | None:
-    """Read a live message; None where it has no number that a reader could use."""
+    """Read a live message; return None if its number is unusable."""
     if len(frames) != 3:
         shown = [Evidence(f"frame {at}", frame) for at, frame in enumerate(frames[:4])]
         ledger.broken("2.1", f"a message has {len(frames)} frames", *shown)
@@ -280,7 +280,7 @@ def parse(frames: Sequence[bytes], ledger: Ledger) -> Message | None:
 
 
 class Stream:
-    """Judges the batches of one numbering in the order in which they come.
+    """Judge the batches of one numbering in their order of arrival.
 
     Args:
         ledger: what was seen of each clause.
@@ -295,11 +295,11 @@ class Stream:
         self.expected: int | None = None
         self.blocks = Blocks(ledger)
         self.epochs = 0
-        """Epochs behind the first."""
+        """Number of epochs after the first one."""
         self.uncleared: list[Evidence] = []
-        """Batches 0 that did not begin with AllBlocksCleared."""
+        """Each batch 0 that did not begin with AllBlocksCleared."""
         self.missing = 0
-        """Numbers that never came, and of which nobody knows whether they were sent."""
+        """Numbers that never arrived. Whether the publisher sent them is unknown."""
         self._ledger = ledger
         self._reader = EventReader(ledger)
         self._contents = Contents(ledger)
@@ -311,21 +311,21 @@ class Stream:
         self._batches = 0
         self._rejoined = False
         self._overlap = 0
-        """Live batches below this number were taken from an answer while they were on their way."""
+        """Batches below this number came in an answer, and may still arrive live."""
         self._state = False
-        """That answer brought a state: what it has under a number is not what was sent live."""
+        """The answer brought a state, whose batches differ from the live ones of the same numbers."""
 
     def overlaps(self, *, state: bool) -> None:
-        """An answer was taken; some of it may still come live. ``state``: it began with AllBlocksCleared."""
+        """Expect batches of an added answer once more, live. ``state``: the answer began with AllBlocksCleared."""
         self._overlap, self._state = self.expected or 0, state
 
     def rejoin(self) -> None:
-        """The connection was away, and nobody can be asked what was sent meanwhile."""
+        """Go on after a lost connection without a replay of the batches in between."""
         self._rejoined = True
         self.blocks.lose()
 
     def gap_before(self, message: Message) -> int | None:
-        """Return the first number that is missing before a message, None where it is the next one."""
+        """Return the first number missing before a message, None if the message is the next one."""
         if self.expected is None or self._rejoined:
             return None
         if message.publisher != self._publisher or message.seq <= self.expected:
@@ -333,7 +333,7 @@ class Stream:
         return self.expected
 
     def take(self, message: Message, *, connected: bool = False) -> Payload | None:
-        """Judge the next batch; ``connected``: the connection has stood since the one before.
+        """Judge the next batch. ``connected``: the connection was not lost since the batch before.
 
         Returns:
             What could be read of it, None where it is none or was there already.
@@ -364,11 +364,11 @@ class Stream:
         return payload
 
     def skipped(self, number: int, shown: Evidence) -> None:
-        """An answer has the numbers around this one, and not this one."""
+        """Record a number that an answer lacks between others: it was never sent."""
         self._ledger.broken("3.1", f"number {number} was never sent, and a replay does not have it", shown)
 
     def new_epoch(self) -> None:
-        """What comes next begins an epoch."""
+        """Begin an epoch with the next batch."""
         self.epochs += 1
         self._overlap = 0
         self._batches = 0
@@ -379,15 +379,15 @@ class Stream:
         self.blocks.reset(complete=False)
 
     def knows(self, message: Message) -> bool:
-        """Whether this batch came already, with the same bytes."""
+        """Whether a batch with this number and the same bytes was taken."""
         return self._sent.get(message.seq) == zlib.crc32(message.payload)
 
     def contradicts(self, message: Message) -> bool:
-        """Whether a batch with this number came already, with other bytes."""
+        """Whether a batch with this number and other bytes was taken."""
         return message.seq in self._sent and not self.knows(message)
 
     def _number(self, message: Message, *, connected: bool) -> bool:
-        """Judge the number; False where the batch was there already."""
+        """Judge the number; return False if the batch is a repetition."""
         ledger, expected, rejoined = self._ledger, self.expected or 0, self._rejoined
         self._rejoined = False
         if message.publisher != self._publisher:
@@ -424,7 +424,7 @@ class Stream:
         self.new_epoch()
 
     def _begin(self, message: Message, payload: Payload) -> None:
-        """The first batch that is seen of an epoch."""
+        """Judge the first known batch of an epoch."""
         self.blocks.reset(complete=message.seq == 0)
         if message.seq != 0:
             return
@@ -449,7 +449,7 @@ class Stream:
 
 
 class Silence:
-    """How long nothing has come, and whether an empty batch ended it (3.6)."""
+    """Measure silence, and judge whether empty batches end it (3.6)."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -457,18 +457,18 @@ class Silence:
         self._said = False
 
     def passed(self, seconds: float) -> None:
-        """Nothing came for these seconds more, while somebody was waiting for it."""
+        """Add seconds of silence while the connection stood."""
         self._silent += seconds
         if self._silent >= SILENCE_S and not self._said:
             self._said = True
             self._ledger.broken("3.6", f"nothing was sent for more than {SILENCE_S:g} s")
 
     def ended(self, payload: Payload | None) -> None:
-        """A batch has come."""
+        """End the silence by a batch."""
         if self._silent >= _PAUSE_S and not self._said and payload is not None and payload.empty:
             self._ledger.kept("3.6")
         self.restart()
 
     def restart(self) -> None:
-        """Count from now on: the connection has just been made, say."""
+        """Measure anew, for example after a new connection."""
         self._silent, self._said = 0.0, False

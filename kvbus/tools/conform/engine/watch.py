@@ -1,4 +1,4 @@
-"""A running publisher, watched on its sockets: what comes goes to the judge, and what does not come is asked for."""
+"""Watch a running publisher on its sockets, ask for missing batches, and pass all messages to the judge."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _PING: Final = b"\x04PING"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is watched, and how.
+    """The publisher to watch, and how.
 
     Attributes:
         endpoint: of the live stream.
@@ -106,7 +106,7 @@ class Tap:
         self.arrived.set()
 
     def on_connection(self, up: bool) -> None:
-        """Take a connection made or lost, behind the messages before it."""
+        """Queue a connection made or lost after the messages before it."""
         self.ups.append(up)
         self.messages.append([])  # holds its place
         self.arrived.set()
@@ -123,7 +123,7 @@ class Tap:
 
 
 class Watch:
-    """Watches a publisher for a while; `report` says at any time what was seen so far."""
+    """Watch a publisher for a while; `report` returns the verdicts so far."""
 
     def __init__(self, target: Target, progress: Callable[[str], None] = lambda _: None) -> None:
         self.judge: Final = EngineJudge(target.rank)
@@ -132,18 +132,18 @@ class Watch:
         self._asking = Asking(self.judge, target.replay, target.snapshot, target.curve)
         self._notes: list[str] = []
         self.connected = False
-        """The connection stands, as far as the messages that were taken say."""
+        """Whether the connection stands after the messages taken so far."""
         self._steady = False
-        """The connection has stood since the last batch."""
+        """Whether the connection was not lost since the last batch."""
         self._ups = 0
         self._judged = False
-        """There is a verdict, though there was no connection to watch."""
+        """There is a verdict although no connection could be watched."""
         self._doing = "connecting"
         self._others: dict[int, bytes] | None = None
-        """What comes by number, while a late subscriber is compared with it."""
+        """Payloads by number, while a late subscriber is compared with this one."""
 
     def report(self) -> Report:
-        """Return what was seen so far."""
+        """Return the verdicts so far."""
         judge = self.judge
         seen = f"{judge.batches:,} batches, {judge.events:,} events"
         tried = self._judged or self._ups > 0
@@ -151,7 +151,7 @@ class Watch:
         return Report("engine", self._target.endpoint, verdicts, seen, tried=tried, notes=self._notes)
 
     async def run(self) -> None:
-        """Watch until everything was tried and the time is over."""
+        """Watch until all probes are done and the time is over."""
         target = self._target
         if not target.bind and not await self._look():
             return
@@ -168,7 +168,7 @@ class Watch:
                 await asyncio.gather(pinged, return_exceptions=True)
 
     async def _look(self) -> bool:
-        """Dial once by hand: which socket it is, and whether it wants keys."""
+        """Dial once without libzmq, to learn the socket type and whether it wants keys."""
         endpoint, ledger = self._target.endpoint, self.judge.ledger
         async with dial(endpoint, Role.SUB, seconds=_DIAL_S, curve=self._target.curve) as dialled:
             outcome = dialled.outcome
@@ -218,7 +218,7 @@ class Watch:
             await asyncio.gather(probing, return_exceptions=True)
 
     async def _take(self, tap: Tap) -> None:
-        """Take what has come, or wait a moment for it."""
+        """Take the next message, or wait a moment for it."""
         if not tap.messages:
             tap.arrived.clear()
             with contextlib.suppress(TimeoutError):
@@ -240,7 +240,7 @@ class Watch:
             return
         gap = self.judge.gap_before(message)
         if gap is not None:
-            # one that is there shows where an answer begins: a number missing behind it was never sent
+            # ask from a batch that is known to exist: a number missing after it was never sent
             answer = await self._asking.ask(max(0, gap - 1))
             if answer is not None:
                 self.judge.fill(message, answer)
@@ -273,7 +273,7 @@ class Watch:
         self._doing = "watching"
 
     async def _late(self) -> None:
-        """Subscribe once more, and compare."""
+        """Subscribe a second time, and compare both subscribers."""
         if not len(self.judge.stream.blocks) or self._target.bind:
             return
         self._others = {}
@@ -293,7 +293,7 @@ class Watch:
             )
 
     async def _at_one(self, late: Tap) -> tuple[list[Message], View | None]:
-        """Wait until both subscribers have come equally far; return what the late one got, and the view then."""
+        """Wait until both subscribers have the same batches; return the late one's messages, and the view then."""
         joined: list[Message] = []
         end = asyncio.get_running_loop().time() + _LATE_S
         while True:

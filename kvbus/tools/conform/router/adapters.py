@@ -33,7 +33,7 @@ class Stream(NamedTuple):
 
 
 class AdapterError(Exception):
-    """The router cannot be asked. ``crashed``: it could before."""
+    """The router cannot be asked. ``crashed``: an earlier question was answered."""
 
     def __init__(self, text: str, *, crashed: bool = False) -> None:
         super().__init__(text)
@@ -61,12 +61,12 @@ class Adapter(abc.ABC):
         """
 
     async def ended(self) -> str:
-        """Wait until the router has ended by itself, and say how; for ever where nobody can know."""
+        """Wait until the router ends by itself, and say how; wait for ever if its end cannot be seen."""
         never: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         return await never
 
     async def stop(self) -> None:  # noqa: B027 - the same
-        """End it."""
+        """End the router."""
 
 
 def _asked(known: Known) -> dict[str, Any]:
@@ -104,7 +104,7 @@ class Driver(Adapter):
         await self._write({"streams": named, "block_size": BLOCK_SIZE})
 
     async def view(self, known: Known) -> View:
-        """Write a line, and read one."""
+        """Ask by a line of JSON, and read the answer."""
         await self._write(_asked(known))
         process = self._running()
         assert process.stdout is not None  # noqa: S101 - it is a pipe
@@ -123,11 +123,11 @@ class Driver(Adapter):
         return view
 
     async def ended(self) -> str:
-        """Wait for its exit code."""
+        """Wait for the program's exit code."""
         return f"the router ended (exit code {await self._running().wait()})"
 
     async def stop(self) -> None:
-        """Close its input, then end it and what it has started."""
+        """Close the program's input, then end it with its children."""
         if self._process is None:
             return
         process, self._process = self._process, None
@@ -181,7 +181,7 @@ class ViewUrl(_Http):
         self._url: Final = url
 
     async def view(self, known: Known) -> View:  # noqa: ARG002 - it tells all
-        """Ask it."""
+        """Ask the URL."""
         return _parsed(await self._call("GET", self._url))
 
 
@@ -210,7 +210,7 @@ class DynamoIndexer(_Http):
             })  # fmt: skip
 
     async def view(self, known: Known) -> View:  # noqa: ARG002 - it tells all
-        """Unroll what it dumps."""
+        """Read the indexer's dump."""
         dump = json.loads(await self._call("GET", f"{self._url}/dump"))
         held = set()
         for entry in dump.get(f"{self._model}:default", {}).get("events", []):
@@ -220,7 +220,7 @@ class DynamoIndexer(_Http):
         return View(frozenset(held), frozenset({"medium", "rank"}))
 
     async def stop(self) -> None:
-        """Take the model out again."""
+        """Unregister the model."""
         with contextlib.suppress(AdapterError):
             body = {"instance_id": self._cases, "model_name": self._model}
             await self._call("POST", f"{self._url}/unregister", body)
@@ -252,7 +252,7 @@ class Client(Adapter):
         ]
 
     async def view(self, known: Known) -> View:  # noqa: ARG002 - it tells all
-        """Look."""
+        """Return the blocks of all views."""
         for task in self._tasks:
             if task.done():
                 task.result()

@@ -14,7 +14,7 @@ from kvbus.tools.conform.vectors import CLEARED, VECTORS, Frames, Vector, messag
 
 
 class Batch(NamedTuple):
-    """The next batch; each rank's are counted from 0. ``lost``: it can be replayed, and no subscriber receives it."""
+    """Publish the next batch, counted from 0 in each rank. ``lost``: only a replay has it."""
 
     events: Sequence[Any] = ()
     lost: bool = False
@@ -22,54 +22,54 @@ class Batch(NamedTuple):
 
 
 class Message(NamedTuple):
-    """A message as it is; a number in it counts from the beginning of the case."""
+    """Send a message unchanged, but with its number counted from the beginning of the case."""
 
     frames: Frames
     lost: bool = False
 
 
 class Again(NamedTuple):
-    """A batch that was sent or lost before, once more: as a duplicate, or late."""
+    """Send an earlier batch again: a duplicate, or a late one."""
 
     batch: int
     rank: int = 0
 
 
 class Restart(NamedTuple):
-    """A new epoch, with an empty replay buffer. ``connected``: a proxy keeps the connection."""
+    """Begin a new epoch with an empty replay buffer. ``connected``: a proxy keeps the connection."""
 
     rank: int = 0
     connected: bool = False
 
 
 class Seen(NamedTuple):
-    """Wait until the router has read all that was sent; without this there is nothing to go wrong."""
+    """Wait until the router has read all messages, so that a following fault can do harm."""
 
 
 class Pause(NamedTuple):
-    """Silence."""
+    """Send nothing for a time."""
 
     seconds: float
 
 
 class Join(NamedTuple):
-    """The router starts here, and not before the first step."""
+    """Start the router here, and not before the first step."""
 
 
 class Trimmed(NamedTuple):
-    """From here on answers begin with this batch, or a later one."""
+    """Begin later answers with this batch, or a later one."""
 
     first: int
 
 
 class Late(NamedTuple):
-    """Answers come so much later from here on."""
+    """Delay later answers."""
 
     seconds: float
 
 
 class BrokenOff(NamedTuple):
-    """The next answer ends behind so many batches, without END."""
+    """Break the next answer off after a number of batches, without END."""
 
     keep: int
 
@@ -113,12 +113,12 @@ class Case:
 
     @property
     def ranks(self) -> int:
-        """How many publishers it takes."""
+        """Number of publishers that the case needs."""
         return 1 + max(getattr(step, "rank", 0) for step in self.steps)
 
     @property
     def joins(self) -> bool:
-        """Whether the router starts in its course."""
+        """Whether the router starts in the course of the case."""
         return any(isinstance(step, Join) for step in self.steps)
 
 
@@ -145,12 +145,12 @@ class Churn:
             yield Batch(events, rank=rank)
 
     def live(self, count: int, rank: int = 0) -> frozenset[Held]:
-        """Return what is live behind so many batches."""
+        """Return the live blocks after a number of batches."""
         gone = {self._evicted(at) for at in range(24, count)}
         return device(*({self._first + at for at in range(count)} - gone), rank=rank)
 
     def _evicted(self, at: int) -> int:
-        """Leaves first: the chain three before, from its end."""
+        """Return the evicted block: the chain three before, from its leaf on."""
         return self._first + 8 * (at // 8 - 3) + 7 - at % 8
 
 
@@ -179,7 +179,7 @@ _FIELDS: Final = {
 
 
 def positional(event: Any) -> Any:
-    """Return a map as an array that ends with the medium, or with the last field behind it that has a value."""
+    """Return a map as an array that ends with the medium, or with the last field after it that has a value."""
     if not isinstance(event, dict):
         return event
     fields = _FIELDS.get(event["type"], ())
@@ -190,7 +190,7 @@ def positional(event: Any) -> Any:
 
 
 def as_arrays(case: Case) -> Case:
-    """Return a case for a router that reads arrays alone. What is about maps stays as it is."""
+    """Return a case for a router that reads arrays only. Cases about maps keep their maps."""
     steps = case.steps if case.maps else tuple(changed(step, positional) for step in case.steps)
     return replace(case, arrays=True, steps=steps)
 
@@ -239,19 +239,19 @@ CLAUSES: Final[dict[str, Clause]] = {
         "13.1": "what nobody knows yet",
     }.items()
 }
-"""Of routers, those that are tried."""
+"""Clauses that bind routers, and that the cases try."""
 
 UNTRIED: Final[dict[str, str]] = {
     "2.4": "a topic that is dialled needs an address that nobody should dial",
     "5.5": "snapshots are the router's choice",
     "14.3": "logs and metrics are not asked for",
 }
-"""Of routers, those that are not tried, and why."""
+"""Clauses that bind routers, and why no case tries them."""
 
 FLOW: Final = Churn(stored, removed)
 COUNT: Final = 64
 OTHER: Final = Churn(stored, removed, first=300)
-"""What comes behind a restart."""
+"""The cache after a restart."""
 
 
 def flow(*, start: int = 0, stop: int = COUNT, lost: range = range(0)) -> list[Batch]:
@@ -264,7 +264,7 @@ def _twice() -> list[Step]:
 
 
 def _swapped() -> list[Step]:
-    """Of two batches the second arrives first."""
+    """Let the second of each two batches arrive first."""
     steps: list[Step] = []
     for at, each in enumerate(flow()):
         steps.append(each._replace(lost=at % 2 == 0))
@@ -274,7 +274,7 @@ def _swapped() -> list[Step]:
 
 
 def _own(block: int) -> dict[str, Any]:
-    """Return the store of a block with tokens that no other of thousands has."""
+    """Return the store of a block whose tokens are unique among thousands."""
     return stored(block, token_ids=[20_000 + 2 * block, 20_001 + 2 * block])
 
 

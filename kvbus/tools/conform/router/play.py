@@ -44,13 +44,13 @@ from kvbus.tools.conform.vectors import CLEARED, Frames, pack, stored
 from kvbus.transport.engine.publisher import EnginePublisher
 
 MARKERS: Final = range(2**40, 2**41)
-"""Hashes of blocks that show how far a router has read; it is not judged by them."""
+"""Hashes of marker blocks, which show how far a router has read and are not judged."""
 
 _NUMBERS: Final = itertools.count()
 _TOKENS: Final = 100_000
-"""The first token of these blocks."""
+"""The first token of marker blocks."""
 _ASKED: Final = 4096
-"""Blocks of a batch that a router is asked for: all of a batch of 4 MiB make no request."""
+"""Maximum number of blocks of a batch that a router is asked for."""
 
 
 @dataclass
@@ -76,7 +76,7 @@ class _Rank:
     keep: int | None = None
 
     def answer(self, messages: list[Frames]) -> Iterable[Frames]:
-        """Make of an answer what is sent; the publisher's replay thread calls it."""
+        """Apply the faults to an answer, in the publisher's replay thread."""
         if self.late:
             time.sleep(self.late)
         kept = messages[:-1]
@@ -102,11 +102,11 @@ class Engine:
     def __init__(self, case: Case, publishers: Sequence[EnginePublisher]) -> None:
         self.known: Final[Known] = {}
         self.before_loss: Final[set[int]] = set()
-        """What was stored before the last batch that was lost; empty if none was."""
+        """Blocks that were stored before the last lost batch; empty without a loss."""
         self.markers: Final[set[int]] = set()
-        """The blocks of the last call of `mark`."""
+        """The marker blocks of the newest call of `mark`."""
         self.payloads: Final[list[bytes]] = []
-        """What was sent as it is."""
+        """Payloads of messages that were sent unchanged."""
         self._positional: Final = case.arrays
         self._ranks: Final = [_Rank(each, each.next_seq, case.framing) for each in publishers]
         self._asked: Final = sum(each.replay_requests for each in publishers)
@@ -115,16 +115,16 @@ class Engine:
 
     @property
     def asked(self) -> int:
-        """How many replays were asked for."""
+        """Number of replay requests in this case."""
         return sum(rank.publisher.replay_requests for rank in self._ranks) - self._asked
 
     @property
     def subscriptions(self) -> int:
-        """How many subscriptions have arrived."""
+        """Number of subscriptions so far."""
         return sum(rank.publisher.subscriptions for rank in self._ranks)
 
     def do(self, step: Step) -> None:
-        """Carry out a step that is the engine's."""
+        """Carry out a step of the engine."""
         match step:
             case Batch(events, lost, at):
                 self._publish(self._ranks[at], pack([time.time(), list(events), at]), lost=lost)
@@ -157,13 +157,13 @@ class Engine:
             rank.publisher.publish(payload)
 
     def clear(self) -> None:
-        """Leave nothing to the next case."""
+        """Clear all blocks and faults for the next case."""
         for at, rank in enumerate(self._ranks):
             rank.publisher.replay_fault = list
             rank.publisher.publish(self._pack([CLEARED], at))
 
     def _pack(self, events: Sequence[Any], rank: int) -> bytes:
-        """Return what is the kit's own in the form that the router gets."""
+        """Return a payload of the kit's own events, in the form of the case."""
         return pack([time.time(), [positional(event) if self._positional else event for event in events], rank])
 
     def _publish(self, rank: _Rank, payload: bytes, *, lost: bool, frames: Frames | None = None) -> None:
@@ -189,7 +189,7 @@ class Engine:
             self._publish(rank, frames[2], lost=lost, frames=[frames[0], wide, frames[2]])
 
     def _learn(self, payload: bytes) -> None:
-        """Take in what a request has to contain to hit the blocks of a payload."""
+        """Remember the tokens by which a prompt finds the blocks of a payload."""
         batch = decode_batch(payload)
         if isinstance(batch, Reason):
             return
@@ -203,7 +203,7 @@ class Engine:
 
 
 def _first(token: Any) -> int:
-    """Return the token, of a pair its first: the blocks of pairs overlap by one."""
+    """Return the token, or the first of a pair: blocks of pairs overlap by one."""
     return int(token if isinstance(token, int) else token[0])
 
 
@@ -274,7 +274,7 @@ class Player:
         self._kept: list[EnginePublisher] = []
 
     async def play(self, case: Case) -> Result:
-        """Play a case, and judge what the router holds behind it."""
+        """Play a case, and judge the router's blocks after it."""
         try:
             self._refuse(case)
             async with self._publishers(case) as publishers:
@@ -293,7 +293,7 @@ class Player:
             return Result(outcome, str(error), deaf=not error.crashed)
 
     def close(self) -> None:
-        """Close what was kept over the cases."""
+        """Close the publishers that were kept over the cases."""
         for each in self._kept:
             each.close()
 
@@ -396,7 +396,7 @@ class Player:
         return True
 
     async def _until(self, condition: Callable[[], Awaitable[bool]]) -> bool:
-        """Wait until it holds, or the time is over."""
+        """Wait until the condition holds; return False if the time is over first."""
         deadline = asyncio.get_running_loop().time() + self._settings.settle
         while not await condition():
             if asyncio.get_running_loop().time() >= deadline:
@@ -408,7 +408,7 @@ class Player:
         return not _without_markers(await self._adapter.view({})).held
 
     async def _read(self, engine: Engine) -> bool:
-        """Say whether the router has read all that was sent."""
+        """Say whether the router has read all messages."""
         return _has(await self._adapter.view(engine.known), engine.markers)
 
     async def _judged(self, case: Case, engine: Engine) -> Result:
