@@ -191,8 +191,8 @@ def _compare(ledger: Ledger, view: View, live: View | None, shown: Evidence) -> 
 def _batch_of_state(ledger: Ledger, message: Message, other: bytes) -> None:
     reader = EventReader(Ledger())
     meanwhile, own = reader.read(other, message.seq), EventReader(Ledger()).read(message.payload, message.seq)
-    told = f"batch {message.seq} is one of a state, and others got events under this number"
-    ledger.judge("5.2", "" if meanwhile is not None and meanwhile.empty else told, Evidence("what others got", other))
+    wrong = f"batch {message.seq} is one of a state, and others got events under this number"
+    ledger.judge("5.2", "" if meanwhile is not None and meanwhile.empty else wrong, Evidence("what others got", other))
     if own is not None:
         size = f"batch {message.seq} of a state has {len(own.events):,} events in {own.size:,} bytes"
         ledger.judge("5.4", size if len(own.events) > STATE_EVENTS or own.size >= STATE_BYTES else "")
