@@ -97,8 +97,7 @@ def _explain(lost: Lost) -> str:
 @click.command("dump", short_help="Print a stream's live blocks.")
 @click.argument("replay_endpoint", required=False)
 @click.option(
-    "--snapshot",
-    "snapshot_endpoint",
+    "--snapshot-endpoint",
     metavar="ENDPOINT",
     help="The publisher's snapshot ROUTER. REPLAY_ENDPOINT, if given, then brings newer batches.",
 )
@@ -151,7 +150,7 @@ def command(
     Examples:
       kvbus dump tcp://127.0.0.1:5658
       kvbus dump tcp://127.0.0.1:5658 --format count
-      kvbus dump --snapshot tcp://127.0.0.1:5659
+      kvbus dump --snapshot-endpoint tcp://127.0.0.1:5659
       kvbus dump tcp://127.0.0.1:5558 --copies | jq -s 'group_by(.medium) | map({(.[0].medium): length}) |
       add'
 
@@ -159,7 +158,9 @@ def command(
     strings. Exit code 69: nobody answered, or there is no snapshot.
     """  # noqa: D301 - \b is click's: keep these lines as they are
     if replay_endpoint is None and snapshot_endpoint is None:
-        raise click.UsageError("give REPLAY_ENDPOINT, for example tcp://127.0.0.1:5558, or --snapshot ENDPOINT")
+        raise click.UsageError(
+            "give REPLAY_ENDPOINT, for example tcp://127.0.0.1:5558, or --snapshot-endpoint ENDPOINT"
+        )
     curve = curve_keys(curve_secret_key, curve_server_key)
     rebuilt: Rebuilt | None = None
 

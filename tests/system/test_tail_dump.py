@@ -374,36 +374,39 @@ def test_dump_of_an_empty_stream(publisher):
 
 def test_dump_by_snapshot():
     with snapshots(6, batch(stored(1, 2)), batch(stored(3))) as endpoint:
-        assert run("dump", "--snapshot", endpoint, "--format", "count") == ("3\n", "")
+        assert run("dump", "--snapshot-endpoint", endpoint, "--format", "count") == ("3\n", "")
 
 
 def test_dump_by_snapshot_adds_what_the_replay_has_newer(publisher):
     for block in range(10, 13):
         publisher.publish(batch(stored(block)))
     with snapshots(1, batch(stored(10, 11))) as endpoint:
-        out, err = run("dump", publisher.replay_endpoint, "--snapshot", endpoint)
+        out, err = run("dump", publisher.replay_endpoint, "--snapshot-endpoint", endpoint)
     assert [json.loads(line)["hash"] for line in out.splitlines()] == [10, 11, 12]
     assert err == ""
 
 
 def test_dump_by_snapshot_where_there_is_none(publisher):
     with snapshots(-2) as endpoint:
-        out, err = run("dump", "--snapshot", endpoint, code=69)
+        out, err = run("dump", "--snapshot-endpoint", endpoint, code=69)
     assert out == ""
     assert "has no snapshot" in err
     publisher.publish(batch(stored(1)))
     with snapshots(-2) as endpoint:
-        assert run("dump", publisher.replay_endpoint, "--snapshot", endpoint, "--format", "count") == ("1\n", "")
+        assert run("dump", publisher.replay_endpoint, "--snapshot-endpoint", endpoint, "--format", "count") == (
+            "1\n",
+            "",
+        )
 
 
 def test_dump_by_snapshot_that_nobody_answers():
-    _, err = run("dump", "--snapshot", "tcp://127.0.0.1:1", "--timeout", "0.3", code=69)
+    _, err = run("dump", "--snapshot-endpoint", "tcp://127.0.0.1:1", "--timeout", "0.3", code=69)
     assert "no answer from tcp://127.0.0.1:1 within 0.3 s" in err
 
 
 def test_dump_needs_somebody_to_ask():
     _, err = run("dump", code=2)
-    assert "--snapshot" in err
+    assert "--snapshot-endpoint" in err
 
 
 def test_dump_that_nobody_answers(publisher):
