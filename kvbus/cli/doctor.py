@@ -59,11 +59,11 @@ def command(
       kvbus doctor --http http://10.0.0.7:9477
       kvbus doctor kvbus.yaml --json | jq -r '.findings[].cause'
 
-    One line for each finding: the cause, [the configuration key], what to do. Problems come first; what begins with
-    "note:" may be meant so. Then a line for each source and output with what was seen. It disturbs nobody: each engine
-    gets one subscriber more for a moment, and one small replay request (with --history a large one).
+    Each finding is a line: the cause, [the configuration key], what to do. Problems come first. A line that begins with
+    "note:" may be intended. A line for each source and output follows, with what was seen there. Each engine gets one
+    more subscriber for a moment and one small replay request (with --history a large one).
 
-    Exit codes: 0 nothing is wrong, 1 something is, 78 bad configuration, 130 Ctrl-C.
+    Exit codes: 0 no problem, 1 a problem, 78 bad configuration, 130 Ctrl-C.
     """  # noqa: D301 - \b is click's: keep these lines as they are
     if url is None:
         report = examined(load_config(**flags), timeout, history=history)

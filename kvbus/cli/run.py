@@ -25,8 +25,9 @@ def run(**flags: Any) -> None:
       kvbus run kvbus.yaml
       kvbus run --source tcp://127.0.0.1:5557,tcp://127.0.0.1:5558 --output 'tcp://*:5657,tcp://*:5658'
 
-    A second signal ends it at once. After a change of their files, or at SIGHUP, kvbus reads keys, tokens, certificates
-    and the log level again. Every other key takes a restart, which routers do not notice.
+    A second signal ends it at once. At SIGHUP, or when their files change, kvbus reads keys, tokens, certificates and
+    the log level again. Every other key needs a restart, which routers do not notice.
+
     Exit codes: 0 ended in order, 69 an endpoint or the state is another process's, 78 bad configuration.
     """  # noqa: D301 - \b is click's: keep these lines as they are
     from kvbus.daemon.reload import ConfigFile  # noqa: PLC0415
@@ -48,8 +49,8 @@ def run(**flags: Any) -> None:
 @click.command("check")
 @config_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of YAML.")
-@click.option("--connect", is_flag=True, help="Then probe every endpoint, as kvbus doctor does.")
-@click.option("--without-keys", is_flag=True, help="Look at no file and no state_dir, for a check on another machine.")
+@click.option("--connect", is_flag=True, help="Probe every endpoint too, as kvbus doctor does.")
+@click.option("--without-keys", is_flag=True, help="Read no key file and write to no state_dir, for another machine.")
 def check(*, as_json: bool, connect: bool, without_keys: bool, **flags: Any) -> None:
     """Validate a configuration and print it with every default.
 
@@ -61,11 +62,13 @@ def check(*, as_json: bool, connect: bool, without_keys: bool, **flags: Any) -> 
       kvbus check --source tcp://127.0.0.1:5557 --output 'tcp://*:5657'
       kvbus check kvbus.yaml --connect
 
-    Packages that outputs need are loaded, files with keys, tokens and certificates are read, and a state_dir that is
-    named is written to. Whose key reads what is shown, but no key, token or salt. Options win over KVBUS_* variables,
-    those over the file, the file over the defaults. Who can reach what goes to standard error. A bad configuration
-    ends with exit code 78, and every problem is shown there at once. With --connect the findings of kvbus doctor go
-    there too, and exit code 1 says that something is wrong.
+    Options win over KVBUS_* variables, variables over the file, and the file over the defaults. kvbus loads the
+    packages that the outputs need, reads the files with keys, tokens and certificates, and writes to a named state_dir.
+
+    The configuration goes to standard output. Who can read what goes to standard error, without any key, token or salt,
+    and so does every problem at once. With --connect the findings of kvbus doctor follow there.
+
+    Exit codes: 0 good, 1 --connect found a problem, 78 bad configuration.
     """  # noqa: D301 - \b is click's: keep these lines as they are
     from kvbus.daemon.files import look  # noqa: PLC0415 - brings zmq
     from kvbus.daemon.keys import Keys, who_reads_what  # noqa: PLC0415 - brings zmq
