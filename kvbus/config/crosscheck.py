@@ -123,14 +123,14 @@ def _discovery(found: Findings) -> None:
     for i in finding:
         for name in _OF_ONE_ENGINE:
             value = getattr(sources[i], name)
-            if value != type(sources[i]).model_fields[name].default and found.sound(("sources", i, name)):
+            if value != type(sources[i]).model_fields[name].default:
                 found.report(("sources", i, name), "discover finds it out for each engine", value=value)
     for i, source in enumerate(sources):
         if source.slot is not None and i not in finding:
             wrong = f"{show(('sources', finding[0], 'discover'))} gives out slots as engines come"
             found.report(("sources", i, "slot"), wrong, value=source.slot)
     for i, output in enumerate(found.config.outputs):
-        if output.layout == "per_source" and found.sound(("outputs", i, "layout")):
+        if output.layout == "per_source":
             wrong = "the ports of engines that are found would move as they come and go"
             found.report(("outputs", i, "layout"), wrong, value=output.layout, example="layout: merged")
         template: Path = ("outputs", i, "topic")
@@ -166,7 +166,7 @@ def _carriers(found: Findings) -> None:
             found.report(at, lacking, value=output.type, example="type: zmq")
         for name, wrong, value, example in (*dynamo.wrongs(found.config, i), *logs.wrongs(found.config, i)):
             key: Path = ("outputs", i, *name.split("."))
-            if found.sound(at, key):
+            if found.sound(at):
                 found.report(key, wrong, value=value, example=example)
 
 
@@ -223,22 +223,17 @@ def _libsodium(found: Findings) -> None:
     ]
     for section, at in uses:
         key = (*section, "curve_secret_key_file")
-        if at.curve_secret_key_file is not None and found.sound(key):
+        if at.curve_secret_key_file is not None:
             wrong = "CURVE keys need libsodium, which is not installed"
             found.report(key, wrong, value=str(at.curve_secret_key_file), example="pip install kvbus[curve]")
 
 
 def _tls(found: Findings) -> None:
     """Refuse half of a TLS configuration."""
-    needed = {
-        "http_tls_certificate_file": ("http_tls_key_file",),
-        "http_tls_key_file": ("http_tls_certificate_file",),
-    }
-    for name, others in needed.items():
-        given = [other for other in others if getattr(found.config, other) is not None]
-        if given and getattr(found.config, name) is None and found.sound((name,), *((each,) for each in given)):
-            example = f"{name}: /etc/kvbus/tls/{'tls.crt' if 'certificate' in name else 'tls.key'}"
-            found.report((name,), f"needed with {given[0]}", example=example)
+    certificate, key = "http_tls_certificate_file", "http_tls_key_file"
+    for name, other, file in ((certificate, key, "tls.crt"), (key, certificate, "tls.key")):
+        if getattr(found.config, other) is not None and getattr(found.config, name) is None and found.sound((other,)):
+            found.report((name,), f"needed with {other}", example=f"{name}: /etc/kvbus/tls/{file}")
 
 
 _KEYS: Final = ("curve_secret_key_file", "curve_server_key_file", "curve_client_keys")
@@ -274,7 +269,7 @@ def _interposed_output(found: Findings, at: Path) -> None:
         ),
     ]
     for name, wrong, text, example in wrongs:
-        if wrong and found.sound((*at, name)):
+        if wrong:
             found.report((*at, name), text, value=getattr(output, name), example=example)
     _no_keys(found, at, output)
 
@@ -282,7 +277,7 @@ def _interposed_output(found: Findings, at: Path) -> None:
 def _no_keys(found: Findings, at: Path, section: object) -> None:
     for name in _KEYS:
         value = getattr(section, name)
-        if value is not None and found.sound((*at, name)):
+        if value is not None:
             found.report((*at, name), "a port with interpose has no CURVE: engines know none", value=value)
 
 

@@ -250,7 +250,7 @@ def sources_of_a_log(found: Findings) -> None:
     for i, output in enumerate(config.outputs):
         at: KeyPath = ("outputs", i, "numbers")
         wanted = "log" if logged else "own"
-        if output.numbers != wanted and config.sources and found.sound(at, ("sources",)):
+        if output.numbers != wanted and config.sources and found.sound(("sources",)):
             wrong = "goes with sources that are read from a log, and with them alone"
             found.report(at, wrong, value=output.numbers, example=f"numbers: {wanted}")
     if not logged or not found.sound(("sources",)):
@@ -263,9 +263,9 @@ def sources_of_a_log(found: Findings) -> None:
             found.report(("sources", i), wrong)
     for name, wanted_value in AS_WRITTEN.items():
         given = getattr(config, name)
-        if given != wanted_value and found.sound((name,)):
+        if given != wanted_value:
             found.report((name,), "what is read from a log is told as it was written", value=given)
-    if config.state_dir not in (None, "auto") and found.sound(("state_dir",)):
+    if config.state_dir not in (None, "auto"):
         wrong = "the log has the state of what is read from it"
         found.report(("state_dir",), wrong, value=config.state_dir, example="state_dir: null")
     tokens = all(settings.get("token_ids") == "keep" for settings in logged)
@@ -275,8 +275,7 @@ def sources_of_a_log(found: Findings) -> None:
 
 def _output_of_a_log(found: Findings, i: int, output: OutputConfig, *, tokens: bool) -> None:
     def report(name: str, wrong: str, value: object, example: str) -> None:
-        if found.sound(("outputs", i, name)):
-            found.report(("outputs", i, name), wrong, value=value, example=example)
+        found.report(("outputs", i, name), wrong, value=value, example=example)
 
     if output.type != "zmq":
         report("type", "routers alone get the numbers of a log", output.type, "type: zmq")

@@ -126,7 +126,9 @@ class Findings:
         return not any(key[:length] in self.bad for key in keys for length in range(1, len(key) + 1))
 
     def report(self, key: Path, wrong: str, *, value: object = None, example: str | None = None) -> None:
-        """Add a contradiction at a key."""
+        """Add a contradiction at a key, unless a problem of this key is reported already."""
+        if not self.sound(key):
+            return
         text = None if value is None else shown(value)
         self.problems.append(Problem(show(key), wrong, text, example, self.origins.get(key)))
 

@@ -51,10 +51,10 @@ def one_topic_each(found: Findings) -> None:
         if output.layout != "per_topic" or not found.sound((*at, "layout")):
             continue
         for name in ("replay_endpoint", "snapshot_endpoint"):
-            if getattr(output, name) is not None and found.sound((*at, name)):
+            if getattr(output, name) is not None:
                 wrong = "a request names no topic, so with layout: per_topic nobody knows which stream is asked for"
                 found.report((*at, name), wrong, value=getattr(output, name), example=f"{name}: null")
-        if output.on_subscribe != "state" and found.sound((*at, "on_subscribe")):
+        if output.on_subscribe != "state":
             wrong = "with layout: per_topic there is no replay, so a router needs the state"
             found.report((*at, "on_subscribe"), wrong, value=output.on_subscribe, example="on_subscribe: state")
         why_not = PROFILES[output.profile].one_stream if found.sound((*at, "profile")) else ""
