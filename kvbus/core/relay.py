@@ -56,7 +56,6 @@ from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.sequencing.actions import Ask, AskSnapshot, Deliver, Lost, NewEpoch, Stop, Synced
 from kvbus.core.sequencing.phases import Phase
 from kvbus.core.sequencing.topics import SeqBatch
-from kvbus.core.slots import Slots
 from kvbus.core.source import Source
 from kvbus.core.source_spec import SourceSpec
 from kvbus.core.types import Reason
@@ -76,15 +75,17 @@ class Relay:
     ) -> None:
         self.limits = limits or FrameLimits()
         self.sources: list[Source] = []
-        """By slot; a slot that is free has a source that is ``gone``."""
+        """By slot. Streams, ports and records of the write-ahead log go by the same number, which a slot keeps when
+        other sources go; a slot that is free has a source that is ``gone``."""
         ranks = [spec.rank for spec in sources]
         self.outputs = [Output(spec, ranks) for spec in outputs]
         self._out = Outgoing(self.sources, self.outputs, self._do)
         self._answering = Answering(self._out, self.outputs, self._do)
         self._applier = Applier(self.sources, self._out, self.limits.max_events)
         self._numbered = Numbered(self.sources, self.outputs, self._out, self.limits.max_events)
-        self._slots = Slots(self.sources, self._out, self._applier, self._numbered)
-        self._slots.begin(sources)
+        self.sources.extend(map(self._make_source, sources))
+        for slot, source in enumerate(self.sources):
+            self._out.close(slot, closed=source.gone)
 
         # What the shell looks at.
         self.backlog = False
@@ -94,8 +95,8 @@ class Relay:
 
         self._handlers: dict[type, Callable[..., None]] = {
             Started: self._started,
-            SourcePlaced: self._slots.placed,
-            SourceRemoved: self._slots.removed,
+            SourcePlaced: self._source_placed,
+            SourceRemoved: self._source_removed,
             OutputPlaced: self._output_placed,
             RecordReceived: self._numbered.received,
             LogReached: self._log_reached,
@@ -195,6 +196,37 @@ class Relay:
 
     def _started(self, event: Started, now: float) -> None:
         self._do(wal.Begun(event.wall, [output.spec.known_slots for output in self.outputs]), now)
+
+    def _source_placed(self, event: SourcePlaced, now: float) -> None:
+        """Put a source into a slot. A source that is there goes first."""
+        slot = event.source
+        if slot < len(self.sources):
+            self._free(slot, now)
+        while len(self.sources) <= slot:
+            self.sources.append(self._make_source(SourceSpec()))
+        self.sources[slot] = self._make_source(event.spec)
+        self._out.welcome(slot, event.spec.rank, event.streams, now)
+        if event.spec.numbered:
+            self._numbered.placed(slot)
+
+    def _source_removed(self, event: SourceRemoved, now: float) -> None:
+        self._free(event.source, now)
+
+    def _make_source(self, spec: SourceSpec) -> Source:
+        source = Source(spec)
+        source.normalizer.names_cleared = self._out.names_cleared
+        source.needs_tokens = self._out.needs_tokens
+        return source
+
+    def _free(self, slot: int, now: float) -> None:
+        """Free a slot, and clear what routers have of its source."""
+        source = self.sources[slot]
+        if not source.gone:
+            self._applier.clear(slot, source, now)
+        if source.spec.numbered:
+            self._numbered.removed(slot, now)
+        self.sources[slot] = self._make_source(SourceSpec(rank=source.rank))
+        self._out.close(slot, closed=True)
 
     def _output_placed(self, event: OutputPlaced, now: float) -> None:
         self._out.place(event.output, event.spec, now)
