@@ -164,7 +164,7 @@ def test_a_rank_that_changes_is_counted_and_routers_keep_the_first():
 
 def test_a_replay_that_never_ends_is_given_up():
     """Batches without end, each of them progress: 120 s, and the source is live."""
-    script = Script(replay=True, settings={"probe_interval": 1.0}) >> up()
+    script = Script(replay=True, probe_interval=1.0) >> up()
     script.whatever()
     seq = 0
     for _ in range(200):
@@ -181,7 +181,7 @@ def test_a_replay_that_never_ends_is_given_up():
 
 
 def test_a_replay_that_says_the_same_for_ever_is_given_up():
-    script = begun(replay=True, settings={"replay_timeout": 2.0}) >> live(5, store([9]))
+    script = begun(replay=True, replay_timeout=2.0) >> live(5, store([9]))
     script.whatever()
     for _ in range(30):
         script.now += 0.5
