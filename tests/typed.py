@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from kvbus.core.wire.batch import Batch
 from kvbus.core.wire.codec import decode_batch
+from kvbus.core.wire.schema import Batch
 
 Thing = TypeVar("Thing")
 

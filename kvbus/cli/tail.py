@@ -30,8 +30,7 @@ from kvbus.client.updates import (
     Unreachable,
 )
 from kvbus.core.types import HASH_FORMS, Reason
-from kvbus.core.wire.batch import Batch
-from kvbus.core.wire.schema import BlockRemoved, BlockStored
+from kvbus.core.wire.schema import Batch, BlockRemoved, BlockStored
 from kvbus.core.wire.tokens import decode_tokens
 
 if TYPE_CHECKING:

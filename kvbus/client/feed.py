@@ -23,10 +23,9 @@ from kvbus.client.updates import (
 )
 from kvbus.core.normalizing.validate import check_removed, check_stored
 from kvbus.core.types import PREFIX_KINDS, Hash, Reason
-from kvbus.core.wire.batch import Batch
 from kvbus.core.wire.carried import set_aside
 from kvbus.core.wire.codec import clears_all
-from kvbus.core.wire.schema import AllBlocksCleared, BlockStored
+from kvbus.core.wire.schema import AllBlocksCleared, Batch, BlockStored
 
 if TYPE_CHECKING:
     from kvbus.client.prefix_index import PrefixIndex

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from kvbus.client.prefix_index import Adapter, Match, Tokens
     from kvbus.core.types import Hash
-    from kvbus.core.wire.batch import Batch
+    from kvbus.core.wire.schema import Batch
 
 T = TypeVar("T")
 

@@ -14,8 +14,8 @@ from kvbus.client.timeouts import Timing
 from kvbus.client.updates import Conflict, Gap, Lost, Received, Rejected, Restarted, Snapshot, Update
 from kvbus.core.sequencing.actions import Ask, AskSnapshot, Deliver, Stop
 from kvbus.core.types import Reason
-from kvbus.core.wire.batch import Batch
 from kvbus.core.wire.codec import decode_batch
+from kvbus.core.wire.schema import Batch
 from kvbus.transport.client.subscriber import AnswerFraming, StreamSockets
 
 if TYPE_CHECKING:

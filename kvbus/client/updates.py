@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 if TYPE_CHECKING:
     from kvbus.core.sequencing.actions import LostReason, RestartReason
     from kvbus.core.types import Reason
-    from kvbus.core.wire.batch import Batch
+    from kvbus.core.wire.schema import Batch
 
 Kind = Literal[
     "batch", "snapshot", "gap", "lost", "restarted", "synced", "rejected", "conflict", "unreachable", "reachable"

@@ -10,10 +10,9 @@ from msgspec import UNSET, UnsetType
 
 from kvbus.client.updates import Lost, Received, Restarted, Snapshot
 from kvbus.core.types import DEVICE_MEDIUM, Hash, Reason, medium_key, printable
-from kvbus.core.wire.batch import Batch
 from kvbus.core.wire.codec import clears_all
-from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored
-from kvbus.core.wire.tokens import Token, count_tokens, decode_tokens, divide, joined
+from kvbus.core.wire.schema import AllBlocksCleared, Batch, BlockRemoved, BlockStored
+from kvbus.core.wire.tokens import Token, count_tokens, decode_tokens, divide
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,7 +47,7 @@ class _Tokens:
             self._raw = b""
         if not self._parts:
             return None
-        tokens = decode_tokens(joined(self._parts[index : index + 1], self._size))
+        tokens = decode_tokens(self._parts[index])
         return None if isinstance(tokens, Reason) else tokens
 
 

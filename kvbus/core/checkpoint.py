@@ -13,7 +13,7 @@ import msgspec
 from msgspec import UNSET, UnsetType, structs
 
 from kvbus.core.blocks.chunk import Chunk, Meta, Rest
-from kvbus.core.blocks.index import Index, Table, TableKey, set_of_chunks
+from kvbus.core.blocks.index import Index, Table, TableKey, chunks_of
 from kvbus.core.blocks.live_order import live_runs
 from kvbus.core.outputs.stream import OutputStream
 from kvbus.core.relay import Relay
@@ -88,7 +88,7 @@ def _tables(index: Index) -> list[tuple[TableKey, Table]]:
 
 def _chunks(address: list[Any], table: Table) -> Iterator[bytes]:
     rows: list[Any] = []
-    for chunk in set_of_chunks(table):
+    for chunk in chunks_of(table):
         rows.append(_chunk_row(table, chunk))
         if len(rows) == CHUNKS_PER_RECORD:
             yield _encode(["chunks", *address, rows])

@@ -10,8 +10,7 @@ from typing import Final
 
 from kvbus.core.source import Source
 from kvbus.core.types import Filtered, Reason
-from kvbus.core.wire.batch import Batch
-from kvbus.core.wire.schema import BlockStored, Event
+from kvbus.core.wire.schema import Batch, BlockStored, Event
 
 _ELSEWHERE: Final[frozenset[str]] = frozenset(
     {

@@ -18,10 +18,9 @@ from kvbus.core.sequencing.phases import Phase
 from kvbus.core.source import Source
 from kvbus.core.types import Reason
 from kvbus.core.wire import codec
-from kvbus.core.wire.batch import Batch
 from kvbus.core.wire.carried import set_aside
 from kvbus.core.wire.profiles import CANONICAL, Wire, encode
-from kvbus.core.wire.schema import AllBlocksCleared, BlockStored
+from kvbus.core.wire.schema import AllBlocksCleared, Batch, BlockStored
 
 EPOCH_BITS: Final = 26
 """Bits of a record's seq on the wire. The epoch's turn stands above them. 67 million records are 15 days of 50 records

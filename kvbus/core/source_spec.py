@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from kvbus.core.blocks.overlay import SMALL
+from kvbus.core.blocks.index import SMALL
 
 ATTEMPTS: Final = 2
 """Replay requests made for one gap before it is lost: the first, and one retry."""
@@ -32,7 +32,7 @@ class SourceSpec(msgspec.Struct, frozen=True):
     numbered: bool = False
     """It is read from a log, and routers get its records under the numbers that they have there."""
     copied_below: int = SMALL
-    """Tables of fewer blocks are copied for a snapshot, see :mod:`kvbus.core.blocks.overlay`."""
+    """Tables of fewer blocks are copied for a snapshot, see :mod:`kvbus.core.blocks.index`."""
 
     # How the publisher is asked, and how long kvbus waits for it.
     replay: bool = True

@@ -31,9 +31,8 @@ from kvbus.client import (
 from kvbus.client.feed import Feed
 from kvbus.client.prefix_index import PrefixIndex
 from kvbus.core.types import Reason
-from kvbus.core.wire.batch import Batch
 from kvbus.core.wire.codec import decode_batch
-from kvbus.core.wire.schema import AllBlocksCleared, BlockStored
+from kvbus.core.wire.schema import AllBlocksCleared, Batch, BlockStored
 from tests.client.blocks import batch, removed, stored, tokens
 from tests.wire.captures import DATA, load
 

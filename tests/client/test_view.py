@@ -11,8 +11,7 @@ from kvbus.client.updates import Lost, Received, Restarted, Snapshot
 from kvbus.client.view import Block, BlockView, Cleared, Key, Removed, Stored
 from kvbus.core.sequencing.actions import LostReason, RestartReason
 from kvbus.core.types import PREFIX_KINDS, medium_key
-from kvbus.core.wire.batch import Batch
-from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored
+from kvbus.core.wire.schema import AllBlocksCleared, Batch, BlockRemoved, BlockStored
 from kvbus.core.wire.tokens import decode_tokens, divide
 from tests.typed import there, well_formed
 

@@ -42,10 +42,10 @@ from kvbus.core.relay import Relay
 from kvbus.core.sequencing.actions import Action, Ask, AskSnapshot, Stop
 from kvbus.core.source_spec import SourceSpec
 from kvbus.core.source_stats import SourceStats
-from kvbus.core.wire.batch import Batch
 from kvbus.core.wire.codec import AnyEvent, decode
 from kvbus.core.wire.frames import END_SEQ
 from kvbus.core.wire.profiles import PROFILES
+from kvbus.core.wire.schema import Batch
 from kvbus.transport.answer_reader import AnswerReader
 from tests.doubles.accounting import all_accounted_for, size_is_true
 from tests.doubles.answers import reading

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from kvbus.core.blocks.size import chunk_bytes
 from kvbus.core.normalizing.normalizer import Normalizer
 from kvbus.core.sequencing.sequencer import Sequencer
 from kvbus.core.source_stats import SourceStats
@@ -32,6 +31,6 @@ def size_is_true(normalizer: Normalizer) -> None:
     """What an index is counted to hold is what it holds."""
     for index in normalizer.indexes:
         tables = index.tables.values()
-        held = {id(chunk): chunk_bytes(chunk) for table in tables for chunk in table.blocks.values()}
-        assert index.size.blocks == sum(len(table.blocks) for table in tables)
-        assert index.size.bytes == sum(held.values())
+        held = {id(chunk): chunk.memory for table in tables for chunk in table.blocks.values()}
+        assert index.blocks == sum(len(table.blocks) for table in tables)
+        assert index.bytes == sum(held.values())

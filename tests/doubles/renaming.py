@@ -164,7 +164,7 @@ def _facts(script: Script) -> dict[str, Any]:
         "entries": normalizer.entries,
         "bytes": normalizer.index_bytes,
         "groups": normalizer.known_groups,
-        "media": normalizer.media,
+        "media": normalizer.dump()["media"],
         "blocks": {key: len(table.blocks) for key, table in normalizer.index.tables.items()},
     }
 

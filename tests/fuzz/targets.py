@@ -14,7 +14,6 @@ from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.relay import Relay
 from kvbus.core.source_spec import SourceSpec
 from kvbus.core.types import Reason
-from kvbus.core.wire.batch import Batch
 from kvbus.core.wire.codec import decode_batch
 from kvbus.core.wire.dialect import sniff
 from kvbus.core.wire.encoding import encode_batch, encode_positional_batch
@@ -28,7 +27,7 @@ from kvbus.core.wire.frames import (
     parse_replay_request,
 )
 from kvbus.core.wire.profiles import PROFILES
-from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored
+from kvbus.core.wire.schema import AllBlocksCleared, Batch, BlockRemoved, BlockStored
 from kvbus.core.wire.tokens import decode_tokens
 from tests.doubles.accounting import all_accounted_for, size_is_true
 from tests.doubles.answers import reading

@@ -3,8 +3,8 @@
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kvbus.core.wire.batch import Batch
 from kvbus.core.wire.codec import decode_batch
+from kvbus.core.wire.schema import Batch
 from tests.core.dsl import Script, raw, tick
 from tests.doubles.payloads import pack, payload, plain_all, removed, store
 from tests.fuzz.targets import codec, message

@@ -918,7 +918,7 @@ class World:
             assert tails == {
                 (medium, engine.hash_of(TAIL + block))
                 for (medium, block), count in engine.tails.items()
-                if count and medium in {"GPU", *source.normalizer.media}
+                if count and medium in {"GPU", *source.normalizer.dump()["media"]}
             }
 
     def _can_be_known(self, i: int) -> bool:
@@ -962,7 +962,7 @@ class World:
             return None  # a snapshot tells orphans whose parents were there when they were stored
         # a clear ends the unknown beginning of an epoch; a tier that nothing has spoken of since may hold blocks
         visible = self._named(engine, engine.visible, folded)
-        told = {key for key in visible if key[0] in {"GPU", *source.normalizer.media}}
+        told = {key for key in visible if key[0] in {"GPU", *source.normalizer.dump()["media"]}}
         return None if told != visible and self.setup.orphans == "drop" else told  # and they may be parents
 
     def _named(self, engine: Engine, counts: Counter[tuple[str, int]], folded: bool) -> Blocks:

@@ -403,7 +403,7 @@ class World:
         for number in self.bus.sources if output.merged else [place[1]]:
             source, engine = sources[number], self.engines[number].engine
             rank = output.rank_of(number, source)
-            known = {"GPU", *source.normalizer.media}
+            known = {"GPU", *source.normalizer.dump()["media"]}
             held = [key for key, count in engine.truth.items() if count]
             truth = {(rank, medium, block) for medium, block in held}
             if self.setup.block_size == 1:  # each of the engine's blocks leaves as two

@@ -11,10 +11,10 @@ from kvbus.core.normalizing.normalizer import Normalizer
 from kvbus.core.source_spec import SourceSpec
 from kvbus.core.source_stats import SourceStats
 from kvbus.core.types import Filtered
-from kvbus.core.wire.batch import Batch
 from kvbus.core.wire.codec import decode
 from kvbus.core.wire.encoding import encode_batch
 from kvbus.core.wire.profiles import PROFILES, encode, fold
+from kvbus.core.wire.schema import Batch
 from tests.core.dsl import Script, raw, tick
 from tests.doubles.payloads import pack, payload, plain_all, removed, store, unpack
 from tests.doubles.router import PlainSetRouter, events_of

@@ -7,16 +7,16 @@ from typing import Any, Final
 
 from msgspec import Raw, UnsetType
 
-from kvbus.core.blocks.chains import PAUSE, Run, chains, keys_of, tokens_of
-from kvbus.core.blocks.chunk import Chunk
-from kvbus.core.blocks.index import MAX_RUN, Index, TableKey, raw_or_unset, set_of_chunks, slice_array
-from kvbus.core.blocks.live_order import in_order, live_runs
+from kvbus.core.blocks.chains import PAUSE, chains, keys_of, tokens_of
+from kvbus.core.blocks.chunk import Chunk, raw_or_unset
+from kvbus.core.blocks.index import MAX_RUN, Index, TableKey, chunks_of
+from kvbus.core.blocks.live_order import Run, in_order, live_runs
 from kvbus.core.types import Hash
 from kvbus.core.wire.codec import AnyEvent
 from kvbus.core.wire.encoding import with_extras
 from kvbus.core.wire.parts import extras_of
 from kvbus.core.wire.schema import PER_BLOCK, BlockRemoved, BlockStored, HashOnlyRemoved
-from kvbus.core.wire.tokens import divide, joined
+from kvbus.core.wire.tokens import divide, joined, slice_array
 
 MOST_BLOCKS: Final = 4095
 """Most blocks of a batch that kvbus puts together. With AllBlocksCleared before them they are at most 4,096 events; the
@@ -35,7 +35,7 @@ def announce(index: Index) -> Iterator[AnyEvent]:
 
 def slices(index: Index, size: int, known: Sequence[Index] = ()) -> Iterator[list[AnyEvent]]:
     """The same stores in lists of exactly ``size`` blocks each, see :func:`layout`. An empty list is a pause."""
-    stores = Stores(index)
+    stores = StoreEventBuilder(index)
     for pieces in layout(index, size, known):
         yield stores.of(pieces)
 
@@ -79,7 +79,7 @@ def layout(index: Index, size: int, known: Sequence[Index] = ()) -> Iterator[Seq
         yield tuple(pieces)
 
 
-class Stores:
+class StoreEventBuilder:
     """Makes the stores of pieces of one index."""
 
     def __init__(self, index: Index) -> None:
@@ -104,7 +104,7 @@ class Stores:
         else:
             chunk, a, b = piece
         if chunk.derived is None:
-            events += stores_of(self._index, chunk, a, b)
+            events.append(store_of(self._index, chunk, a, b))
         else:
             if self._divided is None or self._divided[0] is not chunk:
                 self._divided = chunk, _sub_blocks(chunk)
@@ -146,7 +146,7 @@ def runs(index: Index, known: Sequence[Index] = ()) -> Iterator[Run]:
                 fresh = [
                     at for at in range(a, b) if not any(other.announces(*key, chunk.hashes[at]) for other in known)
                 ]
-                yield from ((key, chunk, *run) for run in _consecutive(fresh))
+                yield from ((key, chunk, *run) for run in consecutive(fresh))
             else:
                 yield key, chunk, a, b
             continue
@@ -154,31 +154,25 @@ def runs(index: Index, known: Sequence[Index] = ()) -> Iterator[Run]:
         # two nodes may cover one page: it has one name, and is announced once
         fresh = [at for at in range(a * per_block, b * per_block) if (key, derived[at]) not in announced]
         announced.update((key, derived[at]) for at in fresh)
-        yield from ((key, chunk, *run) for run in _consecutive(fresh))
+        yield from ((key, chunk, *run) for run in consecutive(fresh))
 
 
 def _derived_names(index: Index) -> Iterator[tuple[TableKey, Hash]]:
     """The sub-blocks that routers know, each at least once."""
     for key, table in index.tables.items():
         if table.refs or table.sub_blocks:
-            for chunk in set_of_chunks(table):
+            for chunk in chunks_of(table):
                 derived, per_block = chunk.reblocked()
                 for a, b in live_runs(table, chunk):
                     yield from ((key, name) for name in derived[a * per_block : b * per_block])
 
 
-def stores_of(index: Index, chunk: Chunk, a: int, b: int) -> Iterable[AnyEvent]:
-    """Stores that announce blocks ``[a, b)`` of a chunk whose blocks leave as they came."""
+def store_of(index: Index, chunk: Chunk, a: int, b: int) -> AnyEvent:
+    """Return the store that announces blocks ``[a, b)`` of a chunk whose blocks leave as they came."""
     tokens, keys, lookahead = _part(chunk, a, b)
     parent = out_parent(index, group_of(chunk), chunk.parent_of(a))
     extras = extras_of(chunk.extras, len(chunk.hashes), a, b) if chunk.extras else None
-    return [_as_event(chunk, chunk.hashes[a:b], parent, tokens, chunk.block_size, keys, lookahead, extras)]
-
-
-def store_of(chunk: Chunk) -> BlockStored:
-    """The engine's store of a chunk, without fields no struct knows."""
-    keys, lookahead = chunk.extra_keys, chunk.meta.lookahead
-    return _as_store(chunk, chunk.hashes, chunk.parent, Raw(chunk.tokens), chunk.block_size, keys, lookahead)
+    return _as_event(chunk, chunk.hashes[a:b], parent, tokens, chunk.block_size, keys, lookahead, extras)
 
 
 def _part(chunk: Chunk, a: int, b: int) -> tuple[Raw, bytes | None, bytes | None]:
@@ -200,13 +194,13 @@ def _chain_store(index: Index, chain: Sequence[Chunk]) -> AnyEvent:
 
 def _entries(raw: bytes | None, a: int, b: int) -> bytes | None:
     """Of a list with an entry per block those of blocks ``[a, b)``; null and nothing stay what they are."""
-    return raw if raw is None or raw[0] == 0xC0 else bytes(slice_array(raw, a, b))
+    return raw if raw is None or raw[0] == 0xC0 else slice_array(raw, a, b)
 
 
 def reblocked_stores(chunk: Chunk, positions: list[int]) -> Iterator[AnyEvent]:
     """Stores of the sub-blocks at these positions of a reblocked chunk: one per run, more where a run is long."""
     tokens = _sub_blocks(chunk) if positions else []
-    for first, end in _consecutive(positions):
+    for first, end in consecutive(positions):
         for start in range(first, end, MAX_RUN):
             yield _sub_block_store(chunk, start, min(end, start + MAX_RUN), tokens)
 
@@ -222,11 +216,11 @@ def _sub_block_store(chunk: Chunk, a: int, b: int, tokens: list[bytes]) -> AnyEv
     base = chunk.block_size // per_block
     parent = derived[a - 1] if a else chunk.out_parent
     extras = {name: Raw(value) for name, value in (chunk.extras or {}).items() if name not in PER_BLOCK}
-    return _as_event(chunk, derived[a:b], parent, Raw(joined(tokens[a:b], base)), base, None, None, extras)
+    return _as_event(chunk, derived[a:b], parent, Raw(joined(tokens[a:b], (b - a) * base)), base, None, None, extras)
 
 
-def _consecutive(positions: list[int]) -> Iterator[tuple[int, int]]:
-    """The runs ``[first, end)`` of ascending positions."""
+def consecutive(positions: list[int]) -> Iterator[tuple[int, int]]:
+    """Yield the runs ``[first, end)`` of ascending positions."""
     start = 0
     while start < len(positions):
         end = start + 1

@@ -15,11 +15,9 @@ from msgspec import Raw
 
 from kvbus.core.blocks.chunk import Chunk
 from kvbus.core.blocks.index import MAX_RUN, Index, TableKey
-from kvbus.core.blocks.live_order import is_single
+from kvbus.core.blocks.live_order import Run
 from kvbus.core.types import Hash
-
-Run = tuple[TableKey, Chunk, int, int]
-"""A table's key, and blocks ``[first, end)`` of one of its chunks."""
+from kvbus.core.wire.tokens import are_pairs, joined
 
 WINDOW: Final = 4096
 """Blocks that wait for the next one of their chain."""
@@ -35,8 +33,6 @@ _NO_LOOKAHEAD: Final = (None, b"\xc0")
 _ONE_KEY: Final = 0x91
 _KEYS: Final = (0xC0, 0x90, _ONE_KEY)
 """First bytes of ``extra_keys`` of one block: null, an empty list, a list with an entry."""
-_HEADS: Final = {0xDC: 3, 0xDD: 5}
-"""Bytes before the items of an array of more than 15, by its first byte."""
 
 
 def chains(index: Index, runs: Iterable[Run]) -> Iterator[list[Run]]:
@@ -63,7 +59,7 @@ def chains(index: Index, runs: Iterable[Run]) -> Iterator[list[Run]]:
         if read == PAUSE:
             read = 0
             yield []
-        if joins and is_single(chunk) and not chunk.hash_only:
+        if joins and len(chunk.hashes) == 1 and chunk.rest is None and not chunk.hash_only:
             chain = ends.pop(chunk.parent, None) if chunk.parent is not None else None
             if chain is not None and len(chain) < MAX_RUN and _alike(chain[-1][1], chunk):
                 chain.append(run)
@@ -97,35 +93,18 @@ def _alike(one: Chunk, other: Chunk) -> bool:
     return (
         (one.meta is other.meta or one.meta == other.meta)
         and (one.extra_keys or b"")[:1] == (other.extra_keys or b"")[:1]
-        and _are_pairs(one.tokens) == _are_pairs(other.tokens)
+        and are_pairs(one.tokens) == are_pairs(other.tokens)
     )
 
 
-def _are_pairs(tokens: bytes) -> bool:
-    """Whether tokens are EAGLE's pairs."""
-    head = tokens[_HEADS.get(tokens[0], 1)]
-    return head & 0xF0 == 0x90 or head in _HEADS
-
-
 def tokens_of(chain: Sequence[Chunk]) -> Raw:
-    """The tokens of single blocks that follow one another."""
-    return _joined([chunk.tokens for chunk in chain], len(chain) * chain[0].block_size)
+    """Return the tokens of single blocks that follow one another."""
+    return Raw(joined([chunk.tokens for chunk in chain], len(chain) * chain[0].block_size))
 
 
 def keys_of(chain: Sequence[Chunk]) -> bytes | None:
-    """``extra_keys`` of single blocks that are alike."""
+    """Return the ``extra_keys`` of single blocks that are alike."""
     keys = [chunk.extra_keys for chunk in chain if chunk.extra_keys is not None]
     if not keys or keys[0][0] != _ONE_KEY:
         return keys[0] if keys else None
-    return bytes(_joined(keys, len(keys)))
-
-
-def _joined(arrays: list[bytes], count: int) -> Raw:
-    """The items of several raw msgpack arrays, ``count`` in all, as one array."""
-    if count <= 15:
-        head = bytes([0x90 | count])
-    elif count <= 0xFFFF:
-        head = b"\xdc" + count.to_bytes(2, "big")
-    else:
-        head = b"\xdd" + count.to_bytes(4, "big")
-    return Raw(b"".join([head, *[array[_HEADS.get(array[0], 1) :] for array in arrays]]))
+    return joined(keys, len(keys))

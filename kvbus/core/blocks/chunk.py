@@ -1,19 +1,25 @@
-"""The blocks of one store, and what they share with others."""
+"""The blocks of one store, and the fields that they share with the blocks of other stores."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
+from msgspec import UNSET, Raw, UnsetType
 
 from kvbus.core.types import Hash
-from kvbus.core.wire.tokens import between, decode_tokens
+from kvbus.core.wire.schema import BlockStored
+from kvbus.core.wire.tokens import decode_tokens, slice_array
+
+ITEM_BYTES: Final = 140
+"""Bytes that each chunk and each of its blocks takes beside its fields: objects, a hash, an entry in a table."""
 
 
 class Meta(msgspec.Struct, frozen=True, gc=False):
-    """What the blocks of an event share with those of most others: kept once per distinct value.
+    """The fields of a store that are the same in most stores. The index keeps one object for each distinct value.
 
-    ``weight`` are the bytes of texts so long that they are not shared. A chunk with such a meta has a :class:`Rest`.
+    ``weight`` is the number of bytes in texts that are too long to be shared. A chunk with such a meta has a
+    :class:`Rest`.
     """
 
     block_size: int
@@ -32,7 +38,7 @@ class Meta(msgspec.Struct, frozen=True, gc=False):
 
 
 class Rest(msgspec.Struct, gc=False):
-    """What few chunks have: ``extras`` are fields no struct knows; :class:`Chunk` explains the others."""
+    """Fields that few chunks have: ``extras`` are fields no struct knows; :class:`Chunk` explains the others."""
 
     extras: dict[str, bytes] | None = None
     derived: list[Hash] | None = None
@@ -42,9 +48,9 @@ class Rest(msgspec.Struct, gc=False):
 class Chunk(msgspec.Struct, gc=False):
     """The blocks of one store. ``tokens`` is one msgpack array of ``len(hashes) * block_size`` items, or an empty one.
 
-    ``derived`` holds the derived hashes of a reblocked chunk, ``block_size // base`` for each block. It is None where
+    ``derived`` holds the derived hashes of a reblocked chunk, ``block_size // base`` for each block. It is None if the
     blocks leave as they came. ``out_parent`` is the hash by which routers know the parent of the first sub-block
-    (reblocked chunks only). There are six fields: one more would cost 16 bytes for every store of a million.
+    (reblocked chunks only). ``live`` is the number of blocks that an index holds through this chunk.
     """
 
     hashes: tuple[Hash, ...]
@@ -53,6 +59,7 @@ class Chunk(msgspec.Struct, gc=False):
     meta: Meta
     extra_keys: bytes | None = None
     rest: Rest | None = None
+    live: int = 0
 
     @property
     def block_size(self) -> int:
@@ -66,7 +73,7 @@ class Chunk(msgspec.Struct, gc=False):
 
     @property
     def derived(self) -> list[Hash] | None:
-        """The derived hashes, None where blocks leave as they came."""
+        """The derived hashes; None if blocks leave as they came."""
         return None if self.rest is None else self.rest.derived
 
     @property
@@ -74,35 +81,73 @@ class Chunk(msgspec.Struct, gc=False):
         """The hash of the sub-block before the first one."""
         return None if self.rest is None else self.rest.out_parent
 
+    @property
+    def hash_only(self) -> bool:
+        """Whether the tokens of the blocks are unknown: ``tokens`` is an empty array."""
+        return len(self.tokens) == 1
+
+    @property
+    def memory(self) -> int:
+        """About the number of bytes that a process grows by for this chunk."""
+        count: int = ITEM_BYTES * (1 + len(self.hashes)) + len(self.tokens) + len(self.extra_keys or b"")
+        if self.rest is not None:
+            count += self.meta.weight
+            count += ITEM_BYTES * len(self.derived or ())
+            count += sum(len(name) + len(value) for name, value in (self.extras or {}).items())
+        return count
+
     def reblock_into(self, derived: list[Hash] | None, out_parent: Hash | None) -> None:
-        """Blocks leave under these derived hashes from now on; None: as they came."""
+        """Let blocks leave under these derived hashes from now on; None: as they came."""
         if derived is not None or self.rest is not None:
             self.rest = Rest(self.extras, derived, out_parent)
 
     def parent_of(self, i: int) -> Hash | None:
-        """The engine's hash of the block before block ``i``."""
+        """Return the engine's hash of the block before block ``i``."""
         return self.hashes[i - 1] if i else self.parent
 
     def reblocked(self) -> tuple[list[Hash], int]:
-        """The derived hashes of a reblocked chunk, and how many of them make one of the engine's blocks."""
+        """Return the derived hashes of a reblocked chunk, and how many of them make one of the engine's blocks."""
         derived = self.derived or []
         return derived, len(derived) // len(self.hashes)
 
     def token_list(self) -> list[Any]:
-        """All tokens, decoded anew each time."""
+        """Return all tokens, decoded anew each time."""
         tokens = decode_tokens(self.tokens)
         if not isinstance(tokens, list):  # pragma: no cover - only validated tokens are ever stored
             raise TypeError(tokens)
         return tokens
 
-    @property
-    def hash_only(self) -> bool:
-        """Whether the tokens of its blocks are not known: ``tokens`` is an empty array."""
-        return len(self.tokens) == 1
-
     def tokens_of(self, a: int, b: int) -> bytes:
-        """The tokens of blocks ``[a, b)``, as an array of their own."""
+        """Return the tokens of blocks ``[a, b)`` as an array of their own."""
         if self.hash_only:
             return self.tokens
         size = self.meta.block_size
-        return between(self.tokens, a * size, b * size)
+        return slice_array(self.tokens, a * size, b * size)
+
+
+def meta_of(event: BlockStored) -> Meta:
+    """Return the shared fields of a store."""
+    return Meta(
+        event.block_size,
+        None if isinstance(event.lora_id, UnsetType) else event.lora_id,
+        None if isinstance(event.lora_name, UnsetType) else event.lora_name,
+        None if isinstance(event.medium, UnsetType) or event.medium is None else event.medium.upper(),
+        event.group_idx,
+        event.kv_cache_spec_kind,
+        event.kv_cache_spec_sliding_window,
+        carried_bytes(event.locality),
+        carried_bytes(event.ownership),
+        carried_bytes(event.session_id),
+        carried_bytes(event.cache_salt),
+        carried_bytes(event.lookahead_token_ids),
+    )
+
+
+def carried_bytes(raw: Raw | UnsetType) -> bytes | None:
+    """Return the bytes of a carried field, None if the event has no such field."""
+    return None if raw is UNSET else bytes(raw)
+
+
+def raw_or_unset(value: bytes | None) -> Raw:
+    """Return the field of an event that :func:`carried_bytes` gives these bytes for."""
+    return UNSET if value is None else Raw(value)  # type: ignore[return-value]

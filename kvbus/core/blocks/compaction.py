@@ -4,7 +4,7 @@ Kafka's guarantees for a compacted log, with blocks for keys: whoever reads from
 of every live block; the order holds within the snapshot (parents before children, one medium at a time); a seq never
 changes its place; and who keeps up with the head sees every batch as it was sent.
 
-A snapshot copies a small index and freezes a large one (:mod:`kvbus.core.blocks.overlay`): the relay goes on changing
+A snapshot copies small tables and shares large ones (:mod:`kvbus.core.blocks.overlay`): the relay goes on changing
 its state, in a layer on top, while routers read the snapshot slice by slice at their own pace.
 """
 
@@ -16,7 +16,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from kvbus.core.blocks.announce import MOST_BLOCKS, Piece, Stores, layout, slices
+from kvbus.core.blocks.announce import MOST_BLOCKS, Piece, StoreEventBuilder, layout, slices
 from kvbus.core.blocks.chains import PAUSE
 from kvbus.core.blocks.index import Index
 from kvbus.core.wire.codec import AnyEvent
@@ -83,7 +83,7 @@ class _Contents:
         self.clears = clears
         self._wire = wire
         self._one_copy = one_copy
-        self._stores = [Stores(part.index) for part in parts]
+        self._stores = [StoreEventBuilder(part.index) for part in parts]
 
     def plans(self, per_batch: int) -> Iterator[Plan | None]:
         """What every batch holds, one by one; None is a pause."""

@@ -7,92 +7,80 @@ sizes (vLLM 0.20 and later), and on several media at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from collections.abc import Set as AbstractSet
-from typing import Any, Final
+from typing import Final
+from weakref import ref
 
-from msgspec import UNSET, Raw, UnsetType, structs
+from msgspec import UNSET, Raw, structs
 
-from kvbus.core.blocks.chunk import Chunk, Meta
-from kvbus.core.blocks.chunk_set import ChunkSet
-from kvbus.core.blocks.lease import Lease
-from kvbus.core.blocks.overlay import SMALL, Overlay
-from kvbus.core.blocks.size import Size
+from kvbus.core.blocks.chunk import Chunk, Meta, Rest, carried_bytes, meta_of
+from kvbus.core.blocks.overlay import Layer, merged
 from kvbus.core.types import Hash
-from kvbus.core.wire.encoding import decode_value, encode_value
 from kvbus.core.wire.schema import BlockStored
 
 TableKey = tuple[int | None, str]
 """Group and medium key."""
 
 MAX_RUN: Final = 512
-"""Most blocks of one chunk, and of an event that kvbus puts together. To find a block in a chunk costs as many
-comparisons as the chunk has blocks, to remove them all costs the square."""
+"""Maximum number of blocks in one chunk, and in one event that kvbus builds. A search for a block in a chunk takes as
+many comparisons as the chunk has blocks."""
+
+SMALL: Final = 150_000
+"""Tables of fewer blocks are copied for a reader. That takes a millisecond or two, and a layer slows later changes."""
+
+MAX_LAYERS: Final = 4
+"""Layers over one table. Where one more would be needed, the table is copied."""
 
 
 class Table:
     """The live blocks of one group on one medium. ``copies`` counts physical copies beyond the first."""
 
-    __slots__ = ("_overlay", "blocks", "copies", "lease", "refs", "sub_blocks")
+    __slots__ = ("__weakref__", "_copied_below", "_readers", "blocks", "copies", "refs", "sub_blocks")
 
     def __init__(self, copied_below: int = SMALL) -> None:
-        base: dict[Hash, Chunk] = {}
-        self.blocks: MutableMapping[Hash, Chunk] = base
-        self._overlay = Overlay(base, copied_below)
+        self._copied_below = copied_below
+        self._readers: list[ref[Table]] = []
+        """Frozen copies, one for each layer in :attr:`blocks`."""
+        self.blocks: MutableMapping[Hash, Chunk] = {}
         self.copies: dict[Hash, int] = {}
         self.refs: dict[Hash, int] = {}
-        """How many live sub-blocks leave under one derived hash (reblocked chunks only)."""
-        self.lease: Lease | None = None
-        """Of a frozen copy: the one whose blocks it reads is not changed as long as this exists."""
+        """Number of live sub-blocks under one derived hash (reblocked chunks only)."""
         self.sub_blocks = 0
-        """In a frozen copy, which has no ``refs``: how many derived hashes there are."""
+        """In a frozen copy, which has no ``refs``: the number of derived hashes."""
 
     @property
     def announced(self) -> int:
         """Live blocks as routers count them: of a reblocked table the sub-blocks, each hash once."""
         return len(self.refs) or self.sub_blocks or len(self.blocks)
 
-    def freeze(self, frozen: Table) -> tuple[MutableMapping[Hash, Chunk], MutableMapping[Hash, Chunk]]:
-        """The blocks as they are now, for a frozen table, and the mapping to change from now on."""
-        frozen.lease = Lease()
-        return self._overlay.freeze(self.blocks, frozen.lease)
+    def freeze(self) -> Table:
+        """Return a table with the blocks as they are now. It shares the blocks of a large table."""
+        frozen = Table()
+        frozen.sub_blocks = len(self.refs)
+        if len(self.blocks) < self._copied_below or len(self._readers) == MAX_LAYERS:
+            frozen.blocks = dict(self.blocks)
+        else:
+            frozen.blocks = self.blocks
+            self.blocks = Layer(self.blocks)
+            self._readers.append(ref(frozen))
+        return frozen
 
     def merge_overlay(self) -> None:
-        """Go back to one plain dictionary, if nobody reads a frozen copy any more."""
-        self.blocks = self._overlay.merge(self.blocks)
-
-    def add(self, block: Hash, chunk: Chunk, copies: int, *, count: bool) -> None:
-        """Add a block, and so many copies beyond it if they ``count``. A block that is there already is a copy, too."""
-        if block in self.blocks:
-            copies += 1
-        else:
-            self.blocks[block] = chunk
-        if copies and count:
-            self.copies[block] = self.copies.get(block, 0) + copies
-
-    def remove(self, block: Hash) -> Chunk | None:
-        """Take one copy away, whatever ``duplicates`` says: of blocks that no router knows (``left_out.py``).
-
-        The chunk if it was the last one; None if copies are left, or none was known.
-        """
-        copies = self.copies
-        if copies and (left := copies.get(block)) is not None:
-            if left == 1:
-                del copies[block]
-            else:
-                copies[block] = left - 1
-            return None
-        return self.blocks.pop(block, None)
+        """Go back to one plain dictionary, if no frozen copy exists any more."""
+        if self._readers and not any(reader() for reader in self._readers):
+            self._readers.clear()
+            self.blocks = merged(self.blocks)
 
 
 _MAX_METAS: Final = 4096
 
 MAX_SHARED: Final = 1024
-"""Bytes of texts in a meta that is kept once for the blocks of many events."""
+"""Maximum number of bytes of texts in a meta that several chunks share."""
 
 
-def weight_of(meta: Meta) -> int:
-    """The bytes of what an engine may make as long as it likes."""
+def _weight_of(meta: Meta) -> int:
+    """Return the number of bytes in texts whose length the engine chooses."""
     texts = (meta.lora_name, meta.kind, meta.locality, meta.ownership, meta.session_id, meta.cache_salt, meta.lookahead)
     return sum(len(text) for text in texts if isinstance(text, (str, bytes)))
 
@@ -102,6 +90,12 @@ class Index:
 
     Args:
         copied_below: tables of fewer blocks are copied for a state snapshot, larger ones are frozen.
+
+    Attributes:
+        tables: the tables, by group and medium.
+        media_names: media that have a table.
+        blocks: number of live blocks that came through :meth:`put`.
+        bytes: about the number of bytes that the chunks of these blocks take.
     """
 
     def __init__(self, copied_below: int = SMALL) -> None:
@@ -114,9 +108,8 @@ class Index:
         self._of_group: dict[int | None, dict[TableKey, Table]] = {}
         self._of_medium: dict[str, dict[TableKey, Table]] = {}
         self.media_names: AbstractSet[str] = self._of_medium.keys()
-        """Media any table is of."""
-        self.size = Size()
-        """Whoever puts chunks into tables and takes them out counts them here."""
+        self.blocks = 0
+        self.bytes = 0
 
     def __len__(self) -> int:
         """Live blocks."""
@@ -127,71 +120,102 @@ class Index:
         """Live blocks as routers count them, see :attr:`Table.announced`."""
         return sum(table.announced for table in self.tables.values())
 
+    # -- blocks in and out -----------------------------------------------------------------------------------------
+
+    def chunk_of(self, event: BlockStored, extras: Mapping[str, Raw | bytes] | None) -> Chunk:
+        """Return the blocks of a store as a chunk, which is in no table yet."""
+        meta = self._shared(meta_of(event))
+        parent = None if event.parent_block_hash is UNSET else event.parent_block_hash
+        chunk = Chunk(event.block_hashes, parent, bytes(event.token_ids), meta, carried_bytes(event.extra_keys))
+        if extras or meta.weight:
+            chunk.rest = Rest({name: bytes(raw) for name, raw in (extras or {}).items()} or None)
+        return chunk
+
+    def _shared(self, meta: Meta) -> Meta:
+        """Return the one object for this value, unless the value is too long to be kept."""
+        known = self._metas.get(meta)
+        if known is not None:
+            return known
+        weight = _weight_of(meta)
+        if weight > MAX_SHARED:
+            return structs.replace(meta, weight=weight)
+        if len(self._metas) >= _MAX_METAS:
+            self._metas.clear()
+        self._metas[meta] = meta
+        return meta
+
+    def put(self, table: Table, chunk: Chunk, a: int, b: int) -> None:
+        """Put blocks ``[a, b)`` of a chunk into a table that has none of them."""
+        table.blocks.update(dict.fromkeys(chunk.hashes[a:b], chunk))
+        if not chunk.live:
+            self.bytes += chunk.memory
+        chunk.live += b - a
+        self.blocks += b - a
+
+    def take(self, table: Table, block: Hash) -> Chunk:
+        """Take a block out of its table; return its chunk."""
+        chunk = table.blocks.pop(block)
+        self.blocks -= 1
+        chunk.live -= 1
+        if not chunk.live:
+            self.bytes -= chunk.memory
+        return chunk
+
+    def count(self) -> None:
+        """Count all blocks and bytes anew, after changes that did not go through :meth:`put` and :meth:`take`."""
+        self.blocks = self.bytes = 0
+        for table in self.tables.values():
+            for chunk in chunks_of(table):
+                chunk.live = sum(table.blocks.get(block) is chunk for block in chunk.hashes)
+                self.blocks += chunk.live
+                self.bytes += chunk.memory
+
+    # -- tables ----------------------------------------------------------------------------------------------------
+
     def table(self, group: int | None, medium: str) -> Table:
-        """The table of one group and medium, made on first use."""
+        """Return the table of one group and medium, made on first use."""
         key = (group, medium)
         table = self.tables.get(key)
         if table is None:
             table = Table(self._copied_below)
-            self._put(key, table)
+            self._add(key, table)
         return table
 
-    def _put(self, key: TableKey, table: Table) -> None:
+    def _add(self, key: TableKey, table: Table) -> None:
         group, medium = key
         self.tables[key] = table
         self._of_group.setdefault(group, {})[key] = table
         self._of_medium.setdefault(medium, {})[key] = table
 
     def _drop(self, key: TableKey) -> None:
-        del self.tables[key]
-        for tables, name in ((self._of_group, key[0]), (self._of_medium, key[1])):
-            del tables[name][key]  # type: ignore[index]
-            if not tables[name]:  # type: ignore[index]
-                del tables[name]  # type: ignore[arg-type]
+        group, medium = key
+        del self.tables[key], self._of_group[group][key], self._of_medium[medium][key]
+        if not self._of_group[group]:
+            del self._of_group[group]
+        if not self._of_medium[medium]:
+            del self._of_medium[medium]
 
     def tables_on(self, media: Iterable[str]) -> list[tuple[TableKey, Table]]:
-        """The tables of these media."""
+        """Return the tables of these media."""
         return [each for medium in media for each in self._of_medium.get(medium, {}).items()]
 
-    def announces(self, group: int | None, medium: str, name: Hash) -> bool:
-        """Whether routers know a live block by this name (not for a frozen copy with reblocked blocks)."""
-        table = self.tables.get((group, medium))
-        if table is None:
-            return False
-        chunk = table.blocks.get(name)
-        return (chunk is not None and chunk.derived is None) or name in table.refs
-
-    def names(self) -> Iterator[Hash]:
-        """Every live block by the name that routers know it by, once for each table that holds it."""
-        for table in self.tables.values():
-            yield from table.refs
-            for block, chunk in table.blocks.items():
-                if chunk.derived is None:
-                    yield block
-
-    def media(self) -> dict[str, int]:
-        """Live blocks per medium."""
-        counts: dict[str, int] = {}
-        for (_, medium), table in self.tables.items():
-            counts[medium] = counts.get(medium, 0) + len(table.blocks)
-        return counts
+    def tables_with(self, medium: str, block: Hash) -> list[tuple[TableKey, Table]]:
+        """Return every group's table that holds this block on this medium."""
+        return [(key, table) for key, table in self.tables_on((medium,)) if block in table.blocks]
 
     def find(self, group: int | None, block: Hash) -> Chunk | None:
-        """The chunk that holds this block on any medium of the group."""
+        """Return the chunk that holds this block on any medium of the group."""
         for table in self._of_group.get(group, {}).values():
             if (chunk := table.blocks.get(block)) is not None:
                 return chunk
         return None
 
-    def tables_with(self, medium: str, block: Hash) -> list[tuple[TableKey, Table]]:
-        """Every group's table that holds this block on this medium."""
-        return [(key, table) for key, table in self.tables_on((medium,)) if block in table.blocks]
-
     def keep(self, media: AbstractSet[str]) -> None:
         """Forget the blocks on any other medium."""
         for key, table in self.tables_on(self.media_names - media):
-            for chunk in set_of_chunks(table):
-                self.size.drop(table, chunk)
+            for chunk in chunks_of(table):
+                self.blocks -= chunk.live
+                self.bytes -= chunk.memory
             self._drop(key)
 
     def keep_group(self, group: int | None) -> None:
@@ -210,89 +234,60 @@ class Index:
         self._begin()
         self._metas.clear()
 
-    def count(self) -> None:
-        """Count all blocks and bytes anew: chunks were put in, taken out or changed without being counted."""
-        self.size = Size()
+    # -- what routers know -----------------------------------------------------------------------------------------
+
+    def announces(self, group: int | None, medium: str, name: Hash) -> bool:
+        """Whether routers know a live block by this name (not for a frozen copy with reblocked blocks)."""
+        table = self.tables.get((group, medium))
+        if table is None:
+            return False
+        chunk = table.blocks.get(name)
+        return (chunk is not None and chunk.derived is None) or name in table.refs
+
+    def names(self) -> Iterator[Hash]:
+        """Yield every live block by the name that routers know it by, once for each table that holds it."""
         for table in self.tables.values():
-            for chunk in set_of_chunks(table):
-                self.size.count(table, chunk)
+            yield from table.refs
+            for block, chunk in table.blocks.items():
+                if chunk.derived is None:
+                    yield block
 
-    def meta(self, event: BlockStored) -> Meta:
-        """The shared :class:`Meta` of an event."""
-        return self.shared_meta(
-            Meta(
-                event.block_size,
-                _or_none(event.lora_id),
-                _or_none(event.lora_name),
-                None if isinstance(event.medium, UnsetType) or event.medium is None else event.medium.upper(),
-                event.group_idx,
-                event.kv_cache_spec_kind,
-                event.kv_cache_spec_sliding_window,
-                carried_bytes(event.locality),
-                carried_bytes(event.ownership),
-                carried_bytes(event.session_id),
-                carried_bytes(event.cache_salt),
-                carried_bytes(event.lookahead_token_ids),
-            )
-        )
+    def media(self) -> dict[str, int]:
+        """Return the number of live blocks per medium."""
+        counts: dict[str, int] = {}
+        for (_, medium), table in self.tables.items():
+            counts[medium] = counts.get(medium, 0) + len(table.blocks)
+        return counts
 
-    def shared_meta(self, meta: Meta) -> Meta:
-        """The one object for this value, unless it is too long to be kept for others."""
-        known = self._metas.get(meta)
-        if known is not None:
-            return known
-        weight = weight_of(meta)
-        if weight > MAX_SHARED:
-            return structs.replace(meta, weight=weight)
-        if len(self._metas) >= _MAX_METAS:
-            self._metas.clear()
-        self._metas[meta] = meta
-        return meta
-
-    def merge_overlays(self) -> None:
-        """Put changes back into the plain dictionaries: see :meth:`Table.merge_overlay`."""
-        for table in self.tables.values():
-            table.merge_overlay()
+    # -- copies ----------------------------------------------------------------------------------------------------
 
     def copy(self) -> Index:
-        """A frozen copy: the same live blocks, whatever becomes of this index. It shares chunks and large tables."""
+        """Return a frozen copy: the same live blocks, whatever happens to this index later. It shares all chunks."""
         frozen = Index()
         for key, table in self.tables.items():
-            kept = frozen.table(*key)
-            kept.blocks, table.blocks = table.freeze(kept)
-            kept.sub_blocks = len(table.refs)
+            frozen._add(key, table.freeze())
         return frozen
 
     def given_up(self) -> Index:
-        """The tables as they are, for the last time: this index is about to be cleared."""
+        """Return the tables as they are, for the last time: the caller is about to clear this index."""
         last = Index()
         for key, table in self.tables.items():
-            last._put(key, table)
+            last._add(key, table)
         return last
 
+    def merge_overlays(self) -> None:
+        """Put changes back into plain dictionaries: see :meth:`Table.merge_overlay`."""
+        for table in self.tables.values():
+            table.merge_overlay()
 
-def set_of_chunks(table: Table) -> Iterator[Chunk]:
-    """Every chunk with a live block, once, in the order its first one came."""
-    seen = ChunkSet()
-    for chunk in table.blocks.values():  # as in overlay: not a generator expression
-        if seen.add(chunk):
+
+def chunks_of(table: Table) -> Iterator[Chunk]:
+    """Yield every chunk with a live block once, at the place of its first live block."""
+    last: Chunk | None = None
+    first: Hash | None = None
+    for block, chunk in table.blocks.items():
+        if chunk is not last:
+            last = chunk
+            first = next(name for name in chunk.hashes if table.blocks.get(name) is chunk)
+        if block == first:
             yield chunk
-
-
-def _or_none(value: Any) -> Any:
-    return None if value is UNSET else value
-
-
-def carried_bytes(raw: Raw | UnsetType) -> bytes | None:
-    """A carried field's own bytes, None where the event has no such field."""
-    return None if raw is UNSET else bytes(raw)
-
-
-def raw_or_unset(value: bytes | None) -> Raw:
-    """The reverse of what the index does to carried fields: bytes back to a field of an event."""
-    return UNSET if value is None else Raw(value)  # type: ignore[return-value]
-
-
-def slice_array(raw: bytes, a: int, b: int) -> Raw:
-    """Items ``[a, b)`` of a raw msgpack array."""
-    return encode_value(decode_value(raw)[a:b])

@@ -1,112 +1,86 @@
 """The order in which live blocks are announced: device first, one medium at a time, parents before children.
 
-It is found by walking the index as it is, so that nothing has to be kept for it. The index has blocks in the order in
-which they were stored, which is not this one: a parent that was stored again lies behind its children.
+A walk over the index finds this order, so nothing has to be kept for it. The index has blocks in the order in which
+they were stored. A parent that was stored again comes after its children there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
 
 from kvbus.core.blocks.chunk import Chunk
-from kvbus.core.blocks.chunk_set import ChunkSet
-from kvbus.core.blocks.index import Index, Table, TableKey, set_of_chunks
+from kvbus.core.blocks.index import Index, Table, TableKey, chunks_of
 from kvbus.core.types import DEVICE_MEDIUM, Hash
 
-_MAX_RUNS: Final = 4096
-"""Chunks whose runs are remembered: many blocks may have their parent in one of the last ones."""
+Run = tuple[TableKey, Chunk, int, int]
+"""A table's key, and blocks ``[first, end)`` of one of its chunks."""
+
+_Part = tuple[Chunk, int, int]
 
 
-_Run = tuple[Chunk, int, int]
-
-
-def in_order(index: Index) -> Iterator[tuple[TableKey, Chunk, int, int]]:
-    """Every live run ``(table, chunk, first, last + 1)``."""
+def in_order(index: Index) -> Iterator[Run]:
+    """Yield every live run of blocks."""
     for key in sorted(index.tables, key=_table_order):
-        yield from _table_runs(key, index.tables[key])
+        for part in _Walk(index.tables[key]).parts():
+            yield key, *part
 
 
 def _table_order(key: TableKey) -> tuple[bool, str, int]:
     return (key[1] != DEVICE_MEDIUM, key[1], -1 if key[0] is None else key[0])
 
 
-def _table_runs(key: TableKey, table: Table) -> Iterator[tuple[TableKey, Chunk, int, int]]:
-    sub_blocks: dict[Hash, tuple[Chunk, int]] = {}
-    """By derived hash: the reblocked chunk, and its block that the sub-block is part of."""
-    for chunk in set_of_chunks(table) if table.sub_blocks or table.refs else ():
-        if chunk.derived is not None:
+class _Walk:
+    """A walk over the runs of one table."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self._done: set[Hash] = set()
+        """The blocks of all runs that were taken."""
+        self._block_of: dict[Hash, Hash] = {}
+        """The live block that each sub-block is part of, by derived hash."""
+        for chunk in chunks_of(table) if table.sub_blocks or table.refs else ():
             derived, per_block = chunk.reblocked()
-            sub_blocks.update((name, (chunk, at // per_block)) for at, name in enumerate(derived))
-    runs: dict[int, tuple[tuple[int, int], ...]] = {}
+            for first, end in live_runs(table, chunk) if derived else ():
+                parts = range(first * per_block, end * per_block)
+                self._block_of.update((derived[at], chunk.hashes[at // per_block]) for at in parts)
 
-    def runs_of(chunk: Chunk) -> tuple[tuple[int, int], ...]:
-        found = runs.get(id(chunk))
-        if found is None:
-            if len(runs) == _MAX_RUNS:  # a million of them would be a hundred megabytes
-                runs.clear()
-            found = runs[id(chunk)] = tuple(live_runs(table, chunk))
-        return found
+    def parts(self) -> Iterator[_Part]:
+        """Yield every run once, after the run with its parent."""
+        for chunk in chunks_of(self._table):
+            for first, end in live_runs(self._table, chunk):
+                if chunk.hashes[first] not in self._done:
+                    yield from self._with_ancestors((chunk, first, end))
 
-    def run_before(chunk: Chunk, first: int) -> _Run | None:
-        """The live run that holds the parent of this run."""
+    def _with_ancestors(self, part: _Part) -> list[_Part]:
+        """Take a run that was not taken yet; return it after its ancestors that were not taken yet either.
+
+        A cycle of parents ends, too.
+        """
+        path: list[_Part] = []
+        step: _Part | None = part
+        while step is not None:
+            chunk, first, end = step
+            self._done.update(chunk.hashes[first:end])
+            path.append(step)
+            step = self._parent_of(chunk, first)
+        return path[::-1]
+
+    def _parent_of(self, chunk: Chunk, first: int) -> _Part | None:
+        """Return the run that holds the parent of block ``first``; None if there is none, or it was taken."""
+        parent: Hash | None
         if chunk.derived is not None and first == 0 and chunk.out_parent is not None:
-            holder, at = sub_blocks.get(chunk.out_parent, (None, 0))
+            parent = self._block_of.get(chunk.out_parent)
         else:
             parent = chunk.parent_of(first)
-            holder = table.blocks.get(parent) if parent is not None else None
-            at = holder.hashes.index(parent) if holder is not None and parent is not None else 0
-        if holder is None:
+        holder = None if parent is None or parent in self._done else self._table.blocks.get(parent)
+        if parent is None or holder is None:
             return None
-        return next(((holder, a, b) for a, b in runs_of(holder) if a <= at < b), None)
-
-    done = ChunkSet()
-    """Chunks whose runs were taken, where there is one run."""
-    done_runs: set[Hash] = set()
-    """The first block of each run that was taken of other chunks."""
-
-    def take(chunk: Chunk, first: int) -> bool:
-        if len(runs_of(chunk)) == 1:
-            return done.add(chunk)
-        before = len(done_runs)
-        done_runs.add(chunk.hashes[first])
-        return len(done_runs) > before
-
-    def with_ancestors(run: _Run) -> Iterator[tuple[TableKey, Chunk, int, int]]:
-        path: list[_Run] = [run]
-        walk = run_before(run[0], run[1])
-        # up to the first ancestor that was taken already; noted on the way, so that a cycle of parents ends too
-        while walk is not None and take(walk[0], walk[1]):
-            path.append(walk)
-            walk = run_before(walk[0], walk[1])
-        return ((key, *run) for run in reversed(path))
-
-    last: Chunk | None = None
-    blocks = table.blocks
-    for chunk in blocks.values():
-        if chunk is last:
-            continue
-        last = chunk
-        if is_single(chunk):  # the same as below, at a quarter of the cost
-            if done.add(chunk):
-                holder = None if chunk.parent is None else blocks.get(chunk.parent)
-                if holder is None or (is_single(holder) and holder in done):
-                    yield key, chunk, 0, 1
-                else:
-                    yield from with_ancestors((chunk, 0, 1))
-            continue
-        for a, b in runs_of(chunk):
-            if take(chunk, a):
-                yield from with_ancestors((chunk, a, b))
-
-
-def is_single(chunk: Chunk) -> bool:
-    """Whether a chunk is one block that leaves as it came."""
-    return len(chunk.hashes) == 1 and chunk.rest is None
+        at = holder.hashes.index(parent)
+        return next((holder, a, b) for a, b in live_runs(self._table, holder) if a <= at < b)
 
 
 def live_runs(table: Table, chunk: Chunk) -> Iterator[tuple[int, int]]:
-    """The maximal ranges of a chunk's blocks that are still live through this chunk."""
+    """Yield the maximal ranges of a chunk's blocks that are still live through this chunk."""
     first = None
     for i, block in enumerate(chunk.hashes):
         alive = table.blocks.get(block) is chunk

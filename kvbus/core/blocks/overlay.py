@@ -1,32 +1,27 @@
-"""A copy-on-write overlay: a large dictionary is frozen for a reader while it goes on changing, without being copied.
+"""A layer of changes over a dictionary that nobody may change any more.
 
-Copying a million entries stops the stream for some 20 ms. So whoever needs them as they are now gets the dictionary
-itself, and changes go to a layer on top. When nobody needs it any more, the layers are merged into it.
+To copy a million entries stops the event loop for some 20 ms. So a reader that needs a large dictionary as it is now
+gets the dictionary itself, and further changes go to a :class:`Layer` on top of it (:meth:`Table.freeze
+<kvbus.core.blocks.index.Table.freeze>`). After the last reader has gone, :func:`merged` puts the changes into the
+dictionary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping
-from typing import Final, Generic, TypeVar
-from weakref import ref
+from typing import TypeVar
 
 K = TypeVar("K")
 V = TypeVar("V")
 
-SMALL: Final = 150_000
-"""Fewer entries are copied all the same: it takes a millisecond or two, and a layer costs its traffic more."""
-
-MAX_LAYERS: Final = 4
-"""Layers on top of each other; where one more would be needed, the entries are copied."""
-
 
 class Layer(MutableMapping[K, V]):
-    """The changes made since ``below`` was frozen."""
+    """The entries of ``below``, with the changes made since. ``below`` does not change while the layer exists."""
 
-    __slots__ = ("_below", "_gone", "_length", "_new")
+    __slots__ = ("_gone", "_length", "_new", "below")
 
     def __init__(self, below: MutableMapping[K, V]) -> None:
-        self._below = below
+        self.below = below
         self._new: dict[K, V] = {}
         self._gone: set[K] = set()
         """Keys of ``below`` that are hidden: removed, or in ``_new`` with another value."""
@@ -37,22 +32,22 @@ class Layer(MutableMapping[K, V]):
             return self._new[key]
         if key in self._gone:
             raise KeyError(key)
-        return self._below[key]
+        return self.below[key]
 
     def __contains__(self, key: object) -> bool:
-        return key in self._new or (key not in self._gone and key in self._below)
+        return key in self._new or (key not in self._gone and key in self.below)
 
     def __setitem__(self, key: K, value: V) -> None:
         if key not in self:
             self._length += 1
-        if key in self._below:
+        if key in self.below:
             self._gone.add(key)
         self._new[key] = value
 
     def __delitem__(self, key: K) -> None:
         if key in self._new:
             del self._new[key]
-        elif key in self._gone or key not in self._below:
+        elif key in self._gone or key not in self.below:
             raise KeyError(key)
         else:
             self._gone.add(key)
@@ -62,50 +57,20 @@ class Layer(MutableMapping[K, V]):
         return self._length
 
     def __iter__(self) -> Iterator[K]:
-        gone = self._gone
-        for key in self._below:  # one at a time when it is compiled, too: a generator expression becomes a list
-            if key not in gone:
-                yield key
+        yield from (key for key in self.below if key not in self._gone)
         yield from self._new
 
-    def put_into(self, base: dict[K, V]) -> None:
-        """Make the changes in ``base``, which holds what is below."""
+    def put_into(self, base: MutableMapping[K, V]) -> None:
+        """Make the changes in ``base``, which holds the entries of ``below``."""
         for key in self._gone:
             base.pop(key, None)
         base.update(self._new)
 
 
-class Overlay(Generic[K, V]):
-    """What is frozen, for whom, and the layers on top.
-
-    Args:
-        base: the dictionary.
-        copied_below: fewer entries than this are copied.
-    """
-
-    __slots__ = ("_base", "_copied_below", "_holders", "_layers")
-
-    def __init__(self, base: dict[K, V], copied_below: int = SMALL) -> None:
-        self._base = base
-        self._copied_below = copied_below
-        self._layers: list[Layer[K, V]] = []
-        self._holders: list[ref[object]] = []
-
-    def freeze(self, top: MutableMapping[K, V], holder: object) -> tuple[MutableMapping[K, V], MutableMapping[K, V]]:
-        """What ``holder`` may read as long as it exists, and the mapping to change from now on."""
-        if len(top) < self._copied_below or len(self._layers) == MAX_LAYERS:
-            return dict(top), top
-        layer = Layer(top)
-        self._layers.append(layer)
-        self._holders.append(ref(holder))
-        return top, layer
-
-    def merge(self, top: MutableMapping[K, V]) -> MutableMapping[K, V]:
-        """The mapping to change from now on: the dictionary itself, once no holder exists any more."""
-        if not self._layers or any(holder() is not None for holder in self._holders):
-            return top
-        for layer in self._layers:
-            layer.put_into(self._base)
-        self._layers.clear()
-        self._holders.clear()
-        return self._base
+def merged(top: MutableMapping[K, V]) -> MutableMapping[K, V]:
+    """Put the changes of all layers into the dictionary under them; return the dictionary."""
+    if not isinstance(top, Layer):
+        return top
+    base: MutableMapping[K, V] = merged(top.below)
+    top.put_into(base)
+    return base

@@ -22,9 +22,14 @@ from __future__ import annotations
 
 import math
 from enum import Enum, auto
-from typing import Final
+from typing import Any, Final
 
 import msgspec
+from msgspec import structs
+
+from kvbus.core.blocks.chunk import Chunk
+from kvbus.core.blocks.index import Index, TableKey
+from kvbus.core.types import DEVICE_MEDIUM
 
 
 class Treatment(Enum):
@@ -159,3 +164,95 @@ class BlockSizeDetector(msgspec.Struct):
         if self.variable or size == own or (size > own and not fine):
             return Treatment.REBLOCK if size % self.base == 0 else Treatment.REJECT
         return Treatment.COARSE if size > own and size % own == 0 else Treatment.REJECT
+
+
+class GroupSizes:
+    """The block sizes of one group. They are learned from one medium and hold for all media.
+
+    Args:
+        detector: learns them.
+        medium: the medium they are learned from: the device, or the group's first medium until the device stores.
+            Empty while no store with tokens has come.
+    """
+
+    def __init__(self, detector: BlockSizeDetector, medium: str) -> None:
+        self.detector = detector
+        self.medium = medium
+        self.fine = {medium}
+        """Media that have stored blocks of the group's own size. Only there does a larger block repeat smaller ones."""
+
+    def must_begin_anew(self, medium: str, size: int, blocks: int) -> bool:
+        """Whether the sizes have to be learned anew from this store.
+
+        The device counts before every other medium. Without it, several blocks of a finer size count before coarser
+        ones. A device that confirms the known size takes over without a new beginning.
+        """
+        if not self.detector.knows:
+            return medium != self.medium
+        if self.medium in {DEVICE_MEDIUM, medium}:
+            return False
+        if medium != DEVICE_MEDIUM and self.medium:
+            return blocks > 1 and 0 < size < self.detector.size
+        if size == self.detector.size:
+            self.medium = medium
+            self.fine.add(medium)
+            return False
+        return not (blocks == 1 and self.detector.teaches_nothing(size))
+
+
+class BlockSizes:
+    """The block sizes of one source.
+
+    Args:
+        pinned: the operator's block size.
+        index: the live blocks.
+
+    Attributes:
+        groups: the sizes of each group, in the order in which the groups came.
+        relearned: blocks that were announced before would now be treated differently. The caller resets it.
+    """
+
+    def __init__(self, pinned: int | None, index: Index) -> None:
+        self._pinned = pinned
+        self._index = index
+        self.groups: dict[int | None, GroupSizes] = {}
+        self.relearned = False
+
+    def observe(self, group: int | None, medium: str, size: int, blocks: int, *, tokens: bool) -> None:
+        """Learn from a store. One without tokens counts only until a store of its group with tokens comes."""
+        sizes = self.groups.get(group)
+        if sizes is not None and not tokens:
+            return
+        source = medium if tokens else ""
+        if sizes is None or sizes.must_begin_anew(medium, size, blocks):
+            self.relearned |= sizes is not None and sizes.detector.knows
+            sizes = GroupSizes(BlockSizeDetector(self._pinned, numbered=group is not None), source)
+            self.groups[group] = sizes
+        if source == sizes.medium:
+            own = sizes.detector.size
+            self.relearned |= sizes.detector.observe(size, blocks)
+            if sizes.detector.size != own:
+                sizes.fine = {sizes.medium}
+        elif size == sizes.detector.size and medium not in sizes.fine:
+            sizes.fine.add(medium)
+            table = self._index.tables.get((group, medium))
+            self.relearned |= table is not None and len(table.refs) > 0  # larger blocks were cut, and are repeated
+
+    def treatment(self, key: TableKey, chunk: Chunk) -> Treatment:
+        """Return what the blocks of a chunk become. Sub-blocks are named by their tokens."""
+        sizes = self.groups[key[0]]
+        found = sizes.detector.treatment(chunk.block_size, len(chunk.hashes), fine=key[1] in sizes.fine)
+        return Treatment.COARSE if found is Treatment.REBLOCK and chunk.hash_only else found
+
+    def dump(self) -> list[Any]:
+        """Return plain data for a restart."""
+        return [
+            [group, structs.asdict(each.detector), each.medium, sorted(each.fine)]
+            for group, each in self.groups.items()
+        ]
+
+    def load(self, data: list[Any]) -> None:
+        """Take in the result of :meth:`dump`."""
+        for group, detector, medium, fine in data:
+            sizes = self.groups[group] = GroupSizes(BlockSizeDetector(**detector), medium)
+            sizes.fine.update(fine)

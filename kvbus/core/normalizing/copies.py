@@ -1,28 +1,33 @@
-"""Decide what a removal of a block with several copies takes away.
+"""Decide how many physical copies a block has.
 
 vLLM stores a hash once for each physical copy, and removes it as often (``count``). An engine may also remove a block
 once, with its last copy (``last``), or announce a live block again without a copy (``ignore``). The stream does not
-show which of these it is, so the operator says it. A removal with ``remaining_copy_counts`` decides for itself.
+show which of these an engine does, so the operator says it. A removal with ``remaining_copy_counts`` decides by itself.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Annotated, Any, Final
 
+import msgspec
+
+from kvbus.core.blocks.chunk import Chunk
 from kvbus.core.blocks.index import Table
 from kvbus.core.source_spec import Duplicates
 from kvbus.core.source_stats import SourceStats
-from kvbus.core.types import Filtered, Hash
+from kvbus.core.types import Filtered, Hash, Reason
+from kvbus.core.wire.schema import BlockRemoved
+from kvbus.core.wire.tokens import divide
 
-_COPY: Final = Filtered.COPY
+_decode_counts: Final = msgspec.msgpack.Decoder(list[Annotated[int, msgspec.Meta(ge=0)]] | None).decode
 
 
 class Copies:
-    """Counts down the copies of live blocks.
+    """Counts the copies of blocks beyond the first one.
 
     Args:
         rule: the operator's choice.
-        stats: where removals of copies are counted.
+        stats: where copies are counted.
 
     Attributes:
         counted: A store of a live block is one more copy, and a removal takes one copy away.
@@ -32,17 +37,33 @@ class Copies:
         self.counted: Final = rule == "count"
         self._stats = stats
 
-    def keeps(self, table: Table, block: Hash) -> bool:
-        """Take one copy away from a live block that has several; return whether the block stays live."""
-        further = table.copies.pop(block)
-        if not self.counted:
+    def store(self, table: Table, chunk: Chunk) -> None:
+        """Take in a store as copies of those of its blocks that are live. At least one is."""
+        live = [block for block in chunk.hashes if block in table.blocks]
+        for block in live:
+            self.add(table, block, 1)
+            self._stats.most_copies = max(self._stats.most_copies, table.copies.get(block, 0))
+        self._stats.filtered[Filtered.COPY] += len(live)
+        if collisions := _collisions(table, chunk, live):
+            self._stats.rejected[Reason.HASH_COLLISION] += collisions
+        if chunk.parent is None and 1 < len(live) == len(chunk.hashes):
+            self._stats.reannounced += 1
+
+    def add(self, table: Table, block: Hash, copies: int) -> None:
+        """Count further copies of a live block."""
+        if self.counted and copies:
+            table.copies[block] = table.copies.get(block, 0) + copies
+
+    def take(self, table: Table, block: Hash) -> bool:
+        """Take one copy of a live block away; return whether the block stays live."""
+        further = table.copies.pop(block, 0)
+        if not further or not self.counted:
             return False
         if further > 1:
             table.copies[block] = further - 1
-        self._stats.filtered[_COPY] += 1
         return True
 
-    def say(self, table: Table | None, block: Hash, left: int) -> bool:
+    def leave(self, table: Table | None, block: Hash, left: int) -> bool:
         """Apply the engine's own count of remaining copies (vllm#48933); return whether the block stays live."""
         if table is None or block not in table.blocks:
             return False
@@ -50,5 +71,38 @@ class Copies:
         if left > 1:
             table.copies[block] = left - 1
         if left:
-            self._stats.filtered[_COPY] += 1
+            self._stats.filtered[Filtered.COPY] += 1
         return left > 0
+
+
+def counts_left(event: BlockRemoved) -> list[int] | None:
+    """Return how many copies of each block are left after a removal; None unless the engine says it for each block."""
+    said: Any = event.remaining_copy_counts  # a field of raw msgpack may be UNSET
+    if said is msgspec.UNSET:
+        return None
+    try:
+        counts = _decode_counts(said)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return None
+    return counts if counts is not None and len(counts) == len(event.block_hashes) else None
+
+
+def _collisions(table: Table, chunk: Chunk, live: list[Hash]) -> int:
+    """Return how many of the live blocks of a store have other tokens there."""
+    blocks = table.blocks
+    doubtful = [block for block in live if blocks[block].tokens != chunk.tokens]
+    if not doubtful or chunk.hash_only:
+        return 0
+    mine = _tokens_by_block(chunk)
+    holder, theirs = chunk, mine
+    collisions = 0
+    for block in doubtful:
+        if blocks[block] is not holder:
+            holder = blocks[block]
+            theirs = _tokens_by_block(holder)
+        collisions += theirs[block] != mine[block]
+    return collisions
+
+
+def _tokens_by_block(chunk: Chunk) -> dict[Hash, bytes]:
+    return dict(zip(chunk.hashes, divide(chunk.tokens, chunk.block_size), strict=True))

@@ -1,28 +1,30 @@
 """Blocks that are not announced to routers, remembered so that their removals are recognised.
 
-*Coarse* blocks repeat what a finer stream says; of them the number of copies is enough. *Tail blocks* are the ends of
-prompts that do not fill a block: vLLM announces them before the block is full, and removes them when it is. They are
-kept whole: if the group's blocks turn out to be of their size, they have to be announced after all.
+*Coarse* blocks repeat the blocks of a finer stream. kvbus remembers how many copies of each there are. *Tail blocks*
+are the ends of prompts that do not fill a block: vLLM announces them before the block is full, and removes them when it
+is. kvbus keeps them whole: if the group's blocks turn out to be of their size, they have to be announced after all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 
-from kvbus.core.blocks.chunk import Chunk
+from kvbus.core.blocks.chunk import ITEM_BYTES, Chunk
 from kvbus.core.blocks.index import Index, Table, TableKey
-from kvbus.core.blocks.size import ITEM_BYTES, chunk_bytes
 from kvbus.core.normalizing.block_size import Treatment
 from kvbus.core.normalizing.copies import Copies
 from kvbus.core.source_stats import SourceStats
 from kvbus.core.types import Filtered, Hash
 
 TreatmentOf = Callable[[TableKey, Chunk], Treatment]
-"""What becomes of a chunk of a table."""
+"""Returns what the blocks of a table's chunk become."""
+
+_ANNOUNCED = (Treatment.NATIVE, Treatment.REBLOCK)
 
 
-class LeftOut:
-    """What the cache of one source holds beside its index.
+class SuppressedBlocks:
+    """The blocks of one source that are in its engine's cache and not in the index.
 
     Args:
         stats: where blocks that are left out are counted.
@@ -31,91 +33,69 @@ class LeftOut:
 
     def __init__(self, stats: SourceStats, copies: Copies) -> None:
         self._stats = stats
-        self.copies = copies
+        self._copies = copies
         self.coarse: dict[TableKey, dict[Hash, int]] = {}
-        """Copies, by table and hash; no table is empty."""
+        """Number of copies, by table and hash; no table is empty."""
         self._coarse_blocks = 0
         self.tails = Index()
 
     def __len__(self) -> int:
-        return self._coarse_blocks + self.tails.size.blocks
+        return self._coarse_blocks + self.tails.blocks
 
     @property
     def bytes(self) -> int:
-        """About what is held."""
-        return ITEM_BYTES * self._coarse_blocks + self.tails.size.bytes
+        """About the number of bytes that these blocks take."""
+        return ITEM_BYTES * self._coarse_blocks + self.tails.bytes
 
     @property
     def media(self) -> set[str]:
-        """Every medium that something is left out on."""
+        """Every medium with such a block."""
         return {*self.tails.media_names} | {medium for _, medium in self.coarse}
 
-    def new(self, key: TableKey, hashes: Sequence[Hash], treatment: Treatment) -> int:
-        """How many of these blocks, coarse ones or a tail, are not remembered yet."""
+    def new(self, key: TableKey, chunk: Chunk, treatment: Treatment) -> int:
+        """Return how many blocks of a chunk are not remembered yet."""
         tails = self.tails.tables.get(key)
         held = self.coarse.get(key, {}) if treatment is Treatment.COARSE else tails.blocks if tails else {}
-        return sum(block not in held for block in hashes)
+        return sum(block not in held for block in chunk.hashes)
 
-    def store_coarse(self, key: TableKey, hashes: Sequence[Hash]) -> None:
-        """Remember an event of coarse blocks."""
+    def store(self, key: TableKey, chunk: Chunk, treatment: Treatment) -> None:
+        """Remember the blocks of a store."""
+        if treatment is Treatment.TAIL:
+            self._store_tail(key, chunk.hashes[0], chunk, 0)
+            return
         self._stats.filtered[Filtered.COARSE] += 1
-        for block in hashes:
+        for block in chunk.hashes:
             self.add_coarse(key, block, 1)
 
     def add_coarse(self, key: TableKey, block: Hash, copies: int) -> None:
-        """Remember so many copies of a coarse block."""
+        """Remember copies of a coarse block."""
         table = self.coarse.setdefault(key, {})
         self._coarse_blocks += block not in table
         table[block] = table.get(block, 0) + copies
 
-    def store_tail(self, key: TableKey, block: Hash, chunk: Chunk, copies: int = 0) -> None:
-        """Remember a tail, or one more copy of it, with so many copies beyond."""
+    def _store_tail(self, key: TableKey, block: Hash, chunk: Chunk, copies: int) -> None:
+        """Remember a tail, or one more copy of it, with further copies."""
         self._stats.filtered[Filtered.TAIL] += 1
         table = self.tails.table(*key)
-        if block not in table.blocks:
-            self.tails.size.add(chunk, 1, chunk_bytes(chunk), first=True)
-        table.add(block, chunk, copies, count=self.copies.counted)
+        if block in table.blocks:
+            copies += 1
+        else:
+            self.tails.put(table, chunk, 0, 1)
+        self._copies.add(table, block, copies)
 
-    def take_from(self, key: TableKey, table: Table, treatment_of: TreatmentOf) -> None:
-        """Take over the blocks of the index that are not announced any more. The caller counts both anew."""
-        for block, chunk in list(table.blocks.items()):
-            treatment = treatment_of(key, chunk)
-            if treatment is not Treatment.NATIVE and treatment is not Treatment.REBLOCK:
-                del table.blocks[block]
-                self._take(key, block, chunk, table.copies.pop(block, 0), treatment)
-
-    def give_back(self, index: Index, treatment_of: TreatmentOf) -> None:
-        """Put the tails that are blocks like the others into the index. The caller counts both anew."""
-        for key, table in self.tails.tables.items():
-            for block, chunk in list(table.blocks.items()):
-                treatment = treatment_of(key, chunk)
-                if treatment is Treatment.TAIL:
-                    continue
-                del table.blocks[block]
-                copies = table.copies.pop(block, 0)
-                if treatment is Treatment.NATIVE or treatment is Treatment.REBLOCK:
-                    index.table(*key).add(block, chunk, copies, count=True)
-                else:
-                    self._take(key, block, chunk, copies, treatment)
-
-    def _take(self, key: TableKey, block: Hash, chunk: Chunk, copies: int, treatment: Treatment) -> None:
-        if treatment is Treatment.TAIL:
-            self.store_tail(key, block, chunk, copies)
-            return
-        self._stats.filtered[Filtered.COARSE] += 1
-        self.add_coarse(key, block, 1 + copies)
+    # -- removals --------------------------------------------------------------------------------------------------
 
     def coarse_with(self, medium: str, block: Hash) -> set[TableKey]:
-        """Every table with this coarse block on this medium."""
+        """Return every table with this coarse block on this medium."""
         return {key for key, table in self.coarse.items() if key[1] == medium and block in table}
 
     def remove_coarse(self, key: TableKey, block: Hash) -> bool:
-        """Forget a coarse block, or one copy of it; False if there is none."""
+        """Forget a coarse block, or one copy of it; return False if there is none."""
         table = self.coarse.get(key, {})
         left = table.get(block)
         if left is None:
             return False
-        if left == 1 or not self.copies.counted:
+        if left == 1 or not self._copies.counted:
             self._coarse_blocks -= 1
             del table[block]
             if not table:
@@ -126,21 +106,60 @@ class LeftOut:
         return True
 
     def remove_tail(self, key: TableKey, block: Hash) -> bool:
-        """Forget one copy of a tail; False if there is none. Without a group, the only group that has it is meant."""
+        """Forget a tail, or one copy of it; return False if there is none.
+
+        Without a group, the only group that has it is meant.
+        """
         table = self.tails.tables.get(key)
         if table is None or block not in table.blocks:
             holders = self.tails.tables_with(key[1], block) if key[0] is None else []
             if len(holders) != 1:
                 return False
             table = holders[0][1]
-        chunk = table.remove(block)
-        if chunk is not None:
-            self.tails.size.remove(table, block, chunk)
+        if not self._copies.take(table, block):
+            self.tails.take(table, block)
         self._stats.filtered[Filtered.TAIL] += 1
         return True
 
-    def keep(self, media: set[str]) -> None:
-        """Forget what is on any other medium."""
+    def keep(self, media: AbstractSet[str]) -> None:
+        """Forget the blocks on any other medium."""
         for key in [key for key in self.coarse if key[1] not in media]:
             self._coarse_blocks -= len(self.coarse.pop(key))
         self.tails.keep(media)
+
+    # -- other block sizes -----------------------------------------------------------------------------------------
+
+    def take_from(self, key: TableKey, table: Table, treatment_of: TreatmentOf) -> None:
+        """Take over the blocks of the index that are not announced any more. The caller counts both anew."""
+        for block, chunk in list(table.blocks.items()):
+            treatment = treatment_of(key, chunk)
+            if treatment not in _ANNOUNCED:
+                del table.blocks[block]
+                self._take(key, block, chunk, table.copies.pop(block, 0), treatment)
+
+    def give_back(self, index: Index, treatment_of: TreatmentOf) -> None:
+        """Put the tails that are announced now into the index. The caller counts both anew."""
+        for key, table in self.tails.tables.items():
+            for block, chunk in list(table.blocks.items()):
+                treatment = treatment_of(key, chunk)
+                if treatment is Treatment.TAIL:
+                    continue
+                del table.blocks[block]
+                copies = table.copies.pop(block, 0)
+                if treatment not in _ANNOUNCED:
+                    self._take(key, block, chunk, copies, treatment)
+                    continue
+                announced = index.table(*key)
+                if block in announced.blocks:
+                    copies += 1
+                else:
+                    index.put(announced, chunk, 0, 1)
+                if copies:
+                    announced.copies[block] = announced.copies.get(block, 0) + copies
+
+    def _take(self, key: TableKey, block: Hash, chunk: Chunk, copies: int, treatment: Treatment) -> None:
+        if treatment is Treatment.TAIL:
+            self._store_tail(key, block, chunk, copies)
+            return
+        self._stats.filtered[Filtered.COARSE] += 1
+        self.add_coarse(key, block, 1 + copies)

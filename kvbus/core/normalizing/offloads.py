@@ -1,4 +1,4 @@
-"""Stores without tokens: blocks that vLLM has moved to another medium, and names by their hashes alone."""
+"""Stores without tokens: vLLM has moved blocks to another medium, and names their hashes alone."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from msgspec import UNSET, Raw
 
 from kvbus.core.blocks.chunk import Chunk
 from kvbus.core.blocks.index import Index
-from kvbus.core.normalizing.removal_order import leaf_first
-from kvbus.core.normalizing.removals import Removals
+from kvbus.core.normalizing.removals import Removals, leaf_first
 from kvbus.core.types import Hash
 from kvbus.core.wire.encoding import decode_value, encode_value
 from kvbus.core.wire.parts import parts
@@ -19,49 +18,53 @@ from kvbus.core.wire.tokens import divide, joined
 
 
 def offloaded(event: BlockStored, group: int | None, index: Index, removals: Removals) -> list[BlockStored]:
-    """Give a store without tokens those that its hashes have on another medium.
+    """Give a store without tokens the tokens that its blocks have on another medium.
 
-    With them come adapter, salt and session, without which they would be another prompt's blocks.
-    Nothing if not all of them are known, with one block size. Blocks that do not follow each other leave as several
-    stores, parents first.
+    Adapter, salt and session come with the tokens: without these the blocks would be another prompt's. Blocks that do
+    not follow each other leave as several stores, parents first. A block that is known by its hash alone gives the
+    store its block size and nothing else.
+
+    Returns:
+        The stores, none unless all blocks are known with tokens and have one block size.
     """
-    found: list[bytes] = []
-    parents: list[Hash | None] = []
     chunks: dict[Hash, Chunk] = {}
-    first: Chunk | None = None
-    last: Chunk | None = None
-    divided: list[bytes] = []
     for block in event.block_hashes:
         chunk = index.find(group, block) or removals.just_removed(group, block)
-        if chunk is not None and chunk.hash_only:
-            event.block_size = chunk.block_size
-        if chunk is None or chunk.hash_only or (first is not None and chunk.block_size != first.block_size):
+        if chunk is None:
             return []
-        first = first or chunk
-        if chunk is not last:
-            last, divided = chunk, divide(chunk.tokens, chunk.block_size)
-        at = chunk.hashes.index(block)
-        found.append(divided[at])
-        parents.append(chunk.parent_of(at))
+        if chunk.hash_only:
+            event.block_size = chunk.block_size
+            return []
         chunks[block] = chunk
-    if first is None:
-        return []
-    if event.parent_block_hash is None:
+        if chunk.block_size != chunks[event.block_hashes[0]].block_size:
+            return []
+    parents = [chunk.parent_of(chunk.hashes.index(block)) for block, chunk in chunks.items()]
+    if event.parent_block_hash is None or event.parent_block_hash is UNSET:
         event.parent_block_hash = parents[0]
-    event.block_size = first.block_size
-    event.token_ids = Raw(joined(found, first.block_size))
-    runs = _chains(event, parents)
+    event.block_size = chunks[event.block_hashes[0]].block_size
+    event.token_ids = Raw(joined(_tokens(chunks), len(chunks) * event.block_size))
+    runs = _runs(event, parents)
     for run in runs:
         _complete(run, chunks)
     return runs
 
 
+def _tokens(chunks: dict[Hash, Chunk]) -> list[bytes]:
+    """Return the tokens of each block."""
+    divided = {id(chunk): divide(chunk.tokens, chunk.block_size) for chunk in _distinct(chunks)}
+    return [divided[id(chunk)][chunk.hashes.index(block)] for block, chunk in chunks.items()]
+
+
+def _distinct(chunks: dict[Hash, Chunk]) -> list[Chunk]:
+    return list({id(chunk): chunk for chunk in chunks.values()}.values())
+
+
 def _complete(run: BlockStored, chunks: dict[Hash, Chunk]) -> None:
-    """Give a store of blocks that follow each other what they have on another medium, and it does not say itself."""
+    """Give a store of blocks that follow each other the fields of these blocks on another medium, if it has none."""
     meta = chunks[run.block_hashes[0]].meta
-    if run.lora_id is None and run.lora_name is None:
+    sent: Any = run  # a field may be UNSET
+    if sent.lora_id in (None, UNSET) and sent.lora_name in (None, UNSET):
         run.lora_id, run.lora_name = meta.lora_id, meta.lora_name
-    sent: Any = run  # a field of raw msgpack may be UNSET
     if sent.cache_salt is UNSET and meta.cache_salt is not None:
         run.cache_salt = Raw(meta.cache_salt)
     if sent.session_id is UNSET and meta.session_id is not None:
@@ -73,21 +76,20 @@ def _complete(run: BlockStored, chunks: dict[Hash, Chunk]) -> None:
 
 
 def _entries(hashes: Sequence[Hash], chunks: dict[Hash, Chunk], *, lookahead: bool) -> Any:
-    """The entries that blocks have in the lists of their chunks; nothing if there is none."""
+    """Return the entries that blocks have in the lists of their chunks; UNSET if there is none."""
+    lists: dict[int, list[Any] | None] = {}
+    for chunk in _distinct({block: chunks[block] for block in hashes}):
+        raw = chunk.meta.lookahead if lookahead else chunk.extra_keys
+        lists[id(chunk)] = None if raw is None else decode_value(raw)
     found: list[Any] = []
-    last: Chunk | None = None
-    entries: list[Any] | None = None
     for block in hashes:
-        chunk = chunks[block]
-        if chunk is not last:
-            raw = chunk.meta.lookahead if lookahead else chunk.extra_keys
-            last, entries = chunk, None if raw is None else decode_value(raw)
-        found.append(entries[chunk.hashes.index(block)] if entries else None)
+        entries = lists[id(chunks[block])]
+        found.append(entries[chunks[block].hashes.index(block)] if entries else None)
     return encode_value(found) if any(found) else UNSET
 
 
-def _chains(event: BlockStored, parents: Sequence[Hash | None]) -> list[BlockStored]:
-    """A store as one for each run of blocks that follow each other, parents first."""
+def _runs(event: BlockStored, parents: Sequence[Hash | None]) -> list[BlockStored]:
+    """Return a store as one store for each run of blocks that follow each other, parents first."""
     hashes = event.block_hashes
     starts = [at for at, parent in enumerate(parents) if not at or parent != hashes[at - 1]]
     if len(starts) == 1:

@@ -12,11 +12,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from kvbus.core.blocks.announce import removals_of
-from kvbus.core.blocks.chunk import Chunk, Rest
-from kvbus.core.blocks.index import Index, carried_bytes
+from kvbus.core.blocks.index import Index
 from kvbus.core.outputs.spec import Rights
 from kvbus.core.stats import NumberingStats
 from kvbus.core.types import Hash, medium_key
@@ -145,23 +144,19 @@ def root_salt(event: AnyEvent) -> str | None:
 
 def _put(index: Index, event: AnyEvent) -> None:
     """Keep the blocks of a store."""
-    extras: dict[str, bytes] | None = None
+    extras: dict[str, Any] = {}
     if isinstance(event, dict):
         known = readable(event)
         extras = {
-            name: bytes(raw)
+            name: raw
             for name, raw in event.items()
             if name != "type" and (name not in _FIELDS or known.get(name) is not raw)
         }
         stored: BlockStored = BlockStored(**{name: known[name] for name in known if name in _FIELDS})
     else:
         stored = cast("BlockStored", event)
-    hashes = tuple(stored.block_hashes)
-    parent = value(stored, "parent_block_hash")
-    chunk = Chunk(hashes, parent, bytes(stored.token_ids), index.meta(stored), carried_bytes(stored.extra_keys))
-    if extras:
-        chunk.rest = Rest(extras)
-    index.table(value(stored, "group_idx"), _medium(stored)).blocks.update(dict.fromkeys(hashes, chunk))
+    table = index.table(value(stored, "group_idx"), _medium(stored))
+    table.blocks.update(dict.fromkeys(stored.block_hashes, index.chunk_of(stored, extras)))
 
 
 def _remove(index: Index, event: AnyEvent) -> AnyEvent | None:

@@ -18,7 +18,6 @@ from msgspec.structs import astuple as fields_of
 
 from kvbus.core.types import Reason
 from kvbus.core.wire import rfc1527
-from kvbus.core.wire.batch import Batch
 from kvbus.core.wire.carried import as_text, typed_readable
 from kvbus.core.wire.schema import (
     CARRIED,
@@ -26,6 +25,7 @@ from kvbus.core.wire.schema import (
     NO_TOKENS,
     AllBlocksCleared,
     ArrayBatch,
+    Batch,
     BlockInactive,
     BlockRemoved,
     BlockStored,

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
-from kvbus.core.types import Hash
+from kvbus.core.types import Hash, Reason
 
 Rank = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Small = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
@@ -166,3 +166,23 @@ class RawMapBatch(msgspec.Struct):
 
 Extras = dict[str, Raw]
 """Fields no struct knows, as raw msgpack, to be sent on where the output's encoding has a place for them (maps)."""
+
+
+class Batch(msgspec.Struct):
+    """One decoded batch.
+
+    Attributes:
+        ts: time of the batch, in seconds since 1970.
+        events: the events as they came.
+        rank: None if the engine sends none (vLLM 0.9.0).
+        unknown: names of unknown fields and events, bounded and harmless to show. None if one call decoded all events.
+        extras: by an event's position, the fields that this version does not know.
+        rejects: one reason for each event that was left out.
+    """
+
+    ts: float
+    events: list[Event]
+    rank: int | None = None
+    unknown: set[str] | None = None
+    extras: dict[int, Extras] | None = None
+    rejects: list[Reason] = []

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvbus.core.blocks import chains as module
-from kvbus.core.blocks.announce import blocks_in, runs, slices, stores_of
+from kvbus.core.blocks.announce import blocks_in, runs, slices, store_of
 from kvbus.core.blocks.chains import FEW, PAUSE, WINDOW, chains
 from kvbus.core.blocks.index import MAX_RUN
 from kvbus.core.wire.encoding import encode_batch
@@ -41,12 +41,7 @@ def lengths(events):
 
 def each_alone(index):
     """Every block as an event of its own, in the order of the index."""
-    return [
-        event
-        for _, chunk, first, end in runs(index)
-        for at in range(first, end)
-        for event in stores_of(index, chunk, at, at + 1)
-    ]
+    return [store_of(index, chunk, at, at + 1) for _, chunk, first, end in runs(index) for at in range(first, end)]
 
 
 def canonical(events):

@@ -4,69 +4,61 @@ import pytest
 
 from kvbus.core.blocks.index import MAX_RUN, MAX_SHARED, Index
 from kvbus.core.normalizing.admission import Admission, Checked
+from kvbus.core.normalizing.block_size import BlockSizes
+from kvbus.core.normalizing.cache import EngineCache, Stream
+from kvbus.core.source_spec import SourceSpec
 from kvbus.core.source_stats import SourceStats
 from kvbus.core.types import Filtered, Reason
-from kvbus.core.wire.batch import Batch
 from kvbus.core.wire.codec import decode
 from kvbus.core.wire.encoding import decode_value
+from kvbus.core.wire.schema import Batch
 from tests.core.dsl import Bench
 from tests.doubles.payloads import payload, plain, plain_all, removed, store, tokens_of
 
 
-def admitting(stats=None, refused=None):
-    return Admission(
-        Index(),
-        SourceStats() if stats is None else stats,
-        set() if refused is None else refused,
-        pinned=None,
-        groups="prefix",
-        max_groups=4,
-        without_media=frozenset(),
-    )
+def empty_cache():
+    index = Index()
+    return EngineCache(SourceSpec(max_groups=4), SourceStats(), index, Stream(BlockSizes(None, index)))
 
 
-def taken(admission, *events):
+def taken(cache, *events):
     batch = decode(payload(*events))
     assert isinstance(batch, Batch)
-    admission.count_rejects(batch.rejects)
-    return admission.check_all(batch)
+    return Admission(cache).check_all(batch)
 
 
 def test_the_majority_decides_which_kind_of_hash_is_spoken():
-    stats = SourceStats()
-    admission = admitting(stats)
-    assert len(taken(admission, store([b"x"]))) == 1
-    assert [len(taken(admission, store([i]))) for i in range(3)] == [1, 1, 1]
-    assert taken(admission, store([b"y"])) == []
-    assert stats.rejected == {Reason.HASH_KIND: 1}
+    cache = empty_cache()
+    assert len(taken(cache, store([b"x"]))) == 1
+    assert [len(taken(cache, store([i]))) for i in range(3)] == [1, 1, 1]
+    assert taken(cache, store([b"y"])) == []
+    assert cache.stats.rejected == {Reason.HASH_KIND: 1}
 
 
 def test_groups_are_bounded():
-    stats, refused = SourceStats(), set[tuple[str, str]]()
-    admission = admitting(stats, refused)
+    cache = empty_cache()
     for group in range(4):
-        assert len(taken(admission, store([1], group=group))) == 1
-    assert taken(admission, store([1], group=4, medium="cpu")) == []
-    assert len(taken(admission, store([1], group=0))) == 1
-    assert stats.rejected == {Reason.TOO_MANY_GROUPS: 1}
-    assert refused == {("CPU", "too_many_groups")}
+        assert len(taken(cache, store([1], group=group))) == 1
+    assert taken(cache, store([1], group=4, medium="cpu")) == []
+    assert len(taken(cache, store([1], group=0))) == 1
+    assert cache.stats.rejected == {Reason.TOO_MANY_GROUPS: 1}
+    assert cache.refused == {("CPU", "too_many_groups")}
 
 
 def test_a_group_without_prefixes_is_left_out_and_not_refused():
-    stats, refused = SourceStats(), set[tuple[str, str]]()
-    admission = admitting(stats, refused)
+    cache = empty_cache()
     for group in range(8):
-        assert taken(admission, store([1], group=group, kv_cache_spec_kind="mamba")) == []
-    assert stats.filtered == {Filtered.GROUP: 8}
-    assert admission.no_prefix == {0, 1, 2, 3}
-    assert (stats.rejected, refused) == ({}, set())
+        assert taken(cache, store([1], group=group, kv_cache_spec_kind="mamba")) == []
+    assert cache.stats.filtered == {Filtered.GROUP: 8}
+    assert cache.stream.no_prefix == {0, 1, 2, 3}
+    assert (cache.stats.rejected, cache.refused) == ({}, set())
 
 
 @pytest.mark.parametrize("keys", [None, "each", "none"])
 def test_a_long_store_is_split_into_several_that_follow_one_another(keys):
     hashes = list(range(1, 2 * MAX_RUN + 2))
     named = {"each": [["k", block] for block in hashes], "none": [], None: None}[keys]
-    steps = taken(admitting(), store(hashes, 9000, extra_keys=named, novelty=1, mm_keys=hashes))
+    steps = taken(empty_cache(), store(hashes, 9000, extra_keys=named, novelty=1, mm_keys=hashes))
     events = [plain(step.event) for step in steps]
     assert [event["block_hashes"] for event in events] == [hashes[:MAX_RUN], hashes[MAX_RUN:-1], hashes[-1:]]
     assert [event["parent_block_hash"] for event in events] == [9000, MAX_RUN, 2 * MAX_RUN]
@@ -102,18 +94,14 @@ def test_a_block_size_that_was_not_said_is_that_of_the_tokens():
         bench.feed(removed([4]), removed([3]))
 
 
-def test_spellings_are_bounded():
-    stats = SourceStats()
-    admission = admitting(stats)
+def test_each_store_of_thousands_of_adapters_has_its_own():
+    cache = empty_cache()
     for n in range(5000):
-        (step,) = taken(admission, store([n], lora_id=n))
+        (step,) = taken(cache, store([n], lora_id=n))
         assert isinstance(step, Checked)
         assert step.chunk is not None
         assert step.chunk.meta.lora_id == n
-        assert len(admission.shapes) <= 4096
-    admission.forget()
-    assert admission.shapes == {}
-    assert (stats.stored, stats.rejected) == (5000, {})
+    assert (cache.stats.stored, cache.stats.rejected) == (5000, {})
 
 
 @pytest.mark.parametrize("kind", [None, "mamba"])
@@ -159,13 +147,13 @@ def test_a_restart_forgets_nothing_that_decides():
 
 
 def test_stores_without_tokens_teach_the_block_size_until_one_with_tokens_comes():
-    admission = admitting()
-    (step,) = taken(admission, store([1, 2], tokens=[], block_size=8))
+    cache = empty_cache()
+    (step,) = taken(cache, store([1, 2], tokens=[], block_size=8))
     assert isinstance(step, Checked)
-    assert (step.chunk, admission.sizes[None].detector.size) == (None, 8)
-    taken(admission, store([1, 2]))
-    taken(admission, store([1, 2], tokens=[], block_size=8))
-    assert admission.sizes[None].detector.proven == 16
+    assert (step.chunk, cache.stream.sizes.groups[None].detector.size) == (None, 8)
+    taken(cache, store([1, 2]))
+    taken(cache, store([1, 2], tokens=[], block_size=8))
+    assert cache.stream.sizes.groups[None].detector.proven == 16
 
 
 def test_a_store_that_teaches_nothing_is_the_first_of_its_group():

@@ -141,8 +141,7 @@ class TestWhatAClearSpeaksOf:
     def test_what_the_api_shows_counts_where_nothing_is_said(self):
         for clears, empties in (("auto", True), ("device", False), ("all", True)):
             bench = Bench(clears=clears)
-            bench.feed(store([2], medium="CPU"))
-            bench.normalizer.clears.seen_to_clear_all = True
+            bench.feed(cleared(), store([2], medium="CPU"), first_of_epoch=True)
             assert bench.normalizer.clears.empty is empties
 
 

@@ -4,8 +4,8 @@ import pytest
 from msgspec import msgpack
 
 from kvbus.core.types import Filtered, Reason
-from kvbus.core.wire.batch import Batch
 from kvbus.core.wire.codec import decode
+from kvbus.core.wire.schema import Batch
 from tests.core.dsl import Bench
 from tests.doubles.payloads import plain_all, removed, store, tokens_of
 

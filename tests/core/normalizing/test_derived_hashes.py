@@ -1,7 +1,7 @@
 import pytest
 
 from kvbus.core.blocks.chunk import Chunk, Meta
-from kvbus.core.normalizing.derived_hashes import derive, derive_chunk
+from kvbus.core.normalizing.reblocking import derive, derive_chunk
 from kvbus.core.wire.encoding import encode_value
 
 FIRST = 7713946297145647563

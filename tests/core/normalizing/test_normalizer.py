@@ -895,7 +895,7 @@ class TestLearned:
     def test_of_the_beginning_nothing_is_known(self):
         normalizer = Bench().normalizer
         assert (normalizer.block_size, normalizer.engine_block_size, normalizer.first_group) == (None, 0, None)
-        assert (normalizer.media, normalizer.known_groups, normalizer.only_without_prefix) == (set(), 0, False)
+        assert (normalizer.dump()["media"], normalizer.known_groups, normalizer.only_without_prefix) == ([], 0, False)
         assert normalizer.clears.empty
         assert not normalizer.clears.tiers_unknown
 
@@ -906,7 +906,8 @@ class TestLearned:
         bench.feed(store([2, 3], group=2, block_size=32), store([4, 5], group=3, medium="cpu"))
         normalizer = bench.normalizer
         assert (normalizer.block_size, normalizer.engine_block_size, normalizer.first_group) == (32, 32, 2)
-        assert (normalizer.media, normalizer.known_groups, normalizer.only_without_prefix) == ({"GPU", "CPU"}, 3, False)
+        assert (normalizer.dump()["media"], normalizer.known_groups) == (["CPU", "GPU"], 3)
+        assert not normalizer.only_without_prefix
 
     def test_radix_nodes_have_no_size_of_their_own(self):
         bench = Bench()
@@ -963,7 +964,7 @@ class TestRestart:
         for mine, theirs in ((one.index, two.index), (one.tails, two.tails)):
             for key, table in theirs.tables.items():
                 for block, chunk in table.blocks.items():
-                    mine.table(*key).add(block, chunk, 0, count=True)
+                    mine.table(*key).blocks[block] = chunk
         bench.normalizer.count()
         assert bench.normalizer.entries == 5
         assert bench.normalizer.index_bytes == held
@@ -993,11 +994,15 @@ class TestAnnounce:
         bench.feed(cleared(), store([1, 2]), store([3], medium="CPU"), first_of_epoch=True)
         bench.normalizer.reset(same_epoch=True)
         bench.router.blocks.clear()
-        assert (bench.normalizer.full, bench.normalizer.entries, bench.normalizer.media) == (False, 0, {"GPU", "CPU"})
+        assert (bench.normalizer.full, bench.normalizer.entries, bench.normalizer.dump()["media"]) == (
+            False,
+            0,
+            ["CPU", "GPU"],
+        )
         assert bench.feed(store([b"x" * 32])) == []
         assert bench.rejected[Reason.HASH_KIND] == 1
         bench.feed(store([4], medium="CPU"), cleared())
         assert bench.live == set()
         bench.normalizer.reset()
-        assert bench.normalizer.media == set()
+        assert bench.normalizer.dump()["media"] == []
         assert bench.feed(store([b"x" * 32])) == plain_all([store([b"x" * 32])])

@@ -3,7 +3,6 @@
 import pytest
 
 from kvbus.core.blocks.index import MAX_RUN
-from kvbus.core.blocks.size import MANY
 from kvbus.core.types import Filtered
 from tests.core.dsl import Bench
 from tests.doubles.payloads import cleared, plain_all, removed, store, tokens_of
@@ -79,15 +78,6 @@ def test_a_clear_says_what_has_not_left_yet():
     out = known.feed(removed([4, 3]), cleared())
     assert sorted(block for event in out for block in event["block_hashes"]) == [1, 2, 3, 4, 11, 12, 13, 14]
     assert known.router.violations == []
-
-
-def test_many_chunks_are_looked_at_while_they_go():
-    known = Bench(block_size=16)
-    for at in range(2 * MANY):
-        known.feed(store([at]))
-    known.feed(*[removed([at]) for at in range(2 * MANY)])
-    assert len(known.normalizer.index.size.firsts_gone) <= MANY
-    assert known.normalizer.index_bytes == 0
 
 
 def cut(size=16):
@@ -225,7 +215,6 @@ def test_a_chunk_is_held_until_its_last_block_goes_in_whatever_order(order):
     known = bench()
     for block in order:
         assert known.feed(removed([block])) == plain_all([removed([block])])
-        known.normalizer.index.size.settle()
     assert known.live == {11, 12, 13, 14}
 
 

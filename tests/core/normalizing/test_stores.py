@@ -3,9 +3,8 @@
 import pytest
 
 from kvbus.core.types import Filtered, Reason
-from kvbus.core.wire.batch import Batch
 from kvbus.core.wire.codec import decode
-from kvbus.core.wire.schema import BlockStored
+from kvbus.core.wire.schema import Batch, BlockStored
 from tests.core.dsl import Bench
 from tests.doubles.payloads import payload, plain_all, removed, store, tokens_of
 

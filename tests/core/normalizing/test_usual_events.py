@@ -3,8 +3,8 @@
 import pytest
 
 from kvbus.core.types import Filtered, Reason
-from kvbus.core.wire.batch import Batch
 from kvbus.core.wire.codec import decode, decode_batch
+from kvbus.core.wire.schema import Batch
 from tests.core.dsl import Bench
 from tests.doubles.payloads import cleared, payload, plain_all, removed, store
 

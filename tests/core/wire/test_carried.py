@@ -17,11 +17,10 @@ from kvbus.core.blocks.announce import announce
 from kvbus.core.outputs.spec import Rights
 from kvbus.core.outputs.view import View
 from kvbus.core.stats import NumberingStats
-from kvbus.core.wire.batch import Batch
 from kvbus.core.wire.carried import TYPED, as_text, set_aside
 from kvbus.core.wire.codec import decode
 from kvbus.core.wire.profiles import PROFILES, encode
-from kvbus.core.wire.schema import CARRIED, BlockStored
+from kvbus.core.wire.schema import CARRIED, Batch, BlockStored
 from tests.core.dsl import Bench
 from tests.doubles.payloads import pack, payload, plain_all, removed, store, tokens_of, unpack
 from tests.typed import well_formed

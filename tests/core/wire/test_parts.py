@@ -3,7 +3,6 @@
 import pytest
 from msgspec import UNSET
 
-from kvbus.core.wire.batch import Batch
 from kvbus.core.wire.codec import decode
 from kvbus.core.wire.encoding import encode_value, with_extras
 from kvbus.core.wire.parts import (
@@ -16,7 +15,7 @@ from kvbus.core.wire.parts import (
     value,
     without_content,
 )
-from kvbus.core.wire.schema import AllBlocksCleared
+from kvbus.core.wire.schema import AllBlocksCleared, Batch
 from tests.doubles.payloads import payload, plain_all, removed, store, tokens_of
 from tests.typed import well_formed
 

@@ -1,0 +1,147 @@
+"""One engine's cache as its stream describes it, and the events that leave because of the batch under way.
+
+Admission, stores, removals, clears and reblocking share one :class:`EngineCache`. It decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from kvbus.core.blocks.index import Index
+from kvbus.core.normalizing.block_size import BlockSizes
+from kvbus.core.normalizing.copies import Copies
+from kvbus.core.normalizing.left_out import SuppressedBlocks
+from kvbus.core.source_spec import SourceSpec
+from kvbus.core.source_stats import SourceStats
+from kvbus.core.types import UNKNOWN_MEDIUM, Filtered, Reason
+from kvbus.core.wire.codec import AnyEvent
+from kvbus.core.wire.schema import AllBlocksCleared
+
+
+class Stream:
+    """What the stream of one epoch has shown of its engine, beside the blocks.
+
+    Attributes:
+        integers: number of stores that named their blocks by integers.
+        byte_strings: number of stores that named their blocks by byte strings.
+        groups: groups that stores were of.
+        no_prefix: groups that announced themselves as sliding window, chunked local or mamba.
+        media: media that events have named.
+        sizes: the block sizes, by group.
+        clears_all_tiers: AllBlocksCleared speaks of every tier.
+        presumed: kvbus took a clear for one of everything, because no tier but the device had been named. With that
+            clear the epoch's unknown beginning was over.
+    """
+
+    def __init__(self, sizes: BlockSizes) -> None:
+        self.integers = 0
+        self.byte_strings = 0
+        self.groups: set[int | None] = set()
+        self.no_prefix: set[int | None] = set()
+        self.media: set[str] = set()
+        self.sizes = sizes
+        self.clears_all_tiers = False
+        self.presumed = False
+
+
+class EngineCache:
+    """The cache of one source's engine.
+
+    Args:
+        spec: the source as configured.
+        stats: where everything is counted.
+        index: the live blocks, as routers know them.
+        stream: what the epoch's stream has shown.
+
+    Attributes:
+        copies: decides how many copies a block has.
+        left_out: blocks that routers do not know.
+        refused: medium and reason of each store that was refused. A clear of the medium ends it.
+        leaving: the events that leave, in order. Removals wait in ``Removals`` until a store leaves.
+        cleared: for each clear in ``leaving``, a function that makes the equivalent removals.
+        names_cleared: some output needs removals in place of a clear.
+    """
+
+    def __init__(self, spec: SourceSpec, stats: SourceStats, index: Index, stream: Stream) -> None:
+        self.spec = spec
+        self.stats = stats
+        self.index = index
+        self.stream = stream
+        self.copies = Copies(spec.duplicates, stats)
+        self.left_out = SuppressedBlocks(stats, self.copies)
+        self.refused: set[tuple[str, str]] = set()
+        self.leaving: list[AnyEvent] = []
+        self.cleared: list[Callable[[], Sequence[AnyEvent]]] = []
+        self.names_cleared = False
+
+    @property
+    def media(self) -> set[str]:
+        """The media that the engine has named in this epoch."""
+        return self.stream.media | self.index.media_names
+
+    @property
+    def entries(self) -> int:
+        """Number of blocks that are remembered: live ones, and those that are left out."""
+        return self.index.blocks + len(self.left_out)
+
+    @property
+    def bytes(self) -> int:
+        """About the number of bytes that all these blocks take."""
+        return self.index.bytes + self.left_out.bytes
+
+    def begin_batch(self) -> None:
+        """Begin with no event that leaves."""
+        self.leaving, self.cleared = [], []
+
+    def refuse(self, reason: Reason, medium: str = UNKNOWN_MEDIUM) -> None:
+        """Count a store that is refused: the engine holds blocks that the index does not."""
+        self.stats.rejected[reason] += 1
+        self.refused.add((medium, reason))
+
+    def note(self, reason: Filtered, medium: str) -> None:
+        """Count a store without tokens, of which some routers or all get nothing."""
+        self.stats.filtered[reason] += 1
+        self.refused.add((medium, reason))
+
+    def has_room(self, blocks: int, held: int) -> bool:
+        """Return whether this number of blocks and bytes may be added; if not, count the refusal."""
+        if self.entries + blocks <= self.spec.max_blocks and self.bytes + held <= self.spec.max_index_bytes:
+            return True
+        self.stats.rejected[Reason.INDEX_FULL] += 1
+        return False
+
+    def clear_leaves(self, removals: Callable[[], Sequence[AnyEvent]]) -> None:
+        """Tell routers to forget all blocks. ``removals`` makes the equivalent removals, if an output needs them."""
+        self.leaving.append(AllBlocksCleared())
+        if self.names_cleared:
+            self.cleared.append(removals)
+
+    def dump(self) -> dict[str, Any]:
+        """Return everything but the blocks as plain data."""
+        stream = self.stream
+        return {
+            "granularity": stream.sizes.dump(),
+            "coarse": [
+                [*key, block, copies] for key, table in self.left_out.coarse.items() for block, copies in table.items()
+            ],
+            "intake": [[stream.integers, stream.byte_strings], list(stream.no_prefix), list(stream.groups)],
+            "clears_all_tiers": stream.clears_all_tiers,
+            "media": sorted(self.media),
+            "presumed": stream.presumed,
+            "refused": sorted(self.refused),
+        }
+
+    def load(self, data: dict[str, Any]) -> None:
+        """Take in the result of :meth:`dump`. The caller fills the index and the tails."""
+        stream = self.stream
+        stream.sizes.load(data["granularity"])
+        for group, medium, block, copies in data["coarse"]:
+            self.left_out.add_coarse((group, medium), block, copies)
+        (stream.integers, stream.byte_strings), no_prefix, groups = data["intake"]
+        stream.no_prefix.update(no_prefix)
+        stream.groups.update(groups)
+        stream.clears_all_tiers = data["clears_all_tiers"]
+        stream.media |= set(data["media"])
+        stream.presumed = data["presumed"]
+        self.refused.update((medium, reason) for medium, reason in data["refused"])

@@ -1,0 +1,127 @@
+"""Cut the engine's blocks into sub-blocks of the size that routers get, and count who has each sub-block.
+
+A sub-block has a *derived hash*: ``blake2b(msgpack([parent, salt, tokens]), person="kvbus.block.v1")``, with the
+sub-block before it as its parent. So equal prefixes get equal names whatever blocks the engine makes of them, on every
+kvbus, in every run. A derived hash has eight bytes, read as an unsigned 64-bit integer, if the engine's hashes are
+integers, and 32 bytes if they are bytes.
+
+Several blocks of an engine may contain one sub-block (SGLang's radix nodes overlap). It leaves with the first of these
+blocks, and goes with the last one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import Any, Final
+
+import msgspec
+from msgspec import Raw
+
+from kvbus.core.blocks.announce import announce, out_parent, removals_of
+from kvbus.core.blocks.chunk import Chunk
+from kvbus.core.blocks.index import TableKey
+from kvbus.core.blocks.live_order import in_order
+from kvbus.core.normalizing.block_size import Treatment
+from kvbus.core.normalizing.cache import EngineCache
+from kvbus.core.types import Hash
+from kvbus.core.wire.encoding import decode_value
+from kvbus.core.wire.tokens import divide
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+
+SubBlocks = dict[Hash, tuple[Hash | None, Chunk]]
+"""The parent and the chunk of each sub-block, by derived hash."""
+
+
+class Reblocking:
+    """Cuts blocks, and keeps the sub-blocks that the batch under way has removed.
+
+    A removed sub-block leaves at the end of the batch, unless a later event stores it again. That happens where a radix
+    node is split (removed, and stored again as two). A router with a tree would lose all blocks after a removed one.
+
+    Attributes:
+        removed: sub-blocks whose removal has not left yet, by table.
+    """
+
+    def __init__(self, cache: EngineCache) -> None:
+        self._cache = cache
+        self.removed: dict[TableKey, SubBlocks] = {}
+
+    def cut(self, key: TableKey, chunk: Chunk) -> None:
+        """Give a chunk the derived hashes of its sub-blocks."""
+        sizes = self._cache.stream.sizes.groups[key[0]]
+        before = out_parent(self._cache.index, key[0], chunk.parent)
+        chunk.reblock_into(derive_chunk(chunk, sizes.detector.base, before), before)
+
+    def add(self, key: TableKey, chunk: Chunk, a: int, b: int) -> list[int]:
+        """Count the sub-blocks of blocks ``[a, b)``. Return the positions of those that routers do not have."""
+        refs = self._cache.index.table(*key).refs
+        derived, per_block = chunk.reblocked()
+        new = []
+        for at in range(a * per_block, b * per_block):
+            name = derived[at]
+            count = refs.get(name, 0)
+            refs[name] = count + 1
+            if not count and self.removed.get(key, {}).pop(name, None) is None:
+                new.append(at)
+        return new
+
+    def remove(self, key: TableKey, chunk: Chunk, block: Hash) -> None:
+        """Remove the sub-blocks of a block, except those that another live block contains."""
+        refs = self._cache.index.table(*key).refs
+        derived, per_block = chunk.reblocked()
+        first = chunk.hashes.index(block) * per_block
+        for at in range(first, first + per_block):
+            name = derived[at]
+            refs[name] -= 1
+            if not refs[name]:
+                del refs[name]
+                self.removed.setdefault(key, {})[name] = (derived[at - 1] if at else chunk.out_parent, chunk)
+
+    def rebuild(self) -> None:
+        """Announce all blocks again, in sizes that turned out to be different from the assumed ones."""
+        cache, index, left_out = self._cache, self._cache.index, self._cache.left_out
+        known = removals_of(index) if cache.names_cleared else []
+        cache.clear_leaves(lambda: known)
+        cache.stats.rebuilds += 1
+        treatment = cache.stream.sizes.treatment
+        for key, table in index.tables.items():
+            table.refs.clear()
+            for chunk in table.blocks.values():
+                chunk.reblock_into(None, None)
+            left_out.take_from(key, table, treatment)
+        left_out.give_back(index, treatment)
+        for key, chunk, a, b in in_order(index):
+            if treatment(key, chunk) is Treatment.REBLOCK:
+                if chunk.derived is None:
+                    self.cut(key, chunk)
+                self.add(key, chunk, a, b)
+        index.count()
+        left_out.tails.count()
+        cache.leaving.extend(announce(index))
+
+
+def derive_chunk(chunk: Chunk, base: int, parent: Hash | None) -> list[Hash]:
+    """Return the derived hashes of all sub-blocks of a chunk. ``parent`` is the sub-block before the first one."""
+    meta = chunk.meta
+    keys = decode_value(chunk.extra_keys) if chunk.extra_keys is not None else None
+    as_bytes = isinstance(chunk.hashes[0], bytes)
+    per_block = meta.block_size // base
+    salt = b""
+    derived: list[Hash] = []
+    for at, tokens in enumerate(divide(chunk.tokens, base)):
+        block, first = divmod(at, per_block)
+        if not first:
+            key = keys[block] if isinstance(keys, list) and block < len(keys) else None
+            salt = _encode((meta.lora_id, meta.lora_name, meta.cache_salt, key))
+        parent = derive(parent, Raw(tokens), salt, as_bytes=as_bytes)
+        derived.append(parent)
+    return derived
+
+
+def derive(parent: Hash | None, tokens: Sequence[Any] | Raw, salt: bytes, *, as_bytes: bool) -> Hash:
+    """Return the hash of the sub-block after ``parent``. ``salt`` separates equal tokens (LoRA, cache salt)."""
+    size = 32 if as_bytes else 8
+    digest = blake2b(_encode((parent, salt, tokens)), digest_size=size, person=b"kvbus.block.v1").digest()
+    return digest if as_bytes else int.from_bytes(digest, "big")
