@@ -19,6 +19,7 @@ import uvloop
 
 from kvbus.common.errors import ExitCode
 from kvbus.transport.engine.publisher import EnginePublisher
+from tests.children import Watch
 from tests.doubles.bus import eventually
 from tests.doubles.socket_routers import RouterOnASet
 from tests.ports import free_port, free_ports, ports_in_a_row
@@ -38,7 +39,10 @@ class KvbusProcess:
         self.log = directory / "kvbus.log"
         self.env = {name: value for name, value in os.environ.items() if not name.startswith("KVBUS_")}
         self.env["XDG_RUNTIME_DIR"] = str(directory)
+        self.version = "kvbus"
+        """What ``python -m`` runs."""
         self._process: subprocess.Popen[bytes] | None = None
+        self._watch: Watch | None = None
 
     @property
     def http(self) -> str:
@@ -56,9 +60,17 @@ class KvbusProcess:
     def start(self, before: Callable[[], None] | None = None) -> None:
         """Start a process; it calls ``before`` before everything else."""
         self.write()
-        command = [sys.executable, "-m", "kvbus", "run", "-c", str(self.file)]
+        command = [sys.executable, "-m", *self.version.split(), "run", "-c", str(self.file)]
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(command, env=self.env, stderr=log, preexec_fn=before)  # noqa: PLW1509
+            self._process = subprocess.Popen(
+                command,
+                env=self.env,
+                stdout=log,
+                stderr=log,
+                preexec_fn=before,  # noqa: PLW1509
+                process_group=0,
+            )
+        self._watch = Watch(self._process.pid)
 
     @property
     def running(self) -> subprocess.Popen[bytes]:
@@ -114,12 +126,18 @@ class KvbusProcess:
         """Send SIGTERM and return the exit code."""
         process = self.running
         process.terminate()
-        return process.wait(60)
+        return self._ended(process)
 
     def kill(self) -> None:
         process = self.running
         process.kill()
-        process.wait(60)
+        self._ended(process)
+
+    def _ended(self, process: subprocess.Popen[bytes]) -> int:
+        code = process.wait(60)
+        if self._watch is not None:
+            self._watch.close()
+        return code
 
     def close(self) -> None:
         """Kill the process if it still runs."""

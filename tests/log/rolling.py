@@ -132,7 +132,7 @@ class Region:
     async def ready(self, *processes: Process) -> None:
         """Until their probes say so."""
         for process in processes:
-            await eventually(lambda process=process: process.asked("/readyz"), f"{process.name}", PATIENCE)
+            await eventually(lambda process=process: process.ready(), f"{process.name}", PATIENCE)
 
     def run(self) -> None:
         """Let the engines publish."""
@@ -172,7 +172,8 @@ class Region:
         left = [each for each in self.aggregators if each is not process]
         if isinstance(process, Aggregator) and self.going.at == process.endpoint:
             self.going.go_to(left[0])
-        process.start(version)
+        process.version = version
+        process.start()
         await self.ready(process)
 
     async def restart_server(self) -> None:
