@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 from kvbus.core.commands import AnswerReplay, AnswerSnapshot, SendPart
 from kvbus.core.events import AnswerPulled
+from kvbus.core.outputs.snapshot import Unfinished
 
 Pull = Callable[[AnswerPulled], SendPart]
 """Hands the event to the relay, carries out what else follows, and returns the part."""
@@ -36,13 +37,16 @@ class AnswerReader:
         return self._answer.outcome
 
     def next_message(self) -> list[bytes] | None:
-        """Return the next message, ``[]`` while it is being made (call again), None past the last."""
+        """Return the next message, or an :class:`~kvbus.core.outputs.snapshot.Unfinished` piece of it.
+
+        It is ``[]`` while it is being made (call again), and None past the last.
+        """
         if self.done:
             return None
         while (message := next(self._messages, None)) is None:
             part = self._pull(AnswerPulled(self._output, self._stream, self._answer)).part
             self._answer, self._messages = part.answer, part.messages()
-        if message and self._answer.over:
+        if message and self._answer.over and not isinstance(message, Unfinished):
             self._end()
         return message
 

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from typing import Final, NamedTuple
 
+from kvbus.core.outputs.snapshot import Unfinished
 from kvbus.core.stats import OutputStats
 from kvbus.transport.answer_reader import AnswerReader
 from kvbus.transport.live.endpoint import Endpoint, reopening
@@ -73,6 +74,8 @@ class _Requester:
         self.peer = peer
         self.asked: deque[_Asked] = deque()
         self.session: Session | None = None
+        self.in_message = False
+        """The answer is in the middle of a message."""
 
 
 class ReplayServer:
@@ -210,14 +213,14 @@ class ReplayServer:
         """Begin with the answer to a requester's oldest request."""
         requester.session = Session(
             requester.peer,
-            self._messages(*requester.asked[0]),
+            self._messages(requester, *requester.asked[0]),
             ended=lambda: self._go_on(requester),
             stalled=lambda: requester.peer.close(STALLED),
             limited=True,
         )
         self._sender.start(requester.session)
 
-    def _messages(self, answer: AnswerReader, refused: bool) -> Iterator[bytes]:
+    def _messages(self, requester: _Requester, answer: AnswerReader, refused: bool) -> Iterator[bytes]:
         """Give the messages of an answer, encoded; ``b""`` while the relay still makes the next one."""
         if refused:
             self._stats.replay_batches += 1
@@ -225,9 +228,11 @@ class ReplayServer:
             return
         while not answer.done:
             frames = answer.next_message()
-            if frames:
+            unfinished = isinstance(frames, Unfinished)
+            if frames and not unfinished:
                 self._stats.replay_batches += 1
-            yield encode_message(frames[1:]) if frames else b""
+            requester.in_message = unfinished
+            yield encode_message(frames[1:], unfinished=unfinished) if frames else b""
 
     def _go_on(self, requester: _Requester) -> None:
         """Go on to the next request of a requester that has got an answer."""
@@ -258,6 +263,8 @@ class ReplayServer:
         """Send END for every answer that is not sent whole, and count them; how many they were."""
         count = self.busy
         for requester in self._requesters.values():
+            if requester.in_message:
+                requester.peer.close(Reason.CLOSED)  # END would become a part of this message
             unfinished = [answer for answer, _ in requester.asked if not answer.done]
             requester.peer.write(b"".join(encode_message(answer.refusal()[1:]) for answer in unfinished))
         self._drop_all("cut_off")

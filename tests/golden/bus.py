@@ -109,8 +109,8 @@ class GoldenBus:
 
     def snapshot(self, stream: Stream) -> list[bytes]:
         """The reply to a router that asks for a snapshot: seq frame, publisher id and chunks."""
-        (reply,) = self._answer(SnapshotAsked(*stream, [b"router", b"", b"snapshot"]))
-        return reply[2:]
+        pieces = self._answer(SnapshotAsked(*stream, [b"router", b"", b"snapshot"]))
+        return [*pieces[0][2:], *(chunk for piece in pieces[1:] for chunk in piece[1:])]
 
     def subscribe(self, stream: Stream) -> list[tuple[int, bytes]]:
         """The batches of the state that a router gets when it subscribes."""

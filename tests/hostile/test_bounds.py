@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-import pytest
 import zmq
 
 from tests.doubles.kvbus_process import Process, killed_at_the_end
@@ -104,9 +103,6 @@ def publish_blocks(engine: zmq.Socket[bytes], process: Process, count: int) -> N
     wait_for(lambda: process.sources()[0]["last_seq"] == count - 1, "every batch in kvbus")
 
 
-@pytest.mark.xfail(
-    strict=True, raises=BoundExceeded, reason="kvbus builds a whole snapshot for each peer that asks for one"
-)
 def test_peers_that_do_not_read_share_one_snapshot(tmp_path: Path) -> None:
     process, snapshots = Process(tmp_path, keeps_state=False), free_port()
     configure(process, {}, {"snapshot_endpoint": f"tcp://127.0.0.1:{snapshots}"})

@@ -36,6 +36,10 @@ BYTES_PER_TOKEN: Final = 11
 BYTES_PER_BLOCK: Final = 300
 """What a block that is an event of its own adds to its tokens: its hash, its parent's, the names of the fields."""
 
+BYTES_PER_PLAIN_TOKEN: Final = 5
+BYTES_PER_EVENT: Final = 50
+"""An ordinary token, and what an ordinary block adds to its tokens."""
+
 SMALL_BLOCK: Final = (MOST_BYTES // MOST_BLOCKS - BYTES_PER_BLOCK) // BYTES_PER_TOKEN
 """Tokens of the largest block of which a batch holds as many as routers take."""
 
@@ -157,6 +161,8 @@ class StateSnapshot:
         self._contents = _Contents(parts, wire, clears, one_copy)
         self._chunks_by_size: dict[int, SnapshotChunks] = {}
         self._most = min(max_blocks or MOST_BLOCKS, *(most_blocks(part.block_size) for part in parts), MOST_BLOCKS)
+        largest = max((part.block_size for part in parts), default=0)
+        self._block_bytes = BYTES_PER_EVENT + BYTES_PER_PLAIN_TOKEN * largest
         self.fewest = self._contents.batches(self._most)
         """The seqs that an answer needs, at as many blocks a batch as routers take."""
 
@@ -165,13 +171,14 @@ class StateSnapshot:
         for part in self._contents.parts:
             yield from slices(part.index, BLOCKS_PER_BATCH)
 
-    def chunks(self, room: int) -> SnapshotChunks:
+    def chunks(self, room: int, batch_bytes: int = MOST_BYTES) -> SnapshotChunks:
         """Return the whole snapshot in at most ``room`` batches, or in one for each source if there is less room.
 
-        The caller makes room for the ``fewest``: then no batch holds more than routers take.
+        The caller makes room for the ``fewest``: then no batch holds more than routers take. Where there is room,
+        batches have about ``batch_bytes``.
         """
         contents, most = self._contents, self._most
-        per_batch = min(BLOCKS_PER_BATCH, most)
+        per_batch = min(BLOCKS_PER_BATCH, most, max(1, batch_bytes // self._block_bytes))
         while contents.batches(per_batch) > room and per_batch < max(contents.sizes):
             per_batch = most if per_batch < most < 2 * per_batch else 2 * per_batch
         chunks = self._chunks_by_size.get(per_batch)

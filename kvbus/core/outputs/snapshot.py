@@ -23,6 +23,9 @@ NOTHING_YET: Final = -1
 UNAVAILABLE: Final = -2
 _ROOM: Final = 2**62
 
+FRAME_BYTES: Final = 64 * 1024
+"""Bytes of one chunk, about: as much as waits for a requester that does not read."""
+
 
 class SnapshotRequest(msgspec.Struct):
     """``envelope`` is what the reply starts with; ``valid`` whether the request was one."""
@@ -82,23 +85,42 @@ class SnapshotAnswer(msgspec.Struct, frozen=True):
         return [*self.envelope, _i64(UNAVAILABLE), self.publisher_id]
 
 
+class Unfinished(list[bytes]):
+    """The next frames of a message, of which more frames follow: a receiver gets the message as one."""
+
+
 class SnapshotPart(msgspec.Struct, frozen=True):
-    """The reply: a state as of batch ``seq``, or none."""
+    """The reply: a state as of batch ``seq``, or none.
+
+    A state may be large, so its reply is given frame by frame. Requesters that do not read share the state, and nobody
+    keeps a whole reply for any of them.
+    """
 
     answer: SnapshotAnswer
     seq: int
     chunks: SnapshotChunks | None = None
+    snapshot: StateSnapshot | None = None
+    """The state of the chunks. Whoever asks meanwhile gets the same one."""
 
     def messages(self) -> Iterator[list[bytes]]:
-        """``[]`` as long as the reply is being built, then the reply."""
+        """Give the reply, an :class:`Unfinished` piece of it for each frame but the last; ``[]`` while one is made."""
         frames = [*self.answer.envelope, _i64(self.seq), self.answer.publisher_id]
-        if self.chunks is not None:
-            chunks = self.chunks.reader()
-            while (payload := chunks.next_payload()) is not None:
-                if payload:
-                    frames.append(payload)
+        left = 0 if self.chunks is None else self.chunks.count
+        if self.chunks is None or not left:
+            yield frames
+            return
+        yield Unfinished(frames)
+        chunks = self.chunks.reader()
+        while left:
+            payload = chunks.next_payload()
+            if payload is None:
+                raise LookupError(f"the state ends {left} batches before its reply")
+            if not payload:
                 yield []
-        yield frames
+                continue
+            left -= 1
+            piece = [self.answer.envelope[0], payload]
+            yield Unfinished(piece) if left else piece
 
 
 def reply(answer: SnapshotAnswer, seq: int, snapshot: Callable[[], StateSnapshot]) -> SnapshotPart:
@@ -109,7 +131,8 @@ def reply(answer: SnapshotAnswer, seq: int, snapshot: Callable[[], StateSnapshot
     over = structs.replace(answer, over=True)
     if not answer.valid or not answer.published:
         return SnapshotPart(over, NOTHING_YET if answer.valid else UNAVAILABLE)
-    return SnapshotPart(over, seq, snapshot().chunks(_ROOM))
+    state = snapshot()
+    return SnapshotPart(over, seq, state.chunks(_ROOM, FRAME_BYTES), state)
 
 
 def _i64(value: int) -> bytes:

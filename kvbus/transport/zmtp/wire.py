@@ -82,12 +82,12 @@ def head(size: int, flags: int = 0) -> bytes:
     return bytes((flags, size)) if size <= _LONGEST_SHORT else bytes((LONG | flags,)) + size.to_bytes(8, "big")
 
 
-def encode_message(frames: Sequence[bytes]) -> bytes:
-    """Encode a whole message. The result may go to any number of peers."""
+def encode_message(frames: Sequence[bytes], *, unfinished: bool = False) -> bytes:
+    """Encode a message, or the frames of one that is ``unfinished``. The result may go to any number of peers."""
     parts: list[bytes] = []
     for frame in frames[:-1]:
         parts += (head(len(frame), MORE), frame)
-    parts += (head(len(frames[-1])), frames[-1])
+    parts += (head(len(frames[-1]), MORE if unfinished else 0), frames[-1])
     return b"".join(parts)
 
 
