@@ -3,11 +3,13 @@
 import pytest
 import zmq
 
+from kvbus.core.outputs.snapshot import Unfinished
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.bus import running_bus
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import removed, store
 from tests.doubles.router import PlainSetRouter
+from tests.transport.bare import dialled
 from tests.transport.loops import END, both_loops, eventually, u64
 from tests.transport.replaying import Requester, Served, requester, served
 
@@ -234,3 +236,56 @@ async def test_the_journal_moves_on_while_a_slow_requester_reads(context):
         assert {key[2] for key in router.blocks} == set(range(5900, 6000))
         assert not [v for v in router.violations if "gap" in v]
         client.close()
+
+
+class InPieces(Served):
+    """A server whose answers are one message each, of many frames."""
+
+    made = None
+
+    def answer(self, request):
+        self.made = Pieces(super().answer(request))
+        return self.made
+
+
+class Pieces:
+    def __init__(self, inner):
+        self.identity = inner.identity
+        self.outcome = "compacted"
+        self.done = False
+        self.left = 100
+
+    def next_message(self):
+        self.left -= 1
+        self.done = not self.left
+        frames = [self.identity, b"x" * 40_000]
+        return frames if self.done else Unfinished(frames)
+
+    def refusal(self):
+        return [self.identity, b"", END, b""]
+
+
+@both_loops
+async def test_a_message_that_is_sent_frame_by_frame_arrives_as_one(context):
+    async with served(0, kind=InPieces) as one:
+        client = requester(context, one)
+        await eventually(lambda: client.read() or client.got, "the message")
+        assert client.got == [[b"x" * 40_000] * 100]
+        await eventually(lambda: one.outcomes == {"compacted": 1}, "its outcome")
+        assert one.stats.replay_batches == 1
+        client.close()
+
+
+@both_loops
+async def test_a_message_that_is_cut_off_in_the_middle_ends_the_connection(context):
+    """An END behind it would be a part of the message."""
+    async with (
+        served(0, kind=InPieces) as one,
+        dialled(int(one.endpoint.rpartition(":")[2]), b"DEALER", pace=1) as slow,
+    ):
+        slow.send(b"", u64(0))
+        await eventually(lambda: one.made and 0 < one.made.left < 100, "the answer begun")
+        assert one.server.end() == 1
+        await eventually(lambda: slow.gone, "the end of the connection")
+        assert slow.messages == []
+        assert one.outcomes == {"cut_off": 1}
