@@ -42,7 +42,7 @@ from tests.core.dsl import (
     tick,
     up,
 )
-from tests.doubles.answers import reading
+from tests.doubles.answers import joined, reading
 from tests.doubles.payloads import batch, cleared, pack, payload, removed, store, unpack
 from tests.doubles.router import PlainSetRouter, RankedRouter
 from tests.typed import there
@@ -630,9 +630,7 @@ class TestSnapshots:
     def snapshot(self, relay, *frames):
         (command,) = relay.handle(SnapshotAsked(0, 0, [b"id", *frames]), 0.0)
         reader = reading(lambda event: relay.handle(event, 0.0), command)
-        while not (message := reader.next_message()):
-            pass
-        return message
+        return joined(iter(reader.next_message, None))
 
     def relay(self):
         spec = OutputSpec("out", PROFILES["vllm"], [None], heartbeat=0.0, publisher_ids=[b"p" * 16])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from kvbus.core.blocks.compaction import StateSnapshot
@@ -34,6 +34,12 @@ class StateReader:
         if batch is not None:
             self._next = batch[0] + 1
         return batch
+
+
+def joined(pieces: Iterable[list[bytes]]) -> list[bytes]:
+    """The whole message of a reply that is read in pieces. Each piece begins with the router's identity."""
+    first, *others = [piece for piece in pieces if piece]
+    return [*first, *(frame for piece in others for frame in piece[1:])]
 
 
 def reading(handle: Callable[[Any], list[Any]], command: AnswerReplay | AnswerSnapshot) -> AnswerReader:

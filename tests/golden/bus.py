@@ -30,7 +30,7 @@ from kvbus.daemon.build import make_relay
 from kvbus.daemon.placement import Placement, place
 from kvbus.http.entries import bare_entry
 from kvbus.state.reservations import SeqReservations
-from tests.doubles.answers import reading
+from tests.doubles.answers import joined, reading
 
 Stream = tuple[int, int]
 """Output and stream, each by its position in the configuration."""
@@ -109,8 +109,7 @@ class GoldenBus:
 
     def snapshot(self, stream: Stream) -> list[bytes]:
         """The reply to a router that asks for a snapshot: seq frame, publisher id and chunks."""
-        pieces = self._answer(SnapshotAsked(*stream, [b"router", b"", b"snapshot"]))
-        return [*pieces[0][2:], *(chunk for piece in pieces[1:] for chunk in piece[1:])]
+        return joined(self._answer(SnapshotAsked(*stream, [b"router", b"", b"snapshot"])))[2:]
 
     def subscribe(self, stream: Stream) -> list[tuple[int, bytes]]:
         """The batches of the state that a router gets when it subscribes."""

@@ -105,6 +105,8 @@ async def _printed(directory: str) -> dict[str, list[Any]]:
         router = RouterOnASet(bus.out, bus.out_replay)
         router.subscribe()
         with contextlib.closing(router):
+            stats = bus.daemon.outputs.stats[0]
+            await eventually(lambda: stats.subscribers == 1, "the router's subscription")
             async with EnginePublisher(bus.engine, bus.engine_replay, bind=True) as engine:
                 await engine.wait_for_subscriber(60)
                 for event in (store([1, 2]), removed([2])):
