@@ -137,12 +137,14 @@ class KvbusProcess:
         code = process.wait(60)
         if self._watch is not None:
             self._watch.close()
+            self._watch = None
         return code
 
     def close(self) -> None:
         """Kill the process if it still runs."""
-        if self._process is not None and self._process.poll() is None:
-            self.kill()
+        if self._process is not None:
+            self._process.kill()  # does nothing to one that has ended
+            self._ended(self._process)
 
 
 class Process(KvbusProcess):

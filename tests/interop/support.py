@@ -232,8 +232,9 @@ class Kvbus(KvbusProcess):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._process is not None:
-            stop_process(self._process)
+        if self._process is not None and self._process.poll() is None:
+            self.terminate()
+        self.close()
 
     def kill_and_start_again(self) -> None:
         """SIGKILL, then the same command line."""
