@@ -328,6 +328,15 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
             (f"kvbus_output_states_overdue{{{OUTPUT}}}", f"{OF_OUTPUT} states overdue"),
         ),
         graph(
+            "Routers that changed their state",
+            "cps",
+            "By the state that they came into.",
+            (
+                rate("kvbus_output_router_states_total", OUTPUT, f"{PER_OUTPUT}, state"),
+                f"{OF_OUTPUT} {{{{state}}}}",
+            ),
+        ),
+        graph(
             "Routers that left",
             "cps",
             "By reason.",
