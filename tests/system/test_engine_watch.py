@@ -67,7 +67,9 @@ async def test_an_engine_that_sleeps_is_cleared_before_it_says_so(level: int, ra
             await eventually(lambda: router.read() == stream.next_seq and router.view.blocks, "the router has blocks")
             metrics.set(level)
             await eventually(lambda: router.read() and not router.view.blocks, "the router is cleared")
-            assert not any(len(source.normalizer.index) for source in sources)
+            await eventually(
+                lambda: not any(len(source.normalizer.index) for source in sources), "every rank is cleared"
+            )
             metrics.set(0)
             for source, rank in zip(sources, engine.ranks, strict=True):
                 rank.reset()  # what it has to say of its sleep
