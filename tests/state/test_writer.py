@@ -158,17 +158,22 @@ def test_many_batches_written_at_a_time_come_back_or_none_of_them(tmp_path: Path
         again.kill()
 
 
-def test_what_was_held_back_behind_a_gap_comes_back_however_much_it_was(tmp_path: Path) -> None:
-    """More is delivered at a time than fingerprints are kept of, and handled in slices."""
-    process = started(tmp_path)
-    process.publish(10)
-    payloads = [encode_batch([stored(seq)], 1.0 + seq, 0) for seq in range(10, 10 + 3 * RING)]
+def held_back(process: Process, count: int) -> None:
+    """Publish batches from 10 on without the first, and bring that one by the replay at last."""
+    payloads = [encode_batch([stored(seq)], 1.0 + seq, 0) for seq in range(10, 10 + count)]
     asked = []
     for seq, payload in enumerate(payloads[1:], 11):
         asked += process.relay.handle(BatchReceived(0, [b"", seq.to_bytes(8, "big"), payload]), 1.0)
     (question,) = [command for command in asked if isinstance(command, RequestReplay)]
     missing = [b"", b"", (10).to_bytes(8, "big"), payloads[0]]
     process.relay.handle(ReplayReceived(0, question.request, missing), 1.0)
+
+
+def test_what_was_held_back_behind_a_gap_comes_back_however_much_it_was(tmp_path: Path) -> None:
+    """More is delivered at a time than fingerprints are kept of, and handled in slices."""
+    process = started(tmp_path)
+    process.publish(10)
+    held_back(process, 3 * RING)
     while process.relay.backlog:
         process.relay.handle(Tick(1.0), 1.0)
     process.state.flush()
@@ -441,13 +446,7 @@ def test_no_checkpoint_begins_while_batches_wait_to_be_handled(tmp_path: Path, m
     process = started(tmp_path)
     process.publish(10)
     count = 3 * SLICE
-    payloads = [encode_batch([stored(seq)], 1.0 + seq, 0) for seq in range(10, 10 + count)]
-    asked = []
-    for seq, payload in enumerate(payloads[1:], 11):
-        asked += process.relay.handle(BatchReceived(0, [b"", seq.to_bytes(8, "big"), payload]), 1.0)
-    (question,) = [command for command in asked if isinstance(command, RequestReplay)]
-    missing = [b"", b"", (10).to_bytes(8, "big"), payloads[0]]
-    process.relay.handle(ReplayReceived(0, question.request, missing), 1.0)
+    held_back(process, count)
     assert process.relay.backlog
     monkeypatch.setattr(process.store, "checkpoint_after", 0)
     process.state.flush()
