@@ -9,9 +9,8 @@ from msgspec import UNSET, UnsetType
 
 from kvbus.core.remarks import Said
 from kvbus.core.sequencing.phases import State
-from kvbus.core.source import Source
 from kvbus.core.stats import RouterView
-from kvbus.telemetry.readings import SourceReading, read_source
+from kvbus.telemetry.readings import SourceReading
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -117,11 +116,6 @@ def source_entry(
         counts=_entry(Counts, stats, pending=source.pending),
         blocks={medium: count for medium, count in source.blocks.items() if count},
     )
-
-
-def bare_entry(source: Source) -> SourceEntry:
-    """Return the entry of a source as it is now, without its addresses."""
-    return source_entry(read_source(source), "", None)
 
 
 def router_entry(output: str, router: RouterView) -> RouterEntry:

@@ -119,17 +119,6 @@ def read_secret(path: Path) -> tuple[bytes, bytes]:
     return public, secret
 
 
-def read_private(path: Path) -> str:
-    """Read the text of a file with other secret keys, for which the same rules hold.
-
-    Raises:
-        KeyFileError: the file cannot be read, or others may read it.
-    """
-    text, mode = read_file(path)
-    _keep_private(mode)
-    return text
-
-
 def read_public(path: Path) -> bytes:
     """Read the public key of a file, in Z85.
 

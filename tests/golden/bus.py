@@ -28,8 +28,9 @@ from kvbus.core.events import (
 from kvbus.core.wire.frames import END_SEQ
 from kvbus.daemon.build import make_relay
 from kvbus.daemon.placement import Placement, place
-from kvbus.http.entries import bare_entry
+from kvbus.http.entries import source_entry
 from kvbus.state.reservations import SeqReservations
+from kvbus.telemetry.readings import read_source
 from tests.doubles.answers import joined, reading
 
 Stream = tuple[int, int]
@@ -125,7 +126,9 @@ class GoldenBus:
 
     def sources(self) -> list[dict[str, Any]]:
         """The entries of ``/sources``, without addresses."""
-        entries: list[dict[str, Any]] = msgspec.to_builtins([bare_entry(source) for source in self._relay.sources])
+        entries: list[dict[str, Any]] = msgspec.to_builtins(
+            [source_entry(read_source(source), "", None) for source in self._relay.sources]
+        )
         return entries
 
     def _answer(self, event: RelayEvent) -> list[list[bytes]]:

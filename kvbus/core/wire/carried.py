@@ -31,11 +31,6 @@ _TELL_APART: Final = frozenset({"lora_name", "cache_salt"})
 _KNOWN: Final = frozenset(BlockStored.__struct_fields__)
 
 
-def texts_ok(raws: list[Any]) -> bool:
-    """Whether each value is a text, null, or not sent."""
-    return all(raw is UNSET or _decodes(_decode_text, raw) for raw in raws)
-
-
 def lookahead_ok(raw: Raw | bytes, count: int) -> bool:
     """Whether lookahead tokens of so many blocks are null, or a list with tokens for each block."""
     try:
