@@ -50,7 +50,7 @@ class Reachability(MissingConnection):
         self.missing(now)
 
     def connected(self) -> None:
-        """There is a connection."""
+        """Take note that the connection stands."""
         super().connected()
         if self._why:
             self._why = ""

@@ -155,7 +155,7 @@ class KafkaServers(LogAccess):
 
     topic: TopicName = key(
         "kvbus",
-        "Of the records; the topic of the pointers has `-pointers` behind it and is compacted. Both have to be there; "
+        "Of the records; the topic of the pointers ends in `-pointers` and is compacted. Both have to be there; "
         "retention has to be twice `state_every` or more.",
         example="kvbus",
     )
@@ -173,7 +173,7 @@ class NatsServers(LogAccess):
 
     stream: StreamName = key(
         "kvbus",
-        "Of the records, with the subjects `STREAM.>`; the stream of the pointers has `-pointers` behind it and keeps "
+        "Of the records, with the subjects `STREAM.>`; the stream of the pointers ends in `-pointers` and keeps "
         "one message a subject. Both have to be there; retention has to be twice `state_every` or more.",
         example="kvbus",
     )

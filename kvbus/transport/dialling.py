@@ -40,7 +40,7 @@ class ClosedError(Exception):
 
 
 class _Listening(Null):
-    """NULL that hears the peer's READY before it says its own, unless it is asked to :meth:`speak` earlier."""
+    """The NULL mechanism. It waits for the peer's READY before it sends its own, unless :meth:`speak` is called."""
 
     def __init__(self, role: Role) -> None:
         super().__init__(role, accepting=True)

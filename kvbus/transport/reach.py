@@ -293,7 +293,7 @@ class MissingConnection:
         self.deadline = now + self._pause
 
     def connected(self) -> None:
-        """There is a connection."""
+        """Take note that the connection stands."""
         self.deadline = inf
         if self._looking is not None:
             self._looking.cancel()

@@ -394,9 +394,9 @@ class Requests:
         return waits and epoch.interrupted and epoch.gap_attempts < self._spec.attempts
 
     def _shown_by_state(self, asked: OpenRequest, now: float) -> Finding:
-        """Return what a state shows that was all the answer, and was left out. It ends with the newest batch sent.
+        """Return what follows from an answer that was a state alone, which was not taken in.
 
-        What lies beyond may still wait to be read, as where an answer begins beyond the last batch delivered.
+        A state ends with the newest batch that was sent. Batches up to it may still wait on the live stream.
         """
         epoch, following = asked.epoch, asked.epoch.tracker.next
         if asked.last + 1 < asked.log_end:

@@ -157,7 +157,7 @@ async def _parts(content: aiohttp.StreamReader, seconds: float) -> AsyncIterator
 
 
 def end_to_end(raw: RawHeaders) -> CIMultiDict[str]:
-    """Return the headers, spelled as they came, without those of the connection they came on."""
+    """Return the headers as they were spelled, without those that concern one connection alone."""
     headers = [(name.decode("utf-8", _ODD), value.decode("utf-8", _ODD)) for name, value in raw]
     of_connection = ",".join(value for name, value in headers if name.lower() == "connection")
     off = _HOP | ({each.strip().lower() for each in of_connection.split(",")} - _NEVER_NAMED)

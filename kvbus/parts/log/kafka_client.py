@@ -49,7 +49,7 @@ SILENT: Final = (errors.SaslAuthenticationFailed, errors.UnsupportedSaslMechanis
 
 @contextlib.asynccontextmanager
 async def said(place: Place) -> AsyncIterator[None]:
-    """Errors of the client in the words of the contract; one that does not say why is looked into.
+    """Raise errors of the client as those of the contract. Where an error names no reason, ask a broker for it.
 
     Raises:
         FencedError: another producer has the transactional id.
@@ -123,7 +123,7 @@ async def cause(place: Place, options: dict[str, Any] | None = None) -> Unavaila
 
 
 async def shown(host: str, port: int, options: dict[str, Any], topics: list[str]) -> Any:
-    """What one broker says of these topics, by a connection of its own.
+    """Ask one broker for these topics, by a connection of its own, and return its answer.
 
     Raises:
         KafkaError, OSError, TimeoutError: it does not.
@@ -224,7 +224,7 @@ class Producer(AIOKafkaProducer):  # type: ignore[misc]
 
 
 def inner(client: AIOKafkaConsumer | AIOKafkaProducer) -> AIOKafkaClient:
-    """What has the connections and knows the brokers."""
+    """Return the inner client, which has the connections and knows the brokers."""
     return client.client if isinstance(client, AIOKafkaProducer) else client._client  # noqa: SLF001 - it has no name
 
 

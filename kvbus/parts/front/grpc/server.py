@@ -107,7 +107,7 @@ def _fields(message: int | bytes) -> Iterator[_Field]:
 
 
 def _read(message: bytes, at: int) -> tuple[int, int]:
-    """A number in seven bits a byte, and what comes behind it."""
+    """Read a number of seven bits a byte; return it and the position after it."""
     value = shift = 0
     while at < len(message) and shift < 70:
         value |= (message[at] & 0x7F) << shift

@@ -96,7 +96,7 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 
 
 class RouterEvent(NamedTuple):
-    """One event, encoded up to its id and behind it."""
+    """One encoded event in two parts: the bytes before its id, and the bytes after it."""
 
     head: bytes
     tail: bytes

@@ -263,7 +263,7 @@ class EtcdStore:
         return records
 
     def close(self) -> None:
-        """Let go of the lease."""
+        """Give the lease back to etcd."""
         lease, self._lease = self._lease, None
         if lease is not None:
             self._call("lease/revoke", {"ID": lease})

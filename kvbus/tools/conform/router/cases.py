@@ -79,7 +79,7 @@ Step = Batch | Message | Again | Restart | Seen | Pause | Join | Trimmed | Late 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What an engine does, and what a router holds behind it.
+    """What an engine does, and what a router that reads it must hold.
 
     Attributes:
         name: unique.
