@@ -1,7 +1,7 @@
 """Builds `kvbus-client`: of the tree, `kvbus.client` and what it imports. `make client-wheel` runs it.
 
 Version, requirements and everything else come from pyproject.toml. Why one tree has two wheels, and what happens where
-both are installed, is in docs/decisions/client-wheel.md.
+both are installed, is in docs/decisions/releases.md.
 """
 
 from __future__ import annotations

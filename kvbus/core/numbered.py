@@ -2,7 +2,7 @@
 
 So two kvbus that read one log say the same under the same number, and a router may go from one to the other. Nothing
 else takes a number on such a stream: a router's state is what the log says from its newest state on, and a lease is the
-heartbeat. Why that is exact: docs/decisions/log-numbers.md.
+heartbeat. Why that is exact: docs/decisions/log.md.
 """
 
 from __future__ import annotations
