@@ -22,8 +22,7 @@ from msgspec import UNSET, Raw, UnsetType
 from kvbus.core.types import DEVICE_MEDIUM, Hash, Reason, medium_key
 from kvbus.core.wire.carried import readable
 from kvbus.core.wire.codec import AnyEvent, clears_all
-from kvbus.core.wire.encoding import decode_value, encode_value
-from kvbus.core.wire.parts import value
+from kvbus.core.wire.encoding import decode_value, encode_value, value
 from kvbus.core.wire.schema import AllBlocksCleared, BlockRemoved, BlockStored
 from kvbus.core.wire.tokens import decode_tokens
 

@@ -13,8 +13,7 @@ from kvbus.core.blocks.index import MAX_RUN, Index, TableKey, chunks_of
 from kvbus.core.blocks.live_order import Run, in_order, live_runs
 from kvbus.core.types import Hash
 from kvbus.core.wire.codec import AnyEvent
-from kvbus.core.wire.encoding import with_extras
-from kvbus.core.wire.parts import extras_of
+from kvbus.core.wire.encoding import extras_of, with_extras
 from kvbus.core.wire.schema import PER_BLOCK, BlockRemoved, BlockStored, HashOnlyRemoved
 from kvbus.core.wire.tokens import divide, joined, slice_array
 

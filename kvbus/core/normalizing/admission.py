@@ -18,7 +18,7 @@ from kvbus.core.normalizing.validate import check_removed, check_stored
 from kvbus.core.types import PREFIX_KINDS, UNKNOWN_MEDIUM, Filtered, Hash, Reason, medium_key
 from kvbus.core.wire.carried import known_names, set_aside
 from kvbus.core.wire.codec import lacks_field, note
-from kvbus.core.wire.parts import NOTHING, extras_of, parts
+from kvbus.core.wire.encoding import NOTHING, extras_of, parts
 from kvbus.core.wire.schema import AllBlocksCleared, Batch, BlockInactive, BlockRemoved, BlockStored, Extras
 
 

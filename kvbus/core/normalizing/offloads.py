@@ -11,8 +11,7 @@ from kvbus.core.blocks.chunk import Chunk
 from kvbus.core.blocks.index import Index
 from kvbus.core.normalizing.removals import Removals, leaf_first
 from kvbus.core.types import Hash
-from kvbus.core.wire.encoding import decode_value, encode_value
-from kvbus.core.wire.parts import parts
+from kvbus.core.wire.encoding import decode_value, encode_value, parts
 from kvbus.core.wire.schema import BlockStored
 from kvbus.core.wire.tokens import divide, joined
 

@@ -16,7 +16,7 @@ from kvbus.core.normalizing.offloads import offloaded
 from kvbus.core.normalizing.reblocking import Reblocking
 from kvbus.core.normalizing.removals import Removals
 from kvbus.core.types import Filtered, Hash, Reason
-from kvbus.core.wire.parts import extras_of
+from kvbus.core.wire.encoding import extras_of
 
 
 class StoreApplier:

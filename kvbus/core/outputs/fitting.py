@@ -17,7 +17,7 @@ from kvbus.core.blocks.index import Index
 from kvbus.core.stats import NumberingStats
 from kvbus.core.types import medium_key
 from kvbus.core.wire.codec import AnyEvent
-from kvbus.core.wire.parts import changed, hashes_of, is_store, parts, value
+from kvbus.core.wire.encoding import changed, hashes_of, is_store, parts, value
 from kvbus.core.wire.profiles import Profile
 from kvbus.core.wire.schema import AllBlocksCleared
 

@@ -21,8 +21,7 @@ from kvbus.core.stats import NumberingStats
 from kvbus.core.types import Hash, medium_key
 from kvbus.core.wire.carried import readable
 from kvbus.core.wire.codec import AnyEvent
-from kvbus.core.wire.encoding import decode_value
-from kvbus.core.wire.parts import changed, hashes_of, is_store, value
+from kvbus.core.wire.encoding import changed, decode_value, hashes_of, is_store, value
 from kvbus.core.wire.schema import AllBlocksCleared, BlockStored
 
 _FIELDS: Final = frozenset(BlockStored.__struct_fields__)

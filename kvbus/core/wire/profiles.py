@@ -11,18 +11,19 @@ from msgspec import UNSET, structs
 from kvbus.core.types import Hash
 from kvbus.core.wire.carried import readable
 from kvbus.core.wire.codec import AnyEvent
-from kvbus.core.wire.encoding import encode_batch, encode_positional_batch
-from kvbus.core.wire.frames import Framing
-from kvbus.core.wire.parts import (
+from kvbus.core.wire.encoding import (
     NOTHING,
     block_by_block,
     changed,
+    encode_batch,
+    encode_positional_batch,
     field,
     first_of_pairs,
     is_store,
     value,
     without_content,
 )
+from kvbus.core.wire.frames import Framing
 from kvbus.core.wire.schema import AllBlocksCleared, HashOnlyRemoved
 
 Encoding = Literal["map", "array"]

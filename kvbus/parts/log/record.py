@@ -19,8 +19,7 @@ import msgspec
 
 from kvbus.core.numbered import LAST
 from kvbus.core.wire.codec import AnyEvent
-from kvbus.core.wire.encoding import decode_value
-from kvbus.core.wire.parts import parts
+from kvbus.core.wire.encoding import decode_value, parts
 
 SCHEMA: Final = 2
 RANDOM_BITS: Final = 16

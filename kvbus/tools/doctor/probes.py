@@ -25,6 +25,7 @@ from kvbus.core.source import Source
 from kvbus.core.source_spec import SourceSpec
 from kvbus.core.types import Hash, Reason
 from kvbus.core.wire.codec import decode_batch
+from kvbus.core.wire.encoding import value
 from kvbus.core.wire.frames import (
     ASKS_REPLAY,
     FrameLimits,
@@ -34,7 +35,6 @@ from kvbus.core.wire.frames import (
     parse_replay,
     replay_request,
 )
-from kvbus.core.wire.parts import value
 from kvbus.core.wire.schema import BlockStored
 from kvbus.core.wire.tokens import decode_tokens
 from kvbus.daemon.build import source_spec

@@ -11,8 +11,7 @@ from kvbus.core.blocks import chains as module
 from kvbus.core.blocks.announce import blocks_in, runs, slices, store_of
 from kvbus.core.blocks.chains import FEW, PAUSE, WINDOW, chains
 from kvbus.core.blocks.index import MAX_RUN
-from kvbus.core.wire.encoding import encode_batch
-from kvbus.core.wire.parts import block_by_block
+from kvbus.core.wire.encoding import block_by_block, encode_batch
 from tests.core.dsl import Bench
 from tests.doubles.payloads import plain, plain_all, removed, store, tokens_of
 from tests.doubles.router import PlainSetRouter

@@ -14,8 +14,7 @@ from xxhash import xxh3_64_intdigest
 
 from kvbus.core.types import MEDIA, Reason, Tier, medium_key
 from kvbus.core.wire.codec import AnyEvent, decode_batch
-from kvbus.core.wire.encoding import decode_value
-from kvbus.core.wire.parts import field, hashes_of, is_store, value
+from kvbus.core.wire.encoding import decode_value, field, hashes_of, is_store, value
 from kvbus.core.wire.schema import AllBlocksCleared
 from kvbus.core.wire.tokens import Token, array_head, decode_tokens
 from kvbus.transport.zmtp.wire import LONG, encode_message

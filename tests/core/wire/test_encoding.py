@@ -4,15 +4,16 @@ import pytest
 from msgspec import UNSET
 
 from kvbus.core.wire.codec import decode
-from kvbus.core.wire.encoding import encode_value, with_extras
-from kvbus.core.wire.parts import (
+from kvbus.core.wire.encoding import (
     block_by_block,
     changed,
+    encode_value,
     first_of_pairs,
     hashes_of,
     is_store,
     parts,
     value,
+    with_extras,
     without_content,
 )
 from kvbus.core.wire.schema import AllBlocksCleared, Batch
