@@ -13,7 +13,7 @@ from kvbus.core.sequencing.topics import Topics
 from kvbus.core.source_spec import SourceSpec
 from kvbus.core.source_stats import SourceStats
 from kvbus.core.types import Filtered
-from kvbus.core.wire.dialect import Sniffer
+from kvbus.core.wire.dialects import Sniffer
 
 MIN_ANSWERS_ALONE: Final = 3
 """A late start takes one answer, and a lost batch at the end of a stream one more."""

@@ -15,7 +15,7 @@ from kvbus.core.relay import Relay
 from kvbus.core.source_spec import SourceSpec
 from kvbus.core.types import Reason
 from kvbus.core.wire.codec import decode_batch
-from kvbus.core.wire.dialect import sniff
+from kvbus.core.wire.dialects import sniff
 from kvbus.core.wire.encoding import encode_batch, encode_positional_batch
 from kvbus.core.wire.frames import (
     END_SEQ,

@@ -17,8 +17,8 @@ from msgspec import UNSET, Raw
 from msgspec.structs import astuple as fields_of
 
 from kvbus.core.types import Reason
-from kvbus.core.wire import rfc1527
 from kvbus.core.wire.carried import as_text, typed_readable
+from kvbus.core.wire.dialects import first_event_is_array, seconds, translated
 from kvbus.core.wire.schema import (
     CARRIED,
     NO_SIZE,
@@ -142,34 +142,6 @@ def complete(event: BlockStored) -> None:
         event.lora_name = None
 
 
-_EVENTS_AT: Final = {0xCB: 10, 0xCA: 6, 0xCF: 10, 0xD3: 10, 0xCE: 6, 0xD2: 6}
-"""Where the events array starts, by the type byte of ``ts`` (float64 from every engine; others by hand-made peers)."""
-
-
-_BEFORE_EVENTS: Final = 16
-"""So many bytes of a batch have the first one of its first event, if there is any."""
-
-
-def event_offset(payload: bytes) -> int:
-    """Offset of the first event's first byte in an array batch; 0 if there is none or the batch is no array."""
-    if len(payload) < 4 or payload[0] & 0xF0 != 0x90:
-        return 0
-    at = _EVENTS_AT.get(payload[1], 2)
-    if at >= len(payload):
-        return 0
-    head = payload[at]
-    if 0x91 <= head <= 0x9F:
-        return at + 1
-    return at + 3 if head == 0xDC else at + 5 if head == 0xDD else 0
-
-
-def first_event_is_array(payload: bytes | memoryview) -> bool:
-    """Whether a batch's first event is positional: the cheapest look that picks the right decoder."""
-    head = bytes(payload[:_BEFORE_EVENTS])
-    at = event_offset(head)
-    return 0 < at < len(head) and (head[at] & 0xF0 == 0x90 or head[at] in (0xDC, 0xDD))
-
-
 def _decode_each(payload: bytes | memoryview, max_events: int) -> Batch | Reason:
     envelope = _open(payload)
     if isinstance(envelope, Reason):
@@ -179,7 +151,7 @@ def _decode_each(payload: bytes | memoryview, max_events: int) -> Batch | Reason
     if len(envelope.events) > max_events:
         return Reason.TOO_MANY_EVENTS
     unknown: set[str] = set()
-    batch = Batch(rfc1527.seconds(envelope.ts), [], envelope.rank, unknown=unknown)
+    batch = Batch(seconds(envelope.ts), [], envelope.rank, unknown=unknown)
     for raw in envelope.events:
         extras: Extras = {}
         event = _decode_event(raw, extras, unknown)
@@ -235,7 +207,7 @@ def _decode_event(raw: Raw, extras: Extras, unknown: set[str]) -> Event | Reason
 def _lenient_map(raw: Raw, extras: Extras, unknown: set[str]) -> Event | Reason:
     fields = _decode_raw_fields(raw)
     if "event_type" in fields:
-        tag, fields = rfc1527.translated(fields)
+        tag, fields = translated(fields)
     else:
         tag = _decode_any(fields.pop("type", b"\xc0"))
     if not isinstance(tag, str) or tag not in _EVENT_STRUCTS:

@@ -9,7 +9,8 @@ from msgspec import Raw
 
 from kvbus.core.types import Reason
 from kvbus.core.wire import codec
-from kvbus.core.wire.codec import MAX_EVENTS, decode, decode_batch, event_offset
+from kvbus.core.wire.codec import MAX_EVENTS, decode, decode_batch
+from kvbus.core.wire.dialects import event_offset
 from kvbus.core.wire.schema import AllBlocksCleared, Batch, BlockRemoved, BlockStored
 from tests.doubles.payloads import cleared, pack, payload, plain_all, removed, store, unpack
 from tests.hostile.bad import DEEP as LEVELS

@@ -1,6 +1,6 @@
 import pytest
 
-from kvbus.core.wire.dialect import Sniffer, sniff
+from kvbus.core.wire.dialects import Sniffer, sniff
 from tests.doubles.payloads import cleared, pack, payload, store
 from tests.wire.captures import CAPTURES, load
 

@@ -1,0 +1,178 @@
+"""Dialects of engines: the form of a payload, a name for its dialect, and the translation of Mooncake's RFC 1527.
+
+The wire names no version. The form of the first BlockStored and, for positional events, its length narrow the dialect
+down to the releases named here (docs/PROTOCOL.md has the whole table). The name is for people. No code decides by it.
+
+RFC 1527's translation follows the publisher of Mooncake's master (Mooncake#2214) and the RFC, not bytes of a release.
+Each event is a map with ``event_type``, ``seq_hashes``, ``parent_hash`` and an envelope: the sender and the time.
+By default the publisher adds ``type``, ``block_hashes`` and ``parent_block_hash`` for older readers. The time of a
+batch is in milliseconds. A pool of blocks knows no tokens: ``token_ids``, ``block_size`` and ``parent_hash`` are null.
+Such a store is ``tokenless`` unless the source has the blocks on another medium.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+from msgspec import Raw
+
+# -- the form of a payload ------------------------------------------------------------------------------------------
+
+_EVENTS_AT: Final = {0xCB: 10, 0xCA: 6, 0xCF: 10, 0xD3: 10, 0xCE: 6, 0xD2: 6}
+"""Offset of the events array, by the type byte of ``ts``. Every engine sends float64; other peers send other types."""
+
+_BEFORE_EVENTS: Final = 16
+"""The first event of a batch begins within this number of bytes."""
+
+
+def event_offset(payload: bytes) -> int:
+    """Return the offset of the first event's first byte in an array batch.
+
+    Return 0 if the batch has no events or is no array.
+    """
+    if len(payload) < 4 or payload[0] & 0xF0 != 0x90:
+        return 0
+    at = _EVENTS_AT.get(payload[1], 2)
+    if at >= len(payload):
+        return 0
+    head = payload[at]
+    if 0x91 <= head <= 0x9F:
+        return at + 1
+    return at + 3 if head == 0xDC else at + 5 if head == 0xDD else 0
+
+
+def first_event_is_array(payload: bytes | memoryview) -> bool:
+    """Whether a batch's first event is positional, which decides between two decoders."""
+    head = bytes(payload[:_BEFORE_EVENTS])
+    at = event_offset(head)
+    return 0 < at < len(head) and (head[at] & 0xF0 == 0x90 or head[at] in (0xDC, 0xDD))
+
+
+# -- names of dialects ----------------------------------------------------------------------------------------------
+
+_ARRAYS: Final = {
+    (2, 6): "vllm-0.9.0",
+    (3, 6): "vllm-0.9.1..0.10.0 | sglang-0.4.7..0.5.8",
+    (3, 7): "vllm-0.10.2..0.13 | sglang-0.5.9..0.5.17",
+    (3, 8): "vllm-0.14..0.16",
+    (3, 9): "vllm-0.18",
+    (3, 10): "vllm-0.20",
+    (3, 12): "vllm-0.22..0.23",
+}
+_VLLM_KEYS: Final = (b"group_idx", b"extra_keys", b"locality", b"ownership", b"kv_cache_spec_kind")
+_decode_raw: Final = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
+
+
+class Sniffer:
+    """Names the dialect of a source's batches, and remembers the name of each form of a batch."""
+
+    def __init__(self) -> None:
+        self.name: str | None = None
+        self._names: dict[int, str] = {}
+        """Dialect by form: the first byte of a batch and the first byte of its first event."""
+
+    def see(self, payload: bytes) -> None:
+        """Set ``name`` from one batch. A form that was seen before is not looked at again."""
+        at = event_offset(payload)
+        form = payload[0] << 8 | (payload[at] if at < len(payload) else 0)
+        name = self._names.get(form)
+        if name is None:
+            if payload.find(b"BlockRemoved", at, at + 24) >= 0:
+                return
+            name = sniff(payload)
+            if name is None:
+                return
+            self._names[form] = name
+        self.name = name
+
+
+def sniff(payload: bytes) -> str | None:
+    """Return the dialect of a batch's first event; None if that event is not a BlockStored, or the batch is empty."""
+    at = event_offset(payload)
+    if not 0 < at < len(payload):
+        return "vllm-dev (map batch)" if payload[:1] and payload[0] & 0xF0 == 0x80 else None
+    head = payload[at]
+    if head & 0xF0 == 0x90:
+        if payload[at + 1 : at + 13] != b"\xabBlockStored":
+            return None
+        length = head & 0x0F
+        if length == 8 and _seventh_is_map(payload):
+            return "sglang-0.5.18..0.5.19"
+        return _ARRAYS.get((payload[0] & 0x0F, length), f"array/{length}")
+    if head & 0xF0 != 0x80 and head not in (0xDE, 0xDF):
+        return None
+    # a key is searched for in the bytes of the first event, so a value with the name of a key counts as that key
+    end = at + 4096
+    if payload.find(b"\xaaevent_type", at, at + 64) >= 0:
+        return "rfc1527 (mooncake)"
+    if payload.find(b"\xabBlockStored", at, at + 40) < 0:
+        return None
+    if payload.find(b"cache_salt", at, end) >= 0:
+        known = payload.find(b"extra_keys", at, end) >= 0
+        return "sglang (sglang#39991)" if known else "sglang-0.5.20..0.5.23"
+    for key in _VLLM_KEYS:
+        if payload.find(key, at, end) >= 0:
+            return "vllm-0.30..0.33" if payload.find(b"ownership", at, end) >= 0 else "vllm-0.24..0.33"
+    return "vllm-0.24.. | sglang-0.5.20.. | dynamo | trt-llm"
+
+
+def _seventh_is_map(payload: bytes) -> bool:
+    batch = _decode_raw(payload)
+    seventh = _decode_raw(_decode_raw(batch[1])[0])[7]
+    head = memoryview(seventh)[0]
+    return head & 0xF0 == 0x80 or head in (0xDE, 0xDF)
+
+
+# -- Mooncake's RFC 1527 ------------------------------------------------------------------------------------------
+
+_TYPES: Final = {"stored": "BlockStored", "removed": "BlockRemoved", "cleared": "AllBlocksCleared"}
+_NAMES: Final = {
+    "seq_hashes": "block_hashes",
+    "parent_hash": "parent_block_hash",
+    "additional_salt": "cache_salt",
+    "lora_name": "lora_name",
+    "medium": "medium",
+    "token_ids": "token_ids",
+    "block_size": "block_size",
+}
+_NULLS: Final = {"token_ids": Raw(b"\x90"), "block_size": Raw(b"\x00"), "block_hashes": Raw(b"\x90")}
+"""Values in place of null, for fields that must have a value."""
+
+_OF_REMOVALS: Final = frozenset({"block_hashes", "medium"})
+
+_ENVELOPE: Final = frozenset(
+    {
+        *("event_id", "timestamp", "event_type", "type", "model_name", "tenant_id", "backend_id", "base_block_idx"),
+        *("object_key", "group_id", "cache_prefix", "head_or_tp_rank", "layer_id", "block_hashes", "parent_block_hash"),
+        "connector_block_hash",
+        *("dp_rank", "tp_rank", "pcp_rank", "dcp_rank", "pp_rank"),
+    }
+)
+"""Fields that are left out: those about the sender, the pool's own names, and copies for older readers."""
+
+_decode: Final = msgspec.msgpack.Decoder().decode
+
+_IN_MILLISECONDS: Final = 1e11
+"""A larger time of day is in milliseconds: as seconds it would be after the year 5138."""
+
+
+def translated(fields: dict[str, Raw]) -> tuple[object, dict[str, Raw]]:
+    """Return the kind of an event with ``event_type``, and its fields by vLLM's names. Unknown fields are kept."""
+    said = _decode(fields["event_type"])
+    tag = _TYPES.get(said, said) if isinstance(said, str) else said
+    found = {name: raw for name, raw in fields.items() if name not in _NAMES and name not in _ENVELOPE}
+    for theirs, ours in _NAMES.items():
+        raw = fields.get(theirs)
+        if raw is None or tag == "AllBlocksCleared" or (tag == "BlockRemoved" and ours not in _OF_REMOVALS):
+            continue
+        if bytes(raw) != b"\xc0":
+            found[ours] = raw
+        elif ours in _NULLS:
+            found[ours] = _NULLS[ours]
+    return tag, found
+
+
+def seconds(ts: float) -> float:
+    """Return a batch's time in seconds. A publisher of such events gives milliseconds."""
+    return ts / 1000 if ts > _IN_MILLISECONDS else ts
