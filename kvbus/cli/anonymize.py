@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 import click
 
 from kvbus.cli.until import say
+from kvbus.common.errors import FileError
 from kvbus.tools.capture.anonymize import Anonymizer, Pseudonyms
 from kvbus.tools.capture.format import CaptureError, CaptureWriter, read_capture
 
@@ -41,7 +42,7 @@ def anonymizer(key_file: Path | None) -> Anonymizer:
     """Return a renaming with the key of a file, or with a new key that nobody has.
 
     Raises:
-        click.UsageError: the file is not a key that is secret.
+        FileError: kvbus cannot read the file, or it is not a secret key.
     """
     return Anonymizer(Pseudonyms(secrets.token_bytes(_MIN_KEY) if key_file is None else _key(key_file)))
 
@@ -102,11 +103,11 @@ def _key(file: Path) -> bytes:
             mode = os.fstat(opened.fileno()).st_mode
             key = opened.read()
     except OSError as error:
-        raise click.UsageError(f"--key-file {file}: {error.strerror}") from error
+        raise FileError(f"--key-file {file}: {error.strerror}") from error
     if mode & _OTHERS:
-        raise click.UsageError(f"--key-file {file}: others may read it (mode {mode & 0o777:04o}): chmod o=")
+        raise FileError(f"--key-file {file}: others may read it (mode {mode & 0o777:04o}): chmod o=")
     if len(key) < _MIN_KEY:
-        raise click.UsageError(
+        raise FileError(
             f"--key-file {file}: {len(key)} bytes are too few for a key, {_MIN_KEY} are needed: "
             f"head -c {_MIN_KEY} /dev/urandom > {file}"
         )
@@ -142,7 +143,7 @@ def _new_file(path: Path) -> Iterator[Path]:
 
 def _refuse(path: Path) -> None:
     if path.exists() or path.is_symlink():
-        raise click.UsageError(f"{path} exists already; name another file with -o")
+        raise FileError(f"{path} exists already; name another file with -o")
 
 
 def _progress(written: Callable[[], int]) -> Iterator[None]:

@@ -62,4 +62,4 @@ def command(*, seconds: float, seed: int, plain: bool) -> None:
 
     run_until_signal(session)
     if not exact:
-        raise click.exceptions.Exit(ExitCode.INTERRUPTED if exact is None else 1)
+        raise click.exceptions.Exit(ExitCode.INTERRUPTED if exact is None else ExitCode.FOUND)

@@ -32,7 +32,7 @@ _IDLE_S: Final = 2.0
 class NoAnswerError(KvbusError):
     """Nobody answered in time, or the publisher has no snapshot."""
 
-    exit_code = ExitCode.CANNOT_BIND
+    exit_code = ExitCode.UNAVAILABLE
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from kvbus.cli.until import say
-from kvbus.common.errors import ConfigError, Problem
+from kvbus.common.errors import ConfigError, FileError, Problem
 from kvbus.transport.curve import KeyFileError, certificate, generate, read_secret
 
 
@@ -56,9 +56,9 @@ def keygen(*, name: str | None, directory: Path, force: bool, public_of: Path | 
         _write(path.with_name(f"{name}.key_secret"), certificate(public, secret), 0o600, force=force)
         _write(path.with_name(f"{name}.key"), certificate(public), 0o644, force=force)
     except FileExistsError as error:
-        raise click.UsageError(f"{error.filename} exists already; --force replaces it") from error
+        raise FileError(f"{error.filename} exists already; --force replaces it") from error
     except OSError as error:
-        raise click.UsageError(f"{error.filename}: {error.strerror}") from error
+        raise FileError(f"{error.filename}: {error.strerror}") from error
     say(f"wrote {path}.key_secret and {path}.key")
     click.echo(public.decode())
 
@@ -85,21 +85,21 @@ def token(*, name: str, status: bool, path: Path | None) -> None:
       kvbus token router-a -o router-a.token >> /etc/kvbus/http/tokens
       kvbus token prometheus --status >> /etc/kvbus/http/tokens
 
-    The line, a name and a hash, goes to standard output. The token is shown once, on standard error, or written to a
+    The line, a name and a hash, goes to standard output. kvbus shows the token once, on standard error, or written to a
     new file that only you may read; nobody can find it from the hash.
     """  # noqa: D301 - \b is click's: keep these lines as they are
     from kvbus.http.tokens import is_name, line_of, new_token  # noqa: PLC0415 - keygen needs none of it
 
     if not is_name(name):
-        raise click.UsageError(f"{name!r} is no name: up to 63 letters, digits and . _ @ -, such as router-a")
+        raise click.UsageError(f"{name!r} is not a name: use up to 63 letters, digits and . _ @ -, such as router-a")
     fresh = new_token()
     if path is None:
-        say(f"the token of {name}, shown this once: {fresh}")
+        say(f"the token of {name} (copy it now, it is not shown again): {fresh}")
     else:
         try:
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise click.UsageError(f"{path}: {error.strerror}") from error
+            raise FileError(f"{path}: {error.strerror}") from error
         with os.fdopen(fd, "w", encoding="ascii") as file:
             file.write(f"{fresh}\n")
         say(f"wrote {path}")

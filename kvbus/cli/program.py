@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from kvbus.common.errors import ExitCode, KvbusError
+from kvbus.common.errors import EXIT_MEANINGS, ExitCode, KvbusError
 from kvbus.common.removed import removed_command
 
 if TYPE_CHECKING:
@@ -86,6 +86,12 @@ class Program(click.Group):
         rows = [(name, self.subcommands[name].summary) for name in self.list_commands(ctx) if name in self.subcommands]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the exit codes."""
+        super().format_epilog(ctx, formatter)
+        with formatter.section("Exit codes"):
+            formatter.write_dl([(str(code.value), meaning) for code, meaning in EXIT_MEANINGS.items()])
 
     def main(
         self,

@@ -26,7 +26,7 @@ DIAL_S: Final = 1.0
 class UnreachableError(KvbusError):
     """Nobody publishes at an endpoint."""
 
-    exit_code = ExitCode.CANNOT_BIND
+    exit_code = ExitCode.UNAVAILABLE
 
 
 async def obstacle(endpoint: str, curve: Curve | None) -> str:

@@ -12,6 +12,7 @@ from kvbus.cli.anonymize import anonymizer, key_file_option
 from kvbus.cli.curve import curve_keys, curve_options
 from kvbus.cli.reach import explained
 from kvbus.cli.until import run_until_signal, say, until
+from kvbus.common.errors import FileError
 from kvbus.tools.capture.format import CaptureWriter
 from kvbus.tools.capture.record import Stats, record
 from kvbus.transport.client.rawsub import RawSubscriber
@@ -63,7 +64,7 @@ def command(
         raise click.UsageError("--key-file is for --anonymize")
     if file.is_file() and not force:
         if not sys.stdin.isatty():
-            raise click.UsageError(f"{file} exists already; --force replaces it")
+            raise FileError(f"{file} exists already; --force replaces it")
         click.confirm(f"{file} exists already. Replace it?", abort=True, err=True)
     renaming = anonymizer(key_file) if anonymize else None
     curve = curve_keys(curve_secret_key, curve_server_key, bind=bind)

@@ -13,7 +13,7 @@ import click
 
 from kvbus.cli.play import open_publisher
 from kvbus.cli.until import run_until_signal, say, until
-from kvbus.common.errors import ExitCode, KvbusError
+from kvbus.common.errors import FileError
 from kvbus.config.endpoints import endpoint_offset
 from kvbus.tools.sim.dialects import DIALECTS, Hashes
 from kvbus.tools.sim.engine import EngineOptions, SimEngine, run
@@ -24,12 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from kvbus.tools.sim.workload import Job
-
-
-class TruthError(KvbusError):
-    """kvbus cannot write the truth file."""
-
-    exit_code = ExitCode.CONFIG
 
 
 def _tiers(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> dict[str, int]:
@@ -131,7 +125,7 @@ def command(**options: Any) -> None:
     """  # noqa: D301 - \b is click's: keep these lines as they are
     truth = options["truth_file"]
     if truth is not None and not truth.parent.is_dir():
-        raise TruthError(f"{truth}: no such directory")  # fail now, not after a long run
+        raise FileError(f"{truth}: no such directory")  # fail now, not after a long run
     pairs = [_engine(rank, **options) for rank in range(options["ranks"])]
 
     async def session(stop: asyncio.Event) -> None:
@@ -241,5 +235,5 @@ def _write_truth(path: Path, pairs: list[tuple[SimEngine, EnginePublisher]]) -> 
     try:
         path.write_text(json.dumps(truth))
     except OSError as error:
-        raise TruthError(f"{path}: {error.strerror}") from error
+        raise FileError(f"{path}: {error.strerror}") from error
     say(f"wrote {len(truth['blocks'])} live blocks to {path}")

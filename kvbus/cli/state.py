@@ -11,7 +11,7 @@ import click
 
 from kvbus.cli.options import config_options, load_config
 from kvbus.cli.until import say
-from kvbus.common.errors import InUseError, StateDirError
+from kvbus.common.errors import ExitCode, InUseError, StateDirError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,7 +48,7 @@ def show(*, directory: Path | None, as_json: bool, **flags: Any) -> None:
 
     Of a state that a running bus has, only the files and the process are shown. Nothing is changed.
 
-    Exit codes: 0 there is a directory, 78 there is none that can be read.
+    Exit code 78: kvbus cannot read the directory.
     """
     path, files = _looked(directory, flags)
     shown: dict[str, object] = {"directory": str(path), "bytes": sum(files.values()), "files": files}
@@ -92,8 +92,7 @@ def wipe(*, directory: Path | None, yes: bool, **flags: Any) -> None:
     A state that a bus has is left alone. A disk, an SSD above all, may keep deleted bytes until it writes there again,
     and a snapshot or a backup keeps them anyway.
 
-    Exit codes: 0 nothing is left, 1 something could not be deleted, 2 --yes is missing, 69 a bus has the directory, 78
-    there is no such directory.
+    Exit codes: 0 deleted, 1 files are left or --yes is missing, 69 a bus uses the directory, 78 there is no directory.
     """
     from kvbus.state.contract import StoreError  # noqa: PLC0415 - brings the core
     from kvbus.state.lock import DirectoryLock  # noqa: PLC0415
@@ -106,7 +105,8 @@ def wipe(*, directory: Path | None, yes: bool, **flags: Any) -> None:
     for name, size in files.items():
         click.echo(f"{path / name}  {size:,} bytes")
     if not yes:
-        raise click.UsageError("nothing was deleted: add --yes to delete what the files above hold")
+        say("nothing was deleted: add --yes to delete what the files above hold")
+        raise click.exceptions.Exit(ExitCode.FOUND)
     try:
         with contextlib.closing(DirectoryLock(path, f"state_dir {path}")) as lock:
             store = SqliteStore(path, lock)
@@ -119,7 +119,7 @@ def wipe(*, directory: Path | None, yes: bool, **flags: Any) -> None:
     for text in left:
         say(f"not deleted: {text}")
     if left:
-        raise click.exceptions.Exit(1)
+        raise click.exceptions.Exit(ExitCode.FOUND)
     say("deleted; the numbering is kept, and a disk may keep deleted bytes for a while")
 
 

@@ -9,21 +9,34 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 
 class ExitCode(IntEnum):
-    """What an exit code of ``kvbus`` means. A command that judges also has 1, and a signal 128 and its number."""
+    """The exit codes of all commands. A signal ends a command with 128 and its number."""
 
     OK = 0
+    FOUND = 1
     USAGE = 2
-    CANNOT_BIND = 69
+    UNAVAILABLE = 69
     INTERNAL = 70
     CONFIG = 78
     INTERRUPTED = 130
+
+
+EXIT_MEANINGS: Final[Mapping[ExitCode, str]] = {
+    ExitCode.OK: "done, and nothing is wrong",
+    ExitCode.FOUND: "done, and something is wrong or left undone",
+    ExitCode.USAGE: "the command line is wrong",
+    ExitCode.UNAVAILABLE: "an address is taken, or nobody answers there",
+    ExitCode.INTERNAL: "a defect of kvbus",
+    ExitCode.CONFIG: "kvbus cannot use a configuration or a file",
+    ExitCode.INTERRUPTED: "Ctrl-C, before there was a result",
+}
+"""What each exit code means, for every command."""
 
 
 class KvbusError(Exception):
@@ -75,6 +88,12 @@ class ConfigError(KvbusError):
         return "\n".join([head, *(f"  {problem}" for problem in self.problems)])
 
 
+class FileError(KvbusError):
+    """kvbus cannot read, write or replace a file."""
+
+    exit_code = ExitCode.CONFIG
+
+
 def os_reason(error: OSError) -> str:
     """Return the system's text of an error, without the address that a library adds to it."""
     if error.errno is not None and error.errno > 0:
@@ -91,7 +110,7 @@ class BindError(KvbusError):
         verb: what kvbus tried, for the message.
     """
 
-    exit_code = ExitCode.CANNOT_BIND
+    exit_code = ExitCode.UNAVAILABLE
 
     def __init__(self, endpoint: str, reason: str, *, verb: str = "listen on") -> None:
         self.endpoint = endpoint
@@ -107,7 +126,7 @@ class InUseError(KvbusError):
         holder: The process that has it, in words.
     """
 
-    exit_code = ExitCode.CANNOT_BIND
+    exit_code = ExitCode.UNAVAILABLE
 
     def __init__(self, what: str, holder: str) -> None:
         super().__init__(f"{what} is in use by {holder}; another bus needs a state_dir of its own")

@@ -23,7 +23,7 @@ MAX_BYTES: Final = 64 * 1024 * 1024
 class NoAnswerError(KvbusError):
     """There is no bus at the address, or it does not answer as one. ``listens``: something accepts connections."""
 
-    exit_code = ExitCode.CANNOT_BIND
+    exit_code = ExitCode.UNAVAILABLE
 
     def __init__(self, text: str, *, listens: bool = True) -> None:
         super().__init__(text)

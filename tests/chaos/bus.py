@@ -107,7 +107,7 @@ class Bus:
                 pass
             if not self.child.running:
                 assert self.child.process is not None
-                if self.child.process.returncode == ExitCode.CANNOT_BIND and self.child.starts == 1:
+                if self.child.process.returncode == ExitCode.UNAVAILABLE and self.child.starts == 1:
                     raise PortTakenError
                 raise AssertionError(
                     f"kvbus ended by itself, status {self.child.process.returncode}: {self.last_words()}"

@@ -67,9 +67,9 @@ def test_the_file_is_beside_the_capture_by_default_and_never_over_another(tmp_pa
     written = tmp_path / "stream.anonymized.jsonl.gz"
     before = written.read_bytes()
     again = invoke(tmp_path / "stream.jsonl.gz")
-    assert (again.exit_code, "exists already; name another file with -o" in again.stderr) == (2, True)
+    assert (again.exit_code, "exists already; name another file with -o" in again.stderr) == (78, True)
     over = invoke(tmp_path / "stream.jsonl.gz", "-o", tmp_path / "stream.jsonl.gz")
-    assert (over.exit_code, written.read_bytes()) == (2, before)
+    assert (over.exit_code, written.read_bytes()) == (78, before)
 
 
 def test_standard_input_and_output(tmp_path):
@@ -113,7 +113,7 @@ def test_a_bad_key_is_refused_before_anything_is_written(content, mode, wrong, t
         key.write_bytes(content)
         key.chmod(mode)
     done = invoke(CAPTURE, "-o", tmp_path / "out", "--key-file", key)
-    assert done.exit_code == 2
+    assert done.exit_code == 78
     assert re.search(wrong, done.stderr)
     assert not (tmp_path / "out").exists()
     alone = CliRunner().invoke(main, ["record", "tcp://127.0.0.1:1", str(tmp_path / "out"), "--key-file", str(key)])

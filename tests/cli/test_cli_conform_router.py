@@ -48,7 +48,7 @@ def test_the_library_is_judged_and_printed_as_json():
 @pytest.mark.slow
 def test_a_router_that_cannot_be_asked_is_no_broken_one():
     result = CliRunner().invoke(main, ["conform", "router", "--driver", "/nowhere/router"])
-    assert (result.exit_code, "No such file" in result.output) == (2, True)
+    assert (result.exit_code, "No such file" in result.output) == (69, True)
 
 
 @pytest.mark.slow

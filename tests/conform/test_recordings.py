@@ -30,7 +30,7 @@ def test_a_file_without_a_message_could_not_be_judged(tmp_path):
     empty = tmp_path / "empty.jsonl"
     empty.touch()
     done = CliRunner().invoke(main, ["conform", "engine", str(empty)])
-    assert done.exit_code == 2
+    assert done.exit_code == 69
 
 
 def test_strict_fails_a_should(tmp_path):

@@ -9,12 +9,12 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from kvbus.common.errors import ExitCode
 from kvbus.tools.conform import report as forms
 from kvbus.tools.conform.report import (
     MAX_EVIDENCE_BYTES,
     Clause,
     Evidence,
-    Exit,
     Level,
     Outcome,
     Report,
@@ -49,15 +49,15 @@ def text(found: Report) -> str:
 @pytest.mark.parametrize(
     ("verdicts", "code", "strict"),
     [
-        ([KEPT, UNSEEN], Exit.KEPT, Exit.KEPT),
-        ([KEPT, SHOULD], Exit.KEPT, Exit.BROKEN),
-        ([KEPT, BAD], Exit.BROKEN, Exit.BROKEN),
+        ([KEPT, UNSEEN], ExitCode.OK, ExitCode.OK),
+        ([KEPT, SHOULD], ExitCode.OK, ExitCode.FOUND),
+        ([KEPT, BAD], ExitCode.FOUND, ExitCode.FOUND),
     ],
 )
 def test_a_must_that_is_broken_decides_and_with_strict_a_should(verdicts, code, strict):
     found = report(*verdicts)
     assert (found.exit_code(), found.exit_code(strict=True)) == (code, strict)
-    assert replace(found, tried=False).exit_code() is Exit.NOT_TRIED
+    assert replace(found, tried=False).exit_code() is ExitCode.UNAVAILABLE
 
 
 def test_clauses_are_in_the_order_of_the_text():

@@ -113,10 +113,10 @@ def test_the_command_writes_the_token_where_only_its_owner_reads_it(file: Path) 
     assert not found.content
     assert to.read_text().strip() not in done.output
     again = run("router-a", "-o", to)
-    assert (again.exit_code, "File exists" in again.stderr) == (2, True)
+    assert (again.exit_code, "File exists" in again.stderr) == (78, True)
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a/b", "ä", "#a"])
 def test_a_name_that_no_line_can_have(name: str) -> None:
     done = run(name)
-    assert (done.exit_code, "is no name" in done.stderr) == (2, True)
+    assert (done.exit_code, "is not a name" in done.stderr) == (2, True)

@@ -150,7 +150,7 @@ async def test_nothing_goes_unless_it_is_asked_for_twice(config: Config) -> None
     await ran(config, 3)
     before = rows(directory_of(config))
     done = ask("wipe", "-d", str(config.state_dir))
-    assert done.exit_code == 2
+    assert done.exit_code == 1
     assert "add --yes" in done.stderr
     assert "state.db" in done.stdout
     assert rows(directory_of(config)) == before

@@ -220,7 +220,7 @@ def test_an_existing_recording_is_replaced_on_request_alone(tmp_path, ipc):
     copy = tmp_path / "copy.jsonl"
     copy.write_text("kept")
     code, said = run("record", ipc, copy)
-    assert (code, copy.read_text()) == (2, "kept")
+    assert (code, copy.read_text()) == (78, "kept")
     assert f"{copy} exists already; --force replaces it" in said
     with Command("record", ipc, copy, "--force") as recorder:
         recorder.until("recording")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import IntEnum, StrEnum
+from enum import StrEnum
 from typing import IO, Any, Final
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from kvbus.common.errors import ExitCode
 from kvbus.tools.terminal import glyphs_for, plain_table
 
 MAX_EVIDENCE_BYTES: Final = 512
@@ -134,14 +135,6 @@ _TABLE_BYTES: Final = 64
 """Maximum bytes of one piece of evidence in a table."""
 
 
-class Exit(IntEnum):
-    """What the exit code of ``kvbus conform`` means."""
-
-    KEPT = 0
-    BROKEN = 1
-    NOT_TRIED = 2
-
-
 @dataclass(slots=True)
 class Report:
     """All verdicts about one engine or router.
@@ -182,11 +175,11 @@ class Report:
         """Count the verdicts with this outcome."""
         return sum(each.outcome is outcome for each in self.verdicts)
 
-    def exit_code(self, *, strict: bool = False) -> Exit:
+    def exit_code(self, *, strict: bool = False) -> ExitCode:
         """Return 1 where a MUST is broken (with ``strict`` a SHOULD too), 2 where nothing could be tried, else 0."""
         if not self.tried:
-            return Exit.NOT_TRIED
-        return Exit.BROKEN if any(each.fails(strict=strict) for each in self.verdicts) else Exit.KEPT
+            return ExitCode.UNAVAILABLE
+        return ExitCode.FOUND if any(each.fails(strict=strict) for each in self.verdicts) else ExitCode.OK
 
     def without_bytes(self) -> Report:
         """Return the report without the bytes: they may hold token ids, which are prompts (14.3)."""

@@ -123,7 +123,7 @@ _POLL_SECONDS: Final = 0.2
 class BusError(KvbusError):
     """``kvbus run`` did not start."""
 
-    exit_code = ExitCode.CANNOT_BIND
+    exit_code = ExitCode.UNAVAILABLE
 
 
 class Bus:

@@ -165,7 +165,7 @@ async def test_a_running_router_that_does_not_forget_is_not_judged_by_what_comes
 async def test_a_driver_that_ends_at_once_is_not_waited_for():
     driver = Driver([sys.executable, "-c", "raise SystemExit(3)"])
     report = await asyncio.wait_for(play(driver, CASES, Settings(connect=10**6)), 60)
-    assert (report.tried, report.exit_code()) == (False, 2)
+    assert (report.tried, report.exit_code()) == (False, 69)
     assert "exit code 3) before it subscribed" in report.verdicts[0].message
 
 
@@ -180,5 +180,5 @@ class Deaf(Adapter):
 
 async def test_nothing_is_tried_where_nobody_subscribes():
     report = await asyncio.wait_for(play(Deaf(), CASES, Settings(connect=0.2)), 60)
-    assert (report.tried, len(report.verdicts), report.exit_code()) == (False, 1, 2)
+    assert (report.tried, len(report.verdicts), report.exit_code()) == (False, 1, 69)
     assert "nobody subscribes" in report.verdicts[0].message
