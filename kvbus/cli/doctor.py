@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvbus.cli.login import bus_url, login, login_options
+from kvbus.cli.login import LOCAL_BUS, bus_url, login, login_options
 from kvbus.cli.options import config_options, load_config, names_a_config
 from kvbus.cli.until import run_until_signal, say, until
 from kvbus.common.errors import ExitCode
@@ -28,7 +28,9 @@ TIMEOUT = 5.0
 
 @click.command("doctor")
 @partial(config_options, http=False)
-@click.option("--http", "url", metavar="URL", help="Ask this running bus what is wrong; no configuration is needed.")
+@click.option(
+    "--http", "url", metavar="URL", help=f"Ask this running bus.  [default without a configuration: {LOCAL_BUS}]"
+)
 @login_options
 @click.option(
     "--timeout",
@@ -52,8 +54,11 @@ def command(
 ) -> None:
     """Find out what is wrong: probe every endpoint of a configuration, or ask a running bus.
 
+    Without a configuration, doctor asks the bus on this machine.
+
     \b
     Examples:
+      kvbus doctor
       kvbus doctor kvbus.yaml
       kvbus doctor --source tcp://10.0.0.7:5557,tcp://10.0.0.7:5558 --output 'tcp://*:5657'
       kvbus doctor --http http://10.0.0.7:9477
@@ -65,12 +70,13 @@ def command(
 
     Exit codes: 0 no problem, 1 a problem, 78 bad configuration, 130 Ctrl-C.
     """  # noqa: D301 - \b is click's: keep these lines as they are
-    if url is None:
+    configured = any(flags.values())
+    if url is None and configured:
         report = examined(load_config(**flags), timeout, history=history)
-    elif names_a_config() or flags["source"] or flags["output"]:
+    elif configured and (names_a_config() or flags["source"] or flags["output"]):
         raise click.UsageError("--http asks a running bus; leave out the configuration")
     else:
-        url = bus_url(url)
+        url = bus_url(url or LOCAL_BUS)
         report = _asked(url, timeout, login(url, http_token_file, http_ca))
     show(report, as_json=as_json)
 
@@ -118,4 +124,4 @@ def show(report: Report, *, as_json: bool = False, err: bool = False) -> None:
     out = sys.stderr if err else sys.stdout
     click.echo(render(report, as_json=as_json, colour=not as_json and coloured(out)), nl=False, err=err)
     if not report.healthy:
-        raise click.exceptions.Exit(1)
+        raise click.exceptions.Exit(ExitCode.FOUND)

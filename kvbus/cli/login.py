@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from kvbus.tools.asking import Login
 
 F = TypeVar("F", bound="Callable[..., Any]")
+
+LOCAL_BUS: Final = "http://127.0.0.1:9477"
+"""Where a bus on this machine answers by default."""
 
 _TOKEN = "--http-token-file"
 _CA = "--http-ca"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kvbus.cli.login import bus_url, login, login_options
+from kvbus.cli.login import LOCAL_BUS, bus_url, login, login_options
 from kvbus.cli.until import run_until_signal
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @click.command("top")
 @click.option(
     "--http",
-    default="http://127.0.0.1:9477",
+    default=LOCAL_BUS,
     show_default=True,
     metavar="URL",
     help="Where the bus serves /metrics: a URL or HOST:PORT.",

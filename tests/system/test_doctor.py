@@ -147,6 +147,12 @@ async def test_a_running_bus_says_what_is_wrong_with_it():
     assert (done.returncode, done.stdout.startswith("no bus answers at")) == (1, True)
 
 
+def test_without_a_configuration_it_asks_the_bus_on_this_machine():
+    done = kvbus("doctor")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout.startswith("no bus answers at http://127.0.0.1:9477 (")
+
+
 async def test_beside_a_running_bus_nothing_is_wrong_and_nobody_is_disturbed(tmp_path):
     http = free_port()
     async with (
