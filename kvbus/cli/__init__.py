@@ -28,10 +28,11 @@ _SUBCOMMANDS = (
     Subcommand("anonymize", "Make a capture that can be shown to others."),
     Subcommand("play", "Publish a capture as an engine would."),
     Subcommand("sim", "A synthetic engine."),
-    Subcommand("conform", "Judge an engine or a router by the contract of the wire."),
+    Subcommand("conform", "Check an engine or a router against the wire specification."),
     Subcommand("state", "Look at the state on disk, or remove it."),
     Subcommand("keygen", "A key pair for CURVE.", "keys"),
     Subcommand("token", "A bearer token for the HTTP port.", "keys"),
+    Subcommand("completion", "A script that completes kvbus's commands and options in a shell."),
 )
 
 
@@ -55,7 +56,5 @@ def main(*, debug: bool) -> None:
       kvbus doctor kvbus.yaml
       kvbus tail tcp://127.0.0.1:5657
 
-    \b
-    Exit codes:
-      0 good, 1 findings, 2 usage, 69 cannot listen, 70 internal error, 78 bad configuration
+    Exit codes are the same for every command, and end this page.
     """  # noqa: D301 - \b is click's: keep these lines as they are

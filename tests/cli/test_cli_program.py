@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import textwrap
 import types
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 
 import click
 import pytest
@@ -16,8 +18,10 @@ from click.testing import CliRunner
 
 from kvbus.cli import main
 from kvbus.cli.program import Program, Subcommand
-from kvbus.common.errors import BindError, ConfigError, KvbusError, Problem
+from kvbus.common.errors import EXIT_MEANINGS, BindError, ConfigError, ExitCode, KvbusError, Problem
 from tests.typed import there
+
+ROOT = Path(__file__).parents[2]
 
 
 def _group(action) -> click.Group:
@@ -76,6 +80,41 @@ def test_a_subcommand_that_there_is_none_of_is_guessed():
     assert (done.exit_code, "Did you mean tail?" in done.stderr) == (2, True)
     done = CliRunner().invoke(main, ["qqqq"])
     assert (done.exit_code, "Did you mean" in done.stderr) == (2, False)
+
+
+def test_the_manual_has_the_exit_codes():
+    table = re.findall(r"^\| (\d+) \| (.+) \|$", (ROOT / "docs/OPERATIONS.md").read_text(), re.MULTILINE)
+    assert [(ExitCode(int(code)), meaning) for code, meaning in table] == list(EXIT_MEANINGS.items())
+    assert list(EXIT_MEANINGS) == list(ExitCode)
+    help_page = CliRunner().invoke(main, ["--help"]).output
+    assert all(f"{code.value} " in help_page and meaning in help_page for code, meaning in EXIT_MEANINGS.items())
+
+
+def test_every_exit_code_that_a_help_page_names_is_in_the_table():
+    for name in main.list_commands(click.Context(main)):
+        page = CliRunner().invoke(main, [name, "--help"]).output
+        _, _, said = " ".join(page.split()).partition("Exit codes: ")
+        codes = {int(each) for each in re.findall(r"(?:^|, )(\d+) ", said.partition(".")[0])}
+        assert codes <= set(ExitCode), name
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_completion_script_asks_kvbus(shell):
+    script = CliRunner().invoke(main, ["completion", shell])
+    assert (script.exit_code, f"_KVBUS_COMPLETE={shell}_complete" in script.stdout) == (0, True)
+
+
+def test_bash_completes_with_the_script(tmp_path):
+    (tmp_path / "kvbus").symlink_to(Path(sys.executable).with_name("kvbus"))
+    asked = (
+        'eval "$(kvbus completion bash)"; COMP_WORDS=(kvbus comp); COMP_CWORD=1; '
+        '_kvbus_completion kvbus; echo "${COMPREPLY[@]}"'
+    )
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-c", asked], capture_output=True, text=True, timeout=60, check=True, env={**os.environ, "PATH": path}
+    )
+    assert done.stdout == "completion\n"
 
 
 def test_a_shell_completes_subcommands_and_options():
@@ -192,5 +231,6 @@ def test_the_declared_subcommands():
         "state",
         "keygen",
         "token",
+        "completion",
     ]
     assert list(main.subcommands) == names
