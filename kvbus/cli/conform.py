@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 @click.group("conform")
 def command() -> None:
-    """Judge an engine or a router by the contract of the wire: a verdict for each clause.
+    """Check an engine or a router against the wire specification: a verdict for each clause.
 
     \b
     Examples:
-      kvbus conform engine tcp://127.0.0.1:5557 --replay tcp://127.0.0.1:5558 --api http://127.0.0.1:8000
+      kvbus conform engine tcp://127.0.0.1:5557 --replay-endpoint tcp://127.0.0.1:5558 --api http://127.0.0.1:8000
       kvbus conform engine stream.jsonl
 
     The clauses are in docs/spec/kv-events.md.
@@ -59,7 +59,7 @@ def deliver(report: Report, *, as_json: bool, strict: bool, without_bytes: bool)
         click.echo(forms.as_json(report), nl=False)
     else:
         forms.print_table(report, sys.stdout)
-    raise click.exceptions.Exit(int(report.exit_code(strict=strict)))
+    raise click.exceptions.Exit(report.exit_code(strict=strict))
 
 
 @command.command("engine", short_help="Judge the stream and the replay of an engine.")
@@ -88,16 +88,16 @@ def engine(
 
     \b
     Examples:
-      kvbus conform engine tcp://127.0.0.1:5557 --replay tcp://127.0.0.1:5558
-      kvbus conform engine tcp://127.0.0.1:5557 --replay tcp://127.0.0.1:5558 --api http://127.0.0.1:8000
-      kvbus conform engine tcp://127.0.0.1:5557 --replay tcp://127.0.0.1:5558 --await-restart
+      kvbus conform engine tcp://127.0.0.1:5557 --replay-endpoint tcp://127.0.0.1:5558
+      kvbus conform engine tcp://127.0.0.1:5557 --replay-endpoint tcp://127.0.0.1:5558 --api http://127.0.0.1:8000
+      kvbus conform engine tcp://127.0.0.1:5557 --replay-endpoint tcp://127.0.0.1:5558 --await-restart
       kvbus conform engine stream.jsonl.gz --json
 
     Each clause is kept, broken (with the bytes that show it), or not seen (with what to do to see it). A stream shows
     more if it has been watched from its first batch, or if it has a replay. With --api the engine's cache is reset and
     the engine put to sleep: use one that serves nobody. Ctrl-C ends with what was seen so far.
 
-    Exit codes: 0 no MUST is broken, 1 one is (with --strict a SHOULD, too), 2 nothing could be judged.
+    Exit codes: 0 no MUST is broken, 1 one is (with --strict a SHOULD, too), 69 nothing could be judged.
     """  # noqa: D301 - \b is click's: keep these lines as they are
     if "://" in subject:
         from kvbus.tools.conform.engine.watch import Target  # noqa: PLC0415 - brings zmq
@@ -179,7 +179,7 @@ def router(
     Blocks have two tokens. A verdict is of one clause in one case: kept, broken with the missing and dead blocks, or
     not seen.
 
-    Exit codes: 0 no MUST is broken, 1 one is, 2 nothing could be tried, 130 Ctrl-C before anything was tried.
+    Exit codes: 0 no MUST is broken, 1 one is, 69 nothing could be tried, 130 Ctrl-C before anything was tried.
     """  # noqa: D301 - \b is click's: keep these lines as they are
     from kvbus.tools.conform.router.play import table, trial  # noqa: PLC0415 - brings aiohttp, rich and zmq
 

@@ -187,7 +187,7 @@ def test_an_answer(number, kept, broken):
 
 def test_an_answer_of_end_alone_does_not_say_that_there_is_no_replay():
     assert answered(END)["4.4"].message == "no answer had a batch"
-    assert "--replay" in judged(message(0, A))["4.4"].message
+    assert "--replay-endpoint" in judged(message(0, A))["4.4"].message
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ async def pytest_of(directory: Path, *options: str) -> tuple[int, str]:
 async def test_an_item_for_each_clause_fails_where_a_must_is_broken(tmp_path):
     async with EnginePublisher("tcp://127.0.0.1:0", "tcp://127.0.0.1:0", bind=True) as engine:
         engine.publish(message(0, stored(1), stored(2, medium="cloud"))[2])
-        where = f"{engine.endpoint} --replay {engine.replay_endpoint} --seconds 0.5"
+        where = f"{engine.endpoint} --replay-endpoint {engine.replay_endpoint} --seconds 0.5"
         status, said = await pytest_of(tmp_path, f"--kv-engine={where}")
     assert status == 1, said
     assert re.search(r"FAILED .*9\.1 known media", said), said
@@ -98,7 +98,7 @@ async def test_what_is_not_seen_is_skipped(tmp_path):
         (["--kv-router=--client --engine here"], "--engine here: LIVE,REPLAY"),
         (["--kv-router=--client --reads a,b"], "takes --engine"),
         (["--kv-router=--client --settle 0"], "0"),
-        (["--kv-engine=--replay tcp://127.0.0.1:1"], "Missing argument"),
+        (["--kv-engine=--replay-endpoint tcp://127.0.0.1:1"], "Missing argument"),
         (["--kv-engine=tcp://127.0.0.1:1 --seconds 0"], "0"),
     ],
 )

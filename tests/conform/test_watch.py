@@ -15,9 +15,10 @@ import zmq
 from click.testing import CliRunner
 
 from kvbus.cli import main
+from kvbus.common.errors import ExitCode
 from kvbus.tools.conform.engine import probes, watch
 from kvbus.tools.conform.engine.watch import Target, Watch
-from kvbus.tools.conform.report import Exit, Outcome
+from kvbus.tools.conform.report import Outcome
 from kvbus.tools.conform.vectors import pack, stored
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.conform.engine import Engine, serving
@@ -209,10 +210,10 @@ async def test_what_is_no_publisher_is_broken_and_what_is_not_there_is_not_tried
     finally:
         socket.close(0)
         context.term()
-    assert (outcomes(found)["1.1"], found.report().exit_code()) == (BROKEN, Exit.BROKEN)
+    assert (outcomes(found)["1.1"], found.report().exit_code()) == (BROKEN, ExitCode.FOUND)
     nobody = Watch(Target(f"tcp://127.0.0.1:{free_port()}", seconds=0.5))
     await finished(asyncio.ensure_future(nobody.run()))
-    assert nobody.report().exit_code() is Exit.NOT_TRIED
+    assert nobody.report().exit_code() is ExitCode.UNAVAILABLE
     assert "nothing listens" in nobody.report().notes[0]
 
 
@@ -236,7 +237,7 @@ def test_a_malformed_endpoint_is_a_mistake_of_the_caller():
 
 async def test_ranks_are_judged_apart_each_at_its_port():
     live, replay = ports_in_a_row(2), ports_in_a_row(2)
-    command = ["conform", "engine", f"tcp://127.0.0.1:{live}", "--replay", f"tcp://127.0.0.1:{replay}"]
+    command = ["conform", "engine", f"tcp://127.0.0.1:{live}", "--replay-endpoint", f"tcp://127.0.0.1:{replay}"]
     async with AsyncExitStack() as stack:
         for rank in range(2):
             endpoints = (f"tcp://127.0.0.1:{port + rank}" for port in (live, replay))
@@ -254,7 +255,7 @@ async def test_ranks_are_judged_apart_each_at_its_port():
     assert {found[each, "rank 1"] for each in ("1.2", "10.1")} == {BROKEN}
 
 
-@pytest.mark.parametrize("more", [["--api", "http://127.0.0.1:1"], ["--replay", "ipc:///run/replay"]])
+@pytest.mark.parametrize("more", [["--api", "http://127.0.0.1:1"], ["--replay-endpoint", "tcp://127.0.0.1:65535"]])
 def test_ranks_need_ports_to_count_and_no_api(more):
     done = CliRunner().invoke(main, ["conform", "engine", "tcp://127.0.0.1:5557", "--ranks", "2", *more])
     assert done.exit_code == 2, done.output

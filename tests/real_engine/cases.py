@@ -119,7 +119,16 @@ async def behind_front(scene: Scene) -> None:
 async def conforms(scene: Scene) -> None:
     """The judge resets the cache and puts the engine to sleep, so routers are compared afterwards."""
     engine = scene.engine
-    command = [KVBUS, "conform", "engine", engine.endpoint, "--replay", engine.replay_endpoint, "--api", engine.api]
+    command = [
+        KVBUS,
+        "conform",
+        "engine",
+        engine.endpoint,
+        "--replay-endpoint",
+        engine.replay_endpoint,
+        "--api",
+        engine.api,
+    ]
     process = await asyncio.create_subprocess_exec(*command, "--seconds", "10", "--json", stdout=PIPE)
     said, _ = await process.communicate()
     (scene.directory / "conform.json").write_bytes(said)

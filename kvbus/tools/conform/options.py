@@ -12,8 +12,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 _SECONDS: Final = click.FloatRange(0, min_open=True)
 
 _ENGINE: Final = (
-    click.option("--replay", metavar="ENDPOINT", help="The replay endpoint."),
-    click.option("--snapshot", metavar="ENDPOINT", help="The snapshot endpoint."),
+    click.option("--replay-endpoint", "replay", metavar="ENDPOINT", help="The replay endpoint."),
+    click.option("--snapshot-endpoint", "snapshot", metavar="ENDPOINT", help="The snapshot endpoint."),
     click.option("--api", metavar="URL", help="An OpenAI-style API: send prompts, reset the cache, put it to sleep."),
     click.option("--model", default="", metavar="NAME", help="Model to ask there; by default the first that it names."),
     click.option(

@@ -26,7 +26,7 @@ class Asked:
 
 
 _MUST, _SHOULD = Level.MUST, Level.SHOULD
-_REPLAY: Final = "no replay endpoint was given (--replay)"
+_REPLAY: Final = "no replay endpoint was given (--replay-endpoint)"
 _API: Final = "no API was given (--api)"
 _BATCH: Final = "no batch was seen"
 _STORE: Final = "no store was seen"
@@ -54,7 +54,7 @@ _ROWS: Final = (
     ("5.2", "empty batches for all others under its numbers", "batches of a state", _LATE, _MUST),
     ("5.3", "a replay from inside a state brings the state", "answers", "no state had several batches", _MUST),
     ("5.4", "batches of a state: 4,096 events, 4 MiB", "batches of a state", _LATE, _SHOULD),
-    ("5.5", "the form of a snapshot", "snapshots", "no snapshot endpoint was given (--snapshot)", _MUST),
+    ("5.5", "the form of a snapshot", "snapshots", "no snapshot endpoint was given (--snapshot-endpoint)", _MUST),
     ("6.1", "[ts, events, rank]", "payloads", _BATCH, _MUST),
     ("6.2", "events are maps with a type", "events", "no event was seen", _MUST),
     ("6.3", "a key that was sent once is sent always", "stores", "fewer than two stores were seen", _SHOULD),
