@@ -62,7 +62,7 @@ tools: $(TOOLS)
 golden: $(STAMP) ## golden streams and texts: what differs from the recorded ones (ARGS="--diff HEAD", ARGS=--write)
 	@$(BIN)/python -m tests.golden $(ARGS)
 
-demo: ## engines, bus and routers on this machine, live (SECONDS=20)
+demo: ## engines, bus and routers on this machine, live (SECONDS=60)
 	@PYTHON=$(PYTHON) .ci/demo.sh $(VENV)/demo $(if $(SECONDS),--seconds $(SECONDS),) $(ARGS)
 
 $(DOCS)/.installed: .ci/docs.lock

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import signal
 import tempfile
-from math import inf
 from typing import Final
 
 import click
@@ -17,25 +16,31 @@ _MAX_DIRECTORY: Final = 60
 """Bytes of a directory for ipc sockets: their whole path has at most about 100."""
 
 
+NEXT_STEPS: Final = """\
+Next, with your own engine (docs/QUICKSTART.md has the file for your router):
+  vllm serve MODEL --kv-events-config '{"enable_kv_cache_events": true, "publisher": "zmq",
+    "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558"}'
+  kvbus run --source tcp://127.0.0.1:5557,tcp://127.0.0.1:5558 --output 'tcp://*:5657,tcp://*:5658'
+  kvbus doctor      # if no events arrive: it says why"""
+
+
 @click.command("demo")
 @click.option(
     "--seconds",
     type=click.FloatRange(0, min_open=True),
-    default=inf,
-    show_default=False,
+    default=24.0,
+    show_default=True,
     metavar="N",
-    help="End after about N seconds; by default at Ctrl-C.",
+    help="Length of the demo. Ctrl-C ends it early.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the engines' requests.")
-@click.option("--plain", is_flag=True, help="Lines instead of a screen, as a file or a pipe gets them.")
-def command(*, seconds: float, seed: int, plain: bool) -> None:
+def command(seconds: float) -> None:
     """Watch kvbus at work: simulated engines, a kvbus process, routers, and faults.
 
     \b
     Examples:
       kvbus demo
-      kvbus demo --seconds 30
-      kvbus demo --seconds 10 | tee demo.txt
+      kvbus demo --seconds 8
+      kvbus demo | tee demo.txt
 
     Two vLLM engines and an SGLang engine publish the events of their caches. The network loses batches, a router
     starts late, an engine crashes, and kvbus itself is killed and started again. At the end the demo compares the
@@ -43,12 +48,11 @@ def command(*, seconds: float, seed: int, plain: bool) -> None:
     llm-d-kv-cache 0.9.0 does: it shows what goes wrong without kvbus. The demo needs no configuration and no free
     port but one.
 
-    Exit codes: 0 every router behind kvbus is exact, 1 a router is not, 130 ended in the middle of a repair.
+    Exit codes: 0 every router behind kvbus is exact, 1 a router is not, 130 ended while kvbus was down.
     """  # noqa: D301 - \b is click's: keep these lines as they are
     # imported on use, to keep `kvbus --help` fast
-    from rich.console import Console  # noqa: PLC0415
-
-    from kvbus.tools.demo.screen import play  # noqa: PLC0415
+    from kvbus.tools.demo.show import play  # noqa: PLC0415
+    from kvbus.tools.terminal import PipeConsole  # noqa: PLC0415
 
     exact: bool | None = None
 
@@ -58,8 +62,10 @@ def command(*, seconds: float, seed: int, plain: bool) -> None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, stop.set)
         short = len(tempfile.gettempdir()) < _MAX_DIRECTORY
         with tempfile.TemporaryDirectory(prefix="kvbus-demo-", dir=None if short else "/tmp") as directory:  # noqa: S108
-            exact = await play(Console(), click.echo, directory, stop, seconds=seconds, seed=seed, plain=plain)
+            exact = await play(PipeConsole(), directory, stop, seconds)
 
     run_until_signal(session)
-    if not exact:
+    if exact:
+        click.echo(NEXT_STEPS)
+    else:
         raise click.exceptions.Exit(ExitCode.INTERRUPTED if exact is None else ExitCode.FOUND)

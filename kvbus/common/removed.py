@@ -33,6 +33,8 @@ COMMANDS: Final[Mapping[str, str]] = {
     "conform router --score-url": "use --driver with a program that asks the URL",
     "conform router --view-command": "use --driver with a program that runs the command",
     "demo --curve": "use `kvbus run` with curve_secret_key_file (see SECURITY.md)",
+    "demo --plain": "use `kvbus demo | cat`",
+    "demo --seed": "leave it out: the engines' requests are the same each time",
     "dump --snapshot": "use --snapshot-endpoint",
     "play --delay": "use --subscribers, which waits until a router is there",
     "play --wait": "use --subscribers, which waits until a router is there",

@@ -44,6 +44,14 @@ UNICODE: Final = Glyphs()
 ASCII: Final = Glyphs("-->", "*", "=", "#", ".", "!", "+", "X", "v", "^", " .:-=+*%#")
 
 
+class PipeConsole(Console):
+    """A console that raises BrokenPipeError if the reader of its output is gone."""
+
+    def on_broken_pipe(self) -> None:
+        """Leave the exit code to the program."""
+        raise BrokenPipeError
+
+
 def glyphs_for(console: Console) -> Glyphs:
     """Return the signs that a console can show."""
     return UNICODE if console.encoding.lower().startswith("utf") else ASCII

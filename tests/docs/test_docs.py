@@ -35,8 +35,7 @@ from kvbus.core.types import MEDIA, Filtered, Reason
 from kvbus.core.wire.frames import ReplayRequest
 from kvbus.core.wire.profiles import PROFILES
 from kvbus.state import sqlite as marks
-from kvbus.tools.demo.screen import render_verdict
-from kvbus.tools.demo.show import Row, Verdict
+from kvbus.tools.demo.show import Row, render_verdict
 from kvbus.tools.sim.dialects import DIALECTS
 from kvbus.tools.terminal import UNICODE
 from tests.docs import measured, phases, routers
@@ -330,12 +329,12 @@ class TestReadme:
         """Its figures are of one real run; layout, words and sums are the code's."""
         (shown,) = re.findall(r"(╭─  verdict: .+?╯\n)", README, re.DOTALL)
         found = re.findall(r"│ (router-\w|no kvbus) +([\d,]+) +([\d,]+) +([\d,]+) +[✓✗] +│", shown)
-        rows = tuple(Row(name, name != "no kvbus", True, *map(number, counts)) for name, *counts in found)
+        rows = tuple(Row(name, name == "no kvbus", *map(number, counts)) for name, *counts in found)
         assert len(rows) == 3
-        (engines,) = {row.blocks for row in rows if row.behind_kvbus}
+        (engines,) = {row.blocks for row in rows if not row.direct}
         direct = rows[-1]
-        assert direct.blocks - direct.dead + direct.missing == engines
+        assert (direct.blocks or 0) - direct.dead + direct.missing == engines
         drawn = io.StringIO()
-        verdict = Verdict(rows, engines, exact=not any(row.wrong for row in rows if row.behind_kvbus))
-        Console(file=drawn, width=84, color_system=None).print(render_verdict(verdict, UNICODE))
+        exact = not any(row.wrong for row in rows if not row.direct)
+        Console(file=drawn, width=84, color_system=None).print(render_verdict(rows, engines, exact, UNICODE))
         assert drawn.getvalue() == shown

@@ -1,66 +1,47 @@
-"""The show: the engines, kvbus and the routers, what happens to them, and the verdict."""
+"""The show: what happens to the engines, kvbus and the routers, how it is drawn, and the verdict."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
-from collections import deque
-from dataclasses import dataclass
-from enum import Enum
-from typing import TYPE_CHECKING, Final
+from collections import defaultdict, deque
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from kvbus.tools.demo.stage import CAST, Bus, DirectRouter, Engine, Router, pause
+from rich.console import Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from kvbus.tools.demo.stage import Bus, Engine, Router, pause
+from kvbus.tools.terminal import Glyphs, counted, glyphs_for, panel, plain_table
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Callable, Sequence
 
-LAP_SECONDS: Final = 24.0
-"""Length of one round of events. A shorter show has one round in its time; a longer one repeats it."""
+    from rich.console import Console
+    from rich.panel import Panel
+
+CAST: Final = (
+    ("vllm-a", "vllm-0.33", 12.0, 400),
+    ("vllm-b", "vllm-0.33", 11.0, 400),
+    ("sglang", "sglang-0.5.23", 9.0, 500),
+)
+"""Of each engine: its name, the release it imitates, its batches per second, its cache in blocks."""
 REPAIR_SECONDS: Final = 10.0
 """Time that kvbus has to repair a fault."""
 
 _LOST_BATCHES: Final = 5
-_DOWN_SECONDS: Final = 1.5
 _SAMPLE_SECONDS: Final = 0.25
-_RATE_SAMPLES: Final = 9
+_STYLES: Final = {"fault": "yellow", "kvbus": "green", "no kvbus": "red", "WRONG": "red bold"}
+_LEGEND: Final = Text(" missing: only the engine has the block. dead: only the router has it ", "dim")
 
 
-class Tone(Enum):
-    """Who a line of the story is about."""
-
-    SCENE = "scene"
-    FAULT = "fault"
-    KVBUS = "kvbus"
-    DIRECT = "no kvbus"
-    WRONG = "WRONG"
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One event of the story, ``at`` seconds after the start."""
-
-    at: float
-    tone: Tone
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One router compared with the caches of the engines.
-
-    Attributes:
-        name: name of the router.
-        behind_kvbus: False for the router that reads the engines itself.
-        started: whether it runs.
-        blocks: blocks that it holds.
-        missing: blocks that only the engines have.
-        dead: blocks that only the router has.
-    """
+class Row(NamedTuple):
+    """One router compared with the caches of the engines. ``blocks`` is what it holds, None before it starts."""
 
     name: str
-    behind_kvbus: bool
-    started: bool
-    blocks: int = 0
+    direct: bool
+    blocks: int | None = None
     missing: int = 0
     dead: int = 0
 
@@ -70,80 +51,46 @@ class Row:
         return self.missing + self.dead
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """The end of the show. ``exact`` is None if Ctrl-C came too early, or in the middle of a repair."""
-
-    rows: tuple[Row, ...]
-    engine_blocks: int
-    exact: bool | None
-
-    def sentences(self) -> list[str]:
-        """Return the verdict in plain words. Its last sentence is about ``exact``."""
-        judged = [row for row in self.rows if row.behind_kvbus]
-        said = []
-        for row in self.rows:
-            if not row.behind_kvbus:
-                said.append(f"Without kvbus, a router has {row.missing:,} blocks missing and {row.dead:,} dead blocks.")
-            elif row.wrong:
-                said.append(f"{row.name} has {row.missing:,} blocks missing and {row.dead:,} dead blocks.")
-        if self.exact is None:
-            said.append("No verdict: the demo was ended in the middle of a repair, or before an engine had a block.")
-        elif self.exact:
-            who = " and ".join(row.name for row in judged)
-            have = "holds" if len(judged) == 1 else "hold"
-            said.append(f"EXACT: {who} {have} the {self.engine_blocks:,} blocks of the engines' caches, and no other.")
-        else:
-            said.append("NOT EXACT: a router behind kvbus differs from the engines' caches.")
-        return said
-
-
 class Show:
-    """Everything on the stage. Call `play` once, and `close` in any case.
+    """Everything that the demo runs. Call `play` once, and `close` in any case.
 
     Args:
-        seconds: its length; infinity for an endless show.
-        seed: seed of the engines' requests.
+        seconds: its length.
         directory: a temporary directory, for the sockets and for kvbus.
-        tell: called with each line of the story.
+        say: called with each event of the story: who it is about (``scene`` or a key of `_STYLES`), and what happened.
         stop: set it to end the show early.
     """
 
-    def __init__(
-        self, seconds: float, seed: int, directory: str, tell: Callable[[Line], None], stop: asyncio.Event
-    ) -> None:
+    def __init__(self, seconds: float, directory: str, say: Callable[[str, str], None], stop: asyncio.Event) -> None:
         self.seconds: Final = seconds
-        self.engines: Final = [
-            Engine(*actor, seed=seed + number, directory=directory) for number, actor in enumerate(CAST)
-        ]
+        self.engines: Final = [Engine(*each, seed, directory) for seed, each in enumerate(CAST)]
         self.bus: Final = Bus(self.engines, directory)
-        engines = {each.name: (each.endpoint, each.replay_endpoint) for each in self.engines}
         self.early: Final = Router("router-a", self.bus.streams)
         self.late: Final = Router("router-b", self.bus.streams)
-        self.direct: Final = DirectRouter("no kvbus", engines)
-        self.routers: Final = (self.early, self.late, self.direct)
-        self.rows: list[Row] = []
-        self.history: Final[dict[str, deque[int | None]]] = {each.name: deque(maxlen=400) for each in self.routers}
-        """Wrong blocks of each router, newest last; None where it did not run."""
-        self._counts: deque[tuple[float, dict[str, int]]] = deque(maxlen=_RATE_SAMPLES)
+        self.direct: Final = Router("no kvbus", {each.name: each.endpoints for each in self.engines}, direct=True)
+        self.history: Final[dict[str, deque[int | None]]] = defaultdict(lambda: deque(maxlen=400))
+        """Wrong blocks of each router, newest last; None before it starts."""
         self._clock: Final = asyncio.get_running_loop().time
         self._begin = self._clock()
-        self._tell: Final = tell
+        self._say: Final = say
         self._stop: Final = stop
-        self._repairing = False
-        self.sample()
 
+    @property
     def elapsed(self) -> float:
         """Seconds since the start."""
         return self._clock() - self._begin
 
-    def rate(self, name: str) -> float:
-        """Return the batches per second of an engine or of ``kvbus``, over the last two seconds."""
-        (then, before), (now, after) = self._counts[0], self._counts[-1]
-        return max(0, after[name] - before[name]) / (now - then) if now > then else 0.0
+    def rows(self) -> list[Row]:
+        """Compare each router with the engines now."""
+        rows = []
+        for router in (self.early, self.late, self.direct):
+            blocks = sum(len(view) for view in router.views.values()) if router.views else None
+            wrong = router.wrong(self.engines) if router.views else (0, 0)
+            rows.append(Row(router.name, router.direct, blocks, *wrong))
+        return rows
 
-    async def play(self, group: asyncio.TaskGroup) -> Verdict:
-        """Play, and compare all routers with the engines at the end.
+    async def play(self, group: asyncio.TaskGroup) -> bool | None:
+        """Play to the end, and return whether the routers behind kvbus are exact; None if kvbus does not run then.
 
         Raises:
             BusError: ``kvbus run`` did not start.
@@ -151,141 +98,209 @@ class Show:
         """
         for engine in self.engines:
             engine.open()
-        background = [group.create_task(self.bus.watch())]
         await self.bus.start()
         quiet = asyncio.Event()
         self.early.start(group)
         self.direct.start(group)
         serving = [group.create_task(engine.serve(quiet)) for engine in self.engines]
         self._begin = self._clock()
-        background.append(group.create_task(self._sampling()))
-        self._say(Tone.SCENE, "engines, kvbus and router-a run; `no kvbus` reads the engines")
-        await self._play(group)
-        await pause(min(self.seconds, 1e9) - self.elapsed(), self._stop)
+        self._say("scene", "engines, kvbus and router-a run; `no kvbus` reads the engines")
+        start_late = partial(self._start_late, group)
+        for at, act in ((0.12, self._lose), (0.30, start_late), (0.48, self._crash), (0.66, self._kill)):
+            await pause(at * self.seconds - self.elapsed, self._stop)
+            if not self._stop.is_set():
+                await act()
+        await pause(self.seconds - self.elapsed, self._stop)
         quiet.set()
         await asyncio.gather(*serving)
-        interrupted = self._stop.is_set() and self._repairing
-        within = None if not interrupted else 0.5 if self.bus.up else 0.0
-        exact: bool | None = await self._until(self._exact, within, even_if_stopped=True) is not None
-        for task in background:
-            task.cancel()
-        self.sample()
-        blocks = sum(len(engine.blocks) for engine in self.engines)
-        if not blocks or (interrupted and not exact):
-            exact = None
-        return Verdict(tuple(row for row in self.rows if row.started), blocks, exact)
+        if not self.bus.sources or not any(engine.blocks for engine in self.engines):
+            return None
+        return await self._until(self._is_exact) is not None
+
+    async def sample(self) -> None:
+        """Read kvbus's counters, and add the wrong blocks of each router to the history."""
+        if self.bus.sources:
+            await self.bus.read()
+        for row in self.rows():
+            self.history[row.name].append(None if row.blocks is None else row.wrong)
 
     async def close(self) -> None:
         """Stop the routers, end kvbus, and close the engines."""
-        for router in self.routers:
+        for router in (self.early, self.late, self.direct):
             await router.stop()
         await self.bus.kill()
         for engine in self.engines:
             engine.close()
 
-    def sample(self) -> None:
-        """Compare the routers with the engines now, for the screen."""
-        self.rows = list(map(self._row, self.routers))
-        for row in self.rows:
-            self.history[row.name].append(row.wrong if row.started else None)
-        counts = {engine.name: engine.published for engine in self.engines} | {"kvbus": self.bus.total("batches")}
-        self._counts.append((self._clock(), counts))
-
-    async def _sampling(self) -> None:
-        while True:
-            await asyncio.sleep(_SAMPLE_SECONDS)
-            self.sample()
-
-    async def _play(self, group: asyncio.TaskGroup) -> None:
-        lap = min(LAP_SECONDS, self.seconds)
-        acts: tuple[tuple[float, Callable[[asyncio.TaskGroup], Awaitable[None]]], ...] = (
-            (0.12, self._lose), (0.30, self._start_late), (0.48, self._crash), (0.66, self._kill),
-        )  # fmt: skip
-        for number in itertools.count():
-            for at, act in acts:
-                begin = (number + at) * lap
-                if number and begin + lap / 4 > self.seconds:
-                    return
-                await pause(begin - self.elapsed(), self._stop)
-                if self._stop.is_set():
-                    return
-                self._repairing = True
-                await act(group)
-                if self._stop.is_set():
-                    return  # it is still in the middle of the repair
-                self._repairing = False
-
-    async def _lose(self, _: asyncio.TaskGroup) -> None:
+    async def _lose(self) -> None:
         engine = self.engines[-1]
-        self._say(Tone.FAULT, f"the network loses {_LOST_BATCHES} batches of {engine.name}")
-        engine.lose(_LOST_BATCHES)
+        self._say("fault", f"the network loses {_LOST_BATCHES} batches of {engine.name}")
+        engine.losing = _LOST_BATCHES
         await self._until(lambda: not engine.losing)
-        if await self._repaired("gap seen, lost batches fetched"):
-            self._say_direct()
+        await self._repair("gap seen, lost batches fetched")
+        self._say_direct()
 
     async def _start_late(self, group: asyncio.TaskGroup) -> None:
-        again = self.late.started
-        await self.late.stop()
+        self._say("scene", f"{self.late.name} starts late and holds no block yet")
         self.late.start(group)
-        happened = "restarts and holds no block" if again else "starts late and holds no block yet"
-        self._say(Tone.FAULT if again else Tone.SCENE, f"{self.late.name} {happened}")
-        await self._repaired(f"{self.late.name} got all of the past")
+        await self._repair(f"{self.late.name} got all of the past")
 
-    async def _crash(self, _: asyncio.TaskGroup) -> None:
+    async def _crash(self) -> None:
         engine = self.engines[0]
-        self._say(
-            Tone.FAULT, f"{engine.name} crashes and restarts: all {len(engine.blocks):,} blocks of its cache are gone"
-        )
+        blocks = len(engine.blocks)
+        self._say("fault", f"{engine.name} crashes and restarts: all {blocks:,} blocks of its cache are gone")
         engine.crash()
-        if await self._repaired("restart seen, dead blocks cleared"):
-            self._say_direct()
+        await self._repair("restart seen, dead blocks cleared")
+        self._say_direct()
 
-    async def _kill(self, _: asyncio.TaskGroup) -> None:
-        self._say(Tone.FAULT, "kvbus itself is killed (SIGKILL); engines and routers go on")
+    async def _kill(self) -> None:
+        self._say("fault", "kvbus itself is killed (SIGKILL); engines and routers go on")
         restarts = self.early.restarts + self.late.restarts
         await self.bus.kill()
-        await pause(min(_DOWN_SECONDS, self.seconds / 10), self._stop)
+        await pause(min(1.5, self.seconds / 10), self._stop)
         if self._stop.is_set():
             return
         await self.bus.start()
-        self._say(Tone.SCENE, "kvbus runs again")
-        repaired = await self._repaired("caught up with the engines")
-        if repaired and restarts == self.early.restarts + self.late.restarts:
-            self._say(Tone.KVBUS, "no router noticed the restart, none had to rebuild")
+        self._say("scene", "kvbus runs again")
+        await self._repair("caught up with the engines")
+        if restarts == self.early.restarts + self.late.restarts:
+            self._say("kvbus", "no router noticed the restart, none had to rebuild")
 
-    async def _repaired(self, how: str) -> bool:
-        took = await self._until(self._exact)
-        if took is not None:
-            self._say(Tone.KVBUS, f"{how}: exact after {1000 * took:.0f} ms")
-        elif not self._stop.is_set():
-            self._say(Tone.WRONG, f"the routers behind kvbus are not exact after {REPAIR_SECONDS:.0f} s")
-        return took is not None
+    async def _repair(self, how: str) -> None:
+        seconds = await self._until(self._is_exact)
+        if seconds is None:
+            self._say("WRONG", f"the routers behind kvbus are not exact after {REPAIR_SECONDS:g} s")
+        else:
+            self._say("kvbus", f"{how}: exact after {1000 * seconds:.0f} ms")
 
     def _say_direct(self) -> None:
-        row = self._row(self.direct)
-        self._say(Tone.DIRECT, f"the router without kvbus has {row.missing:,} blocks missing and {row.dead:,} dead")
+        missing, dead = self.direct.wrong(self.engines)
+        self._say("no kvbus", f"the router without kvbus has {missing:,} blocks missing and {dead:,} dead")
 
-    def _row(self, router: Router) -> Row:
-        if not router.started:
-            return Row(router.name, router.behind_kvbus, started=False)
-        missing, dead = router.wrong(self.engines)
-        return Row(router.name, router.behind_kvbus, True, router.blocks, missing, dead)
+    def _is_exact(self) -> bool:
+        return bool(self.bus.sources) and not any(
+            router.wrong(self.engines) != (0, 0) for router in (self.early, self.late) if router.views
+        )
 
-    def _exact(self) -> bool:
-        judged: Iterable[Router] = (router for router in (self.early, self.late) if router.started)
-        return self.bus.up and all(router.wrong(self.engines) == (0, 0) for router in judged)
-
-    async def _until(
-        self, holds: Callable[[], bool], within: float | None = None, *, even_if_stopped: bool = False
-    ) -> float | None:
-        """Wait until a condition holds, and return the seconds; None if it does not in time, or the show is stopped."""
+    async def _until(self, holds: Callable[[], bool]) -> float | None:
+        """Wait until a condition holds, and return the seconds; None if it does not within `REPAIR_SECONDS`."""
         begin = self._clock()
-        end = begin + (REPAIR_SECONDS if within is None else within)
         while not holds():
-            if self._clock() > end or (self._stop.is_set() and not even_if_stopped):
+            if self._clock() > begin + REPAIR_SECONDS:
                 return None
             await asyncio.sleep(0.03)
         return self._clock() - begin
 
-    def _say(self, tone: Tone, text: str) -> None:
-        self._tell(Line(self.elapsed(), tone, text))
+
+def render(show: Show, width: int, glyphs: Glyphs) -> Group:
+    """Draw the show as it is now, at least 80 columns wide."""
+    title = Text.assemble((" kvbus demo ", "reverse bold"), (f" {show.elapsed:4.0f} s of {show.seconds:g}", "dim"))
+    head = Table.grid(expand=True)
+    head.add_column()
+    head.add_column(justify="right")
+    head.add_row(title, Text.assemble(("status page ", "dim"), (f"{show.bus.url}/", "underline")))
+    engines = plain_table()
+    for name in ("", "imitates", "blocks", "batches"):
+        engines.add_column(name, justify="right" if name.startswith("b") else "left", no_wrap=True)
+    for engine in show.engines:
+        engines.add_row(Text(engine.name, "bold"), engine.dialect, f"{len(engine.blocks):,}", f"{engine.published:,}")
+    bus = plain_table()
+    up = bool(show.bus.sources)
+    bus.add_column(Text(f"{glyphs.dot} running", "green bold") if up else Text(f"{glyphs.bad} down", "red bold"))
+    bus.add_column(justify="right")
+    bus.add_row("batches relayed", f"{show.bus.total('batches'):,}")
+    bus.add_row("lost batches fetched", counted(show.bus.total("recovered"), "green"))
+    bus.add_row("engine restarts seen", counted(show.bus.total("restarts"), "green"))
+    top = Table.grid(expand=True)
+    top.add_column(ratio=3)
+    top.add_column(ratio=2)
+    top.add_row(panel(engines, f"engines {glyphs.arrow}", "cyan"), panel(bus, f"kvbus {glyphs.arrow}", "yellow"))
+    most = max((value or 0 for values in show.history.values() for value in values), default=0)
+    charts = [_chart(list(values)[-(width - 46) :], most, glyphs) for values in show.history.values()]
+    return Group(head, top, panel(_routers(show.rows(), glyphs, charts), "routers", "green", _LEGEND))
+
+
+def render_verdict(rows: Sequence[Row], blocks: int, exact: bool | None, glyphs: Glyphs) -> Panel:
+    """Draw how the show ended: ``exact`` is what `Show.play` returned, ``blocks`` the size of the engines' caches."""
+    rows = [row for row in rows if row.blocks is not None]
+    said = []
+    for row in rows:
+        if row.direct or row.wrong:
+            who = "Without kvbus, a router" if row.direct else row.name
+            said.append(f"{who} has {row.missing:,} blocks missing and {row.dead:,} dead blocks.")
+    names = [row.name for row in rows if not row.direct]
+    have = f"{' and '.join(names)} {'holds' if len(names) == 1 else 'hold'}"
+    last, colour = {
+        True: (f"EXACT: {have} the {blocks:,} blocks of the engines' caches, and no other.", "green"),
+        False: ("NOT EXACT: a router behind kvbus differs from the engines' caches.", "red"),
+        None: ("No verdict: the demo was ended while kvbus was down, or before an engine had a block.", "yellow"),
+    }[exact]
+    body = Group(_routers(rows, glyphs), Text(), *said, Text(last, f"{colour} bold"))
+    return panel(body, "verdict: each router against the engines' own caches", colour)
+
+
+def _routers(rows: Sequence[Row], glyphs: Glyphs, charts: Sequence[Text] = ()) -> Table:
+    table = plain_table(expand=False)
+    for name in ("", "blocks", "missing", "dead", ""):
+        table.add_column(name, justify="right" if name else "left", no_wrap=True)
+    if charts:
+        table.add_column("wrong blocks over time", no_wrap=True)
+    for row, *chart in zip(rows, *([charts] if charts else []), strict=True):
+        who = Text(row.name, "bold")
+        if row.blocks is None:
+            table.add_row(who, Text("later", "dim"), "", "", "", *chart)
+        else:
+            sign = Text(glyphs.bad, "red bold") if row.wrong else Text(glyphs.good, "green bold")
+            wrong = (counted(count, "red bold") for count in (row.missing, row.dead))
+            table.add_row(who, f"{row.blocks:,}", *wrong, sign, *chart)
+    return table
+
+
+def _chart(values: Sequence[int | None], most: int, glyphs: Glyphs) -> Text:
+    chart = Text()
+    for value in values:
+        level = 0 if value is None else 1 if value == 0 else 2 + value * (len(glyphs.levels) - 3) // most
+        chart.append(glyphs.levels[level], "red" if value else "green")
+    return chart
+
+
+async def play(console: Console, directory: str, stop: asyncio.Event, seconds: float) -> bool | None:
+    """Play the show on a console, and return what `Show.play` returns. The story scrolls above the drawing.
+
+    Args:
+        console: a terminal. A file or a pipe gets the story and the verdict alone.
+        directory: a temporary directory.
+        stop: set it to end the show early.
+        seconds: length of the show.
+
+    Raises:
+        BusError: ``kvbus run`` did not start.
+    """
+    glyphs = glyphs_for(console)
+
+    def say(who: str, text: str) -> None:
+        line = Text.assemble((f"{show.elapsed:5.1f}  ", "dim"), (f"{who:8}  {text}", _STYLES.get(who, "")))
+        console.print(line, soft_wrap=True)
+
+    async def draw(live: Live) -> None:
+        while True:
+            await show.sample()
+            live.update(render(show, console.width, glyphs), refresh=True)
+            await asyncio.sleep(_SAMPLE_SECONDS)
+
+    show = Show(seconds, directory, say, stop)
+    # the event loop draws: a thread could draw while the state changes
+    try:
+        with Live(console=console, transient=True, auto_refresh=False) as live:
+            async with asyncio.TaskGroup() as group:
+                drawing = group.create_task(draw(live))
+                try:
+                    exact = await show.play(group)
+                    rows, blocks = show.rows(), sum(len(engine.blocks) for engine in show.engines)
+                finally:
+                    drawing.cancel()
+                    await show.close()
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    console.print(render_verdict(rows, blocks, exact, glyphs))
+    return exact

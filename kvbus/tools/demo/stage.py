@@ -1,4 +1,4 @@
-"""What is on the stage of the demo: simulated engines, ``kvbus run`` in a process of its own, and routers."""
+"""The programs in the demo: simulated engines, ``kvbus run`` in a process of its own, and routers."""
 
 from __future__ import annotations
 
@@ -27,13 +27,7 @@ if TYPE_CHECKING:
 
     from kvbus.client import Update
 
-
-CAST: Final = (
-    ("vllm-a", "vllm-0.33", 12.0, 400),
-    ("vllm-b", "vllm-0.33", 11.0, 400),
-    ("sglang", "sglang-0.5.23", 9.0, 500),
-)
-"""Of each engine: its name, the release it imitates, its batches per second, its cache in blocks."""
+_START_SECONDS: Final = 30.0
 
 Key = tuple[int | None, str, int | str]
 """(group, medium, hash). A hash of bytes is a hex string."""
@@ -59,48 +53,23 @@ class Engine:
 
     def __init__(self, name: str, dialect: str, rate: float, blocks: int, seed: int, directory: str) -> None:
         self.name: Final = name
-        self.rate: Final = rate
-        self.endpoint: Final = f"ipc://{directory}/{name}"
-        self.replay_endpoint: Final = f"{self.endpoint}-replay"
+        self.dialect: Final = dialect
+        self.endpoints: Final = (f"ipc://{directory}/{name}", f"ipc://{directory}/{name}-replay")
+        self.published = 0
+        self.losing = 0  # batches that the network still has to lose; the engine keeps them for a replay
+        self.blocks: set[Key] = set()
+        self._rate = rate
         jobs = synthetic(seed, turn_tokens=96, output_tokens=96, max_tokens=2048)
         self._cache = SimEngine(dialect, jobs, options=EngineOptions(blocks=blocks, max_running=6))
-        self._publisher = EnginePublisher(
-            self.endpoint, self.replay_endpoint, bind=True, framing=self._cache.dialect.framing
-        )
-        self.published = 0
-        """Batches published so far, over all restarts."""
-        self._to_lose = 0
-        self._known: set[Key] | None = None
-
-    @property
-    def losing(self) -> bool:
-        """Whether batches are still to be lost."""
-        return self._to_lose > 0
-
-    @property
-    def blocks(self) -> set[Key]:
-        """The blocks in the engine's own cache."""
-        if self._known is None:
-            self._known = {(it["group_idx"], medium_key(it["medium"]) or "", it["hash"]) for it in self._cache.truth()}
-        return self._known
-
-    def open(self) -> None:
-        """Bind the sockets."""
-        self._publisher.start()
-
-    def close(self) -> None:
-        """Close the sockets."""
-        self._publisher.close()
-
-    def lose(self, batches: int) -> None:
-        """Lose the next batches on the network. The engine still keeps them for a replay."""
-        self._to_lose = batches
+        self._publisher = EnginePublisher(*self.endpoints, bind=True, framing=self._cache.dialect.framing)
+        self.open = self._publisher.start
+        self.close = self._publisher.close
 
     def crash(self) -> None:
         """Restart with an empty cache, and number batches from 0 again."""
         self._publisher.restart()
         self._cache.restart()
-        self._known = None
+        self.blocks = set()
 
     async def serve(self, quiet: asyncio.Event) -> None:
         """Publish batches until ``quiet`` is set. Begin when kvbus and the direct router are connected."""
@@ -108,16 +77,12 @@ class Engine:
             await pause(0.01, quiet)
         while not quiet.is_set():
             payload = self._cache.step(time.time())
-            if payload is not None:  # the workload is endless
-                self._publisher.publish(payload, live=not self._to_lose)
+            if payload is not None:
+                self._publisher.publish(payload, live=not self.losing)
                 self.published += 1
-            self._to_lose = max(0, self._to_lose - 1)
-            self._known = None
-            await pause(1 / self.rate, quiet)
-
-
-_START_SECONDS: Final = 30.0
-_POLL_SECONDS: Final = 0.2
+            self.losing = max(0, self.losing - 1)
+            self.blocks = {(it["group_idx"], medium_key(it["medium"]) or "", it["hash"]) for it in self._cache.truth()}
+            await pause(1 / self._rate, quiet)
 
 
 class BusError(KvbusError):
@@ -137,37 +102,21 @@ class Bus:
     def __init__(self, engines: Sequence[Engine], directory: str) -> None:
         with socket.create_server(("127.0.0.1", 0)) as probe:
             self.url: Final = f"http://127.0.0.1:{probe.getsockname()[1]}"
-        self.sources: list[dict[str, Any]] = []
-        """The newest answer of ``/sources``; empty while kvbus is down."""
+        self.sources: list[dict[str, Any]] = []  # the newest answer of /sources; empty while kvbus is down
         self._process: asyncio.subprocess.Process | None = None
         self._directory: Final = Path(directory)
-        endpoint = f"ipc://{directory}/kvbus"
-        self.streams: Final = {
-            engine.name: (f"{endpoint}-{stream}", f"{endpoint}-replay-{stream}")
-            for stream, engine in enumerate(engines)
+        live, replay = f"ipc://{directory}/kvbus-", f"ipc://{directory}/kvbus-replay-"
+        self.streams: Final = {each.name: (f"{live}{n}", f"{replay}{n}") for n, each in enumerate(engines)}
+        configuration = {
+            "http": self.url.removeprefix("http://"),
+            "state_dir": f"{directory}/state",
+            "sources": [
+                {"name": each.name, "endpoint": each.endpoints[0], "replay_endpoint": each.endpoints[1]}
+                for each in engines
+            ],
+            "outputs": [{"name": "routers", "endpoint": live + "{rank}", "replay_endpoint": replay + "{rank}"}],
         }
-        """The live and the replay endpoint for routers, by engine."""
-        sources = [
-            {"name": each.name, "endpoint": each.endpoint, "replay_endpoint": each.replay_endpoint} for each in engines
-        ]
-        output = {"name": "routers", "endpoint": endpoint + "-{rank}", "replay_endpoint": endpoint + "-replay-{rank}"}
-        self._file: Final = self._directory / "kvbus.yaml"
-        # JSON is YAML
-        self._file.write_text(
-            json.dumps(
-                {
-                    "http": self.url.removeprefix("http://"),
-                    "state_dir": f"{directory}/state",
-                    "sources": sources,
-                    "outputs": [output],
-                }
-            )
-        )
-
-    @property
-    def up(self) -> bool:
-        """Whether kvbus runs and answers."""
-        return bool(self.sources)
+        (self._directory / "kvbus.yaml").write_text(json.dumps(configuration))  # JSON is YAML
 
     def total(self, count: str) -> int:
         """Return one of the counts of ``/sources``, summed over the engines."""
@@ -184,65 +133,53 @@ class Bus:
         with log.open("w") as errors:
             # in a session of its own: a Ctrl-C is for the demo alone, which then ends this process
             self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "kvbus", "run", str(self._file)),
+                *(sys.executable, "-m", "kvbus", "run", str(self._directory / "kvbus.yaml")),
                 stdin=asyncio.subprocess.DEVNULL, stdout=errors, stderr=errors, env=env, start_new_session=True,
             )  # fmt: skip
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_START_SECONDS):
-                while self._process.returncode is None and not self.up:  # noqa: ASYNC110 - `watch` sets no event
+                while self._process.returncode is None and not self.sources:
+                    await self.read()
                     await asyncio.sleep(0.02)
-        if not self.up:
+        if not self.sources:
             raise BusError("kvbus run did not start: " + " ".join(log.read_text().splitlines()[-1:]))
 
     async def kill(self) -> None:
         """Kill the process with SIGKILL, and wait for its end."""
-        if self._process is not None:
+        process, self._process, self.sources = self._process, None, []
+        if process is not None:
             with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
-            await self._process.wait()
-            self._process = None
-        self.sources = []
+                process.kill()
+            await process.wait()
 
-    async def watch(self) -> None:
-        """Read ``/sources`` again and again, until cancelled."""
-        async with Login().session() as session:
-            while True:
-                process, answer = self._process, []
-                with contextlib.suppress(NoAnswerError):
-                    async with asking(self.url, 2.0):
-                        body, _ = await get(session, f"{self.url}/sources")
-                        answer = json.loads(body)
-                self.sources = answer if process is self._process and process is not None else []
-                await asyncio.sleep(_POLL_SECONDS if self.up else 0.05)
+    async def read(self) -> None:
+        """Read ``/sources``."""
+        process, answer = self._process, b"[]"
+        with contextlib.suppress(NoAnswerError):
+            async with asking(self.url, 2.0), Login().session() as session:
+                answer, _ = await get(session, f"{self.url}/sources")
+        if process is self._process is not None:  # else kvbus was killed, or started again, since the question
+            self.sources = json.loads(answer)
 
 
 class Router:
-    """A router that follows kvbus with the client library.
+    """A router that follows streams with the client library.
 
     Args:
         name: its name on the screen.
         streams: the live and the replay endpoint, by engine.
+        direct: the streams are the engines' own, and the router reads them in the way of llm-d-kv-cache 0.9.0
+            (docs/INTEROP.md). It asks for no replay and looks at no sequence number, so it notices neither a lost
+            batch nor a restart. It counts copies of a block, so that only the faults make it wrong.
     """
 
-    behind_kvbus = True
-
-    def __init__(self, name: str, streams: Mapping[str, tuple[str, str]]) -> None:
+    def __init__(self, name: str, streams: Mapping[str, tuple[str, str]], *, direct: bool = False) -> None:
         self.name: Final = name
-        self.views: dict[str, BlockView] = {}
-        """The blocks of each engine; empty before it starts."""
+        self.direct: Final = direct
+        self.views: dict[str, BlockView] = {}  # the blocks of each engine; empty while it does not run
         self.restarts = 0
         self._streams: Final = streams
-        self._task: asyncio.Task[None] | None = None
-
-    @property
-    def started(self) -> bool:
-        """Whether it runs."""
-        return self._task is not None
-
-    @property
-    def blocks(self) -> int:
-        """The number of blocks that it holds."""
-        return sum(len(view) for view in self.views.values())
+        self._tasks: list[asyncio.Task[None]] = []
 
     def wrong(self, engines: Sequence[Engine]) -> tuple[int, int]:
         """Count the blocks that only the engines have (missing), and those that only the router has (dead)."""
@@ -258,56 +195,30 @@ class Router:
 
     def start(self, group: asyncio.TaskGroup) -> None:
         """Start without any block."""
-        self.views = {name: self.new_view() for name in self._streams}
+        self.views = {name: BlockView(copies=self.direct) for name in self._streams}
         self.restarts = 0
-        self._task = group.create_task(self._run())
+        self._tasks = [group.create_task(self.follow(name, *endpoints)) for name, endpoints in self._streams.items()]
 
     async def stop(self) -> None:
         """Stop, and forget all blocks."""
-        task, self._task = self._task, None
-        if task is not None:
+        for task in self._tasks:
             task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
-        self.views = {}
-
-    def new_view(self) -> BlockView:
-        """Return an empty view for a stream of kvbus."""
-        return BlockView()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks, self.views = [], {}
 
     async def follow(self, name: str, live: str, replay: str) -> None:
         """Apply the updates of one engine, until cancelled."""
-        async for update in Subscriber(live, replay):
-            self.apply(name, update)
-
-    def apply(self, name: str, update: Update) -> None:
-        """Apply one update."""
-        self.restarts += isinstance(update, Restarted)
-        self.views[name].update(update)
-
-    async def _run(self) -> None:
-        async with asyncio.TaskGroup() as group:
-            for name, (live, replay) in self._streams.items():
-                group.create_task(self.follow(name, live, replay))
-
-
-class DirectRouter(Router):
-    """A router that reads the engines themselves, in the way of llm-d-kv-cache 0.9.0 (docs/INTEROP.md).
-
-    It asks for no replay and looks at no sequence number, so it notices neither a lost batch nor a restart. It counts
-    copies of a block, so that only the faults make it wrong.
-    """
-
-    behind_kvbus = False
-
-    def new_view(self) -> BlockView:
-        """Return an empty view for a stream of an engine."""
-        return BlockView(copies=True)
-
-    async def follow(self, name: str, live: str, replay: str) -> None:  # noqa: ARG002 - it asks for no replay
-        """Apply what arrives, until cancelled."""
+        if not self.direct:
+            async for update in Subscriber(live, replay):
+                self.apply(name, update)
+            return
         async with RawSubscriber(live) as messages:
             async for topic, seq, payload in messages:
                 batch = decode_batch(payload)
                 if not isinstance(batch, Reason):
                     self.apply(name, Received(int.from_bytes(seq, "big"), topic, batch))
+
+    def apply(self, name: str, update: Update) -> None:
+        """Apply one update."""
+        self.restarts += isinstance(update, Restarted)
+        self.views[name].update(update)
