@@ -7,10 +7,9 @@ from typing import Any, Final
 
 from msgspec import Raw, UnsetType
 
-from kvbus.core.blocks.chains import PAUSE, chains, keys_of, tokens_of
 from kvbus.core.blocks.chunk import Chunk, raw_or_unset
 from kvbus.core.blocks.index import MAX_RUN, Index, TableKey, chunks_of
-from kvbus.core.blocks.live_order import Run, in_order, live_runs
+from kvbus.core.blocks.live_order import PAUSE, Run, chains, in_order, keys_of, live_runs, tokens_of
 from kvbus.core.types import Hash
 from kvbus.core.wire.codec import AnyEvent
 from kvbus.core.wire.encoding import extras_of, with_extras
@@ -42,10 +41,9 @@ def slices(index: Index, size: int, known: Sequence[Index] = ()) -> Iterator[lis
 def layout(index: Index, size: int, known: Sequence[Index] = ()) -> Iterator[Sequence[Piece]]:
     """What lists of exactly ``size`` blocks each hold, as routers count them; the last list may hold fewer.
 
-    Single blocks that follow one another are one event (:mod:`kvbus.core.blocks.chains`). An event that does not fit
-    into what is left of a list goes on in the next one. Blocks that are in one of the
-    indexes ``known`` are left out. An empty list is a pause: a large list takes tens of milliseconds, and the caller
-    has other work.
+    Single blocks that follow one another are one event (:func:`~kvbus.core.blocks.live_order.chains`). An event that
+    does not fit into the rest of a list goes on in the next list. Blocks in one of the indexes ``known`` are left out.
+    An empty list is a pause: a large list takes tens of milliseconds, and the caller has other work.
     """
     pieces: list[Piece] = []
     room = size

@@ -4,8 +4,8 @@ Kafka's guarantees for a compacted log, with blocks for keys: whoever reads from
 of every live block; the order holds within the snapshot (parents before children, one medium at a time); a seq never
 changes its place; and who keeps up with the head sees every batch as it was sent.
 
-A snapshot copies small tables and shares large ones (:mod:`kvbus.core.blocks.overlay`): the relay goes on changing
-its state, in a layer on top, while routers read the snapshot slice by slice at their own pace.
+A snapshot copies small tables and shares large ones (:meth:`~kvbus.core.blocks.index.Table.freeze`). The relay goes on
+changing its state, in a layer on top, while routers read the snapshot slice by slice at their own pace.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Final, Literal
 import msgspec
 
 from kvbus.core.blocks.announce import MOST_BLOCKS, Piece, StoreEventBuilder, layout, slices
-from kvbus.core.blocks.chains import PAUSE
 from kvbus.core.blocks.index import Index
+from kvbus.core.blocks.live_order import PAUSE
 from kvbus.core.wire.codec import AnyEvent
 from kvbus.core.wire.profiles import Wire, encode
 from kvbus.core.wire.schema import AllBlocksCleared

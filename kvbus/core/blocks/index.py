@@ -3,6 +3,10 @@
 Blocks that came in one event share one :class:`Chunk`. So a block costs a dictionary entry, its hash and the bytes of
 its tokens. Keys are ``(group_idx, medium)`` and then the hash: the same hash is in several groups with different block
 sizes (vLLM 0.20 and later), and on several media at once.
+
+A reader that needs the blocks as they are now freezes the tables. To copy a million entries would stop the event loop
+for some 20 ms. So a reader of a large table gets the dictionary itself, and further changes go to a :class:`Layer` on
+top of it. After the last reader has gone, the changes go into the dictionary.
 """
 
 from __future__ import annotations
@@ -15,7 +19,6 @@ from weakref import ref
 from msgspec import UNSET, Raw, structs
 
 from kvbus.core.blocks.chunk import Chunk, Meta, Rest, carried_bytes, meta_of
-from kvbus.core.blocks.overlay import Layer, merged
 from kvbus.core.types import Hash
 from kvbus.core.wire.schema import BlockStored
 
@@ -30,7 +33,68 @@ SMALL: Final = 150_000
 """Tables of fewer blocks are copied for a reader. That takes a millisecond or two, and a layer slows later changes."""
 
 MAX_LAYERS: Final = 4
-"""Layers over one table. Where one more would be needed, the table is copied."""
+"""Maximum number of layers over one table. A table with so many is copied for the next reader."""
+
+
+class Layer(MutableMapping[Hash, Chunk]):
+    """The entries of ``below``, with the changes made since. ``below`` does not change while the layer exists."""
+
+    __slots__ = ("_gone", "_length", "_new", "below")
+
+    def __init__(self, below: MutableMapping[Hash, Chunk]) -> None:
+        self.below = below
+        self._new: dict[Hash, Chunk] = {}
+        self._gone: set[Hash] = set()
+        """Keys of ``below`` that are hidden: removed, or in ``_new`` with another value."""
+        self._length = len(below)
+
+    def __getitem__(self, key: Hash) -> Chunk:
+        if key in self._new:
+            return self._new[key]
+        if key in self._gone:
+            raise KeyError(key)
+        return self.below[key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._new or (key not in self._gone and key in self.below)
+
+    def __setitem__(self, key: Hash, value: Chunk) -> None:
+        if key not in self:
+            self._length += 1
+        if key in self.below:
+            self._gone.add(key)
+        self._new[key] = value
+
+    def __delitem__(self, key: Hash) -> None:
+        if key in self._new:
+            del self._new[key]
+        elif key in self._gone or key not in self.below:
+            raise KeyError(key)
+        else:
+            self._gone.add(key)
+        self._length -= 1
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[Hash]:
+        yield from (key for key in self.below if key not in self._gone)
+        yield from self._new
+
+    def put_into(self, base: MutableMapping[Hash, Chunk]) -> None:
+        """Make the changes in ``base``, which holds the entries of ``below``."""
+        for key in self._gone:
+            base.pop(key, None)
+        base.update(self._new)
+
+
+def merged(top: MutableMapping[Hash, Chunk]) -> MutableMapping[Hash, Chunk]:
+    """Put the changes of all layers into the dictionary below them; return the dictionary."""
+    if not isinstance(top, Layer):
+        return top
+    base: MutableMapping[Hash, Chunk] = merged(top.below)
+    top.put_into(base)
+    return base
 
 
 class Table:

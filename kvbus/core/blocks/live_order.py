@@ -1,16 +1,40 @@
 """The order in which live blocks are announced: device first, one medium at a time, parents before children.
 
-A walk over the index finds this order, so nothing has to be kept for it. The index has blocks in the order in which
-they were stored. A parent that was stored again comes after its children there.
+A walk over the index finds this order (:func:`in_order`), so nothing has to be kept for it. The index has blocks in the
+order in which they were stored. A parent that was stored again comes after its children there.
+
+An engine that decodes stores block after block, for many requests side by side, so a block's parent is rarely the one
+announced just before it. :func:`chains` joins single blocks of one chain into one event. A run waits in a window until
+the next block of its chain comes. Runs leave in the order in which their first blocks came, so parents leave first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from msgspec import Raw
 
 from kvbus.core.blocks.chunk import Chunk
-from kvbus.core.blocks.index import Index, Table, TableKey, chunks_of
+from kvbus.core.blocks.index import MAX_RUN, Index, Table, TableKey, chunks_of
 from kvbus.core.types import DEVICE_MEDIUM, Hash
+from kvbus.core.wire.tokens import are_pairs, joined
+
+WINDOW: Final = 4096
+"""Maximum number of blocks that wait for the next block of their chain."""
+
+PAUSE: Final = 512
+"""Number of blocks, or of runs read, after which a reader pauses."""
+
+FEW: Final = 64
+"""Single blocks of a smaller table are not joined. An event of several blocks tells readers that its block size is
+real, and the size may not be known yet of an engine that has sent so few blocks."""
+
+_NO_LOOKAHEAD: Final = (None, b"\xc0")
+_ONE_KEY: Final = 0x91
+_KEYS: Final = (0xC0, 0x90, _ONE_KEY)
+"""First bytes of ``extra_keys`` of one block: null, an empty list, a list with an entry."""
 
 Run = tuple[TableKey, Chunk, int, int]
 """A table's key, and blocks ``[first, end)`` of one of its chunks."""
@@ -91,3 +115,84 @@ def live_runs(table: Table, chunk: Chunk) -> Iterator[tuple[int, int]]:
             first = None
     if first is not None:
         yield first, len(chunk.hashes)
+
+
+# -- chains of single blocks -----------------------------------------------------------------------------------------
+
+
+def chains(index: Index, runs: Iterable[Run]) -> Iterator[list[Run]]:
+    """Yield lists of runs: one run alone, or single blocks of one chain that fit into one event.
+
+    An empty list is a pause.
+    """
+    reblocked = any(table.refs or table.sub_blocks for table in index.tables.values())
+    waiting: deque[list[Run]] = deque()
+    blocks = 0
+    read = 0
+    """Number of runs since the last pause."""
+    ends: dict[Hash, list[Run]] = {}
+    """Lists that the next block of a chain can join, by their last block."""
+    last: TableKey | None = None
+    joins = False
+    for run in runs:
+        key, chunk, first, end = run
+        if key != last:
+            yield from waiting
+            waiting.clear()
+            ends.clear()
+            blocks, last = 0, key
+            # where blocks have other names on any medium, parents have to be looked up one by one
+            joins = not reblocked and len(index.tables[key].blocks) >= FEW
+        read += 1
+        if read == PAUSE:
+            read = 0
+            yield []
+        if joins and len(chunk.hashes) == 1 and chunk.rest is None and not chunk.hash_only:
+            chain = ends.pop(chunk.parent, None) if chunk.parent is not None else None
+            if chain is not None and len(chain) < MAX_RUN and _alike(chain[-1][1], chunk):
+                chain.append(run)
+            else:
+                chain = [run]
+                waiting.append(chain)
+            if len(chain) > 1 or _joins(chunk):
+                ends[chunk.hashes[0]] = chain
+        elif waiting:
+            waiting.append([run])
+        else:
+            yield [run]
+            continue
+        blocks += end - first
+        while blocks > WINDOW:
+            oldest = waiting.popleft()
+            ends.pop(oldest[-1][1].hashes[-1], None)
+            blocks -= sum(stop - start for _, _, start, stop in oldest)
+            yield oldest
+    yield from waiting
+
+
+def _joins(chunk: Chunk) -> bool:
+    """Whether a single block may be joined to others."""
+    meta, keys = chunk.meta, chunk.extra_keys
+    return (keys is None or keys[0] in _KEYS) and meta.lookahead in _NO_LOOKAHEAD and meta.block_size > 0
+
+
+def _alike(one: Chunk, other: Chunk) -> bool:
+    """Whether two single blocks fit into one event."""
+    return (
+        (one.meta is other.meta or one.meta == other.meta)
+        and (one.extra_keys or b"")[:1] == (other.extra_keys or b"")[:1]
+        and are_pairs(one.tokens) == are_pairs(other.tokens)
+    )
+
+
+def tokens_of(chain: Sequence[Chunk]) -> Raw:
+    """Return the tokens of single blocks that follow one another."""
+    return Raw(joined([chunk.tokens for chunk in chain], len(chain) * chain[0].block_size))
+
+
+def keys_of(chain: Sequence[Chunk]) -> bytes | None:
+    """Return the ``extra_keys`` of single blocks that are alike."""
+    keys = [chunk.extra_keys for chunk in chain if chunk.extra_keys is not None]
+    if not keys or keys[0][0] != _ONE_KEY:
+        return keys[0] if keys else None
+    return joined(keys, len(keys))

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbus.core.blocks import chains as module
+from kvbus.core.blocks import live_order as module
 from kvbus.core.blocks.announce import blocks_in, runs, slices, store_of
-from kvbus.core.blocks.chains import FEW, PAUSE, WINDOW, chains
 from kvbus.core.blocks.index import MAX_RUN
+from kvbus.core.blocks.live_order import FEW, PAUSE, WINDOW, chains
 from kvbus.core.wire.encoding import block_by_block, encode_batch
 from tests.core.dsl import Bench
 from tests.doubles.payloads import plain, plain_all, removed, store, tokens_of

@@ -6,8 +6,8 @@ import pytest
 
 from kvbus.core.blocks import compaction
 from kvbus.core.blocks.announce import MOST_BLOCKS
-from kvbus.core.blocks.chains import PAUSE
 from kvbus.core.blocks.compaction import BLOCKS_PER_BATCH, KEPT_BYTES, Part, SnapshotChunks, StateSnapshot, most_blocks
+from kvbus.core.blocks.live_order import PAUSE
 from kvbus.core.wire.profiles import Wire
 from tests.core.dsl import Bench
 from tests.doubles.payloads import removed, store, unpack
