@@ -12,7 +12,6 @@ from typing import Any
 
 from kvbus.core import write_ahead_log as wal
 from kvbus.core.blocks.announce import blocks_in
-from kvbus.core.examples import keep_batch
 from kvbus.core.outgoing import Outgoing
 from kvbus.core.source import Source
 from kvbus.core.types import Reason
@@ -63,7 +62,7 @@ class Applier:
         batch = decode(payload, self._max_events)
         if isinstance(batch, Reason):
             normalizer.missed(batch)
-            keep_batch(source, seq, payload, batch)
+            source.keep_example(seq, payload, batch)
             return
         stats.last_batch = source.ts = batch.ts
         rank = batch.rank
@@ -73,7 +72,7 @@ class Applier:
         if source.lifetimes is not None:
             source.lifetimes.see(batch.events, now)
         if len(stats.rejected) + len(stats.filtered) != source.reasons:
-            keep_batch(source, seq, payload, batch)
+            source.keep_example(seq, payload, batch)
         source.dialect.see(payload)
         if batch.unknown:
             room = MAX_UNKNOWN - len(source.unknown)

@@ -11,7 +11,6 @@ from typing import Final
 
 from kvbus.core.commands import Publish
 from kvbus.core.events import RecordReceived
-from kvbus.core.examples import keep_batch
 from kvbus.core.outgoing import Outgoing
 from kvbus.core.outputs.output import Output
 from kvbus.core.sequencing.phases import Phase
@@ -60,7 +59,7 @@ class Numbered:
         batch = codec.decode(whole, self._max_events) if whole else None
         if isinstance(batch, Reason):
             source.normalizer.missed(batch)
-            keep_batch(source, event.seq, whole, batch)
+            source.keep_example(event.seq, whole, batch)
             batch = None
         if batch is not None:
             source.stats.last_batch = source.ts = batch.ts

@@ -47,7 +47,6 @@ from kvbus.core.events import (
     Tick,
     Unread,
 )
-from kvbus.core.examples import refuse_message
 from kvbus.core.numbered import Numbered
 from kvbus.core.outgoing import Outgoing
 from kvbus.core.outputs.output import Output
@@ -241,7 +240,7 @@ class Relay:
         message = parse_live(frames, self.limits)
         if isinstance(message, Reason):
             stats.batches += 1
-            refuse_message(source, message, frames)
+            source.refuse_message(message, frames)
             return
         if len(frames) > 3:
             note(source.unknown, "frame", "number 4")
@@ -271,7 +270,7 @@ class Relay:
         source = self.sources[event.source]
         message = parse_replay(event.frames, self.limits)
         if isinstance(message, Reason):
-            refuse_message(source, message, event.frames)
+            source.refuse_message(message, event.frames)
             return
         if isinstance(message, ReplayEnd):
             source.sequencer.replay_ended(event.request, now)

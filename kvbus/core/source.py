@@ -1,7 +1,12 @@
-"""A source as it stands: one engine publisher."""
+"""A source as it stands: one engine publisher, and examples of what it sent that was refused or left out.
+
+An example says what the first batch or message of a reason was like, and holds none of its tokens. One example is kept
+for each reason, so their number is bounded.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from kvbus.core.blocks.index import Index
@@ -11,12 +16,32 @@ from kvbus.core.sequencing.phases import State
 from kvbus.core.sequencing.sequencer import Sequencer
 from kvbus.core.sequencing.topics import Topics
 from kvbus.core.source_spec import SourceSpec
-from kvbus.core.source_stats import SourceStats
-from kvbus.core.types import Filtered
+from kvbus.core.stats import SourceStats
+from kvbus.core.types import Filtered, Reason
 from kvbus.core.wire.dialects import Sniffer
+from kvbus.core.wire.schema import Batch, BlockStored, Event
 
 MIN_ANSWERS_ALONE: Final = 3
 """A late start takes one answer, and a lost batch at the end of a stream one more."""
+
+_ELSEWHERE: Final[frozenset[str]] = frozenset(
+    {
+        Reason.FRAME_COUNT,
+        Reason.FRAME_SIZE,
+        Reason.SEQ_WIDTH,
+        Reason.SEQ_RANGE,
+        Reason.CONFLICT,
+        Reason.OTHER_TOPIC,
+        Filtered.OLD_EPOCH,
+        Filtered.ORPHAN_PASSED,
+        Filtered.OTHER_RANK,
+        Filtered.TOPIC,
+    }
+)
+"""Reasons of messages, of numbers, and of batches that are forwarded unchanged. No batch is their example."""
+
+_LONGEST: Final = 24
+"""Maximum length of an engine's own word, in characters."""
 
 
 class Source:
@@ -109,3 +134,54 @@ class Source:
         normalizer = self.normalizer
         left_out = bool(normalizer.refused) or (self.needs_tokens and normalizer.hash_only)
         return self.sequencer.partial or normalizer.clears.tiers_unknown or left_out
+
+    def keep_example(self, seq: int, payload: bytes, batch: Batch | Reason) -> None:
+        """Keep a batch as the example of the reasons that it has brought up.
+
+        Call it for each batch that is not forwarded unchanged, if there are more reasons than before. Then a reason
+        without an example is the batch's own.
+
+        Args:
+            seq: its number.
+            payload: its bytes.
+            batch: the decoded batch; the reason if it cannot be decoded.
+        """
+        counters = (self.stats.rejected, self.stats.filtered)
+        self.reasons = sum(map(len, counters))
+        known = _ELSEWHERE.union(self.examples)
+        new = [reason for counts in counters for reason in counts if reason not in known]
+        if not new:
+            return
+        name = f"batch {seq}" if seq >= 0 else "a part of the snapshot"
+        text = f"{name} of epoch {self.sequencer.epoch}, {len(payload):,} bytes"
+        if not isinstance(batch, Reason):
+            text = f"{text}: {_events(batch)}"
+        self.examples.update((str(reason), text) for reason in new)
+
+    def refuse_message(self, reason: Reason, frames: Sequence[bytes]) -> None:
+        """Count a message that is not a batch, and keep the first one of each reason as an example."""
+        self.stats.rejected[reason] += 1
+        if reason not in self.examples:
+            sizes = ", ".join(f"{len(frame):,}" for frame in frames[:4])
+            self.examples[str(reason)] = f"{len(frames)} frames, of {sizes}{'…' if len(frames) > 4 else ''} bytes"
+
+
+def _events(batch: Batch) -> str:
+    found: dict[str, int] = {}
+    for event in batch.events:
+        kind = _kind(event)
+        found[kind] = found.get(kind, 0) + 1
+    if batch.rejects:
+        found["unreadable"] = len(batch.rejects)
+    said = [f"{count:,} x {kind}" for kind, count in found.items()]
+    return ", ".join(said[:3]) + (f" and {len(said) - 3} more" if len(said) > 3 else "")
+
+
+def _kind(event: Event) -> str:
+    name = type(event).__name__
+    if not isinstance(event, BlockStored):
+        return name
+    blocks = len(event.block_hashes)
+    group = f", group {event.group_idx}" if isinstance(event.group_idx, int) else ""
+    medium = f" on {event.medium[:_LONGEST]}" if isinstance(event.medium, str) else ""
+    return f"{name} of {blocks} x {event.block_size} tokens{medium}{group}"
