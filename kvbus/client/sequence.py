@@ -21,7 +21,7 @@ from kvbus.core.sequencing.actions import Ask, AskSnapshot, Deliver, LostReason,
 from kvbus.core.sequencing.phases import Phase
 from kvbus.core.sequencing.sequencer import Sequencer
 from kvbus.core.source_spec import SourceSpec
-from kvbus.core.source_stats import SourceStats
+from kvbus.core.stats import SourceStats
 from kvbus.core.types import Reason
 from kvbus.core.wire.codec import begins_with_clear
 from kvbus.core.wire.frames import FrameLimits, ReplayEnd, parse_live, parse_replay

@@ -22,8 +22,7 @@ from kvbus.core.relay import Relay
 from kvbus.core.remarks import Said, reasons
 from kvbus.core.sequencing.phases import State
 from kvbus.core.source import Source
-from kvbus.core.source_stats import SourceStats
-from kvbus.core.stats import OutputStats, RouterView
+from kvbus.core.stats import OutputStats, RouterView, SourceStats
 from kvbus.core.types import HASH_FORMS, Hash
 
 

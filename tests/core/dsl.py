@@ -41,7 +41,7 @@ from kvbus.core.outputs.spec import OutputSpec, Rights
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.actions import Action, Ask, AskSnapshot, Stop
 from kvbus.core.source_spec import SourceSpec
-from kvbus.core.source_stats import SourceStats
+from kvbus.core.stats import SourceStats
 from kvbus.core.wire.codec import AnyEvent, decode
 from kvbus.core.wire.frames import END_SEQ
 from kvbus.core.wire.profiles import PROFILES

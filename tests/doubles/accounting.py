@@ -6,7 +6,7 @@ from typing import Protocol
 
 from kvbus.core.normalizing.normalizer import Normalizer
 from kvbus.core.sequencing.sequencer import Sequencer
-from kvbus.core.source_stats import SourceStats
+from kvbus.core.stats import SourceStats
 
 
 class Counted(Protocol):

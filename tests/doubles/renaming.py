@@ -12,7 +12,7 @@ import msgspec
 from kvbus.core.commands import AnswerReplay, Command, Publish, RequestReplay
 from kvbus.core.events import BatchReceived, ReplayReceived, SourceDown, SourceUp
 from kvbus.core.remarks import reasons
-from kvbus.core.source_stats import COUNTERS
+from kvbus.core.stats import SourceStats
 from kvbus.core.wire.frames import END_SEQ
 from kvbus.tools.capture.format import Message
 from tests.core.dsl import Script, asked, tick
@@ -154,7 +154,7 @@ def _facts(script: Script) -> dict[str, Any]:
     source = script.relay.sources[0]
     normalizer = source.normalizer
     return {
-        "stats": msgspec.to_builtins({name: getattr(source.stats, name) for name in COUNTERS}),
+        "stats": msgspec.to_builtins({name: getattr(source.stats, name) for name in SourceStats.__struct_fields__}),
         "state": source.sequencer.state,
         "partial": source.sequencer.partial,
         "epoch": source.sequencer.epoch,

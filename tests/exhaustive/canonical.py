@@ -19,8 +19,7 @@ from typing import Any, Final
 
 from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.source_spec import SourceSpec
-from kvbus.core.source_stats import SourceStats
-from kvbus.core.stats import OutputStats
+from kvbus.core.stats import OutputStats, SourceStats
 from kvbus.core.wire.frames import FrameLimits
 from kvbus.core.wire.profiles import Profile, Wire
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from kvbus.core.source_stats import COUNTERS
+from kvbus.core.stats import SourceStats
 from kvbus.core.wire.tokens import array_head
 from tests.core.dsl import Bench
 from tests.doubles.payloads import cleared, pack, payload, removed, store
@@ -186,7 +186,7 @@ def test_an_engine_whose_clear_is_of_every_tier(history):
 
 
 def counted(bench):
-    return {name: getattr(bench.stats, name) for name in COUNTERS}
+    return {name: getattr(bench.stats, name) for name in SourceStats.__struct_fields__}
 
 
 def cache_of(bench):

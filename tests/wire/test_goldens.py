@@ -9,7 +9,7 @@ from msgspec import structs
 
 from kvbus.core.normalizing.normalizer import Normalizer
 from kvbus.core.source_spec import SourceSpec
-from kvbus.core.source_stats import SourceStats
+from kvbus.core.stats import SourceStats
 from kvbus.core.types import Filtered
 from kvbus.core.wire.codec import decode
 from kvbus.core.wire.encoding import encode_batch

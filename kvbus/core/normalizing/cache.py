@@ -13,7 +13,7 @@ from kvbus.core.normalizing.block_size import BlockSizes
 from kvbus.core.normalizing.copies import Copies
 from kvbus.core.normalizing.left_out import SuppressedBlocks
 from kvbus.core.source_spec import SourceSpec
-from kvbus.core.source_stats import SourceStats
+from kvbus.core.stats import SourceStats
 from kvbus.core.types import UNKNOWN_MEDIUM, Filtered, Reason
 from kvbus.core.wire.codec import AnyEvent
 from kvbus.core.wire.schema import AllBlocksCleared

@@ -14,7 +14,7 @@ import msgspec
 from kvbus.core.blocks.chunk import Chunk
 from kvbus.core.blocks.index import Table
 from kvbus.core.source_spec import Duplicates
-from kvbus.core.source_stats import SourceStats
+from kvbus.core.stats import SourceStats
 from kvbus.core.types import Filtered, Hash, Reason
 from kvbus.core.wire.schema import BlockRemoved
 from kvbus.core.wire.tokens import divide

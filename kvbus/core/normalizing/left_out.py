@@ -14,7 +14,7 @@ from kvbus.core.blocks.chunk import ITEM_BYTES, Chunk
 from kvbus.core.blocks.index import Index, Table, TableKey
 from kvbus.core.normalizing.block_size import Treatment
 from kvbus.core.normalizing.copies import Copies
-from kvbus.core.source_stats import SourceStats
+from kvbus.core.stats import SourceStats
 from kvbus.core.types import Filtered, Hash
 
 TreatmentOf = Callable[[TableKey, Chunk], Treatment]

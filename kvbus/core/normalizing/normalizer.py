@@ -16,7 +16,7 @@ from kvbus.core.normalizing.reblocking import Reblocking
 from kvbus.core.normalizing.removals import Removals
 from kvbus.core.normalizing.stores import StoreApplier
 from kvbus.core.source_spec import SourceSpec
-from kvbus.core.source_stats import SourceStats
+from kvbus.core.stats import SourceStats
 from kvbus.core.types import Filtered, Hash, Reason, medium_key
 from kvbus.core.wire.codec import AnyEvent, clears_all
 from kvbus.core.wire.schema import AllBlocksCleared, Batch, BlockRemoved

@@ -21,7 +21,7 @@ from kvbus.core.sequencing.epoch import NOTHING, Epoch
 from kvbus.core.sequencing.gap_tracker import GapTracker
 from kvbus.core.sequencing.phases import ASKS, PHASES, Input, Phase, Purpose
 from kvbus.core.source_spec import SNAPSHOT_TIMEOUTS, SourceSpec
-from kvbus.core.source_stats import SourceStats
+from kvbus.core.stats import SourceStats
 from kvbus.core.types import Reason
 
 OVERLAP: Final = 8

@@ -13,7 +13,7 @@ from typing import Any, Final
 from kvbus.core.sequencing.actions import Action, LostReason
 from kvbus.core.sequencing.gap_tracker import GapTracker, ReorderBuffer
 from kvbus.core.source_spec import SourceSpec
-from kvbus.core.source_stats import SourceStats
+from kvbus.core.stats import SourceStats
 from kvbus.core.types import Reason
 
 FAR: Final = 2**32

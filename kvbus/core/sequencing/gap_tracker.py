@@ -18,7 +18,7 @@ from collections.abc import Iterator
 
 from kvbus.core.sequencing.actions import Action, Deliver, Lost, LostReason
 from kvbus.core.sequencing.fingerprints import Fingerprints
-from kvbus.core.source_stats import SourceStats
+from kvbus.core.stats import SourceStats
 from kvbus.core.types import Filtered
 
 

@@ -25,7 +25,7 @@ from kvbus.core.sequencing.epoch import NOTHING, Conflict, Epoch, History
 from kvbus.core.sequencing.gap_tracker import GapTracker, ReorderBuffer
 from kvbus.core.sequencing.phases import ASKS, PHASES, SEPARATED, UNHURRIED, Guard, Input, Phase, Purpose, State
 from kvbus.core.source_spec import SourceSpec
-from kvbus.core.source_stats import SourceStats
+from kvbus.core.stats import SourceStats
 from kvbus.core.types import Reason
 
 MAX_PROBE_BACKOFF: Final = 32

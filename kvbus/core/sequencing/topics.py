@@ -18,7 +18,7 @@ from typing import Final
 from zlib import crc32
 
 from kvbus.core.sequencing.sequencer import Sequencer
-from kvbus.core.source_stats import SourceStats
+from kvbus.core.stats import SourceStats
 from kvbus.core.types import Filtered, Reason
 
 MAX_RUN: Final = 16_384

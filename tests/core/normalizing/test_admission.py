@@ -7,7 +7,7 @@ from kvbus.core.normalizing.admission import Admission, Checked
 from kvbus.core.normalizing.block_size import BlockSizes
 from kvbus.core.normalizing.cache import EngineCache, Stream
 from kvbus.core.source_spec import SourceSpec
-from kvbus.core.source_stats import SourceStats
+from kvbus.core.stats import SourceStats
 from kvbus.core.types import Filtered, Reason
 from kvbus.core.wire.codec import decode
 from kvbus.core.wire.encoding import decode_value

@@ -23,7 +23,7 @@ from kvbus.core.sequencing.actions import Ask, AskSnapshot, Deliver, Lost, NewEp
 from kvbus.core.sequencing.phases import State
 from kvbus.core.sequencing.sequencer import Sequencer
 from kvbus.core.source_spec import SourceSpec
-from kvbus.core.source_stats import SourceStats
+from kvbus.core.stats import SourceStats
 from kvbus.core.wire.frames import END_SEQ
 from tests.core.dsl import Conversation, Does, live, replay_end, replayed, up
 from tests.doubles.accounting import all_accounted_for

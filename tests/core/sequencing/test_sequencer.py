@@ -16,7 +16,7 @@ from kvbus.core.sequencing.fingerprints import RING
 from kvbus.core.sequencing.phases import State
 from kvbus.core.sequencing.sequencer import Sequencer
 from kvbus.core.source_spec import ATTEMPTS
-from kvbus.core.source_stats import SourceStats
+from kvbus.core.stats import SourceStats
 from tests.core.dsl import (
     ask,
     ask_snapshot,

@@ -7,7 +7,7 @@ from typing import Any
 
 from kvbus.core.normalizing.normalizer import Normalizer
 from kvbus.core.source_spec import SourceSpec
-from kvbus.core.source_stats import SourceStats
+from kvbus.core.stats import SourceStats
 from kvbus.core.types import PREFIX_KINDS, medium_key
 from kvbus.core.wire.encoding import encode_batch
 from tests.doubles.router import PlainSetRouter
