@@ -61,18 +61,20 @@ class DynamoPlane(Section):
         "Dynamo's discovery: `file://` and the directory in `DYN_FILE_KV`, or `http://host:2379` of etcd.",
         example="http://etcd:2379",
     )
-    namespace: Segment = key("dynamo", "Of the endpoint that the workers serve.", example="dynamo")
-    component: Segment = key("backend", "Of the endpoint that the workers serve.", example="backend")
-    endpoint: Segment = key("generate", "The endpoint that the workers serve.", example="generate")
+    namespace: Segment = key("dynamo", "Namespace of the endpoint that the workers serve.", example="dynamo")
+    component: Segment = key("backend", "Component of the endpoint that the workers serve.", example="backend")
+    endpoint: Segment = key(
+        "generate", "Last part of the name of the endpoint that the workers serve.", example="generate"
+    )
     advertise: Host | None = key(
         None,
-        "The host at which frontends reach kvbus. null: that of `endpoint`, or what this host's name stands for.",
+        "Host at which frontends reach kvbus. null: the host of `endpoint`, or the address of this host's name.",
         example="10.0.0.7",
     )
     workers: dict[str, WorkerId] = key(
         {},
-        "Dynamo's id of each source's worker, by the source's name. One that is not named is the only worker with a "
-        "model card, or the only one at the host that kvbus advertises.",
+        "Dynamo's worker id for each source name. A source without an entry belongs to the only worker with a model "
+        "card, or the only one at the host that kvbus advertises.",
         example={"engine-0": 7587888543},
     )
 

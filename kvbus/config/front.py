@@ -47,18 +47,17 @@ class Fronting(Section):
 
     listen: HttpAddress = key(
         ...,
-        "Where kvbus listens in the engine's place: the address that routers and clients know.",
+        "Address where kvbus listens instead of the engine. Routers and clients use it.",
         example="0.0.0.0:8000",
     )
     engine: str
-    source: Name | None = key(None, "Name of the engine's source; null: the only one.", example="engine")
+    source: Name | None = key(None, "Name of the engine's source. null: the only source.", example="engine")
     output: Name | None = key(
-        None, "Name of the output whose endpoints are given; null: the first one.", example="routers"
+        None, "Name of the output whose endpoints clients get. null: the first output.", example="routers"
     )
     host: Annotated[str | None, BeforeValidator(_host)] = key(
         None,
-        "Host of those endpoints where the output listens on every interface; null: the address at which they were "
-        "asked for.",
+        "Host in those endpoints, if the output listens on every interface. null: the address that the client used.",
         example="10.0.0.3",
     )
 
@@ -80,11 +79,11 @@ class Front(Fronting):
     part = "http"
 
     engine: ApiUrl = key(
-        ..., "Base URL of the engine's API, where nobody but kvbus should reach it.", example="http://127.0.0.1:8001"
+        ..., "Base URL of the engine's API. Only kvbus should be able to reach it.", example="http://127.0.0.1:8001"
     )
     max_connections: Int = key(
         1024,
-        "Clients' connections at once. One more takes the place of one that asks nothing, or is refused.",
+        "Maximum number of client connections. A further one replaces an idle connection, or is refused.",
         example=1024,
         unit="connections",
         ge=1,
@@ -99,32 +98,37 @@ class FrontGrpc(Fronting):
 
     listen: HttpAddress = key(
         ...,
-        "Where kvbus listens in the engine's place: the address that routers and workers ask.",
+        "Address where kvbus listens instead of the engine. Routers and workers use it.",
         example="0.0.0.0:50051",
     )
     engine: Annotated[str, AfterValidator(_grpc)] = key(
-        ..., "Address of the engine's gRPC API, where nobody but kvbus should reach it.", example="127.0.0.1:50052"
+        ..., "Address of the engine's gRPC API. Only kvbus should be able to reach it.", example="127.0.0.1:50052"
     )
     host: Annotated[str | None, BeforeValidator(_host)] = key(
         None,
-        "Host of those endpoints where the output listens on every interface; null: the address from which kvbus "
-        "reaches who asks.",
+        "Host in those endpoints, if the output listens on every interface. null: kvbus's own address towards the "
+        "client.",
         example="10.0.0.3",
     )
     max_connections: Int = key(
         1024,
-        "Clients' connections at once. One more is closed.",
+        "Maximum number of client connections. A further one is closed.",
         example=1024,
         unit="connections",
         ge=1,
         le=65_536,
     )
     max_calls: Int = key(
-        1024, "Calls at once. One more is refused (RESOURCE_EXHAUSTED).", example=1024, unit="calls", ge=1, le=65_536
+        1024,
+        "Maximum number of simultaneous calls. A further one is refused (RESOURCE_EXHAUSTED).",
+        example=1024,
+        unit="calls",
+        ge=1,
+        le=65_536,
     )
     max_message: Int = key(
         64 * 1024 * 1024,
-        "The largest message of a call, in both directions. A larger one ends its call (RESOURCE_EXHAUSTED).",
+        "Maximum size of a message, in both directions. A larger one ends its call (RESOURCE_EXHAUSTED).",
         example=64 * 1024 * 1024,
         unit="bytes",
         ge=4 * 1024 * 1024,

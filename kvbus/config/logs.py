@@ -36,31 +36,35 @@ class LogAccess(Section):
 
     tls_ca_file: Path | None = key(
         None,
-        "Authorities, PEM, for the servers' certificates, which have to hold the names that servers are reached by; "
-        "turns TLS on. null: in clear.",
+        "Certificate authorities of the servers, PEM. It turns on TLS. The servers' certificates must contain the "
+        "names by which kvbus reaches them. null: no TLS.",
         example="/etc/kvbus/log/ca.crt",
     )
     tls_certificate_file: Path | None = key(
         None,
-        "kvbus's own certificate and its chain, PEM, for servers that know clients by it.",
+        "kvbus's own certificate and chain, PEM, for servers that authenticate clients by certificate.",
         example="/etc/kvbus/log/tls.crt",
     )
     tls_key_file: Path | None = key(
-        None, "The secret key of that certificate, PEM, not encrypted.", example="/etc/kvbus/log/tls.key"
+        None, "Private key of that certificate, PEM, not encrypted.", example="/etc/kvbus/log/tls.key"
     )
     username: Text | None = key(
-        None, "Who kvbus is to the servers, by a password; null: nobody, or by certificate.", example="worker-a"
+        None, "User name for authentication by password. null: none, or by certificate.", example="worker-a"
     )
-    password_file: Path | None = key(None, "That user's password, a line.", example="/etc/kvbus/log/password")
+    password_file: Path | None = key(
+        None, "File with that user's password in one line.", example="/etc/kvbus/log/password"
+    )
 
 
 class LogKeys(LogAccess):
     """Whose streams are written, and how often their states."""
 
-    cluster: Text = key("default", "First part of the streams' keys: who shares the log.", example="eu-1")
+    cluster: Text = key(
+        "default", "First part of the streams' keys. It tells apart the clusters that share a log.", example="eu-1"
+    )
     state_every: Seconds = key(
         1800.0,
-        "Seconds after which a stream's state is written again, if nothing else had it written sooner.",
+        "Time after which a stream's state is written again, unless it was written earlier for another reason.",
         example=1800.0,
         unit="s",
         ge=1,
@@ -155,12 +159,12 @@ class KafkaServers(LogAccess):
 
     topic: TopicName = key(
         "kvbus",
-        "Of the records; the topic of the pointers ends in `-pointers` and is compacted. Both have to be there; "
-        "retention has to be twice `state_every` or more.",
+        "Topic of the records. A compacted topic for the pointers has the same name with `-pointers`. Both must "
+        "exist. Their retention must be at least twice `state_every`.",
         example="kvbus",
     )
     more_servers: tuple[Endpoint, ...] = key(
-        (), "More brokers to begin with, besides `endpoint`.", example=["tcp://kafka-1:9092"]
+        (), "Further brokers for the first connection, beside `endpoint`.", example=["tcp://kafka-1:9092"]
     )
 
 
@@ -173,12 +177,13 @@ class NatsServers(LogAccess):
 
     stream: StreamName = key(
         "kvbus",
-        "Of the records, with the subjects `STREAM.>`; the stream of the pointers ends in `-pointers` and keeps "
-        "one message a subject. Both have to be there; retention has to be twice `state_every` or more.",
+        "Stream of the records, with the subjects `STREAM.>`. A stream for the pointers has the same name with "
+        "`-pointers` and keeps one message for each subject. Both must exist. The retention must be at least twice "
+        "`state_every`.",
         example="kvbus",
     )
     more_servers: tuple[Endpoint, ...] = key(
-        (), "More servers to begin with, besides `endpoint`.", example=["tcp://nats-1:4222"]
+        (), "Further servers for the first connection, beside `endpoint`.", example=["tcp://nats-1:4222"]
     )
 
 
@@ -190,17 +195,17 @@ class RedisServer(LogAccess):
     """Where in Redis or Valkey a log is; ``endpoint`` is the primary, or a Sentinel."""
 
     prefix: Prefix = key(
-        "kvbus", "What the names of all keys begin with; a stream has two keys, in one slot.", example="kvbus"
+        "kvbus", "Beginning of all key names. A stream has two keys, in one hash slot.", example="kvbus"
     )
-    database: Int = key(0, "Number of the database.", example=0, ge=0)
+    database: Int = key(0, "Number of the Redis database.", example=0, ge=0)
     sentinel: Text | None = key(
         None,
-        "What Sentinels call the primary: `endpoint` and `more_servers` are Sentinels then. null: `endpoint` is the "
-        "primary.",
+        "The Sentinels' name of the primary. `endpoint` and `more_servers` are then Sentinels. null: `endpoint` is "
+        "the primary.",
         example="mymaster",
     )
     more_servers: tuple[Endpoint, ...] = key(
-        (), "More Sentinels to begin with, besides `endpoint`.", example=["tcp://sentinel-1:26379"]
+        (), "Further Sentinels for the first connection, beside `endpoint`.", example=["tcp://sentinel-1:26379"]
     )
 
 
@@ -209,7 +214,7 @@ class RedisKeys(RedisServer, LogKeys):
 
     retention: Seconds = key(
         300.0,
-        "Seconds after which a record goes that the newest state makes needless, and a stream that nobody writes.",
+        "Time after which records from before the newest state are deleted, and streams without a writer.",
         example=300.0,
         unit="s",
         ge=60,

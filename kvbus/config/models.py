@@ -41,18 +41,18 @@ class Limits(Section):
 
     max_frame_bytes: Int = key(
         67_108_864,
-        "Largest frame accepted from an engine; a larger one costs the connection, which is made again.",
+        "Maximum size of a frame from an engine. A larger one ends the connection, and kvbus connects again.",
         example=67_108_864,
         unit="bytes",
         ge=1024,
         le=2**31 - 1,
     )
-    max_frames: Int = key(16, "Most frames in one message.", example=16, unit="frames", ge=5, le=1024)
-    max_events: Int = key(65_536, "Most events in one batch.", example=65_536, unit="events", ge=1)
+    max_frames: Int = key(16, "Maximum number of frames in a message.", example=16, unit="frames", ge=5, le=1024)
+    max_events: Int = key(65_536, "Maximum number of events in a batch.", example=65_536, unit="events", ge=1)
     max_sources: Int = key(
         1024,
-        "Most sources, all ranks counted, those that are gone among them: each keeps its number (its rank on a merged "
-        "output, its seq under its topic) until another one needs the place. Further ones that are found are left out.",
+        "Maximum number of sources, with all ranks and with sources that have left. A source that has left keeps its "
+        "slot until another one needs it. Further discovered engines are ignored.",
         example=1024,
         unit="sources",
         ge=1,
@@ -60,22 +60,21 @@ class Limits(Section):
     )
     max_blocks: Int = key(
         20_000_000,
-        "Most live blocks of one source, coarse ones and tails that are left out among them; at the limit stores are "
-        "refused.",
+        "Maximum number of live blocks of a source, filtered ones included. At the limit, stores are rejected.",
         example=20_000_000,
         unit="blocks",
         ge=1,
     )
     max_index_bytes: Int = key(
         4_294_967_296,
-        "Most memory that the blocks of one source may take, as kvbus estimates it; at the limit stores are refused.",
+        "Maximum memory of a source's blocks, as kvbus estimates it. At the limit, stores are rejected.",
         example=4_294_967_296,
         unit="bytes",
         ge=1,
     )
     max_groups: Int = key(
         64,
-        "Most KV cache groups of one source (hybrid models have a handful); stores of further ones are refused.",
+        "Maximum number of KV-cache groups of a source. Stores of further groups are rejected.",
         example=64,
         unit="groups",
         ge=1,
@@ -83,14 +82,15 @@ class Limits(Section):
     )
     max_held_bytes: Int = key(
         268_435_456,
-        "Payload in the reorder buffer of each source; at the limit the newest are dropped, and asked for again.",
+        "Maximum size of the batches of a source that wait while a gap is being filled. At the limit, the newest are "
+        "dropped and requested again.",
         example=268_435_456,
         unit="bytes",
         ge=1,
     )
     max_request_bytes: Int = key(
         65_536,
-        "Largest frame accepted from a router (subscriptions, replay and snapshot requests); a larger one costs the "
+        "Maximum size of a frame from a router (subscriptions, replay and snapshot requests). A larger one ends the "
         "connection.",
         example=65_536,
         unit="bytes",
@@ -99,39 +99,41 @@ class Limits(Section):
     )
     max_views: Int = key(
         64,
-        "Most different rights of the owners of keys, on all outputs together: for each kvbus keeps streams, and the "
-        "blocks that may be read. A list with more is refused.",
+        "Maximum number of views, that is of different rights of keys, on all outputs. kvbus keeps streams and blocks"
+        " for each. A list with more is refused.",
         example=64,
         unit="views",
         ge=1,
         le=4096,
     )
     max_replay_sessions: Int = key(
-        64, "Replay answers being sent at once, per output.", example=64, unit="sessions", ge=1
+        64, "Maximum number of replay answers that an output sends at once.", example=64, unit="sessions", ge=1
     )
 
 
 class Interpose(Section):
     """An engine that dials, and routers that dial the address in the engine's own flags."""
 
-    name: Name = key("engine", "Metrics label of the engine's source.", example="engine")
+    name: Name = key("engine", "Name of the engine's source in metrics.", example="engine")
     endpoint: Endpoint = key(
         "tcp://127.0.0.1:5557",
-        "What the engine's flag says, which the engine dials and routers derive their address from; kvbus listens "
-        "there, and by the socket type that a peer names it knows an engine from a router. Rank r is at port + r.",
+        "Address in the engine's flag, which the engine and its routers connect to. kvbus listens there and tells "
+        "engine and router apart by their socket types. Rank r is at port + r.",
         example="tcp://127.0.0.1:5557",
     )
-    data_parallel_size: Int = key(1, "Ranks of the engine.", example=1, unit="ranks", ge=1, le=4096)
+    data_parallel_size: Int = key(
+        1, "Number of the engine's data-parallel ranks.", example=1, unit="ranks", ge=1, le=4096
+    )
     engine_replay_endpoint: Endpoint | None = key(
         None,
-        "The engine's replay (`replay_endpoint` in vLLM's and SGLang's `--kv-events-config`), which it always binds: "
-        "another port than `replay_endpoint` here. null: it has none, and every gap is lost.",
+        "The engine's replay endpoint (`replay_endpoint` in `--kv-events-config`). The engine always binds it, so its"
+        " port differs from `replay_endpoint` here. null: the engine has none, and every gap is lost.",
         example="tcp://127.0.0.1:5658",
     )
-    profile: ProfileName = key("vllm", "Whose framing and encoding these routers read.", example="dynamo")
+    profile: ProfileName = key("vllm", "Family of routers that read this port.", example="dynamo")
     replay_endpoint: Endpoint | None = key(
         None,
-        "Where routers ask kvbus for a replay: the address that they derive, or are given. null: none.",
+        "Endpoint where routers ask kvbus for a replay. null: none.",
         example="tcp://127.0.0.1:5558",
     )
 
@@ -211,64 +213,76 @@ class SourceStream:
 class Config(Section):
     """The whole configuration. `kvbus.config.load` reads it and checks it as a whole."""
 
-    model: Text | None = key(None, "`{model}` in topics; needed only where a topic uses it.", example="Qwen/Qwen3-32B")
-    worker: Text = key(socket.gethostname, "`{worker}` in topics.", example="pod-a", default_text="the host name")
+    model: Text | None = key(
+        None, "Replaces `{model}` in topics. Needed only if a topic uses it.", example="Qwen/Qwen3-32B"
+    )
+    worker: Text = key(
+        socket.gethostname, "Replaces `{worker}` in topics.", example="pod-a", default_text="the host name"
+    )
     block_size: BlockSize = key(
-        "auto", "Block size on every output; auto: learned per source.", example=16, unit="tokens"
+        "auto", "Block size on every output. auto: kvbus learns it for each source.", example=16, unit="tokens"
     )
     duplicates: Literal["count", "ignore", "last"] = key(
         "count",
-        "What removes a block that the engine has stored several times. count: as many removals as stores (every "
-        "release of vLLM). last: one removal, because the engine removes only the last copy (a build with vllm#55092). "
-        "ignore: one removal, because the engine announces live blocks again (requests with "
-        "`kv_cache_report_mode=full`).",
+        "How many removals end a block that the engine has stored several times. count: as many as stores (every "
+        "release of vLLM). last: one, because the engine removes only the last copy (a build with vllm#55092). "
+        "ignore: one, because the engine announces live blocks again (requests with `kv_cache_report_mode=full`).",
         example="count",
     )
     groups: Literal["prefix", "all"] = key(
         "prefix",
-        "prefix: only groups that carry prefixes (full, MLA, sink attention, or no group); all: every group.",
+        "KV-cache groups to forward. prefix: groups that carry prefixes (full, MLA or sink attention, or no group). "
+        "all: every group.",
         example="prefix",
     )
     without_media: Media = key(
         (),
-        "Media whose blocks are left out. LMCache announces what it stores on the CPU and never what it evicts "
-        "(LMCache#5076): such blocks would stay for good. `expiring_media` keeps them for a while.",
+        "Media whose blocks kvbus filters out. LMCache announces the blocks that it stores on the CPU and never their"
+        " eviction (LMCache#5076), so they would stay for ever. `expiring_media` keeps them for a limited time "
+        "instead.",
         example=["CPU"],
     )
     expiring_media: Media = key(
         (),
-        "Media on which a block is taken for gone when the engine has not announced it, or one behind it, for "
-        "`expire_after`. For LMCache, in place of `without_media`.",
+        "Media on which a block expires if the engine has announced neither the block nor one of its descendants for "
+        "`expire_after`. For LMCache, instead of `without_media`.",
         example=["CPU"],
     )
-    expire_after: Seconds = key(3600.0, "How long a block of `expiring_media` stays.", example=3600, unit="s", gt=0)
+    expire_after: Seconds = key(
+        3600.0, "Time after which a block on `expiring_media` expires.", example=3600, unit="s", gt=0
+    )
     orphans: Literal["pass", "drop"] = key(
-        "pass", "Stores whose parent is unknown; counted either way.", example="pass"
+        "pass",
+        "What happens to a store whose parent is unknown: forward it (pass) or filter it out (drop). kvbus "
+        "counts both.",
+        example="pass",
     )
     on_lost: Literal["clear", "keep"] = key(
-        "clear", "The source's blocks after a gap that no replay fills.", example="clear"
+        "clear",
+        "What happens to a source's blocks after a gap that no replay fills: clear them at the routers, or keep them.",
+        example="clear",
     )
     source_timeout: Seconds = key(
         30.0,
-        "Time without the engine's connection before its blocks are cleared downstream.",
+        "Time without a connection to the engine after which its blocks are cleared at the routers.",
         example=30,
         unit="s",
         gt=0,
     )
     discovery_grace: Seconds = key(
         10.0,
-        "Time after which a found engine that its discovery no longer lists leaves; one that is back by then was never "
-        "away.",
+        "Time after which a discovered engine leaves once its discovery no longer lists it. If the engine returns "
+        "earlier, nothing happens.",
         example=10.0,
         unit="s",
         ge=0,
     )
     replay_timeout: Seconds = key(
-        2.0, "Time without progress before a replay answer is given up.", example=2.0, unit="s", gt=0
+        2.0, "Time without progress after which kvbus gives up a replay request.", example=2.0, unit="s", gt=0
     )
     probe_interval: Seconds = key(
         1.0,
-        "Idle time before the engine is asked whether its last batches were lost (doubling while it stays idle); "
+        "Idle time after which kvbus asks the engine for lost batches. The time doubles while the engine stays idle. "
         "0: off.",
         example=1.0,
         unit="s",
@@ -276,106 +290,106 @@ class Config(Section):
     )
     reorder_batches: Int = key(
         20_000,
-        "Batches in the reorder buffer of each source, which wait while a gap is filled.",
+        "Maximum number of batches of a source that wait while a gap is being filled.",
         example=20_000,
         unit="batches",
         ge=1,
     )
     interpose: Interpose | None = key(
         None,
-        "One port for an engine that dials and routers that dial it: short for a source with `bind` and an output with "
-        "`interpose`, which `kvbus check` shows.",
+        "One port that an engine and its routers both connect to. This is short for a source with `bind` and an "
+        "output with `interpose`; `kvbus check` shows both.",
         example={"endpoint": "tcp://127.0.0.1:5557"},
     )
     sources: tuple[SourceConfig, ...] = key(
-        (), "The engines; at least one.", example=[{"endpoint": "tcp://127.0.0.1:5557"}]
+        (), "The engines. At least one.", example=[{"endpoint": "tcp://127.0.0.1:5557"}]
     )
     outputs: tuple[OutputConfig, ...] = key(
-        (), "The outgoing streams; at least one.", example=[{"endpoint": "tcp://*:5657"}]
+        (), "The outgoing streams. At least one.", example=[{"endpoint": "tcp://*:5657"}]
     )
     front: Front | None = key(
         None,
-        "Stand before an engine's HTTP API: whoever asks there where its events are gets kvbus's endpoints, and "
-        "everything else is handed on; null: off.",
+        "Proxy in front of an engine's HTTP API. A client that asks for the event endpoints gets kvbus's, and every "
+        "other request is passed on. null: off.",
         example={"listen": "0.0.0.0:8000", "engine": "http://127.0.0.1:8001"},
     )
     front_grpc: FrontGrpc | None = key(
         None,
-        "The same for an engine's gRPC API (`vllm.Control/GetKvEventSources`); extra `kvbus[grpc]`; null: off.",
+        "The same for an engine's gRPC API (`vllm.Control/GetKvEventSources`). Needs the extra `kvbus[grpc]`. null: "
+        "off.",
         example={"listen": "127.0.0.1:50051", "engine": "127.0.0.1:50052"},
     )
     http: HttpAddress | None = key(
         "127.0.0.1:9477",
-        "Address of the status page, probes, `/metrics`, `/events` and what else HTTP.md has; port 0: any "
-        "free port; null: no HTTP. What shows token ids is given to loopback and to principals alone, whatever the "
-        "address.",
+        "Address of the HTTP port: status page, probes, `/metrics` and the paths in HTTP.md. Port 0 is any free port."
+        " null: no HTTP. Whatever the address, only loopback and bearer tokens may read token ids.",
         example="127.0.0.1:9477",
     )
     http_allowed_hosts: HttpHosts = key(
         (),
-        "Further names by which token ids may be asked for (the Host header), beside localhost, 127.0.0.0/8 and [::1]; "
-        "still from loopback alone.",
+        "Further values of the Host header that a request for token ids may have, beside localhost, 127.0.0.0/8 and "
+        "[::1]. The request must still come from loopback.",
         example=["kvbus.example.internal"],
     )
     http_open: Literal["status", "probes"] = key(
         "status",
-        "What everybody who reaches the HTTP port may read. status: all that shows no token ids and no hashes; probes: "
-        "the probes and the files of the page, which hold nothing of the bus, and the rest is for loopback and for "
-        "principals.",
+        "What everybody who reaches the HTTP port may read. status: every path without token ids and hashes. probes: "
+        "the probes and the page's files. All other paths need loopback or a bearer token.",
         example="probes",
     )
     http_tokens_file: Path | None = key(
         None,
-        "Bearer tokens that may read over HTTP from elsewhere: a name and a hash a line, as `kvbus token` prints them.",
+        "File of bearer tokens for HTTP, with a name and a hash on each line, as `kvbus token` prints them.",
         example="/etc/kvbus/http/tokens",
     )
     http_tls_certificate_file: Path | None = key(
         None,
-        "The HTTP port's certificate and its chain, PEM; the port then speaks TLS alone.",
+        "Certificate and chain of the HTTP port, PEM. The port then speaks only TLS.",
         example="/etc/kvbus/tls/tls.crt",
     )
     http_tls_key_file: Path | None = key(
-        None, "The secret key of that certificate, PEM, not encrypted.", example="/etc/kvbus/tls/tls.key"
+        None, "Private key of that certificate, PEM, not encrypted.", example="/etc/kvbus/tls/tls.key"
     )
     state_dir: StateDir | None = key(
         "auto",
-        "Directory that keeps seq and state over a restart of kvbus. auto: one of its own in `$STATE_DIRECTORY`, else "
-        "in memory (`$XDG_RUNTIME_DIR`, `/dev/shm`), else on disk (`/var/lib/kvbus`, `$XDG_STATE_HOME`), where 1 GiB "
-        "is free; null: none, and a restart loses what the engine's replay no longer has.",
+        "Directory that keeps seqs and state over a restart of kvbus. auto: a directory of its own in "
+        "`$STATE_DIRECTORY`, else in memory (`$XDG_RUNTIME_DIR`, `/dev/shm`), else on disk (`/var/lib/kvbus`, "
+        "`$XDG_STATE_HOME`), where 1 GiB is free. null: none, so a restart loses the blocks that the engine no longer"
+        " replays.",
         example="auto",
     )
     state_sync: Literal["none", "batch"] = key(
         "none",
-        "What of `state_dir` outlives a power cut. none: no seq is used twice, and routers are cleared after it; "
-        "batch: the state, because kvbus waits for the disk before it sends anything.",
+        "What survives a power cut. none: no seq is used twice, and routers are cleared. batch: the whole state, "
+        "because kvbus waits for the disk before it sends a batch.",
         example="batch",
     )
     shutdown_timeout: Seconds = key(
         5.0,
-        "Time that routers get, at the end, to take what is queued for them and the replay answers under way.",
+        "Time at shutdown for routers to receive queued batches and open replay answers.",
         example=5.0,
         unit="s",
         ge=0,
     )
     reload: Literal["auto", "signal"] = key(
         "auto",
-        "When kvbus reads the configuration file again, for `log_level` and to name keys that take a restart: auto: "
-        "once it has changed (looked at every `key_reload_interval`), and at SIGHUP; signal: at SIGHUP only.",
+        "When kvbus reads the configuration file again, to apply `log_level` and to report keys that need a restart. "
+        "auto: after a change (checked every `key_reload_interval`) and at SIGHUP. signal: only at SIGHUP.",
         example="signal",
     )
     key_reload_interval: Seconds = key(
         10.0,
-        "How often key files, allow-lists and (`reload: auto`) the configuration file are looked at for changes; 0: at "
-        "SIGHUP only.",
+        "Interval at which key files, allow-lists and (with `reload: auto`) the configuration file are checked for "
+        "changes. 0: only at SIGHUP.",
         example=10.0,
         unit="s",
         ge=0,
     )
-    log_level: LogLevel = key("info", "Least severe log line written.", example="info")
+    log_level: LogLevel = key("info", "Minimum severity of log lines.", example="info")
     log_format: Literal["auto", "json", "text"] = key(
-        "auto", "auto: text on a terminal, else JSON lines.", example="json"
+        "auto", "Format of log lines. auto: text on a terminal, else JSON.", example="json"
     )
-    limits: Limits = key(Limits(), "Bounds on what a peer may make kvbus hold.", example={"max_frames": 16})
+    limits: Limits = key(Limits(), "Limits on what a peer may make kvbus keep.", example={"max_frames": 16})
 
     @model_validator(mode="wrap")
     @classmethod

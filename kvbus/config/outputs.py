@@ -27,137 +27,145 @@ class StreamEndpoints(NamedTuple):
 class OutputConfig(Section):
     """One set of outgoing endpoints, with the framing and encoding that its routers understand."""
 
-    name: Name = key("routers", "Metrics label, unique.", example="routers")
-    type: OutputType = key("zmq", "What carries it, `zmq` or another part that is installed.", example="zmq")
+    name: Name = key("routers", "Unique name in metrics.", example="routers")
+    type: OutputType = key("zmq", "Transport of the stream: `zmq`, or another type that is installed.", example="zmq")
     endpoint: Endpoint = key(
-        "tcp://*:5657", "Where routers subscribe, `tcp://host:port` or `ipc://path`.", example="tcp://*:5657"
+        "tcp://*:5657", "Endpoint that routers subscribe to, `tcp://host:port` or `ipc://path`.", example="tcp://*:5657"
     )
     replay_endpoint: Endpoint | None = key(
         None,
-        "Where routers ask for a replay (always bound); null: none.",
+        "Endpoint where routers ask for a replay. kvbus always binds it. null: none.",
         example="tcp://*:5658",
         default_text="`tcp://*:5658` if `endpoint` is not set either (and `layout` is not `per_topic`), else null",
     )
     snapshot_endpoint: Endpoint | None = key(
         None,
-        "Where routers ask for snapshots by vLLM's proposal (always bound). It implies 24-byte sequence frames on this "
-        "output. null: off.",
+        "Endpoint where routers ask for snapshots, by vLLM's proposal. kvbus always binds it. The output's sequence "
+        "frames then have 24 bytes. null: off.",
         example="tcp://*:5659",
     )
-    bind: bool = key(True, "false: dial out to a router that binds its SUB.", example=True)
+    bind: bool = key(True, "false: kvbus connects to a router that binds its SUB socket.", example=True)
     interpose: bool = key(
         False,
-        "true: engines dial `endpoint` too, where routers subscribe: each stream's source has `bind: true` and the "
-        "same address. Who publishes is that source, who subscribes is a router.",
+        "true: engines connect to `endpoint` too. Each stream's source has `bind: true` and the same address. A peer "
+        "that publishes is that source, and a peer that subscribes is a router.",
         example=False,
     )
     layout: Literal["per_source", "merged", "per_topic"] = key(
         "per_source",
-        "per_source: the i-th source (all ranks counted, from 0, or by `slot`) at port + i with a seq of its own, with "
-        "`ipc://` at `PATH-i`; merged: one endpoint, one seq; per_topic: one endpoint, each source (rank) under a "
-        "topic of its own with a seq of its own, for routers that keep one seq for each topic.",
+        "How sources share the output. per_source: source i (ranks counted, from 0, or by `slot`) has port + i, or "
+        "`PATH-i`, and its own seq. merged: one endpoint, one seq. per_topic: one endpoint, and each rank has its own"
+        " topic and seq.",
         example="per_source",
     )
     numbers: Literal["own", "log"] = key(
         "own",
-        "own: kvbus numbers what leaves; log: the numbers are those of the log that all sources are read from, so that "
-        "routers may go from one kvbus that reads it to another.",
+        "own: kvbus numbers the batches. log: batches keep the numbers of the log that all sources are read from, so "
+        "routers can move between two kvbus that read it.",
         example="log",
         default_text="`log` where a source is read from a log, else `own`",
     )
-    profile: ProfileName = key("vllm", "Whose framing and encoding this output speaks.", example="vllm")
+    profile: ProfileName = key("vllm", "Family of routers that read this output.", example="vllm")
     token_ids: Literal["keep", "drop"] = key(
         "keep",
-        "drop: nothing of prompts leaves here, neither token ids nor salts, sessions and keys of images; block hashes "
-        "stay. Only for routers that find blocks by the engine's hashes (profile vllm).",
+        "drop: send no token ids, salts, sessions or image keys. Block hashes stay. Only for routers that look blocks"
+        " up by the engine's hashes (profile vllm).",
         example="drop",
     )
     topic: Template | None = key(
         None,
-        "null: the source's own; else a template of `{model}`, `{worker}`, `{source}`, `{rank}`.",
+        "Topic of the output: a template with `{model}`, `{worker}`, `{source}`, `{rank}`. null: the source's own "
+        "topic.",
         example="kv@{worker}@{model}",
     )
-    heartbeat: Seconds = key(1.0, "Idle time before an empty batch is sent; 0: off.", example=1.0, unit="s", ge=0)
+    heartbeat: Seconds = key(
+        1.0, "Idle time after which kvbus sends an empty batch. 0: off.", example=1.0, unit="s", ge=0
+    )
     replay_framing: Framing = key(
         "auto",
-        "Frames of a replay answer; auto: by profile (sglang 3, the others 4).",
+        "Number of frames of a replay message. auto: by profile (sglang 3, all others 4).",
         example="auto",
     )
     journal_batches: Int = key(
-        10_000, "Published batches kept for replay, per stream.", example=10_000, unit="batches", ge=1
+        10_000,
+        "Maximum number of published batches that each stream keeps for replays.",
+        example=10_000,
+        unit="batches",
+        ge=1,
     )
     journal_bytes: Int = key(
         2_097_152,
-        "Payload kept for replay, per stream. A router that missed more gets a state snapshot instead.",
+        "Maximum size of the batches that each stream keeps for replays. A router that missed more gets the state "
+        "instead.",
         example=2_097_152,
         unit="bytes",
         ge=1,
     )
     queue_batches: Int = key(
         10_000,
-        "Batches of a stream waiting for this output before they are dropped.",
+        "Maximum number of batches of a stream that wait for this output. Further batches are dropped and counted.",
         example=10_000,
         unit="batches",
         ge=1,
     )
     send_hwm: Int = key(
         10_000,
-        "Batches that a slow router may be behind before its own are dropped.",
+        "Maximum number of batches that a slow router may be behind. Its older batches are then dropped and counted.",
         example=10_000,
         unit="batches",
         ge=1,
     )
     send_bytes: Int = key(
         16_777_216,
-        "Bytes kept for routers that are behind, per endpoint, or per view where keys have rights; they share them.",
+        "Maximum size of the batches that are kept for all slow routers of an endpoint, or of a view if keys have "
+        "rights.",
         example=16_777_216,
         unit="bytes",
         ge=1,
     )
     on_subscribe: Literal["state", "nothing"] = key(
         "state",
-        "What a router gets first: the live blocks, or nothing (it asks the replay).",
+        "What a router gets when it subscribes. state: the live blocks. nothing: it asks the replay itself.",
         example="state",
     )
     curve_secret_key_file: Path | None = key(
         None,
-        "This output's own key pair (`kvbus keygen`) or secret key; turns CURVE on for all of its endpoints.",
+        "The output's own secret key (`kvbus keygen`). It turns on CURVE for all endpoints of the output.",
         example="/etc/kvbus/keys/kvbus.key_secret",
     )
     curve_client_keys: Path | None = key(
         None,
-        "The public keys of routers that may connect, with names and what each may read: a file with one key a line, "
-        "or a directory of key files. An empty one lets nobody in.",
+        "Public keys of routers that may connect, with names and rights: a file with one key on each line, or a "
+        "directory of key files. An empty list lets nobody in.",
         example="/etc/kvbus/routers",
     )
     curve_server_key_file: Path | None = key(
         None,
-        "With `bind: false`: public key of the router that `endpoint` dials.",
+        "With `bind: false`: public key of the router that kvbus connects to.",
         example="/etc/kvbus/keys/router.key",
     )
 
     dynamo: DynamoPlane | None = key(
         None,
-        "With `type: dynamo`: where it is announced, for which workers; null: the defaults.",
+        "With `type: dynamo`: where kvbus announces the stream, and for which workers. null: the defaults.",
         example={"namespace": "dynamo"},
     )
 
     kafka: KafkaTopic | None = key(
         None,
-        "With `type: kafka`: which topic, and as which cluster; null: the defaults. `endpoint` is a broker.",
+        "With `type: kafka`: topic and cluster. `endpoint` is a broker. null: the defaults.",
         example={"topic": "kvbus"},
     )
 
     nats: NatsStream | None = key(
         None,
-        "With `type: nats`: which stream, and as which cluster; null: the defaults. `endpoint` is a server.",
+        "With `type: nats`: stream and cluster. `endpoint` is a server. null: the defaults.",
         example={"stream": "kvbus"},
     )
 
     redis: RedisKeys | None = key(
         None,
-        "With `type: redis`: under which keys, and as which cluster; null: the defaults. `endpoint` is the primary, or "
-        "a Sentinel.",
+        "With `type: redis`: key prefix and cluster. `endpoint` is the primary or a Sentinel. null: the defaults.",
         example={"prefix": "kvbus"},
     )
 

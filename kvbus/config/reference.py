@@ -1,13 +1,17 @@
 """The reference of all keys, from the models: ``python -m kvbus.config.reference`` prints it.
 
-With ``discover`` behind it, it prints the settings of the kinds of ``sources[].discover``.
+The argument ``discover`` prints the settings of the kinds of ``sources[].discover``. ``example`` prints a configuration
+file with every key, its meaning and its default, which is deploy/kvbus.yaml.
 """
 
 from __future__ import annotations
 
 import sys
+import textwrap
 import types
 from typing import TYPE_CHECKING, Any, Final, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
 
 from kvbus.config import parts
 from kvbus.config.dynamo import DynamoPlane
@@ -20,7 +24,6 @@ from kvbus.config.sources import SourceConfig
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from pydantic import BaseModel
     from pydantic.fields import FieldInfo
 
 HEADER: Final = "| key | type | default | unit | meaning |\n|---|---|---|---|---|"
@@ -48,10 +51,17 @@ def rows() -> Iterator[tuple[str, str, str, str, str]]:
 
 def _rows(prefix: str, model: type[BaseModel]) -> Iterator[tuple[str, str, str, str, str]]:
     for name, field in model.model_fields.items():
-        extra = field.json_schema_extra
-        unit, default = (str(extra["unit"]), extra["default_text"]) if isinstance(extra, dict) else ("", None)
-        shown = str(default) if default is not None else "none" if field.is_required() else f"`{_default(field)}`"
-        yield f"{prefix}{name}", type_text(field), shown, unit, field.description or ""
+        yield f"{prefix}{name}", type_text(field), _shown(field), _extra(field, "unit"), field.description or ""
+
+
+def _extra(field: FieldInfo, name: str) -> str:
+    """Return what the key's documentation says besides its meaning."""
+    return str(field.json_schema_extra[name] or "") if isinstance(field.json_schema_extra, dict) else ""
+
+
+def _shown(field: FieldInfo) -> str:
+    """Return a key's default, in Markdown."""
+    return _extra(field, "default_text") or ("none" if field.is_required() else f"`{_yaml(field.default)}`")
 
 
 def kinds() -> Iterator[tuple[str, str, str, str, str]]:
@@ -64,6 +74,60 @@ def table(of: Iterable[tuple[str, str, str, str, str]] | None = None) -> str:
     """Return rows as a Markdown table; those of all keys unless others are given."""
     lines = [f"| `{key}` | " + " | ".join(rest) + " |" for key, *rest in (rows() if of is None else of)]
     return "\n".join([HEADER, *lines]) + "\n"
+
+
+_BEGINNING: Final = """\
+# Every key of kvbus, with its meaning and its default. Only sources and outputs have to be set.
+# Check a copy with `kvbus check kvbus.yaml`. The same reference as a table is docs/CONFIGURATION.md.
+# KVBUS_OUTPUTS__0__LAYOUT=merged in the environment overrides this file, --set outputs[0].layout=merged overrides both.
+"""
+
+
+def example() -> str:
+    """Return a configuration file with every key, the same as deploy/kvbus.yaml."""
+    config = Config.model_validate({"sources": [{}], "outputs": [{}]})
+    blocks = ("\n".join(_lines(name, field, getattr(config, name), "")) for name, field in Config.model_fields.items())
+    return "\n\n".join([_BEGINNING.rstrip(), *blocks]) + "\n"
+
+
+def _lines(name: str, field: FieldInfo, value: Any, indent: str) -> Iterator[str]:
+    """Yield the lines of one key: its comment, then its value or the keys of its section."""
+    section, example = _section(field.annotation), (field.examples or [None])[0]
+    yield from textwrap.wrap(_comment(field), 118, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ")
+    if section is None:
+        yield f"{indent}# {name}: {example}" if field.default_factory else f"{indent}{name}: {_yaml(value)}"
+    elif value is None:
+        yield from (f"{indent}{name}: null", f"{indent}# {name}:")
+        for key, inner in section.model_fields.items():
+            shown = (inner.examples or [None])[0] if inner.is_required() else inner.default
+            yield from _lines(key, inner, shown, f"{indent}#   ")
+    else:
+        yield f"{indent}{name}:"
+        if isinstance(value, tuple):
+            yield f"{indent}  -"
+            value, indent = value[0], f"{indent}  "
+        for key, inner in section.model_fields.items():
+            yield from _lines(key, inner, getattr(value, key), f"{indent}  ")
+
+
+def _comment(field: FieldInfo) -> str:
+    """Return a key's meaning, its choices and its default, without Markdown."""
+    text = field.description or ""
+    choices = [word for word in dict.fromkeys(_words(field.annotation)) if word.startswith("`")]
+    if any(word.strip("`") not in text for word in choices):
+        text += f" One of {', '.join(choices)}."
+    default = _shown(field)
+    if default not in {"none", "`{}`"}:
+        unit = _extra(field, "unit") if default.strip("`").replace(".", "").isdigit() else ""
+        text += f" Default: {default} {unit}".rstrip()
+    return text.replace("`", "")
+
+
+def _section(annotation: Any) -> type[BaseModel] | None:
+    """Return the model whose keys stand under a key, or under each element of its list."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for arm in get_args(annotation) if (found := _section(arm)) is not None), None)
 
 
 def type_text(field: FieldInfo) -> str:
@@ -97,8 +161,8 @@ def _words(annotation: Any) -> Iterator[str]:
         yield _NAMES.get(name, "mapping")
 
 
-def _default(field: FieldInfo) -> str:
-    value = field.default
+def _yaml(value: Any) -> str:
+    """Return a key's value as YAML."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -113,4 +177,5 @@ def _default(field: FieldInfo) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(table(kinds() if sys.argv[1:] == ["discover"] else None))
+    printed = {(): table, ("discover",): lambda: table(kinds()), ("example",): example}
+    sys.stdout.write(printed[tuple(sys.argv[1:])]())

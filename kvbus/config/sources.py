@@ -24,40 +24,41 @@ class FoundRank:
 class SourceConfig(Section):
     """One engine: its live stream, its replay, and how many data-parallel ranks it has."""
 
-    name: Name = key("engine", "Metrics label, unique; rank r of several is `NAME/r`.", example="engine")
+    name: Name = key("engine", "Unique name in metrics. Rank r of several is `NAME/r`.", example="engine")
     discover: Discover | None = key(
         None,
-        "Find engines in place of `endpoint`: one of the kinds below, with its settings. Each engine found is a source "
-        "under its own name; the other keys here are for all of them.",
+        "Discover engines instead of naming an `endpoint`: a kind of discovery with its settings. Each discovered"
+        " engine becomes a source under its own name, and the other keys of this entry apply to all of them.",
         example={"file": {"path": "/etc/kvbus/engines.yaml"}},
     )
     endpoint: Endpoint = key(
         "tcp://127.0.0.1:5557",
-        "The engine's publisher, `tcp://host:port` or `ipc://path`.",
+        "The engine's event publisher, `tcp://host:port` or `ipc://path`.",
         example="tcp://127.0.0.1:5557",
     )
     replay_endpoint: Endpoint | None = key(
         None,
-        "The engine's replay; null: it has none, and every gap is lost.",
+        "The engine's replay endpoint. null: the engine has none, and every gap is lost.",
         example="tcp://127.0.0.1:5558",
         default_text="`tcp://127.0.0.1:5558` if `endpoint` is not set either, else null",
     )
     snapshot_endpoint: Endpoint | None = key(
         None,
-        "The engine's snapshots, if it offers that protocol: kvbus catches up by one instead of a replay from 0. "
-        "Needs `replay_endpoint`.",
+        "The engine's snapshot endpoint, if it offers that protocol. kvbus then asks for a snapshot instead of a "
+        "replay from 0. Needs `replay_endpoint`.",
         example="tcp://127.0.0.1:5559",
     )
-    bind: bool = key(False, "true: kvbus binds `endpoint` and the engine dials in.", example=False)
+    bind: bool = key(False, "true: kvbus binds `endpoint`, and the engine connects to it.", example=False)
     api: ApiUrl | None = key(
         None,
-        "The engine's own HTTP API. Of vLLM kvbus reads `/metrics` every 10 s, and clears an engine that sleeps.",
+        "Base URL of the engine's HTTP API. kvbus reads vLLM's `/metrics` every 10 s and clears an engine that sleeps.",
         example="http://127.0.0.1:8000",
     )
     data_parallel_size: Int = key(
         1,
-        "Ranks of this engine; rank r is at port + r of both endpoints, with `ipc://` at `PATH-r` "
-        "(rank 0: `PATH`) or where the path says `{rank}`. With `discover`: of each engine that says nothing else.",
+        "Number of the engine's data-parallel ranks. Rank r is at port + r of both endpoints, with `ipc://` at "
+        "`PATH-r` (rank 0: `PATH`) or where the path has `{rank}`. With `discover`: the number for engines that do "
+        "not say theirs.",
         example=1,
         unit="ranks",
         ge=1,
@@ -65,20 +66,20 @@ class SourceConfig(Section):
     )
     topic: Text = key(
         "",
-        "What the topic of the engine's stream begins with; empty: the first topic that comes. Several sources may "
-        "have one `endpoint` if no topic of theirs begins with another one's.",
+        "Beginning of the engine's topic. Empty: the first topic that arrives. Several sources may share one "
+        "`endpoint` if no source's topic begins with another's.",
         example="kv@",
     )
     clears: Literal["auto", "device", "all"] = key(
         "auto",
-        "What the engine's AllBlocksCleared speaks of: the device's blocks (vLLM), those of every tier (SGLang), or "
-        "auto: of every tier where kvbus has seen the engine open its epoch with one, else of the device.",
+        "Blocks that the engine's AllBlocksCleared removes. device: the device's (vLLM). all: those of every tier "
+        "(SGLang). auto: all if the engine's epoch began with one, else device.",
         example="auto",
     )
     slot: Int | None = key(
         None,
-        "Slot of rank 0 among the streams of a per_source output (port + slot); rank r is at slot + r. Set it to keep "
-        "a source's ports when one before it is removed.",
+        "Slot of rank 0 on a per_source output: its stream is at port + slot, and rank r at slot + r. Set it to keep "
+        "the ports when an earlier source is removed.",
         example=2,
         default_text="behind the source before it",
         ge=0,
@@ -86,19 +87,19 @@ class SourceConfig(Section):
     )
     curve_secret_key_file: Path | None = key(
         None,
-        "kvbus's own key pair (`kvbus keygen`) or secret key towards this engine; turns CURVE on for all of its "
-        "endpoints.",
+        "kvbus's own secret key (`kvbus keygen`) towards this engine. It turns on CURVE for all endpoints of the "
+        "source.",
         example="/etc/kvbus/keys/kvbus.key_secret",
     )
     curve_server_key_file: Path | None = key(
         None,
-        "Public key of the engine, for the endpoints kvbus connects to.",
+        "Public key of the engine, for the endpoints that kvbus connects to.",
         example="/etc/kvbus/keys/engine.key",
     )
     curve_client_keys: Path | None = key(
         None,
-        "With `bind`: the public keys that may dial in, each as any rank or with `sources=NAME/RANK` as one; a file "
-        "with one key a line, or a directory of key files.",
+        "With `bind`: public keys of engines that may connect, each as any rank, or as one rank with "
+        "`sources=NAME/RANK`. A file with one key on each line, or a directory of key files.",
         example="/etc/kvbus/engines",
     )
 

@@ -72,13 +72,17 @@ class StreamPatterns(LogAccess):
     """Which log is read, and which of its streams."""
 
     endpoint: Endpoint = key(
-        ..., "A server of the log; of Redis and Valkey the primary, or a Sentinel.", example="tcp://kafka-0:9092"
+        ..., "A server of the log. With Redis and Valkey, the primary or a Sentinel.", example="tcp://kafka-0:9092"
     )
-    cluster: Text = key("*", "Of streams whose cluster is this; `*` and `?` stand for any text.", example="eu-1")
-    model: Text = key("*", "Of streams whose model is this.", example="meta-llama/*")
-    worker: Text = key("*", "Of streams whose worker is this, `WORKER/SOURCE` as it was written.", example="prod-*")
+    cluster: Text = key("*", "Read streams of this cluster. `*` and `?` are wildcards.", example="eu-1")
+    model: Text = key("*", "Read streams of this model. `*` and `?` are wildcards.", example="meta-llama/*")
+    worker: Text = key(
+        "*", "Read streams of this worker, `WORKER/SOURCE`. `*` and `?` are wildcards.", example="prod-*"
+    )
     token_ids: Literal["keep", "drop"] = key(
-        "drop", "keep: they were written with their tokens (`outputs[].token_ids` of the writers).", example="keep"
+        "drop",
+        "keep: the writers keep token ids in the log (their `outputs[].token_ids`). drop: they do not.",
+        example="keep",
     )
 
     @model_validator(mode="after")

@@ -41,22 +41,20 @@ class DnsSettings(Section):
 
     name: Text = key(
         ...,
-        "The name to look up. With `port`: each of its addresses is an engine. Without: its SRV records are, such as "
-        "those of a headless Service's named port (`_kv-events._tcp.engines.default.svc.cluster.local`).",
+        "Name to look up. With `port`, each address is an engine. Without it, each SRV record is one, such as those "
+        "of a headless Service's named port (`_kv-events._tcp.engines.default.svc.cluster.local`).",
         example="engines.default.svc.cluster.local",
     )
-    port: Int | None = key(
-        None, "Port of the publisher, of rank 0; null: from SRV records.", example=5557, ge=1, le=65535
-    )
-    replay_port: Int | None = key(None, "Port of the replay; null: none.", example=5558, ge=1, le=65535)
+    port: Int | None = key(None, "Port of rank 0's publisher. null: from SRV records.", example=5557, ge=1, le=65535)
+    replay_port: Int | None = key(None, "Port of the replay. null: none.", example=5558, ge=1, le=65535)
     replay_name: Text | None = key(
         None,
-        "A name whose SRV records have the replay's port of each host, in place of `replay_port`.",
+        "Name whose SRV records have each host's replay port. Instead of `replay_port`.",
         example="_kv-replay._tcp.engines.default.svc.cluster.local",
     )
-    interval: Seconds = key(5.0, "Least time between two look-ups, whatever the TTL.", example=5.0, unit="s", gt=0)
+    interval: Seconds = key(5.0, "Minimum time between two look-ups, whatever the TTL is.", example=5.0, unit="s", gt=0)
     servers: tuple[Text, ...] = key(
-        (), "Addresses of DNS servers, `host:port`; none: those of `/etc/resolv.conf`.", example=["10.96.0.10:53"]
+        (), "Addresses of DNS servers, `host:port`. Empty: those in `/etc/resolv.conf`.", example=["10.96.0.10:53"]
     )
 
     @model_validator(mode="after")

@@ -28,11 +28,12 @@ class FileSettings(Section):
 
     path: Path = key(
         ...,
-        "A YAML or JSON file with a list of engines: `name` and `endpoint`, and where they have it `replay_endpoint`, "
-        "`data_parallel_size`, `topic` and `api`. An empty list means that there is none; a missing file is an error.",
+        "A YAML or JSON file with a list of engines: `name` and `endpoint`, and optionally `replay_endpoint`, "
+        "`data_parallel_size`, `topic` and `api`. An empty list means that there are no engines. A missing file is an"
+        " error.",
         example="/etc/kvbus/engines.yaml",
     )
-    interval: Seconds = key(1.0, "How often the file is read.", example=1.0, unit="s", gt=0)
+    interval: Seconds = key(1.0, "Interval at which kvbus reads the file.", example=1.0, unit="s", gt=0)
 
 
 class Listed(Section):

@@ -312,36 +312,36 @@ OWN_NAMESPACE: Final = ACCOUNT / "namespace"
 class KubernetesSettings(Section):
     """The keys of ``discover: {kubernetes: …}``."""
 
-    selector: Text = key(..., "Labels of the pods.", example="app=engine")
+    selector: Text = key(..., "Label selector of the pods.", example="app=engine")
     namespace: Text | None = key(
-        None, "Their namespace.", example="default", default_text="that of the pod in which kvbus runs"
+        None, "Namespace of the pods.", example="default", default_text="that of the pod in which kvbus runs"
     )
     port: Text = key(
         "kv-events",
-        "Port of the publisher of rank 0, by its name in the pod or by its number. The annotation "
-        "`kvbus/port` of a pod says more.",
+        "Port of rank 0's publisher, as a name in the pod or a number. A pod's annotation `kvbus/port` overrides it.",
         example="kv-events",
     )
     replay_port: Text = key(
         "kv-replay",
-        "Port of the replay; a name that an engine does not have: it has no replay. The annotation "
-        "`kvbus/replay-port` of a pod says more, and `kvbus/data-parallel-size` how many ranks it has.",
+        "Port of the replay. A pod without a port of this name has no replay. A pod's annotation `kvbus/replay-port` "
+        "overrides it, and `kvbus/data-parallel-size` gives its number of ranks.",
         example="kv-replay",
     )
     server: ApiUrl | None = key(
         None,
-        "The API server; null: that of the cluster in which kvbus runs. Elsewhere `kubectl proxy` is one.",
+        "URL of the API server, such as that of `kubectl proxy`. null: the API server of the cluster in which kvbus "
+        "runs.",
         example="http://127.0.0.1:8001",
     )
     token_file: Path | None = key(
         None,
-        "A bearer token for it.",
+        "File with a bearer token for the API server.",
         example="/etc/kvbus/kubernetes/token",
         default_text="the service account's in a pod; none with `server`",
     )
     ca_file: Path | None = key(
         None,
-        "The authority of its certificate, PEM.",
+        "Certificate authority of the API server, PEM.",
         example="/etc/kvbus/kubernetes/ca.crt",
         default_text="the cluster's in a pod; the system's with `server`",
     )
