@@ -13,13 +13,15 @@ import posixpath
 import re
 import shutil
 import sys
-import tomllib
 from pathlib import Path
 from typing import Any, Final
 
 HERE: Final = Path(__file__).parent
 ROOT: Final = HERE.parents[1]
-FACTS: Final = tomllib.loads((HERE / "facts.toml").read_text())
+sys.path.insert(0, str(ROOT))
+
+from kvbus.tools.starting import ENGINES, FACTS, ROUTERS, configuration, engine_setup, ports  # noqa: E402 - found through the path above
+
 IMAGES: Final = ("*.svg", "*.png")
 _LINK: Final = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 _FENCE: Final = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
@@ -40,23 +42,9 @@ kvbus dump tcp://127.0.0.1:{replay}          # the live blocks, as a router rebu
 """
 
 
-def ports(router: dict[str, Any]) -> tuple[int, int]:
-    """Return the engine's ports where this router is behind kvbus."""
-    live, replay = router.get("engine_ports", (5557, 5558))
-    return live, replay
-
-
-def engine_setup(engine: dict[str, Any], live: int, replay: int) -> str:
+def block(engine: dict[str, Any], live: int, replay: int) -> str:
     """Return how the engine is started, as a code block."""
-    text = engine["setup"].strip().replace("{live}", str(live)).replace("{replay}", str(replay))
-    return f"```{engine['language']}\n{text}\n```\n"
-
-
-def configuration(router: dict[str, Any]) -> str:
-    """Return the whole kvbus.yaml for an engine and this router."""
-    live, replay = ports(router)
-    source = f"sources:\n  - endpoint: tcp://127.0.0.1:{live}\n    replay_endpoint: tcp://127.0.0.1:{replay}\n"
-    return f"{router.get('top', '').lstrip()}{source}outputs:\n{router['output'].strip(chr(10))}\n"
+    return f"```{engine['language']}\n{engine_setup(engine, live, replay)}\n```\n"
 
 
 def pair(engine: dict[str, Any], router: dict[str, Any]) -> str:
@@ -65,7 +53,7 @@ def pair(engine: dict[str, Any], router: dict[str, Any]) -> str:
     return (
         f"# {engine['name']} with {router['name']}\n\n"
         f"kvbus runs beside the engine; `POD` is the address of both. How it was checked: {router['proof']}.\n\n"
-        f"## 1. The engine\n\n{engine_setup(engine, *ports(router))}\n{engine['notes'].strip()}\n\n"
+        f"## 1. The engine\n\n{block(engine, *ports(router))}\n{engine['notes'].strip()}\n\n"
         f"## 2. kvbus.yaml\n\n```yaml\n{configuration(router)}```\n\n"
         f"## 3. Run it\n{_RUN}\n"
         f"## 4. The router\n\n{router['setup'].strip()}\n\n"
@@ -78,18 +66,15 @@ def quickstart() -> str:
     """Return docs/QUICKSTART.md: every engine, every router."""
     parts = [
         "# Quickstart",
-        "<!-- rendered from docs/site/facts.toml: python docs/site/build.py --quickstart -->",
+        "<!-- rendered from kvbus/tools/starting.toml: python docs/site/build.py --quickstart -->",
         FACTS["intro"].strip(),
         "## The engine",
-        *(
-            f"### {each['name']}\n\n{engine_setup(each, 5557, 5558)}\n{each['notes'].strip()}"
-            for each in FACTS["engine"]
-        ),
+        *(f"### {each['name']}\n\n{block(each, 5557, 5558)}\n{each['notes'].strip()}" for each in ENGINES.values()),
         "## kvbus",
         _RUN.strip(),
         "## The router",
     ]
-    for router in FACTS["router"]:
+    for router in ROUTERS.values():
         live, replay = ports(router)
         checked = f"How it was checked: {router['proof']}."
         if live != 5557:
@@ -139,16 +124,16 @@ def gather(target: Path, repository: str) -> None:
     where = pages()
     written = {there: moved((ROOT / path).read_text(), path, where, repository) for path, there in where.items()}
     rows = []
-    for engine in FACTS["engine"]:
-        cells = [f"[{each['name']}](quickstart/{engine['id']}-{each['id']}.md)" for each in FACTS["router"]]
+    for engine in ENGINES.values():
+        cells = [f"[{each['name']}](quickstart/{engine['id']}-{each['id']}.md)" for each in ROUTERS.values()]
         rows.append(f"| **{engine['name']}** | {' | '.join(cells)} |")
-        for router in FACTS["router"]:
+        for router in ROUTERS.values():
             at = f"docs/quickstart/{engine['id']}-{router['id']}.md"
             known = where | {at: at.removeprefix("docs/")}
-            # facts.toml has links as docs/QUICKSTART.md needs them, which is one level up
+            # starting.toml has links as docs/QUICKSTART.md needs them, which is one level up
             text = re.sub(r"\]\((?=[A-Za-z]\w*[./])(?!\w+:)", "](../", pair(engine, router))
             written[at.removeprefix("docs/")] = moved(text, at, known, repository)
-    table = f"\n| |{' |' * len(FACTS['router'])}\n|---|{'---|' * len(FACTS['router'])}\n" + "\n".join(rows) + "\n"
+    table = f"\n| |{' |' * len(ROUTERS)}\n|---|{'---|' * len(ROUTERS)}\n" + "\n".join(rows) + "\n"
     start, _, rest = written["QUICKSTART.md"].partition("\n## The engine\n")
     written["QUICKSTART.md"] = f"{start}\nEach pair has a page:\n{table}\n## The engine\n{rest}"
     for there, text in written.items():

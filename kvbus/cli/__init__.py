@@ -16,6 +16,7 @@ except ModuleNotFoundError as error:
 
 _SUBCOMMANDS = (
     Subcommand("run", "Run the bus.", "run"),
+    Subcommand("init", "Write a configuration for an engine and a router."),
     Subcommand("demo", "Engines, bus and routers on this machine, live."),
     Subcommand("check", "Validate a configuration and print it in full.", "run"),
     Subcommand("doctor", "Find out what is wrong, and what to do."),
@@ -50,6 +51,7 @@ def main(*, debug: bool) -> None:
     \b
     Examples:
       kvbus demo
+      kvbus init --engine vllm --router llm-d
       kvbus run kvbus.yaml
       kvbus run --source tcp://127.0.0.1:5557,tcp://127.0.0.1:5558 --output 'tcp://*:5657,tcp://*:5658'
       kvbus check kvbus.yaml

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -32,8 +33,8 @@ def script() -> ModuleType:
 
 
 build = script()
-ENGINES: list[dict[str, Any]] = build.FACTS["engine"]
-ROUTERS: list[dict[str, Any]] = build.FACTS["router"]
+ENGINES = list(build.ENGINES.values())
+ROUTERS = list(build.ROUTERS.values())
 PAIRS = [(engine, router) for engine in ENGINES for router in ROUTERS]
 QUICKSTART = (ROOT / "docs" / "QUICKSTART.md").read_text()
 
@@ -102,9 +103,14 @@ def test_every_page_of_the_navigation_is_there(site: Path) -> None:
 
 
 def test_nothing_but_this_repositorys_python_makes_the_pages() -> None:
-    """The generator's environment has no kvbus in it."""
-    text = (ROOT / "docs" / "site" / "build.py").read_text()
-    assert set(re.findall(r"^(?:import|from) (\w+)", text, re.MULTILINE)) - {"__future__"} <= sys.stdlib_module_names
+    """The generator's environment has none of kvbus's dependencies."""
+    done = subprocess.run(
+        [sys.executable, "-ISc", "import runpy, sys; runpy.run_path(sys.argv[1])", ROOT / "docs" / "site" / "build.py"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_the_http_reference_has_the_paths_that_are_served() -> None:
