@@ -215,6 +215,7 @@ def test_ctrl_c_is_quiet():
 def test_the_declared_subcommands():
     names = [
         "run",
+        "init",
         "demo",
         "check",
         "doctor",
