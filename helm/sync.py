@@ -158,12 +158,21 @@ def _plain(node: Any) -> Any:
     out: dict[str, Any] = {}
     for key, value in node.items():
         if key == "properties":
-            out[key] = {name: {**_plain(field), **_UNTYPED.get(name, {})} for name, field in value.items()}
+            out[key] = {name: {**_typed(field), **_UNTYPED.get(name, {})} for name, field in value.items()}
         elif key == "$ref":
             out[key] = value.replace("#/$defs/", "#/definitions/config")
         elif key not in _WITHOUT:
             out[key] = _plain(value)
     return out
+
+
+def _typed(field: dict[str, Any]) -> dict[str, Any]:
+    """The schema of one key. A number of bytes may also be text such as 64MiB."""
+    plain: dict[str, Any] = _plain(field)
+    if field.get("unit") != "bytes":
+        return plain
+    number = {name: plain.pop(name) for name in ("type", "minimum", "maximum") if name in plain}
+    return {**plain, "anyOf": [number, {"type": "string", "pattern": "^[0-9.]+ ?([kKmMgGtT][iI]?)?[bB]?$"}]}
 
 
 def chart_schema(library_schema: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kvbus.config import logs
 from kvbus.config.endpoints import MAX_PORT, Address, parse_address, parse_endpoint
 from kvbus.config.paths import Path, show
 
@@ -63,7 +64,7 @@ def wildcards(found: Findings) -> None:
         connected.append((("sources", i, "replay_endpoint"), source.replay_endpoint))
         connected.append((("sources", i, "snapshot_endpoint"), source.snapshot_endpoint))
     for i, output in enumerate(found.config.outputs):
-        if not output.bind and found.sound(("outputs", i, "bind")):
+        if not output.bind and output.type not in logs.TYPES and found.sound(("outputs", i, "bind")):
             connected.append((("outputs", i, "endpoint"), output.endpoint))
     for key, endpoint in connected:
         if endpoint is not None and found.sound(key) and parse_endpoint(endpoint).is_wildcard:

@@ -225,7 +225,7 @@ def _libsodium(found: Findings) -> None:
         key = (*section, "curve_secret_key_file")
         if at.curve_secret_key_file is not None:
             wrong = "CURVE keys need libsodium, which is not installed"
-            found.report(key, wrong, value=str(at.curve_secret_key_file), example="pip install kvbus[curve]")
+            found.report(key, wrong, value=str(at.curve_secret_key_file), example="pip install 'kvbus[curve]'")
 
 
 def _tls(found: Findings) -> None:

@@ -15,6 +15,11 @@ _TCP: Final = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:/@\[\]]+):(
 _ADDRESS: Final = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:/@\[\]]+):(?P<port>[0-9]{1,5})")
 _HOST: Final = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::[0-9]*)?")
 _RANK: Final = "{rank}"
+_BROKERS: Final = {
+    "kafka": "type: kafka, endpoint: tcp://{}, kafka: {{topic: kvbus}}",
+    "nats": "type: nats, endpoint: tcp://{}, nats: {{stream: kvbus}}",
+    "redis": "type: redis, endpoint: tcp://{}, redis: {{prefix: kvbus}}",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +81,25 @@ def parse_endpoint(endpoint: str) -> Address:
         return Address(path, 0)
     match = _TCP.fullmatch(endpoint)
     if match is None:
-        raise ValueError("must be tcp://host:port or ipc://path")
+        raise ValueError(f"must be tcp://host:port or ipc://path{_hint(endpoint, 'tcp://')}")
     return Address(_host(match["host"]), _port(match["port"]))
+
+
+def _hint(text: str, scheme: str) -> str:
+    """Return how to write what a malformed address most likely means; empty if that is unknown."""
+    name, separator, rest = text.rpartition("://")
+    host, _, port = rest.rpartition(":")
+    if name in _BROKERS:
+        return f"; a broker has these keys: {_BROKERS[name].format(rest)}"
+    if f"{name}{separator}" not in {scheme, ""}:
+        return ""
+    if rest.isascii() and rest.isdigit():
+        return f"; {rest} is a port without a host: {scheme}127.0.0.1:{rest} is on this machine"
+    if host.count(":") > 1 and "[" not in rest:
+        return f"; an IPv6 address needs brackets: {scheme}[{host}]:{port}"
+    if _ADDRESS.fullmatch(rest) and not separator:
+        return f"; write {scheme}{rest}"
+    return "" if ":" in rest else "; the port is missing"
 
 
 def _port(text: str) -> int:
@@ -96,7 +118,7 @@ def parse_address(address: str) -> tuple[str, int]:
     """
     match = _ADDRESS.fullmatch(address)
     if match is None:
-        raise ValueError("must be host:port")
+        raise ValueError(f"must be host:port{_hint(address, '')}")
     port = int(match["port"])
     if port > MAX_PORT:
         raise ValueError(f"the port must be between 0 and {MAX_PORT}")

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BeforeValidator, model_validator
 
 from kvbus.config import parts
 from kvbus.config.endpoints import Address, parse_address
-from kvbus.config.values import ApiUrl, HttpAddress, Int, Name, Section, key
+from kvbus.config.values import ApiUrl, HttpAddress, Int, Name, Section, Size, key
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -126,7 +126,7 @@ class FrontGrpc(Fronting):
         ge=1,
         le=65_536,
     )
-    max_message: Int = key(
+    max_message: Size = key(
         64 * 1024 * 1024,
         "Maximum size of a message, in both directions. A larger one ends its call (RESOURCE_EXHAUSTED).",
         example=64 * 1024 * 1024,

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 TYPES: Final = {"kafka": "Kafka", "nats": "NATS", "redis": "Redis"}
 """The types of outputs that are a log, which are the names of their keys, too, and what each is called."""
 
+PORTS: Final = {"kafka": 9092, "nats": 4222, "redis": 6379}
+"""The usual port of each."""
+
 SEPARATOR: Final = "\N{SYMBOL FOR UNIT SEPARATOR}"
 TOPIC: Final = SEPARATOR.join(("{model}", "{worker}/{source}", "{rank}"))
 """How the driver hears whose stream it is. It is in no record."""
@@ -99,13 +102,10 @@ def wrongs(config: Config, at: int) -> Iterator[Wrong]:
     for name in ("replay_endpoint", "snapshot_endpoint", "curve_secret_key_file", "curve_server_key_file"):
         if (given := getattr(output, name)) is not None:
             yield name, f"{called} has no such thing", given, f"leave out {name}"
-    if parse_endpoint(output.endpoint).is_ipc:
-        yield (
-            "endpoint",
-            f"{called} is reached over TCP alone",
-            output.endpoint,
-            f"endpoint: tcp://{output.type}-0:PORT",
-        )
+    address = parse_endpoint(output.endpoint)
+    if address.is_ipc or address.is_wildcard:
+        wrong = f"type: {output.type} needs the address of a server of {called}"
+        yield "endpoint", wrong, output.endpoint, f"endpoint: tcp://{output.type}-0:{PORTS[output.type]}"
     given_keys = getattr(output, output.type)
     if given_keys is not None:
         yield from half(output.type, given_keys)

@@ -29,6 +29,7 @@ from kvbus.config.values import (
     ProfileName,
     Seconds,
     Section,
+    Size,
     StateDir,
     Text,
     key,
@@ -39,7 +40,7 @@ from kvbus.config.values import (
 class Limits(Section):
     """Limits of what an engine or a router may make kvbus hold."""
 
-    max_frame_bytes: Int = key(
+    max_frame_bytes: Size = key(
         67_108_864,
         "Maximum size of a frame from an engine. A larger one ends the connection, and kvbus connects again.",
         example=67_108_864,
@@ -65,7 +66,7 @@ class Limits(Section):
         unit="blocks",
         ge=1,
     )
-    max_index_bytes: Int = key(
+    max_index_bytes: Size = key(
         4_294_967_296,
         "Maximum memory of a source's blocks, as kvbus estimates it. At the limit, stores are rejected.",
         example=4_294_967_296,
@@ -80,7 +81,7 @@ class Limits(Section):
         ge=1,
         le=4096,
     )
-    max_held_bytes: Int = key(
+    max_held_bytes: Size = key(
         268_435_456,
         "Maximum size of the batches of a source that wait while a gap is being filled. At the limit, the newest are "
         "dropped and requested again.",
@@ -88,7 +89,7 @@ class Limits(Section):
         unit="bytes",
         ge=1,
     )
-    max_request_bytes: Int = key(
+    max_request_bytes: Size = key(
         65_536,
         "Maximum size of a frame from a router (subscriptions, replay and snapshot requests). A larger one ends the "
         "connection.",

@@ -11,7 +11,19 @@ from kvbus.config import dynamo, logs
 from kvbus.config.dynamo import DynamoPlane
 from kvbus.config.endpoints import endpoint_offset
 from kvbus.config.logs import KafkaTopic, LogKeys, NatsStream, RedisKeys
-from kvbus.config.values import Endpoint, Framing, Int, Name, OutputType, ProfileName, Seconds, Section, Template, key
+from kvbus.config.values import (
+    Endpoint,
+    Framing,
+    Int,
+    Name,
+    OutputType,
+    ProfileName,
+    Seconds,
+    Section,
+    Size,
+    Template,
+    key,
+)
 from kvbus.core.wire import frames
 from kvbus.core.wire.profiles import PROFILES
 
@@ -93,7 +105,7 @@ class OutputConfig(Section):
         unit="batches",
         ge=1,
     )
-    journal_bytes: Int = key(
+    journal_bytes: Size = key(
         2_097_152,
         "Maximum size of the batches that each stream keeps for replays. A router that missed more gets the state "
         "instead.",
@@ -115,7 +127,7 @@ class OutputConfig(Section):
         unit="batches",
         ge=1,
     )
-    send_bytes: Int = key(
+    send_bytes: Size = key(
         16_777_216,
         "Maximum size of the batches that are kept for all slow routers of an endpoint, or of a view if keys have "
         "rights.",

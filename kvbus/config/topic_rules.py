@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from kvbus.common.errors import Problem
+from kvbus.config import logs
 from kvbus.config.models import render_topic
 from kvbus.config.paths import Path, show
 from kvbus.config.problems import shown
@@ -35,7 +36,8 @@ def templates(found: Findings) -> None:
         elif "model" in placeholders(output.topic) and not found.config.model:
             if found.sound(("model",)):
                 example = "model: Qwen/Qwen3-32B"
-                found.report(("model",), f"{show(key)} uses {{model}}", value=found.config.model, example=example)
+                user = f"{show(key)} uses {{model}}" if output.topic != logs.TOPIC else f"{show(key[:-1])} needs it"
+                found.report(("model",), user, value=found.config.model, example=example)
         elif llm_d and found.sound(("worker",), ("model",)):
             # one rendering stands for all: neither a source's name nor a rank can have an @
             model, worker = found.config.model or "", found.config.worker

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import string
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
@@ -81,6 +82,26 @@ def _not_bool(value: object) -> object:
     if isinstance(value, bool):  # pydantic would take true for 1
         raise ValueError("must be a number, not true or false")  # noqa: TRY004 - pydantic collects ValueErrors
     return value
+
+
+_SIZE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(?:([kmgt])(i?))?b?", re.IGNORECASE)
+
+
+def _size(value: object) -> object:
+    """Return the bytes that a text such as 64MiB means."""
+    if not isinstance(value, str):
+        return _not_bool(value)
+    match = _SIZE.fullmatch(value.strip())
+    if match is None:
+        raise ValueError("must be a whole number of bytes, or a size such as 64MiB")
+    number, prefix, binary = match.groups()
+    power = "kmgt".index(prefix.lower()) + 1 if prefix else 0
+    return round(float(number) * (1024 if binary else 1000) ** power) if power else int(float(number))
+
+
+def _port_alone(value: object) -> object:
+    """Take a number for the text that it is in YAML, so that the message is about the address."""
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def _lower(value: object) -> object:
@@ -199,6 +220,8 @@ def checked_discovery(value: object) -> dict[str, dict[str, Any]]:
 
 
 Int = Annotated[int, BeforeValidator(_not_bool)]
+Size = Annotated[int, BeforeValidator(_size)]
+"""A number of bytes."""
 Seconds = Annotated[float, BeforeValidator(_not_bool)]
 Endpoint = Annotated[str, AfterValidator(_endpoint)]
 ApiUrl = Annotated[str, AfterValidator(_api)]
@@ -212,7 +235,7 @@ else:
 Discover = Annotated[dict[str, dict[str, Any]], PlainValidator(checked_discovery)]
 OutputType = Annotated[str, AfterValidator(_output_type)]
 Template = Annotated[Text, AfterValidator(_template)]
-HttpAddress = Annotated[str, AfterValidator(_address)]
+HttpAddress = Annotated[str, BeforeValidator(_port_alone), AfterValidator(_address)]
 HttpHosts = Annotated[tuple[str, ...], BeforeValidator(_hosts)]
 Media = Annotated[tuple[str, ...], BeforeValidator(_media)]
 BlockSize = Annotated[int | Literal["auto"], PlainValidator(_block_size)]

@@ -102,8 +102,10 @@ def test_the_error_prints_every_problem_and_knows_its_exit_code():
         ("sources", "{}", "must be a list"),
         ("sources", "[3]", "must be a mapping of keys"),
         ("outputs", "[null]", "must be a mapping of keys"),
-        ("http", "9477", "must be text"),
-        ("http", "localhost", "must be host:port"),
+        ("http", "9477", "must be host:port; 9477 is a port without a host: 127.0.0.1:9477 is on this machine"),
+        ("http", "true", "must be text"),
+        ("http", "localhost", "must be host:port; the port is missing"),
+        ("http", "'::1:9477'", "an IPv6 address needs brackets: [::1]:9477"),
         ("http", "localhost:70000", "the port must be between 0 and 65535"),
         ("http_allowed_hosts", "kvbus.internal", "must be a list of host names or addresses"),
         ("http_allowed_hosts", "[5]", "must be a list of host names or addresses"),
@@ -131,11 +133,19 @@ def test_the_error_prints_every_problem_and_knows_its_exit_code():
         ("limits", "5", "must be a mapping of keys"),
         ("limits.max_frames", "4", "must be at least 5"),
         ("limits.max_frame_bytes", "10", "must be at least 1024"),
+        ("limits.max_frame_bytes", "3 GiB", "must be at most 2.14748e+09"),
+        ("limits.max_frame_bytes", "a lot", "must be a whole number of bytes, or a size such as 64MiB"),
+        ("outputs[0].journal_bytes", "-1MiB", "must be a whole number of bytes, or a size such as 64MiB"),
+        ("outputs[0].journal_bytes", "true", "must be a number, not true or false"),
         ("limits.max_events", "0", "must be at least 1"),
         ("limits.max_blocks", "lots", "must be a whole number"),
         ("sources[0].name", "a/b", "letters, digits, dots, dashes or underscores"),
         ("sources[0].name", "''", "letters, digits, dots, dashes or underscores"),
-        ("sources[0].endpoint", "127.0.0.1:5557", "must be tcp://host:port or ipc://path"),
+        ("sources[0].endpoint", "127.0.0.1:5557", "must be tcp://host:port or ipc://path; write tcp://127.0.0.1:5557"),
+        ("sources[0].endpoint", "'tcp://::1:5557'", "an IPv6 address needs brackets: tcp://[::1]:5557"),
+        ("sources[0].endpoint", "'fe80::1:5557'", "an IPv6 address needs brackets: tcp://[fe80::1]:5557"),
+        ("sources[0].endpoint", "5557", "must be text"),
+        ("sources[0].endpoint", "'5557'", "5557 is a port without a host: tcp://127.0.0.1:5557 is on this machine"),
         ("sources[0].endpoint", "tcp://127.0.0.1:0", "the port must be between 1 and 65535"),
         ("sources[0].endpoint", "null", "must be text"),
         ("sources[0].replay_endpoint", "udp://127.0.0.1:1", "must be tcp://host:port or ipc://path"),
@@ -166,6 +176,15 @@ def test_bad_values(key, value, wrong):
     assert problem.key in {key, f"{key}[0]"}
     assert wrong in problem.wrong
     assert problem.value is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("65536", 65536), ("64KiB", 65536), ("64Ki", 65536), ("1.5 mib", 1572864), ("2MB", 2_000_000), ("1G", 10**9)],
+)
+def test_a_size_may_be_text(text, size):
+    config = load(None, env={}, overrides={"sources": [{}], "outputs": [{}], "outputs[0].journal_bytes": text})
+    assert config.outputs[0].journal_bytes == size
 
 
 @pytest.mark.parametrize("model", [Config, SourceConfig, OutputConfig, Limits])

@@ -69,7 +69,11 @@ def test_a_password_in_the_configuration_is_no_key(problems):
 @pytest.mark.parametrize(
     ("keys", "key", "says"),
     [
-        ("type: kafka, endpoint: 'ipc://k'", "outputs[0].endpoint", "Kafka is reached over TCP alone"),
+        (
+            "type: kafka, endpoint: 'ipc://k'",
+            "outputs[0].endpoint",
+            "type: kafka needs the address of a server of Kafka",
+        ),
         ("type: kafka, endpoint: 'tcp://k:1', bind: true", "outputs[0].bind", "bind: false alone"),
         ("type: kafka, endpoint: 'tcp://k:1', on_subscribe: nothing", "outputs[0].on_subscribe", "'state' alone"),
         ("type: kafka, endpoint: 'tcp://k:1', profile: sglang", "outputs[0].profile", "'vllm' alone"),
@@ -81,9 +85,19 @@ def test_a_password_in_the_configuration_is_no_key(problems):
             "no such thing",
         ),
         ("type: kafka, endpoint: 'tcp://k:1', kafka: {topic: 'a b'}", "outputs[0].kafka.topic", "must be letters"),
-        ("type: nats, endpoint: 'ipc://n'", "outputs[0].endpoint", "NATS is reached over TCP alone"),
+        ("type: nats, endpoint: 'ipc://n'", "outputs[0].endpoint", "needs the address of a server of NATS"),
         ("type: nats, endpoint: 'tcp://n:1', nats: {stream: a.b}", "outputs[0].nats.stream", "must be letters"),
-        ("type: redis, endpoint: 'ipc://r'", "outputs[0].endpoint", "Redis is reached over TCP alone"),
+        ("type: redis, endpoint: 'ipc://r'", "outputs[0].endpoint", "needs the address of a server of Redis"),
+        (
+            "type: kafka",
+            "outputs[0].endpoint",
+            "needs the address of a server of Kafka; for example endpoint: tcp://kafka-0:9092",
+        ),
+        (
+            "type: kafka, endpoint: 'kafka://k:9'",
+            "outputs[0].endpoint",
+            "these keys: type: kafka, endpoint: tcp://k:9, kafka: {topic: kvbus}",
+        ),
         ("type: redis, endpoint: 'tcp://r:1', redis: {prefix: 'a{b}'}", "outputs[0].redis.prefix", "must be letters"),
         ("type: redis, endpoint: 'tcp://r:1', redis: {retention: 59}", "outputs[0].redis.retention", "at least 60"),
         ("type: redis, endpoint: 'tcp://r:1', kafka: {topic: a}", "outputs[0].kafka", "the type is redis"),

@@ -56,4 +56,4 @@ def test_keys_need_libsodium_where_kvbus_binds(monkeypatch, problems, section):
     monkeypatch.setattr(parts, "has_libsodium", lambda: False)
     found = problems(text)
     assert set(found) == {f"{section}[0].curve_secret_key_file"}
-    assert "need libsodium, which is not installed; for example pip install kvbus[curve]" in str(found)
+    assert "need libsodium, which is not installed; for example pip install 'kvbus[curve]'" in str(found)
