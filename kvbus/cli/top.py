@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 )
 @click.option("--filter", "wanted", default="", metavar="TEXT", help="Show what has this text in its name or state.")
 @click.option("--plain", is_flag=True, help="Lines instead of a screen, as a file or a pipe gets them.")
+@click.option("--json", "as_json", is_flag=True, help="A JSON object a line for each look, instead of a screen.")
 def command(
     *,
     http: str,
@@ -46,6 +47,7 @@ def command(
     sort: str,
     wanted: str,
     plain: bool,
+    as_json: bool,
 ) -> None:
     """Watch a running bus: sources, outputs, routers, rates, queues, and what is counted and why.
 
@@ -55,11 +57,12 @@ def command(
       kvbus top --http 10.0.0.7:9477 --sort missing
       kvbus top --filter engine-3
       kvbus top --plain --count 1
+      kvbus top --json --count 1 | jq '.sources[] | {name, state, batches_per_second}'
       kubectl port-forward pod/engine-0 9477 & kvbus top
 
-    It needs the bus's HTTP port (the key http) and nothing else of it.
+    It needs nothing but the bus's HTTP port (the key http).
 
-    Keys: q quits, s sorts by the next column, / filters, p pauses.
+    Keys: q quits, ? shows all keys, j and k scroll, s sorts by the next column, / filters, p pauses.
     """  # noqa: D301 - \b is click's: keep these lines as they are
     # imported on use, to keep `kvbus --help` fast
     from rich.console import Console  # noqa: PLC0415
@@ -70,11 +73,11 @@ def command(
 
     url = bus_url(http)
     shown = login(url, http_token_file, http_ca)
-    watch = Watch(url, interval, count, Choice(sort=sort, wanted=wanted), shown)
+    watch = Watch(url, interval, count, Choice(sort=sort, wanted=wanted), shown, as_json)
 
     async def session(stop: asyncio.Event) -> None:
         console = Console()
-        if is_screen(console) and not plain:
+        if is_screen(console) and not plain and not as_json:
             await on_screen(watch, console, stop)
         else:
             await as_lines(watch, click.echo, stop)

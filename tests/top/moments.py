@@ -31,6 +31,7 @@ def router(peer: str, **changes: Any) -> dict[str, Any]:
         "output": "routers",
         "stream": 0,
         "peer": peer,
+        "name": "",
         "topics": [""],
         "state": "live",
         "state_sent": {"count": 1},

@@ -35,12 +35,26 @@ def test_s_goes_through_every_order_and_begins_again():
         ("/eng\n\x1b", "", False),
         ("/a\x00b\n", "ab", False),
         ("/" + "x" * 1000 + "\n", "x" * 60, False),
-        ("x?", "", False),
+        ("xy", "", False),
     ],
 )
 def test_a_filter_is_typed_taken_and_given_up(keys, wanted, typing):
     choice = after(Choice(), keys)
     assert (choice.wanted, choice.typing) == (wanted, typing)
+
+
+def test_a_table_scrolls_no_further_than_its_last_row():
+    choice = Choice()
+    for key, first in (("k", 0), ("j", 1), ("\x06", 11), ("\x06", 19), ("j", 19), ("\x02", 9), ("k", 8)):
+        choice = there(pressed(choice, key, last=19))
+        assert choice.first == first
+
+
+def test_a_question_mark_opens_the_help_and_any_key_closes_it():
+    assert after(Choice(), "?").help
+    assert not after(Choice(), "?x").help
+    assert pressed(after(Choice(), "?"), "q") is None
+    assert after(Choice(), "/?").wanted == "?"
 
 
 def test_p_and_space_pause_and_go_on():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import pty
 import signal
@@ -37,6 +38,20 @@ async def test_a_pipe_gets_lines():
     assert "source engine: live" in looks[1]
     assert "2 GPU blocks" in looks[1]
     assert "\x1b" not in done.stdout
+
+
+async def test_one_look_has_rates_and_may_be_json():
+    async with web_and_engine() as (client, engine):
+        asked = asyncio.create_task(asyncio.to_thread(run, "--http", client.base, "--count", "1", "--json"))
+        while not asked.done():
+            engine.publish(batch(store([1, 2])))
+            await asyncio.wait((asked,), timeout=0.05)
+        done = asked.result()
+    (line,) = done.stdout.splitlines()
+    found = json.loads(line)
+    assert (done.returncode, found["sources"][0]["state"]) == (0, "live")
+    assert found["sources"][0]["batches_per_second"] > 0
+    assert found["outputs"][0]["name"] == "routers"
 
 
 def test_nobody_there_is_an_error_at_once():
@@ -93,6 +108,10 @@ async def test_a_terminal_gets_a_screen_and_its_keys_work(how):
         await screen.until("sources 0")
         screen.press("p")
         await screen.until("paused")
+        screen.press("?")
+        await screen.until("scroll the tables")
+        screen.press("\x1b[B")  # the arrow down: any key closes the help
+        await screen.until("sources 0")
         if how == "q":
             screen.press("q")
         else:

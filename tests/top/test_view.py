@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,7 @@ from rich.console import Console
 
 from kvbus.tools.terminal import ASCII, UNICODE, Glyphs
 from kvbus.tools.top.moment import History
-from kvbus.tools.top.view import Choice, chart, lines, render
+from kvbus.tools.top.view import Choice, chart, document, lines, render
 from tests.top.moments import moment, output, router, source
 
 URL = "http://127.0.0.1:9477"
@@ -54,7 +55,7 @@ def test_it_fits_however_many_there_are(width, height, glyphs):
     assert len(text.splitlines()) <= height
     assert max(cell_len(line) for line in text.splitlines()) <= width
     assert "sources 301" in text
-    assert " more " in text
+    assert " of 301 " in text
     assert "routers 900" in text
 
 
@@ -75,6 +76,47 @@ def test_sources_are_sorted_with_the_largest_first_and_filtered():
     assert "engine-2/1" in text
     assert "engine-1" not in text
     assert "sources 1" in text
+
+
+def test_a_table_with_more_rows_than_fit_scrolls():
+    many = history(*(source(f"engine-{n}") for n in range(30)), routers=[router(f"10.0.0.{n}:1") for n in range(6)])
+    first, last = (drawn(many, Choice(first=row), width=80, height=24) for row in (0, 29))
+    assert "engine-0 " in first
+    assert "engine-29 " not in first
+    assert "10.0.0.0:1" in first
+    assert "engine-0 " not in last
+    assert "engine-29 " in last
+    assert "10.0.0.5:1" in last, "a shorter table stops at its end"
+    assert re.search(r"\d+ to 30 of 30", last)
+
+
+def test_columns_have_words_at_80_columns():
+    text = drawn(history(WRONG), width=80, height=24)
+    for word in ("batches/s", "blocks", "missing", "lost", "rejected", "queued", "lag", "dropped", "states sent"):
+        assert f" {word} " in text, word
+
+
+def test_help_names_every_key():
+    text = drawn(history(), Choice(help=True), width=80, height=24)
+    assert len(text.splitlines()) <= 24
+    for word in ("quit", "scroll", "sort", "filter", "pause"):
+        assert word in text
+
+
+def test_a_router_is_shown_by_its_name():
+    seen = history(routers=[router("10.0.0.1:4711", name="router-a")])
+    assert "router-a" in drawn(seen, width=80)
+    assert "router-a 10.0.0.1:4711" in drawn(seen, width=140)
+
+
+def test_as_data_it_has_the_rates_too():
+    found = document(history(), ALL, URL)
+    assert (found["version"], found["outputs"][0]["batches_per_second"]) == ("1.2.3", 20.0)
+    first, second = History(), moment(2.0, source("engine", 20))
+    first.add(moment(1.0, source("engine", 10)))
+    first.add(second)
+    assert document(first, ALL, URL)["sources"][0]["batches_per_second"] == 10.0
+    assert document(first, Choice(wanted="nothing"), URL)["sources"] == []
 
 
 def test_an_old_moment_says_how_old_it_is_and_why():

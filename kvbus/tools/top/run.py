@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import sys
 import termios
@@ -18,16 +19,26 @@ from rich.live import Live
 from kvbus.tools.asking import Login, NoAnswerError
 from kvbus.tools.terminal import glyphs_for
 from kvbus.tools.top.moment import History, read
-from kvbus.tools.top.view import SORTS, Choice, lines, render
+from kvbus.tools.top.view import SORTS, Choice, document, lines, render
 
 _ENTER: Final = ("\r", "\n")
 _ESCAPE: Final = "\x1b"
 _BACKSPACE: Final = ("\x7f", "\b")
 _MAX_FILTER: Final = 60
+_ARROWS: Final = {"\x1b[A": "k", "\x1bOA": "k", "\x1b[B": "j", "\x1bOB": "j", "\x1b[5~": "\x02", "\x1b[6~": "\x06"}
+"""What the arrow keys and the page keys send, and the single keys that do the same."""
+_SCROLLS: Final = {"j": 1, "k": -1, "\x06": 10, "\x02": -10}
+"""Rows by which a key scrolls. Ctrl-F and Ctrl-B stand for the page keys."""
 
 
-def pressed(choice: Choice, key: str) -> Choice | None:
-    """What the user wants after a key; None: to leave."""
+def pressed(choice: Choice, key: str, last: int = 0) -> Choice | None:
+    """Return what the user wants after a key; None to quit.
+
+    Args:
+        choice: what the user wanted before.
+        key: the key.
+        last: the last row of the longest table.
+    """
     if choice.typing:
         if key in _ENTER:
             return replace(choice, typing=False)
@@ -39,6 +50,10 @@ def pressed(choice: Choice, key: str) -> Choice | None:
         return replace(choice, wanted=wanted[:_MAX_FILTER])
     if key == "q":
         return None
+    if key in ("?", "h") or choice.help:
+        return replace(choice, help=not choice.help)
+    if key in _SCROLLS:
+        return replace(choice, first=max(0, min(choice.first + _SCROLLS[key], last)))
     if key == "s":
         return replace(choice, sort=SORTS[(SORTS.index(choice.sort) + 1) % len(SORTS)])
     if key == "/":
@@ -64,8 +79,8 @@ def keys(on_key: Callable[[str], None]) -> Iterator[None]:
         typed = os.read(fd, 64).decode("utf-8", "ignore")
         if not typed:
             loop.remove_reader(fd)  # the terminal has gone
-        # an arrow is Escape and more: it means nothing here
-        for key in [_ESCAPE] if typed == _ESCAPE else [] if typed.startswith(_ESCAPE) else typed:
+        # any other key that sends Escape and more means nothing here
+        for key in [_ESCAPE] if typed == _ESCAPE else _ARROWS.get(typed, "") if typed.startswith(_ESCAPE) else typed:
             on_key(key)
 
     tty.setcbreak(fd)
@@ -87,6 +102,7 @@ class Watch:
         count: looks; None: until the end.
         choice: what to show first.
         login: what is shown to the bus.
+        as_json: lines are JSON objects.
     """
 
     url: str
@@ -94,6 +110,7 @@ class Watch:
     count: int | None
     choice: Choice
     login: Login = field(default_factory=Login)
+    as_json: bool = False
 
 
 async def on_screen(watch: Watch, console: Console, stop: asyncio.Event) -> None:
@@ -117,7 +134,8 @@ async def on_screen(watch: Watch, console: Console, stop: asyncio.Event) -> None
 
             def on_key(key: str) -> None:
                 nonlocal choice
-                wanted = pressed(choice, key)
+                newest = history.moments[-1]
+                wanted = pressed(choice, key, max(len(newest.sources), len(newest.routers)) - 1)
                 if wanted is None:
                     stop.set()
                     return
@@ -140,20 +158,25 @@ async def on_screen(watch: Watch, console: Console, stop: asyncio.Event) -> None
 
 
 async def as_lines(watch: Watch, write: Callable[[str], None], stop: asyncio.Event) -> None:
-    """Write the bus's state as lines, a block for each look.
+    """Write the bus's state as lines, a block for each look. One look before the first block gives the rates.
 
     Raises:
         NoAnswerError: a look fails.
     """
     history, looks = History(), 0
     async with watch.login.session() as session:
+        history.add(await read(session, watch.url))
+        await _pause(stop, watch.interval)
         while not stop.is_set():
             history.add(await read(session, watch.url))
             looks += 1
-            if looks > 1:
-                write("")
-            for line in lines(history, watch.choice, watch.url):
-                write(line)
+            if watch.as_json:
+                write(json.dumps(document(history, watch.choice, watch.url)))
+            else:
+                if looks > 1:
+                    write("")
+                for line in lines(history, watch.choice, watch.url):
+                    write(line)
             if looks == watch.count:
                 return
             await _pause(stop, watch.interval)

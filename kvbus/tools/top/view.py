@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from rich.console import Group, RenderableType
@@ -18,6 +18,22 @@ NO_ENGINE: Final = "No engine found yet"
 
 _STALE_S: Final = 3.0
 _CHART: Final = 16
+_HELP: Final = (
+    ("q", "quit"),
+    ("? or h", "show or close this help"),
+    ("j, k, arrows, page keys", "scroll the tables"),
+    ("s", "sort the sources by another column"),
+    ("/", "filter by a text in a name, a state or a topic; Escape shows everything"),
+    ("p, space", "pause, go on"),
+)
+_COLUMNS: Final = (
+    ("missing, lost", "batches that did not come with the live stream; lost ones no replay had either"),
+    ("rejected", "events that kvbus cannot use"),
+    ("queued", "batches that wait: for an older one, or for a router"),
+    ("lag", "age of the oldest batch that a router lacks"),
+    ("dropped", "batches that a slow router did not get; the state of all blocks replaces them"),
+    ("partial", "the engine has blocks from before kvbus, which no replay had"),
+)
 _MAX_REASONS: Final = 6
 
 SORTS: Final = ("name", "rate", "blocks", "missing", "rejected", "queue")
@@ -33,12 +49,16 @@ class Choice:
         wanted: sources, outputs and routers with this text somewhere are shown; empty: all of them.
         typing: the text is being typed.
         paused: the screen stands still.
+        first: the first row that each table shows, if the table has more rows than fit.
+        help: the screen shows the keys and the columns.
     """
 
     sort: str = "name"
     wanted: str = ""
     typing: bool = False
     paused: bool = False
+    first: int = 0
+    help: bool = False
 
 
 def render(
@@ -58,9 +78,13 @@ def render(
         glyphs: signs the terminal can show.
     """
     moment, wide = history.moments[-1], width >= _WIDE
+    if choice.help:
+        return Group(panel(_legend(_HELP), "keys", "cyan"), panel(_legend(_COLUMNS), "columns", "cyan"))
     sources = _wanted_sources(history, choice)
     outputs = [output for output in moment.outputs if _matches(choice, output.name)]
-    routers = [r for r in moment.routers if _matches(choice, r["peer"], r["output"], r["state"], *r["topics"])]
+    routers = [
+        r for r in moment.routers if _matches(choice, r["name"], r["peer"], r["output"], r["state"], *r["topics"])
+    ]
     reasons = _reasons(history, choice)
     age = now - moment.at
     trouble = trouble if age > _STALE_S and not choice.paused else None  # who has paused asks nobody
@@ -71,11 +95,16 @@ def render(
         parts.append(Text(f" {trouble}", "red bold", no_wrap=True, overflow="ellipsis"))
     if not moment.sources:
         parts.append(Text(f" {NO_ENGINE}", "yellow"))
-    parts += [
-        _section(_sources(history, sources[: shown[0]], glyphs, wide=wide), "sources", len(sources), shown[0]),
-        _section(_outputs(history, outputs[: shown[1]], glyphs, wide=wide), "outputs", len(outputs), shown[1]),
-        _section(_routers(routers[: shown[2]], wide=wide), "routers", len(routers), shown[2]),
+    tables: list[tuple[str, Sequence[Any], Callable[[Sequence[Any]], Table]]] = [
+        ("sources", sources, lambda rows: _sources(history, rows, glyphs, wide=wide)),
+        ("outputs", outputs, lambda rows: _outputs(history, rows, glyphs, wide=wide)),
+        ("routers", routers, lambda rows: _routers(rows, wide=wide)),
     ]
+    for (title, rows, table), count in zip(tables, shown, strict=True):
+        first = max(0, min(choice.first, len(rows) - count))
+        part = rows[first : first + count]
+        which = Text(f" {first + 1} to {first + count} of {len(rows)} ", "dim") if count < len(rows) else None
+        parts.append(panel(table(part), f"{title} {len(rows)}", "cyan", which))
     if reasons:
         parts.append(panel(Group(*reasons), "reasons", "yellow"))
     parts.append(_foot(choice, glyphs))
@@ -103,18 +132,43 @@ def lines(history: History, choice: Choice, url: str) -> Iterator[str]:
     for output in moment.outputs:
         if _matches(choice, output.name):
             rate = history.rate(of_output(output.name, lambda each: each.batches))
+            routers = "1 router" if output.routers == 1 else f"{output.routers:.0f} routers"
             yield (
-                f"output {output.name}: {output.routers:.0f} routers, {rate:.1f}/s, queued {output.queued:.0f}, "
-                f"behind {output.behind:.1f} s, dropped {output.dropped:.0f}"
+                f"output {output.name}: {routers}, {rate:.1f}/s, queued {output.queued:.0f}, "
+                f"lag {output.behind:.1f} s, dropped {output.dropped:.0f}"
             )
     for router in moment.routers:
         if _matches(choice, router["peer"], router["output"], router["state"]):
             yield (
                 f"router {router['peer']} of {router['output']}: {router['state']}, queued {router['queued']}, "
-                f"behind {router['behind_seconds']:.1f} s, dropped {router['dropped']['batches']}"
+                f"lag {router['behind_seconds']:.1f} s, dropped {router['dropped']['batches']}"
             )
     for reason, count in sorted(moment.reasons.items()):
         yield f"{reason}: {count:.0f}"
+
+
+def document(history: History, choice: Choice, url: str) -> dict[str, Any]:
+    """Return the newest moment as data, with the rates that the screen shows."""
+    moment = history.moments[-1]
+    return {
+        "url": url,
+        "version": moment.version,
+        "up_seconds": moment.age,
+        "memory_bytes": moment.memory,
+        "sources": [
+            {**source, "batches_per_second": _source_rate(history, source)}
+            for source in _wanted_sources(history, choice)
+        ],
+        "outputs": [
+            {**asdict(output), "batches_per_second": history.rate(of_output(output.name, lambda each: each.batches))}
+            for output in moment.outputs
+            if _matches(choice, output.name)
+        ],
+        "routers": [
+            router for router in moment.routers if _matches(choice, router["peer"], router["output"], router["state"])
+        ],
+        "reasons": moment.reasons,
+    }
 
 
 def chart(values: Sequence[float], glyphs: Glyphs) -> str:
@@ -163,9 +217,11 @@ def _shares(room: int, *wanted: int) -> list[int]:
     return shares
 
 
-def _section(body: Table, title: str, there: int, shown: int) -> RenderableType:
-    more = Text(f" {there - shown} more ", "dim") if there > shown else None
-    return panel(body, f"{title} {there}", "cyan", more)
+def _legend(words: Sequence[tuple[str, str]]) -> Table:
+    legend = Table.grid(padding=(0, 2, 0, 0))
+    for name, meaning in words:
+        legend.add_row(Text(name, "bold"), Text(meaning))
+    return legend
 
 
 def _head(moment: Moment, choice: Choice, url: str, age: float, glyphs: Glyphs, *, stale: bool) -> Table:
@@ -188,7 +244,7 @@ def _head(moment: Moment, choice: Choice, url: str, age: float, glyphs: Glyphs, 
 def _foot(choice: Choice, glyphs: Glyphs) -> Text:
     if choice.typing:
         return Text.assemble(("filter: ", "bold"), choice.wanted, ("_", "blink"), ("  Enter: done  Esc: all", "dim"))
-    keys = [("q", "quit"), ("s", f"sort by {choice.sort}"), ("/", f"filter {choice.wanted or 'none'}")]
+    keys = [("q", "quit"), ("?", "help"), ("s", f"sort by {choice.sort}"), ("/", f"filter {choice.wanted or 'none'}")]
     keys.append(("p", "go on" if choice.paused else "pause"))
     return Text(f" {glyphs.away} ").join(
         Text.assemble((f" {key} ", "reverse"), " ", (what, "dim")) for key, what in keys
@@ -199,9 +255,9 @@ def _sources(history: History, rows: Sequence[dict[str, Any]], glyphs: Glyphs, *
     body = plain_table()
     body.add_column("source", no_wrap=True, overflow="ellipsis")
     body.add_column("state", min_width=12, no_wrap=True)
-    body.add_column("", no_wrap=True, width=_CHART if wide else _CHART // 2)
-    numbers = ["/s", "blocks", "miss", "lost", "reject", "queue"]
+    numbers = ["batches/s", "blocks", "missing", "lost", "rejected", "queued"]
     if wide:
+        body.add_column("", no_wrap=True, width=_CHART)
         body.add_column("dialect", no_wrap=True, overflow="ellipsis")
         numbers = ["batches/s", "blocks", "missing", "recovered", "lost", "rejected", "queued", "epoch"]
     for name in numbers:
@@ -209,15 +265,17 @@ def _sources(history: History, rows: Sequence[dict[str, Any]], glyphs: Glyphs, *
     for row in rows:
         counts = row["counts"]
         state = state_cell(row["state"], glyphs)
-        if row["partial"]:
-            state.append(" partial" if wide else "*", "yellow")
-        course = history.course(batches_of(row["name"]), _CHART if wide else _CHART // 2)
+        if row["partial"] and wide:
+            state.append(" partial", "yellow")
+        elif row["partial"] and row["state"] == "live":
+            state = Text(f"{glyphs.dot} partial", "yellow")
         rate, blocks = f"{_source_rate(history, row):.1f}", f"{sum(row['blocks'].values()):,}"
         missing, lost = counted(counts["missing"], "yellow"), counted(counts["lost"], "red bold")
         rejected = counted(sum(counts["rejected"].values()), "red bold")
         queue = counted(row["queue_depth"], "yellow")
-        cells: list[RenderableType] = [Text(row["name"], "bold"), state, Text(chart(course, glyphs), "cyan")]
+        cells: list[RenderableType] = [Text(row["name"], "bold"), state]
         if wide:
+            cells.append(Text(chart(history.course(batches_of(row["name"]), _CHART), glyphs), "cyan"))
             recovered = counted(counts["recovered"], "green")
             cells.append(Text(short_dialect(row["dialect"] or ""), "dim"))
             cells += [rate, blocks, missing, recovered, lost, rejected, queue, str(row["epoch"])]
@@ -231,7 +289,7 @@ def _outputs(history: History, rows: Sequence[Output], glyphs: Glyphs, *, wide: 
     body = plain_table()
     body.add_column("output", no_wrap=True, overflow="ellipsis")
     body.add_column("", no_wrap=True, width=_CHART if wide else _CHART // 2)
-    names = ["batches/s", "bytes/s", "routers", "queued", "behind", "dropped", "states", "replays"]
+    names = ["batches/s", "bytes/s", "routers", "queued", "lag", "dropped", "states sent", "replays"]
     for name in names if wide else [names[0], *names[2:6]]:
         body.add_column(name, justify="right", no_wrap=True)
     for row in rows:
@@ -258,13 +316,13 @@ def _routers(rows: Sequence[dict[str, Any]], *, wide: bool) -> Table:
     body.add_column("output", no_wrap=True, overflow="ellipsis")
     if wide:
         body.add_column("topics", no_wrap=True, overflow="ellipsis")
-    for name in ("queued", "behind", "dropped", "states sent" if wide else "states"):
+    for name in ("queued", "lag", "dropped", "states sent"):
         body.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         colour = {"live": "green", "stalled": "red bold"}.get(row["state"], "yellow")
         topics = [Text(", ".join(topic or "(all)" for topic in row["topics"]), "dim")] if wide else []
         body.add_row(
-            Text(row["peer"], "bold"),
+            Text(f"{row['name']} {row['peer']}" if row["name"] and wide else row["name"] or row["peer"], "bold"),
             Text(row["state"], colour),
             Text(f"{row['output']}/{row['stream']}", "dim"),
             *topics,
