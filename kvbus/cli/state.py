@@ -17,6 +17,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _WORDS: Final = {None: "no", False: "no", True: "yes"}
+_NAMES: Final = {
+    "bytes": "size in bytes",
+    "files": "size of each file in bytes",
+    "highest": "highest reserved seq",
+    "slices": "slices of the last full state",
+    "frames": "records since then",
+    "synced": "every commit waited for the disk",
+    "this_boot": "written since the machine started",
+    "in_use": "in use",
+}
 
 _DIRECTORY = click.option(
     "-d",
@@ -60,11 +70,17 @@ def show(*, directory: Path | None, as_json: bool, **flags: Any) -> None:
         click.echo(json.dumps(shown, indent=2))
         return
     for name, value in shown.items():
-        if name == "files":
-            for file, size in files.items():
-                click.echo(f"  {file:<40} {size:>14,}")
-        else:
-            click.echo(f"{name}: {_WORDS[value] if value is None or isinstance(value, bool) else value}")
+        click.echo(f"{_NAMES.get(name, name)}: {_text(value)}".rstrip())
+        for file, size in files.items() if name == "files" else ():
+            click.echo(f"  {file:<40} {size:>14,}")
+
+
+def _text(value: object) -> str:
+    if isinstance(value, dict):
+        return ""
+    if value is None or isinstance(value, bool):
+        return _WORDS[value]
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _contents(path: Path) -> dict[str, object]:
