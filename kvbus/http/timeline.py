@@ -77,8 +77,8 @@ class Timeline:
             self._routers[key] = router
             known = before.get(key)
             if known is None:
-                self.add("router", output, "connected", f"router {router.peer} has connected")
+                self.add("router", output, "connected", f"router {router.name or router.peer} connected")
             if router.left is not None and (known is None or known.left is None):
                 why = "" if router.left == "left" else f" ({router.left})"
                 lacks = f"; {router.dropped_batches:,} batches did not reach it" if router.dropped_batches else ""
-                self.add("router", output, "left", f"router {router.peer} has left{why}{lacks}")
+                self.add("router", output, "left", f"router {router.name or router.peer} disconnected{why}{lacks}")

@@ -32,6 +32,19 @@
   for (const element of document.body.querySelectorAll("*"))
     if (seen(element) && !element.closest(".skip, svg") && element.getBoundingClientRect().right > innerWidth + 1) wrong.push(`beside the window: ${named(element)}`);
 
+  // no word of a usual length is broken
+  const words = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT), range = document.createRange();
+  for (let node = words.nextNode(); node; node = words.nextNode()) {
+    if (!seen(node.parentElement) || node.parentElement.closest("script, svg, pre, .hidden")) continue;
+    for (const word of node.data.matchAll(/\S{2,19}(?!\S)/g)) {
+      if (/\S/.test(node.data[word.index - 1] ?? " ")) continue;
+      range.setStart(node, word.index);
+      range.setEnd(node, word.index + word[0].length);
+      const lines = new Set([...range.getClientRects()].map(each => Math.round(each.top)));
+      if (lines.size > 1 && !/[-/]/.test(word[0])) wrong.push(`broken: ${word[0]} in ${named(node.parentElement)}`);
+    }
+  }
+
   // structure
   if (!document.documentElement.lang) wrong.push("no language");
   const ids = [...document.querySelectorAll("[id]")].map(each => each.id), twice = ids.filter((id, i) => ids.indexOf(id) !== i);

@@ -102,6 +102,10 @@ async def use(browser: Browser, bus: Bus, engine: EnginePublisher) -> None:
     assert HOSTILE[:24] in refused
     assert HOSTILE in await browser.run(text_of("#timeline"))
     assert "connecting → " in await browser.run(text_of("#timeline"))
+    assert "vllm" in sources
+    fills = await browser.until(f"{text_of('#fills')}.includes('%') && {text_of('#fills')}", "the limits")
+    assert "reorder buffer" in fills
+    assert "state" in await browser.run(text_of("#facts"))
     assert "1 router follows" in await browser.run(text_of("#verdict"))
     assert "endpoint" in await browser.run(text_of("#config"))
     await browser.until(f"{text_of('#age-text')}.startsWith('as of ')", "the age")
@@ -134,6 +138,47 @@ async def use(browser: Browser, bus: Bus, engine: EnginePublisher) -> None:
         0,
         0,
     ]
+
+
+async def test_incidents_stand_out_and_a_spike_flattens_no_chart() -> None:
+    async with running_bus(source={"name": "engine"}) as bus, chromium() as browser:
+        timeline = bus.daemon.admin.timeline
+        for n in range(40):
+            timeline.add("router", "routers", "connected" if n % 2 else "left", f"router {n} came or went")
+        timeline.add("router", "routers", "left", "router slow disconnected (too slow)")
+        timeline.add("state", "engine", "lost", "live → lost")
+        await browser.look(1280, 900, "light")
+        await browser.call("Page.navigate", url="http://{}:{}".format(*there(bus.daemon.http_address)))
+        await browser.until(f"{text_of('#timeline')}.includes('live → lost')", "the timeline")
+        folded = await browser.run(text_of("#timeline"))
+        assert "20 connected, 20 disconnected" in folded
+        assert "too slow" in folded
+        assert "came or went" not in folded
+
+        async def show_only(wanted: str) -> str:
+            change = f"const box = document.querySelector('#wanted'); box.value = '{wanted}';"
+            found: str = await browser.run(
+                f"(() => {{ {change} box.dispatchEvent(new Event('change')); return {text_of('#timeline')}; }})()"
+            )
+            return found
+
+        assert "came or went" in await show_only("all")
+        assert "came or went" not in await show_only("incidents")
+        assert "live → lost" in await show_only("incidents")
+
+        # 299 values of 10 to 20 and one of 5000: the line of the others still uses the height of the chart
+        drawn = """(() => { const svg = draw("svg", {}), times = [...Array(300).keys()],
+            values = times.map(i => i === 150 ? 5000 : 10 + i % 11);
+            document.body.append(svg); chart(svg, times, values, "it", "/s");
+            const heights = svg.children[1].getAttribute("d").match(/ [\\d.-]+/g).map(Number);
+            svg.style.cssText = "position: absolute; left: 0; top: 0; width: 300px; height: 60px";
+            svg.dispatchEvent(new PointerEvent("pointermove", { clientX: 151, clientY: 1 }));
+            return [Math.max(...heights) - Math.min(...heights.filter((_, i) => i !== 150)), svg.getAttribute("aria-label"),
+              svg.querySelector("title").textContent]; })()"""
+        spread, label, hovered = await browser.run(drawn)
+        assert spread > 20
+        assert label == "it, last five minutes: now 12/s, peak 5,000/s"
+        assert hovered.startswith("5,000/s at ")
 
 
 async def test_a_stopped_bus_turns_the_age_red_and_a_new_one_is_followed(tmp_path: Path) -> None:

@@ -59,15 +59,15 @@ def test_routers_come_and_go_and_are_looked_at_when_a_counter_moves() -> None:
     assert driver.looks == looks
     driver.known = [view("10.0.0.1:5")]
     stats.routers = 1
-    assert looked() == [("connected", "router 10.0.0.1:5 has connected")]
+    assert looked() == [("connected", "router 10.0.0.1:5 connected")]
     driver.known = [view("10.0.0.1:5", left="broken", left_at=6.0, dropped_batches=1200)]
     stats.routers = 0
     stats.router_disconnects["broken"] += 1
-    assert looked() == [("left", "router 10.0.0.1:5 has left (broken); 1,200 batches did not reach it")]
+    assert looked() == [("left", "router 10.0.0.1:5 disconnected (broken); 1,200 batches did not reach it")]
     # came and went between two looks
     driver.known = [*driver.known, view("10.0.0.2:6", left="left", left_at=7.0)]
     stats.router_disconnects["left"] += 1
     assert [after for after, _ in looked()] == ["connected", "left"]
     stats.routers = 1
     driver.known = [*driver.known, view("10.0.0.1:5", since=9.0)]
-    assert looked() == [("connected", "router 10.0.0.1:5 has connected")]
+    assert looked() == [("connected", "router 10.0.0.1:5 connected")]

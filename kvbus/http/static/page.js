@@ -1,13 +1,13 @@
 // The status page. Everything that comes from the bus is put in as text, never as HTML.
 "use strict";
 
-const KEPT = 300, STALE = 3, SPARKS = 40;
+const KEPT = 300, STALE = 10, SPARKS = 40, FILLS = 8;
 const STATES = { live: "ok", syncing: "warn", gap: "warn", connecting: "bad", lost: "bad", conflict: "bad", waiting: "warn",
   receiving: "warn", stalled: "bad", idle: "idle", left: "idle", connected: "ok", partial: "warn", whole: "ok", over: "ok" };
 const SIGNS = { ok: "✓", warn: "▲", bad: "✕", idle: "○" };
 const SVG = "http://www.w3.org/2000/svg";
 const $ = id => document.getElementById(id);
-const bus = { about: {}, sources: [], routers: [], times: [], all: {}, outputs: {}, courses: {}, transitions: [], rates: null, heard: 0 };
+const bus = { about: {}, sources: [], routers: [], times: [], all: {}, outputs: {}, courses: {}, transitions: [], rates: null, heard: 0, filled: -Infinity };
 let open = null;
 
 // -- words
@@ -48,9 +48,10 @@ function rows(body, list, key, cells) {
     cells(each).forEach((value, i) => {
       const cell = row.cells[i] ?? row.insertCell();
       cell.dataset.label = labels[i];
+      cell.classList.toggle("long", /\S{20}/.test(value.shows ?? value));
       if (typeof value === "object") {
         if (cell.dataset.shows !== value.shows) { cell.replaceChildren(value.make()); cell.dataset.shows = value.shows; }
-        if (value.text) cell.className = "text";
+        if (value.text) cell.classList.add("text");
       } else if (cell.textContent !== String(value)) cell.textContent = value;
     });
   });
@@ -61,25 +62,37 @@ const asText = text => ({ shows: text, make: () => document.createTextNode(text)
 
 // -- charts
 
+/** The value that 99 of 100 do not exceed: one spike then does not flatten the rest. */
+const usual = known => [...known].sort((a, b) => a - b)[Math.floor((known.length - 1) * .99)] || Math.max(...known, 0) || 1;
+
 function chart(svg, times, values, what, unit = "") {
-  const now = times.at(-1), known = values.filter(v => v !== null), top = Math.max(...known, 0) || 1;
+  const now = times.at(-1), known = values.filter(v => v !== null), top = usual(known), peak = Math.max(...known, 0);
   let line = "", area = "", begun = null;
   values.forEach((value, i) => {
     if (value === null) { if (begun !== null) area += `V60H${begun}Z`; begun = null; return; }
-    const x = (300 - (now - times[i])).toFixed(1), y = (57 - 52 * value / top).toFixed(1);
+    const x = (300 - (now - times[i])).toFixed(1), y = (57 - 52 * Math.min(value / top, 1.08)).toFixed(1);
     line += (begun === null ? "M" : "L") + x + " " + y;
     area += (begun === null ? `M${x} 60L` : "L") + x + " " + y;
     begun ??= x;
     if (i === values.length - 1) area += `V60H${begun}Z`;
   });
   if (!svg.firstChild) {
-    svg.append(draw("path", { class: "area" }), draw("path", { class: "line" }));
+    svg.append(draw("path", { class: "area" }), draw("path", { class: "line" }), draw("title", {}));
+    svg.addEventListener("pointermove", event => hover(svg, event));
     for (const [name, value] of Object.entries({ viewBox: "0 0 300 60", preserveAspectRatio: "none", role: "img" })) svg.setAttribute(name, value);
     svg.classList.add("chart");
   }
   svg.children[0].setAttribute("d", area);
   svg.children[1].setAttribute("d", line);
-  svg.setAttribute("aria-label", `${what}, last five minutes: now ${number(known.at(-1))}${unit}, at most ${number(known.length ? top : 0)}${unit}`);
+  svg.setAttribute("aria-label", `${what}, last five minutes: now ${number(known.at(-1))}${unit}, peak ${number(peak)}${unit}`);
+  svg.read = { times, values, unit };
+}
+/** Name the value under the pointer. */
+function hover(svg, event) {
+  const box = svg.getBoundingClientRect(), { times, values, unit } = svg.read;
+  const wanted = times.at(-1) - 300 * (1 - (event.clientX - box.left) / box.width);
+  const at = times.findLastIndex(time => time <= wanted + .5);
+  svg.querySelector("title").textContent = at < 0 ? "" : `${number(values[at])}${unit} at ${clock(times[at])}`;
 }
 const spark = (id, colour) => ({ shows: id, make: () => { const made = draw("svg", { class: "spark " + colour }); made.dataset.spark = id; return made; } });
 
@@ -87,7 +100,7 @@ const TILES = [
   ["in", "Batches in", "batches", () => ["/s", bus.all.batches, bus.rates?.all.batches]],
   ["out", "Batches out", "sent", () => ["/s", sent(), sent().at(-1)]],
   ["in", "Live blocks", "blocks", () => ["", bus.all.blocks, bus.rates?.all.blocks]],
-  ["out", "Furthest router behind", "behind", () => [" s", behind(), behind().at(-1)]],
+  ["out", "Slowest router's lag", "behind", () => [" s", behind(), behind().at(-1)]],
 ];
 const each = name => Object.values(bus.outputs).map(course => course[name]);
 const sent = () => bus.times.map((_, i) => each("batches").reduce((a, v) => v[i] === null ? a : (a ?? 0) + v[i], null));
@@ -104,7 +117,7 @@ function tiles() {
     const [figure, of] = name === "behind" ? seconds(now).split(" ") : [number(now), unit], top = Math.max(...values.filter(v => v !== null), 0);
     tile.querySelector("p span").textContent = figure;
     tile.querySelector("small").textContent = name === "behind" ? " " + of : of;
-    tile.querySelector("h3 span").textContent = `at most ${name === "behind" ? seconds(top) : number(top)}`;
+    tile.querySelector("h3 span").textContent = `peak ${name === "behind" ? seconds(top) : number(top) + unit}`;
     chart($("tile-" + name), bus.times, values, title, unit);
   }
   for (const svg of document.querySelectorAll("[data-spark]")) {
@@ -138,8 +151,8 @@ function flow() {
   const place = (i, of) => middle + (i - (of - 1) / 2) * apart, cut = text => text.length > 24 ? text.slice(0, 23) + "…" : text;
   left.forEach((s, i) => node("s" + i, 190, place(i, left.length), -1, kind(s.state), "in", bus.rates?.sources[s.name]?.batches, cut(s.name),
     `${s.state} · ${number(sum(s.blocks))} blocks`));
-  right.forEach((r, i) => node("r" + i, width - 190, place(i, right.length), 1, kind(r.state), "out", r.state === "live" ? bus.rates?.outputs[r.output]?.batches : 0, cut(r.peer),
-    cut(`${r.output} · ${r.behind_seconds ? seconds(r.behind_seconds) + " behind" : r.state}`)));
+  right.forEach((r, i) => node("r" + i, width - 190, place(i, right.length), 1, kind(r.state), "out", r.state === "live" ? bus.rates?.outputs[r.output]?.batches : 0, cut(r.name || r.peer),
+    cut(`${r.output} · ${r.behind_seconds ? seconds(r.behind_seconds) + " lag" : r.state}`)));
   const tall = Math.min(height - 8, Math.max(84, height * .55));
   put("bus", "rect", { x: width / 2 - 62, y: middle - tall / 2, width: 124, height: tall, rx: 14, class: "bus" });
   put("rate", "text", { x: width / 2, y: middle + 2, "text-anchor": "middle", class: "big" }, number(bus.rates?.all.batches));
@@ -155,11 +168,15 @@ function flow() {
 function named(source) {
   return { shows: source.name, make: () => make("button", { textContent: source.name, onclick: () => look(source.name) }) };
 }
+const REASONS = { copy: "duplicate copy" };
+const who = router => router.name ? { shows: router.name + router.peer, make: () => make("span", {}, router.name + " ", make("span", { className: "soft", textContent: router.peer })) } : router.peer;
+const dialect = source => (source.dialect ?? "–").split(" ")[0].replace(/\.\..*/, "+");
 const blocks = source => Object.entries(source.blocks).map(([medium, n]) => (medium === "GPU" ? "" : medium + " ") + number(n)).join(" + ") || "0";
 
 function tables() {
   const { sources, routers } = bus, here = routers.filter(r => r.left === null), gone = routers.filter(r => r.left !== null);
-  rows($("sources"), sources, s => s.name, s => [named(s), asPill(s.partial ? "partial" : s.state), s.epoch, number(s.last_seq), blocks(s),
+  rows($("sources"), sources, s => s.name, s => [named(s), asPill(s.partial ? "partial" : s.state), asText(dialect(s)),
+    s.block_size ?? "–", number(s.last_seq < 0 ? null : s.last_seq), blocks(s),
     number(bus.rates?.sources[s.name]?.batches), spark("source " + s.name, "in"), number(s.counts.recovered), number(s.counts.lost),
     number(sum(s.counts.rejected))]);
   $("reasons").replaceChildren(...sources.flatMap(s => s.reasons.map(r => make("li", {}, make("strong", { textContent: s.name + " " }),
@@ -167,15 +184,15 @@ function tables() {
   const outputs = Object.entries(bus.rates?.outputs ?? {});
   rows($("outputs"), outputs, ([name]) => name, ([name, o]) => [name, number(o.routers), number(o.batches), spark("output " + name, "out"),
     bytes(o.bytes ?? 0), number(o.queue), seconds(o.behind)]);
-  rows($("routers"), here, r => r.output + r.stream + r.peer + r.since, r => [r.peer, asPill(r.state), asText(r.output + (r.stream ? " #" + r.stream : "")),
+  rows($("routers"), here, r => r.output + r.stream + r.peer + r.since, r => [who(r), asPill(r.state), asText(r.output + (r.stream ? " #" + r.stream : "")),
     asText(r.topics.map(t => t || "all").join(", ") || "none"), clock(r.since), number(r.queued), seconds(r.behind_seconds), number(r.dropped.batches),
     number(r.state_sent.count)]);
   $("no-router").textContent = here.length ? "" : "No router is connected.";
   $("left").hidden = !gone.length;
-  $("left").firstElementChild.textContent = gone.length + (gone.length === 1 ? " router has left" : " routers have left");
-  rows($("gone"), gone, r => r.output + r.stream + r.peer + r.since, r => [r.peer, asText(r.output), clock(r.left_at), asText(r.left), number(r.dropped.batches)]);
+  $("left").firstElementChild.textContent = gone.length + (gone.length === 1 ? " router disconnected" : " routers disconnected");
+  rows($("gone"), gone, r => r.output + r.stream + r.peer + r.since, r => [who(r), asText(r.output), clock(r.left_at), asText(r.left === "left" ? "it ended the connection" : r.left), number(r.dropped.batches)]);
   const why = new Map();
-  for (const s of sources) for (const [how, counts] of [["refused", s.counts.rejected], ["left out", s.counts.filtered]])
+  for (const s of sources) for (const [how, counts] of [["rejected", s.counts.rejected], ["filtered", s.counts.filtered]])
     for (const [reason, count] of Object.entries(counts)) {
       const entry = why.get(how + reason) ?? { how, reason, count: 0, sources: [], example: "" };
       entry.count += count;
@@ -184,11 +201,26 @@ function tables() {
       why.set(how + reason, entry);
     }
   const found = [...why.values()].filter(w => w.count).sort((a, b) => b.how.localeCompare(a.how) || b.count - a.count);
-  rows($("refused"), found, w => w.how + w.reason, w => [w.reason + " · " + w.how, number(w.count), asText(w.sources.join(", ")), asText(w.example || "–")]);
-  $("no-refused").textContent = found.length ? "" : "Nothing was refused or left out.";
+  rows($("refused"), found, w => w.how + w.reason, w => [(REASONS[w.reason] ?? w.reason) + " · " + w.how, number(w.count), asText(w.sources.join(", ")), asText(w.example || "–")]);
+  $("no-refused").textContent = found.length ? "" : "Nothing was rejected or filtered.";
   verdict(sources, here);
   flow();
   if (open) detail();
+}
+
+/** Read the metrics that have a limit, and show the fullest. */
+async function fills() {
+  const answer = await fetch("/metrics", { headers: shown({}) });
+  if (!answer.ok) return;
+  const text = await answer.text(), values = new Map(), about = new Map();
+  for (const [, name, help] of text.matchAll(/^# HELP kvbus_(\w+) (.*)$/gm)) about.set(name, help);
+  for (const [, name, labels = "", value] of text.matchAll(/^kvbus_(\w+)(\{.*\})? (\S+)$/gm)) values.set(name + labels, Number(value));
+  const found = [...values].flatMap(([key, limit]) => {
+    const [, name, labels] = key.match(/^(\w+)_limit(\{.*\})?$/) ?? [], used = values.get(name + (labels ?? ""));
+    const of = [...(labels ?? "").matchAll(/"([^"]*)"/g)].map(each => each[1]).join(" ");
+    return name && used !== undefined && limit > 0 ? [{ key, what: about.get(name), of, used, limit }] : [];
+  }).sort((a, b) => b.used / b.limit - a.used / a.limit).slice(0, FILLS);
+  rows($("fills"), found, f => f.key, f => [f.what, asText(f.of || "the bus"), number(f.used), number(f.limit), Math.round(100 * f.used / f.limit) + " %"]);
 }
 
 function verdict(sources, routers) {
@@ -207,8 +239,19 @@ function verdict(sources, routers) {
 
 const happened = t => make("li", {}, make("time", { dateTime: new Date(t.at * 1000).toISOString(), textContent: clock(t.at) }),
   make("span", { className: "dot " + kind(t.after), ariaHidden: "true" }), make("span", {}, make("strong", { textContent: t.name + " " }), t.text));
-const timeline = () => $("timeline").replaceChildren(...bus.transitions.slice(-100).reverse().map(happened),
-  ...(bus.transitions.length ? [] : [make("li", { className: "soft", textContent: "Nothing yet." })]));
+const passes = { all: () => true, incidents: t => ["warn", "bad"].includes(kind(t.after)), folded: () => true };
+/** Show what happened, the newest first. Connects and disconnects without a reason become one line. */
+function timeline() {
+  const wanted = $("wanted").value, shown = [];
+  let fold = null;
+  for (const t of bus.transitions.filter(passes[wanted]).slice(-300).reverse()) {
+    if (wanted !== "folded" || t.kind !== "router" || t.text.includes("(")) { fold = null; shown.push(t); continue; }
+    if (!fold) shown.push(fold = { at: t.at, after: "idle", name: "", connected: 0, left: 0 });
+    fold[t.after] += 1;
+    fold.text = `routers: ${fold.connected} connected, ${fold.left} disconnected`;
+  }
+  $("timeline").replaceChildren(...shown.slice(0, 100).map(happened), ...(shown.length ? [] : [make("li", { className: "soft", textContent: "Nothing yet." })]));
+}
 
 // -- one source
 
@@ -223,10 +266,10 @@ function detail() {
   $("source-name").textContent = open;
   if (!s) return body.replaceChildren("This source is not there any more.");
   const c = s.counts, facts = { state: s.state + (s.partial ? ", partial: " + s.partial_reason : ""), endpoint: s.endpoint, "replay endpoint": s.replay_endpoint ?? "none",
-    epoch: s.epoch, "last seq": number(s.last_seq), "spoken as": s.dialect ?? "–", "block size": s.block_size ?? "–", blocks: blocks(s),
+    epoch: s.epoch, "last seq": number(s.last_seq < 0 ? null : s.last_seq), dialect: s.dialect ?? "–", "block size": s.block_size ?? "–", blocks: blocks(s),
     "batches in": `${number(c.batches)}, ${bytes(c.bytes)}`, events: `${number(c.stored)} stored, ${number(c.removed)} removed, ${number(c.cleared)} cleared`,
     missing: `${number(c.missing)}: ${number(c.recovered)} recovered, ${number(c.lost)} lost, ${number(c.pending)} pending`,
-    "came twice": number(c.duplicates), restarts: c.restarts, waiting: number(s.queue_depth) };
+    duplicates: number(c.duplicates), restarts: c.restarts, waiting: number(s.queue_depth) };
   if (!body.firstChild) {
     const titles = { batches: "Batches per second", events: "Events per second", blocks: "Live blocks", queue: "Batches that wait for a gap" };
     body.append(make("div", { className: "charts" }, ...Object.entries(titles).map(([each, title]) => make("div", {}, make("h3", { textContent: title }),
@@ -271,6 +314,7 @@ async function poll() {
     const wanted = bus.sources.slice(0, SPARKS).map(s => s.name).filter(name => !bus.courses[name]);
     await Promise.all(wanted.map(async name => { bus.courses[name] = await get("/history?source=" + encodeURIComponent(name)).catch(() => undefined); }));
     tables();
+    if (performance.now() - bus.filled > 10000) { bus.filled = performance.now(); await fills(); }
   } catch { /* the age says it */ }
   setTimeout(poll, document.hidden ? 10000 : 2000);
 }
@@ -335,7 +379,8 @@ function age() {
   if ($("alarm").textContent !== alarm) $("alarm").textContent = alarm;
   document.title = stale ? "(no answer) kvbus" : "kvbus";
   if (!stale && bus.rates) {
-    const facts = { version: bus.about.version, up: duration(bus.rates.at - bus.about.started), started: new Date(bus.about.started * 1000).toLocaleString("en-GB") };
+    const state = !bus.about.config?.state_dir ? "off" : bus.about.state_writing ? "written" : "not written";
+    const facts = { version: bus.about.version, state, up: duration(bus.rates.at - bus.about.started), started: new Date(bus.about.started * 1000).toLocaleString("en-GB") };
     if ($("facts").dataset.shows !== JSON.stringify(facts)) {
       $("facts").dataset.shows = JSON.stringify(facts);
       $("facts").replaceChildren(...Object.entries(facts).flatMap(([name, value]) => [make("dt", { textContent: name }), make("dd", { textContent: value })]));
@@ -344,6 +389,7 @@ function age() {
   }
 }
 
+$("wanted").addEventListener("change", timeline);
 $("sign-in").addEventListener("submit", signIn);
 $("source").addEventListener("close", () => { open = null; });
 follow();

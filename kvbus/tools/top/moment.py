@@ -137,11 +137,11 @@ def moment(
 
 _REASONS: Final = (
     ("rejected", "kvbus_events_rejected_total", "source"),
-    ("left out", "kvbus_events_filtered_total", "source"),
+    ("filtered", "kvbus_events_filtered_total", "source"),
     ("dropped", "kvbus_output_dropped_batches_total", "output"),
-    ("router cut off", "kvbus_output_router_disconnects_total", "output"),
-    ("router refused", "kvbus_output_handshakes_failed_total", "output"),
-    ("engine refused", "kvbus_source_handshakes_failed_total", "source"),
+    ("router disconnected", "kvbus_output_router_disconnects_total", "output"),
+    ("router's handshake failed", "kvbus_output_handshakes_failed_total", "output"),
+    ("engine's handshake failed", "kvbus_source_handshakes_failed_total", "source"),
 )
 
 
