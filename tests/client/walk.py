@@ -21,7 +21,6 @@ from kvbus.client.timeouts import BufferLimits, Timing
 from kvbus.client.updates import Lost, Restarted, Snapshot, Synced
 from kvbus.client.view import BlockView
 from kvbus.core.sequencing.actions import Ask, AskSnapshot, Deliver, Stop
-from kvbus.core.sequencing.phases import Phase
 from kvbus.core.wire.codec import AnyEvent
 from kvbus.core.wire.encoding import encode_batch
 from kvbus.core.wire.frames import END_SEQ
@@ -104,7 +103,7 @@ class Subscription:
         self.states = []
 
     def break_connection(self, stale: int, answer_lives: bool = False) -> None:
-        self.up = False
+        self.up = self.synced = False
         self.asked = None
         if not (answer_lives and self.answer and self.answers_snapshot):
             self.answer = []  # a snapshot may have arrived already
@@ -181,6 +180,7 @@ class Subscription:
                 self.view.apply_batch(well_formed(output.payload))
             elif isinstance(output, Restarted):
                 self.view.clear()
+                self.synced = False
             elif isinstance(output, Replace):
                 self.view.update(Snapshot(output.seq, tuple(well_formed(chunk) for chunk in output.chunks)))
             elif isinstance(output, Ask):
@@ -222,8 +222,7 @@ class Subscription:
 
     def in_step(self) -> None:
         """Whoever has everything that the publisher has, and waits for nothing, has its state."""
-        sequencer = self.sequence._sequencer  # noqa: SLF001
-        if self.up and sequencer.phase is Phase.LIVE and not sequencer.history.pending and self.exact:
+        if self.up and self.synced and self.asked is None and not self.answer and self.exact:
             assert {block.hash for block in self.view} == self.truth
 
     def check(self) -> None:

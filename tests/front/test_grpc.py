@@ -17,7 +17,7 @@ import pytest_asyncio
 from grpc import aio
 
 from kvbus.common.errors import BindError
-from kvbus.parts.front.grpc.server import _here
+from kvbus.parts.front.grpc.server import local_address
 from tests.doubles.bus import eventually
 from tests.doubles.link import Link
 from tests.front.grpc_pod import SOURCES, UNLIMITED, GrpcPod, running_grpc_pod
@@ -337,4 +337,4 @@ async def test_the_end_ends_what_is_under_way() -> None:
 
 @pytest.mark.parametrize(("peer", "here"), [("ipv4:127.0.0.1:4711", "127.0.0.1"), ("ipv6:%5B::1%5D:4711", "[::1]")])
 def test_the_address_from_which_a_peer_is_reached(peer: str, here: str) -> None:
-    assert _here(peer) == here
+    assert local_address(peer) == here

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kvbus.http import blocks, connections, server
+from kvbus.http import blocks, connections
 from kvbus.telemetry.metrics import Exposition
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.bus import Bus, eventually, running_bus
@@ -65,12 +65,6 @@ class Crowd:
         peer = await self.connect()
         peer.say("GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         return await peer.status()
-
-    @property
-    def waiting(self) -> int:
-        """How many requests wait until other answers are made."""
-        limits = there(self.bus.daemon.admin._connections)  # noqa: SLF001 - nothing else counts them
-        return sum(each.waiting for each in limits._open)  # noqa: SLF001
 
     @property
     def open(self) -> int:
@@ -238,11 +232,139 @@ async def test_a_probe_gets_in_while_every_connection_waits_for_its_answer(monke
     go_on = threading.Event()
     render = Exposition.render
     monkeypatch.setattr(Exposition, "render", lambda self, readings: go_on.wait(60) and render(self, readings))
+    asked: list[object] = []
+    wait = connections.Connections.waiting
+
+    def counted(self: connections.Connections, transport: asyncio.BaseTransport | None) -> Any:
+        asked.append(transport)
+        return wait(self, transport)
+
+    monkeypatch.setattr(connections.Connections, "waiting", counted)
+    async with crowd() as them:
+        peers = [await them.connect() for _ in range(connections.MAX_CONNECTIONS)]
+        await eventually(lambda: them.open == connections.MAX_CONNECTIONS, "all open")
+        for n in range(20):
+            assert await them.probe() == 200, n
+        assert them.open <= connections.MAX_CONNECTIONS
+        assert await peers[0].gone()
+        assert them.closed["too_many"] >= 1
+        flood = [await them.connect() for _ in range(3 * connections.MAX_CONNECTIONS)]
+        await eventually(lambda: them.closed["too_many"] >= len(flood) - connections.MAX_CONNECTIONS, "refused")
+        assert them.open <= connections.MAX_CONNECTIONS
+        assert await them.probe() == 200
+
+
+async def test_a_crowd_closes_its_own_connections_and_nobody_else_s():
+    """Of two addresses the one with more connections gives one up; of its own, one that has not said anything yet."""
+    async with crowd() as them:
+        (alone,) = [await them.connect(local_addr=("127.0.0.2", 0))]
+        crowded = [await them.connect() for _ in range(3 * connections.MAX_CONNECTIONS)]
+        await eventually(lambda: them.closed["too_many"] == 1 + 2 * connections.MAX_CONNECTIONS, "those too many")
+        assert await crowded[0].gone()
+        alone.say("GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        assert await alone.status() == 200
+
+
+async def test_clients_that_ask_for_blocks_and_read_nothing(monkeypatch):
+    """Their dumps are given up, and others get theirs."""
+    monkeypatch.setattr(connections, "TIMEOUT", 5.0)  # all of them are under way before the first is given up
+    async with crowd() as them, EnginePublisher(them.bus.engine, them.bus.engine_replay, bind=True) as engine:
+        await engine.wait_for_subscriber(60)
+        for n in range(60):
+            engine.publish(batch(*[store([1000 * n + i]) for i in range(500)]))
+        await eventually(lambda: them.bus.caught_up(59), "many blocks")
+        peers = [await them.connect(limit=1024) for _ in range(blocks.MAX_DUMPS)]
+        for peer in peers:
+            transport = peer.writer.transport
+            assert isinstance(transport, asyncio.Transport)
+            transport.pause_reading()
+            peer.say("GET /blocks HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        await eventually(lambda: them.bus.daemon.process.http_dumps == blocks.MAX_DUMPS, "all dumps under way")
+        refused = await them.connect()
+        refused.say("GET /blocks HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert await refused.status() == 503
+        await eventually(lambda: them.bus.daemon.process.http_dumps == 0, "all dumps given up")
+        assert await them.probe() == 200
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        ("GET / HTTP/1.1\r\nHost: x\r\nX: " + "y" * 100_000 + "\r\n\r\n", 400),
+        ("GET /" + "y" * 100_000 + " HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+        ("GET /metrics HTTP/1.1\r\nHost: x\r\n" + "A: b\r\n" * 100_000 + "\r\n", 400),
+        ("nonsense\r\n\r\n", 400),
+        ("GET /metrics HTTP/9.9\r\nHost: x\r\n\r\n", 400),
+        ("POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello", 405),
+        ("PUT /sources HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n", 405),
+        ("DELETE /blocks HTTP/1.1\r\nHost: x\r\n\r\n", 405),
+        ("PATCH / HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n", 405),
+        ("OPTIONS /livez HTTP/1.1\r\nHost: x\r\n\r\n", 405),
+        ("GET /../../etc/passwd HTTP/1.1\r\nHost: x\r\n\r\n", 404),
+        ("GET /blocks?source=%00%ff%0d%0aX-Injected:1 HTTP/1.1\r\nHost: localhost\r\n\r\n", 404),
+    ],
+)
+async def test_what_is_not_asked_for_is_refused(request_, status):
+    async with crowd() as them:
+        peer = await them.connect()
+        peer.say(request_)
+        try:
+            said = await peer.status()
+        except (ConnectionError, IndexError):  # closed while we were still talking: refused, too
+            said = 400
+        assert said == status or (status == 400 and said in (400, 431))
+        assert await them.probe() == 200
+
+
+async def test_a_thousand_connections_one_after_the_other_leave_nothing_behind():
+    async with crowd() as them:
+        for _ in range(1000):
+            _, writer = await asyncio.open_connection(*there(them.bus.daemon.http_address))
+            writer.transport.abort()
+        await eventually(lambda: them.open == 0, "all forgotten")
+        assert await them.probe() == 200
+
+
+async def test_by_default_it_is_on_loopback():
+    async with running_bus() as bus:
+        assert there(bus.daemon.http_address)[0] == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"GET /livez HTTP/1.1\r\nHost: x\r\n" + b"X: y\r\n" * 200_000,
+        b"POST /livez HTTP/1.1\r\nHost: x\r\nContent-Length: 9999999\r\n\r\n" + b"x" * 2_000_000,
+        b"POST /livez HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + b"8\r\n12345678\r\n" * 200_000,
+        b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n" + b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n" * 50_000,
+    ],
+    ids=["head", "body", "chunks", "requests ahead"],
+)
+async def test_a_client_that_sends_more_than_it_may_is_closed(said):
+    """What it has sent is in nobody's memory: the kernel holds the rest."""
+    async with crowd() as them:
+        peer = await them.connect()
+        peer.say(said)
+        assert await peer.gone()
+        await eventually(lambda: them.open == 0, "closed")
+        assert await them.probe() == 200
+
+
+async def test_a_probe_gets_in_while_every_connection_waits_for_its_answer(monkeypatch):
+    """The server closes those that came last for it; the others get their answers."""
+    go_on = threading.Event()
+    render = Exposition.render
+    monkeypatch.setattr(Exposition, "render", lambda self, readings: go_on.wait(60) and render(self, readings))
+    asked: list[object] = []
+    wait = connections.Connections.waiting
+    monkeypatch.setattr(
+        connections.Connections, "waiting", lambda self, transport: asked.append(transport) or wait(self, transport)
+    )
     async with crowd() as them:
         peers = [await them.connect() for _ in range(connections.MAX_CONNECTIONS)]
         for peer in peers:
             peer.say("GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-        await eventually(lambda: them.waiting == len(peers) - server.MAX_ANSWERS, "all requests there")
+        await eventually(lambda: len(asked) == len(peers), "all requests there")
         for n in range(20):
             assert await them.probe() == 200, n
         assert them.closed == {"too_many": 1}

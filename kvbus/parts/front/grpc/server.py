@@ -321,7 +321,7 @@ class GrpcFront:
         await context.write(said)
 
     def _offers(self, context: Context) -> Offers:
-        return offers(self._observed, self._front, self._front.host or _here(context.peer()))
+        return offers(self._observed, self._front, self._front.host or local_address(context.peer()))
 
 
 class _Over:
@@ -376,7 +376,7 @@ def _is_ascii(value: str) -> bool:
     return value.isascii() and value.isprintable()
 
 
-def _here(peer: str) -> str:
+def local_address(peer: str) -> str:
     """The address of this host from which a peer is reached; gRPC does not say at which one it has asked.
 
     Args:
