@@ -9,7 +9,8 @@ import pytest
 
 from tests.browser.chromium import PROGRAM, Browser, chromium
 from tests.browser.test_page import CHECKS, HOSTILE, focus_order, text_of
-from tests.index.programs import Engine, Index, eventually, running, tokens_of
+from tests.doubles.bus import wait_for
+from tests.index.programs import Engine, Index, running, tokens_of
 
 pytestmark = [
     pytest.mark.slow,
@@ -43,8 +44,8 @@ async def test_the_page_asks_and_shows_the_answer(tmp_path: Path) -> None:
     chain = max(engine.truth().chains(), key=len)
     tokens = " ".join(map(str, tokens_of(chain)))
     with running(engine, index):
-        eventually(index.ready, "the index is ready", index)
-        eventually(lambda: index.matches(tokens=tokens_of(chain)), "the prompt is known", index)
+        wait_for(index.ready, "the index is ready")
+        wait_for(lambda: index.matches(tokens=tokens_of(chain)), "the prompt is known")
         async with chromium() as browser:
             await browser.call("Page.navigate", url=index.http)
             await browser.until("!!document.querySelector('#ask button')", "the page")

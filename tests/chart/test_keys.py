@@ -11,7 +11,7 @@ import pytest
 from kvbus.transport import curve
 from tests.chart.charts import render
 from tests.doubles.bus import eventually
-from tests.doubles.kvbus_process import Command
+from tests.doubles.kvbus_process import Program
 from tests.ports import ports_in_a_row
 
 pytestmark = pytest.mark.slow
@@ -46,13 +46,13 @@ async def test_only_a_router_on_the_list_is_answered(tmp_path: Path) -> None:
     dump = ("dump", f"tcp://127.0.0.1:{first + 2}", "--format=count")
     own = (f"--curve-secret-key={tmp_path / 'router.key_secret'}", f"--curve-server-key={tmp_path / 'kvbus.key'}")
     with (
-        Command(tmp_path, "run", "-c", str(tmp_path / "kvbus.yaml")),
-        Command(tmp_path, *release.engine["args"], name="engine") as sim,
+        Program(tmp_path, "run", "-c", str(tmp_path / "kvbus.yaml")),
+        Program(tmp_path, *release.engine["args"], name="engine") as sim,
     ):
         await eventually(settled, "an engine that is idle and relayed")
-        with Command(tmp_path, *dump, *own, name="known") as known:
+        with Program(tmp_path, *dump, *own, name="known") as known:
             assert await known.ends() == 0, known.said
             assert int(known.printed) > 0
-        with Command(tmp_path, *dump, "--timeout=2", name="unknown") as unknown:
+        with Program(tmp_path, *dump, "--timeout=2", name="unknown") as unknown:
             assert await unknown.ends() == 69
             assert unknown.printed == ""

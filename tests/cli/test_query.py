@@ -17,7 +17,8 @@ from kvbus.core.wire.encoding import encode_value
 from kvbus.core.wire.schema import BlockStored
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.client.blocks import batch, stored, tokens
-from tests.index.programs import Bus, Engine, Index, Truth, eventually, running, tokens_of
+from tests.doubles.bus import wait_for
+from tests.index.programs import Bus, Engine, Index, Truth, running, tokens_of
 from tests.ports import free_port
 
 
@@ -96,9 +97,9 @@ def scene(tmp_path_factory) -> Iterator[Scene]:
     bus = Bus(directory, "pod-a", engine)
     index = Index(directory, bus.http)
     with running(engine, bus, index):
-        eventually(lambda: bus.has(truth), "the bus knows every block", bus)
-        eventually(index.ready, "the index is ready", index)
-        eventually(lambda: not index.ask(tokens=[1])["incomplete"], "the index is complete", index)
+        wait_for(lambda: bus.has(truth), "the bus knows every block")
+        wait_for(index.ready, "the index is ready")
+        wait_for(lambda: not index.ask(tokens=[1])["incomplete"], "the index is complete")
         yield Scene(engine, bus, index, truth)
 
 

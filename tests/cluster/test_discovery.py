@@ -21,7 +21,7 @@ from tests.cluster.api import Api, Object, RefusedError
 from tests.cluster.control_plane import ApiServer, ControlPlane
 from tests.discovery.fleet import Bus, Worker, running
 from tests.doubles.bus import PATIENCE, eventually
-from tests.doubles.kvbus_process import Process, killed_at_the_end
+from tests.doubles.kvbus_process import Process
 from tests.doubles.socket_routers import TopicRouter
 from tests.ports import free_ports
 
@@ -156,7 +156,7 @@ async def fleet_of(place: Place, bus: Found) -> AsyncIterator[Fleet]:
     try:
         for worker in fleet.workers:
             await worker.start()
-        with killed_at_the_end(bus):
+        with bus:
             yield fleet
     finally:
         fleet.router.close()

@@ -18,7 +18,7 @@ from ruamel.yaml import YAML
 from tests.chart.charts import ROOT, containers, render
 from tests.cluster.api import Api, Object
 from tests.cluster.control_plane import HOME_ENV, PATIENCE
-from tests.doubles.kvbus_process import Process, killed_at_the_end
+from tests.doubles.kvbus_process import Process
 from tests.monitoring.prometheus import Prometheus, running_prometheus
 
 FOLDER: Final = ROOT / "deploy" / "prometheus"
@@ -116,8 +116,8 @@ def test_prometheus_finds_native_sidecars_and_the_rules_have_values(
         api.set_status(each.object, each.status)
     both = {(namespace, "one"), (namespace, "two")}
     with (
-        killed_at_the_end(one),
-        killed_at_the_end(two),
+        one,
+        two,
         engine(one),
         running_prometheus(tmp_path, config(api, namespace, tmp_path / "token")) as server,
     ):

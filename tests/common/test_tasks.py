@@ -11,7 +11,7 @@ import pytest
 
 from kvbus.common import tasks
 from kvbus.common.tasks import end_tasks, finish
-from tests.transport.loops import eventually
+from tests.doubles.bus import eventually
 
 
 @pytest.fixture(autouse=True)

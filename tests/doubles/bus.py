@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -27,6 +28,15 @@ async def eventually(condition: Callable[..., object], what: str, patience: floa
         if loop.time() > end:
             raise AssertionError(f"not within {patience:g} s: {what}")
         await asyncio.sleep(0.005)
+
+
+def wait_for(condition: Callable[[], Any], what: str, patience: float = PATIENCE) -> Any:
+    """Wait until the condition holds, without a loop, and return what it returned."""
+    end = time.monotonic() + patience
+    while not (found := condition()):
+        assert time.monotonic() < end, f"not within {patience:g} s: {what}"
+        time.sleep(0.01)
+    return found
 
 
 class Bus:

@@ -25,8 +25,106 @@ from tests.doubles.socket_routers import RouterOnASet
 from tests.ports import free_port, free_ports, ports_in_a_row
 
 
-class KvbusProcess:
-    """One process after the other, on the same configuration and directory.
+class Program:
+    """One command of kvbus: one process after the other, each ended by its own id.
+
+    Args:
+        directory: for its log, what it prints, its state and its runtime directory.
+        args: its command line.
+        name: of its log.
+    """
+
+    def __init__(self, directory: Path, *args: str, name: str = "kvbus") -> None:
+        self.log = directory / f"{name}.log"
+        self.args = args
+        self.env = {name: value for name, value in os.environ.items() if not name.startswith("KVBUS_")}
+        self.env |= {"XDG_RUNTIME_DIR": str(directory), "STATE_DIRECTORY": str(directory)}
+        self.version = "kvbus"
+        """What ``python -m`` runs."""
+        self._out = directory / f"{name}.out"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._watch: Watch | None = None
+
+    @property
+    def command(self) -> list[str]:
+        return [sys.executable, "-m", *self.version.split(), *self.args]
+
+    def start(self, before: Callable[[], None] | None = None) -> None:
+        """Start a process; it calls ``before`` before everything else."""
+        with self.log.open("ab") as log, self._out.open("ab") as out:
+            self._process = subprocess.Popen(
+                self.command,
+                env=self.env,
+                stdout=out,
+                stderr=log,
+                preexec_fn=before,  # noqa: PLW1509
+                process_group=0,
+            )
+        self._watch = Watch(self._process.pid)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        """The newest process."""
+        assert self._process is not None
+        return self._process
+
+    @property
+    def running(self) -> subprocess.Popen[bytes]:
+        """The newest process, which has not ended."""
+        assert self.process.poll() is None, f"kvbus ended by itself:\n{self.said}"
+        return self.process
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def said(self) -> str:
+        """The log of every process so far."""
+        return self.log.read_text()
+
+    @property
+    def printed(self) -> str:
+        """The standard output of every process so far."""
+        return self._out.read_text()
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Send a signal, wait for the end and return the exit code."""
+        self.signal(number)
+        return self.ended()
+
+    def signal(self, number: signal.Signals) -> None:
+        self.running.send_signal(number)
+
+    def ended(self, patience: float = 60) -> int:
+        """Wait for the end and return the exit code."""
+        code = self.process.wait(patience)
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
+        return code
+
+    async def ends(self, patience: float = 60) -> int:
+        """Wait for the end and return the exit code, while the loop goes on."""
+        await eventually(lambda: self.process.poll() is not None, f"the end: {self.said}", patience)
+        return self.ended()
+
+    def close(self) -> None:
+        """Kill the process if it still runs."""
+        if self._process is not None:
+            self._process.kill()  # does nothing to one that has ended
+            self.ended()
+
+
+class KvbusProcess(Program):
+    """`kvbus run` on a configuration, which may be changed between two starts.
 
     Args:
         directory: for the configuration, the log and the runtime directory.
@@ -36,13 +134,7 @@ class KvbusProcess:
     def __init__(self, directory: Path, config: dict[str, Any]) -> None:
         self.directory = directory
         self.config = {"http": f"127.0.0.1:{free_port()}", **config}
-        self.log = directory / "kvbus.log"
-        self.env = {name: value for name, value in os.environ.items() if not name.startswith("KVBUS_")}
-        self.env["XDG_RUNTIME_DIR"] = str(directory)
-        self.version = "kvbus"
-        """What ``python -m`` runs."""
-        self._process: subprocess.Popen[bytes] | None = None
-        self._watch: Watch | None = None
+        super().__init__(directory, "run", "-c", str(self.file))
 
     @property
     def http(self) -> str:
@@ -58,31 +150,8 @@ class KvbusProcess:
         self.file.write_text(json.dumps(self.config))  # JSON is YAML
 
     def start(self, before: Callable[[], None] | None = None) -> None:
-        """Start a process; it calls ``before`` before everything else."""
         self.write()
-        command = [sys.executable, "-m", *self.version.split(), "run", "-c", str(self.file)]
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                command,
-                env=self.env,
-                stdout=log,
-                stderr=log,
-                preexec_fn=before,  # noqa: PLW1509
-                process_group=0,
-            )
-        self._watch = Watch(self._process.pid)
-
-    @property
-    def running(self) -> subprocess.Popen[bytes]:
-        """The process, which has not ended."""
-        assert self._process is not None
-        assert self._process.poll() is None, f"kvbus ended by itself:\n{self.said}"
-        return self._process
-
-    @property
-    def said(self) -> str:
-        """The log of every process so far."""
-        return self.log.read_text()
+        super().start(before)
 
     @property
     def pid(self) -> int:
@@ -112,9 +181,6 @@ class KvbusProcess:
         assert found, f"no {sample} in /metrics"
         return float(found[0])
 
-    def signal(self, number: signal.Signals) -> None:
-        self.running.send_signal(number)
-
     def pause(self) -> None:
         """Stop it where it stands, as a node without a free core does."""
         self.signal(signal.SIGSTOP)
@@ -124,27 +190,10 @@ class KvbusProcess:
 
     def terminate(self) -> int:
         """Send SIGTERM and return the exit code."""
-        process = self.running
-        process.terminate()
-        return self._ended(process)
+        return self.end()
 
     def kill(self) -> None:
-        process = self.running
-        process.kill()
-        self._ended(process)
-
-    def _ended(self, process: subprocess.Popen[bytes]) -> int:
-        code = process.wait(60)
-        if self._watch is not None:
-            self._watch.close()
-            self._watch = None
-        return code
-
-    def close(self) -> None:
-        """Kill the process if it still runs."""
-        if self._process is not None:
-            self._process.kill()  # does nothing to one that has ended
-            self._ended(self._process)
+        self.end(signal.SIGKILL)
 
 
 class Process(KvbusProcess):
@@ -215,54 +264,9 @@ def _pipe(pipe: IO[str] | None) -> IO[str]:
     return pipe
 
 
-@contextlib.contextmanager
-def killed_at_the_end(process: Process) -> Iterator[Process]:
-    process.start()
-    try:
-        yield process
-    finally:
-        process.kill()
-
-
 def run_async(main: Any) -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main)
-
-
-class Command:
-    """One ``kvbus`` process; ended by its own id, whatever happens. What it says is in `said`."""
-
-    def __init__(self, directory: Path, *args: str, name: str = "kvbus") -> None:
-        env = {key: value for key, value in os.environ.items() if not key.startswith("KVBUS_")}
-        env["XDG_RUNTIME_DIR"] = str(directory)  # marks of the numbering are kept there
-        env["STATE_DIRECTORY"] = str(directory)
-        self._log = directory / f"{name}.log"
-        self._out = directory / f"{name}.out"
-        with self._log.open("wb") as log, self._out.open("wb") as out:
-            self.process = subprocess.Popen([sys.executable, "-m", "kvbus", *args], env=env, stderr=log, stdout=out)
-
-    @property
-    def said(self) -> str:
-        return self._log.read_text()
-
-    @property
-    def printed(self) -> str:
-        return self._out.read_text()
-
-    def ended(self, patience: float = 60) -> int:
-        return self.process.wait(patience)
-
-    async def ends(self, patience: float = 60) -> int:
-        await eventually(lambda: self.process.poll() is not None, f"the end: {self.said}", patience)
-        return self.process.wait(1)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait(60)
 
 
 class Place:
@@ -271,6 +275,7 @@ class Place:
     def __init__(self, directory: Path, **settings: Any) -> None:
         ports = free_ports(5)
         self.directory = directory
+        self.file = directory / "kvbus.yaml"
         self.engine, self.engine_replay, self.out, self.out_replay = (f"tcp://127.0.0.1:{port}" for port in ports[:4])
         self.http = f"127.0.0.1:{ports[4]}"
         self.config = {
@@ -283,10 +288,14 @@ class Place:
             **settings,
         }
 
-    def start(self) -> Command:
-        file = self.directory / "kvbus.yaml"
-        file.write_text(json.dumps(self.config))  # JSON is YAML
-        return Command(self.directory, "run", "-c", str(file))
+    def write(self) -> None:
+        """Write the configuration."""
+        self.file.write_text(json.dumps(self.config))  # JSON is YAML
+
+    def kvbus(self) -> Program:
+        """`kvbus run` here, once it is entered."""
+        self.write()
+        return Program(self.directory, "run", "-c", str(self.file))
 
     def get(self, path: str) -> tuple[int, str]:
         """Status and body; 0 while nobody answers."""
@@ -298,10 +307,9 @@ class Place:
         except OSError:
             return 0, ""
 
-    async def ready(self, command: Command) -> None:
+    async def ready(self, bus: Program) -> None:
         def there() -> bool:
-            assert command.process.poll() is None, command.said
-            return self.get("/readyz")[0] == 200
+            return bool(bus.running and self.get("/readyz")[0] == 200)
 
         await eventually(there, "a bus that is ready")
 

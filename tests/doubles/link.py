@@ -8,7 +8,7 @@ import socket
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final, Literal, Self
 
 Side = Literal["server", "client"]
 _CHUNK: Final = 64 * 1024
@@ -73,6 +73,12 @@ class Link:
         self._delay = 0.0
         self._allowance: int | None = None
         self.wire = WireFaults()
+        self.cut_at = 0
+        """The number of the chunk that ends its connection and is not passed on, counted over both ways; 0: none."""
+        self.cut_answer = False
+        """The next chunk of the server ends its connection and is not passed on."""
+        self.chunks = self.cuts = 0
+        """Chunks of both ways, and those that ended their connection."""
         self.accepted = 0
         self.delayed = 0
         """Chunks that were held up."""
@@ -85,6 +91,17 @@ class Link:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    @property
+    def address(self) -> str:
+        return f"{self.host}:{self.port}"
 
     @property
     def connections(self) -> int:
@@ -107,6 +124,11 @@ class Link:
     def to_be_cut(self) -> bool:
         """The cut is still to come."""
         return self._allowance is not None
+
+    def move(self, target: int) -> None:
+        """Pass everything on to another port, and cut the connections to the one before."""
+        self._target = target
+        self.cut(reset=False)
 
     def stall(self) -> int:
         """Take nothing more from either side; how many connections that holds up."""
@@ -171,8 +193,8 @@ class Link:
         self._connections.add(connection)
         try:
             pumps = [
-                asyncio.ensure_future(self._pump(connection, reader, onward, watched=self._talks == "client")),
-                asyncio.ensure_future(self._pump(connection, behind, writer, watched=self._talks == "server")),
+                asyncio.ensure_future(self._pump(connection, reader, onward, "client")),
+                asyncio.ensure_future(self._pump(connection, behind, writer, "server")),
             ]
             try:
                 await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
@@ -187,11 +209,17 @@ class Link:
             self._connections.discard(connection)
 
     async def _pump(
-        self, connection: Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, watched: bool
+        self, connection: Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, side: Side
     ) -> None:
-        splitter = Splitter() if watched else None
+        splitter = Splitter() if side == self._talks else None
         held: bytes | None = None
         while chunk := await reader.read(_CHUNK):
+            self.chunks += 1
+            if self.chunks == self.cut_at or (self.cut_answer and side == "server"):
+                self.cut_answer = False
+                self.cuts += 1
+                connection.close(reset=False)
+                return
             if self._delay:
                 self.delayed += 1
                 await asyncio.sleep(self._delay)

@@ -13,10 +13,10 @@ from typing import Any, Final
 
 import zmq
 
-from tests.doubles.kvbus_process import Process, killed_at_the_end
+from tests.doubles.bus import wait_for
+from tests.doubles.kvbus_process import Process
 from tests.doubles.payloads import payload, store
 from tests.hostile.test_flood import resident
-from tests.interop.support import wait_for
 from tests.ports import free_port
 from tests.transport.zmtp.peers import hello
 
@@ -106,7 +106,7 @@ def publish_blocks(engine: zmq.Socket[bytes], process: Process, count: int) -> N
 def test_peers_that_do_not_read_share_one_snapshot(tmp_path: Path) -> None:
     process, snapshots = Process(tmp_path, keeps_state=False), free_port()
     configure(process, {}, {"snapshot_endpoint": f"tcp://127.0.0.1:{snapshots}"})
-    with engine_of(process) as engine, killed_at_the_end(process), contextlib.ExitStack() as peers:
+    with engine_of(process) as engine, process, contextlib.ExitStack() as peers:
         publish_blocks(engine, process, BLOCKS)
 
         def ask() -> socket.socket:
@@ -125,7 +125,7 @@ def test_peers_that_do_not_read_share_one_snapshot(tmp_path: Path) -> None:
 def test_a_message_without_an_end_takes_little_memory(tmp_path: Path) -> None:
     process = Process(tmp_path, keeps_state=False)
     configure(process, {"bind": True}, {})
-    with killed_at_the_end(process):
+    with process:
         wait_for(lambda: process.get("/livez"), "kvbus")
         before = resident(process.pid)
         with connected(int(process.engine.rpartition(":")[2]), b"PUB") as peer:
@@ -151,7 +151,7 @@ def reads_state(pid: int, state: Path) -> bool:
 def test_a_start_on_a_large_state_ends_in_order(tmp_path: Path) -> None:
     process, state = Process(tmp_path, keeps_state=True), tmp_path / "state"
     configure(process, {}, {}, state)
-    with engine_of(process) as engine, killed_at_the_end(process):
+    with engine_of(process) as engine, process:
         publish_blocks(engine, process, STATE_BLOCKS)
     process.log.write_text("")
     process.start()

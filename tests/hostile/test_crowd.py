@@ -19,7 +19,7 @@ import zmq
 
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.bus import eventually
-from tests.doubles.kvbus_process import Command, Place, engine_at, run_async
+from tests.doubles.kvbus_process import Place, Program, engine_at, run_async
 from tests.doubles.payloads import payload, removed, store
 from tests.doubles.socket_routers import RouterOnASet
 from tests.hostile.test_flood import resident
@@ -76,7 +76,7 @@ class Crowd:
             events.insert(0, removed(self._stored.pop(0)[::-1]))
         self.engine.publish(payload(*events))
 
-    async def load(self, command: Command) -> None:
+    async def load(self, command: Program) -> None:
         """The load, for as long as it is to last."""
         loop = asyncio.get_running_loop()
         begun = loop.time()
@@ -147,7 +147,7 @@ def test_a_crowd_of_routers_costs_neither_time_nor_memory(tmp_path: Path) -> Non
         place = Place(tmp_path)
         place.config["outputs"][0] |= {"journal_batches": 200, "queue_batches": 200, "send_hwm": 200}
         stalled = zmq.Context()
-        with place.start() as command:
+        with place.kvbus() as command:
             await place.ready(command)
             async with engine_at(place) as engine:
                 crowd = Crowd(place, engine)

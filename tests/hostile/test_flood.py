@@ -125,7 +125,7 @@ def test_a_running_bus_stays_as_large_as_it_is(tmp_path: Path) -> None:
         limits = {"max_blocks": 80, "max_held_bytes": 100_000}
         place = Place(tmp_path, limits=limits, reorder_batches=100, replay_timeout=0.2, source_timeout=5)
         place.config["outputs"][0] |= {"journal_batches": 200, "queue_batches": 200, "send_hwm": 200}
-        with place.start() as command:
+        with place.kvbus() as command:
             await place.ready(command)
             async with EnginePublisher(place.engine, place.engine_replay, bind=True, buffer_steps=BUFFER) as engine:
                 await engine.wait_for_subscriber(60)

@@ -84,7 +84,7 @@ def test_what_is_looked_for_is_found():
 def test_no_token_in_logs_or_on_http(tmp_path: Path) -> None:
     async def main() -> None:
         place = Place(tmp_path, log_level="debug", state_dir=str(tmp_path / "state"))
-        with place.start() as command:
+        with place.kvbus() as command:
             await place.ready(command)
             async with engine_at(place) as engine:
                 with router_at(place):

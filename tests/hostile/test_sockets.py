@@ -36,7 +36,7 @@ async def holds(router: RouterOnASet, *blocks: int) -> None:
 def test_every_kind_of_bad_message_and_batch(tmp_path: Path) -> None:
     async def main() -> None:
         place = Place(tmp_path)
-        with place.start() as command:
+        with place.kvbus() as command:
             await place.ready(command)
             async with engine_at(place) as engine:
                 with router_at(place) as router:
@@ -77,7 +77,7 @@ def test_two_engines_on_one_endpoint(tmp_path: Path, interpose: bool) -> None:
         if interpose:
             place.config["sources"][0]["endpoint"] = place.engine = place.out
             place.config["outputs"][0]["interpose"] = True
-        with place.start() as command, zmq.Context() as context:
+        with place.kvbus() as command, zmq.Context() as context:
             await place.ready(command)
             other = context.socket(zmq.PUB)
             other.setsockopt(zmq.LINGER, 0)

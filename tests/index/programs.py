@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import signal
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections import defaultdict
@@ -16,72 +13,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.children import Watch
+from tests.doubles.kvbus_process import Program
 from tests.ports import free_port, ports_in_a_row
 
 PATIENCE = 100.0
 """Seconds after which a condition that should hold is a failure."""
 
 
-class Program:
-    """One process of kvbus."""
-
-    def __init__(self, directory: Path, name: str, *args: str) -> None:
-        self.log = directory / f"{name}.log"
-        self._args = args
-        self._process: subprocess.Popen[bytes] | None = None
-        self._watch: Watch | None = None
-
-    def start(self) -> None:
-        env = {name: value for name, value in os.environ.items() if not name.startswith("KVBUS_")}
-        with self.log.open("ab") as log:
-            command = [sys.executable, "-m", "kvbus", *self._args]
-            self._process = subprocess.Popen(command, env=env, stdout=log, stderr=log, process_group=0)
-        self._watch = Watch(self._process.pid)
-
-    def end(self, number: int = signal.SIGTERM) -> int:
-        """Send a signal, and return the exit code."""
-        assert self._process is not None
-        self._process.send_signal(number)
-        return self.wait()
-
-    def wait(self) -> int:
-        """Wait for the end, and return the exit code."""
-        assert self._process is not None
-        assert self._watch is not None
-        code = self._process.wait(60)
-        self._watch.close()
-        return code
-
-    @property
-    def alive(self) -> bool:
-        return self._process is not None and self._process.poll() is None
-
-    @property
-    def said(self) -> str:
-        return self.log.read_text()
-
-
 @contextlib.contextmanager
 def running(*programs: Program) -> Iterator[None]:
     """Start programs, and end those that are alive when the block ends."""
-    try:
+    with contextlib.ExitStack() as stack:
         for program in programs:
-            program.start()
+            stack.enter_context(program)
         yield
-    finally:
-        for program in programs:
-            if program.alive:
-                program.end(signal.SIGKILL)
-
-
-def eventually(condition: Any, what: str, *programs: Program) -> Any:
-    """Wait until a condition holds, and return what it returned."""
-    end = time.monotonic() + PATIENCE
-    while not (found := condition()):
-        assert time.monotonic() < end, f"not within {PATIENCE:g} s: {what}\n{''.join(each.said for each in programs)}"
-        time.sleep(0.05)  # between two looks from outside at another process
-    return found
 
 
 def http(url: str, body: bytes | None = None, **headers: str) -> tuple[int, bytes]:
@@ -107,7 +52,7 @@ class Engine(Program):
         load = ["--seed", str(seed), "--ranks", str(ranks), "--requests", "40", "--rate", "500", "--blocks", "600"]
         self._load = [*load, "--tier", "CPU=500"]
         where = ["--endpoint", self.endpoint, "--replay-endpoint", self.replay, "--bind"]
-        super().__init__(directory, name, "sim", *where, *self._load, *more)
+        super().__init__(directory, "sim", *where, *self._load, *more, name=name)
         self._truth = directory / f"{name}.truth"
 
     def truth(self) -> Truth:
@@ -186,7 +131,7 @@ class Bus(Program):
             f"outputs: [{{name: out, endpoint: '{self.out}'{replay}{output}}}]\n"
             f"http: {self.http.removeprefix('http://')}\nstate_dir: {directory / name}\nprobe_interval: 0.2\n{more}"
         )
-        super().__init__(directory, name, "run", "-c", str(config))
+        super().__init__(directory, "run", "-c", str(config), name=name)
 
     def sources(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = json.loads(http(f"{self.http}/sources")[1] or b"[]")
@@ -204,7 +149,7 @@ class Index(Program):
     def __init__(self, directory: Path, *args: str, name: str = "index", host: str = "127.0.0.1") -> None:
         port = free_port()
         self.http = f"http://127.0.0.1:{port}"
-        super().__init__(directory, name, "index", "--listen", f"{host}:{port}", *args)
+        super().__init__(directory, "index", "--listen", f"{host}:{port}", *args, name=name)
 
     def ready(self) -> bool:
         return http(f"{self.http}/readyz")[0] == 200

@@ -16,7 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kvbus.http.tokens import line_of, new_token
 from kvbus.index.questions import MAX_BODY_BYTES, MAX_HASHES, MAX_ITEMS, MAX_QUERIES
-from tests.index.programs import Engine, Index, Truth, eventually, http, running, tokens_of
+from tests.doubles.bus import wait_for
+from tests.index.programs import Engine, Index, Truth, http, running, tokens_of
 
 LABELS = ("source", "rank", "worker", "medium", "outcome", "version")
 TOKEN, STATUS = new_token(), new_token()
@@ -43,8 +44,8 @@ def scene(tmp_path_factory) -> Iterator[Scene]:
     scene = Scene(index, truth)
     blocks = len({(block["hash"], block["medium"]) for block in truth.blocks})
     with running(engine, index):
-        eventually(index.ready, "the index is ready", index)
-        eventually(lambda: total(scene) == blocks, "the whole workload is known", index)
+        wait_for(index.ready, "the index is ready")
+        wait_for(lambda: total(scene) == blocks, "the whole workload is known")
         yield scene
 
 
@@ -227,11 +228,11 @@ def test_seventeen_at_once_are_too_many(scene):
             )
             assert client.recv(100).startswith(b"HTTP/1.1 100")
             waiting.append(client)
-        eventually(lambda: scene.index.post(b'{"tokens": [1]}')[0] == 429, "the seventeenth refused", scene.index)
+        wait_for(lambda: scene.index.post(b'{"tokens": [1]}')[0] == 429, "the seventeenth refused", scene.index)
         for client in waiting:
             client.sendall(b'{"tokens":[]}')
             assert client.recv(100).startswith(b"HTTP/1.1 200")
     finally:
         for client in waiting:
             client.close()
-    eventually(lambda: scene.index.post(b'{"tokens": [1]}')[0] == 200, "there is room again", scene.index)
+    wait_for(lambda: scene.index.post(b'{"tokens": [1]}')[0] == 200, "there is room again", scene.index)

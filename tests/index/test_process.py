@@ -6,13 +6,15 @@ import json
 import signal
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 
 from kvbus.common.errors import ConfigError
 from kvbus.http.tokens import line_of, new_token
 from kvbus.index.access import IndexAccess
-from tests.index.programs import Bus, Engine, Index, Truth, eventually, http, running, tokens_of
+from tests.doubles.bus import wait_for
+from tests.index.programs import Bus, Engine, Index, Truth, http, running, tokens_of
 from tests.security.certificates import Authority
 from tests.security.keys import Pair
 
@@ -40,24 +42,24 @@ def test_exact_answers_before_and_after_a_restart_of_the_bus_and_of_the_index(tm
     index = Index(tmp_path, bus.http)
     truth = engine.truth()
     with running(engine, bus, index):
-        eventually(lambda: bus.has(truth), "the bus knows every block", bus)
-        eventually(lambda: index.complete("engine"), "the index is complete", index)
+        wait_for(lambda: bus.has(truth), "the bus knows every block")
+        wait_for(lambda: index.complete("engine"), "the index is complete")
         check(index, truth, "engine")
         (best, *_) = index.matches(tokens=tokens_of(truth.chains()[0]))
         assert (best["source"], best["worker"], best["state"]) == ("engine", "pod-a", "live")
 
         assert bus.end() == 0
-        eventually(lambda: index.ask(tokens=[1])["incomplete"], "the index notices", index)
+        wait_for(lambda: index.ask(tokens=[1])["incomplete"], "the index notices")
         (best, *_) = index.matches(tokens=tokens_of(truth.chains()[0]))
         assert best["state"] in {"unknown", "unreachable"}  # the engine has its blocks still
         bus.start()
-        eventually(lambda: bus.has(truth), "the bus knows every block again", bus)
-        eventually(lambda: index.complete("engine"), "the index is complete again", index)
+        wait_for(lambda: bus.has(truth), "the bus knows every block again")
+        wait_for(lambda: index.complete("engine"), "the index is complete again")
         check(index, truth, "engine")
 
         assert index.end(signal.SIGINT) == 0
         index.start()
-        eventually(lambda: index.complete("engine"), "the new index is complete", index)
+        wait_for(lambda: index.complete("engine"), "the new index is complete")
         check(index, truth, "engine")
         assert index.end(signal.SIGTERM) == 0
 
@@ -70,8 +72,8 @@ def test_every_layout_is_read_and_its_sources_have_their_names(tmp_path, layout)
     index = Index(tmp_path, bus.http)
     truth = engine.truth()
     with running(engine, bus, index):
-        eventually(lambda: bus.has(truth), "the bus knows every block", bus)
-        eventually(lambda: index.complete("engine/0"), "the index is complete", index)
+        wait_for(lambda: bus.has(truth), "the bus knows every block")
+        wait_for(lambda: index.complete("engine/0"), "the index is complete")
         check(index, truth, "engine")
 
 
@@ -82,8 +84,8 @@ def test_two_buses_and_an_engine_are_one_index(tmp_path):
     truths = [engine.truth() for engine in engines]
     with running(*engines, *buses, index):
         for bus, truth in zip(buses, truths, strict=False):
-            eventually(lambda bus=bus, truth=truth: bus.has(truth), "the bus knows every block", bus)
-        eventually(lambda: index.complete("engine-0", "engine-1", "engine-2"), "the index is complete", index)
+            wait_for(partial(bus.has, truth), "the bus knows every block")
+        wait_for(lambda: index.complete("engine-0", "engine-1", "engine-2"), "the index is complete")
         for number in range(2):
             check(index, truths[number], f"engine-{number}")
             workers = {each["worker"] for each in index.matches(tokens=tokens_of(truths[number].chains()[0]))}
@@ -96,12 +98,12 @@ def test_a_bus_that_is_younger_than_its_engine_is_partial_and_so_is_the_answer(t
     bus = Bus(tmp_path, "pod-a", engine)
     index = Index(tmp_path, bus.http)
     with running(engine):
-        eventually(lambda: "until Ctrl-C" in engine.said, "the engine has published its whole workload", engine)
+        wait_for(lambda: "until Ctrl-C" in engine.said, "the engine has published its whole workload")
         with running(bus, index):
-            eventually(lambda: bus.sources() and bus.sources()[0]["partial"], "the bus is partial", bus)
-            (source,) = eventually(lambda: index.ready() and index.ask(tokens=[1])["incomplete"], "named", index)
+            wait_for(lambda: bus.sources() and bus.sources()[0]["partial"], "the bus is partial")
+            (source,) = wait_for(lambda: index.ready() and index.ask(tokens=[1])["incomplete"], "named")
             expected = {"source": "engine", "rank": 0, "worker": "pod-a", "state": "live", "partial": True}
-            eventually(lambda: index.ask(tokens=[1])["incomplete"] == [expected], f"partial, not {source}", index)
+            wait_for(lambda: index.ask(tokens=[1])["incomplete"] == [expected], f"partial, not {source}")
             assert (
                 b'kvbus_index_partial{rank="0",source="engine",worker="pod-a"} 1.0' in http(f"{index.http}/metrics")[1]
             )
@@ -120,12 +122,12 @@ def test_it_sees_the_sources_that_its_key_may_read(tmp_path, layout):
     index = Index(tmp_path, bus.http, *keys)
     truths = [engine.truth() for engine in engines]
     with running(*engines, bus):
-        eventually(lambda: bus.has(*truths), "the bus knows every block", bus)
+        wait_for(lambda: bus.has(*truths), "the bus knows every block")
         with running(without):
-            assert without.wait() == 78
+            assert without.ended() == 78
             assert "requires CURVE: give --curve-secret-key" in without.said
         with running(index):
-            eventually(lambda: index.complete("engine-0"), "the index is complete", index)
+            wait_for(lambda: index.complete("engine-0"), "the index is complete")
             check(index, truths[0], "engine-0")
             questions = [{"tokens": tokens_of(chain)} for truth in truths for chain in truth.chains()]
             results = index.ask(queries=questions)["results"]
@@ -152,7 +154,7 @@ def test_tls_and_tokens_are_read_again(tmp_path):
         tmp_path, "tcp://127.0.0.1:1", "--tls-certificate", str(issued.certificate), "--tls-key", str(issued.key)
     )
     with running(index):
-        eventually(lambda: "answers at https://" in index.said, "it listens", index)
+        wait_for(lambda: "answers at https://" in index.said, "it listens")
         at = "--http", index.http.replace("http://", "https://"), "--http-ca", str(authority.certificate)
         command = [sys.executable, "-m", "kvbus", "query", *at, "--hashes", "1", "--json"]
         answer = json.loads(subprocess.run(command, capture_output=True, check=True, timeout=100).stdout)
@@ -166,13 +168,13 @@ def test_an_output_without_token_ids_is_refused(tmp_path):
     bus = Bus(tmp_path, "pod-a", engine, output=", token_ids: drop")
     index = Index(tmp_path, bus.http)
     with running(engine, bus):
-        eventually(bus.sources, "the bus answers", bus)
+        wait_for(bus.sources, "the bus answers")
         with running(index):
-            assert index.wait() == 78
+            assert index.ended() == 78
             assert "output out has no token ids, which prompts are found by (token_ids: drop)" in index.said
         direct = Index(tmp_path, f"bus={bus.out},{bus.out_replay}", name="direct")
         with running(direct):
-            eventually(lambda: "bus announces blocks without token ids" in direct.said, "it says so", direct)
+            wait_for(lambda: "bus announces blocks without token ids" in direct.said, "it says so")
             (source,) = direct.ask(tokens=[1])["incomplete"]
             assert (source["source"], source["state"]) == ("bus", "no_tokens")
 
@@ -180,10 +182,10 @@ def test_an_output_without_token_ids_is_refused(tmp_path):
 def test_an_index_that_cannot_listen_or_has_nothing_to_follow_says_so(tmp_path):
     first = Index(tmp_path, "tcp://127.0.0.1:1")
     with running(first):
-        eventually(lambda: http(f"{first.http}/livez")[0] == 200, "it listens", first)
+        wait_for(lambda: http(f"{first.http}/livez")[0] == 200, "it listens")
         second = Index(tmp_path, "tcp://127.0.0.1:1", "--listen", first.http.removeprefix("http://"), name="second")
         with running(second):
-            assert second.wait() == 69
+            assert second.ended() == 69
             assert "cannot listen on http 127.0.0.1" in second.said
     for args, why in (
         ((), "give a SOURCE or --log"),
@@ -192,5 +194,5 @@ def test_an_index_that_cannot_listen_or_has_nothing_to_follow_says_so(tmp_path):
     ):
         wrong = Index(tmp_path, *args, name="wrong")
         with running(wrong):
-            assert wrong.wait() == 2
+            assert wrong.ended() == 2
         assert why in wrong.said

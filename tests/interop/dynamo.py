@@ -12,9 +12,10 @@ import os
 import subprocess
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
+from tests.doubles.bus import wait_for
 from tests.ports import free_port
 
-from .support import stop_process, wait_for
+from .support import stop_process
 
 if TYPE_CHECKING:
     from pathlib import Path

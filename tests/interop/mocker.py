@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from tests.doubles.bus import wait_for
 from tests.ports import free_port
 
 from .dynamo import PYTHON_ENV
-from .support import stop_process, wait_for
+from .support import stop_process
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

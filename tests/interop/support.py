@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 import msgspec
 
 from kvbus.config import load
+from tests.doubles.bus import wait_for
 from tests.doubles.kvbus_process import KvbusProcess
 from tests.ports import free_port
 from tests.state.left import reserve, without_state
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from types import TracebackType
+    from collections.abc import Iterable
 
     from kvbus.transport.engine.publisher import EnginePublisher
 
@@ -39,14 +39,6 @@ DATA: Final = Path(__file__).parent.parent / "wire" / "data"
 PREFIX_KINDS: Final = {None, "full_attention", "mla_attention", "sink_full_attention"}
 SENTINEL: Final = 0x5E47_1E10_0000_0000
 """Sentinel blocks' hashes start here; no capture has one near it."""
-
-
-def wait_for(condition: Callable[[], object], what: str, timeout: float = 60) -> None:
-    """Poll until the condition is true; a failure names what was waited for."""
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {timeout} s: {what}"
-        time.sleep(0.01)
 
 
 def stop_process(process: subprocess.Popen[bytes]) -> None:
@@ -229,10 +221,8 @@ class Kvbus(KvbusProcess):
         self.start_again()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._process is not None and self._process.poll() is None:
+    def __exit__(self, *_: object) -> None:
+        if self.alive:
             self.terminate()
         self.close()
 

@@ -17,13 +17,14 @@ import msgspec
 import pytest
 
 from kvbus.transport.engine.publisher import EnginePublisher
+from tests.doubles.bus import wait_for
 from tests.doubles.link import Link
 from tests.ports import free_ports
 
 from .cache import BLOCK_SIZE, Block, Known, removed
 from .kinds import VLLM_ROUTER, vllm_router
 from .routers import Stream
-from .support import Kvbus, wait_for
+from .support import Kvbus
 
 log = logging.getLogger(__name__)
 

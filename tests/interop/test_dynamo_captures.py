@@ -14,9 +14,10 @@ import msgspec
 import pytest
 
 from kvbus.transport.engine.publisher import EnginePublisher
+from tests.doubles.bus import wait_for
 
 from .dynamo import MASK, DynamoIndexer, Held
-from .support import DATA, Capture, Kvbus, Sentinel, is_sentinel, wait_for, wait_for_subscribers
+from .support import DATA, Capture, Kvbus, Sentinel, is_sentinel, wait_for_subscribers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,8 +11,9 @@ import pytest
 
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles import replay_faults
+from tests.doubles.bus import wait_for
 
-from .support import Capture, Kvbus, Sentinel, is_sentinel, wait_for, wait_for_subscribers
+from .support import Capture, Kvbus, Sentinel, is_sentinel, wait_for_subscribers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.doubles.bus import wait_for
 from tests.ports import free_port
 
 from .dynamo import PYTHON_ENV
 from .mocker import BLOCK, WORDS, Answer, Frontend, Mirror, Mocker, one_worker, write_model
-from .support import Kvbus, wait_for
+from .support import Kvbus
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -20,12 +20,13 @@ from kvbus.config import parse_endpoint
 from kvbus.parts.outputs.dynamo.messages import blocks_of, seed, tokens_hash
 from kvbus.parts.outputs.dynamo.registry import EtcdStore
 from kvbus.transport.engine.publisher import EnginePublisher
+from tests.doubles.bus import wait_for
 from tests.doubles.link import Link
 from tests.doubles.payloads import cleared, payload, removed, store, tokens_of
 from tests.ports import ports_in_a_row
 
 from .dynamo import PYTHON_ENV
-from .support import Kvbus, stop_process, wait_for, wait_for_subscribers
+from .support import Kvbus, stop_process, wait_for_subscribers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

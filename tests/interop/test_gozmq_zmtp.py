@@ -12,9 +12,10 @@ from kvbus.transport.zmtp.endpoint import Listener, Settings
 from kvbus.transport.zmtp.mechanism import Role
 from kvbus.transport.zmtp.peer import Peer
 from kvbus.transport.zmtp.wire import encode_message
+from tests.doubles.bus import eventually
 from tests.doubles.payloads import payload
 from tests.ports import ports_in_a_row
-from tests.transport.loops import END, eventually, u64
+from tests.transport.loops import END, u64
 from tests.transport.zmtp.peers import Recorder
 
 from .go_peers import publisher, subscriber

@@ -17,10 +17,11 @@ from kvbus.parts.log.record import Kind
 from kvbus.parts.outputs.contract import Services
 from kvbus.parts.outputs.log_output import LogOutput, stream_of
 from kvbus.transport.sockets import PLAIN
+from tests.doubles.bus import eventually
 from tests.doubles.payloads import payload, removed, store
 from tests.doubles.router import PlainSetRouter
 from tests.log.kinds import insist
-from tests.transport.loops import eventually, u64
+from tests.transport.loops import u64
 
 TOPIC = "meta/Llama-3.1␟pod.a/engine␟3".encode()
 KEY = stream_of("eu", TOPIC, 0).key

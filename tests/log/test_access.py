@@ -9,11 +9,11 @@ import pytest
 
 from kvbus.parts.log.contract import START, Pointer, UnavailableError
 from kvbus.tools.doctor.outputs import finding_key
+from tests.doubles.bus import PATIENCE, eventually
 from tests.log.doors import MINE, OTHER, OTHER_MODEL, SECRET, THEIRS, WRONG, KafkaDoor, NatsDoor, RedisDoor
 from tests.log.fleet import KEY, fleet
 from tests.log.kinds import insist
 from tests.security.certificates import Authority
-from tests.transport.loops import PATIENCE, eventually
 
 
 @pytest.fixture(params=["kafka", "nats", "redis"])

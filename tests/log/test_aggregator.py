@@ -20,11 +20,11 @@ from kvbus.parts.log.nats import NatsLog
 from kvbus.parts.log.redis import RedisLog
 from kvbus.telemetry.readings import read_sources
 from kvbus.tools.doctor.examine import find
+from tests.doubles.bus import eventually
 from tests.doubles.socket_routers import TopicRouter
 from tests.log.directory import DirectoryLog
 from tests.log.fleet import fleet
 from tests.log.kinds import Directory, Kafka, Nats, found_by
-from tests.transport.loops import eventually
 
 LEVEL = 2.0
 """Seconds: more than passes between two looks at where the log ends."""

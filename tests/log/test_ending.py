@@ -7,11 +7,11 @@ import pytest
 
 from kvbus.common import tasks
 from kvbus.parts.discovery import streams
+from tests.doubles.bus import eventually
 from tests.log.directory import DirectoryLog
 from tests.log.fleet import fleet
 from tests.log.kinds import Directory
 from tests.log.test_aggregator import Aggregator
-from tests.transport.loops import eventually
 
 
 @pytest.fixture(autouse=True)

@@ -7,10 +7,11 @@ import pytest
 from kvbus.parts.log.contract import START
 from kvbus.parts.log.nats import NatsLog
 from kvbus.parts.log.redis import RedisLog
-from tests.log.cutting import Cutting
+from tests.doubles.bus import eventually
+from tests.doubles.link import Link
 from tests.log.fleet import KEY, fleet, taken
 from tests.log.kinds import Nats, Redis, insist
-from tests.transport.loops import eventually
+from tests.ports import free_port
 
 
 class FillingNats(Nats):
@@ -100,13 +101,13 @@ async def test_one_that_begins_again_without_its_data_gets_the_state_in_a_later_
 
 async def test_an_append_of_which_nothing_was_heard_is_in_the_log_once(kind):
     await kind.make()
-    async with Cutting(kind.server.port).running() as between:
+    async with Link("log", free_port(), kind.server.port) as between:
         writer = await insist(lambda: kind.opened(kind.place(between.address)).claim(KEY))
         first = await writer.append([b"a"])
-        between.cut = True
+        between.cut_answer = True
         second = await writer.append([b"b", b"c"])
         assert between.cuts == 1
-        between.cut = True
+        between.cut_answer = True
         third = await writer.append([b"d"])
         await writer.close()
     reader = await kind.open().read({KEY: START})

@@ -11,12 +11,12 @@ from kvbus.parts.discovery import streams
 from kvbus.parts.log.contract import UNREADABLE_POINTER, Pointer, Refused, next_turn, take_pointer
 from kvbus.parts.log.nats_reader import SHIFT, records_of
 from kvbus.parts.outputs import appending
+from tests.doubles.bus import eventually
 from tests.doubles.socket_routers import TopicRouter
 from tests.log.fleet import KEY, fleet
 from tests.log.kinds import Directory
 from tests.log.poison import poisons
 from tests.log.test_aggregator import TOPIC, Aggregator
-from tests.transport.loops import eventually
 
 HONEST = "m␟pod.honest/engine␟0".encode()
 SERVED = b"kv@pod.honest.engine.0@m"

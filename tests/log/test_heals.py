@@ -8,9 +8,9 @@ import pytest
 
 from kvbus.parts.log.redis_client import names
 from kvbus.parts.outputs import appending
+from tests.doubles.bus import eventually
 from tests.log.fleet import KEY, fleet
 from tests.log.kinds import Directory, Redis, insist
-from tests.transport.loops import eventually
 
 
 @pytest.fixture(autouse=True)

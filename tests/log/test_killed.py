@@ -8,10 +8,10 @@ import contextlib
 import pytest
 
 from kvbus.core.numbered import EPOCH_BITS
+from tests.doubles.bus import eventually
 from tests.log.fleet import fleet
 from tests.log.kinds import Kafka, Nats, Redis
 from tests.log.processes import Aggregator, Noting, above
-from tests.transport.loops import eventually
 
 STREAMS = 4
 KILLS = 3

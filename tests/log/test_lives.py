@@ -14,11 +14,11 @@ from kvbus.parts.log import contract
 from kvbus.parts.log.contract import Pointer, next_turn, now_as_turn
 from kvbus.parts.log.record import RANDOM_BITS, SCHEMA, TURN_BITS, Kind, Record, read, write
 from kvbus.parts.outputs import appending
+from tests.doubles.bus import eventually
 from tests.log.fleet import fleet
 from tests.log.kinds import Directory, Kafka, Nats, Redis
 from tests.log.records import PLAIN
 from tests.log.test_aggregator import TOPIC, Two
-from tests.transport.loops import eventually
 
 KINDS = {"kafka": Kafka, "nats": Nats, "redis": Redis}
 

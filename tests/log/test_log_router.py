@@ -15,9 +15,9 @@ from kvbus.index.follower import Follower
 from kvbus.index.questions import Query
 from kvbus.parts.discovery.streams import LogStreams
 from kvbus.parts.log_router import LogRouter
+from tests.doubles.bus import eventually
 from tests.log.fleet import fleet
 from tests.log.kinds import found_by
-from tests.transport.loops import eventually
 
 PAGE = Path(__file__).parents[2] / "docs" / "LOG.md"
 WORKER = Worker("pod.a.engine.3", 0)

@@ -12,11 +12,11 @@ from kvbus.parts.log import nats_reader
 from kvbus.parts.log.contract import START, Entry, Pointer, UnavailableError
 from kvbus.parts.log.nats_client import Link
 from kvbus.parts.log.nats_reader import SHIFT
+from tests.doubles.bus import eventually
 from tests.log.doors import NatsDoor
 from tests.log.fleet import KEY, fleet, taken
 from tests.log.kinds import Nats
 from tests.log.server import sockets
-from tests.transport.loops import eventually
 
 
 @pytest.fixture

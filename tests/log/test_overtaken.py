@@ -3,9 +3,9 @@
 import asyncio
 
 from kvbus.parts.discovery.streams import LogStreams
+from tests.doubles.bus import eventually
 from tests.log.fleet import fleet
 from tests.log.test_aggregator import TOPIC, Two
-from tests.transport.loops import eventually
 
 BEHIND = 150
 """Appends, more than a client asks for ahead of who takes them."""

@@ -4,8 +4,8 @@ import asyncio
 
 from kvbus.parts.log.contract import START
 from kvbus.parts.log.follower import Holds
+from tests.doubles.bus import eventually
 from tests.log.fleet import fleet
-from tests.transport.loops import eventually
 
 
 async def test_readers_of_the_log_hold_the_engines_blocks_from_whatever_state_they_begin_at(kind):

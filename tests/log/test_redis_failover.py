@@ -6,12 +6,13 @@ import pytest
 
 from kvbus.parts.log.contract import UnavailableError
 from kvbus.parts.log.redis import RedisLog
+from tests.doubles.link import Link
 from tests.log.clusters import Redises
-from tests.log.cutting import Cutting
 from tests.log.fleet import KEY, fleet
 from tests.log.kinds import Redis, insist
 from tests.log.load import Observed, asked, settles
 from tests.log.redis_server import MISSING, command
+from tests.ports import free_port
 
 
 async def told(server, *words):
@@ -76,7 +77,7 @@ async def test_the_address_moves_to_a_replica(redises, behind, tmp_path, monkeyp
     one, other = redises.servers
     for sentinel in redises.members:
         sentinel.kill()  # somebody else decides here
-    async with Cutting(one.port).running() as between:
+    async with Link("redis", free_port(), one.port) as between:
         kind = Moved(one, between.address)
         async with fleet(kind) as log, Observed(kind, log, tmp_path / "aggregator", monkeypatch) as seen:
             await seen.exact()

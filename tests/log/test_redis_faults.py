@@ -11,9 +11,9 @@ from kvbus.parts.log.contract import START, Entry, Pointer
 from kvbus.parts.log.record import Stream
 from kvbus.parts.log.redis import KEEP
 from kvbus.parts.log.redis_client import names
+from tests.doubles.bus import eventually
 from tests.log.fleet import KEY, fleet, taken
 from tests.log.kinds import Redis
-from tests.transport.loops import eventually
 
 HOUR = 3600 * 10**6
 """In the microseconds of positions."""

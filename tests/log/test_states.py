@@ -12,9 +12,10 @@ from kvbus.parts.outputs import appending
 from kvbus.tools.sim.dialects import DIALECTS
 from kvbus.tools.sim.engine import EngineOptions, SimEngine
 from kvbus.tools.sim.workload import synthetic
+from tests.doubles.bus import eventually
 from tests.log.fleet import KEY, fleet
 from tests.log.kinds import Directory, insist
-from tests.transport.loops import eventually, u64
+from tests.transport.loops import u64
 
 STEPS = 500
 LEAST = 8 * 1024

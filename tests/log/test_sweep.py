@@ -14,10 +14,11 @@ from aiokafka.conn import AIOKafkaConnection
 
 from kvbus.parts.log.contract import START
 from kvbus.parts.log.record import read
-from tests.log.cutting import Cutting
+from tests.doubles.bus import eventually
+from tests.doubles.link import Link
 from tests.log.fleet import fleet, stream_of
 from tests.log.kinds import Kafka, Nats, Redis, insist
-from tests.transport.loops import eventually
+from tests.ports import free_port
 
 AT_ONCE = 6
 """Points that are tried side by side, each with a stream of its own."""
@@ -27,15 +28,15 @@ _cutting: ContextVar[KafkaCutting | None] = ContextVar("_cutting", default=None)
 
 
 class KafkaCutting:
-    """As :class:`Cutting`, in the client: a broker sends its clients to its own address."""
+    """As a :class:`Link` that cuts, in the client: a broker sends its clients to its own address."""
 
     def __init__(self) -> None:
-        self.cuts = self.handed = self.at = 0
+        self.cuts = self.chunks = self.cut_at = 0
 
     def over(self, connection: AIOKafkaConnection) -> None:
         """One more piece is on its way."""
-        self.handed += 1
-        if self.handed == self.at:
+        self.chunks += 1
+        if self.chunks == self.cut_at:
             self.cuts += 1
             connection.close()
             raise errors.KafkaConnectionError("cut")
@@ -62,7 +63,7 @@ class KafkaCutting:
 
 
 @contextlib.contextmanager
-def here(cutting: Cutting | KafkaCutting) -> Iterator[None]:
+def here(cutting: Link | KafkaCutting) -> Iterator[None]:
     """Whose connections are cut in the client: those of what begins in this block."""
     token = _cutting.set(cutting if isinstance(cutting, KafkaCutting) else None)
     try:
@@ -77,8 +78,8 @@ async def between(kind) -> AsyncIterator[tuple]:
     if isinstance(kind, Kafka):
         yield KafkaCutting(), kind.open
         return
-    async with Cutting(kind.server.port).running() as cutting:
-        yield cutting, lambda: type(kind.open())(kind.place(cutting.address))
+    async with Link("log", free_port(), kind.server.port) as link:
+        yield link, lambda: type(kind.open())(kind.place(link.address))
 
 
 async def said(kind, key):
@@ -99,7 +100,7 @@ async def script(log, at):
     Returns whether there was a piece of this number, and so a cut.
     """
     async with between(log.kind) as (cutting, place):
-        cutting.at = at
+        cutting.cut_at = at
         topic = f"m␟pod-{at}/engine␟0".encode()
         key = stream_of("eu", topic, 0).key
         with here(cutting):

@@ -9,11 +9,11 @@ from kvbus.parts.log.contract import Pointer, next_turn, read_pointer
 from kvbus.parts.log.follower import Relayed
 from kvbus.parts.log.record import RANDOM_BITS, SCHEMA
 from kvbus.tools.doctor.examine import find
+from tests.doubles.bus import eventually
 from tests.log.fleet import KEY, fleet
 from tests.log.kinds import Directory, insist
 from tests.log.records import checked
 from tests.log.test_aggregator import TOPIC, Aggregator, Two
-from tests.transport.loops import eventually
 
 LATER = checked(SCHEMA + 1, {"epoch": 2}, None)
 

@@ -2,8 +2,8 @@
 
 from kvbus.parts.log.contract import UnavailableError
 from kvbus.parts.outputs import appending
+from tests.doubles.bus import eventually
 from tests.log.fleet import KEY, fleet
-from tests.transport.loops import eventually
 
 
 class Away:

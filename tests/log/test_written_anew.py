@@ -8,11 +8,11 @@ from kvbus.parts.log import follower
 from kvbus.parts.log.kafka_client import partition_of
 from kvbus.parts.log.place import POINTERS
 from kvbus.parts.log.redis_client import names
+from tests.doubles.bus import eventually
 from tests.doubles.socket_routers import TopicRouter
 from tests.log.fleet import KEY, fleet
 from tests.log.kinds import Kafka, Nats, Redis
 from tests.log.test_aggregator import TOPIC, Aggregator
-from tests.transport.loops import eventually
 
 KINDS = {"kafka": Kafka, "nats": Nats, "redis": Redis}
 

@@ -18,8 +18,9 @@ from kvbus.core.wire.frames import parse_replay_request
 from kvbus.core.wire.profiles import PROFILES
 from kvbus.parts.outputs.contract import OutputDriver, Services
 from kvbus.transport.sockets import PLAIN
+from tests.doubles.bus import eventually
 from tests.outputs.readers import KINDS, Batch, Reader
-from tests.transport.loops import eventually, turns
+from tests.transport.loops import turns
 
 TOPIC = b"kv@pod@model"
 STREAMS = (0, 1)

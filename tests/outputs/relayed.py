@@ -16,11 +16,12 @@ from kvbus.core.stats import OutputStats
 from kvbus.core.wire.profiles import PROFILES
 from kvbus.parts.outputs.contract import Services
 from kvbus.transport.sockets import PLAIN
+from tests.doubles.bus import eventually
 from tests.doubles.payloads import payload, store, unpack
 from tests.doubles.router import PlainSetRouter
 from tests.outputs.driven import TOPIC, make_driver
 from tests.outputs.readers import KINDS, Reader
-from tests.transport.loops import eventually, turns, u64
+from tests.transport.loops import turns, u64
 
 
 class StateReader:

@@ -11,8 +11,9 @@ import pytest
 from kvbus.common.errors import BindError
 from kvbus.core.stats import OutputStats
 from kvbus.transport.sockets import PLAIN
+from tests.doubles.bus import eventually
 from tests.outputs.driven import TOPIC
-from tests.transport.loops import both_loops, eventually
+from tests.transport.loops import both_loops
 
 
 class Taken:

@@ -47,7 +47,7 @@ def test_installed_it_carries_the_blocks_of_an_engine(tmp_path, site, monkeypatc
     lost = 'kvbus_output_dropped_batches_total{output="full",reason="write_failed"} 30.0'
 
     async def main():
-        with place.start() as bus:
+        with place.kvbus() as bus:
             await place.ready(bus)
             async with engine_at(place) as engine:
                 for n in range(30):

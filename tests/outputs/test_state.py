@@ -2,7 +2,8 @@
 
 import asyncio
 
-from tests.transport.loops import both_loops, eventually
+from tests.doubles.bus import eventually
+from tests.transport.loops import both_loops
 
 
 @both_loops

@@ -2,8 +2,9 @@
 
 from kvbus.transport.live.stream import UNSENT
 from kvbus.transport.zmtp.endpoint import DEFAULT_SETTINGS
+from tests.doubles.bus import eventually
 from tests.outputs.driven import driving
-from tests.transport.loops import both_loops, eventually
+from tests.transport.loops import both_loops
 
 SIZE = 4096
 

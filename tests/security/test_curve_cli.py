@@ -12,7 +12,7 @@ from kvbus.cli import main
 from kvbus.common.errors import ConfigError
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.bus import eventually, running_bus
-from tests.doubles.kvbus_process import Command
+from tests.doubles.kvbus_process import Program
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import store
 from tests.security.keys import Keyring
@@ -30,9 +30,9 @@ async def test_with_keys_they_read_it(tmp_path: Path) -> None:
         engine.publish(batch(store([1])))
         await eventually(lambda: bus.caught_up(0), "the first batch")
         with (
-            Command(tmp_path, "dump", bus.out_replay, *with_keys, name="dump") as dump,
-            Command(tmp_path, "tail", bus.out, "--json", "--count", "1", *with_keys, name="tail") as tail,
-            Command(tmp_path, "record", bus.out, str(capture), "--count", "1", *with_keys, name="record") as record,
+            Program(tmp_path, "dump", bus.out_replay, *with_keys, name="dump") as dump,
+            Program(tmp_path, "tail", bus.out, "--json", "--count", "1", *with_keys, name="tail") as tail,
+            Program(tmp_path, "record", bus.out, str(capture), "--count", "1", *with_keys, name="record") as record,
         ):
             assert await dump.ends() == 0, dump.said
             assert [json.loads(line)["hash"] for line in dump.printed.splitlines()] == [1]
@@ -44,7 +44,7 @@ async def test_with_keys_they_read_it(tmp_path: Path) -> None:
             assert '"kind":"batch"' in tail.printed
             assert len(capture.read_text().splitlines()) >= 1
         stranger = ("--curve-secret-key", str(keys.stranger.secret_file), *with_keys[2:])
-        with Command(tmp_path, "dump", bus.out_replay, "--timeout", "1", *stranger, name="stranger") as refused:
+        with Program(tmp_path, "dump", bus.out_replay, "--timeout", "1", *stranger, name="stranger") as refused:
             assert await refused.ends() == 69, refused.said
 
 
@@ -68,7 +68,7 @@ def test_a_secret_key_that_others_can_read(tmp_path: Path) -> None:
     keys = Keyring(tmp_path)
     keys.router.secret_file.chmod(0o644)
     both = ["--curve-secret-key", str(keys.router.secret_file), "--curve-server-key", str(keys.bus.public_file)]
-    with Command(tmp_path, "dump", "ipc:///x", *both) as dump:
+    with Program(tmp_path, "dump", "ipc:///x", *both) as dump:
         assert dump.ended() == ConfigError.exit_code
     assert "--curve-secret-key" in dump.said
     assert "others may read it (mode 0644)" in dump.said

@@ -20,7 +20,7 @@ import uvloop
 from kvbus.client import BlockView, Subscriber, Timing
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.engine import Engine
-from tests.doubles.kvbus_process import Process, QuickProcess, killed_at_the_end
+from tests.doubles.kvbus_process import Process, QuickProcess
 from tests.doubles.socket_routers import StrictRouter
 from tests.long import LONG
 from tests.wire.captures import Key
@@ -228,7 +228,7 @@ def run_with(process: QuickProcess, test: Callable[[Process], Awaitable[None]]) 
     with (
         contextlib.closing(process),
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
-        killed_at_the_end(process),
+        process,
     ):
         runner.run(main(process))
 

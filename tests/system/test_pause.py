@@ -11,7 +11,7 @@ import pytest
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.bus import PATIENCE, eventually
 from tests.doubles.engine import Engine
-from tests.doubles.kvbus_process import Process, killed_at_the_end
+from tests.doubles.kvbus_process import Process
 from tests.doubles.link import Link
 from tests.doubles.socket_routers import StrictRouter, soon
 
@@ -57,7 +57,7 @@ async def test_a_pause_is_no_engine_restart(tmp_path: Path, ranks: int, flood: b
             publisher = EnginePublisher(live, replay, bind=True, buffer_steps=BUFFER)
             made.append(Rank(await stack.enter_async_context(publisher), process, rank))
             stack.callback(made[-1].router.close)
-        stack.enter_context(killed_at_the_end(process))
+        stack.enter_context(process)
         for one in made:
             await one.engine.publisher.wait_for_subscriber(PATIENCE)
         await asyncio.gather(*(one.publish(300, 1.5) for one in made))
@@ -93,7 +93,7 @@ async def test_what_tcp_brings_late_after_a_pause_is_not_lost(tmp_path: Path) ->
         link = Link("live", port, behind)
         await link.start()
         stack.push_async_callback(link.close)
-        stack.enter_context(killed_at_the_end(process))
+        stack.enter_context(process)
         await publisher.wait_for_subscriber(PATIENCE)
         await one.publish(100, 0.5)
         await one.exact()

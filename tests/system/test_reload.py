@@ -21,7 +21,7 @@ from kvbus.http.tokens import line_of, new_token
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.bus import change_sources, eventually
 from tests.doubles.config_map import Volume
-from tests.doubles.kvbus_process import Command, Place, run_async
+from tests.doubles.kvbus_process import Place, Program, run_async
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import store
 from tests.doubles.runtimes import runtime_of
@@ -315,7 +315,7 @@ def test_sighup(tmp_path: Path):
 
     async def main() -> None:
         place = Place(tmp_path)
-        with place.start() as bus:
+        with place.kvbus() as bus:
             await place.ready(bus)
             file = tmp_path / "kvbus.yaml"
             good = file.read_text()
@@ -366,7 +366,7 @@ def test_a_config_map_that_changes(tmp_path: Path):
             return json.loads(place.get("/overview")[1])
 
         volume = Volume(tmp_path, text())
-        with Command(tmp_path, "run", "-c", str(volume.file)) as bus:
+        with Program(tmp_path, "run", "-c", str(volume.file)) as bus:
             await place.ready(bus)
             volume.swap(text(log_level="debug"))
             await eventually(lambda: overview()["config"]["log_level"] == "debug", "the log level")
@@ -401,7 +401,7 @@ def test_sighup_reads_tokens_and_keys_and_discovery_goes_on(tmp_path: Path):
         place = Place(tmp_path, key_reload_interval=0, http_tokens_file=str(tokens))
         place.config["sources"].append(found)
         place.config["outputs"][0] |= {"layout": "merged", **keys.output}
-        with place.start() as bus:
+        with place.kvbus() as bus:
             await place.ready(bus)
             tokens.write_text(line_of("router-a", new_token(), content=True))
             keys.allow(keys.router, keys.stranger)
@@ -427,12 +427,12 @@ def test_a_secret_that_others_can_read_is_exit_78(tmp_path: Path):
     secret.touch(mode=0o644)
     place = Place(tmp_path)
     place.config["outputs"][0] |= {"curve_secret_key_file": str(secret), "curve_client_keys": str(tmp_path / "none")}
-    with place.start() as bus:
+    with place.kvbus() as bus:
         assert bus.ended() == 78
     assert "outputs[0].curve_secret_key_file" in bus.said
     assert "outputs[0].curve_client_keys" in bus.said
     assert "Traceback" not in bus.said
-    with Command(tmp_path, "check", "-c", str(tmp_path / "kvbus.yaml"), name="check") as check:
+    with Program(tmp_path, "check", "-c", str(tmp_path / "kvbus.yaml"), name="check") as check:
         assert check.ended() == 78
-    with Command(tmp_path, "check", "--without-keys", "-c", str(tmp_path / "kvbus.yaml"), name="check") as check:
+    with Program(tmp_path, "check", "--without-keys", "-c", str(tmp_path / "kvbus.yaml"), name="check") as check:
         assert check.ended() == 0

@@ -18,7 +18,7 @@ import zmq
 
 from kvbus.core.wire.frames import ASKS_REPLAY
 from tests.doubles.bus import eventually
-from tests.doubles.kvbus_process import Command, Place, engine_at, router_at, run_async
+from tests.doubles.kvbus_process import Place, Program, engine_at, router_at, run_async
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import store
 from tests.wire.captures import load, matches_truth
@@ -52,11 +52,11 @@ class Stalled:
 
 
 @contextlib.asynccontextmanager
-async def with_work_left(place: Place, count: int) -> AsyncIterator[tuple[Command, Stalled]]:
+async def with_work_left(place: Place, count: int) -> AsyncIterator[tuple[Program, Stalled]]:
     """A bus that has taken everything in, and a router that has not taken everything out."""
     stalled = Stalled(place)
     try:
-        with place.start() as bus:
+        with place.kvbus() as bus:
             await place.ready(bus)
             async with engine_at(place) as engine:
                 await place.subscribed()
@@ -117,7 +117,7 @@ def test_a_taken_endpoint_is_named_and_exits_69(tmp_path: Path, key: str) -> Non
     holder = context.socket(zmq.REP)
     holder.bind(node if "://" in node else f"tcp://{node}")
     try:
-        with place.start() as bus:
+        with place.kvbus() as bus:
             assert bus.ended() == 69, bus.said
             assert node in bus.said
             assert "Traceback" not in bus.said
@@ -130,7 +130,7 @@ def test_a_taken_endpoint_is_named_and_exits_69(tmp_path: Path, key: str) -> Non
 def test_a_bad_configuration_exits_78_with_every_error(tmp_path: Path) -> None:
     place = Place(tmp_path, on_lost="shrug", source_timeout=-1, blok_size=16)
     place.config["outputs"][0]["endpoint"] = "not an endpoint"
-    with place.start() as bus:
+    with place.kvbus() as bus:
         assert bus.ended() == 78, bus.said
         for key in ("on_lost", "source_timeout", "blok_size", "outputs[0].endpoint"):
             assert key in bus.said
@@ -160,7 +160,7 @@ def test_an_undeclared_variable_is_an_error(tmp_path: Path) -> None:
 def test_ready_and_alive_without_an_engine_that_comes_later(tmp_path: Path) -> None:
     async def main() -> None:
         place = Place(tmp_path)
-        with place.start() as bus, router_at(place) as router:
+        with place.kvbus() as bus, router_at(place) as router:
             await place.ready(bus)
             assert place.get("/livez")[0] == 200
             assert [source["state"] for source in place.sources()] == ["connecting"]
@@ -188,7 +188,7 @@ def test_the_one_liner(tmp_path: Path) -> None:
     async def main() -> None:
         place = Place(tmp_path)
         flags = ("--source", f"{place.engine},{place.engine_replay}", "--output", f"{place.out},{place.out_replay}")
-        with Command(tmp_path, "run", *flags, "--http", place.http) as bus, router_at(place) as router:
+        with Program(tmp_path, "run", *flags, "--http", place.http) as bus, router_at(place) as router:
             await place.ready(bus)
             await place.subscribed()
             async with engine_at(place) as engine:

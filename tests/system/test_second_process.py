@@ -18,7 +18,7 @@ from kvbus.state import sqlite, writer
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.bus import eventually
 from tests.doubles.engine import Engine
-from tests.doubles.kvbus_process import Command, Place, run_async
+from tests.doubles.kvbus_process import Place, Program, run_async
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import store
 from tests.doubles.socket_routers import StrictRouter, soon
@@ -38,7 +38,7 @@ async def forgetful_engine(place: Place) -> AsyncIterator[Engine]:
 
 def refused(directory: Path, *args: str, name: str) -> str:
     """What a `kvbus run` says that finds something in use."""
-    with Command(directory, "run", *args, name=name) as second:
+    with Program(directory, "run", *args, name=name) as second:
         assert second.ended() == 69, second.said
         assert "Traceback" not in second.said
         return second.said
@@ -53,7 +53,7 @@ def test_a_second_process_is_refused_and_the_first_goes_on_and_survives_a_kill(t
     async def main() -> None:
         router = StrictRouter(place.out, place.out_replay)
         with contextlib.closing(router), contextlib.ExitStack() as stack:
-            first = stack.enter_context(place.start())
+            first = stack.enter_context(place.kvbus())
             await place.ready(first)
             async with forgetful_engine(place) as engine:
                 await place.subscribed()
@@ -68,7 +68,7 @@ def test_a_second_process_is_refused_and_the_first_goes_on_and_survives_a_kill(t
                 await soon(router, lambda: router.newest_ts == engine.published, "relayed, as before")
                 first.process.kill()
                 first.process.wait(10)
-                first = stack.enter_context(place.start())
+                first = stack.enter_context(place.kvbus())
                 await place.ready(first)
                 there = 'kvbus_output_subscribers{output="routers"} 1.0'
                 await soon(router, lambda: there in place.get("/metrics")[1], "the router's subscription")
@@ -92,7 +92,7 @@ def test_a_port_that_is_taken_leaves_ones_own_state_as_it_was(tmp_path: Path) ->
 
     async def main() -> None:
         async def run(engine: Engine | None, count: int) -> None:
-            with place.start() as bus:
+            with place.kvbus() as bus:
                 await place.ready(bus)
                 if engine is not None:
                     await engine.publisher.wait_for_subscriber(30)
@@ -105,14 +105,14 @@ def test_a_port_that_is_taken_leaves_ones_own_state_as_it_was(tmp_path: Path) ->
             engine = Engine(publisher, blocks=300)
             await run(engine, 20)
             before = rows(tmp_path / "mine")
-            with Command(tmp_path, "run", "-c", str(tmp_path / "kvbus.yaml"), *other, name="other") as theirs:
+            with Program(tmp_path, "run", "-c", str(tmp_path / "kvbus.yaml"), *other, name="other") as theirs:
                 await eventually(lambda: "output routers: replay at" in theirs.said, "the port taken")
-                with place.start() as bus:
+                with place.kvbus() as bus:
                     assert bus.ended() == 69
                     assert f"cannot listen on {place.out}" in bus.said
                 assert rows(tmp_path / "mine") == before
             await engine.publish(4 * BUFFER)  # the buffer has forgotten them
-            with place.start() as bus:
+            with place.kvbus() as bus:
                 await place.ready(bus)
                 assert "state read" in bus.said
 

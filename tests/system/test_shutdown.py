@@ -14,7 +14,7 @@ import zmq
 
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.bus import eventually, running_bus
-from tests.doubles.kvbus_process import Command, Place, engine_at, run_async
+from tests.doubles.kvbus_process import Place, Program, engine_at, run_async
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import store
 from tests.system.test_run import PATIENT
@@ -68,9 +68,9 @@ def waiting(place: Place) -> str:
 
 
 @asynccontextmanager
-async def ending_beside_an_answer(place: Place) -> AsyncIterator[tuple[Command, Requester]]:
+async def ending_beside_an_answer(place: Place) -> AsyncIterator[tuple[Program, Requester]]:
     """A process that was told to end while a long answer is under way, and who asked for it."""
-    with Requester(place.out_replay) as requester, place.start() as bus:
+    with Requester(place.out_replay) as requester, place.kvbus() as bus:
         await place.ready(bus)
         async with engine_at(place) as engine:
             await full_bus(place, engine)

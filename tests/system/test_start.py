@@ -19,7 +19,7 @@ from kvbus.common.errors import UnsupportedError
 from kvbus.transport import sockets
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.bus import eventually
-from tests.doubles.kvbus_process import Command, Place, engine_at, run_async
+from tests.doubles.kvbus_process import Place, Program, engine_at, run_async
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import store
 
@@ -35,17 +35,16 @@ def own_mounts() -> bool:
     return done.returncode == 0
 
 
-class InItsOwnEtc(Command):
+class InItsOwnEtc(Program):
     """``kvbus`` with another file in the place of one of /etc."""
 
     def __init__(self, directory: Path, file: str, instead: Path, *args: str) -> None:
-        script = directory / "in-its-own-etc"
-        script.write_text(f'#!/bin/sh\nmount --bind {instead} {file} && exec {sys.executable} -m kvbus "$@"\n')
-        script.chmod(0o755)
-        self._log, self._out = directory / "kvbus.log", directory / "kvbus.out"
-        env = os.environ | {"XDG_RUNTIME_DIR": str(directory), "STATE_DIRECTORY": str(directory)}
-        with self._log.open("wb") as log, self._out.open("wb") as out:
-            self.process = subprocess.Popen(["unshare", "-m", str(script), *args], env=env, stderr=log, stdout=out)
+        super().__init__(directory, *args)
+        self._mount = f"mount --bind {instead} {file}"
+
+    @property
+    def command(self) -> list[str]:
+        return ["unshare", "-m", "sh", "-c", f'{self._mount} && exec "$@"', "sh", *super().command]
 
 
 needs_mounts = pytest.mark.skipif(not own_mounts(), reason="needs unshare -m (root) to have an /etc/hosts of its own")
@@ -63,7 +62,7 @@ def test_an_engine_whose_name_does_not_resolve_yet(tmp_path: Path) -> None:
             "replay_endpoint": f"tcp://engine-0.kv.test:{replay_port}",
         }
         place.config["sources"] = [source]
-        place.start().__exit__()  # writes the file
+        place.write()
         with InItsOwnEtc(tmp_path, "/etc/hosts", names, "run", "-c", str(tmp_path / "kvbus.yaml")) as bus:
             await place.ready(bus)
             async with EnginePublisher(place.engine, place.engine_replay, bind=True) as engine:
@@ -96,7 +95,7 @@ def test_a_silent_name_server_holds_up_nobody_else(tmp_path: Path) -> None:
                 {"name": "engine", **place.config["sources"][0]},
             ]
             place.config["outputs"][0]["layout"] = "merged"
-            place.start().__exit__()
+            place.write()
             with InItsOwnEtc(tmp_path, "/etc/resolv.conf", resolver, "run", "-c", str(tmp_path / "kvbus.yaml")) as bus:
                 await place.ready(bus)
                 asked: list[bytes] = []

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.doubles.bus import eventually
-from tests.doubles.kvbus_process import Command, Place, run_async
+from tests.doubles.kvbus_process import Place, Program, run_async
 from tests.system.test_second_process import BUFFER, forgetful_engine
 from tests.system.test_start import own_mounts
 
@@ -31,7 +28,7 @@ def test_killed_in_front_of_an_engine_that_has_forgotten_it_knows_everything(tmp
         return kept
 
     async def main() -> None:
-        with Command(tmp_path, *one_liner(place)) as first:
+        with Program(tmp_path, *one_liner(place)) as first:
             await place.ready(first)
             async with forgetful_engine(place) as engine:
                 for _ in range(6):
@@ -42,7 +39,7 @@ def test_killed_in_front_of_an_engine_that_has_forgotten_it_knows_everything(tmp
                 before = place.sources()[0]["blocks"]
                 first.process.kill()
                 first.process.wait(10)
-                with Command(tmp_path, *one_liner(place), name="again") as again:
+                with Program(tmp_path, *one_liner(place), name="again") as again:
                     await place.ready(again)
                     await eventually(lambda: place.sources()[0]["state"] == "live", "the engine found again")
                     (source,) = place.sources()
@@ -54,21 +51,21 @@ def test_killed_in_front_of_an_engine_that_has_forgotten_it_knows_everything(tmp
     run_async(main())
 
 
-class Elsewhere(Command):
+class Elsewhere(Program):
     """``kvbus`` where memory is small, and where what is given is mounted."""
 
     def __init__(self, directory: Path, mounts: str, *args: str) -> None:
-        script = directory / "elsewhere"
-        script.write_text(f'#!/bin/sh\nset -e\n{mounts}\nexec {sys.executable} -m kvbus "$@"\n')
-        script.chmod(0o755)
-        self._log, self._out = directory / "kvbus.log", directory / "kvbus.out"
-        env = {name: value for name, value in os.environ.items() if not name.startswith(("KVBUS_", "XDG_"))}
-        env |= {"HOME": str(directory / "home"), "XDG_RUNTIME_DIR": str(directory / "runtime")}
-        env.pop("STATE_DIRECTORY", None)
+        super().__init__(directory, *args)
+        self._mounts = mounts
+        self.env = {name: value for name, value in self.env.items() if not name.startswith("XDG_")}
+        self.env |= {"HOME": str(directory / "home"), "XDG_RUNTIME_DIR": str(directory / "runtime")}
+        del self.env["STATE_DIRECTORY"]
         for name in ("home", "runtime"):
             (directory / name).mkdir()
-        with self._log.open("wb") as log, self._out.open("wb") as out:
-            self.process = subprocess.Popen(["unshare", "-m", str(script), *args], env=env, stderr=log, stdout=out)
+
+    @property
+    def command(self) -> list[str]:
+        return ["unshare", "-m", "sh", "-c", f'set -e\n{self._mounts}\nexec "$@"', "sh", *super().command]
 
 
 @needs_mounts
@@ -112,6 +109,6 @@ def test_where_nothing_can_be_written_it_says_what_is_lost_and_goes_on(tmp_path:
 
 
 def test_the_demo_leaves_nothing_behind(tmp_path: Path) -> None:
-    with Command(tmp_path, "demo", "--seconds", "1", name="demo") as demo:
+    with Program(tmp_path, "demo", "--seconds", "1", name="demo") as demo:
         assert demo.ended(60) == 0, demo.said
     assert [path for path in tmp_path.iterdir() if path.name.startswith("kvbus")] == []

@@ -11,7 +11,7 @@ import socket
 from collections.abc import AsyncIterator
 from typing import Final
 
-from tests.transport.loops import eventually
+from tests.doubles.bus import eventually
 
 _MORE, _LONG, _COMMAND = 1, 2, 4
 _SMALL: Final = 8192

@@ -13,15 +13,13 @@ import pytest
 import uvloop
 import zmq
 
+from tests.doubles.bus import PATIENCE
 from tests.long import LONG
 
 FACTORIES: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "asyncio": asyncio.SelectorEventLoop,
     "uvloop": uvloop.new_event_loop,
 }
-PATIENCE = 50.0
-"""Seconds after which a condition that should hold is a failure."""
-
 END = b"\xff" * 8
 ANY = "tcp://127.0.0.1:*"
 
@@ -90,16 +88,6 @@ def both_loops(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., 
     more = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in ("loop_name", "raised")]
     run.__signature__ = signature.replace(parameters=[*own, *more])  # type: ignore[attr-defined]
     return pytest.mark.parametrize("loop_name", list(FACTORIES) if LONG else ["uvloop"])(run)
-
-
-async def eventually(condition: Callable[..., object], what: str) -> None:
-    """Wait until the condition holds."""
-    loop = asyncio.get_running_loop()
-    end = loop.time() + PATIENCE
-    while not condition():
-        if loop.time() > end:
-            raise AssertionError(f"not within {PATIENCE:g} s: {what}")
-        await asyncio.sleep(0.002)
 
 
 async def turns(count: int = 3) -> None:

@@ -12,8 +12,9 @@ from kvbus.core.wire.frames import parse_replay_request
 from kvbus.core.wire.profiles import PROFILES
 from kvbus.transport.replay import ReplayServer, sender_of_output
 from tests.doubles.answers import answer_of
+from tests.doubles.bus import PATIENCE
 from tests.ports import free_port
-from tests.transport.loops import END, PATIENCE, read_all, turns, u64
+from tests.transport.loops import END, read_all, turns, u64
 
 
 def no_cut(_):

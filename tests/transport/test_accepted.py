@@ -18,8 +18,9 @@ from kvbus.transport.curve import Curve, generate
 from kvbus.transport.grants import Client
 from kvbus.transport.ingress import Events
 from kvbus.transport.sockets import PeerPolicy
+from tests.doubles.bus import eventually
 from tests.ports import free_port
-from tests.transport.loops import both_loops, eventually, turns, u64
+from tests.transport.loops import both_loops, turns, u64
 from tests.transport.zmtp.peers import greeting, hello, hello_2
 from tests.transport.zmtp.test_listener import bare
 

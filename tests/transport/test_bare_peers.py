@@ -14,11 +14,12 @@ import pytest
 
 from kvbus.core.wire.frames import replay_request
 from kvbus.transport.ingress import RequestConnection
+from tests.doubles.bus import eventually
 from tests.long import LONG
 from tests.ports import free_port
 from tests.transport.bare import dialled, listening
 from tests.transport.live.test_stream import stream_of
-from tests.transport.loops import END, both_loops, eventually, u64
+from tests.transport.loops import END, both_loops, u64
 from tests.transport.replaying import served
 from tests.transport.test_ingress import live_stream
 

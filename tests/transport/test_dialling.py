@@ -20,8 +20,8 @@ from kvbus.transport.zmtp.protocol import Limits
 from kvbus.transport.zmtp.reasons import ProtocolError
 from kvbus.transport.zmtp.wire import encode_message
 from kvbus.transport.zmtp_keys import Keys
+from tests.doubles.bus import eventually
 from tests.ports import free_port
-from tests.transport.loops import eventually
 from tests.transport.zmtp.peers import SIGNATURE, Recorder, hello, hello_2
 
 HOST = "tcp://127.0.0.1"

@@ -14,8 +14,9 @@ from kvbus.transport.ingress import Events, LiveStream, RequestConnection
 from kvbus.transport.monitor import ConnectionMonitor, unread
 from kvbus.transport.pump import receive
 from kvbus.transport.sockets import make_socket
+from tests.doubles.bus import eventually
 from tests.ports import free_port
-from tests.transport.loops import END, both_loops, eventually, turns, u64
+from tests.transport.loops import END, both_loops, turns, u64
 
 
 def endpoint():

@@ -17,7 +17,8 @@ from kvbus.transport.ingress import Events
 from kvbus.transport.interposed import MAX_PUBLISHERS, Interposed, InterposedStream
 from kvbus.transport.zmtp.endpoint import Settings
 from kvbus.transport.zmtp.wire import encode_message, subscribe
-from tests.transport.loops import both_loops, eventually, turns, u64
+from tests.doubles.bus import eventually
+from tests.transport.loops import both_loops, turns, u64
 from tests.transport.zmtp.peers import Recorder, greeting, hello, ready
 from tests.transport.zmtp.test_listener import bare, received
 

@@ -9,8 +9,9 @@ import zmq
 
 from kvbus.transport.monitor import ConnectionMonitor
 from kvbus.transport.sockets import make_socket
+from tests.doubles.bus import eventually
 from tests.ports import free_port
-from tests.transport.loops import both_loops, eventually, turns
+from tests.transport.loops import both_loops, turns
 
 
 class Watched:

@@ -7,7 +7,8 @@ from typing import Any
 import zmq
 
 from kvbus.transport.pump import CAP, MAX_KEPT_FRAMES, Pump, receive
-from tests.transport.loops import PATIENCE, both_loops, eventually, turns
+from tests.doubles.bus import PATIENCE, eventually
+from tests.transport.loops import both_loops, turns
 
 
 class Pair:

@@ -15,7 +15,8 @@ from kvbus.transport.replay import MAX_WAITING
 from kvbus.transport.sockets import PeerPolicy
 from kvbus.transport.zmtp.reasons import Reason
 from kvbus.transport.zmtp.wire import encode_message
-from tests.transport.loops import END, both_loops, eventually, u64
+from tests.doubles.bus import eventually
+from tests.transport.loops import END, both_loops, u64
 from tests.transport.replaying import Served, requester, served
 from tests.transport.zmtp.peers import hello
 from tests.transport.zmtp.test_listener import bare

@@ -5,12 +5,12 @@ import zmq
 
 from kvbus.core.outputs.snapshot import Unfinished
 from kvbus.transport.engine.publisher import EnginePublisher
-from tests.doubles.bus import running_bus
+from tests.doubles.bus import eventually, running_bus
 from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import removed, store
 from tests.doubles.router import PlainSetRouter
 from tests.transport.bare import dialled
-from tests.transport.loops import END, both_loops, eventually, u64
+from tests.transport.loops import END, both_loops, u64
 from tests.transport.replaying import Requester, Served, requester, served
 
 

@@ -18,9 +18,10 @@ from kvbus.transport.client.rawsub import RawSubscriber
 from kvbus.transport.client.subscriber import StreamSockets
 from kvbus.transport.ingress import Events, LiveStream, RequestConnection
 from kvbus.transport.sockets import OPTIONS, check_peer, make_context, make_socket
+from tests.doubles.bus import eventually
 from tests.ports import free_port
 from tests.transport.live.test_stream import stream_of
-from tests.transport.loops import eventually, turns
+from tests.transport.loops import turns
 from tests.transport.test_replay_server import served
 
 ROOT = Path(__file__).parents[2]

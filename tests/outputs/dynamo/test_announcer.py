@@ -11,7 +11,8 @@ import pytest
 from kvbus.parts.outputs.dynamo import announcer
 from kvbus.parts.outputs.dynamo.announcer import Announcer, Source
 from kvbus.parts.outputs.dynamo.registry import CARDS, CHANNELS, INSTANCES, SOURCES, FileStore, Scope, records
-from tests.transport.loops import both_loops, eventually
+from tests.doubles.bus import eventually
+from tests.transport.loops import both_loops
 
 SCOPE = Scope("dynamo", "backend", "generate")
 HERE = "tcp://10.0.0.1:5857"

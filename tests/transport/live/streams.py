@@ -14,8 +14,9 @@ from kvbus.transport.live.stream import LivePublisher
 from kvbus.transport.sender import Sender
 from kvbus.transport.zmtp.endpoint import DEFAULT_SETTINGS, Listener
 from kvbus.transport.zmtp.mechanism import Role
+from tests.doubles.bus import eventually
 from tests.ports import free_port
-from tests.transport.loops import eventually, read_all, turns, u64
+from tests.transport.loops import read_all, turns, u64
 
 TOPIC = b"kv@pod"
 BIG = 20_000

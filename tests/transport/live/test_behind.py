@@ -2,8 +2,9 @@
 
 import pytest
 
+from tests.doubles.bus import eventually
 from tests.transport.live.streams import BIG, Slices, stream_of
-from tests.transport.loops import both_loops, eventually, turns
+from tests.transport.loops import both_loops, turns
 
 
 @both_loops

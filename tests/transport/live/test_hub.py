@@ -25,9 +25,10 @@ from kvbus.transport.live.stream import LivePublisher
 from kvbus.transport.sender import Sender
 from kvbus.transport.zmtp.endpoint import DEFAULT_SETTINGS, Listener
 from kvbus.transport.zmtp.mechanism import Role
+from tests.doubles.bus import eventually
 from tests.ports import free_port
 from tests.transport.live.streams import BIG, Slices
-from tests.transport.loops import both_loops, eventually, turns, u64
+from tests.transport.loops import both_loops, turns, u64
 
 
 class One:

@@ -7,9 +7,10 @@ import zmq
 
 from kvbus.core.wire.frames import ASKS_REPLAY
 from kvbus.transport.live import states
+from tests.doubles.bus import eventually
 from tests.transport.bare import dialled
 from tests.transport.live.streams import Slices, stream_of
-from tests.transport.loops import both_loops, eventually, turns
+from tests.transport.loops import both_loops, turns
 
 # -- the live stream ----------------------------------------------------------------------------------------------------
 

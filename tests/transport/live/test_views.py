@@ -2,9 +2,10 @@
 
 from kvbus.core.wire.frames import ASKS_REPLAY
 from kvbus.transport.live.stream import LEFT
+from tests.doubles.bus import eventually
 from tests.transport.bare import dialled
 from tests.transport.live.streams import stream_of
-from tests.transport.loops import both_loops, eventually
+from tests.transport.loops import both_loops
 
 
 class Requester:

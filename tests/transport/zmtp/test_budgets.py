@@ -15,7 +15,8 @@ from kvbus.transport.zmtp.mechanism import Role
 from kvbus.transport.zmtp.protocol import Limits
 from kvbus.transport.zmtp.reasons import Reason
 from kvbus.transport.zmtp.wire import encode_command, encode_message
-from tests.transport.loops import PATIENCE, both_loops, eventually
+from tests.doubles.bus import PATIENCE, eventually
+from tests.transport.loops import both_loops
 from tests.transport.zmtp.peers import hello
 from tests.transport.zmtp.test_listener import bare, listening, received
 

@@ -11,8 +11,9 @@ from kvbus.transport.zmtp.endpoint import Settings
 from kvbus.transport.zmtp.mechanism import Role
 from kvbus.transport.zmtp.reasons import Reason
 from kvbus.transport.zmtp.wire import encode_message
+from tests.doubles.bus import eventually
 from tests.ports import free_port
-from tests.transport.loops import both_loops, eventually
+from tests.transport.loops import both_loops
 from tests.transport.zmtp.curves import HELLO, SUB, Pair, sealed, take
 from tests.transport.zmtp.peers import hello
 from tests.transport.zmtp.test_dialler import dialling

@@ -13,8 +13,9 @@ from kvbus.transport.zmtp import endpoint as endpoint_module
 from kvbus.transport.zmtp.endpoint import Dialler, Settings
 from kvbus.transport.zmtp.mechanism import Role
 from kvbus.transport.zmtp.reasons import Reason
+from tests.doubles.bus import eventually
 from tests.ports import free_port
-from tests.transport.loops import both_loops, eventually, turns
+from tests.transport.loops import both_loops, turns
 from tests.transport.zmtp.peers import Recorder
 from tests.transport.zmtp.test_listener import received
 

@@ -13,8 +13,9 @@ from kvbus.transport.zmtp.mechanism import Role
 from kvbus.transport.zmtp.protocol import Limits
 from kvbus.transport.zmtp.reasons import Reason
 from kvbus.transport.zmtp.wire import encode_message
+from tests.doubles.bus import eventually
 from tests.ports import free_port
-from tests.transport.loops import both_loops, eventually, read_all, turns
+from tests.transport.loops import both_loops, read_all, turns
 from tests.transport.zmtp.peers import Recorder, greeting, hello, hello_2, ready
 
 ANY = "tcp://127.0.0.1:0"

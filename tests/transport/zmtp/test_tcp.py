@@ -12,7 +12,8 @@ import pytest
 
 from kvbus.transport.zmtp import tcp
 from kvbus.transport.zmtp.tcp import Silence, gone
-from tests.transport.loops import both_loops, eventually
+from tests.doubles.bus import eventually
+from tests.transport.loops import both_loops
 from tests.transport.zmtp.peers import hello
 from tests.transport.zmtp.test_listener import bare, listening
 
@@ -71,7 +72,7 @@ SILENT = """
 import asyncio, subprocess, sys
 sys.path.insert(0, {root!r})
 from kvbus.transport.zmtp.endpoint import Settings
-from tests.transport.loops import eventually
+from tests.doubles.bus import eventually
 from tests.transport.zmtp.peers import hello
 from tests.transport.zmtp.test_listener import bare, listening
 
