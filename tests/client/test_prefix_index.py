@@ -53,48 +53,6 @@ def test_each_worker_with_the_blocks_it_holds_the_longest_first():
     assert (len(index), index.workers) == (7, ["b", "a", "c", "d"])
 
 
-def test_a_prefix_ends_where_a_block_is_gone_and_goes_on_when_it_is_back():
-    index = index_of(("a", store([1, 2, 3], None, 1, 2, 3)), ("a", BlockRemoved((2,))))
-    assert index.longest_prefix(tokens_of(1, 2, 3)) == {"a": 1}
-    index.apply("a", store([2], 1, 2))
-    assert index.longest_prefix(tokens_of(1, 2, 3)) == {"a": 3}
-    assert not index.remove("a", 77)
-    assert not index.remove("nobody", 1)
-
-
-def test_a_block_waits_for_its_parent_with_all_that_wait_for_it():
-    index = index_of(("a", store([3], 2, 3)), ("a", store([4, 5], 3, 4, 5)), ("a", store([6], 2, 6)))
-    assert index.longest_prefix(tokens_of(3)) == {}
-    assert len(index) == 4
-    index.remove("a", 6)
-    index.apply("a", store([1, 2], None, 1, 2))
-    assert index.longest_prefix(tokens_of(1, 2, 3, 4, 5)) == {"a": 5}
-    assert index.longest_prefix(tokens_of(1, 2, 6)) == {"a": 2}
-
-
-def test_a_parent_of_another_worker_is_not_ones_own():
-    index = index_of(("a", store([1], None, 1)), ("b", store([2], 1, 2)))
-    assert index.longest_prefix(tokens_of(1, 2)) == {"a": 1}
-
-
-def test_blocks_on_several_tiers_are_one_prefix():
-    index = index_of(
-        ("a", store([1, 2], None, 1, 2)),
-        ("a", store([2, 3], 1, 2, 3, medium="CPU")),
-        ("b", store([1, 2, 3], None, 1, 2, 3, medium="DEVICE")),
-    )
-    asked = tokens_of(1, 2, 3)
-    both = {"a": Match(3, SIZE, {"GPU": 2, "CPU": 2}), "b": Match(3, SIZE, {"GPU": 3})}
-    assert index.matches(asked) == both
-    assert index.holds("a", 3, "CPU")
-    assert not index.holds("a", 3)
-    assert index.matches_by_hash([1, 2, 3, 4]) == both
-    index.apply("a", BlockRemoved((1, 2), "GPU"))
-    assert index.matches(asked) == {"b": both["b"]}
-    index.apply("a", store([1], None, 1, medium="cpu"))
-    assert index.matches(asked)["a"] == Match(3, SIZE, {"CPU": 3})
-
-
 def test_a_block_offloaded_without_tokens_is_where_it_is_on_the_device():
     offloaded = BlockStored((1, 2, 9), None, encode_value([]), 0, medium="CPU")
     index = index_of(("a", store([1, 2], None, 1, 2)), ("a", offloaded), ("a", offloaded), ("b", offloaded))
@@ -135,16 +93,6 @@ def test_salts_and_adapters_keep_equal_tokens_apart():
     assert index.longest_prefix(asked, lora="l", salt="s") == {"both": 2}
     assert index.longest_prefix(asked, lora=1) == {"number": 1}
     assert index.longest_prefix([], salt="s") == {}
-
-
-def test_two_names_for_equal_tokens_are_one_place_until_both_are_gone():
-    index = index_of(*[("a", store([name], None, 1, medium=medium)) for name in (1, 2, 3) for medium in (None, "CPU")])
-    for name in (2, 1, 3):
-        assert index.matches(tokens_of(1)) == {"a": Match(1, SIZE, {"GPU": 1, "CPU": 1})}
-        index.apply("a", BlockRemoved((name,)))
-        index.apply("a", BlockRemoved((name,), "CPU"))
-    assert index.longest_prefix(tokens_of(1)) == {}
-    assert len(index) == 0
 
 
 def test_block_sizes_may_differ_from_worker_to_worker_and_within_one():
@@ -199,53 +147,10 @@ def test_an_event_with_unknown_fields_is_one_like_the_others():
     assert index.longest_prefix(tokens_of(1)) == {"a": 1}
 
 
-def test_a_name_for_two_blocks_stays_where_it_was_first():
-    index = index_of(("a", store([1], None, 1)), ("a", store([1], None, 2)), ("a", store([2], 1, 2)))
-    assert index.longest_prefix(tokens_of(1, 2)) == {"a": 2}
-    assert index.longest_prefix(tokens_of(2)) == {}
-    index.apply("a", AllBlocksCleared())
-    assert len(index) == 0
-
-
 @pytest.mark.parametrize("tokens", [[-1], [2**32], ["1"], [1.5], [None]])
 def test_a_token_that_is_none_is_refused(tokens):
     with pytest.raises(ValueError, match="integer from 0 to 4294967295"):
         index_of(("a", store([1], None, 1, size=1))).longest_prefix(tokens)
-
-
-def test_each_worker_is_asked_by_its_own_hashes():
-    index = index_of(
-        ("a", store([1, 2], None, 1, 2)),
-        ("b", store([1], None, 1)),
-        ("c", store([b"x"], b"unknown", 1)),
-        ("d", store([7, 2], None, 1, 3)),
-    )
-    one, two = Match(1, SIZE, {"GPU": 1}), Match(2, SIZE, {"GPU": 2})
-    assert list(index.matches_by_hash([1, 2, 3]).items()) == [("a", two), ("b", one)]
-    assert index.matches_by_hash([7, 2]) == {"d": two}
-    assert index.matches_by_hash([2, 1]) == {"a": two, "d": one}  # whatever their order
-    assert index.matches_by_hash([b"x"]) == {"c": one}
-    assert index.matches_by_hash([]) == index.matches_by_hash([9]) == {}
-
-
-def test_a_cleared_worker_begins_anew_and_other_workers_keep_their_blocks():
-    many = range(1, 100)
-    index = index_of(("a", store(many, None, *many)), ("b", store([1], None, 1)), ("a", AllBlocksCleared()))
-    assert index.longest_prefix(tokens_of(1, 2)) == {"b": 1}
-    assert (len(index), index.workers) == (1, ["b"])
-    index.apply("a", store([2], 1, 2))  # its parent was cleared
-    assert index.longest_prefix(tokens_of(1, 2)) == {"b": 1}
-    index.apply("a", store([1], None, 1))
-    assert index.longest_prefix(tokens_of(1, 2)) == {"a": 2, "b": 1}
-
-
-def test_a_clear_of_one_medium_leaves_the_others():
-    index = index_of(("a", store([1, 2], None, 1, 2)), ("a", store([1], None, 1, medium="CPU")))
-    index.apply("a", AllBlocksCleared("CPU"))
-    assert index.matches(tokens_of(1, 2)) == {"a": Match(2, SIZE, {"GPU": 2})}
-    assert index.on_media("a") == {"GPU": 2}
-    index.apply("b", AllBlocksCleared("CPU"))
-    assert index.on_media("b") == {}
 
 
 def test_removed_blocks_leave_nothing_in_memory():

@@ -11,7 +11,6 @@ from kvbus.client.sequence import Output, Replace, Sequence
 from kvbus.client.timeouts import BufferLimits, Timing
 from kvbus.client.updates import Conflict, Gap, Lost, Rejected, Restarted, Synced
 from kvbus.core.sequencing.actions import Ask, AskSnapshot, Deliver, LostReason, RestartReason, Stop
-from kvbus.core.sequencing.fingerprints import RING
 from kvbus.core.types import Reason
 from kvbus.core.wire.frames import END_SEQ
 from tests.doubles.payloads import cleared, payload, store
@@ -105,16 +104,6 @@ def test_it_asks_anyway_when_the_connection_is_not_reported():
     assert stream.due() == [ask(0)]
 
 
-def test_an_answer_that_breaks_off_and_is_never_confirmed_is_a_loss():
-    stream = synced()
-    stream.live(5)
-    stream.replayed(2, 3, 4)
-    assert stream.due() == [ask(4)]
-    assert stream.due() == [ask(4)]
-    assert stream.due() == [*stream.delivered(5), Lost(6, None, LostReason.NO_ANSWER), ask(0)]
-    assert stream.replayed(0) == [Restarted(1, RestartReason.REBUILT), ask(0)]
-
-
 def test_the_last_batch_is_asked_for_again_if_the_stream_is_silent_after_a_connection():
     stream = synced()
     assert stream.sequence.deadline == stream.now + QUICK.confirm_s
@@ -202,17 +191,6 @@ def test_what_was_lost_for_want_of_an_answer_comes_with_a_state_that_begins_late
     assert stream.end() == [Synced(9)]
 
 
-def test_a_clear_that_was_delivered_is_no_state_that_begins_late():
-    """An engine's buffer may begin with one."""
-    stream = Stream()
-    stream.connected()
-    empty = payload(cleared())
-    stream.sequence.live([b"t", stream.frame(7), empty], stream.now)
-    stream.due()
-    assert stream.due()[0] == Lost(0, 6, LostReason.NO_ANSWER)
-    assert stream.follow(stream.sequence.replayed([b"", stream.frame(7), empty], stream.now)) == [Synced(7)]
-
-
 def test_a_clear_behind_a_hole_of_the_live_stream_is_no_answer():
     stream = Stream(replay=False)
     stream.connected()
@@ -228,39 +206,12 @@ def test_silence_is_a_loss_after_bounded_attempts():
     assert stream.due() == [Lost(3, 4, LostReason.NO_ANSWER), *stream.delivered(5), ask(0)]
 
 
-def test_whoever_answers_after_such_a_loss_is_asked_for_everything():
-    stream = synced()
-    stream.live(5)
-    stream.due()
-    stream.due()
-    assert stream.live(6, 7) == stream.delivered(6, 7)
-    # still nobody: the stream goes on, and its last batch is asked for too
-    asked = [said for _ in range(9) for said in stream.due()]
-    assert set(asked) == {ask(0), ask(7)}
-    while ask(0) not in stream.due():
-        pass
-    # now somebody does, and what was lost is no hole any more
-    assert stream.replayed(0) == [Restarted(1, RestartReason.REBUILT), ask(0)]
-    assert stream.replayed(*range(8)) == stream.delivered(*range(8), replayed=True)
-    assert stream.end() == [Synced(7)]
-    assert stream.live(8) == stream.delivered(8)
-
-
 def test_nobody_there_at_the_start():
     stream = Stream()
     assert stream.due() == [ask(0)]
     assert stream.due() == [ask(0)]
     assert stream.due() == [Lost(0, None, LostReason.NO_ANSWER), ask(0)]
     assert stream.connected() == [ask(0)]
-
-
-def test_an_answer_without_end_in_sight_is_cut_off():
-    stream = Stream()
-    stream.connected()
-    for _ in range(12):
-        stream.replayed(0, 1)
-        stream.now += 0.9
-    assert stream.follow(stream.sequence.tick(stream.now)) == [ask(1)]
 
 
 def test_without_replay_a_gap_is_lost_at_once():
@@ -285,25 +236,6 @@ def test_beginning_live_asks_for_nothing_before_the_first_gap():
     assert stream.connected() == []
     assert stream.live(40) == stream.delivered(40)
     assert stream.live(42) == [Gap(41, 41), ask(40)]
-
-
-def test_a_seq_from_before_memory_is_looked_into():
-    stream = synced()
-    stream.live(*range(3, RING + 9))
-    stream.now += QUICK.overlap_s
-    assert stream.live(5) == [ask(RING + 8)]
-    # the publisher has nothing as new as that any more
-    assert stream.end() == [Restarted(1, RestartReason.WENT_BACK), ask(0)]
-
-
-def test_after_a_reconnection_nothing_is_delivered_unchecked():
-    stream = synced()
-    stream.live(3)
-    stream.interrupted()
-    stream.epoch = "b"
-    assert stream.connected() == [ask(3)]
-    assert stream.live(4) == []  # exactly the next number, and yet of another epoch
-    assert stream.replayed(3) == [Restarted(1, RestartReason.PAYLOAD), ask(0)]
 
 
 def test_a_changed_publisher_id_is_a_restart_whatever_the_seq():
@@ -378,13 +310,6 @@ def test_a_batch_bigger_than_the_buffer_does_not_block_the_stream():
     assert stream.end() == [Lost(0, 2, LostReason.HOLE), *stream.delivered(3), Synced(3)]
 
 
-def test_answers_nobody_asked_for_are_ignored():
-    stream = synced()
-    assert stream.replayed(3) == []
-    assert stream.end() == []
-    assert stream.live(3) == stream.delivered(3)
-
-
 # -- snapshots
 
 
@@ -439,18 +364,6 @@ def test_where_there_is_neither_snapshot_nor_replay():
     assert snapshot(stream, -2) == [Lost(0, 3, LostReason.UNAVAILABLE), *stream.delivered(4)]
 
 
-def test_nobody_answers_the_snapshot_request():
-    stream = with_snapshots()
-    stream.connected()
-    stream.now += QUICK.idle_s
-    assert stream.follow(stream.sequence.tick(stream.now)) == []  # one message takes longer than a replay is silent
-    assert stream.due() == [ask(0)]
-    alone = with_snapshots(replay=False)
-    alone.connected()
-    assert alone.due() == [ASK_SNAPSHOT]
-    assert alone.due() == [Lost(0, None, LostReason.NO_ANSWER), ASK_SNAPSHOT]
-
-
 def caught_up(**options):
     """In step at seq 6 by a snapshot."""
     stream = with_snapshots(**options)
@@ -477,24 +390,6 @@ def test_another_publisher_id_on_a_snapshot_is_a_restart_with_its_state():
     assert snapshot(stream, 9, b"y") == [Replace(9, (b"y",)), ask(10)]
 
 
-def test_after_a_reconnection_a_snapshot_of_the_same_epoch_that_is_not_newer_changes_nothing():
-    stream = caught_up()
-    stream.interrupted()
-    assert stream.connected() == [ASK_SNAPSHOT]
-    assert snapshot(stream, 5, b"older") == [ask(7)]
-    assert stream.end() == [Synced(6)]
-    assert stream.sequence.epoch == 0
-
-
-def test_a_snapshot_that_was_under_way_when_the_connection_broke_is_asked_for_again():
-    stream = with_snapshots()
-    stream.connected()
-    stream.interrupted()
-    assert snapshot(stream, 6, b"perhaps another epoch's") == []
-    assert stream.connected() == [ASK_SNAPSHOT]
-    assert snapshot(stream, 7, b"x") == [Replace(7, (b"x",)), ask(8)]
-
-
 def test_a_snapshot_behind_a_stream_without_ids_is_another_epoch():
     stream = with_snapshots()
     stream.ids = False
@@ -506,10 +401,3 @@ def test_a_snapshot_behind_a_stream_without_ids_is_another_epoch():
     assert stream.replayed(4) == [ASK_SNAPSHOT]
     assert snapshot(stream, 0, b"x") == [Restarted(1, RestartReason.WENT_BACK), ASK_SNAPSHOT]
     assert snapshot(stream, 0, b"x") == [Replace(0, (b"x",)), ask(1)]
-
-
-def test_snapshots_nobody_asked_for_are_ignored():
-    stream = caught_up()
-    assert snapshot(stream, 9, b"x") == []
-    stream.live(9)
-    assert snapshot(stream, 9, b"x") == []

@@ -14,12 +14,9 @@ from kvbus.client import (
     BlockView,
     Gap,
     Lost,
-    LostReason,
     Reachable,
     Received,
     Rejected,
-    Restarted,
-    RestartReason,
     Snapshot,
     Subscriber,
     SubscriberClosedError,
@@ -35,7 +32,6 @@ from kvbus.core.wire.encoding import encode_batch
 from kvbus.core.wire.schema import BlockStored
 from kvbus.transport.client.subscriber import StreamSockets
 from kvbus.transport.engine.publisher import EnginePublisher
-from tests.doubles import replay_faults
 from tests.ports import free_ports
 from tests.transport.loops import COUNTING, collect, reads
 from tests.typed import there
@@ -111,81 +107,6 @@ def test_history_then_live(loops, framing):
     loops(main)
 
 
-def test_a_lost_batch_is_fetched(loops):
-    async def main():
-        async with engine() as publisher, subscribed(publisher) as subscriber:
-            await in_step(publisher, subscriber)
-            publisher.publish(payload(0))
-            publisher.publish(payload(1), live=False)
-            publisher.publish(payload(2))
-            seen = await until(subscriber, Synced)
-            assert [type(update) for update in seen] == [Received, Gap, Received, Received, Synced]
-            assert [update.seq for update in seen if isinstance(update, Received)] == [0, 1, 2]
-
-    loops(main)
-
-
-def test_a_batch_lost_on_an_otherwise_silent_stream_is_found(loops):
-    async def main():
-        silent = Timing(confirm_s=0.02)
-        async with engine() as publisher, subscribed(publisher, silent) as subscriber:
-            await until(subscriber, Synced)
-            publisher.publish(payload(0), live=False)  # before the subscription came into force
-            seen = await until(subscriber, Synced)
-            assert [update.seq for update in seen] == [0, 0]
-
-    loops(main)
-
-
-@pytest.mark.parametrize("ahead", [0, 1, 4, 5, 9], ids="{} batches in the new life".format)
-def test_a_restart_is_noticed_however_far_the_new_life_is(loops, ahead):
-    async def main():
-        async with engine() as publisher:
-            view = BlockView()
-            async with subscribed(publisher) as subscriber:
-                await in_step(publisher, subscriber)
-                for seq in range(4):
-                    publisher.publish(payload(seq))
-                while len(view) < 4:
-                    view.update(await subscriber.receive())
-                publisher.restart()
-                for seq in range(ahead):
-                    publisher.publish(payload(100 + seq, ts=2.0))
-                await until(subscriber, Restarted, view)
-                await until(subscriber, Synced, view)
-                assert {block.hash for block in view} == {100 + seq for seq in range(ahead)}
-                assert subscriber.epoch == 1
-
-    loops(main)
-
-
-@pytest.mark.parametrize(
-    "fault", [replay_faults.no_end, replay_faults.duplicate, replay_faults.interleave], ids=lambda fault: fault.__name__
-)
-def test_a_replay_server_out_of_order(loops, fault):
-    async def main():
-        async with engine() as publisher:
-            publisher.replay_fault = fault
-            for seq in range(3):
-                publisher.publish(payload(seq))
-            async with subscribed(publisher) as subscriber:
-                seen = await until(subscriber, Synced)
-                assert [update.seq for update in seen] == [0, 1, 2, 2]
-
-    loops(main)
-
-
-def test_nobody_answers(loops):
-    async def main():
-        async with engine() as publisher:
-            publisher.replay_fault = replay_faults.silent
-            async with subscribed(publisher) as subscriber:
-                assert await subscriber.receive() == Lost(0, None, LostReason.NO_ANSWER)
-                assert publisher.replay_requests in (QUICK.attempts, QUICK.attempts + 1)  # it is asked on at once
-
-    loops(main)
-
-
 def test_a_publisher_that_is_not_there_and_then_is(loops):
     async def main():
         (port,) = free_ports(1)
@@ -195,19 +116,6 @@ def test_a_publisher_that_is_not_there_and_then_is(loops):
             async with EnginePublisher(endpoint, None, bind=True) as publisher:
                 await until(subscriber, Reachable)
                 await publisher.wait_for_subscriber()
-
-    loops(main)
-
-
-def test_a_trimmed_history(loops):
-    async def main():
-        async with engine(buffer_steps=2) as publisher:
-            for seq in range(5):
-                publisher.publish(payload(seq))
-            async with subscribed(publisher) as subscriber:
-                seen = await until(subscriber, Synced)
-                assert seen[0] == Lost(0, 2, LostReason.TRIMMED)
-                assert [update.seq for update in seen[1:]] == [3, 4, 4]
 
     loops(main)
 
@@ -346,21 +254,6 @@ def test_leaving_the_loop_closes_the_sockets(loops, monkeypatch):
     loops(main)
 
 
-def test_iteration_ends_when_somebody_closes(loops):
-    async def main():
-        async with engine() as publisher:
-            publisher.publish(payload(0))
-            subscriber = subscribed(publisher)
-            kinds = []
-            async for update in subscriber:
-                kinds.append(update.kind)
-                if update.kind == "synced":
-                    await subscriber.aclose()
-            assert kinds == ["batch", "synced"]
-
-    loops(main)
-
-
 def test_two_tasks_cannot_share_a_subscriber(loops):
     async def main():
         async with engine() as publisher, subscribed(publisher) as subscriber:
@@ -470,18 +363,6 @@ def test_a_taken_address(loops):
 def test_no_endpoint_at_all():
     with pytest.raises(ValueError, match="endpoint"):
         Subscriber(None)
-
-
-def test_a_restart_reason_is_told(loops):
-    async def main():
-        async with engine() as publisher, subscribed(publisher) as subscriber:
-            await in_step(publisher, subscriber)
-            publisher.publish(payload(0))
-            await until(subscriber, Received)
-            publisher.send_frames(b"", bytes(8), payload(9, ts=3.0))
-            assert await subscriber.receive() == Restarted(1, RestartReason.PAYLOAD)
-
-    loops(main)
 
 
 # -- snapshots
