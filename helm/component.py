@@ -67,8 +67,7 @@ def components(render: Callable[[Mapping[str, Any]], str], dump: Callable[[Any],
     """
     files: dict[str, str] = {}
     for name, values in PRESETS.items():
-        model = {"model": "model"} if name == "aibrix" else {}
-        labels, pod = _sidecar(render({**values, **model, "configFrom": "environment"}))
+        labels, pod = _sidecar(render({**values, "configFrom": "environment"}))
         (sidecar,) = pod["initContainers"]
         ports = {each["name"]: each["containerPort"] for each in sidecar["ports"]}
         where = _WHERE.format(ports) if "kv-events" in ports else _INTERPOSED

@@ -38,12 +38,7 @@ COPIES: Final = {
     ROOT / "deploy" / "grafana" / "kvbus.json": CHART / "files" / "kvbus.json",
 }
 RENDERED: Final = {
-    "worker.yaml": ("qwen", {}, "vLLM with kvbus as its native sidecar, for a router with which pods are registered."),
-    "simulation.yaml": (
-        "demo",
-        {"engine": {"type": "sim"}, "replicas": 2},
-        "Two simulated engines with kvbus: no GPU, no model.",
-    ),
+    "simulation.yaml": ("demo", {}, "A simulated engine with kvbus: no GPU, no model."),
     "aggregator.yaml": (
         "bus",
         {
@@ -67,7 +62,7 @@ RENDERED: Final = {
 VERSION: Final = str(tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"])
 """The project's version: nowhere else is it written by hand."""
 
-_OF_AN_IMAGE: Final = r"REGISTRY/kvbus:"
+_OF_AN_IMAGE: Final = r"kvbus:"
 _VERSIONED: Final = {
     LIBRARY / "Chart.yaml": (r"^version: ", r"^appVersion: "),
     LIBRARY / "README.md": (r"name: kvbus-lib, version: ",),
@@ -270,7 +265,7 @@ def _sibling(name: str) -> ModuleType:
 
 
 def _worker(kvbus: Mapping[str, Any]) -> str:
-    return render({"kvbus": dict(kvbus)})["kvbus/templates/workload.yaml"]
+    return render({"kvbus": {"model": "model", **kvbus}})["kvbus/templates/workload.yaml"]
 
 
 _NOTICE: Final = "# Rendered from helm/kvbus by `python helm/sync.py`; change it there.\n"
@@ -280,8 +275,8 @@ _OF_HELM: Final = re.compile(
 
 
 def _rendered(release: str, values: dict[str, Any], about: str) -> str:
-    texts = render({**values, "helmTest": {"enabled": False}}, release)
-    documents = [_OF_HELM.sub("", text).strip() for name, text in sorted(texts.items()) if name.endswith(".yaml")]
+    texts = sorted(render(values, release).items())
+    documents = [_OF_HELM.sub("", text).strip() for name, text in texts if re.search(r"templates/[\w-]+\.yaml$", name)]
     whole = "".join(f"---\n{text}\n" for text in documents if text)
     return f"# {about}\n{_NOTICE}{whole}"
 
@@ -313,9 +308,10 @@ def _kserve() -> str:
         name: value for name, value in template["metadata"]["labels"].items() if not name.startswith(_OF_THE_RELEASE)
     }
     volumes = [volume for volume in pod["volumes"] if volume["name"].startswith("kvbus-")]
-    (engine,) = pod["containers"]
-    events = engine["args"][engine["args"].index("--kv-events-config") + 1]
     (sidecar,) = pod["initContainers"]
+    (sources,) = (json.loads(each["value"]) for each in sidecar["env"] if each["name"] == "KVBUS_SOURCES")
+    where = {key: sources[0][key] for key in ("endpoint", "replay_endpoint")}
+    events = json.dumps({"enable_kv_cache_events": True, "publisher": "zmq", **where, "topic": ""})
     named = json.loads(json.dumps(sidecar))
     for variable in named["env"]:
         if variable["name"] == "KVBUS_MODEL":

@@ -43,15 +43,11 @@ def test_secrets_are_mounted_where_the_configuration_says() -> None:
 def test_probes_and_monitors_speak_tls_where_kvbus_does() -> None:
     given = {"enabled": True, "endpoint": {"tlsConfig": {"insecureSkipVerify": True}}}
     for http in ({"http": ALL}, {"config": {"http_tls_certificate_file": "/c", "http_tls_key_file": "/k"}}):
-        for monitor, kind, endpoints in (
-            ("podMonitor", "PodMonitor", "podMetricsEndpoints"),
-            ("serviceMonitor", "ServiceMonitor", "endpoints"),
-        ):
-            release = render({"kvbus": http, "monitoring": {monitor: given}})
-            assert {release.kvbus[probe]["httpGet"]["scheme"] for probe in PROBES} == {"HTTPS"}
-            (endpoint,) = release.one(kind)["spec"][endpoints]
-            assert (endpoint["scheme"], endpoint["tlsConfig"]) == ("https", {"insecureSkipVerify": True})
-            assert "https://localhost:9477/sources" in release.notes
+        release = render({"kvbus": http, "monitoring": {"podMonitor": given}})
+        assert {release.kvbus[probe]["httpGet"]["scheme"] for probe in PROBES} == {"HTTPS"}
+        (endpoint,) = release.one("PodMonitor")["spec"]["podMetricsEndpoints"]
+        assert (endpoint["scheme"], endpoint["tlsConfig"]) == ("https", {"insecureSkipVerify": True})
+        assert "https://localhost:9477/sources" in release.notes
 
 
 @pytest.mark.parametrize(

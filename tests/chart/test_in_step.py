@@ -99,8 +99,7 @@ def test_the_chart_can_be_packaged_as_it_lies_here(tmp_path: Path) -> None:
 
 
 def test_a_clone_installs() -> None:
-    values = {"engine": {"type": "sim"}}
-    release = helm.Config(namespace="ns").install(str(CHART), "demo", values, dry_run="client")
+    release = helm.Config(namespace="ns").install(str(CHART), "demo", {}, dry_run="client")
     assert "kind: Deployment" in release["manifest"]
     assert "port-forward" in release["notes"]
 
@@ -114,7 +113,7 @@ def documents() -> Iterator[tuple[str, Any]]:
 def test_kubernetes_takes_the_manifests() -> None:
     kubernetes = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
     found = list(documents())
-    assert len(found) >= 3 * 4
+    assert len(found) >= 2 * 4
     for _, each in found:
         kubernetes.validate(each, "1.31", strict=True)
         assert "helm" not in str(each).lower(), "nothing in them is left of the tool that made them"

@@ -53,7 +53,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"mode": "deployment", "kvbus": {**SOURCES, "http": {"tlsSecret": "t"}}}, "which no certificate"),
     ({"mode": "deployment", "kvbus": {**SOURCES, "curve": {"existingSecret": "c"}}}, "has no key of its own"),
     ({"mode": "deployment", "kvbus": SOURCES, "index": {"port": 9477}}, "both need port 9477"),
-    ({"mode": "deployment", "kvbus": SOURCES, "extraContainers": [{"name": "index"}]}, "index is the chart's own"),
 ]
 
 

@@ -21,12 +21,17 @@ async def test_only_a_router_on_the_list_is_answered(tmp_path: Path) -> None:
     first = ports_in_a_row(5)
     public, secret = curve.generate()
     router_public, router_secret = curve.generate()
-    keys = {"keyPair": curve.certificate(public, secret), "routers": {"indexer": router_public.decode()}}
     ports = {"http": first, "events": first + 1, "replay": first + 2}
     engine = {"port": first + 3, "replayPort": first + 4}
-    values = {"curve": keys, "ports": ports, "engineEvents": engine, "state": {"enabled": False}}
-    release = render({"kvbus": values, "engine": {"type": "sim", "extraArgs": ["--requests=20", "--rate=100"]}})
-    for name, text in release.one("Secret")["stringData"].items():
+    values = {
+        "curve": {"existingSecret": "bus-keys"},
+        "ports": ports,
+        "engineEvents": engine,
+        "state": {"enabled": False},
+    }
+    release = render({"kvbus": values})
+    files = {"kvbus.key_secret": curve.certificate(public, secret), "routers.keys": router_public.decode()}
+    for name, text in files.items():
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o440)
     (tmp_path / "kvbus.yaml").write_text(str(release.file()).replace("/etc/kvbus-curve", str(tmp_path)))
@@ -47,7 +52,7 @@ async def test_only_a_router_on_the_list_is_answered(tmp_path: Path) -> None:
     own = (f"--curve-secret-key={tmp_path / 'router.key_secret'}", f"--curve-server-key={tmp_path / 'kvbus.key'}")
     with (
         Program(tmp_path, "run", "-c", str(tmp_path / "kvbus.yaml")),
-        Program(tmp_path, *release.engine["args"], name="engine") as sim,
+        Program(tmp_path, *release.engine["args"], "--requests=20", "--rate=100", name="engine") as sim,
     ):
         await eventually(settled, "an engine that is idle and relayed")
         with Program(tmp_path, *dump, *own, name="known") as known:

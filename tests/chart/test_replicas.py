@@ -9,18 +9,18 @@ import pytest
 from tests.chart.charts import CHART, Values, helm, load, render
 
 SOURCE = {"endpoint": "tcp://a:5557", "replay_endpoint": "tcp://a:5558"}
-WORKER: Values = {"engine": {"type": "sim"}}
-AGGREGATOR: Values = {"mode": "deployment", "service": {"headless": True}, "kvbus": {"config": {"sources": [SOURCE]}}}
+SIMULATION: Values = {}
+AGGREGATOR: Values = {"mode": "deployment", "kvbus": {"config": {"sources": [SOURCE]}}}
 
 
-@pytest.mark.parametrize("values", [WORKER, AGGREGATOR], ids=["worker", "deployment"])
+@pytest.mark.parametrize("values", [SIMULATION, AGGREGATOR], ids=["simulation", "deployment"])
 @pytest.mark.parametrize("replicas", [0, 1, 7])
 def test_a_number_is_the_charts(values: Values, replicas: int) -> None:
     assert render({**values, "replicas": replicas}).workload["spec"]["replicas"] == replicas
     assert render(values).workload["spec"]["replicas"] == 1
 
 
-@pytest.mark.parametrize("values", [WORKER, AGGREGATOR], ids=["worker", "deployment"])
+@pytest.mark.parametrize("values", [SIMULATION, AGGREGATOR], ids=["simulation", "deployment"])
 def test_null_leaves_the_number_out(values: Values) -> None:
     """A key with null in it would be taken for 1 by the cluster; only one that is not there leaves the number alone."""
     left_out, given = (render({**values, "replicas": replicas}).workload["spec"] for replicas in (None, 2))
@@ -36,12 +36,12 @@ def test_a_daemonset_has_no_number_either_way() -> None:
 
 def test_kubernetes_takes_a_workload_without_a_number() -> None:
     kubernetes = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
-    kubernetes.validate(render({**WORKER, "replicas": None}).workload, "1.31", strict=True)
+    kubernetes.validate(render({**SIMULATION, "replicas": None}).workload, "1.31", strict=True)
 
 
 def installed(**values: Any) -> tuple[Any, str]:
     """Workload and notes of an install, through Helm's own merge of values with the chart's."""
-    release = helm.Config(namespace="ns").install(str(CHART), "demo", {**WORKER, **values}, dry_run="client")
+    release = helm.Config(namespace="ns").install(str(CHART), "demo", {**SIMULATION, **values}, dry_run="client")
     (workload,) = (
         each for text in release["manifest"].split("\n---\n") if (each := load(text))["kind"] == "Deployment"
     )
@@ -51,7 +51,7 @@ def installed(**values: Any) -> tuple[Any, str]:
 def test_an_install_with_null_has_no_number_and_its_notes_say_whose_it_is() -> None:
     workload, notes = installed(replicas=None)
     assert "replicas" not in workload["spec"]
-    assert "kvbus sits next to each replica of demo, which serve" in notes
+    assert "as many pods as the autoscaler wants" in notes
     assert "HorizontalPodAutoscaler" in notes
     assert "scaleTargetRef: {apiVersion: apps/v1, kind: Deployment, name: demo}" in notes
 
@@ -59,5 +59,5 @@ def test_an_install_with_null_has_no_number_and_its_notes_say_whose_it_is() -> N
 def test_the_notes_of_an_install_with_a_number_say_the_number() -> None:
     workload, notes = installed(replicas=2)
     assert workload["spec"]["replicas"] == 2
-    assert "kvbus sits next to each of 2 replica(s) of demo" in notes
+    assert "a simulated engine with kvbus as its sidecar: 2 pod(s)" in notes
     assert "HorizontalPodAutoscaler" not in notes

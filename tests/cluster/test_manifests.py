@@ -16,7 +16,6 @@ from tests.cluster.api import RESTRICTED, Api, Object, RefusedError, placed
 
 KUBERNETES: Final = ROOT / "deploy" / "kubernetes"
 OTHERS: Final = {
-    "autoscaling/keda.yaml": "keda.sh",
     "inject/kserve.yaml": "serving.kserve.io",
     "platforms/kserve/service.yaml": "serving.kserve.io",
 }
@@ -32,7 +31,7 @@ BUILT: Final = {
 MANIFESTS: Final = sorted(
     str(path.relative_to(KUBERNETES))
     for path in KUBERNETES.rglob("*.yaml")
-    if path.parent.name in {"kubernetes", "autoscaling", "inject", "kserve"}
+    if path.parent.name in {"kubernetes", "inject", "kserve"}
 )
 
 
@@ -96,8 +95,8 @@ def test_a_component_in_a_workload_is_taken_without_a_warning(
 
 
 def test_a_field_that_another_projects_kind_does_not_have_is_refused(api: Api, serve: Callable[[str], None]) -> None:
-    serve(OTHERS["autoscaling/keda.yaml"])
-    (each,) = documents(Path(KUBERNETES, "autoscaling/keda.yaml").read_text())
-    each["spec"]["maxReplicaCont"] = 8
-    with pytest.raises(RefusedError, match="maxReplicaCont"):
+    serve(OTHERS["platforms/kserve/service.yaml"])
+    (each,) = documents(Path(KUBERNETES, "platforms/kserve/service.yaml").read_text())
+    each["spec"]["modl"] = {}
+    with pytest.raises(RefusedError, match="modl"):
         api.apply(placed(each, api.namespace()), dry_run=True)

@@ -36,8 +36,8 @@
 {{- if hasKey $v.config "interpose" -}}
 {{- fail "kvbus.config.interpose: set kvbus.interpose, from which source and output follow" -}}
 {{- end -}}
-{{- if and $v.front (hasKey $v.config "front") -}}
-{{- fail "kvbus.front has no effect with kvbus.config.front: set engine there" -}}
+{{- if and (hasKey $v.config "front") (eq $v.router "vllm-router") -}}
+{{- fail "kvbus.config.front has no effect with kvbus.router=vllm-router: that router asks no engine for its ports; name kvbus's endpoints in its flags" -}}
 {{- end -}}
 {{- if $v.interpose -}}
 {{- if $v.config.outputs -}}
@@ -49,7 +49,7 @@
 {{- if has $v.router (list "llm-d" "aibrix") -}}
 {{- fail (printf "kvbus.interpose: kvbus.router=%s dials the pod's address, and needs the ports of its own that kvbus has without it" $v.router) -}}
 {{- end -}}
-{{- if or $v.curve.existingSecret $v.curve.keyPair -}}
+{{- if $v.curve.existingSecret -}}
 {{- fail "kvbus.interpose: there is no CURVE at a port that engines dial, too" -}}
 {{- end -}}
 {{- end -}}
@@ -59,19 +59,10 @@
 {{- if and (eq $v.router "aibrix") (not (regexMatch "^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$" (include "kvbus.modelName" .))) -}}
 {{- fail (printf "kvbus.router=aibrix: AIBrix finds a model by a pod label, and %q cannot be one; serve it under a plain name and set kvbus.model, for example qwen3-32b" (include "kvbus.modelName" .)) -}}
 {{- end -}}
-{{- if and $v.curve.existingSecret (or $v.curve.keyPair $v.curve.routers) -}}
-{{- fail "kvbus.curve: either existingSecret, or keyPair and routers for a Secret made here" -}}
-{{- end -}}
-{{- if ne (empty $v.curve.keyPair) (empty $v.curve.routers) -}}
-{{- fail "kvbus.curve: keyPair and routers go together; without routers nobody would be let in, and routers without kvbus's own keys encrypt nothing" -}}
-{{- end -}}
 {{- range $v.env -}}
 {{- if hasPrefix "KVBUS_" .name -}}
 {{- fail (printf "kvbus.env: %s is a key of kvbus.yaml: set it in kvbus.config" .name) -}}
 {{- end -}}
-{{- end -}}
-{{- if and (not $v.restartOnChange) (ne $v.configFrom "configMap") -}}
-{{- fail "kvbus.restartOnChange=false needs kvbus.configFrom=configMap: an environment cannot change while the pod lives" -}}
 {{- end -}}
 {{- if and $v.state.existingClaim (not $v.state.enabled) -}}
 {{- fail "kvbus.state.existingClaim has no effect with kvbus.state.enabled=false" -}}

@@ -48,7 +48,7 @@ model.aibrix.ai/kv-events-enabled: "true"
 
 {{- /* Some changes need another process: a changed ConfigMap is a changed pod. */ -}}
 {{- define "kvbus.podAnnotations" -}}
-{{- if and (eq .Values.kvbus.configFrom "configMap") .Values.kvbus.restartOnChange -}}
+{{- if eq .Values.kvbus.configFrom "configMap" -}}
 checksum/kvbus-config: {{ include "kvbus.config.file" . | sha256sum }}
 {{- end -}}
 {{- end -}}
@@ -114,38 +114,13 @@ checksum/kvbus-config: {{ include "kvbus.config.file" . | sha256sum }}
 {{- end -}}
 
 {{- define "kvbus.curveSecretName" -}}
-{{- $curve := .Values.kvbus.curve -}}
-{{- if $curve.existingSecret -}}
-{{- $curve.existingSecret -}}
-{{- else if $curve.keyPair -}}
-{{- include "kvbus.resourceName" . }}-curve
-{{- end -}}
-{{- end -}}
-
-{{- /* The manifest for kvbus.curve.keyPair. */ -}}
-{{- define "kvbus.curveSecret" -}}
-apiVersion: v1
-kind: Secret
-metadata:
-  name: {{ include "kvbus.curveSecretName" . }}
-  labels:
-    {{- include "kvbus.objectLabels" . | nindent 4 }}
-stringData:
-  kvbus.key_secret: |
-    {{- .Values.kvbus.curve.keyPair | trim | nindent 4 }}
-  routers.keys: |
-    {{- range $name, $key := .Values.kvbus.curve.routers }}
-    {{ $key }} {{ $name }}
-    {{- end }}
+{{- .Values.kvbus.curve.existingSecret -}}
 {{- end -}}
 
 {{- /* The manifest for kvbus.configFrom=configMap. */ -}}
 {{- define "kvbus.objectLabels" -}}
 app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
-{{- with .Values.commonLabels }}
-{{ toYaml . }}
-{{- end }}
 {{- end -}}
 
 {{- define "kvbus.configMap" -}}

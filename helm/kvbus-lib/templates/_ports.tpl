@@ -44,9 +44,6 @@ whether others are to reach it (an engine's own ports are not).
 {{- end -}}
 {{- end -}}
 {{- $taken := dict (toString $v.servingPort) "kvbus.servingPort" -}}
-{{- if $v.front -}}
-{{- $claims = append $claims (dict "name" "" "port" (int $v.front) "key" "kvbus.front" "open" false) -}}
-{{- end -}}
 {{- range $claims -}}
 {{- if gt (int .port) 65535 -}}
 {{- fail (printf "%s: rank r is at port + r, and %d is no port" .key (int .port)) -}}
@@ -63,11 +60,10 @@ whether others are to reach it (an engine's own ports are not).
 {{- regexFind "[0-9]+$" . -}}
 {{- end -}}
 
-{{- /* Container ports. They are for readers only; where the pod is to stay as it is, those that follow sources are left out. */ -}}
+{{- /* Container ports. They are for readers only. */ -}}
 {{- define "kvbus.ports" -}}
-{{- $restart := .Values.kvbus.restartOnChange -}}
 {{- range (include "kvbus.claims" . | fromJson).claims -}}
-{{- if and .open (or $restart (eq .name "kvbus-http")) }}
+{{- if .open }}
 - name: {{ .name }}
   containerPort: {{ .port }}
 {{- end -}}

@@ -23,10 +23,8 @@
     timeoutSeconds: 5
   securityContext:
     {{- include "kvbus.securityContext" (list . .Values.kvbus.securityContext) | nindent 4 }}
-  {{- with .Values.index.resources }}
   resources:
-    {{- toYaml . | nindent 4 }}
-  {{- end }}
+    {{- toYaml .Values.kvbus.resources | nindent 4 }}
   {{- if .Values.kvbus.http.tokensSecret }}
   volumeMounts:
     - {name: kvbus-http-tokens, mountPath: /etc/kvbus-http/tokens, readOnly: true}
@@ -36,7 +34,7 @@
 {{- /* Contradictions of the index with other values: each is refused with the value to change. */ -}}
 {{- define "kvbus.refuseIndex" -}}
 {{- $v := .Values -}}
-{{- if eq $v.mode "worker" -}}
+{{- if eq $v.mode "simulation" -}}
 {{- fail "index.enabled: the index is a container beside an aggregator; set mode to deployment or daemonset" -}}
 {{- end -}}
 {{- if include "kvbus.tls" . -}}

@@ -1,7 +1,7 @@
 {{- /* The pod template of every mode, kvbus included. */ -}}
 {{- define "kvbus.podTemplate" -}}
 {{- include "kvbus.refuse" . -}}
-{{- if eq .Values.mode "worker" -}}
+{{- if eq .Values.mode "simulation" -}}
 {{- include "kvbus.pod" (list . (include "kvbus.bare" .)) -}}
 {{- else -}}
 {{- include "kvbus.pod" (list . (include "kvbus.bare" .) "alone") -}}
@@ -10,10 +10,9 @@
 
 {{- /* The same without kvbus. */ -}}
 {{- define "kvbus.bare" -}}
-{{- $engine := and (eq .Values.mode "worker") (ne .Values.engine.type "sim") -}}
 metadata:
   labels:
-    {{- /* nothing that changes with a release of the chart: an engine is too dear to restart for a label */}}
+    {{- /* nothing that changes with a release of the chart: a label must restart no pod */}}
     {{- include "kvbus.selector" . | nindent 4 }}
     {{- with .Values.podLabels }}
     {{- toYaml . | nindent 4 }}
@@ -27,49 +26,27 @@ spec:
   {{- /* only discovery in Kubernetes asks the API */}}
   automountServiceAccountToken: {{ ne (include "kvbus.watched" .) "[]" }}
   enableServiceLinks: false
-  terminationGracePeriodSeconds: {{ .Values.terminationGracePeriodSeconds }}
   securityContext:
-    {{- include "kvbus.securityContext" (list . .Values.podSecurityContext) | nindent 4 }}
-  {{- range $key := list "imagePullSecrets" "nodeSelector" "tolerations" "affinity" "topologySpreadConstraints" "priorityClassName" "runtimeClassName" }}
+    {{- include "kvbus.podSecurity" . | nindent 4 }}
+  {{- range $key := list "imagePullSecrets" "nodeSelector" "tolerations" "affinity" "topologySpreadConstraints" "priorityClassName" }}
   {{- with get $.Values $key }}
   {{ $key }}:
     {{- toYaml . | nindent 4 }}
   {{- end }}
   {{- end }}
-  {{- with .Values.extraInitContainers }}
-  initContainers:
-    {{- toYaml . | nindent 4 }}
-  {{- end }}
-  {{- if or (eq .Values.mode "worker") .Values.extraContainers .Values.index.enabled }}
+  {{- if eq .Values.mode "simulation" }}
   containers:
-    {{- if eq .Values.mode "worker" }}
     {{- include "kvbus.engine" . | nindent 4 }}
-    {{- end }}
-    {{- with .Values.extraContainers }}
-    {{- toYaml . | nindent 4 }}
-    {{- end }}
-    {{- if .Values.index.enabled }}
+  {{- else if .Values.index.enabled }}
+  containers:
     {{- include "kvbus.index" . | nindent 4 }}
-    {{- end }}
   {{- else }}
   containers: []
   {{- end }}
-  {{- if or $engine .Values.volumes }}
-  volumes:
-    {{- if $engine }}
-    - name: engine-home
-      {{- if .Values.engine.home.existingClaim }}
-      persistentVolumeClaim: {claimName: {{ .Values.engine.home.existingClaim }}}
-      {{- else if .Values.engine.home.sizeLimit }}
-      emptyDir: {sizeLimit: {{ .Values.engine.home.sizeLimit }}}
-      {{- else }}
-      emptyDir: {}
-      {{- end }}
-    - name: engine-shm
-      emptyDir: {medium: Memory, sizeLimit: {{ .Values.engine.sharedMemory }}}
-    {{- end }}
-    {{- with .Values.volumes }}
-    {{- toYaml . | nindent 4 }}
-    {{- end }}
-  {{- end }}
+{{- end -}}
+
+{{- /* Restricted Pod Security Standard. Through the group kvbus reads its Secrets and writes its claim. */ -}}
+{{- define "kvbus.podSecurity" -}}
+{{- $user := dict "runAsNonRoot" true "runAsUser" 65532 "runAsGroup" 65532 "fsGroup" 65532 "fsGroupChangePolicy" "OnRootMismatch" "seccompProfile" (dict "type" "RuntimeDefault") -}}
+{{- include "kvbus.securityContext" (list . $user) -}}
 {{- end -}}

@@ -12,7 +12,7 @@ smg:      {profile: smg, events: 5657, layout: per_source}
 # takes nothing under a topic: the profile sends none
 vllm-router: {profile: vllm-router, events: 5657, layout: per_source}
 # reads pod and model off the topic: exactly three parts; a clear is the whole pod's, so all ranks share a stream
-llm-d:    {profile: llm-d, events: 5557, layout: merged, topic: "kv@{worker}@{model}"}
+llm-d:    {profile: llm-d, events: 5657, layout: merged, topic: "kv@{worker}@{model}"}
 # files all ranks under its own pod
 kthena:   {profile: kthena, events: 5657, layout: merged}
 # knows one pair of ports, so all ranks share it
@@ -47,9 +47,6 @@ aibrix:   {profile: aibrix, events: 5557, layout: merged}
 {{- end -}}
 {{- if ne $v.http.open "status" -}}
 {{- $_ := set $config "http_open" $v.http.open -}}
-{{- end -}}
-{{- if $v.front -}}
-{{- $_ := set $config "front" (dict "listen" (printf "0.0.0.0:%d" (int $v.servingPort)) "engine" (printf "http://127.0.0.1:%d" (int $v.front))) -}}
 {{- end -}}
 {{- $_ := set $config "state_dir" (ternary "/var/lib/kvbus" nil $v.state.enabled) -}}
 {{- if not $config.sources -}}
@@ -106,11 +103,6 @@ aibrix:   {profile: aibrix, events: 5557, layout: merged}
 {{- $_ := set $config "worker" (printf "$(POD_IP):%d" (int $v.servingPort)) -}}
 {{- end -}}
 {{- toJson $config -}}
-{{- end -}}
-
-{{- /* Where the engine in this pod serves: behind kvbus, or itself. */ -}}
-{{- define "kvbus.enginePort" -}}
-{{- int (.Values.kvbus.front | default .Values.kvbus.servingPort) -}}
 {{- end -}}
 
 {{- /* "true" or nothing: some of these sources are found. */ -}}

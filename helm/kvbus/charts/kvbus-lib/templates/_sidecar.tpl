@@ -42,11 +42,11 @@ none of them may depend on the engine or on the health of its stream.
     {{- include "kvbus.ports" $root | trim | nindent 4 }}
   # the engine waits for this, so it is asked every second; after a restart a large state is read before anything is bound
   startupProbe:
-    {{- merge (dict) $v.probes.startup (dict "periodSeconds" 1 "failureThreshold" 300) $live | toYaml | nindent 4 }}
+    {{- merge (dict "periodSeconds" 1 "failureThreshold" 300) $live | toYaml | nindent 4 }}
   livenessProbe:
-    {{- merge (dict) $v.probes.liveness (dict "periodSeconds" 10 "timeoutSeconds" 5 "failureThreshold" 6) $live | toYaml | nindent 4 }}
+    {{- merge (dict "periodSeconds" 10 "timeoutSeconds" 5 "failureThreshold" 6) $live | toYaml | nindent 4 }}
   readinessProbe:
-    {{- merge (dict) $v.probes.readiness (dict "periodSeconds" 5 "timeoutSeconds" 5) $ready | toYaml | nindent 4 }}
+    {{- merge (dict "periodSeconds" 5 "timeoutSeconds" 5) $ready | toYaml | nindent 4 }}
   securityContext:
     {{- include "kvbus.securityContext" (list $root $v.securityContext) | nindent 4 }}
   {{- with $v.resources }}
