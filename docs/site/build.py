@@ -1,7 +1,7 @@
-"""The documentation site: Markdown of this repository and the quickstarts, gathered for the generator.
+"""The documentation site: Markdown of this repository and the routers' pages, gathered for the generator.
 
     python docs/site/build.py build/site        the pages and zensical.toml, for `zensical build` (make site)
-    python docs/site/build.py --quickstart      docs/QUICKSTART.md anew
+    python docs/site/build.py --routers         docs/routers anew
 
 A link that leaves the documentation leads to ``$KVBUS_REPOSITORY/blob/main/...``; without that variable its text stays.
 """  # noqa: INP001 - a script beside what it reads, not a package
@@ -26,66 +26,92 @@ IMAGES: Final = ("*.svg", "*.png")
 _LINK: Final = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 _FENCE: Final = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 
-_RUN: Final = """
-```
+_RUN: Final = """```
 kvbus check kvbus.yaml        # every mistake at once, or the configuration in full
-kvbus doctor kvbus.yaml       # every endpoint is probed: what is wrong, the key, and what to do
 kvbus run kvbus.yaml
-```
+```"""
+
+_INDEX: Final = """# Routers
+
+Each router has a page: ports, engine, `kvbus.yaml`, the router's own settings, Kubernetes, and what does not work
+with it. `kvbus init` writes the same into a commented configuration.
 """
 
-_LOOK: Final = """
+_KUBERNETES: Final = """\
+Put kvbus into the engine's pod as a sidecar: [one of three ways](../KUBERNETES.md#which-way). The engine then
+publishes to kvbus on loopback:
+
 ```
-kvbus top                               # sources, outputs, routers, rates and reasons
-kvbus dump tcp://127.0.0.1:{replay}          # the live blocks, as a router rebuilds them
+--kv-events-config '{"enable_kv_cache_events": true, "publisher": "zmq", "topic": "",
+  "endpoint": "tcp://127.0.0.1:15557", "replay_endpoint": "tcp://127.0.0.1:15657"}'
 ```
-"""
+
+SGLang takes the same without `enable_kv_cache_events`."""
+
+_COMPOSE: Final = """\
+[compose.yaml](../../deploy/compose.yaml) has a simulated engine, kvbus and Prometheus. Put this `kvbus.yaml` in the
+place of `deploy/kvbus.yaml`, and your engine into `KVBUS_SOURCES__0__ENDPOINT` and `KVBUS_SOURCES__0__REPLAY_ENDPOINT`.
+
+```
+docker compose -f deploy/compose.yaml up --build
+```"""
 
 
 def block(engine: dict[str, Any], live: int, replay: int) -> str:
     """Return how the engine is started, as a code block."""
-    return f"```{engine['language']}\n{engine_setup(engine, live, replay)}\n```\n"
+    return f"```{engine['language']}\n{engine_setup(engine, live, replay)}\n```"
 
 
-def pair(engine: dict[str, Any], router: dict[str, Any]) -> str:
-    """Return the quickstart of one engine with one router."""
-    replay = re.findall(r"replay_endpoint: tcp://\*:(\d+)", router["output"])[0]
+def section(engine: dict[str, Any], live: int, replay: int) -> str:
+    """Return the section of an engine: how it starts, and what to know."""
+    return f"### {engine['name']}\n\n{block(engine, live, replay)}\n\n{engine['notes'].strip()}"
+
+
+def picture(router: dict[str, Any]) -> str:
+    """Return the ports of engine, kvbus and router as a table and a line of text."""
+    live, replay = ports(router)
+    ours, ours_replay = re.findall(r"endpoint: tcp://\*:(\d+)", router["output"])
     return (
-        f"# {engine['name']} with {router['name']}\n\n"
-        f"kvbus runs beside the engine; `POD` is the address of both. How it was checked: {router['proof']}.\n\n"
-        f"## 1. The engine\n\n{block(engine, *ports(router))}\n{engine['notes'].strip()}\n\n"
-        f"## 2. kvbus.yaml\n\n```yaml\n{configuration(router)}```\n\n"
-        f"## 3. Run it\n{_RUN}\n"
-        f"## 4. The router\n\n{router['setup'].strip()}\n\n"
-        f"## 5. Look at it\n{_LOOK.replace('{replay}', replay)}\n"
-        f"## What to know\n\n{router['limits'].strip()}\n"
+        f"```text\nengine {live}  ── events ─▶  kvbus {ours}  ── events ─▶  {router['name']}\n"
+        f"engine {replay}  ◀─ replay ──  kvbus {ours_replay}  ◀─ replay ──  {router['name']}\n"
+        f"                            kvbus 9477  ── page, /metrics\n```\n\n"
+        f"In a pod the engine is at 15557 and 15657 on loopback: token ids stay in the pod, and {ours} stays kvbus's."
     )
 
 
-def quickstart() -> str:
-    """Return docs/QUICKSTART.md: every engine, every router."""
-    parts = [
-        "# Quickstart",
-        "<!-- rendered from kvbus/tools/starting.toml: python docs/site/build.py --quickstart -->",
-        FACTS["intro"].strip(),
+def page(router: dict[str, Any]) -> str:
+    """Return the page of one router."""
+    replay = re.findall(r"replay_endpoint: tcp://\*:(\d+)", router["output"])[0]
+    engines = (section(each, *ports(router)) for each in ENGINES.values() if each["id"] != "tensorrt-llm")
+    parts = (
+        f"# kvbus with {router['name']}",
+        NOTICE,
+        f"How it was checked: {router['proof']}. `POD` is the address of engine and kvbus, `MODEL` the model's name.",
+        f"## Ports\n\n{picture(router)}",
         "## The engine",
-        *(f"### {each['name']}\n\n{block(each, 5557, 5558)}\n{each['notes'].strip()}" for each in ENGINES.values()),
-        "## kvbus",
-        _RUN.strip(),
-        "## The router",
-    ]
-    for router in ROUTERS.values():
-        live, replay = ports(router)
-        checked = f"How it was checked: {router['proof']}."
-        if live != 5557:
-            checked += f" The engine publishes at {live} and replays at {replay}."
-        parts += [
-            f"### {router['name']}\n\n{checked}\n\n```yaml\n{configuration(router)}```",
-            router["setup"].strip(),
-            router["limits"].strip(),
-        ]
-    parts += ["### Others", FACTS["others"].strip()]
+        *engines,
+        f"## kvbus\n\n```yaml\n{configuration(router)}```\n\n{_RUN}",
+        f"## The router\n\n{router['setup'].strip()}",
+        "## See that it works",
+        f"```\nkvbus doctor kvbus.yaml\nkvbus dump tcp://127.0.0.1:{replay} --format=count\n```",
+        "The first probes every endpoint and says what is wrong. The second rebuilds the live blocks as a router does.",
+        f"## Kubernetes\n\n{_KUBERNETES}\n\n{router['kubernetes'].strip()}",
+        f"## Compose\n\n{_COMPOSE}",
+        f"## What does not work\n\n{router['limits'].strip()}",
+    )
     return "\n\n".join(parts) + "\n"
+
+
+NOTICE: Final = "<!-- rendered from kvbus/tools/starting.toml: python docs/site/build.py --routers -->"
+
+
+def routers() -> dict[str, str]:
+    """Return the files of docs/routers: an index, and a page for each router."""
+    rows = "".join(f"| [{each['name']}]({each['id']}.md) | {each['proof']} |\n" for each in ROUTERS.values())
+    table = f"| router | how it was checked |\n|---|---|\n{rows}"
+    other = section(ENGINES["tensorrt-llm"], 5557, 5558)
+    index = f"{_INDEX}\n{NOTICE}\n\n{table}\n{other}\n\n## Others\n\n{FACTS['others'].strip()}\n"
+    return {"README.md": index, **{f"{each['id']}.md": page(each) for each in ROUTERS.values()}}
 
 
 def pages() -> dict[str, str]:
@@ -123,19 +149,6 @@ def gather(target: Path, repository: str) -> None:
     shutil.rmtree(target, ignore_errors=True)
     where = pages()
     written = {there: moved((ROOT / path).read_text(), path, where, repository) for path, there in where.items()}
-    rows = []
-    for engine in ENGINES.values():
-        cells = [f"[{each['name']}](quickstart/{engine['id']}-{each['id']}.md)" for each in ROUTERS.values()]
-        rows.append(f"| **{engine['name']}** | {' | '.join(cells)} |")
-        for router in ROUTERS.values():
-            at = f"docs/quickstart/{engine['id']}-{router['id']}.md"
-            known = where | {at: at.removeprefix("docs/")}
-            # starting.toml has links as docs/QUICKSTART.md needs them, which is one level up
-            text = re.sub(r"\]\((?=[A-Za-z]\w*[./])(?!\w+:)", "](../", pair(engine, router))
-            written[at.removeprefix("docs/")] = moved(text, at, known, repository)
-    table = f"\n| |{' |' * len(ROUTERS)}\n|---|{'---|' * len(ROUTERS)}\n" + "\n".join(rows) + "\n"
-    start, _, rest = written["QUICKSTART.md"].partition("\n## The engine\n")
-    written["QUICKSTART.md"] = f"{start}\nEach pair has a page:\n{table}\n## The engine\n{rest}"
     for there, text in written.items():
         (docs / there).parent.mkdir(parents=True, exist_ok=True)
         (docs / there).write_text(text)
@@ -147,7 +160,8 @@ def gather(target: Path, repository: str) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "--quickstart":
-        (ROOT / "docs" / "QUICKSTART.md").write_text(quickstart())
+    if sys.argv[1] == "--routers":
+        for name, text in routers().items():
+            (ROOT / "docs" / "routers" / name).write_text(text)
     else:
         gather(Path(sys.argv[1]), os.environ.get("KVBUS_REPOSITORY", "").rstrip("/"))

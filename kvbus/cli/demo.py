@@ -17,7 +17,7 @@ _MAX_DIRECTORY: Final = 60
 
 
 NEXT_STEPS: Final = """\
-Next, with your own engine (docs/QUICKSTART.md has the file for your router):
+Next, with your own engine (kvbus init writes the file for your router):
   vllm serve MODEL --kv-events-config '{"enable_kv_cache_events": true, "publisher": "zmq",
     "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558"}'
   kvbus run --source tcp://127.0.0.1:5557,tcp://127.0.0.1:5558 --output 'tcp://*:5657,tcp://*:5658'

@@ -1,4 +1,4 @@
-"""The quickstarts' configurations are good, what is rendered is what is committed, and the site has every page."""
+"""The configurations of the routers' pages are good, what is rendered is what is committed, and the site has every page."""
 
 from __future__ import annotations
 
@@ -33,10 +33,8 @@ def script() -> ModuleType:
 
 
 build = script()
-ENGINES = list(build.ENGINES.values())
 ROUTERS = list(build.ROUTERS.values())
-PAIRS = [(engine, router) for engine in ENGINES for router in ROUTERS]
-QUICKSTART = (ROOT / "docs" / "QUICKSTART.md").read_text()
+PAGES = ROOT / "docs" / "routers"
 
 
 def checked(text: str, path: Path) -> None:
@@ -45,28 +43,40 @@ def checked(text: str, path: Path) -> None:
     assert done.exit_code == 0, done.output
 
 
-def test_the_quickstart_is_what_the_facts_say() -> None:
-    assert build.quickstart() == QUICKSTART, "out of step: python docs/site/build.py --quickstart"
+def test_the_pages_are_what_the_facts_say() -> None:
+    rendered = build.routers()
+    assert {path.name: path.read_text() for path in PAGES.glob("*.md")} == rendered, (
+        "out of step: python docs/site/build.py --routers"
+    )
 
 
-@pytest.mark.parametrize(("engine", "router"), PAIRS, ids=lambda each: each["id"])
-def test_the_configuration_of_every_pair_is_good(
-    engine: dict[str, Any], router: dict[str, Any], tmp_path: Path
+@pytest.mark.parametrize("router", ROUTERS, ids=lambda each: each["id"])
+def test_the_configuration_of_every_page_is_good_and_its_engines_publish_there(
+    router: dict[str, Any], tmp_path: Path
 ) -> None:
-    page = build.pair(engine, router)
-    (text,) = re.findall(r"## 2\. kvbus\.yaml\n\n```yaml\n(.+?)```", page, re.DOTALL)
+    page = build.page(router)
+    (text,) = re.findall(r"## kvbus\n\n```yaml\n(.+?)```", page, re.DOTALL)
     checked(text, tmp_path / "kvbus.yaml")
-    # the engine publishes where kvbus listens
-    (engines_own,) = re.findall(r"## 1\. The engine\n\n```\w*\n(.+?)```", page, re.DOTALL)
-    assert set(re.findall(r"tcp://127\.0\.0\.1:(\d+)", text)) == set(re.findall(r"tcp://\*:(\d+)", engines_own))
+    engines = page.partition("## The engine\n")[2].partition("\n## ")[0]
+    wanted = set(re.findall(r"tcp://127\.0\.0\.1:(\d+)", text))
+    commands = re.findall(r"```\w*\n(.+?)```", engines, re.DOTALL)
+    assert [set(re.findall(r"tcp://\*:(\d+)", each)) for each in commands] == [wanted] * 2, "vLLM and SGLang"
     assert not re.search(r"[{](live|replay)[}]", page)
 
 
-def test_the_routers_of_the_quickstart_have_every_profile_and_their_ports_do_not_meet_the_engines() -> None:
-    assert set(re.findall(r"profile: ([\w-]+)", QUICKSTART)) == set(PROFILES)
+def test_no_page_uses_a_port_for_two_things() -> None:
+    everywhere = {"5657": "kvbus", "5658": "kvbus", "15557": "engine", "15657": "engine", "9477": "kvbus"}
     for router in ROUTERS:
-        ours = set(re.findall(r"tcp://\*:(\d+)", router["output"]))
-        assert ours & set(map(str, build.ports(router))) == set(), router["id"]
+        ours = dict.fromkeys(re.findall(r"tcp://\*:(\d+)", router["output"]), "kvbus")
+        engines = dict.fromkeys(map(str, build.ports(router)), "engine")
+        assert not ours.keys() & engines.keys(), router["id"]
+        for port, whose in (ours | engines).items():
+            assert everywhere.get(port, whose) == whose, (router["id"], port)
+
+
+def test_the_pages_have_every_profile() -> None:
+    text = "".join(path.read_text() for path in PAGES.glob("*.md"))
+    assert set(re.findall(r"profile: ([\w-]+)", text)) == set(PROFILES)
 
 
 @pytest.fixture(scope="module")
@@ -76,9 +86,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target / "docs"
 
 
-def test_every_pair_and_every_document_has_a_page_and_no_link_leaves_them(site: Path) -> None:
+def test_every_document_has_a_page_and_no_link_leaves_them(site: Path) -> None:
     pages = {str(path.relative_to(site)) for path in site.rglob("*.md")}
-    assert {f"quickstart/{engine['id']}-{router['id']}.md" for engine, router in PAIRS} <= pages
     assert {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")} <= pages
     for page in site.rglob("*.md"):
         text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)

@@ -1,4 +1,4 @@
-"""The unmodified vLLM router behind kvbus, started by the command that docs/QUICKSTART.md gives."""
+"""The unmodified vLLM router behind kvbus, started by the command that docs/routers/vllm-router.md gives."""
 
 from __future__ import annotations
 

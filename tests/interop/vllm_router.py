@@ -1,4 +1,4 @@
-"""Run the vLLM router by the command that docs/QUICKSTART.md gives, before a worker of ours that generates nothing.
+"""Run the vLLM router by the command that its page gives, before a worker of ours that generates nothing.
 
 The worker has only the paths of a real `vllm serve` that the router needs. It has no `/get_server_info`: vLLM 0.32 answers
 404 there, so the router learns neither block size nor model. The router logs how many tokens of each prompt it credits.
@@ -29,12 +29,12 @@ _DECISION: Final = re.compile(rb"KV prefix decision .*credited_prefix_tokens=(\d
 _COLOURS: Final = re.compile(rb"\x1b\[[0-9;]*m")
 _HOST: Final = "127.0.0.1"
 _WORKER_PATHS: Final = ("/health", "/v1/completions")
-_QUICKSTART: Final = Path(__file__).parents[2] / "docs" / "QUICKSTART.md"
+_PAGE: Final = Path(__file__).parents[2] / "docs" / "routers" / "vllm-router.md"
 
 
 def documented_flags() -> list[tuple[str, str]]:
-    """Read the flags of the router's command from docs/QUICKSTART.md, with their values."""
-    (command,) = re.findall(r"^```\n(vllm-router .*?)^```", _QUICKSTART.read_text(), re.MULTILINE | re.DOTALL)
+    """Read the flags of the router's command from docs/routers/vllm-router.md, with their values."""
+    (command,) = re.findall(r"^```\n(vllm-router .*?)^```", _PAGE.read_text(), re.MULTILINE | re.DOTALL)
     words = shlex.split(command.replace("\\\n", " "))[1:]
     return list(zip(words[::2], words[1::2], strict=True))
 
