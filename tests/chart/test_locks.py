@@ -30,3 +30,12 @@ def test_the_image_has_every_runtime_dependency_and_no_other() -> None:
     names = {re.split(r"[>=;\s]", requirement)[0].replace(".", "-") for requirement in declared}
     assert names <= pins("requirements-runtime.lock").keys()
     assert "pytest" not in pins("requirements-runtime.lock")
+
+
+def test_the_build_lock_has_what_builds_the_wheel_and_the_readme_installs_with_it() -> None:
+    backend = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    names = {re.split(r"[>=;\s]", requirement)[0] for requirement in backend}
+    assert names <= pins("requirements-build.lock").keys()
+    readme = (ROOT / "README.md").read_text()
+    assert "--require-hashes -r requirements-runtime.lock -r requirements-build.lock\n" in readme
+    assert "--no-deps --no-build-isolation .\n" in readme, "an isolated build fetches what no lock pins"
