@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
-from itertools import pairwise
+from itertools import islice, pairwise
 from struct import Struct, error
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
@@ -88,6 +88,11 @@ class PrefixIndex(Generic[W]):
         """Count a worker's blocks by medium."""
         blocks = self._workers.get(worker)
         return {} if blocks is None else dict(blocks.on_media)
+
+    def names(self, worker: W, most: int) -> dict[bytes, Hash]:
+        """Return the hashes of a worker's oldest blocks, by place, of ``most`` blocks at most."""
+        blocks = self._workers.get(worker)
+        return {} if blocks is None else blocks.names(most)
 
     # -- events
 
@@ -224,6 +229,11 @@ class _WorkerBlocks:
     def media_at(self, place: bytes) -> Sequence[str]:
         """Return the media that hold a block at this place."""
         return [medium for medium, places in self._places.items() if place in places]
+
+    def names(self, most: int) -> dict[bytes, Hash]:
+        """Return the hashes of the oldest blocks by place."""
+        oldest = islice(self._blocks.items(), most)
+        return {known.place: block for block, known in oldest if known.place is not None}
 
     def size_of(self, block: Hash) -> int:
         """Return the tokens in a block that is held."""

@@ -117,6 +117,14 @@ class PrefixRouter:
         with self._lock:
             return {worker: self._index.on_media(worker) for worker in self._index.workers}
 
+    def names(self, most: int) -> dict[Worker, dict[bytes, Hash]]:
+        """Return the hashes of each worker's oldest blocks, by a digest of the prompt up to the block's end.
+
+        Workers that hash alike have one hash for one digest. ``most`` blocks of a worker are read at most.
+        """
+        with self._lock:
+            return {worker: self._index.names(worker, most) for worker in self._index.workers}
+
     def status(self) -> dict[str, Status]:
         """Return the condition of each stream, by its name."""
         with self._lock:

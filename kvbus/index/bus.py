@@ -88,6 +88,7 @@ class Bus:
 
     Attributes:
         worker: the bus's ``worker`` key.
+        model: the bus's ``model`` key; empty if it has none.
         answers: whether the last request was answered.
         asked: set after the first request, whether it was answered or not.
         sources: the sources of the last answer.
@@ -98,6 +99,7 @@ class Bus:
         self.url: Final = url
         self.curve: Final = curve
         self.worker = ""
+        self.model = ""
         self.answers = False
         self.asked: Final = asyncio.Event()
         self.sources: list[Source] = []
@@ -137,6 +139,7 @@ class Bus:
             if self._config is None:
                 overview = _decoded((await get(session, f"{self.url}/overview"))[0], _Overview)
                 self._config, self.worker = overview.config, overview.config.worker
+                self.model = overview.config.model or ""
             sources = _decoded((await get(session, f"{self.url}/sources"))[0], list[Source])
         output = readable_output(self._config.outputs, self._wanted, self.url, curve=self.curve)
         self.sources = sources

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -24,11 +25,15 @@ from kvbus.client import (
 )
 from kvbus.common.tasks import end_tasks
 from kvbus.core.types import DEVICE_MEDIUM
+from kvbus.index.agreement import SAMPLE, Agreement
 from kvbus.index.bus import Bus, Stream
 from kvbus.index.questions import Query, readings
 from kvbus.parts.log_router import LogRouter
 
 log = logging.getLogger("kvbus.index")
+
+_COMPARE_EVERY: Final = 10
+"""Looks from one comparison of hashes to the next."""
 
 _WATCH_SECONDS: Final = 1.0
 """Time between two looks for streams without token ids or with a failure."""
@@ -126,6 +131,7 @@ class Follower:
         """The streams of buses, by name."""
         self._tokenless: Final[set[str]] = set()
         """The streams without token ids that were reported."""
+        self.agreement: Final = Agreement()
         self._tasks: Final[list[asyncio.Task[None]]] = []
         self._stack: Final = AsyncExitStack()
         self._settling: asyncio.Task[None] | None = None
@@ -194,12 +200,12 @@ class Follower:
             results.append(Result(sorted(held, key=_worth, reverse=True)))
         return Answer(results, [each for each in standings.values() if not each.complete])
 
-    def blocks(self) -> list[tuple[Standing, dict[str, int]]]:
+    def blocks(self) -> list[tuple[Worker, Standing, dict[str, int]]]:
         """Count the blocks of each source by medium."""
         standings = self._standings()
         counts = {worker: media for router in self._routers for worker, media in router.blocks().items()}
-        known = [(standing, counts.pop(worker, {})) for worker, standing in standings.items()]
-        return known + [(_unknown(worker), media) for worker, media in counts.items()]
+        known = [(worker, standing, counts.pop(worker, {})) for worker, standing in standings.items()]
+        return known + [(worker, _unknown(worker), media) for worker, media in counts.items()]
 
     @property
     def _routers(self) -> list[PrefixRouter | LogRouter]:
@@ -246,6 +252,9 @@ class Follower:
                     found[worker] = Standing(source.name, source.rank, bus.worker, state, partial)
         return found
 
+    def _model_of(self, worker: Worker) -> str:
+        return next((bus.model for bus in self._buses if bus.source_of(worker) is not None), "")
+
     # -- streams
 
     def _subscriber(self, stream: Stream) -> Subscriber:
@@ -289,9 +298,12 @@ class Follower:
             await router.settled()
 
     async def _watch(self) -> None:
-        """Report streams without token ids, and raise the failure of a stream."""
-        while True:
+        """Report streams without token ids and workers with different hashes, and raise the failure of a stream."""
+        for look in itertools.count():
             await asyncio.sleep(_WATCH_SECONDS)
+            if not look % _COMPARE_EVERY:
+                named = {worker: names for router in self._routers for worker, names in router.names(SAMPLE).items()}
+                self.agreement.compare(named, self._model_of)
             for router in self._routers:
                 blocks = {worker.name for worker in router.blocks()}
                 for name, status in router.status().items():

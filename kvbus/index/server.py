@@ -205,9 +205,19 @@ class _Readings(Collector):
             "kvbus_index_partial", "1 if a source holds blocks that the index cannot know of.", labels=labels
         )
         live = GaugeMetricFamily("kvbus_index_live", "1 if a source's stream is complete up to now.", labels=labels)
-        readings = self._follower.blocks()
-        for standing, media in readings:
+        shared = GaugeMetricFamily(
+            "kvbus_index_shared_blocks",
+            "Blocks compared with another source of the model that holds the same prompt.",
+            labels=labels,
+        )
+        differing = GaugeMetricFamily(
+            "kvbus_index_differing_blocks", "Compared blocks that have another hash at the other source.", labels=labels
+        )
+        readings, agreement = self._follower.blocks(), self._follower.agreement
+        for worker, standing, media in readings:
             names = [standing.source, str(standing.rank), standing.worker]
+            shared.add_metric(names, agreement.shared[worker])
+            differing.add_metric(names, agreement.differing[worker])
             partial.add_metric(names, float(standing.partial))
             live.add_metric(names, float(standing.state == "live"))
             for medium, count in media.items():
@@ -215,7 +225,7 @@ class _Readings(Collector):
         questions = CounterMetricFamily("kvbus_index_questions", "Requests for /query, by outcome.", labels=["outcome"])
         for outcome, count in self._questions.items():
             questions.add_metric([outcome], count)
-        yield from (blocks, partial, live, questions)
+        yield from (blocks, partial, live, shared, differing, questions)
         yield GaugeMetricFamily("kvbus_index_workers", "Sources that the index knows.", value=len(readings))
         info = GaugeMetricFamily("kvbus_index_build_info", "Always 1; the version is a label.", labels=["version"])
         info.add_metric([version("kvbus")], 1)

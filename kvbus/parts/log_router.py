@@ -117,6 +117,10 @@ class LogRouter:
         """Count the blocks of each worker by medium."""
         return {worker: self._index.on_media(worker) for worker in self._index.workers}
 
+    def names(self, most: int) -> dict[Worker, dict[bytes, Hash]]:
+        """Return the hashes of each worker's oldest blocks, as `PrefixRouter.names` does."""
+        return {worker: self._index.names(worker, most) for worker in self._index.workers}
+
     def status(self) -> dict[str, Status]:
         """Return the condition of each stream, by its worker's name."""
         return {

@@ -130,7 +130,7 @@ async def test_an_index_answers_from_the_log(kind, router):
             (held,) = answer.results[0].matches
             assert (held.source, held.blocks, held.state) == (WORKER.name, 1, "live")
             assert (answer.results[1].matches, answer.incomplete) == ([], [])
-            assert [counts for _, counts in follower.blocks()] == [{"GPU": len(leaf.blocks)}]
+            assert [counts for *_, counts in follower.blocks()] == [{"GPU": len(leaf.blocks)}]
         finally:
             await follower.close()
 

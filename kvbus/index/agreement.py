@@ -1,0 +1,66 @@
+"""Whether the workers of a model have the same hashes for the same prompts.
+
+A router that looks up one worker's hashes at another worker finds nothing if they differ, and nothing else tells its
+operator. vLLM's hashes differ if the engines do not have the same PYTHONHASHSEED.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from kvbus.client import Worker
+from kvbus.core.types import Hash
+
+log = logging.getLogger("kvbus.index")
+
+SAMPLE: Final = 1000
+"""Blocks of each worker that are compared: its oldest ones, which prompts of all workers begin with."""
+
+Named = Mapping[Worker, Mapping[bytes, Hash]]
+"""By worker and place, the hash of a block."""
+
+
+class Agreement:
+    """The last comparison of all workers.
+
+    Attributes:
+        shared: by worker, the compared blocks whose prompt another worker of the model holds, too.
+        differing: by worker, how many of these have another hash there.
+    """
+
+    def __init__(self) -> None:
+        self.shared: Counter[Worker] = Counter()
+        self.differing: Counter[Worker] = Counter()
+        self._reported: set[tuple[Worker, Worker]] = set()
+
+    def compare(self, named: Named, model_of: Callable[[Worker], str]) -> None:
+        """Compare each block with the first worker that holds its prompt. Log when a pair begins or ends to differ."""
+        first: dict[tuple[str, bytes], tuple[Worker, Hash]] = {}
+        pairs: Counter[tuple[Worker, Worker]] = Counter()
+        self.shared, self.differing = Counter(), Counter()
+        for worker, blocks in named.items():
+            model = model_of(worker)
+            for place, block in blocks.items():
+                other, theirs = first.setdefault((model, place), (worker, block))
+                if other is worker:
+                    continue
+                for each in (worker, other):
+                    self.shared[each] += 1
+                    self.differing[each] += theirs != block
+                pairs[other, worker] += theirs != block
+        self._report(+pairs, set(pairs))
+
+    def _report(self, differing: Counter[tuple[Worker, Worker]], compared: set[tuple[Worker, Worker]]) -> None:
+        for (one, other), count in differing.items():
+            if (one, other) not in self._reported:
+                text = (
+                    "%s and %s have different hashes for the same prompts (%d blocks): a router that looks up one's "
+                    "hashes at the other finds nothing; start all engines of a model with the same PYTHONHASHSEED"
+                )
+                log.error(text, one.name, other.name, count)
+        for one, other in (self._reported - set(differing)) & compared:
+            log.info("%s and %s have the same hashes again", one.name, other.name)
+        self._reported = set(differing) | (self._reported - compared)

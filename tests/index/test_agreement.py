@@ -1,0 +1,75 @@
+"""Workers of one model that have different hashes for the same prompts are found."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from kvbus.client import Worker
+from kvbus.client.prefix_index import PrefixIndex
+from kvbus.core.wire.codec import decode
+from kvbus.core.wire.schema import Batch
+from kvbus.index.agreement import SAMPLE, Agreement, Named
+from tests.doubles.bus import wait_for
+from tests.doubles.payloads import payload, store
+from tests.index.programs import Bus, Engine, Index, http, running
+
+ONE, OTHER, THIRD = (Worker(name, None) for name in ("one", "other", "third"))
+SAME = "one-model"
+
+
+def named(**hashes: list[int]) -> Named:
+    """The names of workers that hold one prompt, whose blocks each has its own hashes for."""
+    index = PrefixIndex[Worker]()
+    for name, blocks in hashes.items():
+        batch = decode(payload(store(blocks, tokens=list(range(16 * len(blocks))))))
+        assert isinstance(batch, Batch)
+        for event in batch.events:
+            index.apply(Worker(name, None), event)
+    return {worker: index.names(worker, SAMPLE) for worker in index.workers}
+
+
+def test_workers_with_the_same_hashes_agree(caplog):
+    agreement = Agreement()
+    agreement.compare(named(one=[1, 2], other=[1, 2, 3]), lambda _: SAME)
+    assert (agreement.shared[ONE], agreement.shared[OTHER]) == (2, 2)
+    assert not agreement.differing.total()
+    assert not caplog.records
+
+
+def test_another_hash_is_reported_once_and_its_end_too(caplog):
+    caplog.set_level(logging.INFO)
+    agreement = Agreement()
+    for _ in range(2):
+        agreement.compare(named(one=[1, 2], other=[1, 7], third=[1, 2]), lambda _: SAME)
+    assert (agreement.differing[OTHER], agreement.differing[THIRD], agreement.shared[THIRD]) == (1, 0, 2)
+    (said,) = caplog.messages
+    assert "one and other have different hashes" in said
+    assert "PYTHONHASHSEED" in said
+    agreement.compare(named(one=[1, 2]), lambda _: SAME)
+    assert len(caplog.messages) == 1, "nothing is compared now"
+    agreement.compare(named(one=[1, 2], other=[1, 2]), lambda _: SAME)
+    assert caplog.messages[1:] == ["one and other have the same hashes again"]
+
+
+def test_workers_of_different_models_and_other_prompts_are_not_compared():
+    agreement = Agreement()
+    agreement.compare(named(one=[1, 2], other=[7, 8]), lambda worker: worker.name)
+    assert not agreement.shared.total()
+
+
+@pytest.mark.slow
+def test_an_index_says_which_engines_do_not_agree(tmp_path):
+    engines = [Engine(tmp_path, f"engine-{n}", *more) for n, more in enumerate(([], [], ["--hashes", "bytes"]))]
+    buses = [Bus(tmp_path, f"pod-{n}", engine) for n, engine in enumerate(engines)]
+    index = Index(tmp_path, *(bus.http for bus in buses))
+    with running(*engines, *buses, index):
+        wait_for(lambda: "different hashes" in index.said, "the disagreement in the log")
+        lines = [line for line in index.said.splitlines() if "different hashes" in line]
+        assert all("engine-2" in line for line in lines), lines
+        metrics = http(f"{index.http}/metrics")[1].decode()
+    readings = dict(line.rsplit(" ", 1) for line in metrics.splitlines() if "_blocks{" in line)
+    differing = {key.partition('source="')[2].partition('"')[0]: float(value)
+                 for key, value in readings.items() if "differing" in key}  # fmt: skip
+    assert differing["engine-2"] == max(differing.values()) > 0
