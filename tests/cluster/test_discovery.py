@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from kvbus.parts.discovery.kubernetes import discoverer as kubernetes
+from kvbus.parts.discovery import kubernetes
 from tests.cluster.accounts import account_of
 from tests.cluster.api import Api, Object, RefusedError
 from tests.cluster.control_plane import ApiServer, ControlPlane

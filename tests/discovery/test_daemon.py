@@ -253,7 +253,7 @@ async def test_a_defect_of_a_discoverer_costs_no_engine_and_is_tried_again(file,
     async with running(Bus(found_in(file))) as bus:
         await bus.sources("pod-1")
         with monkeypatch.context() as broken:
-            broken.setattr("kvbus.parts.discovery.file.discoverer._read", lambda _path: 1 // 0)
+            broken.setattr("kvbus.parts.discovery.file._read", lambda _path: 1 // 0)
             await eventually(lambda: bus.stats.failing == "a defect, see the log", "the defect")
         assert "ZeroDivisionError" in caplog.text
         await eventually(lambda: not bus.stats.failing, "another try")
@@ -271,7 +271,7 @@ async def test_a_defect_while_sources_change_is_counted_and_tried_again(file, mo
     async with running(Bus(found_in(file))) as bus:
         await bus.sources("pod-1")
         with monkeypatch.context() as broken:
-            broken.setattr("kvbus.parts.discovery.file.discoverer.publishers", lambda *_: ())
+            broken.setattr("kvbus.parts.discovery.file.publishers", lambda *_: ())
             write(file, [one.entry, {"name": "pod-3", "endpoint": "tcp://127.0.0.1:1"}])
             await eventually(lambda: bus.stats.changes["refused"] > 3, "several tries")
         assert caplog.text.count("are no sources yet: a defect, IndexError") == 1

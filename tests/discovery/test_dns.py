@@ -40,7 +40,7 @@ class Watched:
     """What is found in the DNS, set by set."""
 
     def __init__(self, server: DnsServer, **more: Any) -> None:
-        from kvbus.parts.discovery.dns.discoverer import DnsDiscoverer, DnsSettings  # noqa: PLC0415 - an extra
+        from kvbus.parts.discovery.dns import DnsDiscoverer, DnsSettings  # noqa: PLC0415 - an extra
 
         self.disconnected = asyncio.Event()
         settings = DnsSettings.model_validate(settings_of(server, **more))

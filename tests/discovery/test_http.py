@@ -9,7 +9,7 @@ import pytest
 
 from kvbus.parts.discovery.contract import DiscoveryError, Publisher, Services
 from kvbus.parts.discovery.engine_answers import of_sglang, of_vllm
-from kvbus.parts.discovery.http.discoverer import HttpDiscoverer, HttpSettings
+from kvbus.parts.discovery.http import HttpDiscoverer, HttpSettings
 from tests.discovery.fleet import Bus, Worker, running
 from tests.discovery.worlds import HttpWorld, Place
 from tests.doubles.bus import eventually

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
+from kvbus.parts.discovery import kubernetes
 from kvbus.parts.discovery.contract import DiscoveryError, Engine, Services
-from kvbus.parts.discovery.kubernetes import discoverer
-from kvbus.parts.discovery.kubernetes.discoverer import (
+from kvbus.parts.discovery.kubernetes import (
     KubernetesDiscoverer,
     KubernetesSettings,
     Ports,
@@ -89,7 +89,7 @@ def test_a_pod_without_the_port_is_named():
 
 @pytest.fixture
 async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[KubeServer]:
-    monkeypatch.setattr(discoverer, "PAUSE", 0.01)
+    monkeypatch.setattr(kubernetes, "PAUSE", 0.01)
     async with KubeServer().running() as made:
         yield made
 
@@ -188,7 +188,7 @@ async def test_pods_without_the_port_are_said_once(server, tmp_path, caplog):
 
 
 async def test_without_credentials_or_a_namespace_it_says_so(server, tmp_path, monkeypatch):
-    monkeypatch.setattr(discoverer, "OWN_NAMESPACE", tmp_path / "namespace")
+    monkeypatch.setattr(kubernetes, "OWN_NAMESPACE", tmp_path / "namespace")
     async with watching(server, tmp_path, namespace=None) as watched:
         with pytest.raises(DiscoveryError, match="not in a pod, so namespace is needed"):
             await watched.next()
@@ -218,8 +218,8 @@ async def test_in_a_pod_it_is_the_service_account_whose_token_changes(tmp_path, 
     account.mkdir()
     (account / "ca.crt").write_bytes(authority.certificate.read_bytes())
     (account / "token").write_text(TOKEN)
-    monkeypatch.setattr(discoverer, "ACCOUNT", account)
-    monkeypatch.setattr(discoverer, "PAUSE", 0.01)
+    monkeypatch.setattr(kubernetes, "ACCOUNT", account)
+    monkeypatch.setattr(kubernetes, "PAUSE", 0.01)
     server = KubeServer()
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(server.port))

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
 
 from tests.long import sample
-from tests.outputs.test_taken_out import ROOT, Tree
+from tests.outputs.test_taken_out import ENTRY_POINTS, Tree
 
-KINDS = sorted(path.parent.name for path in ROOT.glob("kvbus/parts/discovery/*/__init__.py"))
+KINDS = sorted(ENTRY_POINTS["kvbus.discovery"])
 SETTINGS = {
     "dns": "{dns: {name: engines, port: 5557}}",
     "file": "{file: {path: /run/engines.yaml}}",
@@ -45,11 +44,10 @@ def discovering(kind: str) -> tuple[str, ...]:
 @pytest.mark.parametrize("kind", sample(KINDS, len(KINDS)))
 def test_without_a_kind_the_rest_is_as_it_was(tree: Tree, kind: str) -> None:
     before = tree.modules()
-    folder = tree.root / "kvbus" / "parts" / "discovery" / kind
-    own = {path for path in before if folder in path.parents}
-    assert folder / "discoverer.py" in own
     assert tree.check(*discovering(kind)).returncode == 0
-    shutil.rmtree(folder)
+    own = tree.take_out("discovery", kind)
+    assert own
+    assert own <= before
     assert tree.modules() == before - own
     assert tree.check().returncode == 0
     done = tree.check(*discovering(kind))

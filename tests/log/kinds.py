@@ -52,7 +52,7 @@ def more(address: str) -> dict[str, Any]:
 def found_by(kind: Any, monkeypatch: Any) -> tuple[str, dict[str, Any]]:
     """The kind of a log, and the keys by which ``discover`` finds it."""
     if isinstance(kind, Directory):  # no part of kvbus reads it
-        monkeypatch.setattr("kvbus.parts.discovery.kafka.discoverer.KafkaLog", lambda _: kind.open())
+        monkeypatch.setattr("kvbus.parts.discovery.kafka.KafkaLog", lambda _: kind.open())
         return "kafka", {"endpoint": "tcp://127.0.0.1:9"}
     ((name, named),) = kind.settings().items()
     return name, {"endpoint": kind.endpoint, **named}

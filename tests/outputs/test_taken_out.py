@@ -1,6 +1,6 @@
-"""The folder of an optional output type is taken out of a copy of the tree: the rest is as it was.
+"""An optional output type is taken out of a copy of the tree: the rest is as it was.
 
-Whatever is added beside ``kvbus/parts/outputs/zmq`` is taken out here, too. The example, put into the copy as a folder, shows
+Each type but ``zmq`` is taken out, whether it is a module or a folder. The example, put into the copy as a folder, shows
 that it works, and that it would be noticed if it did not.
 """
 
@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,8 @@ from tests.long import sample
 from tests.outputs.example.install import install
 
 ROOT = Path(__file__).parents[2]
-PARTS = sorted({path.parent.name for path in ROOT.glob("kvbus/parts/outputs/*/__init__.py")} - {"zmq"})
+ENTRY_POINTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
+PARTS = sorted({*ENTRY_POINTS["kvbus.outputs"]} - {"zmq"})
 
 EVERYTHING = """
 import importlib, json, pkgutil, kvbus
@@ -33,11 +35,19 @@ class Tree:
         self.root = root
         # with its bytecode, most of what an import costs, but without what another process is just writing of it
         shutil.copytree(ROOT / "kvbus", root / "kvbus", ignore=shutil.ignore_patterns("*.pyc.*"))
-        install(root, "kvbus.parts.outputs.lines.driver")
-        self.folder("lines").joinpath("__init__.py").touch()
+        install(root, "kvbus.parts.outputs.lines")
 
-    def folder(self, part):
-        return self.root / "kvbus" / "parts" / "outputs" / part
+    def part(self, kind, name):
+        """The module or the folder of a part."""
+        folder = self.root / "kvbus" / "parts" / kind / name
+        return folder if folder.exists() else folder.with_suffix(".py")
+
+    def take_out(self, kind, name):
+        """Remove a part; return the files of its modules."""
+        part = self.part(kind, name)
+        files = set(part.rglob("*.py")) if part.is_dir() else {part}
+        shutil.rmtree(part) if part.is_dir() else part.unlink()
+        return files
 
     def python(self, *args):
         env = {key: value for key, value in os.environ.items() if not key.startswith("KVBUS_")}
@@ -69,9 +79,9 @@ def tree(tmp_path):
 @pytest.mark.parametrize("part", sample([*PARTS, "lines"], len(PARTS)))
 def test_without_a_part_the_rest_is_as_it_was(tree, part):
     before = tree.modules()
-    own = {path for path in before if tree.folder(part) in path.parents}
-    assert tree.folder(part) / "driver.py" in own
-    shutil.rmtree(tree.folder(part))
+    own = tree.take_out("outputs", part)
+    assert own
+    assert own <= before
     assert tree.modules() == before - own
     done = tree.check()
     assert (done.returncode, [line for line in done.stderr.splitlines() if not line.startswith("access: ")]) == (0, [])
@@ -83,7 +93,7 @@ def test_without_a_part_the_rest_is_as_it_was(tree, part):
 
 def test_a_rest_that_needs_the_part_is_found(tree):
     daemon = tree.root / "kvbus" / "daemon" / "outputs.py"
-    daemon.write_text(f"{daemon.read_text()}\n\nimport kvbus.parts.outputs.lines.driver\n")
-    shutil.rmtree(tree.folder("lines"))
+    daemon.write_text(f"{daemon.read_text()}\n\nimport kvbus.parts.outputs.lines\n")
+    tree.take_out("outputs", "lines")
     with pytest.raises(AssertionError, match=r"No module named 'kvbus\.parts\.outputs\.lines'"):
         tree.modules()

@@ -19,7 +19,7 @@ import zmq
 from kvbus.client import BlockView, Subscriber, Synced
 from kvbus.core.outputs.stream import OutputStream
 from kvbus.core.stats import RouterView
-from kvbus.parts.outputs.zmq.driver import ZmqOutput
+from kvbus.parts.outputs.zmq import ZmqOutput
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.bus import PATIENCE, Bus, eventually, running_bus
 from tests.doubles.engine import Engine

@@ -13,7 +13,7 @@ from typing import Any
 from kvbus.core.sequencing.phases import State
 from kvbus.core.source import Source
 from kvbus.daemon.daemon import Daemon
-from kvbus.parts.outputs.zmq.driver import ZmqOutput
+from kvbus.parts.outputs.zmq import ZmqOutput
 from tests.doubles.accounting import all_accounted_for
 from tests.vopr.bus import Bus, Setup, silent
 from tests.vopr.engines import Directory, EngineNode

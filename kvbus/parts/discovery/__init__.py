@@ -1,4 +1,4 @@
-"""Ways to find engines. Each kind of ``sources[].discover`` has one folder.
+"""Ways to find engines. Each kind of ``sources[].discover`` has one module.
 
 In: the settings of one entry, and word that an engine found has no connection. Out: complete sets of engines, each time
 something has changed. An entry point ``kvbus.discovery`` registers a kind, and :mod:`kvbus.config.parts` finds it.

@@ -1,4 +1,4 @@
-"""Output drivers: they carry the outputs' streams to readers. Each type (``outputs[].type``) has one folder.
+"""Output drivers: they carry the outputs' streams to readers. Each type (``outputs[].type``) has one module or folder.
 
 In: what the relay publishes and answers (:mod:`kvbus.core.commands`), one driver for each configured output.
 Out: requests of readers, as events for the relay. An entry point ``kvbus.outputs`` registers a driver, and

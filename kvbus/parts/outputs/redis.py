@@ -1,16 +1,16 @@
-"""The driver of ``type: nats``."""
+"""The driver of ``type: redis``: streams in Redis or Valkey. It needs the extra ``redis``."""
 
 from __future__ import annotations
 
 from kvbus.config import OutputConfig
-from kvbus.parts.log.nats import NatsLog
 from kvbus.parts.log.place import place_of
+from kvbus.parts.log.redis import RedisLog
 from kvbus.parts.outputs.contract import Services
 from kvbus.parts.outputs.log_output import LogOutput
 
 
-class NatsOutput(LogOutput):
-    """One output's streams in NATS JetStream.
+class RedisOutput(LogOutput):
+    """One output's streams in Redis or Valkey.
 
     Args:
         output: index of the output in the configuration.
@@ -19,4 +19,4 @@ class NatsOutput(LogOutput):
     """
 
     def __init__(self, output: int, config: OutputConfig, services: Services) -> None:
-        super().__init__(output, config, services, NatsLog(place_of(config)))
+        super().__init__(output, config, services, RedisLog(place_of(config)))

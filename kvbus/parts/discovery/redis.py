@@ -1,4 +1,4 @@
-"""``discover: {redis: …}``."""
+"""Streams in Redis or Valkey, which outputs of ``type: redis`` have written, as sources."""
 
 from __future__ import annotations
 

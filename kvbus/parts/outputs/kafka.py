@@ -1,4 +1,4 @@
-"""The driver of ``type: kafka``."""
+"""The driver of ``type: kafka``: streams in a topic of Kafka. It needs the extra ``kafka``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``discover: {nats: …}``."""
+"""Streams in NATS JetStream, which outputs of ``type: nats`` have written, as sources."""
 
 from __future__ import annotations
 

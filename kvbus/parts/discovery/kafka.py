@@ -1,4 +1,4 @@
-"""``discover: {kafka: …}``."""
+"""Streams in a topic of Kafka, which outputs of ``type: kafka`` have written, as sources."""
 
 from __future__ import annotations
 

@@ -20,7 +20,6 @@ from kvbus.core.events import ReplayAsked, SnapshotAsked, Subscribed
 from kvbus.core.stats import RouterView
 from kvbus.core.wire.frames import REBUILDS
 from kvbus.parts.outputs.contract import Services
-from kvbus.parts.outputs.zmq.doors import Doors, NoDoor
 from kvbus.transport.answer_reader import AnswerReader
 from kvbus.transport.interposed import Interposed
 from kvbus.transport.live.endpoint import Endpoint, reopening
@@ -40,6 +39,61 @@ log = logging.getLogger("kvbus.daemon")
 
 _HUB: Final = -1
 """Stands for all streams of an output that share an endpoint."""
+
+
+class ViewDispatcher:
+    """Pass each connection of a stream's listener to the view of its key.
+
+    It is a :class:`~kvbus.transport.zmtp.peer.PeerHandler`.
+
+    Args:
+        pick: returns the view that serves a peer with a known key; None: no view does.
+    """
+
+    def __init__(self, pick: Callable[[Peer], PeerHandler | None]) -> None:
+        self._pick = pick
+        self._handlers: dict[int, PeerHandler] = {}
+
+    def opened(self, peer: Peer) -> None:
+        """Pick the view of a new peer; close the connection if there is none."""
+        handler = self._pick(peer)
+        if handler is None:
+            peer.close(Reason.REVOKED)
+            return
+        self._handlers[peer.id] = handler
+        handler.opened(peer)
+
+    def subscribed(self, peer: Peer, topic: bytes) -> None:
+        """Pass on a subscription."""
+        if (handler := self._handlers.get(peer.id)) is not None:
+            handler.subscribed(peer, topic)
+
+    def cancelled(self, peer: Peer, topic: bytes) -> None:
+        """Pass on the end of a subscription."""
+        if (handler := self._handlers.get(peer.id)) is not None:
+            handler.cancelled(peer, topic)
+
+    def received(self, peer: Peer, frames: list[bytes]) -> None:
+        """Pass on a message."""
+        if (handler := self._handlers.get(peer.id)) is not None:
+            handler.received(peer, frames)
+
+    def drained(self, peer: Peer) -> None:
+        """Pass on that a peer has read."""
+        if (handler := self._handlers.get(peer.id)) is not None:
+            handler.drained(peer)
+
+    def closed(self, peer: Peer, reason: str) -> None:
+        """Forget a peer."""
+        if (handler := self._handlers.pop(peer.id, None)) is not None:
+            handler.closed(peer, reason)
+
+
+class NoListener:
+    """Stands for the listener of a view. The stream's own listener has the connections and closes them."""
+
+    def close(self, linger: float = 0.0) -> None:
+        """Do nothing."""
 
 
 class ZmqOutput:
@@ -124,7 +178,7 @@ class ZmqOutput:
                 return port
             kind = Listener if config.bind else Dialler
             if policy.curve is not None and config.bind and self._hub is None:
-                handler = Doors(lambda peer: self._live.get((self._view_of(peer.key), key)))
+                handler = ViewDispatcher(lambda peer: self._live.get((self._view_of(peer.key), key)))
             return kind(endpoint, Role.PUB, handler, settings=settings, refused=refused, mechanism=keys.mechanism)
 
         return open_endpoint
@@ -162,7 +216,7 @@ class ZmqOutput:
 
     def open_view(self, number: int, stream: int, topic: bytes) -> None:
         """Serve one stream of a view to the routers that read it."""
-        self._live[number, stream] = self._publisher(number, stream, topic, lambda _: NoDoor())
+        self._live[number, stream] = self._publisher(number, stream, topic, lambda _: NoListener())
 
     def close_view(self, number: int, stream: int) -> None:
         """Stop serving one stream of a view, and end the connections of its routers."""
