@@ -179,7 +179,7 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
             "table",
             "Alerts",
             "short",
-            "What fires now; runbooks are in docs/OPERATIONS.md.",
+            "What fires now; runbooks are in docs/RUNBOOK.md.",
             (f'ALERTS{{alertname=~"Kvbus.*",alertstate="firing",{TARGET}}}', ""),
             width=12,
         ),
@@ -263,9 +263,9 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
         graph(
             "Partial",
             "short",
-            "1: the engine may hold blocks that kvbus cannot know of. Remarks.",
+            "1: the engine may hold blocks that kvbus cannot know of. Findings.",
             (f"kvbus_source_partial{{{SOURCE}}}", OF_SOURCE),
-            (f"kvbus_source_remark{{{SOURCE}}}", f"{OF_SOURCE} {{{{remark}}}}"),
+            (f"kvbus_source_finding{{{SOURCE}}}", f"{OF_SOURCE} {{{{finding}}}}"),
         ),
     ],
     "Outputs": [

@@ -62,7 +62,7 @@ def command(
       kvbus doctor kvbus.yaml
       kvbus doctor --source tcp://10.0.0.7:5557,tcp://10.0.0.7:5558 --output 'tcp://*:5657'
       kvbus doctor --http http://10.0.0.7:9477
-      kvbus doctor kvbus.yaml --json | jq -r '.findings[].cause'
+      kvbus doctor kvbus.yaml --json | jq -r '.findings[].text'
 
     Each finding is a line: the cause, [the configuration key], what to do. Problems come first. A line that begins with
     "note:" may be intended. A line for each source and output follows, with what was seen there. Each engine gets one

@@ -32,7 +32,8 @@ class UnreachableError(KvbusError):
 async def obstacle(endpoint: str, curve: Curve | None) -> str:
     """Return why nobody publishes at an endpoint; empty if somebody does."""
     async with dial(endpoint, Role.SUB, seconds=DIAL_S, curve=curve) as dialled:
-        return dialled.outcome.no_publisher
+        found = dialled.outcome.no_publisher()
+        return "" if found is None else found.text
 
 
 @contextlib.asynccontextmanager

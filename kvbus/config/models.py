@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import socket
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -411,6 +412,12 @@ class Config(Section):
     def http_address(self) -> tuple[str, int] | None:
         """Host and port of the HTTP server; None without one."""
         return None if self.http is None else parse_address(self.http)
+
+    def sections(self, sources: Iterable[SourceConfig]) -> list[str]:
+        """Return where each of these sources stands in this configuration; for an engine found, the entry that did."""
+        positions = {source.name: index for index, source in enumerate(self.sources)}
+        names = [each.where.partition(":")[0] if isinstance(each, FoundSource) else each.name for each in sources]
+        return [f"sources[{positions.get(name, '')}]" for name in names]
 
     def slots(self) -> list[tuple[int, int, int]]:
         """Return, for each source and rank in order, its position in ``sources``, its rank and its slot."""

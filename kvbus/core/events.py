@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import msgspec
 
+from kvbus.core.findings import Finding
 from kvbus.core.outputs.replay_answer import ReplayAnswer
 from kvbus.core.outputs.snapshot import SnapshotAnswer
 from kvbus.core.outputs.spec import NewStream, OutputSpec
-from kvbus.core.source_spec import SourceSpec
+from kvbus.core.source_spec import Place, SourceSpec
 from kvbus.core.types import Refused
 
 
@@ -67,10 +68,16 @@ class HandshakeFailed(msgspec.Struct, frozen=True):
 
 
 class SourceUnreachable(msgspec.Struct, frozen=True):
-    """The shell has found out why no connection to the engine's publisher stands; ``why`` is empty if one should."""
+    """The shell has found out why no connection to the engine's publisher stands; None if one should."""
 
     source: int
-    why: str
+    why: Finding | None
+
+
+class SourcesNamed(msgspec.Struct, frozen=True):
+    """The shell says where sources stand in the configuration, by slot; findings name that."""
+
+    places: dict[int, Place]
 
 
 class BatchReceived(msgspec.Struct, gc=False):
@@ -226,6 +233,7 @@ RelayEvent = (
     | SourceUp
     | SourceDown
     | SourceUnreachable
+    | SourcesNamed
     | HandshakeFailed
     | BatchReceived
     | RecordReceived

@@ -40,6 +40,7 @@ from kvbus.core.events import (
     SourceDown,
     SourcePlaced,
     SourceRemoved,
+    SourcesNamed,
     SourceUnreachable,
     SourceUp,
     Started,
@@ -109,6 +110,7 @@ class Relay:
             SourceUp: self._up,
             SourceDown: self._down,
             SourceUnreachable: self._unreachable,
+            SourcesNamed: self._named,
             HandshakeFailed: self._handshake_failed,
             ReplayAsked: self._answering.asked,
             SnapshotAsked: self._answering.snapshot_asked,
@@ -331,7 +333,7 @@ class Relay:
     def _up(self, event: SourceUp, now: float) -> None:
         source = self.sources[event.source]
         source.down_since = None
-        source.unreachable = ""
+        source.unreachable = None
         source.sequencer.up(now)
         self._run(event.source, source, now)
 
@@ -339,7 +341,7 @@ class Relay:
         source = self.sources[event.source]
         if source.down_since is None:
             source.down_since = now
-        source.unreachable = ""
+        source.unreachable = None
         source.topics.disconnected()
         source.answers_alone = 0
         source.sequencer.down(now)
@@ -355,6 +357,11 @@ class Relay:
         del now
         self.sources[event.source].unreachable = event.why
 
+    def _named(self, event: SourcesNamed, now: float) -> None:
+        del now
+        for slot, place in event.places.items():
+            self.sources[slot].place = place
+
     def _handshake_failed(self, event: HandshakeFailed, now: float) -> None:
         del now
         self.sources[event.source].stats.refused[event.reason] += 1
@@ -365,6 +372,7 @@ class Relay:
         for slot, source in enumerate(self.sources):
             if source.gone:
                 continue
+            source.look_at_clock(event.wall)
             source.normalizer.merge_overlays()
             if source.lifetimes is not None and (due := source.lifetimes.due(now)):
                 self._do(wal.BlocksOutlived(slot, due), now)

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from typing import Final
 
 from kvbus.core.blocks.index import Index
+from kvbus.core.findings import Finding
 from kvbus.core.lifetimes import Lifetimes
 from kvbus.core.normalizing.normalizer import Normalizer
 from kvbus.core.sequencing.phases import State
 from kvbus.core.sequencing.sequencer import Sequencer
 from kvbus.core.sequencing.topics import Topics
-from kvbus.core.source_spec import SourceSpec
+from kvbus.core.source_spec import Place, SourceSpec
 from kvbus.core.stats import SourceStats
 from kvbus.core.types import Filtered, Reason
 from kvbus.core.wire.dialects import Sniffer
@@ -42,6 +43,12 @@ _ELSEWHERE: Final[frozenset[str]] = frozenset(
 
 _LONGEST: Final = 24
 """Maximum length of an engine's own word, in characters."""
+
+
+MAX_SKEW_S: Final = 5.0
+"""Seconds that the clocks of engine and kvbus may differ."""
+MIN_SKEWED: Final = 3
+"""Looks in a row that show another time before the clock is said to be off."""
 
 
 class Source:
@@ -77,8 +84,13 @@ class Source:
         """Names of events and fields that this version does not know, as far as there is room."""
         self.reasons = 0
         """How many reasons had been counted when examples were last looked for."""
-        self.unreachable = ""
-        """Why there is no connection, in words of the shell; empty while it does not know."""
+        self.place = Place()
+        self.unreachable: Finding | None = None
+        """Why there is no connection; None while nobody knows."""
+        self.clock_off = 0.0
+        """Seconds by which the engine's clock is behind; 0 while it is about right."""
+        self._clock_seen = 0, 0
+        """How many live batches had come at the last look at the clock, and how many looks in a row showed another."""
         self.answers_alone = 0
         """Replay answers in a row that brought missing batches while no live batch came."""
         self._counted = 0, 0
@@ -112,6 +124,16 @@ class Source:
     def replay_alone(self) -> bool:
         """Whether the engine's batches come by its replay, again and again, and none comes live."""
         return self.answers_alone >= MIN_ANSWERS_ALONE and self.stats.batches == self._counted[0]
+
+    def look_at_clock(self, wall: float) -> None:
+        """Compare the time of the newest live batch with the time of day, at each tick."""
+        batches, skewed = self._clock_seen
+        if self.stats.batches == batches or not (wall and self.ts) or self.state is not State.LIVE:
+            return
+        skew = wall - self.ts
+        skewed = skewed + 1 if abs(skew) > MAX_SKEW_S else 0
+        self._clock_seen = self.stats.batches, skewed
+        self.clock_off = skew if skewed >= MIN_SKEWED else 0.0
 
     def see_rank(self, rank: int) -> None:
         """A batch says this rank. Routers file blocks by it, so the first one of an epoch holds; others are counted."""

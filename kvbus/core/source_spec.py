@@ -5,7 +5,7 @@ The daemon makes it once from the configuration. A field has the name of its con
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
@@ -18,6 +18,14 @@ SNAPSHOT_TIMEOUTS: Final = 5
 """Times ``replay_timeout`` for a snapshot: it is one message, so nothing shows that it is on its way."""
 
 Duplicates = Literal["count", "ignore", "last"]
+
+
+class Place(NamedTuple):
+    """Where a source stands: its section of the configuration, and its endpoints."""
+
+    section: str = "sources[]"
+    endpoint: str = "its endpoint"
+    replay_endpoint: str = "replay_endpoint"
 
 
 class SourceSpec(msgspec.Struct, frozen=True):

@@ -160,6 +160,7 @@ class Changes:
             await self._open_source(stream)
         for stream in change.moved:
             await self.reconnect(stream)
+        daemon.place_sources()
         if change.replaced or change.removed:
             if daemon.state is not None:
                 daemon.catch_up()

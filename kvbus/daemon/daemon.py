@@ -21,7 +21,9 @@ from kvbus.core.commands import (
     SendPart,
     SendState,
 )
-from kvbus.core.events import AnswerPulled, RelayEvent, Started, Tick
+from kvbus.core.events import AnswerPulled, RelayEvent, SourcesNamed, Started, Tick
+from kvbus.core.findings import Finding
+from kvbus.core.source_spec import Place
 from kvbus.core.stats import OutputStats, ProcessStats
 from kvbus.daemon.build import next_seqs, reserve_seqs
 from kvbus.daemon.changing import Changes
@@ -143,7 +145,7 @@ class Daemon:
         self._moved_names = MovedNames(self)
         self._ticker: asyncio.TimerHandle | None = None
         self._next_tick = 0.0
-        self._source_log = SourceLog(self.admin.timeline.add)
+        self._source_log = SourceLog(self.admin.timeline.add, runtime.wall_clock)
         self._unreachable = Unreachable(self, self.feed, lambda stream: self.source_policy(stream).curve, runtime.dial)
 
     def _begin_state(self) -> None:
@@ -181,6 +183,7 @@ class Daemon:
             self._begin_state()
             if not self.restored:
                 self.feed(Started(self.runtime.wall_clock()))
+            self.place_sources()
         except BaseException:
             await self.close(drain=0)
             raise
@@ -214,6 +217,22 @@ class Daemon:
         if not self.started:
             return "starting"
         return "" if self.discovery.level else "reading the log"
+
+    def place_sources(self) -> None:
+        """Tell each source where it stands in the configuration, for what is said of it."""
+        sections = self.configured.sections(self.config.sources)
+        self.feed(
+            SourcesNamed(
+                {
+                    slot: Place(sections[stream.source_index], stream.endpoint, stream.replay_endpoint or "")
+                    for slot, stream in self.streams.items()
+                }
+            )
+        )
+
+    def since(self, slot: int, finding: Finding) -> Finding:
+        """Return a finding of a source with the time at which it began."""
+        return self._source_log.since(slot, finding)
 
     def keep_slots(self) -> None:
         """Keep who has which slot, before anything of them is sent."""

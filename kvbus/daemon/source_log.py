@@ -1,21 +1,20 @@
-"""What changes about the sources: each state with its cause, what is missing of a partial one, and what else is wrong.
+"""Log what changes about the sources: states with their causes, and findings that begin, change or end.
 
-It goes into the log, and to whoever shows transitions.
+The timeline of the status page gets the same.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from kvbus.core.missing import missing
+from kvbus.core.findings import ENGINE_RESTARTED, Change, Finding, Findings, Severity
 from kvbus.core.relay import Relay
-from kvbus.core.remarks import Remark, remarks
 from kvbus.core.sequencing.phases import State
 from kvbus.core.source import Source
+from kvbus.core.source_findings import source_findings
 
 log = logging.getLogger("kvbus.daemon")
 
@@ -39,22 +38,21 @@ class _Counted(NamedTuple):
     lost: int = 0
 
 
-_NOTHING: Final = _Counted()
-
-
 class SourceLog:
     """Compares each source with what it saw last.
 
     Args:
         report: called for each transition.
+        wall_clock: returns the time of day, in seconds.
     """
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: Report, wall_clock: Callable[[], float]) -> None:
         self._report = report
+        self._wall_clock = wall_clock
         self._states: dict[int, State] = {}
         self._counted: dict[int, _Counted] = {}
-        self._partial: dict[int, float | None] = {}
-        self._remarks: dict[int, dict[Remark, str]] = {}
+        self._blocks: dict[int, int] = {}
+        self._standing: dict[int, Findings] = {}
         self._unknown: dict[int, set[str]] = {}
         self._left: list[int] = []
         """Slots that are still to be looked at until all have been."""
@@ -81,23 +79,25 @@ class SourceLog:
         for slot in slots:
             source = relay.sources[slot]
             self._look_at_state(slot, source)
-            self._look_at_partial(slot, source)
-            self._look_at_remarks(slot, source)
+            self._look_at_findings(slot, source)
             if len(source.unknown) != len(self._unknown.get(slot, ())):
                 self._look_at_unknown(slot, source)
 
     def _look_at_state(self, slot: int, source: Source) -> None:
         before, state, label = self._states.get(slot, State.CONNECTING), source.state, source.spec.label
-        stats, sequencer, counted = source.stats, source.sequencer, self._counted.get(slot, _NOTHING)
+        stats, sequencer = source.stats, source.sequencer
+        counted = self._counted.setdefault(slot, _Counted(sequencer.epoch))
+        blocks, self._blocks[slot] = self._blocks.get(slot, 0), len(source.normalizer.index)
         if state is before and sequencer.epoch == counted.epoch and stats.missing == counted.missing:
             return
         now = _Counted(sequencer.epoch, stats.missing, stats.recovered, stats.lost)
+        if now.epoch > counted.epoch:
+            self._restarted(source, blocks, counted.epoch)
+            self._counted[slot] = counted = counted._replace(epoch=now.epoch)
         if state is before:
             if not sequencer.pending:
                 self._counted[slot] = now
-                if now.epoch != counted.epoch:
-                    self._report("epoch", label, state, _cause(source, now, counted))
-                elif repaired := _repaired(now, counted):
+                if repaired := _repaired(now, counted):
                     self._report("repaired", label, state, repaired)
             return
         self._states[slot] = state
@@ -115,20 +115,6 @@ class SourceLog:
             extra=_fields(source),
         )
 
-    def _look_at_partial(self, slot: int, source: Source) -> None:
-        since = source.partial_since
-        if since == self._partial.get(slot):
-            return
-        self._partial[slot] = since
-        why = missing(source)
-        if why is None:
-            self._report("partial", source.spec.label, "whole", "no longer partial")
-            log.info("source %s is no longer partial", source.spec.label, extra=_fields(source))
-        else:
-            self._report("partial", source.spec.label, "partial", f"partial: {why.reason}; until {why.heals}")
-            text = "source %s is partial: %s; until %s"
-            log.warning(text, source.spec.label, why.reason, why.heals, extra=_fields(source))
-
     def _look_at_unknown(self, slot: int, source: Source) -> None:
         new = sorted(source.unknown - self._unknown.get(slot, set()))
         self._unknown[slot] = source.unknown.copy()
@@ -136,23 +122,51 @@ class SourceLog:
             text = "source %s sends what this version does not know: %s"
             log.warning(text, source.spec.label, ", ".join(new), extra=_fields(source))
 
-    def _look_at_remarks(self, slot: int, source: Source) -> None:
-        found = remarks(source)
-        before = self._remarks.get(slot, {})
-        if not found and not before:
-            return
-        now = {remark: _without_numbers(text) for remark, text in found.items()}
-        if now == before:
-            return
-        self._remarks[slot] = now
-        for remark, text in found.items():
-            if before.get(remark) != now[remark]:
-                self._report("remark", source.spec.label, remark, text)
-                fields = {**_fields(source), "reason": str(remark)}
-                log.warning("source %s: %s", source.spec.label, text, extra=fields)
-        for remark in before.keys() - now.keys():
-            self._report("remark", source.spec.label, "over", f"no longer {remark.value}")
-            log.info("source %s: no longer %s", source.spec.label, remark.value, extra=_fields(source))
+    def since(self, slot: int, finding: Finding) -> Finding:
+        """Return a finding of a source with the time at which it began."""
+        return self._standing[slot].since(finding) if slot in self._standing else finding
+
+    def _look_at_findings(self, slot: int, source: Source) -> None:
+        now, label = self._wall_clock(), source.spec.label
+        standing = self._standing.setdefault(slot, Findings())
+        changes = standing.update(source_findings(source), now)
+        log_changes(changes, f"source {label}", label, _fields(source), self._report)
+
+    def _restarted(self, source: Source, blocks: int, before: int) -> None:
+        facts = {"at": source.place.section, "blocks": blocks, "before": before, "epoch": source.sequencer.epoch}
+        text, label = ENGINE_RESTARTED(**facts).text, source.spec.label
+        self._report("epoch", label, source.state, text)
+        log.warning("source %s: %s", label, text, extra={**_fields(source), "reason": ENGINE_RESTARTED.id})
+
+
+def log_changes(
+    changes: Iterable[Change], who: str, name: str, fields: Mapping[str, str | int], report: Report
+) -> None:
+    """Log each change of findings, and report it to the timeline.
+
+    Args:
+        changes: what has begun, changed or ended.
+        who: the subject, as a log line begins with it.
+        name: the subject's name in the timeline.
+        fields: the structured fields of the lines.
+        report: called for each.
+    """
+    for word, finding, seconds in changes:
+        if word == "ends":
+            level, after, text = logging.INFO, "over", f"over after {span(seconds)}: {finding.text}"
+        else:
+            level = logging.INFO if finding.severity is Severity.NOTE else logging.WARNING
+            after, text = str(finding.severity), str(finding)
+        report("finding", name, after, text)
+        log.log(level, "%s: %s", who, text, extra={**fields, "reason": finding.id})
+
+
+def span(seconds: float) -> str:
+    """Return a duration for people."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes / 60:.0f} h"
 
 
 def _repaired(now: _Counted, before: _Counted) -> str:
@@ -173,23 +187,16 @@ def _cause(source: Source, now: _Counted, before: _Counted) -> str:
     sequencer, state = source.sequencer, source.state
     known = f"in sync at seq {sequencer.next - 1:,} of epoch {sequencer.epoch}, {len(source.normalizer.index):,} blocks"
     if state is State.CONNECTING:
-        return source.unreachable or "the connection has ended"
+        return source.unreachable.text if source.unreachable else "the connection has ended"
     if state is State.LOST:
         return "no connection for source_timeout; its blocks are cleared at routers"
     if state is State.CONFLICT:
         return "several publishers send on one endpoint; nothing is taken in for a while"
-    if now.epoch > before.epoch:
-        return f"the engine has restarted: epoch {now.epoch} begins, and routers are cleared of the one before"
     if state is State.GAP:
         return f"{_batches(sequencer.pending)} missing from seq {sequencer.next:,} on; later ones wait"
     if state is State.SYNCING:
         return "the engine is asked for its history"
     return f"{repaired}; {known}" if (repaired := _repaired(now, before)) else known
-
-
-def _without_numbers(text: str) -> str:
-    """The sentence without its counts: one that only counts on is not said again."""
-    return re.sub(r"\b\d[\d,]*\b", "", text)
 
 
 def _fields(source: Source) -> dict[str, str | int]:

@@ -8,12 +8,14 @@ from functools import partial
 from typing import Final, Protocol
 
 from kvbus.config import SourceStream
+from kvbus.core import findings as catalogue
 from kvbus.core.events import RelayEvent, SourceUnreachable
+from kvbus.core.findings import Finding
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.phases import SEPARATED
 from kvbus.daemon.runtime import RUNTIME, Dial
 from kvbus.transport.curve import Curve
-from kvbus.transport.reach import MissingConnection
+from kvbus.transport.reach import PUBLISHERS, MissingConnection, Outcome, Stop
 from kvbus.transport.zmtp.mechanism import Role
 
 AFTER: Final = 3.0
@@ -83,11 +85,40 @@ class Unreachable:
             await missing.aclose()
 
     async def _find(self, slot: int, stream: SourceStream, _first: bool) -> None:
+        at = self._observed.relay.sources[slot].place.section
         if stream.bind:
-            why = f"no engine has dialled in at {stream.endpoint}"
+            why: Finding | None = catalogue.NO_ENGINE_DIALLED_IN(at=at, endpoint=stream.endpoint)
         else:
-            dialling = self._dial(stream.endpoint, Role.SUB, seconds=SECONDS, curve=self._curve(stream))
-            async with self._room, dialling as dialled:
-                why = dialled.outcome.no_publisher
+            async with self._room:
+                live = await self._dialled(stream, stream.endpoint, Role.SUB)
+                why = await self._of_both_ports(stream, live, at) or self._of_ranks(stream, live, at)
+            why = why or live.no_publisher(at)
         if self._is_away(slot, stream):
             self._feed(SourceUnreachable(slot, why))
+
+    async def _dialled(self, stream: SourceStream, endpoint: str, role: Role) -> Outcome:
+        async with self._dial(endpoint, role, seconds=SECONDS, curve=self._curve(stream)) as dialled:
+            return dialled.outcome
+
+    async def _of_both_ports(self, stream: SourceStream, live: Outcome, at: str) -> Finding | None:
+        """Return what the live port and the replay port show together; None if that is nothing more."""
+        is_replay = live.socket_type == "ROUTER"
+        if stream.replay_endpoint is None or not (is_replay or live.stop is Stop.REFUSED):
+            return None
+        replay = await self._dialled(stream, stream.replay_endpoint, Role.DEALER)
+        if is_replay and replay.socket_type in PUBLISHERS:
+            return catalogue.SWAPPED_PORTS(at=at, endpoint=stream.endpoint, replay=stream.replay_endpoint)
+        if not is_replay and replay.socket_type == "ROUTER":
+            port = stream.endpoint.rpartition(":")[2]
+            return catalogue.BOTH_DIAL(at=at, endpoint=stream.endpoint, port=port)
+        return None
+
+    def _of_ranks(self, stream: SourceStream, live: Outcome, at: str) -> Finding | None:
+        """Say that a rank is missing while others of the same engine are there; None if it is not so."""
+        sources = self._observed.relay.sources
+        ranks = [each for each in self._observed.streams.values() if each.source_index == stream.source_index]
+        there = sum(sources[each.index].sequencer.phase not in SEPARATED for each in ranks)
+        if live.stop is not Stop.REFUSED or not there:
+            return None
+        facts = {"ranks": stream.rank, "size": len(ranks), "endpoint": stream.endpoint, "there": there}
+        return catalogue.RANKS_MISSING(at=at, **facts)

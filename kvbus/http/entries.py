@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from kvbus.core.remarks import Said
+from kvbus.core.findings import Finding
 from kvbus.core.sequencing.phases import State
 from kvbus.core.stats import RouterView
 from kvbus.telemetry.readings import SourceReading
@@ -46,10 +46,7 @@ class SourceEntry(msgspec.Struct):
     state: State
     partial: bool
     partial_since: float | None
-    partial_reason: str | None
-    missing_before: int | None
-    heals: str | None
-    reasons: list[Said]
+    findings: list[Finding]
     epoch: int
     last_seq: int
     dialect: str | None
@@ -101,7 +98,7 @@ def source_entry(
         dialled_in: the addresses from which it has dialled in; None where kvbus dials.
         slot: the offset of its port on an output with a port for each source, and its rank on a merged output.
     """
-    stats, why = source.stats, source.missing
+    stats = source.stats
     return _entry(
         SourceEntry,
         source,
@@ -110,9 +107,6 @@ def source_entry(
         found=found,
         dialled_in=dialled_in,
         slot=slot,
-        partial_reason=why.reason if why else None,
-        missing_before=why.before if why else None,
-        heals=why.heals if why else None,
         counts=_entry(Counts, stats, pending=source.pending),
         blocks={medium: count for medium, count in source.blocks.items() if count},
     )

@@ -8,6 +8,7 @@ import logging
 import ssl
 import time
 from collections.abc import AsyncIterator, Generator
+from functools import partial
 from typing import Final, Literal, NamedTuple, Protocol
 
 import msgspec
@@ -19,6 +20,7 @@ from kvbus.common.errors import BindError, os_reason
 from kvbus.common.removed import PATHS, gone
 from kvbus.common.tasks import report_out_of_memory
 from kvbus.config import Config, SourceStream
+from kvbus.core.findings import Finding
 from kvbus.core.outputs.output import Output
 from kvbus.core.stats import HttpRefusal
 from kvbus.http import connections
@@ -58,6 +60,9 @@ class Observed(metrics.Observed, Protocol):
     @property
     def awaited(self) -> str:
         """Return what has to be before routers may come; empty if nothing."""
+
+    def since(self, slot: int, finding: Finding) -> Finding:
+        """Return a finding of a source with the time at which it began."""
 
     def dialled_in(self, slot: int) -> list[str] | None:
         """Return whence the publishers of a source are connected; None unless they dial in at an output's port."""
@@ -372,8 +377,9 @@ class AdminServer:
     def _source_entries(self) -> Generator[None, None, list[bytes]]:
         """Make the JSON entries of all sources, a few at a time."""
         observed, entries = self._observed, list[bytes]()
-        for slot, reading in read_sources(observed.relay):
-            stream = observed.streams[slot]
+        for slot, found in read_sources(observed.relay):
+            stream, since = observed.streams[slot], partial(observed.since, slot)
+            reading = msgspec.structs.replace(found, findings=[*map(since, found.findings)])
             where = stream.endpoint, stream.replay_endpoint, stream.found or None, observed.dialled_in(slot)
             entries.append(msgspec.json.encode(source_entry(reading, *where, slot)))
             if not len(entries) % AT_ONCE:

@@ -16,12 +16,12 @@ from msgspec import structs
 from kvbus.core.blocks.announce import group_of, out_parent, runs
 from kvbus.core.blocks.chunk import Chunk
 from kvbus.core.blocks.index import Index
-from kvbus.core.missing import Missing, missing
+from kvbus.core.findings import Finding
 from kvbus.core.outputs.output import Output
 from kvbus.core.relay import Relay
-from kvbus.core.remarks import Said, reasons
 from kvbus.core.sequencing.phases import State
 from kvbus.core.source import Source
+from kvbus.core.source_findings import source_findings
 from kvbus.core.stats import OutputStats, RouterView, SourceStats
 from kvbus.core.types import HASH_FORMS, Hash
 
@@ -71,7 +71,7 @@ class SourceReading(msgspec.Struct, frozen=True):
     """One source.
 
     Attributes:
-        reasons: what is wrong with it, or remarkable, in words.
+        findings: what is wrong with it.
         pending: missing batches that are neither recovered nor lost yet.
         queue_depth: batches that wait for their turn: in the reorder buffer, or in order and not handed on yet.
         unverified: batches of which it is not known which epoch they belong to.
@@ -87,8 +87,7 @@ class SourceReading(msgspec.Struct, frozen=True):
     state: State
     partial: bool
     partial_since: float | None
-    missing: Missing | None
-    reasons: list[Said]
+    findings: list[Finding]
     epoch: int
     last_seq: int
     dialect: str | None
@@ -156,8 +155,7 @@ def read_source(source: Source) -> SourceReading:
         state=source.state,
         partial=source.partial,
         partial_since=source.partial_since,
-        missing=missing(source),
-        reasons=reasons(source),
+        findings=source_findings(source),
         epoch=sequencer.epoch,
         last_seq=sequencer.next - 1,
         dialect=source.dialect.name,

@@ -8,7 +8,6 @@ from importlib.metadata import version
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
-from kvbus.core.remarks import Remark
 from kvbus.core.sequencing.phases import State
 from kvbus.core.stats import HttpRefusal
 from kvbus.core.types import DEVICE_MEDIUM, Filtered, Reason, Refused
@@ -98,11 +97,10 @@ SOURCES: Final = (
         "stats.reannounced",
     ),
     row(
-        "source_remark",
-        "1 while something is wrong with the source or remarkable about it; /sources says it in words (reasons).",
-        lambda s: {said.about: 1 for said in s.reasons},
-        "remark",
-        Remark,
+        "source_finding",
+        "1 while something is wrong with the source; /sources says it in words (findings).",
+        lambda s: {each.id: 1 for each in s.findings},
+        "finding",
     ),
     row(
         "source_timeouts_total",

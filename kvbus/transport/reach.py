@@ -19,6 +19,8 @@ from math import inf
 from typing import Final
 
 from kvbus.common.tasks import end_tasks
+from kvbus.core import findings as catalogue
+from kvbus.core.findings import Finding
 from kvbus.transport.zmtp.addresses import ipc_address, split_tcp
 
 PUBLISHERS: Final = frozenset({"PUB", "XPUB"})
@@ -81,32 +83,40 @@ class Outcome:
     @property
     def sentence(self) -> str:
         """Say why the dial failed, or that the endpoint is open."""
-        return f"{_SENTENCES[self.stop].format(endpoint=self.endpoint)}{f' ({self.detail})' if self.detail else ''}"
+        return f"{self.endpoint} is open" if self.stop is Stop.OPEN else self.finding().text
 
-    @property
-    def no_publisher(self) -> str:
-        """Say why this endpoint has no publisher; empty if it has one."""
+    def finding(self, at: str = "", name: str = "endpoint") -> Finding:
+        """Return the finding about a dial that failed; ``at`` and ``name`` are the endpoint's section and key."""
+        detail = f" ({self.detail})" if self.detail else ""
+        return FAILED[self.stop](at=at, name=name, endpoint=self.endpoint, detail=detail)
+
+    def no_publisher(self, at: str = "") -> Finding | None:
+        """Say why this endpoint of an engine has no publisher; None if it has one."""
         if self.stop is not Stop.OPEN:
-            return self.sentence
+            return self.finding(at)
         if self.socket_type in PUBLISHERS:
-            return ""
-        return f"{self.endpoint} is a {self.socket_type} socket and no publisher"
+            return None
+        kind = catalogue.ENDPOINT_IS_OTHER
+        if self.socket_type in SUBSCRIBERS:
+            kind = catalogue.ENDPOINT_IS_SUBSCRIBER
+        elif self.socket_type == "ROUTER":
+            kind = catalogue.ENDPOINT_IS_REPLAY
+        return kind(at=at, endpoint=self.endpoint, type=self.socket_type)
 
 
-_SENTENCES = {
-    Stop.NAME: "the host name of {endpoint} does not resolve",
-    Stop.REFUSED: "nothing listens at {endpoint}",
-    Stop.NO_ROUTE: "there is no way to {endpoint}",
-    Stop.DROPPED: "nobody answers at {endpoint}: a firewall drops the packets, or the machine is away",
-    Stop.OTHER_ADDRESS: "nothing listens at the first address of {endpoint}, the only one that ZeroMQ tries",
-    Stop.SILENT: "{endpoint} accepts and says nothing: it is no ZeroMQ socket, or its process stands still",
-    Stop.STRANGER: "{endpoint} does not speak ZeroMQ",
-    Stop.VERSION: "{endpoint} speaks ZMTP 1.0 or 2.0, which is too old",
-    Stop.MECHANISM: "CURVE is on at one side of {endpoint} only",
-    Stop.KEYS: "the CURVE keys do not fit at {endpoint}",
-    Stop.NO_CURVE: "CURVE at {endpoint} cannot be looked at: kvbus[curve] is not installed",
-    Stop.CLOSED: "{endpoint} ends the connection in the handshake",
-    Stop.OPEN: "{endpoint} is open",
+FAILED: Final = {
+    Stop.NAME: catalogue.HOST_UNKNOWN,
+    Stop.REFUSED: catalogue.NOTHING_LISTENS,
+    Stop.NO_ROUTE: catalogue.NO_ROUTE,
+    Stop.DROPPED: catalogue.NO_ANSWER,
+    Stop.OTHER_ADDRESS: catalogue.OTHER_ADDRESS,
+    Stop.SILENT: catalogue.SILENT_PORT,
+    Stop.STRANGER: catalogue.NOT_ZEROMQ,
+    Stop.VERSION: catalogue.ZMTP_TOO_OLD,
+    Stop.MECHANISM: catalogue.CURVE_ONE_SIDE,
+    Stop.KEYS: catalogue.CURVE_KEYS_DIFFER,
+    Stop.NO_CURVE: catalogue.CURVE_NOT_INSTALLED,
+    Stop.CLOSED: catalogue.HANDSHAKE_CLOSED,
 }
 
 

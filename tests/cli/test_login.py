@@ -73,7 +73,7 @@ async def test_doctor_knows_the_bus_of_its_configuration_by_the_certificate(
         other = pki.authority.issue("other")
         files = {"http_tls_certificate_file": other.certificate, "http_tls_key_file": other.key}
         config = load(None, env={}, overrides={**here.bus.daemon.config.to_dict(), **files})
-        assert "does not hold" in (await examine(config, timeout=5)).findings[0].cause
+        assert "does not hold" in (await examine(config, timeout=5)).findings[0].text
 
 
 def test_files_that_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,10 +7,11 @@ import msgspec
 import pytest
 
 from kvbus.core.events import RelayEvent
+from kvbus.core.findings import NO_PREFIX, Finding
 from kvbus.core.outputs.replay_answer import ReplayAnswer
 from kvbus.core.outputs.snapshot import SnapshotAnswer
 from kvbus.core.outputs.spec import NewStream, OutputSpec
-from kvbus.core.source_spec import SourceSpec
+from kvbus.core.source_spec import Place, SourceSpec
 from kvbus.core.types import Refused
 from kvbus.core.wire.profiles import PROFILES
 from tests.core.dsl import Script
@@ -23,7 +24,8 @@ def made(kind, frames):
     values = {
         int: 0,
         int | None: 0,
-        str: "nothing listens",
+        Finding | None: NO_PREFIX(),
+        dict[int, Place]: {0: Place("sources[1]")},
         float: 0.0,
         bool: False,
         bytes: b"".join(frames),

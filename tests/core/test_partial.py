@@ -9,8 +9,8 @@ import pytest
 
 from kvbus.core.checkpoint import Loader, dump
 from kvbus.core.events import BatchReceived
-from kvbus.core.missing import missing
 from kvbus.core.relay import SLICE, Relay
+from kvbus.core.source_findings import source_findings
 from kvbus.core.types import Reason
 from kvbus.core.write_ahead_log import Records, decode_records
 from tests.core.dsl import Happens, Script, down, live, raw, replay_end, replayed, tick, up
@@ -88,24 +88,27 @@ STORES = {
 """By reason, a store that is refused."""
 
 
+def partial(script: Script) -> bool:
+    """Whether anything is said to be missing."""
+    return any(each.text.startswith("partial: ") for each in source_findings(script.source))
+
+
 class TestWhatIsSaid:
-    def said(self, script: Script) -> tuple[str, int | None, str]:
-        found = missing(script.source)
-        assert found is not None
-        return found.reason, found.before, found.heals
+    def said(self, script: Script) -> tuple[str, str]:
+        (found,) = [each for each in source_findings(script.source) if each.text.startswith("partial: ")]
+        return found.text.removeprefix("partial: "), found.remedy
 
     def test_nothing_where_nothing_is_missing(self):
         script = Kept(replay=True).hear(up(), replayed(0, store([1])), replay_end(), tick(0.1, WALL))
-        assert missing(script.source) is None
+        assert not partial(script)
         assert script.source.partial_since is None
 
     def test_what_was_trimmed(self):
         script = older_than_kvbus()
         assert script.source.partial_since == WALL
-        reason, before, heals = self.said(script)
+        reason, heals = self.said(script)
         assert reason == "batches 0 to 99 were trimmed from the engine's replay buffer before kvbus asked for them"
-        assert before == 100
-        assert heals.startswith("the engine restarts, or its cache is reset (vLLM: POST /reset_prefix_cache")
+        assert heals.startswith("ends when the engine restarts, or its cache is reset (vLLM: POST /reset_prefix_cache")
 
     def test_one_batch_that_was_trimmed(self):
         script = Kept(replay=True).hear(up(), replayed(1, store([1])), replay_end())
@@ -113,48 +116,43 @@ class TestWhatIsSaid:
 
     def test_a_reset_is_no_remedy_where_it_does_not_speak_of_every_tier(self):
         script = older_than_kvbus(store([1]), store([2], medium=HOST))
-        assert "leaves its other tiers unknown" in self.said(script)[2]
+        assert "leaves its other tiers unknown" in self.said(script)[1]
         script = older_than_kvbus(store([1]), store([2], medium=HOST), clears="all")
-        assert "other tiers" not in self.said(script)[2]
+        assert "other tiers" not in self.said(script)[1]
 
     def test_what_was_lost(self):
         script = Kept(reorder_grace=0.2).hear(live(0), live(4), tick(0.3, WALL))
-        assert self.said(script)[:2] == ("3 batches were lost for good before 4", 4)
+        assert self.said(script)[0] == "3 batches were lost for good before 4"
         script.hear(live(6), tick(0.3, WALL + 1))
-        assert self.said(script)[:2] == ("4 batches were lost for good before 6", 6)
+        assert self.said(script)[0] == "4 batches were lost for good before 6"
         assert script.source.partial_since == WALL
 
     def test_an_engine_that_does_not_answer(self):
         script = Kept(replay=True).hear(up(), live(7, store([1])), tick(3), tick(3, WALL))
-        reason, before, heals = self.said(script)
+        reason, heals = self.said(script)
         assert reason == "batches 0 to 6 were missing, and the engine has not answered a replay request so far"
-        assert before == 7
-        assert heals.startswith("it answers one (it is asked again), or the engine restarts")
+        assert heals.startswith("ends when the engine answers one (it is asked again), or when the engine restarts")
 
     def test_an_engine_that_does_not_answer_after_it_was_away(self):
         script = Kept(replay=True).hear(up(), replayed(0, store([1])), replay_end(), live(1), down(), up())
         script.hear(tick(3), tick(3))
-        assert self.said(script)[:2] == ("the engine has not answered a replay request so far", None)
+        assert self.said(script)[0] == "the engine has not answered a replay request so far"
 
     def test_no_replay_endpoint(self):
         script = Kept().hear(up(), live(7, store([1])))
-        reason, before, _ = self.said(script)
+        reason, _ = self.said(script)
         assert reason == "batches 0 to 6 were sent while kvbus was not connected, and there is no replay_endpoint"
-        assert before == 7
         script.hear(down(), up())
-        assert self.said(script)[:2] == (
-            "something may have been sent while kvbus was not connected, and there is no replay_endpoint",
-            None,
-        )
+        said = "something may have been sent while kvbus was not connected, and there is no replay_endpoint"
+        assert self.said(script)[0] == said
 
     def test_an_index_that_is_full(self):
         script = Kept(max_blocks=1).hear(up(), live(0, store([1])), live(1, store([2])), tick(0.1, WALL))
-        reason, before, _ = self.said(script)
+        reason, _ = self.said(script)
         assert reason == (
-            "the index is full: what is beyond limits.max_blocks (1), limits.max_index_bytes (4,294,967,296) "
-            "or limits.max_groups (64) is refused"
+            "the index is full: kvbus refuses blocks beyond limits.max_blocks (1), limits.max_index_bytes "
+            "(4,294,967,296) or limits.max_groups (64)"
         )
-        assert before is None
 
     @pytest.mark.parametrize("reason", STORES)
     def test_a_store_that_was_refused(self, reason: Reason):
@@ -162,8 +160,8 @@ class TestWhatIsSaid:
         script = Kept(**({"max_groups": 1} if reason is Reason.TOO_MANY_GROUPS else {}))
         script.hear(up(), live(0, *[store([n, n + 1]) for n in range(20, 40, 2)]), live(1, STORES[reason]))
         assert script.stats.rejected == {reason: 1}
-        said, before, heals = self.said(script)
-        assert (before, heals.startswith("the engine restarts")) == (None, True)
+        said, heals = self.said(script)
+        assert heals.startswith(("ends when the engine restarts", "raise the limit"))
         if reason is not Reason.TOO_MANY_GROUPS:
             assert said == f"the blocks of refused stores are missing (reason {reason}, see docs/PROTOCOL.md)"
         script.hear(live(2, cleared()), tick(0.1))
@@ -179,21 +177,16 @@ class TestWhatIsSaid:
 
     def test_an_event_that_is_no_store_costs_nothing(self):
         script = Kept().hear(up(), live(0, store([1]), {"type": "BlockMoved"}, removed([1], medium="HBM")))
-        assert missing(script.source) is None
+        assert not partial(script)
 
     def test_several_publishers(self):
         script = Kept().hear(up(), *(live(0, store([n])) for n in range(1, 8)))
-        assert self.said(script) == (
-            "several publishers are on one endpoint",
-            None,
-            "one publisher is left there",
-        )
+        assert [each.id for each in source_findings(script.source)] == ["conflict"]
 
     def test_a_tier_that_comes_up_after_all(self):
         script = older_than_kvbus().hear(live(101, cleared()), live(102, store([2], medium=HOST)), tick(1, WALL + 1))
-        reason, before, heals = self.said(script)
+        reason, heals = self.said(script)
         assert reason == "a tier that came up after a reset of the cache may hold more than was announced"
-        assert before is None
         assert "leaves its other tiers unknown" in heals
 
 
@@ -215,7 +208,7 @@ class TestSince:
 def emptied(script: Kept, seq: int, checkpoint: bool) -> bool:
     """Whether a clear has ended it, in this process and in one that goes on from its log."""
     script.hear(live(seq, cleared()), live(seq + 1, store([21, 22])), tick(0.1, WALL + 9))
-    assert script.source.partial == (script.source.partial_since is not None) == (missing(script.source) is not None)
+    assert script.source.partial == (script.source.partial_since is not None) == partial(script)
     script.is_the_same_after_a_restart(checkpoint=checkpoint)
     if not script.source.partial:
         assert {block for _, _, block in script.router.blocks} == {21, 22}

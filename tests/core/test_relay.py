@@ -18,8 +18,8 @@ from kvbus.core.events import (
 from kvbus.core.outputs.fitting import MAX_BATCH_EVENTS
 from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.relay import SLICE, Relay
-from kvbus.core.remarks import reasons
 from kvbus.core.sequencing.phases import State
+from kvbus.core.source_findings import source_findings
 from kvbus.core.source_spec import SourceSpec
 from kvbus.core.types import Reason
 from kvbus.core.wire.frames import END_SEQ
@@ -568,12 +568,12 @@ def test_a_request_that_waits_for_others_loses_nothing():
     missed = [store([seq + 1]) for seq in range(2, 9)]
     script.after(live(2, missed[0]))
     script.relay.handle(RequestWaits(0, script.requests[0]), script.now)
-    assert [said.about for said in reasons(script.source)] == ["request_waits"]
+    assert [each.id for each in source_findings(script.source)] == ["request_waits"]
     script.after(tick(100.0), *(live(seq, missed[seq - 2]) for seq in range(3, 9)), tick(100.0))
     assert (script.stats.requests_waited, script.stats.replay_timeouts, script.stats.lost) == (1, 0, 0)
     assert script.stats.held_overflow > 0
     script.relay.handle(RequestSent(0, script.requests[0], sent=True), script.now)
-    assert reasons(script.source) == []
+    assert source_findings(script.source) == []
     script.after(replayed(1, store([2])), *(replayed(seq, missed[seq - 2]) for seq in range(2, 9)), replay_end())
     assert (script.stats.lost, script.source.sequencer.pending, script.source.sequencer.next) == (0, 0, 9)
     assert script.stats.missing == script.stats.recovered

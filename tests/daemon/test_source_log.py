@@ -8,9 +8,10 @@ import logging
 import pytest
 
 from kvbus.core.events import BatchReceived, ReplayReceived, SourceDown, SourceUnreachable, SourceUp, Tick
+from kvbus.core.findings import NOT_ZEROMQ, NOTHING_LISTENS, Finding
 from kvbus.core.relay import Relay
-from kvbus.core.remarks import MIN_COPIES, MIN_LEFT_OUT, MIN_REANNOUNCED
 from kvbus.core.sequencing.phases import Phase
+from kvbus.core.source_findings import MIN_COPIES, MIN_LEFT_OUT, MIN_REANNOUNCED
 from kvbus.core.source_spec import SourceSpec
 from kvbus.core.wire.frames import END_SEQ
 from kvbus.daemon.source_log import AT_ONCE, CALLS, SourceLog
@@ -26,6 +27,24 @@ def ignored(*_: str) -> None:
     """Nobody shows transitions."""
 
 
+def nothing_listens(detail: str = "") -> Finding:
+    return NOTHING_LISTENS(at="sources[0]", name="endpoint", endpoint="tcp://127.0.0.1:5557", detail=detail)
+
+
+class Wall:
+    """The time of day."""
+
+    now = 1.0
+    """As batches have it."""
+
+    def __call__(self) -> float:
+        return self.now
+
+
+WALL = Wall()
+REMEDY = "[sources[0].endpoint]: start the engine with its KV-cache events on, or correct host and port"
+
+
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     found = [record.getMessage() for record in caplog.records]
     caplog.clear()
@@ -34,7 +53,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 def test_each_change_of_state_is_one_line(relay: Relay, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    log = SourceLog(ignored)
+    log = SourceLog(ignored, WALL)
     log.look(relay, [0])
     assert lines(caplog) == []
     relay.handle(SourceUp(0), 1.0)
@@ -49,7 +68,7 @@ async def test_of_many_sources_a_few_are_looked_at_in_a_turn_of_the_loop_and_non
     for slot in range(len(names)):
         relay.handle(SourceUp(slot), 1.0)
     seen: list[str] = []
-    log = SourceLog(lambda kind, name, led_to, text: seen.append(name))
+    log = SourceLog(lambda kind, name, led_to, text: seen.append(name), WALL)
     there = dict.fromkeys(range(len(names)))
     log.look_in_turns(relay, there)
     assert seen == names[:AT_ONCE]
@@ -68,7 +87,7 @@ async def test_of_many_sources_a_few_are_looked_at_in_a_turn_of_the_loop_and_non
 
 def test_partial_is_said_once_with_what_heals_it(relay: Relay, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    log = SourceLog(ignored)
+    log = SourceLog(ignored, WALL)
     relay.handle(SourceUp(0), 1.0)
     # the engine has trimmed its buffer: the answer begins at 5
     relay.handle(ReplayReceived(0, 1, [b"", b"", (5).to_bytes(8, "big"), payload(store([1]))]), 1.0)
@@ -77,16 +96,17 @@ def test_partial_is_said_once_with_what_heals_it(relay: Relay, caplog: pytest.Lo
     log.look(relay, [0])
     log.look(relay, [0])
     (_, partial) = lines(caplog)
-    assert partial.startswith("source engine is partial: ")
-    assert "; until " in partial
+    assert partial.startswith("source engine: partial: batches 0 to 4 were trimmed")
+    assert "[sources[].replay_endpoint]: ends when the engine restarts" in partial
     relay.sources[0].sequencer.complete(certain=True)
     relay.handle(Tick(1001.0), 1.2)
     log.look(relay, [0])
-    assert lines(caplog) == ["source engine is no longer partial"]
+    (over,) = lines(caplog)
+    assert over.startswith("source engine: over after 0 s: partial: batches 0 to 4 were trimmed")
 
 
-def test_a_remark_is_said_once(relay: Relay, caplog: pytest.LogCaptureFixture) -> None:
-    log = SourceLog(ignored)
+def test_a_finding_is_said_once(relay: Relay, caplog: pytest.LogCaptureFixture) -> None:
+    log = SourceLog(ignored, WALL)
     for seq in range(MIN_LEFT_OUT):
         window = store([seq], group=1, kv_cache_spec_kind="sliding_window")
         relay.handle(BatchReceived(0, batch(seq, window)), 1.0)
@@ -94,7 +114,7 @@ def test_a_remark_is_said_once(relay: Relay, caplog: pytest.LogCaptureFixture) -
         log.look(relay, [0])
     (line,) = [line for line in lines(caplog) if "no group" in line]
     assert line.startswith("source engine: no group of this model carries prefixes")
-    # another remark is a line of its own, and the first is not said again
+    # another finding is a line of its own, and the first is not said again
     stats = relay.sources[0].stats
     stats.reannounced, stats.most_copies = MIN_REANNOUNCED, MIN_COPIES
     log.look(relay, [0])
@@ -102,31 +122,41 @@ def test_a_remark_is_said_once(relay: Relay, caplog: pytest.LogCaptureFixture) -
     assert f"one block counts {MIN_COPIES} copies" in line
 
 
-def test_a_reason_is_said_again_when_it_changes_and_not_when_it_only_counts_on(relay, caplog) -> None:
+def test_a_finding_is_said_again_when_it_changes_and_not_when_it_only_counts_on(
+    relay: Relay, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     caplog.set_level(logging.INFO)
-    log = SourceLog(ignored)
-    relay.handle(SourceUnreachable(0, "nothing listens at tcp://127.0.0.1:5557 (connection refused)"), 1.0)
+    log = SourceLog(ignored, WALL)
+    relay.handle(SourceUnreachable(0, nothing_listens(" (connection refused)")), 1.0)
     log.look(relay, [0])
     log.look(relay, [0])
     (line,) = lines(caplog)
-    assert line == "source engine: no connection: nothing listens at tcp://127.0.0.1:5557 (connection refused)"
-    relay.handle(SourceUnreachable(0, "tcp://127.0.0.1:5557 does not speak ZeroMQ (an HTTP server)"), 2.0)
+    assert line == f"source engine: nothing listens at tcp://127.0.0.1:5557 (connection refused) {REMEDY}"
+    stranger = NOT_ZEROMQ(at="sources[0]", name="endpoint", endpoint="tcp://127.0.0.1:5557", detail="")
+    relay.handle(SourceUnreachable(0, nothing_listens()), 1.5)
     log.look(relay, [0])
     (line,) = lines(caplog)
-    assert line.endswith("(an HTTP server)")
+    assert line == f"source engine: nothing listens at tcp://127.0.0.1:5557 {REMEDY}"
+    monkeypatch.setattr(Wall, "now", 91.0)
+    relay.handle(SourceUnreachable(0, stranger), 2.0)
+    log.look(relay, [0])
+    over, line = lines(caplog)
+    assert over == "source engine: over after 2 min: nothing listens at tcp://127.0.0.1:5557"
+    assert line.startswith("source engine: tcp://127.0.0.1:5557 does not speak ZeroMQ [sources[0].endpoint]: ")
     relay.handle(SourceUp(0), 3.0)
     log.look(relay, [0])
-    assert "source engine: no longer unreachable" in lines(caplog)
+    assert "source engine: over after 0 s: tcp://127.0.0.1:5557 does not speak ZeroMQ" in lines(caplog)
     relay.handle(ReplayReceived(0, 1, [b"", b"", END_SEQ, b""]), 3.0)
     for seq in range(3):
         relay.handle(BatchReceived(0, batch(seq, {"type": "Unheard"})), 4.0)
         log.look(relay, [0])
     said = [line for line in lines(caplog) if "refused" in line]
-    assert said == ["source engine: events or batches refused (1): reason unknown_event, see docs/PROTOCOL.md"]
+    (line,) = said
+    assert line.startswith("source engine: events or batches refused (1): reason unknown_event, see docs/PROTOCOL.md [")
 
 
 def test_what_this_version_does_not_know_is_named_once(relay, caplog) -> None:
-    log = SourceLog(ignored)
+    log = SourceLog(ignored, WALL)
     events = [{"type": "Later"}, {"type": "Later"}, store([1], novelty="secret"), store([2], other=1)]
     for seq, event in enumerate(events):
         message = batch(seq, event)
@@ -141,8 +171,8 @@ def test_what_this_version_does_not_know_is_named_once(relay, caplog) -> None:
 
 
 def test_the_fields_are_beside_the_sentence(relay, caplog) -> None:
-    log = SourceLog(ignored)
-    relay.handle(SourceUnreachable(0, "nothing listens"), 1.0)
+    log = SourceLog(ignored, WALL)
+    relay.handle(SourceUnreachable(0, nothing_listens()), 1.0)
     log.look(relay, [0])
     (record,) = caplog.records
     assert {name: vars(record)[name] for name in ("source", "rank", "state", "epoch", "reason")} == {
@@ -150,13 +180,13 @@ def test_the_fields_are_beside_the_sentence(relay, caplog) -> None:
         "rank": 0,
         "state": "connecting",
         "epoch": 0,
-        "reason": "unreachable",
+        "reason": "nothing_listens",
     }
 
 
 def test_each_transition_is_reported_with_its_cause(relay: Relay) -> None:
     seen: list[tuple[str, ...]] = []
-    log = SourceLog(lambda *said: seen.append(said))
+    log = SourceLog(lambda *said: seen.append(said), WALL)
 
     def looked() -> list[tuple[str, ...]]:
         log.look(relay, [0])
@@ -203,28 +233,29 @@ def test_each_transition_is_reported_with_its_cause(relay: Relay) -> None:
 
 def test_partial_and_what_is_wrong_are_reported_from_beginning_to_end(relay: Relay) -> None:
     seen: list[tuple[str, ...]] = []
-    log = SourceLog(lambda *said: seen.append(said))
-    relay.handle(SourceUnreachable(0, "nobody listens"), 1.0)
+    log = SourceLog(lambda *said: seen.append(said), WALL)
+    relay.handle(SourceUnreachable(0, nothing_listens()), 1.0)
     log.look(relay, [0])
-    assert seen.pop() == ("remark", "engine", "unreachable", "no connection: nobody listens")
+    assert seen.pop() == ("finding", "engine", "problem", f"nothing listens at tcp://127.0.0.1:5557 {REMEDY}")
     relay.handle(SourceUp(0), 1.0)
     relay.handle(ReplayReceived(0, 1, [b"", b"", (5).to_bytes(8, "big"), payload(store([1]))]), 1.0)
     relay.handle(ReplayReceived(0, 1, [b"", b"", END_SEQ, b""]), 1.0)
     relay.handle(Tick(1000.0), 1.1)
     log.look(relay, [0])
-    over, partial = seen[-1], seen[-2]
-    assert over == ("remark", "engine", "over", "no longer unreachable")
-    assert partial[:3] == ("partial", "engine", "partial")
+    over, partial = seen[-2:]
+    assert over == ("finding", "engine", "over", "over after 0 s: nothing listens at tcp://127.0.0.1:5557")
+    assert partial[:3] == ("finding", "engine", "problem")
     assert partial[3].startswith("partial: batches 0 to 4 were trimmed")
     relay.sources[0].sequencer.complete(certain=True)
     relay.handle(Tick(1001.0), 1.2)
     log.look(relay, [0])
-    assert seen[-1] == ("partial", "engine", "whole", "no longer partial")
+    assert seen[-1][2] == "over"
+    assert seen[-1][3].startswith("over after 0 s: partial: batches 0 to 4 were trimmed")
 
 
 def test_an_epoch_that_begins_between_two_looks_is_reported(relay: Relay) -> None:
     seen: list[tuple[str, ...]] = []
-    log = SourceLog(lambda *said: seen.append(said))
+    log = SourceLog(lambda *said: seen.append(said), WALL)
     relay.handle(SourceUp(0), 1.0)
     relay.handle(ReplayReceived(0, 1, [b"", b"", END_SEQ, b""]), 1.0)
     relay.handle(BatchReceived(0, batch(0, store([1]))), 1.0)
@@ -238,13 +269,13 @@ def test_an_epoch_that_begins_between_two_looks_is_reported(relay: Relay) -> Non
     relay.handle(ReplayReceived(0, 3, [b"", b"", (0).to_bytes(8, "big"), payload(store([9]))]), 1.1)
     relay.handle(ReplayReceived(0, 3, [b"", b"", END_SEQ, b""]), 1.1)
     log.look(relay, [0])
-    said = "the engine has restarted: epoch 1 begins, and routers are cleared of the one before"
+    said = "engine restarted, 2 blocks cleared, epoch 0 → 1"
     assert seen == [("epoch", "engine", "live", said)]
 
 
 def test_a_conflict_is_a_transition_and_what_has_no_outcome_yet_is_none(relay: Relay) -> None:
     said: list[tuple[str, ...]] = []
-    log = SourceLog(lambda *what: said.append(tuple(map(str, what))))
+    log = SourceLog(lambda *what: said.append(tuple(map(str, what))), WALL)
     relay.handle(SourceUp(0), 1.0)
     log.look(relay, [0])
     source = relay.sources[0]

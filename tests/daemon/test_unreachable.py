@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from kvbus.core.remarks import reasons
+from kvbus.core.source_findings import source_findings
 from kvbus.daemon import unreachable
 from kvbus.transport import reach
 from kvbus.transport.engine.publisher import EnginePublisher
@@ -20,7 +20,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def said(bus) -> list[str]:
-    return [each.text for each in reasons(bus.source) if each.about == "unreachable"]
+    return [each.text for each in source_findings(bus.source)]
 
 
 class Ssh(asyncio.Protocol):
@@ -36,12 +36,12 @@ class Ssh(asyncio.Protocol):
 
 async def test_the_reason_follows_what_is_there():
     async with running_bus() as bus:
-        nothing = [f"no connection: nothing listens at {bus.engine} (connection refused)"]
+        nothing = [f"nothing listens at {bus.engine} (connection refused)"]
         await eventually(lambda: said(bus) == nothing, "nothing listens")
         opened: list[asyncio.Transport] = []
         port = int(bus.engine.rpartition(":")[2])
         server = await asyncio.get_running_loop().create_server(lambda: Ssh(opened), "127.0.0.1", port)
-        stranger = [f"no connection: {bus.engine} does not speak ZeroMQ (an SSH server)"]
+        stranger = [f"{bus.engine} does not speak ZeroMQ (an SSH server)"]
         await eventually(lambda: said(bus) == stranger, "a stranger listens")
         server.close()
         for transport in opened:
@@ -54,13 +54,17 @@ async def test_the_reason_follows_what_is_there():
 
 async def test_swapped_ports():
     async with running_bus() as bus, EnginePublisher(bus.engine_replay, bus.engine, bind=True):
-        wrong = [f"no connection: {bus.engine} is a ROUTER socket and no publisher"]
-        await eventually(lambda: said(bus) == wrong, "the replay is at the live endpoint")
+        wrong = (
+            f"endpoint and replay_endpoint are swapped: {bus.engine} answers replays and {bus.engine_replay} publishes"
+        )
+        await eventually(lambda: wrong in said(bus), "the replay is at the live endpoint")
+        (finding, *_) = source_findings(bus.source)
+        assert (finding.key, finding.remedy) == ("sources[0].endpoint", "exchange the two ports")
 
 
 async def test_an_engine_that_is_to_dial():
     async with running_bus(bind=True) as bus:
-        nobody = [f"no connection: no engine has dialled in at {bus.engine}"]
+        nobody = [f"no engine has dialled in at {bus.engine}"]
         await eventually(lambda: said(bus) == nobody, "nobody dials")
 
 

@@ -245,14 +245,20 @@ async def zmtp_1(scene):
     await scene.engine(f"{HOST}:{free_port()}")
 
 
-@mistake("the endpoint is a router's SUB", key="sources[0].endpoint", says="is a SUB socket and no publisher")
+@mistake(
+    "the endpoint is a router's SUB",
+    key="sources[0].endpoint",
+    says="is a subscriber (SUB) socket; expected a publisher",
+)
 async def a_router(scene):
     scene.socket(zmq.SUB, scene.source["endpoint"])
     await scene.engine(f"{HOST}:{free_port()}")
 
 
 @mistake(
-    "the endpoint is some other ZeroMQ service", key="sources[0].endpoint", says="is a PULL socket and no publisher"
+    "the endpoint is some other ZeroMQ service",
+    key="sources[0].endpoint",
+    says="is a PULL socket; expected a publisher",
 )
 async def a_service(scene):
     scene.socket(zmq.PULL, scene.source["endpoint"])
@@ -347,7 +353,7 @@ async def ranks_shifted(scene):
 # -- the stream
 
 
-@mistake("the wrong topic", key="sources[0].topic", says="topic 'kv@' keeps everything away")
+@mistake("the wrong topic", key="sources[0].topic", says="no live batch comes under topic 'kv@'")
 async def topic(scene):
     scene.source["topic"] = "kv@"
     await scene.engine(topic=b"kv-events")
@@ -447,7 +453,7 @@ async def no_router(scene):
 
 
 @mistake(
-    "`bind: false`, and the peer is no router", key="outputs[0].endpoint", says="is a PUB socket and no subscriber"
+    "`bind: false`, and the peer is no router", key="outputs[0].endpoint", says="is a PUB socket; expected a subscriber"
 )
 async def no_subscriber(scene):
     await scene.engine()

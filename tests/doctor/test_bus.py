@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from aiohttp import web
 
+from kvbus.core.findings import BLOCK_SIZE
 from kvbus.tools import asking
 from kvbus.tools.doctor.examine import examine_bus
 from kvbus.tools.doctor.findings import render
@@ -24,7 +26,7 @@ SOURCE: dict[str, Any] = {
     "last_seq": 5,
     "partial": False,
     "blocks": {"GPU": 3},
-    "reasons": [],
+    "findings": [],
 }
 ROUTER: dict[str, Any] = {
     "output": "routers",
@@ -66,10 +68,13 @@ def first_line(report) -> str:
 
 
 async def test_its_reasons_and_what_it_has():
-    said = {"about": "block_size", "key": "block_size", "text": "events refused (3)", "do": "set it"}
-    async with Http([{**SOURCE, "reasons": [said], "partial": True}], [ROUTER, {**ROUTER, "left": "gone"}]) as url:
+    said = msgspec.to_builtins(BLOCK_SIZE(count=3, size=24, own=""))
+    async with Http([{**SOURCE, "findings": [said], "partial": True}], [ROUTER, {**ROUTER, "left": "gone"}]) as url:
         report = await examine_bus(url, timeout=10)
-    assert first_line(report) == "source engine: events refused (3) [block_size]: set it"
+    assert first_line(report) == (
+        "source engine: events refused (3): block_size is 24, and the engine has blocks [block_size]: "
+        "set it to the engine's, or to auto"
+    )
     assert [str(each) for each in report.seen] == [
         "sources[0] engine: tcp://127.0.0.1:5557; live, epoch 0, seq 5, 3 blocks, partial",
         "outputs routers: routers: 1 live",
@@ -83,8 +88,14 @@ async def test_its_reasons_and_what_it_has():
             {"state": "idle"},
             "subscribes to ['kv@'], and the stream's topic is another: it gets nothing [outputs[routers].topic]",
         ),
-        ({"state": "stalled"}, "reads nothing and was cut off from the live stream [outputs[routers].send_hwm]"),
-        ({"dropped": {"batches": 7}}, "was too slow for 7 batches [outputs[routers].send_hwm]"),
+        (
+            {"state": "stalled"},
+            "was cut off from the live stream; 0 batches did not reach it [outputs[routers].send_hwm]",
+        ),
+        (
+            {"dropped": {"batches": 7}},
+            "was cut off and lost 7 batches; it got the state again and is exact again [outputs[routers].send_hwm]",
+        ),
     ],
 )
 async def test_its_routers(change, line):
@@ -97,14 +108,14 @@ async def test_a_bus_without_engines_is_not_well():
     async with Http([]) as url:
         report = await examine_bus(url, timeout=10)
     assert not report.healthy
-    assert first_line(report).startswith(f"the bus at {url} has found no engine yet [sources]: ")
+    assert first_line(report).startswith(f"no engine is found: the bus at {url} follows none [sources]: ")
 
 
 async def test_a_bus_that_cannot_write_its_state_is_not_well():
     async with Http([SOURCE], state_writing=False) as url:
         report = await examine_bus(url, timeout=10)
     assert not report.healthy
-    assert first_line(report).startswith(f"the bus at {url} cannot write its state: a restart loses it [state_dir]: ")
+    assert first_line(report).startswith("kvbus cannot write its state to state_dir: the log of the bus at ")
 
 
 @pytest.mark.parametrize("state_writing", [None, True])

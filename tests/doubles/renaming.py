@@ -11,7 +11,7 @@ import msgspec
 
 from kvbus.core.commands import AnswerReplay, Command, Publish, RequestReplay
 from kvbus.core.events import BatchReceived, ReplayReceived, SourceDown, SourceUp
-from kvbus.core.remarks import reasons
+from kvbus.core.source_findings import source_findings
 from kvbus.core.stats import SourceStats
 from kvbus.core.wire.frames import END_SEQ
 from kvbus.tools.capture.format import Message
@@ -159,7 +159,7 @@ def _facts(script: Script) -> dict[str, Any]:
         "partial": source.sequencer.partial,
         "epoch": source.sequencer.epoch,
         "dialect": source.dialect.name,
-        "said": [(said.about, said.key, said.text) for said in reasons(source)],
+        "said": [(each.id, each.key, each.text) for each in source_findings(source)],
         "examples": sorted(source.examples),
         "entries": normalizer.entries,
         "bytes": normalizer.index_bytes,

@@ -127,10 +127,7 @@ async def test_sources_before_and_after_the_engine_is_there():
             "dialled_in": None,
             "partial": False,
             "partial_since": None,
-            "partial_reason": None,
-            "missing_before": None,
-            "heals": None,
-            "reasons": [],
+            "findings": [],
             "epoch": 0,
             "last_seq": -1,
             "dialect": entry["dialect"],
@@ -188,13 +185,13 @@ async def test_sources_says_gap_while_batches_are_asked_for_and_partial_when_his
             assert entry["last_seq"] == 9
             assert entry["blocks"] == {"GPU": 3}
             assert entry["counts"]["missing"] == 0  # history nobody ever saw is not missing
-            assert entry["missing_before"] == 7
-            assert entry["partial_reason"].startswith("batches 0 to 6 were trimmed")
-            assert entry["heals"].startswith("the engine restarts, or its cache is reset")
+            (finding,) = entry["findings"]
+            assert finding["text"].startswith("partial: batches 0 to 6 were trimmed")
+            assert finding["remedy"].startswith("ends when the engine restarts, or its cache is reset")
             await eventually(lambda: client.bus.source.partial_since, "the time that it is partial from")
             (entry,) = await client.json("/sources")
             assert before <= entry["partial_since"] <= time.time()
-            assert caplog.text.count("source engine is partial: batches 0 to 6 were trimmed") == 1
+            assert caplog.text.count("source engine: partial: batches 0 to 6 were trimmed") == 1
             await engine.wait_for_subscriber(20)
             engine.replay_fault = replay_faults.silent
             engine.publish(batch(store([10])), live=False)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from kvbus.config import load
+from kvbus.core.findings import Finding
 from kvbus.parts.log.contract import Log
 from kvbus.parts.log.kafka import KafkaLog
 from kvbus.parts.log.nats import NatsLog
@@ -19,7 +20,6 @@ from kvbus.parts.log.place import NatsPlace, Place, RedisPlace
 from kvbus.parts.log.record import Stream
 from kvbus.parts.log.redis import RedisLog
 from kvbus.parts.log.redis_client import names
-from kvbus.tools.doctor.findings import Finding
 from kvbus.tools.doctor.outputs import broker
 from tests.log.broker import Broker
 from tests.log.kinds import Kafka, Nats, Redis

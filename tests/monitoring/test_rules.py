@@ -19,13 +19,13 @@ CASES: Final = Path(__file__).parent / "rules.test.yml"
 FLEET: Final = RULES.with_name("kvbus-fleet.rules.yml")
 FLEET_CASES: Final = Path(__file__).parent / "fleet.test.yml"
 BOTH: Final = [(CASES, RULES), (FLEET_CASES, FLEET)]
-OPERATIONS: Final = ROOT / "docs" / "OPERATIONS.md"
+RUNBOOK: Final = ROOT / "docs" / "RUNBOOK.md"
 SEVERITIES: Final = {"critical", "warning", "info"}
 
 
 def runbooks() -> dict[str, str]:
     """The sections of the runbook by alert."""
-    whole = OPERATIONS.read_text()
+    whole = RUNBOOK.read_text()
     text = section(whole, "## Alerts") + section(whole, "## Alerts on a fleet")
     names = re.findall(r"^### (\w+)$", text, re.MULTILINE)
     return {name: section(text, f"### {name}") for name in names}
@@ -81,12 +81,12 @@ def test_rules_and_runbooks_name_only_metrics_that_are_documented() -> None:
     documented = set(re.findall(r"^\| `(kvbus_\w+)`", (ROOT / "docs" / "METRICS.md").read_text(), re.MULTILINE))
     named = {name for rule in [*rules(), *rules(FLEET)] for name in re.findall(r"\bkvbus_\w+", rule["expr"])}
     assert {name.removesuffix("_bucket") for name in named} <= documented
-    assert set(re.findall(r"\bkvbus_\w+", OPERATIONS.read_text())) <= documented
+    assert set(re.findall(r"\bkvbus_\w+", RUNBOOK.read_text())) <= documented
 
 
 def test_commands_of_the_operations_manual_have_the_options_they_are_given() -> None:
     """Every `kvbus COMMAND …` in code, each option looked up in that command's help."""
-    text = OPERATIONS.read_text()
+    text = RUNBOOK.read_text()
     blocks = re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     inline = re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL))
     code = [line for line in (*"\n".join(blocks).splitlines(), *inline) if line.startswith("kvbus ")]

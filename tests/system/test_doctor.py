@@ -59,7 +59,7 @@ def test_json():
     report = json.loads(done.stdout)
     assert (done.returncode, report["healthy"]) == (1, False)
     (finding,) = report["findings"]
-    assert finding.keys() == {"cause", "key", "do", "severity"}
+    assert finding.keys() == {"id", "severity", "text", "key", "remedy", "link", "since"}
     assert (finding["key"], finding["severity"]) == ("sources[0].endpoint", "problem")
     assert [seen["key"] for seen in report["seen"]] == ["sources[0]", "outputs[0]"]
 
@@ -137,8 +137,8 @@ async def test_a_running_bus_says_what_is_wrong_with_it():
         await eventually(lambda: bus.source.unreachable, "the bus has looked itself")
         done = await doctor("--http", url)
         assert done.returncode == 1
-        assert done.stdout.startswith("source engine: no connection: nothing listens at")
-        assert "[sources[engine].endpoint]: start the engine" in done.stdout
+        assert done.stdout.startswith("source engine: nothing listens at")
+        assert "[sources[0].endpoint]: start the engine" in done.stdout
         async with EnginePublisher(bus.engine, bus.engine_replay, bind=True):
             await eventually(lambda: bus.source.state == "live", "the engine is there")
             done = await doctor("--http", f"{host}:{port}")

@@ -9,8 +9,8 @@ from typing import Any
 import aiohttp
 import zmq
 
+from kvbus.core.findings import Severity
 from kvbus.tools.doctor.examine import examine
-from kvbus.tools.doctor.findings import Severity
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.bus import change_sources, eventually, running_bus
 from tests.doubles.engine import Engine

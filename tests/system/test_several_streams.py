@@ -107,13 +107,13 @@ async def test_a_wrong_topic_is_named_in_sources() -> None:
             about: list[str] = []
             while "topic" not in about:
                 coordinator.publish(b"")
-                about = [reason["about"] for reason in await asyncio.to_thread(reasons_at, port)]
+                about = [each["id"] for each in await asyncio.to_thread(findings_at, port)]
     finally:
         coordinator.close()
         context.destroy(0)
 
 
-def reasons_at(port: int) -> list[dict[str, str]]:
+def findings_at(port: int) -> list[dict[str, str]]:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/sources", timeout=10) as answer:
-        reasons: list[dict[str, str]] = json.load(answer)[0]["reasons"]
-        return reasons
+        findings: list[dict[str, str]] = json.load(answer)[0]["findings"]
+        return findings

@@ -22,8 +22,7 @@ WRONG = source(
     300,
     state="gap",
     partial=True,
-    partial_reason="its history was trimmed",
-    reasons=[{"text": "no group of its model carries prefixes"}],
+    findings=[{"text": "partial: its history was trimmed"}, {"text": "no group of its model carries prefixes"}],
     queue_depth=17,
     counts={"missing": 9, "lost": 4, "rejected": {"block_size": 3}},
 )
@@ -144,7 +143,7 @@ def test_lines_say_the_same_without_a_terminal():
     said = list(lines(seen, Choice(sort="missing"), URL))
     assert said[0] == "kvbus 1.2.3 at http://127.0.0.1:9477: up 60 min, 60.0 MB"
     assert said[1].startswith("source engine-2/1: gap (partial), 0.0/s, 400 GPU blocks, missing 9")
-    assert "source engine-2/1 is partial: its history was trimmed" in said
+    assert "source engine-2/1: partial: its history was trimmed" in said
     assert any(line.startswith("output routers: 2 routers") and "dropped 7" in line for line in said)
     assert "dropped: slow_router (routers): 7" in said
     assert not [line for line in lines(seen, Choice(wanted="engine-1"), URL) if "engine-2" in line]

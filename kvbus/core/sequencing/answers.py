@@ -354,7 +354,7 @@ class Requests:
             return Input.ABORTED
         if answered:
             epoch.interrupted = False
-        if asked.phase is not Phase.BACKFILL:
+        if answered or asked.phase is not Phase.BACKFILL:
             epoch.history.unanswered = not answered
         if answered and asked.is_state:
             return self._shown_by_state(asked, now)

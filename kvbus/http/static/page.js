@@ -179,8 +179,8 @@ function tables() {
     s.block_size ?? "–", number(s.last_seq < 0 ? null : s.last_seq), blocks(s),
     number(bus.rates?.sources[s.name]?.batches), spark("source " + s.name, "in"), number(s.counts.recovered), number(s.counts.lost),
     number(sum(s.counts.rejected))]);
-  $("reasons").replaceChildren(...sources.flatMap(s => s.reasons.map(r => make("li", {}, make("strong", { textContent: s.name + " " }),
-    `${r.text}. `, make("span", { className: "soft", textContent: `${r.key}: ${r.do}` })))));
+  $("reasons").replaceChildren(...sources.flatMap(s => s.findings.map(r => make("li", {}, make("strong", { textContent: s.name + " " }),
+    `${r.text}. `, make("span", { className: "soft", textContent: `${r.key}: ${r.remedy}` })))));
   const outputs = Object.entries(bus.rates?.outputs ?? {});
   rows($("outputs"), outputs, ([name]) => name, ([name, o]) => [name, number(o.routers), number(o.batches), spark("output " + name, "out"),
     bytes(o.bytes ?? 0), number(o.queue), seconds(o.behind)]);
@@ -265,7 +265,7 @@ function detail() {
   const s = bus.sources.find(each => each.name === open), course = bus.courses[open], body = $("source-body");
   $("source-name").textContent = open;
   if (!s) return body.replaceChildren("This source is not there any more.");
-  const c = s.counts, facts = { state: s.state + (s.partial ? ", partial: " + s.partial_reason : ""), endpoint: s.endpoint, "replay endpoint": s.replay_endpoint ?? "none",
+  const c = s.counts, facts = { state: s.state + (s.partial ? ", partial" : ""), endpoint: s.endpoint, "replay endpoint": s.replay_endpoint ?? "none",
     epoch: s.epoch, "last seq": number(s.last_seq < 0 ? null : s.last_seq), dialect: s.dialect ?? "–", "block size": s.block_size ?? "–", blocks: blocks(s),
     "batches in": `${number(c.batches)}, ${bytes(c.bytes)}`, events: `${number(c.stored)} stored, ${number(c.removed)} removed, ${number(c.cleared)} cleared`,
     missing: `${number(c.missing)}: ${number(c.recovered)} recovered, ${number(c.lost)} lost, ${number(c.pending)} pending`,

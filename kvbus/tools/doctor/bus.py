@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 
 import msgspec
 from aiohttp.abc import AbstractResolver, ResolveResult
+from msgspec import structs
 
-from kvbus.core.remarks import Said
+from kvbus.core import findings as catalogue
+from kvbus.core.findings import Finding
 from kvbus.tools.asking import Login, NoAnswerError, asking, get
-from kvbus.tools.doctor.findings import Finding, Report, Seen, Severity
+from kvbus.tools.doctor.findings import Report, Seen
 from kvbus.transport.reach import find, shown
 
 
@@ -24,7 +26,7 @@ class BusSource(msgspec.Struct):
     last_seq: int
     partial: bool
     blocks: dict[str, int]
-    reasons: list[Said] = []
+    findings: list[Finding] = []
 
 
 class BusOverview(msgspec.Struct):
@@ -129,16 +131,13 @@ def judge(bus: Bus, *, keys: frozenset[str] = frozenset()) -> Report:
     """
     report = Report()
     if not bus.sources:
-        do = "start an engine, or correct where kvbus searches"
-        report.add([Finding(f"the bus at {bus.url} has found no engine yet", "sources", do)])
+        report.add([catalogue.NO_ENGINE_FOUND(at="sources", where=f"the bus at {bus.url} follows none")])
     if bus.state_writing is False:
-        do = "make room in state_dir or correct its permissions; kvbus tries again every minute"
-        report.add([Finding(f"the bus at {bus.url} cannot write its state: a restart loses it", "state_dir", do)])
+        report.add([catalogue.STATE_NOT_WRITTEN(where="state_dir", why=f"the log of the bus at {bus.url} says why")])
     for source in bus.sources:
-        for said in source.reasons:
-            if said.key not in keys:
-                key = said.key.replace("sources[]", f"sources[{source.name}]")
-                report.add([Finding(f"source {source.name}: {said.text}", key, said.do)])
+        for finding in source.findings:
+            if finding.key not in keys:
+                report.add([structs.replace(finding, text=f"source {source.name}: {finding.text}", since=None)])
     for router in bus.routers:
         report.add(_router(router))
     return report
@@ -146,17 +145,12 @@ def judge(bus: Bus, *, keys: frozenset[str] = frozenset()) -> Report:
 
 def _router(router: BusRouter) -> list[Finding]:
     who = f"router {router.peer} of output {router.output}"
-    at = f"outputs[{router.output}]"
+    at, dropped = f"outputs[{router.output}]", router.dropped.batches
     if router.state == "idle" and router.subscriptions:
-        cause = f"{who} subscribes to {router.topics}, and the stream's topic is another: it gets nothing"
-        return [Finding(cause, f"{at}.topic", "give the output the topic that this router reads, and its profile")]
+        return [catalogue.ROUTER_TOPIC(at=at, who=who, topics=router.topics, topic="another")]
     if router.state == "stalled":
-        cause = f"{who} reads nothing and was cut off from the live stream"
-        return [Finding(cause, f"{at}.send_hwm", "find out why it stands still; it gets the state again once it reads")]
-    if router.dropped.batches:
-        cause = f"{who} was too slow for {router.dropped.batches:,} batches"
-        return [Finding(cause, f"{at}.send_hwm", "give the router CPU; for bursts raise it", Severity.NOTE)]
-    return []
+        return [catalogue.ROUTER_STALLED(at=at, who=who, dropped=dropped)]
+    return [catalogue.ROUTER_LOST_BATCHES(at=at, who=who, dropped=dropped, when="")] if dropped else []
 
 
 def seen(bus: Bus) -> list[Seen]:

@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import aiohttp
+from msgspec import structs
 
 from kvbus.config import Config, FoundSource, SourceConfig, SourceStream, endpoint_offset
+from kvbus.core import findings as catalogue
 from kvbus.daemon.discovery import discoverer_of
 from kvbus.daemon.found import Listed, with_found
 from kvbus.daemon.keys import Keys, output_domain, source_domain
@@ -24,7 +26,7 @@ from kvbus.tools.asking import Login
 from kvbus.tools.doctor import bus as buses
 from kvbus.tools.doctor import machine
 from kvbus.tools.doctor.bus import Bus
-from kvbus.tools.doctor.findings import Finding, Report, Seen, Severity
+from kvbus.tools.doctor.findings import Report, Seen
 from kvbus.tools.doctor.machine import holder
 from kvbus.tools.doctor.outputs import OutputProber
 from kvbus.tools.doctor.probes import Looked, Prober, differing_roots
@@ -53,8 +55,8 @@ async def find(config: Config) -> tuple[Config, Report]:
     outcome = with_found(config, found, ())
     numbers = {source.name: i for i, source in entries.items()}
     for (entry, engine), reason in outcome.left_out.items():
-        cause = f"engine {engine} is found and left out: {reason}"
-        report.add([Finding(cause, f"sources[{numbers[entry]}].discover", _DO[reason])])
+        at = f"sources[{numbers[entry]}].discover"
+        report.add([catalogue.ENGINE_LEFT_OUT(at=at, engine=engine, reason=reason, do=_DO[reason])])
     return outcome.config, report
 
 
@@ -65,34 +67,29 @@ async def _ask(index: int, source: SourceConfig, report: Report) -> Listed:
         async with asyncio.timeout(SECONDS), aclosing(discoverer.watch()) as sets:
             engines = await anext(sets)
     except (DiscoveryError, TimeoutError) as error:
-        cause = f"{source.name} cannot be asked for engines: {str(error) or 'no answer'}"
-        report.add([Finding(cause, key, "correct it; kvbus itself asks again and again")])
+        report.add([catalogue.DISCOVERY_FAILS(at=key, name=source.name, why=str(error) or "no answer")])
         return listed
     listed.take(engines, 0.0)
     names = ", ".join(sorted(listed.engines)) or "no engine"
     report.seen.append(Seen(key, source.name, f"finds {names}"))
     if not engines:
-        do = "start an engine, or correct where kvbus searches"
-        report.add([Finding(f"{source.name} finds no engine", key, do)])
+        report.add([catalogue.NO_ENGINE_FOUND(at=key, where=f"{source.name} lists none")])
     if not isinstance(discoverer, Carrier):
         return listed
     if unread := discoverer.counts[OTHER_SCHEMA]:
-        cause = f"{source.name} has {unread} records of a schema that this version does not read"
-        report.add([Finding(cause, key, "upgrade this kvbus: readers first, and then writers")])
+        report.add([catalogue.LOG_OTHER_SCHEMA(at=key, name=source.name, count=unread)])
     return Listed()  # there is nobody to be dialled
 
 
 def in_words_of(config: Config, with_engines: Config, report: Report) -> Report:
     """Return a report about a configuration with engines in it, with the keys that the file has."""
-    names = [source.where.partition(":")[0] if isinstance(source, FoundSource) else source.name
-             for source in with_engines.sources]  # fmt: skip
-    numbers = {source.name: i for i, source in enumerate(config.sources)}
+    sections = config.sections(with_engines.sources)
 
     def key(of: str) -> str:
-        return _INDEX.sub(lambda match: f"sources[{numbers[names[int(match[1])]]}]", of)
+        return _INDEX.sub(lambda match: sections[int(match[1])], of)
 
     return Report(
-        [replace(each, key=key(each.key)) for each in report.findings],
+        [structs.replace(each, key=key(each.key)) for each in report.findings],
         [replace(each, key=key(each.key)) for each in report.seen],
     )
 
@@ -115,7 +112,7 @@ async def examine_bus(
     """Ask a running bus what is wrong; its endpoints mean something where it runs, and not here."""
     bus = await buses.ask(url, timeout, login)
     if not bus.runs:
-        return Report([Finding(bus.problem, "http", "name the address of a running bus, http://HOST:9477")])
+        return Report([catalogue.NO_BUS(what=bus.problem)])
     report = buses.judge(bus)
     report.seen += buses.seen(bus)
     return report
@@ -158,7 +155,7 @@ class _Examination:
         )
         await self._outputs(keys, running, looked)
         if bus is not None and bus.runs:
-            said = frozenset(re.sub(r"\[\d+\]", "[]", finding.key) for finding in report.findings)
+            said = frozenset(finding.key for finding in report.findings)
             report.merge(buses.judge(bus, keys=said))
         return report
 
@@ -175,15 +172,14 @@ class _Examination:
         if not bus.listens and not bus.runs:
             return None, False
         if not bus.runs:
-            do = "choose another address for http, or stop what is there"
             who = holder(address[1])
-            self._report.add([Finding(f"{bus.problem}{f': {who}' if who else ''}", "http", do)])
+            self._report.add([catalogue.HTTP_TAKEN(what=f"{bus.problem}{f': {who}' if who else ''}")])
             return None, False
         streams = {stream.endpoint for stream in self._streams}
         theirs = {source.endpoint for source in bus.sources}
         if streams != theirs:
-            cause = f"the bus at {url} runs another configuration: it follows {', '.join(sorted(theirs)) or 'nothing'}"
-            self._report.add([Finding(cause, "sources", "restart it, or give this one another http")])
+            names = ", ".join(sorted(theirs)) or "nothing"
+            self._report.add([catalogue.OTHER_CONFIGURATION(url=url, theirs=names)])
             return None, None
         return bus, True
 
@@ -209,9 +205,7 @@ class _Examination:
                 judge = SourceJudge(config, index, ranks, behind.get(index), self._history, spoke)
                 self._report.merge(judge.report())
         for one, other in differing_roots([(each.stream.label, each.heard) for each in looked]):
-            cause = f"{one} and {other} name the same first block differently: PYTHONHASHSEED is unset, or not the same"
-            do = "set it to one value in all engines, if the router compares hashes of several workers"
-            self._report.add([Finding(cause, "sources", do, Severity.NOTE)])
+            self._report.add([catalogue.HASHES_DIFFER(one=one, other=other)])
         await asyncio.gather(*(self._api(index) for index in range(len(config.sources))))
         return looked
 
@@ -247,9 +241,7 @@ class _Examination:
                     return
         except (aiohttp.ClientError, TimeoutError) as error:
             why = str(error) or "no answer"
-        cause = f"the engine's API at {api} does not say whether the engine sleeps ({why})"
-        do = "correct it; leave it out for an engine that is not vLLM"
-        self._report.add([Finding(cause, f"sources[{index}].api", do)])
+        self._report.add([catalogue.API_UNUSABLE(at=f"sources[{index}]", api=api, why=why)])
 
     async def _outputs(self, keys: Keys, running: bool | None, looked: list[Looked]) -> None:
         topics = {each.stream.index: next(iter(each.heard.topics)) for each in looked if each.heard.topics}
@@ -268,9 +260,8 @@ class _Examination:
         ]
         for index, output in enumerate(self._config.outputs):
             if output.type != "zmq" and output.log is None:
-                cause = f"output {output.name} was not looked at: doctor has no probe for type {output.type}"
-                do = "look at kvbus's log and at /routers"
-                self._report.add([Finding(cause, f"outputs[{index}].type", do, Severity.NOTE)])
+                facts = {"output": output.name, "type": output.type}
+                self._report.add([catalogue.OUTPUT_NOT_PROBED(at=f"outputs[{index}]", **facts)])
         for report in await asyncio.gather(
             *(self._shown(f"outputs[{number}]", prober.look()) for number, prober in enumerate(probers))
         ):

@@ -1,4 +1,4 @@
-"""Findings and what was seen, as values, as lines for people and as JSON."""
+"""A report: findings of the catalogue and what was seen, as lines for people and as JSON."""
 
 from __future__ import annotations
 
@@ -6,39 +6,12 @@ import json
 import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
-from enum import StrEnum
 from typing import Any, TextIO
 
 import click
+import msgspec
 
-
-class Severity(StrEnum):
-    """Whether a finding makes the exit code 1."""
-
-    PROBLEM = "problem"
-    NOTE = "note"
-    """It may be intended, or doctor cannot be certain."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that is wrong.
-
-    Attributes:
-        cause: what is wrong, in a sentence that names the endpoint.
-        key: the configuration key that it concerns.
-        do: what to do about it.
-        severity: whether it is certain to be wrong.
-    """
-
-    cause: str
-    key: str
-    do: str
-    severity: Severity = Severity.PROBLEM
-
-    def __str__(self) -> str:
-        note = "note: " if self.severity is Severity.NOTE else ""
-        return printable(f"{note}{self.cause} [{self.key}]: {self.do}")
+from kvbus.core.findings import Finding, Severity
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +62,7 @@ class Report:
         """Return it as plain values."""
         return {
             "healthy": self.healthy,
-            "findings": [{**asdict(each), "severity": str(each.severity)} for each in self.ordered],
+            "findings": [msgspec.to_builtins(each) for each in self.ordered],
             "seen": [asdict(each) for each in self.seen],
         }
 
@@ -106,7 +79,8 @@ def render(report: Report, *, as_json: bool, colour: bool) -> str:
     lines = []
     for finding in report.ordered:
         shade = "red" if finding.severity is Severity.PROBLEM else "yellow"
-        lines.append(click.style(str(finding), fg=shade) if colour else str(finding))
+        line = printable(str(finding))
+        lines.append(click.style(line, fg=shade) if colour else line)
     if report.healthy:
         lines.append("no problem was found, see the notes above" if report.findings else "nothing is wrong")
     lines += [f"  {seen}" for seen in report.seen]

@@ -9,10 +9,11 @@ from typing import Final
 
 from kvbus.common.errors import UnsupportedError
 from kvbus.config import Config
+from kvbus.core import findings as catalogue
+from kvbus.core.findings import Finding
 from kvbus.daemon.files import look
 from kvbus.daemon.keys import Keys
 from kvbus.state.place import unusable
-from kvbus.tools.doctor.findings import Finding, Severity
 from kvbus.transport.sockets import check_library
 
 
@@ -21,15 +22,14 @@ def library() -> list[Finding]:
     try:
         check_library()
     except UnsupportedError as error:
-        return [Finding(str(error), "libzmq", "pip install --upgrade pyzmq")]
+        return [catalogue.LIBZMQ_TOO_OLD(why=error)]
     return []
 
 
 def files(config: Config) -> tuple[Keys, list[Finding]]:
     """Return the CURVE keys, and a finding for each file or directory that a start would refuse."""
     keys, problems = look(config)
-    do = "correct it or its permissions"
-    return keys, [Finding(f"{each.key} {each.value}: {each.wrong}", each.key, do) for each in problems]
+    return keys, [catalogue.FILE_UNUSABLE(key=each.key, value=each.value, why=each.wrong) for each in problems]
 
 
 def state(config: Config, *, running: bool) -> list[Finding]:
@@ -40,16 +40,12 @@ def state(config: Config, *, running: bool) -> list[Finding]:
         problems = unusable(config)
         if problems is None:
             return []
-        cause = (
-            f"state_dir auto finds no directory ({'; '.join(problems) or 'there is none'}): a restart loses the state"
-        )
-        return [Finding(cause, "state_dir", "name a directory", Severity.NOTE)]
+        return [catalogue.STATE_DIR_NOT_FOUND(why="; ".join(problems) or "there is none")]
     path = Path(config.state_dir)
     mode = stat.S_IMODE(path.stat().st_mode) if path.is_dir() else 0
     if not mode & 0o007:
         return []
-    cause = f"others may read state_dir {path} (mode {mode:04o}), and it holds token ids"
-    return [Finding(cause, "state_dir", f"chmod o= {path}")]
+    return [catalogue.STATE_DIR_OPEN(path=path, mode=mode)]
 
 
 _LISTENING: Final = "0A"

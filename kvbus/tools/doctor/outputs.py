@@ -12,14 +12,16 @@ from collections.abc import Coroutine
 from typing import Any, Final
 
 from kvbus.config import Config, OutputConfig, SourceStream, parse_endpoint, render_topic
+from kvbus.core import findings as catalogue
+from kvbus.core.findings import Finding
 from kvbus.core.wire.frames import ASKS_REPLAY, END_SEQ, FrameLimits, LiveMessage, parse_live, replay_request
 from kvbus.core.wire.profiles import PROFILES
 from kvbus.parts.log.contract import UNREACHABLE, WRONG_TYPE, UnavailableError
 from kvbus.parts.log.place import place_of
-from kvbus.tools.doctor.findings import Finding, Report, Seen
+from kvbus.tools.doctor.findings import Report, Seen
 from kvbus.tools.doctor.machine import holder
 from kvbus.tools.doctor.probes import NEWEST, local
-from kvbus.tools.doctor.sources import NETWORK, wrong
+from kvbus.tools.doctor.sources import NETWORK
 from kvbus.transport.curve import Curve
 from kvbus.transport.dialling import ClosedError, Connection, dial
 from kvbus.transport.reach import Stop
@@ -66,10 +68,11 @@ async def broker(output: OutputConfig, at: str, timeout: float) -> tuple[list[Fi
         async with asyncio.timeout(timeout):
             return [], await LOOKS[output.type](output)
     except UnavailableError as error:
-        cause, reason = f"the log at {where} is away: {error}", error.reason
+        why, reason = str(error), error.reason
     except TimeoutError:
-        cause, reason = f"nothing takes kvbus in at {where}: no answer", UNREACHABLE
-    return [Finding(cause, f"{at}.{finding_key(output.type, reason)}", REMEDIES[reason][1])], ""
+        why, reason = "no answer", UNREACHABLE
+    facts = {"name": finding_key(output.type, reason), "where": where, "why": why, "do": REMEDIES[reason][1]}
+    return [catalogue.LOG_AWAY(at=at, **facts)], ""
 
 
 def finding_key(kind: str, reason: str) -> str:
@@ -195,17 +198,15 @@ class OutputProber:
 
     async def _port(self, endpoint: str, name: str, kind: str) -> Looked:
         address = parse_endpoint(endpoint)
-        key = f"{self._at}.{name}"
+        facts = {"at": self._at, "name": name, "endpoint": endpoint}
         if (problem := _not_here(endpoint)) and not self._running:
-            do = 'name an address of this machine, or "*" for all of them'
-            return [Finding(f"kvbus cannot listen on {endpoint}: {problem}", key, do)], ""
+            return [catalogue.CANNOT_LISTEN(**facts, why=problem)], ""
         role = Role.SUB if kind == "PUB" else Role.DEALER
         async with dial(local(endpoint), role, seconds=self._timeout, curve=self._as_client()) as dialled:
             outcome = dialled.outcome
             if outcome.stop is Stop.REFUSED:
                 if self._running:
-                    do = "the running bus has another configuration: restart it"
-                    return [Finding(f"a bus runs, and nothing listens at {endpoint}", key, do)], ""
+                    return [catalogue.LISTENS_ELSEWHERE(**facts)], ""
                 return [], f"{endpoint} is free"
             if outcome.stop in NETWORK:
                 # an interface's name means nothing to who dials
@@ -213,16 +214,15 @@ class OutputProber:
             if self._running is False or (outcome.stop is Stop.OPEN and outcome.socket_type != kind):
                 who = holder(address.port) if not address.is_ipc else ""
                 what = f"a {outcome.socket_type} socket" if outcome.socket_type else outcome.detail or "something else"
-                do = "stop it, or choose another port"
-                return [Finding(f"{endpoint} is in use by {who or what}", key, do)], ""
+                return [catalogue.PORT_TAKEN(**facts, who=who or what)], ""
             if dialled.connection is None:
                 if outcome.stop is Stop.KEYS or outcome.stop is Stop.MECHANISM:
                     # only routers have the keys to come in
                     return [], f"{endpoint} {outcome.mechanism}"
-                return [wrong(outcome, self._at, name)], ""
+                return [outcome.finding(self._at, name)], ""
             said = await self._listen(dialled.connection) if kind == "PUB" else await _ask(dialled.connection)
             if kind == "ROUTER" and not said and name == "replay_endpoint":
-                return [Finding(f"the replay at {endpoint} does not answer", key, "look at kvbus's log")], ""
+                return [catalogue.OUR_REPLAY_SILENT(**facts)], ""
             return [], f"{endpoint} {outcome.socket_type}{said}"
 
     def _as_client(self) -> Curve | None:
@@ -240,25 +240,21 @@ class OutputProber:
         return ""
 
     async def _router(self, endpoint: str, topics: set[bytes]) -> Looked:
-        key = f"{self._at}.endpoint"
+        at = self._at
         async with dial(endpoint, Role.PUB, seconds=self._timeout, curve=self._curve, limits=Limits()) as dialled:
             outcome = dialled.outcome
             if outcome.stop is Stop.REFUSED:
-                do = "start the router, correct the port, or set bind: true if the router dials"
-                cause = f"no router listens at {endpoint}: if it dials, both ends do"
-                return [Finding(cause, f"{self._at}.bind", do)], ""
+                return [catalogue.NO_ROUTER_LISTENS(at=at, endpoint=endpoint)], ""
             if outcome.stop is not Stop.OPEN:
-                return [wrong(outcome, self._at, "endpoint")], ""
+                return [outcome.finding(at)], ""
             if outcome.socket_type not in {"SUB", "XSUB"}:
-                do = "name the port that the router binds"
-                return [Finding(f"{endpoint} is a {outcome.socket_type} socket and no subscriber", key, do)], ""
+                return [catalogue.NOT_A_SUBSCRIBER(at=at, endpoint=endpoint, type=outcome.socket_type)], ""
             wanted = await _subscriptions(dialled.connection) if dialled.connection is not None else []
         shown = ", ".join(repr(each.decode("utf-8", "replace")) for each in wanted)
         if wanted and topics and not any(topic.startswith(tuple(wanted)) for topic in topics):
-            name = min(topics).decode("utf-8", "replace")
-            cause = f"the router at {endpoint} subscribes to {shown}, and the stream's topic is {name!r}"
-            do = "give the output the topic that this router reads, and its profile"
-            return [Finding(cause, f"{self._at}.topic", do)], ""
+            topic = repr(min(topics).decode("utf-8", "replace"))
+            who = f"the router at {endpoint}"
+            return [catalogue.ROUTER_TOPIC(at=at, who=who, topics=shown, topic=topic)], ""
         return [], f"{endpoint} {outcome.socket_type}, subscribed to {shown or 'nothing so far'}"
 
 

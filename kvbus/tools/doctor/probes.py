@@ -18,11 +18,11 @@ from msgspec import UNSET, structs
 
 from kvbus.common.errors import BindError
 from kvbus.config import Config, SourceStream
-from kvbus.core.events import BatchReceived
+from kvbus.core.events import BatchReceived, SourcesNamed
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.fingerprints import fingerprint
 from kvbus.core.source import Source
-from kvbus.core.source_spec import SourceSpec
+from kvbus.core.source_spec import Place, SourceSpec
 from kvbus.core.types import Hash, Reason
 from kvbus.core.wire.codec import decode_batch
 from kvbus.core.wire.encoding import value
@@ -59,10 +59,12 @@ class Heard:
     Args:
         spec: the source as the daemon would have it; nobody is asked for a replay.
         limits: what a message may be.
+        place: where the source stands in the configuration.
     """
 
-    def __init__(self, spec: SourceSpec, limits: FrameLimits) -> None:
+    def __init__(self, spec: SourceSpec, limits: FrameLimits, place: Place) -> None:
         self._relay = Relay([structs.replace(spec, replay=False, snapshot=False)], [], limits)
+        self._relay.handle(SourcesNamed({0: place}), 0.0)
         self._limits = limits
         self.topics: Counter[bytes] = Counter()
         self.batches: dict[int, int] = {}
@@ -246,7 +248,8 @@ class Prober:
 
     async def look(self, stream: SourceStream) -> Looked:
         """Look at one publisher: at its endpoints at the same time."""
-        looked = Looked(stream, Heard(source_spec(self._config, stream), self._frames))
+        place = Place(f"sources[{stream.source_index}]", stream.endpoint)
+        looked = Looked(stream, Heard(source_spec(self._config, stream), self._frames, place))
         over = asyncio.get_running_loop().time() + self._timeout
         heard = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:

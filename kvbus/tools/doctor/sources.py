@@ -6,40 +6,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from kvbus.config import Config, SourceConfig
-from kvbus.core.remarks import ABOUT, TWO_PUBLISHERS, remarks
-from kvbus.tools.doctor.findings import Finding, Report, Seen, Severity
-from kvbus.tools.doctor.probes import NEWEST, Looked
-from kvbus.transport.reach import PUBLISHERS, SUBSCRIBERS, Outcome, Stop
+from msgspec import structs
 
-MAX_SKEW_S: Final = 5.0
-"""Seconds that the clocks of engine and kvbus may differ."""
+from kvbus.config import Config, SourceConfig
+from kvbus.core import findings as catalogue
+from kvbus.core.findings import Finding
+from kvbus.core.source import MAX_SKEW_S
+from kvbus.core.source_findings import shown, stream_findings
+from kvbus.tools.doctor.findings import Report, Seen
+from kvbus.tools.doctor.probes import NEWEST, Looked
+from kvbus.transport.reach import PUBLISHERS, SUBSCRIBERS, Stop
+
 ALIKE: Final = 2
 """Contested seqs that prove two publishers; a restart contests one."""
 
-_CORRECT: Final[dict[Stop, str]] = {
-    Stop.NAME: "correct the host name, or the name server",
-    Stop.REFUSED: "start the engine with its KV-cache events on, or correct host and port",
-    Stop.NO_ROUTE: "correct the address, or the route to it",
-    Stop.DROPPED: "open the firewall or NetworkPolicy for this port, or correct the address",
-    Stop.OTHER_ADDRESS: "write that address in place of the name",
-    Stop.SILENT: "correct the port; if it is the engine's, find out why its process stands still",
-    Stop.STRANGER: "correct the port: the engine's HTTP port is not its event port",
-    Stop.VERSION: "the peer needs libzmq 3 or newer",
-    Stop.MECHANISM: "set the CURVE keys on both sides or on neither",
-    Stop.KEYS: "curve_server_key_file must hold the public key of the peer, and the peer's list this bus's",
-    Stop.NO_CURVE: "pip install kvbus[curve] to look at it",
-    Stop.CLOSED: "correct the port; if it is the engine's, its log says why",
-}
-_CURVE_KEYS: Final = {Stop.MECHANISM: "curve_secret_key_file", Stop.KEYS: "curve_server_key_file"}
 NETWORK: Final = frozenset({Stop.NAME, Stop.REFUSED, Stop.NO_ROUTE, Stop.DROPPED, Stop.OTHER_ADDRESS})
-
-
-def wrong(outcome: Outcome, section: str, name: str, do: str = "") -> Finding:
-    """Return the finding about an endpoint at which no connection opened."""
-    severity = Severity.NOTE if outcome.stop is Stop.NO_CURVE else Severity.PROBLEM
-    key = f"{section}.{_CURVE_KEYS.get(outcome.stop, name)}"
-    return Finding(outcome.sentence, key, do or _CORRECT[outcome.stop], severity)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +71,7 @@ class SourceJudge:
 
     def _swapped(self, looked: Looked) -> Finding:
         stream = looked.stream
-        return Finding(
-            f"endpoint and replay_endpoint are swapped: {stream.endpoint} answers replays and "
-            f"{stream.replay_endpoint} publishes",
-            f"{self._at}.endpoint",
-            "exchange the two ports",
-        )
+        return catalogue.SWAPPED_PORTS(at=self._at, endpoint=stream.endpoint, replay=stream.replay_endpoint)
 
     def _connections(self) -> Iterator[Finding]:
         failed = [looked for looked in self.ranks if looked.live is not None and looked.live.stop is not Stop.OPEN]
@@ -114,11 +90,8 @@ class SourceJudge:
     def _missing_ranks(self, failed: Sequence[Looked], there: Sequence[Looked]) -> Finding:
         names = ", ".join(str(looked.stream.rank) for looked in failed)
         where = f"{failed[0].stream.endpoint}{' and other ports' if len(failed) > 1 else ''}"
-        return Finding(
-            f"rank {names} of {len(self.ranks)} is missing: nothing listens at {where}, while {len(there)} answer",
-            f"{self._at}.data_parallel_size",
-            f"set it to {len(there)} if the engine has no more ranks, or start the rest",
-        )
+        facts = {"ranks": names, "size": len(self.ranks), "endpoint": where, "there": len(there)}
+        return catalogue.RANKS_MISSING(at=self._at, **facts)
 
     def _no_connection(self, looked: Looked, alike: Sequence[Looked]) -> Finding:
         outcome = looked.live
@@ -126,195 +99,114 @@ class SourceJudge:
         replies = looked.replay is not None and looked.replay.socket_type == "ROUTER"
         if outcome.stop is Stop.REFUSED and replies:
             port = looked.stream.endpoint.rpartition(":")[2]
-            return Finding(
-                f"the engine is there (its replay answers) and nothing listens at {looked.stream.endpoint}: it dials, "
-                "and so does kvbus, or it publishes at another port",
-                f"{self._at}.bind",
-                f'set bind: true, or give the engine "endpoint": "tcp://*:{port}", or correct the port',
-            )
-        finding = wrong(outcome, self._at, "endpoint")
+            return catalogue.BOTH_DIAL(at=self._at, endpoint=looked.stream.endpoint, port=port)
+        finding = outcome.finding(self._at)
         if len(alike) > 1:
-            finding = Finding(f"{finding.cause}, and so for {len(alike)} ranks", finding.key, finding.do)
+            finding = structs.replace(finding, text=f"{finding.text}, and so for {len(alike)} ranks")
         return finding
 
     def _type(self, looked: Looked) -> Iterator[Finding]:
         outcome = looked.live
-        if outcome is None or outcome.stop is not Stop.OPEN or not outcome.no_publisher:
-            return
-        kind = outcome.socket_type
-        if kind in SUBSCRIBERS:
-            do = "this is a router's or kvbus's own port; name the engine's"
-        elif kind == "ROUTER":
-            do = "this looks like a replay; name the engine's publisher"
-        else:
-            do = "this is no engine's port; name the engine's publisher"
-        yield Finding(outcome.no_publisher, f"{self._at}.endpoint", do)
+        if outcome is not None and outcome.stop is Stop.OPEN and (finding := outcome.no_publisher(self._at)):
+            yield finding
 
     def _bound(self, looked: Looked) -> Iterator[Finding]:
         stream, outcome = looked.stream, looked.live
         if outcome is not None and outcome.socket_type in PUBLISHERS:
-            yield Finding(
-                f"a publisher listens at {stream.endpoint} already: the engine binds, and so does kvbus",
-                f"{self._at}.bind",
-                "set bind: false, or give the engine a concrete host in its endpoint",
-            )
+            yield catalogue.BOTH_BIND(at=self._at, endpoint=stream.endpoint)
         elif outcome is not None and outcome.stop is Stop.OPEN and outcome.socket_type not in SUBSCRIBERS:
-            yield Finding(
-                f"{stream.endpoint} is in use by a {outcome.socket_type} socket",
-                f"{self._at}.endpoint",
-                "choose another port",
-            )
+            yield catalogue.ENGINE_PORT_TAKEN(at=self._at, endpoint=stream.endpoint, type=outcome.socket_type)
         elif looked.taken and looked.taken != "bus":
-            yield Finding(
-                f"kvbus cannot listen on {stream.endpoint}: {looked.taken.lower()}",
-                f"{self._at}.endpoint",
-                "choose a free port and an address of this machine",
-            )
+            facts = {"name": "endpoint", "endpoint": stream.endpoint, "why": looked.taken.lower()}
+            yield catalogue.CANNOT_LISTEN(at=self._at, **facts)
         elif outcome is None and not looked.taken and not looked.dialled_in:
-            yield Finding(
-                f"no engine has dialled in at {stream.endpoint}",
-                f"{self._at}.bind",
-                "give the engine this endpoint with a concrete host; if it binds (tcp://*), set bind: false",
-            )
+            yield catalogue.NO_ENGINE_DIALLED_IN(at=self._at, endpoint=stream.endpoint)
         publishers = [each for each in looked.dialled_in if each.socket_type in PUBLISHERS]
         if len(publishers) > 1:
             who = ", ".join(each.addresses[0] for each in publishers)
-            yield Finding(
-                f"{TWO_PUBLISHERS}: {who} dialled in at {stream.endpoint}",
-                f"{self._at}.endpoint",
-                "give each engine and each rank a source and a port of its own",
-            )
+            yield catalogue.CONFLICT(at=self._at, endpoint=f"{stream.endpoint} ({who} dialled in)")
         for each in looked.dialled_in:
             if each.stop is not Stop.OPEN:
-                yield wrong(each, self._at, "endpoint")
+                yield each.finding(self._at)
             elif each.socket_type not in (PUBLISHERS | SUBSCRIBERS if stream.interposed else PUBLISHERS):
-                cause = f"a {each.socket_type} socket has dialled in at {stream.endpoint}, no publisher"
-                yield Finding(cause, f"{self._at}.endpoint", "correct the endpoint of whoever dials")
+                facts = {"type": each.socket_type, "endpoint": stream.endpoint}
+                yield catalogue.NO_PUBLISHER_DIALLED_IN(at=self._at, **facts)
 
     def _rank_count(self) -> Iterator[Finding]:
         size = self._source.data_parallel_size
         said = {rank for looked in self.ranks for rank in looked.heard.ranks}
         beyond = self.beyond
         if beyond is not None and beyond.live is not None and beyond.live.socket_type in PUBLISHERS:
-            cause = (
-                f"a publisher that no source names answers at {beyond.stream.endpoint}, the port behind the last rank's"
-            )
-            sure = size in beyond.heard.ranks
-            yield Finding(
-                f"{cause}: it is rank {size}" if sure else cause,
-                f"{self._at}.data_parallel_size",
-                f"if it is this engine's, it has more than {size} rank{'s' if size > 1 else ''}",
-                Severity.PROBLEM if sure else Severity.NOTE,
-            )
+            kind = catalogue.MORE_RANKS if size in beyond.heard.ranks else catalogue.MORE_RANKS_PERHAPS
+            yield kind(at=self._at, endpoint=beyond.stream.endpoint, rank=size)
         if size > 1:
             for looked in self.ranks:
                 ours, theirs = looked.stream.rank, looked.heard.ranks
                 if theirs and ours not in theirs:
-                    cause = f"rank {min(theirs)} publishes at {looked.stream.endpoint}, the port of rank {ours}"
-                    yield Finding(cause, f"{self._at}.endpoint", "name the port of rank 0; rank r is at port + r")
+                    facts = {"theirs": min(theirs), "ours": ours, "endpoint": looked.stream.endpoint}
+                    yield catalogue.RANK_SHIFTED(at=self._at, **facts)
                     return
             if said and max(said) >= size:
-                cause = f"a batch names rank {max(said)}, and there are {size} ranks"
-                yield Finding(cause, f"{self._at}.data_parallel_size", "set the number of ranks that the engine has")
+                yield catalogue.RANK_OUT_OF_RANGE(at=self._at, rank=max(said), size=size)
 
     # -- the replay --------------------------------------------------------------------------------------------------
 
     def _replay(self, looked: Looked) -> Iterator[Finding]:
         outcome, endpoint = looked.replay, looked.stream.replay_endpoint
         if looked.snapshot is not None and looked.snapshot.stop is not Stop.OPEN:
-            yield wrong(
-                looked.snapshot, self._at, "snapshot_endpoint", "correct it, or leave it out: few engines have one"
-            )
+            finding = looked.snapshot.finding(self._at, "snapshot_endpoint")
+            yield structs.replace(finding, remedy="correct it, or leave it out: few engines have one")
         if outcome is None:
             return
-        key = f"{self._at}.replay_endpoint"
         if outcome.stop is not Stop.OPEN:
             same = looked.live is not None and looked.live.stop is outcome.stop
             if not same or outcome.stop not in NETWORK | {Stop.MECHANISM, Stop.KEYS, Stop.NO_CURVE}:
-                do = (
-                    "give the engine a replay_endpoint, or correct host and port"
-                    if outcome.stop is Stop.REFUSED
-                    else ""
-                )
-                yield wrong(outcome, self._at, "replay_endpoint", do)
+                yield outcome.finding(self._at, "replay_endpoint")
             return
         if outcome.socket_type != "ROUTER":
             what = "publishes" if outcome.socket_type in PUBLISHERS else f"is a {outcome.socket_type} socket"
-            yield Finding(f"{endpoint} {what} and answers no replay", key, "name the engine's replay port")
+            yield catalogue.REPLAY_NOT_ROUTER(at=self._at, endpoint=endpoint, what=what)
             return
         answer = looked.answer
         if answer is None or (not answer.ended and not answer.batches):
-            yield Finding(
-                f"the replay at {endpoint} does not answer",
-                key,
-                "name the engine's replay port; if it is that, its process stands still",
-            )
+            yield catalogue.REPLAY_SILENT(at=self._at, endpoint=endpoint)
             return
         yield from self._answer(looked)
 
     def _answer(self, looked: Looked) -> Iterator[Finding]:
-        answer, heard, endpoint = looked.answer, looked.heard, looked.stream.replay_endpoint
+        answer, heard, stream = looked.answer, looked.heard, looked.stream
         assert answer is not None  # noqa: S101 - as asked
-        key = f"{self._at}.replay_endpoint"
+        facts = {"at": self._at, "endpoint": stream.endpoint, "replay": stream.replay_endpoint}
         both = answer.batches.keys() & heard.batches.keys()
         if any(answer.batches[seq] != heard.batches[seq] for seq in both):
-            yield Finding(
-                f"the replay at {endpoint} answers with other batches than {looked.stream.endpoint} publishes",
-                key,
-                "name the replay port of the same engine and rank",
-            )
+            yield catalogue.REPLAY_OF_ANOTHER(**facts)
         elif heard.newest is not None and answer.start <= heard.newest and answer.ended and not answer.batches:
-            yield Finding(
-                f"the replay at {endpoint} has none of the batches that {looked.stream.endpoint} publishes",
-                key,
-                "name the replay port of the same engine and rank, and give it buffer_steps",
-            )
+            yield catalogue.REPLAY_EMPTY(**facts)
         if self.history and answer.ended and not heard.messages:
-            yield Finding(
-                f"the engine at {looked.stream.endpoint} has published nothing so far: its replay is empty",
-                f"{self._at}.endpoint",
-                "prefix caching and KV-cache events must be on in the engine; then send it a new, long prompt",
-            )
+            yield catalogue.NO_EVENTS(**facts)
 
     # -- the stream --------------------------------------------------------------------------------------------------
 
     def _stream(self, looked: Looked) -> Iterator[Finding]:
         heard, stream = looked.heard, looked.stream
+        facts = {"at": self._at, "endpoint": stream.endpoint}
         if heard.oversize:
-            cause = f"a frame of {stream.endpoint} is larger than limits.max_frame_bytes"
-            yield Finding(cause, "limits.max_frame_bytes", "raise it, if the engine is right")
+            yield catalogue.FRAME_TOO_LARGE(**facts)
         if heard.topics and not heard.wanted:
-            topics = ", ".join(repr(topic.decode("utf-8", "replace")) for topic in list(heard.topics)[:3])
-            yield Finding(
-                f"topic {self._source.topic!r} keeps everything away: {stream.endpoint} publishes under {topics}",
-                f"{self._at}.topic",
-                'set topic: "" or a prefix of those',
-            )
+            topics = " or ".join(map(shown, list(heard.topics)[:3]))
+            yield catalogue.TOPIC(at=self._at, prefix=shown(self._source.topic.encode()), elsewhere=topics)
         if heard.contested >= ALIKE and not [each for each in looked.dialled_in if each.socket_type in PUBLISHERS][1:]:
-            yield Finding(
-                f"{TWO_PUBLISHERS}: {stream.endpoint} sends different batches under the same numbers",
-                f"{self._at}.endpoint",
-                "name each engine and rank itself, and no Service or proxy in front of several",
-            )
+            yield catalogue.CONFLICT(**facts)
         else:
-            for remark, text in remarks(heard.source).items():
-                about = ABOUT[remark]
-                key = about.key.replace("sources[]", self._at)
-                yield Finding(f"{text} ({stream.endpoint})", key, about.do)
+            yield from stream_findings(heard.source)
         if heard.stores == 0 and heard.wanted and heard.messages > 1 and self.history:
-            yield Finding(
-                f"batches of {stream.endpoint} hold no stores, its history included",
-                f"{self._at}.endpoint",
-                "prefix caching must be on in the engine",
-            )
+            yield catalogue.NO_STORES(**facts)
         if heard.skew is not None and abs(heard.skew) > MAX_SKEW_S:
             which = "behind" if heard.skew > 0 else "ahead"
-            cause = f"the clock of the engine at {stream.endpoint} is {abs(heard.skew):,.0f} s {which}"
-            yield Finding(cause, f"{self._at}.endpoint", "set the clocks of both machines (NTP)", Severity.NOTE)
+            yield catalogue.CLOCK_OFF(**facts, seconds=abs(heard.skew), which=which)
         addresses = looked.live.addresses if looked.live is not None and not self._source.bind else ()
         if sum("." in each for each in addresses) > 1 and not stream.endpoint.startswith("ipc://"):
-            cause = f"the name in {stream.endpoint} means {len(addresses)} addresses, and kvbus follows one of them"
-            yield Finding(cause, f"{self._at}.endpoint", "name each engine by an address of its own", Severity.NOTE)
+            yield catalogue.SEVERAL_ADDRESSES(**facts, count=len(addresses))
         if (
             not heard.messages
             and stream.endpoint not in self.spoke
@@ -322,12 +214,7 @@ class SourceJudge:
             and looked.live.socket_type in PUBLISHERS
             and not self.history
         ):
-            yield Finding(
-                f"nothing has come from {stream.endpoint} so far: the engine is idle, or publishes no events",
-                f"{self._at}.endpoint",
-                "send it a new, long prompt; --history looks at what it has sent before",
-                Severity.NOTE,
-            )
+            yield catalogue.ENGINE_IDLE(**facts)
 
     # -- what was seen -----------------------------------------------------------------------------------------------
 

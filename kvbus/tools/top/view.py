@@ -125,10 +125,8 @@ def lines(history: History, choice: Choice, url: str) -> Iterator[str]:
             f"missing {counts['missing']}, recovered {counts['recovered']}, lost {counts['lost']}, "
             f"rejected {sum(counts['rejected'].values())}, queued {source['queue_depth']}"
         )
-        if source["partial_reason"]:
-            yield f"source {source['name']} is partial: {source['partial_reason']}"
-        for reason in source["reasons"]:
-            yield f"source {source['name']}: {reason['text']}"
+        for finding in source["findings"]:
+            yield f"source {source['name']}: {finding['text']}"
     for output in moment.outputs:
         if _matches(choice, output.name):
             rate = history.rate(of_output(output.name, lambda each: each.batches))
@@ -340,8 +338,7 @@ def _reasons(history: History, choice: Choice) -> list[Text]:
     found: list[Text] = []
     for source in moment.sources:
         if _matches(choice, source["name"]):
-            said = [f"partial: {source['partial_reason']}"] if source["partial_reason"] else []
-            said += [reason["text"] for reason in source["reasons"]]
+            said = [each["text"] for each in source["findings"]]
             found += [Text.assemble((source["name"], "bold"), f" {what}") for what in said]
     counts = [(history.rate(of_reason(reason)), count, reason) for reason, count in moment.reasons.items()]
     for rate, count, reason in sorted(counts, reverse=True):

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from kvbus.core.commands import RequestReplay
 from kvbus.core.events import BatchReceived, ReplayReceived, SourceDown, SourceUp, Tick
 from kvbus.core.relay import Relay
-from kvbus.core.remarks import Remark, remarks
 from kvbus.core.sequencing.topics import MAX_RUN, filler
+from kvbus.core.source_findings import stream_findings
 from kvbus.core.source_spec import SourceSpec
 from kvbus.core.types import Filtered, Reason
 from kvbus.core.wire.codec import decode_batch
@@ -22,6 +22,11 @@ from tests.doubles.payloads import payload, store
 
 Numbering = Literal["one", "each"]
 A, B, C = b"kv@a@m", b"kv@b@m", b"kv@c@m"
+
+
+def said(source):
+    """What is wrong with the stream, by id."""
+    return {each.id: each.text for each in stream_findings(source)}
 
 
 class Socket:
@@ -108,7 +113,7 @@ def test_two_sources_on_one_socket_have_a_topic_each(numbering: Numbering, late:
         assert source.sequencer.pending == source.stats.lost == 0
         assert not source.stats.rejected
         assert source.stats.filtered[Filtered.TOPIC] > 0
-        assert remarks(source) == {}
+        assert said(source) == {}
 
 
 @given(st.data())
@@ -156,8 +161,8 @@ def test_a_second_topic_at_a_source_that_expects_one_is_refused_and_said(numberi
     assert socket.held() == socket.stored[A]
     assert source.stats.rejected == {Reason.OTHER_TOPIC: source.stats.rejected[Reason.OTHER_TOPIC]}
     assert source.stats.rejected[Reason.OTHER_TOPIC] >= 10
-    assert list(remarks(source)) == [Remark.OTHER_TOPIC]
-    assert "topic 'kv@a@m' is read, and batches under 'kv@b@m' are refused" in remarks(source)[Remark.OTHER_TOPIC]
+    assert list(said(source)) == ["other_topic"]
+    assert "topic 'kv@a@m' is read, and batches under 'kv@b@m' are refused" in said(source)["other_topic"]
 
 
 def test_answers_without_topics_are_not_taken_in_where_two_sources_share_the_replay() -> None:
@@ -172,7 +177,7 @@ def test_answers_without_topics_are_not_taken_in_where_two_sources_share_the_rep
     for source, topic in zip(socket.relay.sources, (A, B), strict=True):
         assert set(source.normalizer.index.names()) <= socket.stored[topic]
         assert source.partial
-        assert "replay answers name none" in remarks(source)[Remark.OTHER_TOPIC]
+        assert "replay answers name none" in said(source)["topic_unknown"]
 
 
 @pytest.mark.parametrize("framing", [3, 4])
@@ -181,15 +186,15 @@ def test_a_topic_that_nothing_comes_under_is_said(framing: int) -> None:
     socket.up()
     socket.answer()
     source = socket.relay.sources[0]
-    assert remarks(source) == {}
+    assert said(source) == {}
     for _ in range(5):
         socket.publish(b"")
     socket.settle()
-    assert list(remarks(source)) == [Remark.TOPIC]
-    assert "under topic 'kv@': the engine publishes under ''" in remarks(source)[Remark.TOPIC]
+    assert list(said(source)) == ["topic"]
+    assert "under topic 'kv@': the engine publishes under ''" in said(source)["topic"]
     assert source.stats.batches == 0
     socket.publish(b"kv@a@m")
-    assert Remark.TOPIC not in remarks(source)
+    assert "topic" not in said(source)
 
 
 def test_a_source_that_its_replay_alone_feeds_is_said() -> None:
@@ -200,16 +205,16 @@ def test_a_source_that_its_replay_alone_feeds_is_said() -> None:
     socket.answer()
     source = socket.relay.sources[0]
     for _ in range(3):
-        assert remarks(source) == {}
+        assert said(source) == {}
         socket.publish(A, lost=True)
         socket.settle()
     assert socket.held() == socket.stored[A]
     assert source.stats.batches == 0
-    assert list(remarks(source)) == [Remark.REPLAY_ALONE]
+    assert list(said(source)) == ["replay_alone"]
     socket.settle()
-    assert list(remarks(source)) == [Remark.REPLAY_ALONE]
+    assert list(said(source)) == ["replay_alone"]
     socket.publish(A)
-    assert remarks(source) == {}
+    assert said(source) == {}
 
 
 def test_answers_after_live_batches_and_on_several_connections_are_no_fault() -> None:
@@ -220,14 +225,14 @@ def test_answers_after_live_batches_and_on_several_connections_are_no_fault() ->
         socket.publish(A)
         socket.publish(A, lost=True)
         socket.settle()
-    assert remarks(socket.relay.sources[0]) == {}
+    assert said(socket.relay.sources[0]) == {}
     for _ in range(5):
         socket.handle(SourceDown(0))
         socket.publish(A, lost=True)
         socket.up()
         socket.answer()
         socket.settle()
-    assert remarks(socket.relay.sources[0]) == {}
+    assert said(socket.relay.sources[0]) == {}
     assert socket.held() == socket.stored[A]
 
 
@@ -236,12 +241,12 @@ def test_a_healthy_stream_is_not_said_to_have_a_wrong_topic() -> None:
     socket = Socket("one", b"kv@", shared=False)
     for _ in range(5):
         socket.publish(b"kv@a@m", lost=True)
-    assert remarks(socket.relay.sources[0]) == {}
+    assert said(socket.relay.sources[0]) == {}
     socket.up()
     socket.answer()
     socket.settle()
     assert socket.held() == socket.stored[b"kv@a@m"]
-    assert remarks(socket.relay.sources[0]) == {}
+    assert said(socket.relay.sources[0]) == {}
 
 
 def test_another_connection_may_have_another_topic() -> None:
@@ -258,7 +263,7 @@ def test_another_connection_may_have_another_topic() -> None:
         socket.publish(b"new")
     socket.settle()
     assert socket.held() == socket.stored[b"new"]
-    assert remarks(socket.relay.sources[0]) == {}
+    assert said(socket.relay.sources[0]) == {}
 
 
 def test_the_empty_topic_names_no_stream() -> None:
@@ -269,7 +274,7 @@ def test_the_empty_topic_names_no_stream() -> None:
     for topic in (b"", A, A):
         socket.publish(topic)
     assert len(socket.held()) == 3
-    assert remarks(socket.relay.sources[0]) == {}
+    assert said(socket.relay.sources[0]) == {}
 
 
 def test_sglangs_topic_names_the_epoch_behind_a_zero_byte() -> None:
@@ -279,7 +284,7 @@ def test_sglangs_topic_names_the_epoch_behind_a_zero_byte() -> None:
     for epoch in (b"1", b"1", b"2"):
         socket.publish(b"kv\0sgl-kv-epoch=" + epoch)
     assert len(socket.held()) == 3
-    assert remarks(socket.relay.sources[0]) == {}
+    assert said(socket.relay.sources[0]) == {}
 
 
 def test_a_topic_of_others_alone_takes_a_bounded_place() -> None:

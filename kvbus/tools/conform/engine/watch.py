@@ -175,8 +175,9 @@ class Watch:
         if outcome.stop is not Stop.OPEN:
             self._notes.append(outcome.sentence)
             return False
-        if outcome.no_publisher or outcome.version < (3, 0):
-            ledger.broken("1.1", outcome.no_publisher or f"{endpoint} speaks ZMTP {outcome.version}")
+        found = outcome.no_publisher()
+        if found or outcome.version < (3, 0):
+            ledger.broken("1.1", found.text if found else f"{endpoint} speaks ZMTP {outcome.version}")
             self._judged = True
             return False
         ledger.kept("1.1")

@@ -2,6 +2,7 @@
 
 import pytest
 
+from kvbus.core import findings
 from kvbus.core.events import (
     AnswerPulled,
     BatchReceived,
@@ -12,14 +13,20 @@ from kvbus.core.events import (
     SourceUp,
     Tick,
 )
-from kvbus.core.remarks import ABOUT, MIN_COPIES, MIN_LEFT_OUT, Remark, reasons, remarks
+from kvbus.core.findings import CATALOGUE, NOTHING_LISTENS, Kind
+from kvbus.core.source_findings import MIN_COPIES, MIN_LEFT_OUT, source_findings
 from kvbus.core.types import Reason
 from kvbus.core.wire.frames import END_SEQ, replay_request
-from tests.core.dsl import Script, live
+from tests.core.dsl import Script, live, replay_end, tick, up
 from tests.doubles.payloads import payload, removed, store
 from tests.wire.captures import CAPTURES, load
 
 PREFIX = store([1, 2, 3])
+
+
+def said(source):
+    """What is wrong with a source, by id."""
+    return {each.id: each.text for each in source_findings(source)}
 
 
 def fed(*batches, **rules):
@@ -40,8 +47,8 @@ def window(block):
 
 def test_a_model_with_nothing_but_windows_gives_routers_nothing():
     source = fed(*([window(n)] for n in range(MIN_LEFT_OUT)))
-    assert list(remarks(source)) == [Remark.NO_PREFIX]
-    assert "groups: all" in remarks(source)[Remark.NO_PREFIX]
+    assert list(said(source)) == ["no_prefix"]
+    assert source_findings(source)[0].remedy.startswith("groups: all")
 
 
 @pytest.mark.parametrize(
@@ -54,8 +61,8 @@ def test_a_model_with_nothing_but_windows_gives_routers_nothing():
     ids=["a few", "a hybrid model", "no groups"],
 )
 def test_and_no_other_model(batches):
-    assert remarks(fed(*batches)) == {}
-    assert remarks(fed(*([window(n)] for n in range(MIN_LEFT_OUT)), groups="all")) == {}
+    assert said(fed(*batches)) == {}
+    assert said(fed(*([window(n)] for n in range(MIN_LEFT_OUT)), groups="all")) == {}
 
 
 @pytest.mark.parametrize("settled", [0, 8], ids=["from the start", "later"])
@@ -63,8 +70,8 @@ def test_hits_that_are_announced_again_are_noticed(settled):
     first = [[store([100 + 2 * n, 101 + 2 * n])] for n in range(settled)]
     source = fed(*first, [PREFIX], *([PREFIX] for _ in range(MIN_COPIES)))
     assert source.stats.reannounced == MIN_COPIES
-    assert list(remarks(source)) == [Remark.REANNOUNCED]
-    assert "duplicates: ignore" in remarks(source)[Remark.REANNOUNCED]
+    assert list(said(source)) == ["reannounced"]
+    assert source_findings(source)[0].remedy.startswith("duplicates: ignore")
 
 
 @pytest.mark.parametrize(
@@ -75,18 +82,18 @@ def test_hits_that_are_announced_again_are_noticed(settled):
 def test_another_shape_is_none(again):
     source = fed([PREFIX], *([again, removed([4])] for _ in range(2 * MIN_COPIES)))
     assert source.stats.reannounced == 0
-    assert remarks(source) == {}
+    assert said(source) == {}
 
 
 def test_where_copies_do_not_count_there_is_nothing_to_say():
     source = fed([PREFIX], *([PREFIX] for _ in range(2 * MIN_COPIES)), duplicates="ignore")
     assert source.stats.reannounced == 2 * MIN_COPIES
-    assert remarks(source) == {}
+    assert said(source) == {}
 
 
 def test_copies_that_are_removed_are_copies():
     source = fed([PREFIX], *([PREFIX, removed([3, 2, 1])] for _ in range(2 * MIN_COPIES)))
-    assert remarks(source) == {}
+    assert said(source) == {}
 
 
 @pytest.mark.parametrize("name", CAPTURES)
@@ -94,47 +101,43 @@ def test_no_captured_engine_is_remarkable(name):
     script = Script()
     for message in load(name):
         script.relay.handle(BatchReceived(0, [b"", message.seq.to_bytes(8, "big"), message.payload]), script.now)
-    assert remarks(script.source) == {}
+    assert said(script.source) == {}
 
 
 def test_blocks_of_another_size_than_block_size():
     source = fed(*([store([2 * n + 1, 2 * n + 2], block_size=16)] for n in range(3)), block_size=24)
-    said = remarks(source)[Remark.BLOCK_SIZE]
-    assert said == "events refused (3): block_size is 24, and the engine has blocks of 16 tokens"
+    assert said(source)["block_size"] == "events refused (3): block_size is 24, and the engine has blocks of 16 tokens"
 
 
 def test_a_block_size_above_the_engines_leaves_everything_out():
     source = fed(*([store([n], block_size=16)] for n in range(1, MIN_LEFT_OUT + 1)), block_size=64)
-    assert remarks(source)[Remark.BLOCK_SIZE].startswith("every block is left out: block_size is 64")
-    assert remarks(fed([store([1], block_size=16)], block_size=16)) == {}
+    assert said(source)["block_size_too_large"].startswith("every block is left out: block_size is 64")
+    assert said(fed([store([1], block_size=16)], block_size=16)) == {}
 
 
 def test_what_is_refused_is_said_with_its_commonest_reason():
     source = fed([{"type": "Unheard"}], [{"type": "Unheard"}, {"type": "Other"}])
-    assert remarks(source) == {
-        Remark.REFUSED: "events or batches refused (3): reason unknown_event, see docs/PROTOCOL.md"
-    }
+    assert said(source) == {"not_events": "events or batches refused (3): reason unknown_event, see docs/PROTOCOL.md"}
     source.stats.rejected = type(source.stats.rejected)({Reason.FRAME_COUNT: 1, Reason.HASH_COLLISION: 7})
-    assert remarks(source)[Remark.REFUSED].startswith(
-        "events or batches refused (1): messages without a sequence number"
-    )
+    assert said(source)["not_events"].startswith("events or batches refused (1): messages without a sequence number")
 
 
 def test_why_there_is_no_connection_until_there_is_one():
     script = Script()
-    script.relay.handle(SourceUnreachable(0, "nothing listens"), 1.0)
-    assert remarks(script.source) == {Remark.UNREACHABLE: "no connection: nothing listens"}
+    why = NOTHING_LISTENS(at="sources[0]", name="endpoint", endpoint="tcp://engine:5557", detail="")
+    script.relay.handle(SourceUnreachable(0, why), 1.0)
+    assert source_findings(script.source) == [why]
     script.relay.handle(SourceUp(0), 2.0)
-    assert remarks(script.source) == {}
+    assert said(script.source) == {}
     script.relay.handle(SourceDown(0), 3.0)
-    assert remarks(script.source) == {}
+    assert said(script.source) == {}
 
 
 def test_several_publishers_on_one_endpoint():
     # each begins anew, on one connection
     source = fed_again(*([store([n])] for n in range(1, 8)))
-    assert remarks(source)[Remark.CONFLICT].startswith("several publishers send on one endpoint")
-    assert "partial" not in {each.about for each in reasons(source)}
+    assert said(source)["conflict"].startswith("several publishers send on one endpoint")
+    assert list(said(source)) == ["conflict"]
 
 
 def test_a_replay_that_does_not_answer():
@@ -142,9 +145,8 @@ def test_a_replay_that_does_not_answer():
     script.relay.handle(SourceUp(0), 1.0)
     for now in (100.0, 200.0, 300.0):
         script.relay.handle(Tick(now), now)
-    assert list(remarks(script.source)) == [Remark.REPLAY_SILENT]
-    silent = reasons(script.source)[0]
-    assert (silent.about, silent.key) == ("replay_silent", "sources[].replay_endpoint")
+    assert list(said(script.source)) == ["replay_silent"]
+    assert source_findings(script.source)[0].key == "sources[].replay_endpoint"
 
 
 def answered(script, **options):
@@ -161,12 +163,12 @@ def test_a_replay_that_llm_d_refuses(monkeypatch):
     assert answered(script) == "compacted"
     script.after(*(live(seq, store([seq])) for seq in range(5, 20)))
     assert answered(script, rebuilds=True) == "late"
-    assert remarks(script.source) == {}, "kvbus's own readers take it"
+    assert said(script.source) == {}, "kvbus's own readers take it"
     assert answered(script) == "late"
-    assert list(remarks(script.source)) == [Remark.REPLAY_TOO_LONG]
-    assert "output out-0" in remarks(script.source)[Remark.REPLAY_TOO_LONG]
+    assert list(said(script.source)) == ["replay_too_long"]
+    assert "output out-0" in said(script.source)["replay_too_long"]
     assert answered(script, has_state=True) == "subscription"
-    assert remarks(script.source) == {}
+    assert said(script.source) == {}
 
 
 def test_what_is_missing_is_a_reason_too():
@@ -174,11 +176,21 @@ def test_what_is_missing_is_a_reason_too():
     script.relay.handle(SourceUp(0), 1.0)
     script.relay.handle(ReplayReceived(0, 1, [b"", b"", (5).to_bytes(8, "big"), payload(store([1]))]), 1.0)
     script.relay.handle(ReplayReceived(0, 1, [b"", b"", END_SEQ, b""]), 1.0)
-    (partial,) = reasons(script.source)
-    assert partial.about == "partial"
+    (partial,) = source_findings(script.source)
+    assert partial.id == "history_trimmed"
     assert partial.text.startswith("partial: batches 0 to 4 were trimmed")
-    assert partial.do.startswith("ends when the engine restarts")
+    assert partial.remedy.startswith("ends when the engine restarts")
 
 
-def test_every_remark_says_which_key_it_concerns_and_what_to_do():
-    assert set(ABOUT) == set(Remark)
+def test_a_replay_that_answers_after_all_is_silent_no_more():
+    script = Script(replay=True)
+    script.after(up(), live(7, store([1])), tick(100.0), tick(100.0))
+    assert "replay_silent" in said(script.source)
+    script.after(tick(100.0), replay_end())
+    assert "replay_silent" not in said(script.source)
+
+
+def test_ids_are_those_of_the_rows():
+    rows = [each for each in vars(findings).values() if isinstance(each, Kind)]
+    assert [each.id for each in rows] == list(CATALOGUE)
+    assert {name.lower() for name, each in vars(findings).items() if isinstance(each, Kind)} == set(CATALOGUE)

@@ -1,0 +1,194 @@
+"""What is wrong with a source now, by its own facts. The words are in :mod:`kvbus.core.findings`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from kvbus.core import findings as catalogue
+from kvbus.core.findings import Finding
+from kvbus.core.outputs.replay_answer import MAX_FILLER
+from kvbus.core.sequencing.epoch import NOTHING
+from kvbus.core.sequencing.phases import SEPARATED, Phase
+from kvbus.core.source import Source
+from kvbus.core.types import Filtered, Reason
+
+MIN_LEFT_OUT: Final = 32
+"""Events of groups without prefixes, before none with prefixes is expected any more: a model's groups come together."""
+
+MAX_TOPIC: Final = 64
+"""Characters of a topic that are shown."""
+
+MIN_REANNOUNCED: Final = 32
+MIN_COPIES: Final = 64
+"""Copies of one block: three times as many as an engine has been seen to have of any."""
+
+_OWN_ROW: Final = {
+    Reason.FRAME_SIZE: catalogue.FRAME_TOO_LARGE,
+    Reason.TOO_MANY_EVENTS: catalogue.BATCH_TOO_LARGE,
+}
+_REFUSALS: Final = {
+    Reason.FRAME_COUNT: "messages without a sequence number are no stream that kvbus can follow",
+    Reason.SEQ_WIDTH: "its messages have no sequence number of 8 bytes",
+    Reason.NOT_MSGPACK: "what comes is no msgpack, so no KV-cache events",
+    Reason.BATCH_SHAPE: "what comes is msgpack and no batch of KV-cache events",
+    Reason.HASH_KIND: "the engine mixes integers and byte strings as block hashes",
+}
+_OF_BATCHES: Final = frozenset(
+    {
+        Reason.FRAME_COUNT,
+        Reason.SEQ_WIDTH,
+        Reason.SEQ_RANGE,
+        Reason.NOT_MSGPACK,
+        Reason.NESTING,
+        Reason.BATCH_SHAPE,
+        Reason.UNKNOWN_EVENT,
+    }
+)
+"""Reasons that show that an endpoint may not be an engine's event port. One event is refused for the other reasons."""
+
+_SAID_ELSEWHERE: Final = frozenset(
+    {
+        Reason.BLOCK_SIZE,
+        Reason.CONFLICT,
+        Reason.HASH_COLLISION,
+        Reason.INDEX_FULL,
+        Reason.OTHER_TOPIC,
+        Reason.TOO_MANY_GROUPS,
+        *_OWN_ROW,
+    }
+)
+"""A collision is counted and passed on; a full index is what the source is partial for."""
+
+_RESTART: Final = "the engine restarts"
+_RESET: Final = "its cache is reset (vLLM: POST /reset_prefix_cache, SGLang: POST /flush_cache)"
+_TIERS: Final = (
+    "the cache of an SGLang is reset, with clears: all here (a reset of a vLLM leaves its other tiers unknown)"
+)
+
+
+def source_findings(source: Source) -> list[Finding]:
+    """Return what is wrong now, the cause of other findings first."""
+    found = stream_findings(source)
+    if source.refused_replays:
+        outputs = ", ".join(sorted(source.refused_replays))
+        found.append(catalogue.REPLAY_TOO_LONG(outputs=outputs, limit=MAX_FILLER))
+    if source.sequencer.request_waits:
+        found.append(catalogue.REQUEST_WAITS(at=source.place.section))
+    if source.partial and source.sequencer.phase is not Phase.CONFLICT:
+        found.append(_missing(source))
+    return found
+
+
+def stream_findings(source: Source) -> list[Finding]:
+    """Return what is wrong with the connection and with what comes. What is missing is not in it."""
+    return [*_of_connection(source), *_of_live(source), *_of_events(source), *_of_blocks(source)]
+
+
+def _of_connection(source: Source) -> Iterator[Finding]:
+    sequencer, place = source.sequencer, source.place
+    if sequencer.phase in SEPARATED:
+        if source.unreachable is not None:
+            yield source.unreachable
+    elif sequencer.phase is Phase.CONFLICT:
+        yield catalogue.CONFLICT(at=place.section, endpoint=place.endpoint)
+    elif sequencer.history.unanswered:
+        yield catalogue.REPLAY_SILENT(at=place.section, endpoint=place.replay_endpoint)
+    if source.clock_off:
+        which = "behind" if source.clock_off > 0 else "ahead"
+        yield catalogue.CLOCK_OFF(at=place.section, endpoint=place.endpoint, seconds=abs(source.clock_off), which=which)
+
+
+def _of_live(source: Source) -> Iterator[Finding]:
+    """Yield why live batches are not taken in, or not all of them."""
+    topics, section = source.topics, source.place.section
+    if topics.elsewhere is not None and not topics.heard and not topics.shared:
+        yield catalogue.TOPIC(at=section, prefix=shown(topics.prefix), elsewhere=shown(topics.elsewhere))
+    elif source.replay_alone:
+        yield catalogue.REPLAY_ALONE(at=section)
+    if topics.untold:
+        yield catalogue.TOPIC_UNKNOWN(at=section)
+    elif topics.second is not None:
+        yield catalogue.OTHER_TOPIC(at=section, own=shown(topics.own or b""), second=shown(topics.second))
+
+
+def shown(topic: bytes) -> str:
+    """Return a topic for people, shortened."""
+    text = ascii(topic.decode(errors="replace"))
+    return text if len(text) <= MAX_TOPIC else f"{text[:MAX_TOPIC]}…'"
+
+
+def _of_events(source: Source) -> Iterator[Finding]:
+    rejected, filtered = source.stats.rejected, source.stats.filtered
+    size, normalizer, place = source.spec.block_size, source.normalizer, source.place
+    wrong = rejected[Reason.BLOCK_SIZE]
+    if size is not None and wrong:
+        own = f" of {normalizer.engine_block_size} tokens" if normalizer.engine_block_size else ""
+        yield catalogue.BLOCK_SIZE(count=wrong, size=size, own=own)
+    elif size is not None and filtered[Filtered.TAIL] >= MIN_LEFT_OUT and not len(normalizer.index):
+        yield catalogue.BLOCK_SIZE_TOO_LARGE(size=size)
+    for reason, kind in _OWN_ROW.items():
+        if rejected[reason]:
+            yield kind(endpoint=place.endpoint)
+    refused = {reason: count for reason, count in rejected.items() if count and reason not in _SAID_ELSEWHERE}
+    for kind, whole in ((catalogue.NOT_EVENTS, True), (catalogue.EVENTS_REFUSED, False)):
+        counts = {reason: count for reason, count in refused.items() if (reason in _OF_BATCHES) is whole}
+        if counts:
+            most = max(counts, key=counts.__getitem__)
+            why = _REFUSALS.get(Reason(most), f"reason {most}, see docs/PROTOCOL.md")
+            yield kind(at=place.section, count=sum(counts.values()), why=why)
+
+
+def _of_blocks(source: Source) -> Iterator[Finding]:
+    """Yield what is remarkable about a stream whose events are valid.
+
+    A hit announced again (``kv_cache_report_mode=full``) and a copy computed anew are the same event. A captured vLLM
+    without that mode announces up to one store in thirteen in this shape, so the shape alone proves nothing, and kvbus
+    does not decide by it.
+    """
+    stats, normalizer = source.stats, source.normalizer
+    if normalizer.only_without_prefix and stats.filtered[Filtered.GROUP] >= MIN_LEFT_OUT:
+        yield catalogue.NO_PREFIX()
+    if normalizer.counts_copies and stats.reannounced >= MIN_REANNOUNCED and stats.most_copies >= MIN_COPIES:
+        yield catalogue.REANNOUNCED(stores=stats.reannounced, copies=stats.most_copies)
+
+
+def _missing(source: Source) -> Finding:
+    """Return what is missing of a partial source, and what ends that."""
+    history, at = source.sequencer.history, source.place.section
+    ends = f"{_RESTART}, or {_RESET if source.normalizer.clears.empty else _TIERS}"
+    if not source.sequencer.partial:
+        return _left_out(source, ends)
+    before = history.first if 0 < history.first < NOTHING else None
+    if history.pending:
+        what = f"{_until(before)} missing, and the engine" if before else "the engine"
+        return catalogue.HISTORY_UNANSWERED(at=at, what=what, ends=ends)
+    if source.lost:
+        where = f" before {before:,}" if before else ""
+        what = "1 batch was" if source.lost == 1 else f"{source.lost:,} batches were"
+        return catalogue.BATCHES_LOST(at=at, what=what, where=where, ends=ends)
+    if not source.spec.replay:
+        what = _until(before) if before else "something may have been"
+        return catalogue.NO_REPLAY(at=at, what=what, ends=ends)
+    what, them = _until(before) if before else "earlier batches were", "it" if before == 1 else "them"
+    return catalogue.HISTORY_TRIMMED(at=at, what=what, them=them, ends=ends)
+
+
+def _left_out(source: Source, ends: str) -> Finding:
+    """Return why blocks are missing of a source whose batches are all there."""
+    refused, spec, at = source.normalizer.refused, source.spec, source.place.section
+    if source.normalizer.full:
+        return catalogue.INDEX_FULL(
+            blocks=spec.max_blocks, size=spec.max_index_bytes, groups=spec.max_groups, ends=ends
+        )
+    if refused == {Filtered.TOKENLESS}:
+        return catalogue.TOKENLESS(at=at, ends=ends)
+    if refused:
+        return catalogue.STORES_REFUSED(at=at, reasons=", ".join(sorted(refused)), ends=ends)
+    if source.needs_tokens and source.normalizer.hash_only:
+        return catalogue.HASHES_ALONE(at=at, ends=ends)
+    return catalogue.TIER_UNKNOWN(at=at, ends=ends)
+
+
+def _until(first: int) -> str:
+    return "batch 0 was" if first == 1 else f"batches 0 to {first - 1:,} were"

@@ -1,0 +1,41 @@
+"""The findings of docs/RUNBOOK.md, made from the catalogue. Run it to write them: ``python -m tests.docs.runbook``."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from kvbus.core.findings import CATALOGUE, Kind
+
+PAGE = Path(__file__).parents[2] / "docs" / "RUNBOOK.md"
+BEGIN, END = "## Findings\n", "\n## Alerts\n"
+
+INTRO = """
+A finding has one id and one wording, in the log, in `/sources` and `/routers`, on the status page, in `kvbus top`, in
+`kvbus doctor` and here. A `problem` is certain to be wrong. A `note` may be intended, or passes by itself.
+`python -m tests.docs.runbook` makes this section.
+"""
+
+
+def section(kind: Kind) -> str:
+    """Return the section of one finding; facts are shown as ``…``."""
+    plain = (each.replace("{detail}", "").replace("{name}", "endpoint") for each in (kind.text, kind.key, kind.remedy))
+    text, key, do = (re.sub(r"\{[^}]*\}", "…", each) for each in plain)
+    remedy = f"\n* **Do:** {do}." if do != "…" else ""
+    return f"### {kind.id}\n\n{kind.means}\n\n* **Says** ({kind.severity}): {text}\n* **Key:** `{key}`{remedy}\n"
+
+
+def findings() -> str:
+    """Return the sections of all findings."""
+    return BEGIN + INTRO + "\n" + "\n".join(map(section, CATALOGUE.values()))
+
+
+def page(text: str) -> str:
+    """Return the page with its findings made anew."""
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return before + findings() + END + after
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(PAGE.read_text()))
