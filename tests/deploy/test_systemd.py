@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import configparser
+import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import Final
 
@@ -75,3 +77,46 @@ def test_state_and_configuration_are_where_the_docs_say() -> None:
     operations = (DEPLOY.parent / "docs" / "OPERATIONS.md").read_text()
     assert re.search(r"StateDirectory=kvbus", operations)
     assert re.search(r"^\| `\$STATE_DIRECTORY` ", operations, re.MULTILINE)
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """Run install.sh with a Python that makes an environment without the network; return its root."""
+    python = tmp_path / "python"
+    python.write_text(
+        textwrap.dedent(f"""\
+            #!/bin/sh
+            [ "$1 $2" = "-m venv" ] || exit 9
+            mkdir -p "$3/bin"
+            printf '#!/bin/sh\\necho "$@" >> {tmp_path}/pip\\n' > "$3/bin/python"
+            printf '#!/bin/sh\\nexec {sys.executable} -m kvbus "$@"\\n' > "$3/bin/kvbus"
+            chmod +x "$3/bin/python" "$3/bin/kvbus"
+        """)
+    )
+    python.chmod(0o755)
+    root = tmp_path / "root"
+    env = os.environ | {"PYTHON": str(python), "ROOT": str(root), "PYTHONPATH": str(DEPLOY.parent)}
+    for _ in range(2):  # the second time it finds what is there
+        subprocess.run([DEPLOY / "systemd" / "install.sh"], env=env, check=True, timeout=60, capture_output=True)
+    return root
+
+
+def test_one_command_installs_units_that_fit_each_other(installed: Path) -> None:
+    config = installed / "etc" / "kvbus" / "kvbus.yaml"
+    check = [sys.executable, "-m", "kvbus", "check", str(config)]
+    assert subprocess.run(check, capture_output=True, check=False).returncode == 0
+    units = installed / "etc" / "systemd" / "system"
+    assert sorted(path.name for path in units.iterdir()) == ["kvbus-sim.service", "kvbus.service"]
+    engine = (units / "kvbus-sim.service").read_text()
+    ports = re.findall(r"^ExecStart=.* --endpoint (\S+) --replay-endpoint (\S+)$", engine, re.MULTILINE)
+    assert ports == [tuple(re.findall(r"endpoint: (tcp://127\.0\.0\.1:\d+)", config.read_text()))]
+    asked = (installed.parent / "pip").read_text().splitlines()
+    assert "--require-hashes" in asked[0]
+    assert asked[1].endswith("--no-deps --no-build-isolation .")
+
+
+def test_systemd_accepts_the_simulated_engine(analyze: str, tmp_path: Path) -> None:
+    unit = tmp_path / "kvbus-sim.service"
+    unit.write_text((UNIT.parent / unit.name).read_text().replace(KVBUS, shutil.which("true") or "/bin/true"))
+    done = subprocess.run([analyze, "verify", "--man=no", str(unit)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
