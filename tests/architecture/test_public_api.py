@@ -11,19 +11,6 @@ from tests.architecture.imports import modules
 
 ROOT = Path(__file__).parents[2]
 LIBRARIES = {"aiokafka", "nats", "redis", "grpc"}
-STILL = {
-    "kvbus.parts.log.redis_client": {"_connection_arguments"},
-    "kvbus.parts.log.kafka_client": {
-        "PartitionRecords",
-        "_client",
-        "_conns",
-        "_get_conn",
-        "_md_update_fut",
-        "_sync_task",
-    },
-}
-"""By module: private names that it still uses. redis-py has no public way to connect with a given SSLContext. aiokafka
-closes no connection that is cancelled in its handshake, and stops at a batch that it cannot decode."""
 
 
 def private(name: str) -> bool:
@@ -78,12 +65,7 @@ def offences(path: Path) -> list[str]:
 
 
 def test_no_module_uses_a_private_name_of_a_library():
-    found = {
-        (name, offence)
-        for name, path in modules(ROOT, "kvbus").items()
-        for offence in offences(path)
-        if not any(still in offence for still in STILL.get(name, ()))
-    }
+    found = {(name, offence) for name, path in modules(ROOT, "kvbus").items() for offence in offences(path)}
     assert found == set()
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+import ssl
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, Final, Literal
 
 from redis import exceptions
-from redis.asyncio import Connection, ConnectionPool, Redis
+from redis.asyncio import ConnectionPool, Redis, SSLConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
@@ -44,15 +45,12 @@ CODES: Final = {
 """By the code of the server's error: the reason, and the same as a sentence."""
 
 
-class _Tls(Connection):
-    """A connection with the context that it is given."""
+class _Tls(SSLConnection):
+    """A TLS connection with a context that the caller made. redis-py's own context also trusts the system's CAs."""
 
-    def __init__(self, *, context: Any, **options: Any) -> None:
+    def __init__(self, *, context: ssl.SSLContext, **options: Any) -> None:
         super().__init__(**options)
-        self._context = context
-
-    def _connection_arguments(self) -> Mapping[str, Any]:
-        return {**super()._connection_arguments(), "ssl": self._context}
+        self.ssl_context.context = context
 
 
 async def connected(place: RedisPlace) -> Redis:
