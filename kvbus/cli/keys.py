@@ -88,7 +88,7 @@ def token(*, name: str, status: bool, path: Path | None) -> None:
     The line, a name and a hash, goes to standard output. kvbus shows the token once, on standard error, or written to a
     new file that only you may read; nobody can find it from the hash.
     """  # noqa: D301 - \b is click's: keep these lines as they are
-    from kvbus.http.tokens import is_name, line_of, new_token  # noqa: PLC0415 - keygen needs none of it
+    from kvbus.http.credentials import is_name, line_of, new_token  # noqa: PLC0415 - keygen needs none of it
 
     if not is_name(name):
         raise click.UsageError(f"{name!r} is not a name: use up to 63 letters, digits and . _ @ -, such as router-a")

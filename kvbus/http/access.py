@@ -17,8 +17,7 @@ from aiohttp import web
 
 from kvbus.config.endpoints import host_name, is_loopback
 from kvbus.core.stats import HttpRefusal
-from kvbus.http.credentials import Credentials
-from kvbus.http.tokens import Token, find
+from kvbus.http.credentials import Credentials, Token, find
 
 _FORWARDING: Final = frozenset({"forwarded", "via", "x-real-ip"})
 _OWN_PAGE: Final = frozenset({"same-origin", "none"})

@@ -1,16 +1,19 @@
-"""Answers of the HTTP server: JSON, long texts, problems and refusals."""
+"""Answers of the HTTP server: JSON, long texts, problems, refusals and the files of a page."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Generator, Mapping
-from typing import Final, TypeVar
+from importlib import resources
+from typing import Any, Final, TypeVar
 
 import msgspec
 from aiohttp import web
 
+from kvbus.config import Config
 from kvbus.core.stats import HttpRefusal, ProcessStats
 from kvbus.http import connections
+from kvbus.telemetry.table import kvbus_version
 
 PART: Final = 256 * 1024
 """Bytes that a connection gets before the event loop goes on with other work: 0.2 ms."""
@@ -74,3 +77,36 @@ async def send(request: web.Request, body: bytes, content_type: str) -> web.Stre
         await write(response, body[start : start + PART])
         await asyncio.sleep(0)
     return response
+
+
+FILES: Final = {
+    "/": ("index.html", "text/html"),
+    "/page.css": ("page.css", "text/css"),
+    "/page.js": ("page.js", "text/javascript"),
+}
+
+HEADERS: Final = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Cache-Control": "no-cache",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+"""The page loads nothing external and nothing inline, and no other page may frame it."""
+
+
+async def status_page(request: web.Request) -> web.Response:
+    """Answer with one of the status page's files."""
+    return page_file("kvbus.http", request.path)
+
+
+def page_file(package: str, path: str) -> web.Response:
+    """Return the file of a page, from the folder ``static`` of a package."""
+    name, kind = FILES[path]
+    text = (resources.files(package) / "static" / name).read_bytes()
+    return web.Response(body=text, headers={"Content-Type": f"{kind}; charset=utf-8", **HEADERS})
+
+
+def about(config: Config) -> dict[str, Any]:
+    """Return the version and the configuration in force. It names files with keys, and holds no secret."""
+    return {"version": kvbus_version(), "config": config.to_dict()}

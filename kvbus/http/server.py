@@ -25,7 +25,7 @@ from kvbus.core.outputs.output import Output
 from kvbus.core.stats import HttpRefusal
 from kvbus.http import connections
 from kvbus.http.access import Access, Caller, how_to_get_in
-from kvbus.http.answers import as_json, in_slices, plain, problem, refused, send
+from kvbus.http.answers import FILES, about, as_json, in_slices, plain, problem, refused, send, status_page
 from kvbus.http.blocks import Blocks
 from kvbus.http.connections import MAX_UNANSWERED_BYTES, Connections
 from kvbus.http.content_log import ContentLog
@@ -33,7 +33,6 @@ from kvbus.http.credentials import Credentials
 from kvbus.http.entries import router_entry, source_entry
 from kvbus.http.events import Events
 from kvbus.http.history import SOURCE_LEVELS, SOURCE_RATES, Course, History
-from kvbus.http.page import FILES, about, status_page
 from kvbus.http.timeline import Timeline
 from kvbus.telemetry import metrics
 from kvbus.telemetry.metrics import AT_ONCE, CONTENT_TYPE, Exposition

@@ -13,8 +13,7 @@ from aiohttp import web
 from kvbus.common.errors import ConfigError, Problem
 from kvbus.core.stats import HttpRefusal
 from kvbus.http.access import Access, Caller
-from kvbus.http.credentials import Credentials, read_tls
-from kvbus.http.tokens import read_tokens
+from kvbus.http.credentials import Credentials, read_tls, read_tokens
 from kvbus.transport.curve import KeyFileError
 from kvbus.transport.tls_files import TlsFileError
 

@@ -18,9 +18,8 @@ from prometheus_client.registry import Collector
 
 from kvbus.common.errors import BindError
 from kvbus.http import connections
-from kvbus.http.answers import problem
+from kvbus.http.answers import FILES, page_file, problem
 from kvbus.http.connections import Connections
-from kvbus.http.page import FILES, page_file
 from kvbus.index.access import IndexAccess
 from kvbus.index.follower import Answer, Follower
 from kvbus.index.questions import MAX_BODY_BYTES, MSGPACK, RefusedError, Request, read

@@ -135,7 +135,7 @@ def test_a_dependency_that_the_client_would_bring_along_is_found(copy: Path, mod
 @pytest.mark.parametrize(
     ("module", "line", "broken"),
     [
-        ("kvbus.transport.sockets", "import kvbus.http.page", "no package imports one above it"),
+        ("kvbus.transport.sockets", "import kvbus.http.answers", "no package imports one above it"),
         ("kvbus.config.values", "import kvbus.transport.sockets", "no package imports one above it"),
         ("kvbus.core.wire.frames", "import kvbus.core.blocks.index", "inside the core"),
         ("kvbus.core.blocks.index", "import kvbus.core.relay", "inside the core"),

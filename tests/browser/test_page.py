@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from kvbus.http.tokens import line_of, new_token
+from kvbus.http.credentials import line_of, new_token
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.browser.chromium import PROGRAM, Browser, chromium
 from tests.doubles.bus import Bus, eventually, running_bus

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from kvbus.cli import main
 from kvbus.core.wire.profiles import PROFILES
-from kvbus.http.page import FILES
+from kvbus.http.answers import FILES
 from kvbus.http.server import AdminServer
 from kvbus.index.server import document
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvbus.config import load
-from kvbus.http.page import FILES, about
+from kvbus.http.answers import FILES, about
 from tests.http.test_access import asking
 from tests.http.test_http import web
 

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from kvbus.cli import main
-from kvbus.http.tokens import MAX_TOKENS, find, line_of, new_token, read_tokens
+from kvbus.http.credentials import MAX_TOKENS, find, line_of, new_token, read_tokens
 from kvbus.transport.curve import KeyFileError
 
 

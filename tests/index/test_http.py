@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from kvbus.http.tokens import line_of, new_token
+from kvbus.http.credentials import line_of, new_token
 from kvbus.index.questions import MAX_BODY_BYTES, MAX_HASHES, MAX_ITEMS, MAX_QUERIES
 from tests.doubles.bus import wait_for
 from tests.index.programs import Engine, Index, Truth, http, running, tokens_of

@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 
 from kvbus.common.errors import ConfigError
-from kvbus.http.tokens import line_of, new_token
+from kvbus.http.credentials import line_of, new_token
 from kvbus.index.access import IndexAccess
 from tests.doubles.bus import wait_for
 from tests.index.programs import Bus, Engine, Index, Truth, http, running, tokens_of

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from kvbus.config.endpoints import is_loopback
-from kvbus.daemon.reload import Reloader
+from kvbus.daemon.serve import Reloader
 from kvbus.http import access
-from kvbus.http.tokens import line_of, new_token
+from kvbus.http.credentials import line_of, new_token
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.bus import Bus, eventually, running_bus
 from tests.doubles.payloads import payload as batch

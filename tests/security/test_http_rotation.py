@@ -19,7 +19,7 @@ import uvloop
 
 from kvbus.cli import main
 from kvbus.http import connections, content_log
-from kvbus.http.tokens import line_of, new_token
+from kvbus.http.credentials import line_of, new_token
 from tests.doubles.bus import eventually
 from tests.security.certificates import Authority
 from tests.security.test_http_principals import (

@@ -20,7 +20,7 @@ from kvbus.config import load
 from kvbus.core.outputs.snapshot import REQUEST
 from kvbus.daemon.keys import read_keys
 from kvbus.daemon.outputs import peer_policy_of
-from kvbus.daemon.reload import Reloader
+from kvbus.daemon.serve import Reloader
 from kvbus.parts.outputs.contract import ViewDriver
 from kvbus.transport.engine.publisher import EnginePublisher
 from kvbus.transport.zmtp.reasons import Reason
