@@ -30,7 +30,7 @@ def run(**flags: Any) -> None:
 
     Exit codes: 0 ended in order, 69 an endpoint or the state is another process's, 78 bad configuration.
     """  # noqa: D301 - \b is click's: keep these lines as they are
-    from kvbus.daemon.reload import ConfigFile  # noqa: PLC0415
+    from kvbus.daemon.serve import ConfigFile  # noqa: PLC0415
 
     file = None if flags["config"] is None else ConfigFile(flags["config"])
     config = load_config(**flags)

@@ -1,25 +1,247 @@
-"""Run the daemon with signals: SIGTERM and SIGINT shut it down gracefully, SIGHUP reads files again."""
+"""Run the daemon with signals: SIGTERM and SIGINT shut it down gracefully, SIGHUP reads files again.
+
+A reload reads keys, tokens, certificates and the log level again. It also happens when a file changes. Sources that
+discovery finds come and go while kvbus runs. Every other key takes a restart, which routers do not notice. If a changed
+configuration changes such a key, the log names the key. If it is broken, the log names all its mistakes.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 import os
 import resource
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
-from kvbus.common.errors import ExitCode
+from kvbus.common.errors import ConfigError, ExitCode, KvbusError
 from kvbus.config import Config
+from kvbus.config.yamlfile import MAX_BYTES
 from kvbus.daemon.daemon import Daemon
-from kvbus.daemon.reload import ConfigFile, Reloader
+from kvbus.daemon.keys import read_keys
+from kvbus.http.credentials import read_again
 from kvbus.state.writer import StoppedError
 
 log = logging.getLogger("kvbus.daemon")
 
 FEW_DESCRIPTORS: Final = 1024
+
+SETTLED: Final = 1.0
+"""Seconds for which a changed file has to stay as it is."""
+
+
+class ConfigFile:
+    """The file of the configuration. Its content is compared, because times and sizes may be the same.
+
+    In Kubernetes the file is behind a link (``..data``) that is swapped as a whole. Elsewhere an editor may write it in
+    place, so a change counts once the file has stayed the same for a while.
+
+    Args:
+        path: where it is. It is read at once, so make this before the configuration is loaded.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.loaded = self.content()
+        """What it held when it was loaded."""
+
+    def content(self) -> bytes:
+        """Return a fingerprint of what the file holds; empty if it cannot be read."""
+        try:
+            with self._path.open("rb") as file:
+                return hashlib.sha256(file.read(MAX_BYTES + 1)).digest()
+        except OSError:
+            return b""
+
+    async def settled(self, seconds: float = SETTLED) -> bytes | None:
+        """Return a fingerprint of what it holds; None if that has changed meanwhile: somebody may be writing it."""
+        found = await asyncio.to_thread(self.content)
+        if found == self.loaded:
+            return found
+        await asyncio.sleep(seconds)
+        return found if found == await asyncio.to_thread(self.content) else None
+
+
+class _ChangesError(Exception):
+    """The configuration file changes while kvbus reads it. kvbus looks at it again."""
+
+
+class Reloader:
+    """Reads files again for a running daemon.
+
+    Args:
+        daemon: the daemon.
+        load: reads the configuration; called in a thread.
+        file: the file it is in, which is looked at for changes; None: the configuration is read at SIGHUP alone.
+    """
+
+    def __init__(self, daemon: Daemon, load: Callable[[], Config], file: ConfigFile | None = None) -> None:
+        self._daemon = daemon
+        self._load = load
+        self._file = file
+        self._broken = False
+        """The configuration could not be loaded last time. A Secret that it needs may come later."""
+        self._config_problem = ""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._key_problem = ""
+        self._credentials_problem = ""
+
+    def reload(self) -> None:
+        """Read everything again, soon."""
+        self._begin(self._reload())
+
+    def watch(self) -> None:
+        """Look at all files every ``key_reload_interval``."""
+        self._begin(self._watch())
+        if self._file is not None:
+            self._begin(self._watch_file(self._file))
+
+    def _begin(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def close(self) -> None:
+        """Read nothing any more."""
+        for task in list(self._tasks):
+            task.cancel()
+
+    async def _reload(self, found: bytes | None = None) -> None:
+        """Read everything again.
+
+        Args:
+            found: fingerprint of the file that has changed; None at SIGHUP, which is always answered by a log line.
+        """
+        daemon = self._daemon
+        async with daemon.changing:
+            if found is None:
+                self._key_problem = self._credentials_problem = ""
+            await self._look_at_credentials()
+            await self._look_at_keys()
+            try:
+                config = await asyncio.to_thread(self._load_file, found)
+            except _ChangesError:
+                return
+            except KvbusError as error:
+                self._broken = True
+                problems = error.problems if isinstance(error, ConfigError) else []
+                keys = [problem.key for problem in problems] or [str(error)]
+                self._refuse(list(dict.fromkeys(keys)), str(error), found, "is not valid, kvbus goes on without it: %s")
+                return
+            self._broken = False
+            daemon.set_log_level(config.log_level)
+            if keys := changed_keys(daemon.configured, config):
+                text = "changes %s: restart kvbus to apply that"
+                self._refuse(keys, ", ".join(keys), found, text)
+                return
+            self._config_problem = ""
+            daemon.process.config_refused = []
+            daemon.process.config_reloads["applied"] += 1
+            log.info("configuration read again: everything in it is in force")
+
+    def _refuse(self, keys: list[str], problem: str, found: bytes | None, text: str) -> None:
+        """Count and log that a configuration is not in force; without SIGHUP the same problem is logged once."""
+        daemon, known = self._daemon, self._config_problem
+        self._config_problem = problem
+        daemon.process.config_refused = keys
+        if found is None or problem != known:
+            daemon.process.config_reloads["refused"] += 1
+            log.error(f"the configuration {text}", problem)  # noqa: G004 - one of two texts
+
+    def _load_file(self, found: bytes | None) -> Config:
+        """Load the configuration, in a thread.
+
+        Raises:
+            KvbusError: it is not valid.
+            _ChangesError: the file does not hold what was ``found``.
+        """
+        file = self._file
+        if file is None:
+            return self._load()
+        now = file.content()
+        try:
+            return self._load()
+        finally:
+            if found is not None and not found == now == file.content():
+                raise _ChangesError
+            file.loaded = now
+
+    async def _watch(self) -> None:
+        daemon = self._daemon
+        while True:
+            await asyncio.sleep(daemon.config.key_reload_interval or 1.0)
+            if daemon.config.key_reload_interval and daemon.started:
+                async with daemon.changing:
+                    await self._look_at_credentials()
+                    await self._look_at_keys()
+
+    async def _watch_file(self, file: ConfigFile) -> None:
+        """Load the file once it has changed, and again while it cannot be loaded."""
+        daemon = self._daemon
+        while True:
+            interval = daemon.config.key_reload_interval
+            await asyncio.sleep(interval or 1.0)
+            if not (interval and daemon.started and daemon.config.reload == "auto"):
+                continue
+            found = await file.settled(min(interval, SETTLED))
+            if found is not None and (found != file.loaded or self._broken):
+                await self._reload(found)
+
+    async def _look_at_keys(self) -> None:
+        """Read CURVE's keys again. A bad file changes nothing."""
+        daemon = self._daemon
+        try:
+            keys = await asyncio.to_thread(read_keys, daemon.config)
+            if keys != daemon.keys:
+                await daemon.changes.apply_keys(keys)
+                daemon.process.key_reloads["applied"] += 1
+        except KvbusError as error:
+            if str(error) != self._key_problem:
+                self._key_problem = str(error)
+                daemon.process.key_reloads["refused"] += 1
+                log.error("key files refused, the keys before stay in force: %s", error)  # noqa: TRY400
+            return
+        self._key_problem = ""
+
+    async def _look_at_credentials(self) -> None:
+        """Read HTTP's tokens and certificates again. A bad file changes nothing; a good one counts at once."""
+        daemon = self._daemon
+        before = daemon.admin.credentials
+        found, problems = await asyncio.to_thread(read_again, daemon.config, before)
+        text = str(ConfigError(problems)) if problems else ""
+        if text not in ("", self._credentials_problem):
+            daemon.process.key_reloads["refused"] += 1
+            log.error("HTTP tokens or certificates refused, those before stay in force: %s", text)
+        self._credentials_problem = text
+        if found != before:
+            daemon.admin.renew(found)
+            daemon.process.key_reloads["applied"] += 1
+            log.info("HTTP: other tokens or another certificate in force, %d tokens", len(found.tokens))
+
+
+def changed_keys(running: Config, wanted: Config) -> list[str]:
+    """Return the keys that differ and that take a restart, such as ``outputs[0].layout``."""
+    found: list[str] = []
+
+    def compare(name: str, one: Any, other: Any) -> None:
+        if isinstance(one, dict) and isinstance(other, dict):
+            for key in one | other:
+                compare(f"{name}.{key}" if name else key, one.get(key), other.get(key))
+        elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+            for at, pair in enumerate(zip(one, other, strict=True)):
+                compare(f"{name}[{at}]", *pair)
+        elif one != other:
+            found.append(name)
+
+    compare("", running.to_dict(), wanted.to_dict())
+    return [name for name in found if name != "log_level"]
+
+
+# -- signals and the process -----------------------------------------------------------------------------------------
 
 
 def _raise_descriptors() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvbus.config import load
-from kvbus.daemon.reload import changed_keys
+from kvbus.daemon.serve import changed_keys
 from tests.config.test_config_docs import ROOT
 
 GRPC = "front_grpc: {listen: '0.0.0.0:50051', engine: '127.0.0.1:50052'%s}\n"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvbus.config.yamlfile import MAX_BYTES
-from kvbus.daemon.reload import ConfigFile
+from kvbus.daemon.serve import ConfigFile
 from tests.doubles.config_map import Volume
 
 

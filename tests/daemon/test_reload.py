@@ -13,12 +13,11 @@ import pytest
 from kvbus.common.errors import ConfigError, Problem
 from kvbus.config import Config, load
 from kvbus.core.stats import ProcessStats
-from kvbus.daemon import reload
+from kvbus.daemon import serve
 from kvbus.daemon.daemon import Daemon
 from kvbus.daemon.keys import Keys, read_keys
-from kvbus.daemon.reload import ConfigFile, Reloader
-from kvbus.http.credentials import Credentials, read_credentials
-from kvbus.http.tokens import line_of, new_token
+from kvbus.daemon.serve import ConfigFile, Reloader
+from kvbus.http.credentials import Credentials, line_of, new_token, read_credentials
 from tests.doubles.bus import eventually
 from tests.security.keys import Keyring
 
@@ -105,7 +104,7 @@ def test_the_keys_that_take_a_restart(settings: dict[str, Any], sources: list[st
         given = [{"name": name, "endpoint": f"ipc:///run/{name}"} for name in sources]
         return load(None, env={}, overrides={"sources": given, "outputs": outputs, **settings})
 
-    assert sorted(reload.changed_keys(config(["a"]), config(sources, **settings))) == named
+    assert sorted(serve.changed_keys(config(["a"]), config(sources, **settings))) == named
 
 
 async def test_a_broken_one_is_refused_and_named(fixture: Fixture, caplog: pytest.LogCaptureFixture) -> None:
@@ -151,7 +150,7 @@ async def test_a_bad_key_file_is_said_once_until_it_is_another_mistake(
         before = looks
         await eventually(lambda: looks > before + 2, "more looks")
 
-    monkeypatch.setattr(reload, "read_keys", counted)
+    monkeypatch.setattr(serve, "read_keys", counted)
     refused, file = fixture.daemon.process.key_reloads, fixture.keys.bus.secret_file
     good = file.rename(file.with_name("good"))
     fixture.reloader.watch()

@@ -14,7 +14,7 @@ import pytest
 import zmq
 
 from kvbus.core.stats import OutputStats
-from kvbus.daemon.reload import Reloader
+from kvbus.daemon.serve import Reloader
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.bus import Bus, eventually, running_bus
 from tests.doubles.engine import Engine

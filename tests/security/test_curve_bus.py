@@ -16,7 +16,7 @@ import zmq
 from kvbus.client import BlockView, Subscriber, Synced
 from kvbus.core.outputs.snapshot import REQUEST
 from kvbus.core.types import Refused
-from kvbus.daemon.reload import Reloader
+from kvbus.daemon.serve import Reloader
 from kvbus.transport.engine.publisher import EnginePublisher
 from kvbus.transport.zmtp.reasons import Reason
 from tests.doubles.bus import Bus, eventually, running_bus

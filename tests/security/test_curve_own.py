@@ -10,7 +10,7 @@ from typing import Self
 import pytest
 import zmq
 
-from kvbus.daemon.reload import Reloader
+from kvbus.daemon.serve import Reloader
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.bus import eventually, running_bus
 from tests.doubles.payloads import payload as batch

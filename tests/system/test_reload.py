@@ -17,7 +17,7 @@ from kvbus.common.errors import KvbusError
 from kvbus.config import load
 from kvbus.daemon import changing
 from kvbus.daemon.daemon import Daemon
-from kvbus.http.tokens import line_of, new_token
+from kvbus.http.credentials import line_of, new_token
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.bus import change_sources, eventually
 from tests.doubles.config_map import Volume
