@@ -14,8 +14,8 @@ import click
 
 from kvbus.cli.curve import curve_keys, curve_options
 from kvbus.cli.until import run_until_signal, say, until
+from kvbus.client.sequence import Timing
 from kvbus.client.subscriber import Subscriber
-from kvbus.client.timeouts import Timing
 from kvbus.client.updates import Lost, Rejected, Synced
 from kvbus.client.view import BlockView
 from kvbus.common.errors import ExitCode, KvbusError

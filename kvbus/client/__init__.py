@@ -13,8 +13,8 @@ from kvbus.client.blocking import BlockingSubscriber
 from kvbus.client.feed import Status, Worker
 from kvbus.client.prefix_index import Match
 from kvbus.client.router import PrefixRouter, RouterError
+from kvbus.client.sequence import BufferLimits, Timing
 from kvbus.client.subscriber import Subscriber, SubscriberClosedError
-from kvbus.client.timeouts import BufferLimits, Timing
 from kvbus.client.updates import (
     Conflict,
     Gap,

@@ -3,17 +3,19 @@
 The sequencer is the daemon's (:mod:`kvbus.core.sequencing`), with the settings of somebody who follows anything that
 speaks the protocol: a replay may be compacted, and the caller decides what a loss means. Here positions become ranges,
 so that each loss is reported once and with its reason, and sequence frames become numbers and publisher ids.
+
+:class:`Timing` and :class:`BufferLimits` are the settings that a caller can choose.
 """
 
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from kvbus.client.timeouts import BufferLimits, Timing
 from kvbus.client.updates import Conflict, Gap, Lost, Rejected, Restarted, Synced
 from kvbus.core.outputs.snapshot import UNAVAILABLE, parse_snapshot
 from kvbus.core.sequencing import actions
@@ -28,6 +30,49 @@ from kvbus.core.wire.frames import FrameLimits, ReplayEnd, parse_live, parse_rep
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Frames
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Timeouts in seconds, and the number of attempts.
+
+    Attributes:
+        connect_s: longest wait of the first replay request for the live connection.
+        idle_s: silence after which a replay request has failed; idle engines answer up to 0.1 s late.
+        answer_s: longest time of one whole answer.
+        snapshot_s: longest time of a snapshot; it is one message, so nothing arrives before it is complete.
+        attempts: requests in a row without a new batch before the missing batches are lost.
+        confirm_s: pause after a connection before one more request for the last batch, unless live batches arrive: it
+            finds a batch published between the answer and the subscription's arrival at the publisher.
+        rebuild_s: pause before the next request, after batches were lost for want of an answer.
+        unreachable_s: time without a connection before the subscriber finds out why and reports it.
+        overlap_s: time after a replay in which live batches may still arrive that the replay had already.
+    """
+
+    connect_s: float = 0.5
+    idle_s: float = 2.0
+    answer_s: float = 120.0
+    snapshot_s: float = 10.0
+    attempts: int = 3
+    confirm_s: float = 0.5
+    rebuild_s: float = 5.0
+    unreachable_s: float = 3.0
+    overlap_s: float = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class BufferLimits:
+    """Limits of a subscriber's memory.
+
+    Attributes:
+        held_batches: batches in the reorder buffer; at the limit the subscriber drops newer ones and asks for them
+            again.
+        held_bytes: the same limit in payload bytes.
+    """
+
+    held_batches: int = 10_000
+    held_bytes: int = 64 * 1024 * 1024
+
 
 _LIMITS: Final = FrameLimits(max_frame_bytes=sys.maxsize)
 """The sockets have refused what is too large."""

@@ -9,8 +9,7 @@ from math import inf
 from typing import TYPE_CHECKING, Final, Self
 
 from kvbus.client.reachability import Reachability
-from kvbus.client.sequence import Output, Payload, Replace, Sequence
-from kvbus.client.timeouts import Timing
+from kvbus.client.sequence import Output, Payload, Replace, Sequence, Timing
 from kvbus.client.updates import Conflict, Gap, Lost, Received, Rejected, Restarted, Snapshot, Update
 from kvbus.core.sequencing.actions import Ask, AskSnapshot, Deliver, Stop
 from kvbus.core.types import Reason
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from types import TracebackType
 
-    from kvbus.client.timeouts import BufferLimits
+    from kvbus.client.sequence import BufferLimits
     from kvbus.core.types import Refused
     from kvbus.transport.client.subscriber import Context
     from kvbus.transport.curve import Curve

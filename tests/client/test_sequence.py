@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvbus.client.sequence import Output, Replace, Sequence
-from kvbus.client.timeouts import BufferLimits, Timing
+from kvbus.client.sequence import BufferLimits, Output, Replace, Sequence, Timing
 from kvbus.client.updates import Conflict, Gap, Lost, Rejected, Restarted, Synced
 from kvbus.core.sequencing.actions import Ask, AskSnapshot, Deliver, LostReason, RestartReason, Stop
 from kvbus.core.types import Reason

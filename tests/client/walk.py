@@ -16,8 +16,7 @@ from typing import Any
 
 import msgspec
 
-from kvbus.client.sequence import Replace, Sequence
-from kvbus.client.timeouts import BufferLimits, Timing
+from kvbus.client.sequence import BufferLimits, Replace, Sequence, Timing
 from kvbus.client.updates import Lost, Restarted, Snapshot, Synced
 from kvbus.client.view import BlockView
 from kvbus.core.sequencing.actions import Ask, AskSnapshot, Deliver, Stop
