@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import uvloop
 
-from kvbus.client import BlockView, Restarted, Snapshot, Subscriber, Synced
+from kvbus.client import BlockView, Snapshot, Subscriber, Synced
 from kvbus.core.wire.encoding import encode_batch
 from kvbus.core.wire.schema import BlockStored
 from kvbus.tools.capture.play import play
@@ -84,55 +84,5 @@ def test_a_router_that_joins_late(how):
                 await until(router, view, lambda _: NEW in view)
                 assert {key[-1] for key in keys(view)} == {key[-1] for key in truth(NAME)} | {NEW}
                 assert router.epoch == 0
-
-    run(main)
-
-
-def test_a_router_that_is_there_before_anything():
-    async def main():
-        served = output()
-        async with (
-            running_bus(output=served) as bus,
-            EnginePublisher(bus.engine, bus.engine_replay, bind=True) as engine,
-        ):
-            view = BlockView()
-            async with Subscriber(
-                served["endpoint"], served["replay_endpoint"], snapshot_endpoint=served["snapshot_endpoint"]
-            ) as router:
-                await until(router, view, lambda update: isinstance(update, Synced))
-                assert len(view) == 0
-                async with asyncio.TaskGroup() as group:
-                    group.create_task(fill(bus, engine))
-                    await until(router, view, lambda _: keys(view) == truth(NAME))
-                assert router.epoch == 0
-
-    run(main)
-
-
-@pytest.mark.parametrize("replay", [True, False])
-def test_a_bus_that_restarts(replay):
-    async def main():
-        served = output()
-        view = BlockView()
-        async with Subscriber(
-            served["endpoint"],
-            served["replay_endpoint"] if replay else None,
-            snapshot_endpoint=served["snapshot_endpoint"],
-        ) as router:
-            async with running_bus(output=served) as bus:
-                engine = EnginePublisher(bus.engine, bus.engine_replay, bind=True)
-                async with engine:
-                    await fill(bus, engine)
-                    await until(router, view, lambda _: keys(view) == truth(NAME))
-            # the next life knows nothing: another engine, another publisher id
-            async with (
-                running_bus(output=served) as bus,
-                EnginePublisher(bus.engine, bus.engine_replay, bind=True) as engine,
-            ):
-                await eventually(lambda: bus.source.state == "live", "the bus in sync")
-                engine.publish(encode_batch([BlockStored((NEW,), None, TOKENS, 16, None, "GPU")], 1.0, 0))
-                seen = await until(router, view, lambda _: NEW in view)
-                assert [update.epoch for update in seen if isinstance(update, Restarted)] == [1]
-                assert {block.hash for block in view} == {NEW}
 
     run(main)

@@ -72,26 +72,6 @@ def test_a_capture_ends_in_the_engines_own_state(name):
             )
 
 
-def test_a_set_stores_once_and_removes_once():
-    view = BlockView()
-    view.apply(stored([7]))
-    view.apply(stored([7]))
-    view.apply(BlockRemoved((7,)))
-    assert 7 not in view
-
-
-def test_copies_are_counted_and_the_last_one_removes():
-    view = BlockView(copies=True)
-    view.apply(stored([7]))
-    view.apply(stored([7]))
-    view.apply(BlockRemoved((7,)))
-    assert there(view.get(7)).copies == 1
-    view.apply(BlockRemoved((7,)))
-    assert 7 not in view
-    view.apply(BlockRemoved((7,)))
-    assert len(view) == 0
-
-
 def test_a_missing_medium_gpu_and_device_are_one():
     view = BlockView()
     view.apply(stored([1]))

@@ -256,11 +256,6 @@ class StrictRouter(SocketRouter):
             self._hold()
             await asyncio.sleep(0.001)
 
-    def hang_up(self) -> None:
-        """Break the answer off, as a connection that is lost does."""
-        assert self._dealer is not None
-        self._hang_up()
-
     def _hang_up(self) -> None:
         if self._dealer is not None:
             self._dealer.close(0)

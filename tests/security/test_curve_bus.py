@@ -217,33 +217,6 @@ async def test_a_router_refused_today_is_let_in_once_its_key_is_added(keys):
             assert bus.daemon.process.config_reloads == {"applied": 1}
 
 
-async def test_a_key_that_is_withdrawn_cuts_its_router_off_at_once(keys):
-    """The one that stays allowed comes back by itself and has every batch: live, or by the replay."""
-    keys.allow(keys.router, keys.stranger)
-    async with bus_and_engine(keys) as (bus, engine):
-        reloader = Reloader(bus.daemon, lambda: bus.daemon.config)
-        with (
-            Router(bus, client_context(keys.router, keys.bus)) as router,
-            Router(bus, client_context(keys.stranger, keys.bus)) as revoked,
-        ):
-            stats = bus.daemon.outputs.stats[0]
-            await eventually(lambda: stats.subscribers == 2, "both in")
-            engine.publish(batch(store([4])))
-            await eventually(lambda: router.read() == revoked.read() == 4, "a batch for both")
-            keys.allow(keys.router)
-            reloader.reload()
-            for n in range(4, 8):  # traffic goes on meanwhile
-                engine.publish(batch(store([n + 1])))
-            await eventually(lambda: bus.caught_up(7), "relayed")
-            await eventually(lambda: stats.refused[Refused.KEY], "the revoked one refused")
-            await eventually(lambda: subscribed(bus, router) == 1, "the other one back")
-            engine.publish(batch(store([9])))
-            await eventually(lambda: router.read() == 9, "the newest batch")
-            assert await router.replay() == list(range(9))
-            assert revoked.read() <= 8
-            assert revoked.next < 9
-
-
 async def test_a_new_key_of_our_own(keys):
     """Routers that know the new public key are let in after the reload, those with the old one are not."""
     async with bus_and_engine(keys) as (bus, _):

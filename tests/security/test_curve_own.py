@@ -52,23 +52,6 @@ class Blocks:
         self.context.term()
 
 
-async def test_a_router_with_a_key_gets_the_state(keys: Keyring) -> None:
-    async with (
-        running_bus(output=keys.output) as bus,
-        EnginePublisher(bus.engine, bus.engine_replay, bind=True) as engine,
-    ):
-        await engine.wait_for_subscriber(60)
-        for n in range(3):
-            engine.publish(batch(store([n + 1])))
-        await eventually(lambda: bus.caught_up(2), "three batches relayed")
-        with Blocks(client_context(keys.router, keys.bus), bus.out) as router:
-            await eventually(lambda: router.count() == 3, "the state")
-            engine.publish(batch(store([4])))
-            await eventually(lambda: router.count() == 4, "the live batch")
-            (view,) = bus.daemon.outputs.drivers[0].routers
-            assert view.states_sent == 1
-
-
 async def test_a_router_that_is_dialled_gets_the_state(keys: Keyring) -> None:
     endpoint = f"tcp://127.0.0.1:{free_port()}"
     output = {

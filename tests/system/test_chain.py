@@ -13,8 +13,6 @@ from kvbus.core.events import BatchReceived, RelayEvent
 from kvbus.tools.capture.play import Faults, play
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.bus import eventually, running_bus
-from tests.doubles.link import Link
-from tests.doubles.payloads import cleared, payload, store
 from tests.doubles.socket_routers import RouterOnASet
 from tests.ports import free_port
 from tests.wire.captures import load, matches_truth
@@ -132,57 +130,3 @@ async def lost_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_no_replay_brings_back_a_snapshot_does(monkeypatch: pytest.MonkeyPatch) -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(lost_for_good(monkeypatch))
-
-
-async def answered_late(*, tiers: bool) -> None:
-    """The second bus hears of the first one's replay when its journal has forgotten what was before it.
-
-    The journal reaches back over what a probe asks for: nothing but the answer to the first question says what is missing.
-    """
-    async with (
-        running_bus(output={"journal_batches": 12}) as first,
-        EnginePublisher(first.engine, first.engine_replay, bind=True) as engine,
-    ):
-        await eventually(lambda: first.source.state == "live", "the first bus in sync")
-        for n in range(20):
-            engine.publish(payload(store([n], medium="CPU" if tiers and n % 2 else "GPU")))
-        await eventually(lambda: first.caught_up(19), "what the second bus misses")
-        link = Link("replay", free_port(), int(first.out_replay.rpartition(":")[2]))
-        await link.start()
-        link.stall()
-        upstream = {
-            "endpoint": first.out,
-            "replay_endpoint": f"tcp://127.0.0.1:{link.port}",
-            "clears": "all" if tiers else "auto",
-        }
-        try:
-            async with (
-                running_bus(source=upstream, replay_timeout=0.2) as second,
-                running_bus(source={"endpoint": second.out, "replay_endpoint": second.out_replay}) as third,
-            ):
-                source = second.source
-                await eventually(lambda: first.daemon.outputs.stats[0].subscribers, "the second bus at the first")
-                for n in range(20, 30):
-                    engine.publish(payload(store([n])))
-                await eventually(lambda: source.state == "live" and len(source.normalizer.index) == 10, "what is live")
-                assert source.partial
-                link.flow()
-                await eventually(lambda: not source.partial, "the state, which begins late")
-                await eventually(lambda: len(source.normalizer.index) == 30, "all blocks")
-                await eventually(
-                    lambda: not third.source.partial and len(third.source.normalizer.index) == 30, "a third bus"
-                )
-                engine.publish(payload(cleared(), store([99])))
-                await eventually(
-                    lambda: len(third.source.normalizer.index) == (1 + 10 * tiers) and not third.source.partial,
-                    "what follows",
-                )
-                assert source.stats.restarts == 0
-        finally:
-            await link.close()
-
-
-@pytest.mark.parametrize("tiers", [False, True])
-def test_what_was_not_answered_in_time_comes_with_a_state_that_begins_late(tiers: bool) -> None:
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(answered_late(tiers=tiers))

@@ -1,22 +1,17 @@
 """One port for an engine and its routers, which both dial: real sockets of libzmq on both sides."""
 
-import asyncio
 import contextlib
 import json
-import random
 from typing import Any
 
 import aiohttp
-import zmq
 
 from kvbus.core.findings import Severity
 from kvbus.tools.doctor.examine import examine
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.bus import change_sources, eventually, running_bus
 from tests.doubles.engine import Engine
-from tests.doubles.payloads import payload, store, unpack
 from tests.doubles.socket_routers import Deaf
-from tests.long import LONG
 from tests.ports import ports_in_a_row
 from tests.typed import there
 
@@ -98,80 +93,6 @@ async def test_each_rank_has_its_port():
         assert truths[0] != truths[1]
         await eventually(lambda: [router.read() for router in routers] == truths, "each rank's blocks")
         assert [source.spec.label for source in bus.daemon.relay.sources] == ["engine/0", "engine/1"]
-
-
-async def test_a_hundred_thousand_batches_in_order():
-    """All that the engine publishes, while routers come and go: the one that stays gets each batch once, in order.
-
-    A tenth of them where tests of chance are short.
-    """
-    count = 100_000 if LONG else 10_000
-    tokens = list(range(16))
-    async with running_bus(one_port=True, output={"on_subscribe": "nothing", "send_hwm": 2 * count}) as bus:
-        context = zmq.Context()
-        router = context.socket(zmq.SUB)
-        router.setsockopt(zmq.RCVHWM, 0)
-        router.setsockopt(zmq.SUBSCRIBE, b"")
-        router.connect(bus.out)
-        got = []
-        async with EnginePublisher(bus.out, bus.engine_replay, bind=False, hwm=2 * count, buffer_steps=100) as engine:
-            await engine.wait_for_subscriber(60)
-            await eventually(lambda: bus.source.state == "live", "asked, and answered that there is nothing yet")
-            await eventually(lambda: bus.daemon.output_stats[0].subscribers == 1, "the router")
-            passing = context.socket(zmq.SUB)
-            for n in range(count):
-                engine.publish(payload(store([n], tokens=tokens)))
-                if n % 1000 == 999:
-                    await asyncio.sleep(0)
-                if n % (count // 10) == 0:
-                    passing.close(0)
-                    passing = context.socket(zmq.SUB)
-                    passing.setsockopt(zmq.SUBSCRIBE, b"")
-                    passing.connect(bus.out)
-
-            def caught_up():
-                while router.poll(0):
-                    got.append(router.recv_multipart())
-                return len(got) >= count
-
-            await eventually(caught_up, "every batch")
-            stats = bus.source.stats
-            assert (stats.batches, stats.gaps, stats.missing, stats.duplicates, stats.restarts) == (count, 0, 0, 0, 0)
-        assert [int.from_bytes(frames[1], "big") for frames in got] == list(range(count))
-        assert [unpack(frames[2])[1][0]["block_hashes"] for frames in got] == [[n] for n in range(count)]
-        passing.close(0)
-        router.close(0)
-        context.term()
-
-
-async def test_peers_come_and_go_while_strangers_knock():
-    """Engines are cut off, routers come and go, and others send what nobody understands: who stays is exact."""
-    chance = random.Random(5)
-    async with running_bus(one_port=True) as bus, contextlib.AsyncExitStack() as stack:
-        port = int(bus.out.rpartition(":")[2])
-        stays = stack.enter_context(router_at(bus.out))
-        engine = await stack.enter_async_context(engine_at(bus.out, bus.engine_replay))
-        for turn in range(12):
-            await engine.publish(20)
-            if turn % 3 == 0:
-                for peer in list(bus.daemon.outputs.interposed[bus.out].peers):
-                    if peer.socket_type == b"PUB":
-                        peer.close("test")
-            with router_at(bus.out) as passing:
-                for _ in range(8):
-                    _, writer = await asyncio.open_connection("127.0.0.1", port)
-                    writer.write(chance.randbytes(chance.randrange(200)))
-                    writer.close()
-                await eventually(lambda passing=passing: passing.read(), "a passing router")
-        truth = engine.settle()
-        await eventually(lambda: stays.read() == truth, "what the engine holds")
-        with router_at(bus.out) as late:
-            await eventually(lambda: late.read() == truth, "the same, late")
-        assert bus.source.stats.restarts == 0
-        assert not bus.source.partial
-        assert bus.daemon.output_stats[0].publishers == 1
-        refused = bus.daemon.output_stats[0].refused
-        await eventually(lambda: sum(refused.values()) == 12 * 8, "a reason for each stranger")
 
 
 async def test_kvbus_restarts_between_them(tmp_path):

@@ -190,30 +190,6 @@ async def killed(process: Process, seed: int, *, keeps_state: bool) -> None:
             assert it.engine.published - it.engine.publisher.buffered > 0, "the engine has forgotten the beginning"
 
 
-async def everything_at_once(process: Process, seed: int) -> None:
-    buffer = 1000
-    async with storm(process, seed, buffer=buffer, drop=0.02) as it:
-        rng = it.rng
-        lives = 0
-        for number in range(1, KILLS + 1):
-            await it.traffic(rng.randint(0, AT_MOST), ahead=buffer // 2)
-            if rng.random() < 0.7:
-                it.kill()
-            if rng.random() < 0.4:
-                it.engine.restart()
-                lives += 1
-                await it.engine.publish(rng.randint(0, buffer // 4))
-            for follower in it.followers:
-                if rng.random() < 0.3:
-                    follower.restart()
-            if number % EVERY == 0:
-                await it.compare()
-        await it.late()
-        assert lives > 3
-        assert it.engine.dropped > 3
-        assert all(follower.restarts > 2 for follower in it.followers)
-
-
 def run(directory: Path, keeps_state: bool, test: Callable[[Process], Awaitable[None]]) -> None:
     process = QuickProcess(directory, keeps_state=keeps_state)
     run_with(process, test)
@@ -245,9 +221,3 @@ def test_out_of_memory_at_random_instants(tmp_path: Path) -> None:
     process.kill = process.exhaust  # type: ignore[method-assign]
     run_with(process, lambda process: killed(process, 0, keeps_state=True))
     assert "out of memory: kvbus ends" in process.log.read_text()
-
-
-@pytest.mark.parametrize("seed", range(2 if LONG else 1))
-@pytest.mark.parametrize("keeps_state", [True, False], ids=["state_dir", "without"])
-def test_everything_fails_at_once(tmp_path: Path, keeps_state: bool, seed: int) -> None:
-    run(tmp_path, keeps_state, lambda process: everything_at_once(process, seed))

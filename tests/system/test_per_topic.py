@@ -6,7 +6,7 @@ import contextlib
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import pytest
 
@@ -124,99 +124,9 @@ async def test_each_worker_has_a_topic_and_whoever_comes_gets_the_states_it_aske
                 assert fleet.daemon.output_stats[0].routers == 3
 
 
-async def test_workers_come_and_go_in_any_order_of_the_list() -> None:
-    """3 to 10 to 2 to 5: nobody's topic or seq moves, and a router that was away hears of those that left."""
-    rng = random.Random(3)
-    fleet = Fleet("abc", output=OUTPUT)
-    async with running(fleet), Workers(fleet) as workers:
-        stays, away = TopicRouter(at(fleet.out)), TopicRouter(at(fleet.out))
-        with reading(stays, away):
-            everybody = {name: fleet.source(n, name) for n, name in enumerate("abcdefghij")}
-            started: set[str] = set()
-            for names in ("abc", "abcdefghij", "ci", "icbeh"):
-                chosen = [everybody[name] for name in names]
-                rng.shuffle(chosen)
-                fleet.sources = chosen
-                await fleet.reload()
-                for name in sorted({*names} - started):
-                    started.add(name)
-                    await workers.start("abcdefghij".index(name), name)
-                workers.all_publish()
-                await workers.exact(stays, away)
-                away.disconnect()
-                before = dict(fleet.daemon.placement.slots)
-                fleet.sources = rng.sample(chosen, len(chosen))
-                await fleet.reload()
-                assert fleet.daemon.placement.slots == before
-                workers.all_publish()
-                if names == "abcdefghij":
-                    fleet.sources = [everybody[name] for name in "ci"]
-                    await fleet.reload()
-                away.connect()
-                await workers.exact(stays, away)
-            assert fleet.daemon.process.slots_reused == 0
-
-
-async def test_the_last_place_goes_to_whoever_comes() -> None:
-    """With ``limits.max_sources`` reached the one that left first makes room; should it return, no seq goes back."""
-    fleet = Fleet("ab", output=OUTPUT, limits={"max_sources": 2})
-    async with running(fleet), Workers(fleet) as workers:
-        router = TopicRouter(at(fleet.out))
-        with reading(router):
-            await workers.start(0, "a")
-            await workers.start(1, "b")
-            workers.publish("a", count=5)
-            workers.publish("b", count=2)
-            await workers.exact(router)
-            fleet.sources = [fleet.source(1, "b"), fleet.source(2, "c")]
-            await fleet.reload()
-            await workers.start(2, "c")
-            workers.publish("c")
-            await workers.exact(router)
-            assert fleet.daemon.process.slots_reused == 1
-            fleet.sources = [fleet.source(0, "a"), fleet.source(1, "b")]
-            await fleet.reload()
-            workers.publish("a")
-            workers.publish("b")
-            await workers.exact(router)
-            assert fleet.daemon.process.slots_reused == 2
-            fleet.sources = [*fleet.sources, fleet.source(3, "d")]
-            await fleet.reload("refused")
-
-
 def _lose_the_state(directory: Path) -> None:
     with opened(directory) as store:
         store.wipe()
-
-
-@pytest.mark.parametrize("clean", [True, False])
-async def test_a_restart_finds_every_worker_by_its_name(tmp_path: Path, clean: bool) -> None:
-    """The list is in another order afterwards; one worker left before, and a router that was away hears of it."""
-    settings: dict[str, Any] = {"output": dict(OUTPUT), "state_dir": str(tmp_path)}
-    fleet = Fleet("abc", **settings)
-    async with Workers(fleet) as workers:
-        router = TopicRouter(at(fleet.out))
-        with reading(router):
-            async with running(fleet):
-                for n, name in enumerate("abc"):
-                    await workers.start(n, name)
-                    workers.publish(name, count=3)
-                await workers.exact(router)
-                router.disconnect()
-                fleet.sources = [fleet.source(2, "c"), fleet.source(0, "a")]
-                await fleet.reload()
-                slots = dict(fleet.daemon.placement.slots)
-            if not clean:
-                _lose_the_state(tmp_path)
-            fleet.sources.reverse()
-            fleet.daemon = type(fleet.daemon)(fleet.load())
-            assert fleet.daemon.placement.slots == slots
-            async with running(fleet):
-                assert fleet.daemon.restored == clean
-                router.connect()
-                workers.publish("a")
-                workers.publish("c")
-                await workers.exact(router)
 
 
 async def test_beside_ports_that_follow_the_list() -> None:

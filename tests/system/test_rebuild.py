@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 from typing import Any, Final
@@ -16,10 +15,9 @@ from typing import Any, Final
 import pytest
 import uvloop
 
-from kvbus.client import BlockView, Lost, Subscriber, Synced
 from kvbus.core.blocks.compaction import StateSnapshot
 from kvbus.transport.engine.publisher import EnginePublisher
-from tests.doubles.bus import PATIENCE, Bus, eventually, running_bus
+from tests.doubles.bus import Bus, eventually, running_bus
 from tests.doubles.engine import Engine
 from tests.doubles.socket_routers import StrictRouter, soon
 
@@ -96,25 +94,6 @@ def cuts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 # -- joining late ------------------------------------------------------------------------------------------------------
-
-
-def test_a_router_joins_an_engine_that_is_long_up(cuts: list[int]) -> None:
-    async def test() -> None:
-        async with circuit(batches=20_000) as (bus, engine), routers(bus) as (router,):
-            stream = bus.daemon.relay.outputs[0].streams[0]
-            assert stream.journal.first_seq == stream.next_seq - JOURNAL
-            assert stream.next_seq > 19_000
-            assert engine.publisher.buffered == BUFFER
-            newest = stream.next_seq - 1
-            await router.rebuild()
-            assert router.next == newest + 1
-            assert cuts == [newest]
-            await engine.publish(3 * JOURNAL)
-            await in_step(bus, engine, router)
-            assert router.holes == 0
-            assert bus.source.stats.missing == 0
-
-    run(test())
 
 
 def test_late_routers_share_one_cut_while_traffic_goes_on(cuts: list[int], tmp_path: Path) -> None:
@@ -204,101 +183,4 @@ def test_requesters_that_die_are_forgotten_and_the_others_served(tmp_path: Path)
     run(test())
 
 
-@pytest.mark.parametrize("behind", [1, 5, JOURNAL + 5, 1000])
-def test_an_answer_that_breaks_off_is_asked_on_from_where_it_is(behind: int) -> None:
-    """Near the journal and far from it, with another requester and traffic in between."""
-
-    async def test() -> None:
-        async with circuit(batches=500) as (bus, engine), routers(bus, 2) as (router, other):
-            await router.rebuild()
-            for messages in (1, 2, 3, 40):
-                await engine.publish(behind + JOURNAL)
-                await eventually(lambda: bus.caught_up(engine.publisher.next_seq - 1), "every batch relayed")
-                router.ask()
-                await router.read(messages)
-                router.hang_up()
-                other.restart()
-                await other.rebuild()
-                await engine.publish(10)
-                await router.rebuild()
-                await in_step(bus, engine, router, other)
-            assert router.late == 0
-
-    run(test())
-
-
-def test_a_strict_router_takes_a_hundred_thousand_numbers() -> None:
-    async def test() -> None:
-        async with circuit() as (bus, engine), routers(bus) as (router,):
-            stream = bus.daemon.relay.outputs[0].streams[0]
-            stream.next_seq = 100_000
-            await engine.publish(2 * JOURNAL)
-            await eventually(lambda: bus.caught_up(engine.publisher.next_seq - 1), "every batch relayed")
-            await router.rebuild()
-            await in_step(bus, engine, router)
-            assert router.late == 0
-            assert router.next > 100_000
-            assert bus.daemon.outputs.stats[0].replay_batches > 100_000
-
-    run(test())
-
-
-def test_beyond_a_million_numbers_an_answer_begins_late_and_is_whole() -> None:
-    """As an engine's whose buffer was trimmed: llm-d forgets what it knew and takes what comes; so does the library."""
-
-    async def test() -> None:
-        async with circuit() as (bus, engine), routers(bus) as (router,):
-            output = bus.daemon.relay.outputs[0]
-            output.streams[0].next_seq = 3_000_000
-            await engine.publish(2 * JOURNAL)
-            await eventually(lambda: bus.caught_up(engine.publisher.next_seq - 1), "every batch relayed")
-            await router.rebuild()
-            await in_step(bus, engine, router)
-            assert (router.late, router.holes) == (1, 0)
-            counted = bus.daemon.outputs.stats[0].replay_requests
-            await eventually(lambda: counted["late"] == 1, "the answer, whose last byte has left, counted")
-            assert bus.daemon.outputs.stats[0].replay_batches < 10 * JOURNAL
-            view = BlockView()
-            async with Subscriber(bus.out, bus.out_replay) as subscriber:
-                updates: list[Any] = []
-                while not updates or not isinstance(updates[-1], Synced):
-                    updates.append(await subscriber.receive())
-                    view.update(updates[-1])
-            assert {key[1:] for key in view.keys()} == router.blocks  # noqa: SIM118
-            assert not [update for update in updates if isinstance(update, Lost)]
-
-    run(test())
-
-
 # -- restarts ----------------------------------------------------------------------------------------------------------
-
-
-def test_everything_restarts_and_batches_are_lost() -> None:
-    async def test() -> None:
-        rng = random.Random(51)
-        async with circuit(buffer=1000, drop=0.05) as (bus, engine), routers(bus) as (faithful,):
-            for _ in range(20):
-                async with routers(bus) as (router,):
-                    if rng.random() < 0.6:
-                        engine.restart()
-                    await asyncio.gather(router.rebuild(), engine.publish(rng.randint(1, 60)))
-                    if rng.random() < 0.6:
-                        # else the next thing happens before the bus has even found the engine again
-                        await engine.publisher.wait_for_subscriber(PATIENCE)
-                        await engine.publish(rng.randint(1, 60))
-                    await router.follow()
-                    await faithful.follow()
-            async with routers(bus) as (router,):
-                await router.rebuild()  # the stream may be silent from here on, and nothing would make it ask
-                truth = engine.settle()
-                for one in (faithful, router):
-                    await soon(one, lambda one=one: one.blocks == truth, "exactly what the engine holds")
-                await in_step(bus, engine, faithful, router)
-            stats = bus.source.stats
-            assert stats.restarts > 5
-            assert engine.dropped > 20
-            assert stats.missing == stats.recovered + stats.lost
-            assert stats.recovered > 5
-            assert (faithful.holes, faithful.went_back) == (0, 0)
-
-    run(test())

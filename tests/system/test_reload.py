@@ -28,7 +28,6 @@ from tests.doubles.runtimes import runtime_of
 from tests.doubles.socket_routers import RouterOnASet
 from tests.ports import ports_in_a_row
 from tests.security.keys import Keyring
-from tests.typed import there
 
 log = logging.getLogger("tests.fleet")
 
@@ -183,76 +182,6 @@ async def test_the_others_notice_nothing():
                 assert (stats.missing, stats.restarts, stats.duplicates) == (0, 0, copies[slot])
 
 
-async def test_a_source_that_is_removed_is_cleared_and_its_place_is_free():
-    async with running(Fleet("ab")) as fleet:
-        router = fleet.router(1)
-        with following(router):
-            async with fleet.engine(1) as engine:
-                await engine.wait_for_subscriber(60)
-                await eventually(lambda: fleet.daemon.outputs.stats[0].subscribers, "the router")
-                for n in range(3):
-                    engine.publish(batch(store([n + 1])))
-                await eventually(lambda: router.read() == 3, "three batches")
-                fleet.sources = fleet.sources[:1]
-                await fleet.reload()
-                await eventually(lambda: router.read() == 4 and not router.view.blocks, "the clear")
-                assert [source.spec.label for source in fleet.daemon.relay.present] == ["a"]
-                # somebody else moves in: the numbering goes on, and so does the router, without a word
-                fleet.sources = [*fleet.sources, fleet.source(5, "e")]
-                await fleet.reload()
-                async with fleet.engine(5) as other:
-                    await other.wait_for_subscriber(60)
-                    stats = fleet.daemon.outputs.stats[0]
-                    await eventually(lambda: router.read() and stats.subscribers, "the router back")
-                    other.publish(batch(store([77])))
-                    await eventually(lambda: fleet.relayed(1, 1), "its batch relayed")
-                    await eventually(lambda: router.read() >= 6, "its batch")
-                    assert {block for _, _, block in router.view.blocks} == {77}
-
-
-async def test_merged_streams_clear_what_is_gone_and_nothing_else():
-    async with running(Fleet("ab", output={"layout": "merged"})) as fleet:
-        router = fleet.router(0)
-        with following(router):
-            async with fleet.engine(0) as first, fleet.engine(1) as second:
-                for n, engine in enumerate((first, second)):
-                    await engine.wait_for_subscriber(60)
-                    engine.publish(batch(store([100 + n])))
-                await eventually(lambda: fleet.relayed(0, 1) and fleet.relayed(1, 1), "both relayed")
-                fleet.sources = [fleet.source(1, "b", slot=1)]
-                await fleet.reload()
-                stream = fleet.daemon.relay.outputs[0].streams[0]
-                assert stream.next_seq == 3
-                seqs = await router.replay()
-                assert seqs == [0, 1, 2]
-                second.publish(batch(store([102])))
-                await eventually(lambda: fleet.relayed(1, 2), "its next batch relayed")
-                assert stream.next_seq == 4
-
-
-async def test_state_is_kept_over_a_restart_after_a_reload(tmp_path: Path):
-    """The sources of the new configuration are found again, in their places."""
-    fleet = Fleet("abc", state_dir=str(tmp_path))
-    async with fleet.engine(2) as engine:
-        async with running(fleet):
-            await engine.wait_for_subscriber(60)
-            for n in range(5):
-                engine.publish(batch(store([n + 1])))
-            await eventually(lambda: fleet.relayed(2, 5), "relayed")
-            fleet.sources = [fleet.source(0, "a"), fleet.source(2, "c", slot=2)]
-            await fleet.reload()
-            await eventually(lambda: not there(fleet.daemon.state).busy, "the dump whole")
-            engine.publish(batch(store([6])))
-            await eventually(lambda: fleet.relayed(2, 6), "one more")
-        again = Daemon(fleet.load())
-        assert again.restored
-        assert again.process.state_refused == 0
-        assert again.relay.sources[2].sequencer.next == 6
-        assert again.relay.outputs[0].streams[2].next_seq == 6
-        await again.start()
-        await again.close(drain=0)
-
-
 def one(name: str, **more: Any) -> dict[str, Any]:
     return {"name": name, "endpoint": f"ipc:///run/{name}", **more}
 
@@ -285,19 +214,6 @@ async def test_a_source_whose_address_is_taken_is_opened_by_a_later_reload(monke
             await engine.wait_for_subscriber(60)
             engine.publish(batch(store([1])))
             await eventually(lambda: fleet.daemon.relay.sources[1].stats.batches, "its batch")
-
-
-async def test_more_slots_than_before_and_holes_between_them():
-    async with running(Fleet("a")) as fleet:
-        fleet.sources = [fleet.source(0, "a"), fleet.source(1, "far", slot=7)]
-        await fleet.reload()
-        router = fleet.router(7)
-        with following(router):
-            async with fleet.engine(1) as engine:
-                await engine.wait_for_subscriber(60)
-                engine.publish(batch(store([1])))
-                await eventually(lambda: fleet.relayed(7, 1), "relayed")
-                assert await router.replay() == [0]
 
 
 # -- as a supervisor does it

@@ -21,7 +21,6 @@ FACTORIES: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "uvloop": uvloop.new_event_loop,
 }
 END = b"\xff" * 8
-ANY = "tcp://127.0.0.1:*"
 
 
 def collect() -> None:

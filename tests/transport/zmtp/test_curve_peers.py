@@ -12,7 +12,6 @@ from kvbus.transport.zmtp.mechanism import Role
 from kvbus.transport.zmtp.reasons import Reason
 from kvbus.transport.zmtp.wire import encode_message
 from tests.doubles.bus import eventually
-from tests.ports import free_port
 from tests.transport.loops import both_loops
 from tests.transport.zmtp.curves import HELLO, SUB, Pair, sealed, take
 from tests.transport.zmtp.peers import hello
@@ -113,88 +112,6 @@ async def test_heartbeats_of_libzmq_are_answered(dial):
         assert seen.peers[0].written_bytes > 0
         seen.send(b"still there")
         assert await received(sub, 1) == [[b"still there"]]
-
-
-@both_loops
-async def test_a_client_with_the_wrong_key_of_ours_keeps_trying(dial):
-    async with listening(US.accepts(THEM), settings=HASTY) as (listener, seen):
-        dial(zmq.SUB, listener.endpoint, SUBSCRIBE=b"", RECONNECT_IVL=10, **THEM.as_client(OTHER))
-        await eventually(lambda: len(seen.refused) > 2, "its attempts")
-        assert set(seen.refused) == {Reason.CURVE}
-        assert seen.peers == []
-
-
-@both_loops
-async def test_a_key_that_is_added_later_is_let_in(dial):
-    """libzmq dials again only because it was not sent an ERROR."""
-    keys = US.accepts(OTHER)
-    async with listening(keys, settings=HASTY) as (listener, seen):
-        sub = dial(zmq.SUB, listener.endpoint, SUBSCRIBE=b"", RECONNECT_IVL=10, **THEM.as_client(US))
-        await eventually(lambda: len(seen.refused) > 2, "its attempts")
-        assert set(seen.refused) == {Reason.KEY}
-        keys.allow(frozenset({THEM.public, OTHER.public}), listener.peers.values())
-        # libzmq subscribes again, after a reconnection, when its application calls it
-        await eventually(lambda: not sub.poll(0) and seen.topics, "the subscription")
-        seen.send(b"you")
-        assert await received(sub, 1) == [[b"you"]]
-
-
-@both_loops
-async def test_a_key_that_is_removed_ends_its_own_connections_alone(dial):
-    keys = US.accepts(THEM, OTHER)
-    async with listening(keys, settings=HASTY) as (listener, seen):
-        stays = dial(zmq.SUB, listener.endpoint, SUBSCRIBE=b"", **OTHER.as_client(US))
-        goes = [
-            dial(zmq.SUB, listener.endpoint, SUBSCRIBE=b"", RECONNECT_IVL=10, **THEM.as_client(US)) for _ in range(2)
-        ]
-        await eventually(lambda: len(seen.topics) == 3, "the subscriptions")
-        seen.send(b"before")
-        for sub in (stays, *goes):
-            assert await received(sub, 1) == [[b"before"]]
-        keys.allow(frozenset({OTHER.public}), listener.peers.values())
-        seen.send(b"after")
-        assert await received(stays, 1) == [[b"after"]]
-        await eventually(lambda: seen.ends == [Reason.REVOKED] * 2, "the ends")
-        await eventually(lambda: len(seen.refused) > 3, "their attempts")
-        assert set(seen.refused) == {Reason.KEY}
-        assert [peer.key for peer in seen.peers] == [OTHER.public]
-        assert not any(sub.poll(0) for sub in goes)
-
-
-@both_loops
-@pytest.mark.parametrize("curve", [True, False])
-async def test_one_side_without_curve_gets_nothing(dial, curve):
-    async with listening(US.accepts(THEM) if curve else None) as (listener, seen):
-        dial(zmq.SUB, listener.endpoint, SUBSCRIBE=b"", **({} if curve else THEM.as_client(US)))
-        await eventually(lambda: seen.refused, "the refusal")
-        assert set(seen.refused) <= {Reason.MECHANISM, Reason.LEFT, Reason.BROKEN}  # the peer may be faster
-        assert seen.peers == []
-
-
-@both_loops
-async def test_a_router_that_binds_is_dialled(bound):
-    sub, endpoint = bound(US)
-    async with dialling(endpoint, keys=THEM.dials(US)) as (_, seen):
-        await eventually(lambda: not sub.poll(0) and seen.topics == [("+", b"")], "its subscription")
-        messages = [[b"kv", bytes(size)] for size in (0, 222, 223, 5_000)]
-        for frames in messages:
-            seen.send(*frames)
-        assert await received(sub, len(messages)) == messages
-        assert seen.peers[0].key == US.public
-
-
-@both_loops
-async def test_a_router_that_restarts_is_dialled_again(bound):
-    endpoint = f"tcp://127.0.0.1:{free_port()}"
-    sub, _ = bound(US, endpoint)
-    async with dialling(endpoint, keys=THEM.dials(US)) as (_, seen):
-        await eventually(lambda: not sub.poll(0) and len(seen.topics) == 1, "its subscription")
-        sub.close()
-        await eventually(lambda: not seen.peers, "its end")
-        again, _ = bound(US, endpoint)
-        await eventually(lambda: not again.poll(0) and len(seen.topics) == 2, "its subscription")
-        seen.send(b"kv")
-        assert await received(again, 1) == [[b"kv"]]
 
 
 @both_loops
