@@ -8,9 +8,8 @@ from typing import Any, Final
 
 from kvbus.client import BlockView
 from kvbus.core.checkpoint import Loader, dump
-from kvbus.core.commands import AnswerReplay, Publish, RequestReplay, SendPart, SendState
+from kvbus.core.commands import AnswerReplay, Publish, RequestReplay, SendState
 from kvbus.core.events import (
-    AnswerPulled,
     BatchReceived,
     ReplayAsked,
     ReplayReceived,
@@ -27,7 +26,6 @@ from kvbus.core.types import Reason
 from kvbus.core.wire.codec import decode_batch
 from kvbus.core.wire.frames import END_SEQ, replay_request
 from kvbus.core.wire.profiles import PROFILES
-from kvbus.transport.answer_reader import AnswerReader
 
 from .fleet import Feed, View, Worker
 
@@ -180,14 +178,8 @@ class Bus(Feed):
         (command,) = self._relay.handle(ReplayAsked(0, number, [b"router", *replay_request(start)]), now)
         assert isinstance(command, AnswerReplay)
 
-        def pull(event: AnswerPulled) -> SendPart:
-            *others, part = self._relay.handle(event, now)
-            self._carry_out(others, now)
-            assert isinstance(part, SendPart)
-            return part
-
-        answer = AnswerReader(command, pull)
-        while (message := answer.next_message()) is not None:
+        for message in command.answer.messages():
+            self._carry_out(self._relay.take_commands(), now)
             if message and message[-2] != END_SEQ:
                 reader.take(int.from_bytes(message[-2], "big"), message[-1])
         self._go_on(number, now)

@@ -1,28 +1,211 @@
-"""What routers ask for: replays, snapshots, and the state that a subscription or a loss calls for."""
+"""What routers ask for: replays, snapshots, and the state that a subscription or a loss calls for.
+
+An answer is a generator of messages. The journal and the state are read when the router can take the next message, so
+nothing is kept for a router that does not read but the state that it is in the middle of.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Final, TypeVar
 
 from kvbus.core import write_ahead_log as wal
-from kvbus.core.blocks.compaction import ClearsWhere, Part, StateSnapshot
-from kvbus.core.blocks.index import Index
-from kvbus.core.commands import AnswerReplay, AnswerSnapshot, SendPart, SendState
-from kvbus.core.events import AnswerPulled, ReplayAsked, SnapshotAsked, Subscribed
+from kvbus.core.blocks.compaction import StateSnapshot
+from kvbus.core.commands import AnswerReplay, AnswerSnapshot, SendState
+from kvbus.core.events import ReplayAsked, SnapshotAsked, Subscribed
 from kvbus.core.outgoing import Outgoing
-from kvbus.core.outputs import replay_answer
 from kvbus.core.outputs.output import Output
-from kvbus.core.outputs.snapshot import SnapshotAnswer, SnapshotPart, parse_snapshot_request, reply
-from kvbus.core.outputs.state_transfer import JournalTransfer, StateTransfer
-from kvbus.core.source import Source
-from kvbus.core.wire.frames import parse_replay_request
+from kvbus.core.outputs.snapshot import (
+    FRAME_BYTES,
+    NOTHING_YET,
+    UNAVAILABLE,
+    SnapshotRequest,
+    Unfinished,
+    parse_snapshot_request,
+    snapshot_head,
+)
+from kvbus.core.stream_state import StreamState
+from kvbus.core.wire.frames import SEQ_BYTES, ReplayRequest, parse_replay_request, replay_data, replay_end
+from kvbus.core.wire.profiles import encode
 
-Asked = TypeVar("Asked")
+Request = TypeVar("Request", ReplayRequest, SnapshotRequest)
+
+MAX_FILLER: Final = 1_000_000
+"""Empty batches sent to keep an answer contiguous. More would take longer than a router waits."""
+
+_ROOM: Final = 2**62
+"""Seqs for a state that needs none."""
 
 
-class Answering:
-    """Answers the routers of every output.
+class ReplayAnswer:
+    """The answer to a replay request; an :class:`~kvbus.core.commands.Answer`.
+
+    It is the journal if the journal holds ``start`` and ``start`` is a cursor
+    (:mod:`kvbus.core.outputs.incomplete`). Otherwise it is AllBlocksCleared, the live blocks of a snapshot, and then
+    the journal. The profile decides how the snapshot is numbered:
+
+    *At its own seqs*, which end at the snapshot's seq: for every start if the profile needs no contiguous answer, and
+    for start 0 if the requester takes an answer that begins late. The cost does not depend on the length of the stream.
+
+    *From ``start``*, with empty batches between the live blocks and the journal: for all other requests. The cost
+    follows from the number of batches that the router missed. Beyond ``MAX_FILLER`` empty batches the snapshot has its
+    own seqs.
+
+    *END alone* is for a router that refuses an answer that begins late (llm-d): a request from 0 gets it if the state
+    of a subscription answers the request.
+
+    An answer ends at the batch that was newest when its journal part began. Later batches are on the live stream. If
+    the journal lets a batch go before a slow requester could take it, a newer snapshot takes its place.
+
+    The outcome is ``subscription`` for END alone in place of a state, ``compacted`` for an answer with a snapshot,
+    ``late`` for one that begins later than asked for, ``malformed`` for a request that cannot be read, else
+    ``complete``.
+
+    Args:
+        state: the state of the stream.
+        request: the request.
+        has_state: a state that a subscription has brought, or will bring, answers the request.
+        rebuilds: the requester is one of kvbus's own readers.
+    """
+
+    def __init__(
+        self, state: StreamState, request: ReplayRequest, *, has_state: bool = False, rebuilds: bool = False
+    ) -> None:
+        self.envelope = request.envelope
+        self.outcome = "complete" if request.well_formed else "malformed"
+        self.over = False
+        self.state = state
+        self._request = request
+        self._has_state = has_state
+        self._framing = state.stream.profile.framing
+        self._takes_late = state.stream.profile.late_replay or rebuilds
+        self._refuses_late = request.start == 0 and not self._takes_late
+        self._end = state.stream.next_seq
+        """The seq after the last batch of the answer."""
+
+    def messages(self) -> Iterator[list[bytes]]:
+        """Give the messages, END last; ``[]`` while the next batch is being made."""
+        yield from self._state_alone() if self._request.state else self._batches()
+        self.over = True
+        yield self.refusal()
+
+    def refusal(self) -> list[bytes]:
+        """Return END, so that a requester that gets no batch does not wait for ever."""
+        return replay_end(self._framing, self.envelope)
+
+    def _batches(self) -> Iterator[list[bytes]]:
+        """Give the batches from the start on: those of the journal, and a state where the journal lacks one."""
+        state, seq = self.state, self._request.start
+        begun = False
+        snapshot: StateSnapshot | None = None  # held while its journal part is read: later requesters get the same one
+        if self._refuses_late:
+            state.mark_refused(refused=False)
+        while seq < self._end:
+            stream = state.stream
+            entry = stream.journal.find(seq) if begun or seq not in stream.incomplete else None
+            if entry is not None:
+                begun = True
+                yield self._message(stream.topic, seq, stream.publisher_id, entry.payload)
+                seq += 1
+            elif self._refuses_late and not begun and self._has_state:
+                self.outcome = "subscription"
+                return
+            else:
+                snapshot = yield from self._state_at(seq, begun=begun)
+                begun, seq = True, snapshot.seq + 1
+                if seq < self._end:
+                    self._end = state.stream.next_seq
+
+    def _state_at(self, first: int, *, begun: bool) -> Generator[list[bytes], None, StateSnapshot]:
+        """Give a state under the seqs from ``first`` on, and empty batches up to its own seq."""
+        state, stream = self.state, self.state.stream
+        snapshot = state.ending_after(first)
+        end = snapshot.seq + 1
+        chunks = snapshot.chunks(end - first)
+        filler = end - first - chunks.count
+        own_seqs = not begun and (not stream.profile.filled_replay or (first == 0 and self._takes_late))
+        if filler > (0 if own_seqs else MAX_FILLER):
+            first += filler
+            self.outcome = "late"
+            if self._refuses_late and not begun:
+                state.mark_refused(refused=True)
+        elif self.outcome != "late":
+            self.outcome = "compacted"
+        # up to the snapshot's seq the requester's set is not that of the journal at the same seq
+        state.mark_incomplete(first + 1, end)
+        topic, publisher_id = stream.topic, stream.publisher_id
+        empty = encode(stream.wire, [], 0.0, stream.rank)
+        reader = chunks.reader()
+        for seq in range(first, end):
+            while (payload := reader.next_payload()) == b"":
+                yield []
+            yield self._message(topic, seq, publisher_id, empty if payload is None else payload)
+        return snapshot
+
+    def _state_alone(self) -> Iterator[list[bytes]]:
+        """Give the state, each of its batches at the seq that the live stream goes on with (vllm#50134)."""
+        stream, snapshot = self.state.stream, self.state.newest()
+        self.outcome = "compacted"
+        topic, seq, publisher_id = stream.topic, stream.next_seq, stream.publisher_id
+        reader = snapshot.chunks(snapshot.fewest).reader()
+        while (payload := reader.next_payload()) is not None:
+            yield self._message(topic, seq, publisher_id, payload) if payload else []
+
+    def _message(self, topic: bytes, seq: int, publisher_id: bytes, payload: bytes) -> list[bytes]:
+        frame = seq.to_bytes(SEQ_BYTES, "big") + publisher_id
+        return replay_data(self._framing, self.envelope, topic, frame, payload)
+
+
+class SnapshotAnswer:
+    """The answer to a snapshot request: one message; an :class:`~kvbus.core.commands.Answer`.
+
+    A state may be large, so its reply is given frame by frame. Requesters that do not read share the state, and nobody
+    keeps a whole reply for any of them.
+    """
+
+    def __init__(self, state: StreamState, request: SnapshotRequest) -> None:
+        self.envelope = request.envelope
+        self.outcome = "compacted" if request.valid else "malformed"
+        self.over = False
+        self.state = state
+        self._valid = request.valid
+        self._published = state.stream.next_seq > state.stream.first_seq
+        self._publisher_id = state.stream.publisher_id
+
+    def messages(self) -> Iterator[list[bytes]]:
+        """Give the reply, an :class:`Unfinished` piece of it for each frame but the last; ``[]`` while one is made."""
+        if not self._valid or not self._published:
+            self.over = True
+            yield self._head(NOTHING_YET if self._valid else UNAVAILABLE)
+            return
+        # the state may be older than this seq: the batches since then were empty, and the requester has not got them
+        seq, snapshot = self.state.stream.next_seq - 1, self.state.newest()
+        chunks = snapshot.chunks(_ROOM, FRAME_BYTES)
+        reader, left = chunks.reader(), chunks.count
+        self.over = not left
+        yield Unfinished(self._head(seq)) if left else self._head(seq)
+        while left:
+            payload = reader.next_payload()
+            if payload is None:
+                raise LookupError(f"the state ends {left} batches before its reply")
+            if payload:
+                left -= 1
+                self.over = not left
+                piece = [self.envelope[0], payload]
+                yield Unfinished(piece) if left else piece
+            else:
+                yield []
+
+    def refusal(self) -> list[bytes]:
+        """Return the reply that there is no snapshot now."""
+        return self._head(UNAVAILABLE)
+
+    def _head(self, seq: int) -> list[bytes]:
+        return [*self.envelope, *snapshot_head(seq, self._publisher_id)]
+
+
+class RouterRequests:
+    """Begins what the routers of every output ask for.
 
     Args:
         out: the outgoing side, whose streams they read.
@@ -35,146 +218,38 @@ class Answering:
         self._outputs = outputs
         self._do = do
 
-    # -- answers -----------------------------------------------------------------------------------------------------
+    def _state_of(self, number: int, at: int) -> StreamState:
+        return StreamState(self._out, self._outputs, self._do, number, at)
 
-    def asked(self, event: ReplayAsked, now: float) -> None:
-        """A router asks for a replay."""
+    def asked_replay(self, event: ReplayAsked, now: float) -> None:
+        """Answer a router that asks for a replay."""
         del now
         request = self._parsed(event, parse_replay_request)
         if request is not None:
-            stream = self._outputs[event.output].streams[event.stream]
-            answer = replay_answer.begin(stream, request, has_state=event.has_state, rebuilds=event.rebuilds)
+            state = self._state_of(event.output, event.stream)
+            answer = ReplayAnswer(state, request, has_state=event.has_state, rebuilds=event.rebuilds)
             self._out.commands.append(AnswerReplay(event.output, event.stream, answer))
 
-    def snapshot_asked(self, event: SnapshotAsked, now: float) -> None:
-        """A router asks for a snapshot."""
+    def asked_snapshot(self, event: SnapshotAsked, now: float) -> None:
+        """Answer a router that asks for a snapshot."""
         del now
-        stream = self._outputs[event.output].streams[event.stream]
         request = self._parsed(event, parse_snapshot_request)
-        if request is None:
-            return
-        published = stream.next_seq > stream.first_seq
-        answer = SnapshotAnswer(request.envelope, stream.publisher_id, request.valid, published)
-        self._out.commands.append(AnswerSnapshot(event.output, event.stream, answer))
-
-    def pulled(self, event: AnswerPulled, now: float) -> None:
-        """A router can take more of its answer."""
-        number, at, answer = event.output, event.stream, event.answer
-        part: replay_answer.Part | SnapshotPart
-        stream = self._outputs[number].streams[at]
-        if isinstance(answer, SnapshotAnswer):
-            part = reply(answer, stream.next_seq - 1, lambda: self._newest_snapshot(number, at))
-        elif answer.state:
-            part = replay_answer.whole(answer, stream, self._newest_snapshot(number, at))
-        else:
-            part = replay_answer.next_part(answer, stream, lambda start: self._snapshot_from(number, at, start, now))
-            if isinstance(part, replay_answer.StatePart):
-                # up to the snapshot's seq the requester's set is not that of the journal at the same seq
-                self._incomplete(number, at, part.first + 1, part.end, now)
-            if answer.seq == 0 and not answer.takes_late:
-                self._see_refused(self._outputs[number], at, refused=part.answer.outcome == "late")
-        self._out.commands.append(SendPart(number, at, part))
-
-    def _see_refused(self, output: Output, at: int, *, refused: bool) -> None:
-        """Note whether the stream's routers refuse the newest answer from 0."""
-        for _, source in self._out.sources_of(output, at):
-            if refused:
-                source.refused_replays.add(output.spec.name)
-            else:
-                source.refused_replays.discard(output.spec.name)
+        if request is not None:
+            answer = SnapshotAnswer(self._state_of(event.output, event.stream), request)
+            self._out.commands.append(AnswerSnapshot(event.output, event.stream, answer))
 
     def _parsed(
-        self, event: ReplayAsked | SnapshotAsked, parse: Callable[[Sequence[bytes]], Asked | None]
-    ) -> Asked | None:
+        self, event: ReplayAsked | SnapshotAsked, parse: Callable[[Sequence[bytes]], Request | None]
+    ) -> Request | None:
         request = parse(event.frames)
         if request is None:
             self._outputs[event.output].stats.malformed += 1
         return request
 
-    # -- state -------------------------------------------------------------------------------------------------------
-
     def subscribed(self, event: Subscribed, now: float) -> None:
-        """Routers need the state: it takes the seqs behind the newest one, in which all others get empty batches.
-
-        The seqs between its batches are no cursor: see :mod:`kvbus.core.outputs.incomplete`.
-        """
-        number, at = event.output, event.stream
-        streams = self._outputs[number].streams
-        if at >= len(streams) or not self._outputs[number].serves(streams[at]):
-            return  # its source is about to be added, or is gone
-        stream = streams[at]
-        if stream.numbered:
-            if stream.next_seq and stream.whole:  # else there is no state yet, and they ask again
-                self._out.commands.append(SendState(number, at, event.routers, JournalTransfer(stream)))
-            return
-        if not stream.next_seq:
-            # a batch 0 that begins with AllBlocksCleared is how readers recognize SGLang
-            self._publish_empty(number, at, now)
-        snapshot = self._newest_snapshot(number, at)
-        transfer = StateTransfer(snapshot, stream.next_seq, stream.topic, stream.publisher_id)
-        for _ in range(transfer.first_seq, transfer.end_seq):
-            self._publish_empty(number, at, now)
-        self._incomplete(number, at, transfer.first_seq + 1, transfer.end_seq, now)
-        self._out.commands.append(SendState(number, at, event.routers, transfer))
-
-    def _publish_empty(self, number: int, at: int, now: float) -> None:
-        self._do(wal.Heartbeat(number, at, self._out.wall), now)
-
-    def _newest_snapshot(self, number: int, at: int) -> StateSnapshot:
-        """The live state of a stream as of its newest batch."""
-        output = self._outputs[number]
-        stream = output.streams[at]
-        snapshot = self._known_snapshot(output, at)
-        if snapshot is None or snapshot.seq < stream.changed_seq:
-            snapshot = output.snapshots[at] = self._snapshot_of(output, at)
-        return snapshot
-
-    def _snapshot_from(self, number: int, at: int, start: int, now: float) -> StateSnapshot:
-        """The live state of a stream, to be sent in the seqs from ``start`` on; a recent one if the journal follows it.
-
-        Where there are too few seqs for it, empty batches make room.
-        """
-        output = self._outputs[number]
-        stream = output.streams[at]
-        snapshot = self._known_snapshot(output, at)
-        if snapshot is not None and snapshot.seq < stream.next_seq - 1:
-            first = stream.journal.first_seq
-            if first is None or snapshot.seq + 1 < first:
-                snapshot = None
-        if snapshot is None or snapshot.seq + 1 - start < snapshot.fewest:
-            snapshot = output.snapshots[at] = self._snapshot_of(output, at)
-            while stream.next_seq - start < snapshot.fewest:
-                self._publish_empty(number, at, now)
-            snapshot.seq = stream.next_seq - 1
-        return snapshot
-
-    def _incomplete(self, number: int, at: int, first: int, end: int, now: float) -> None:
-        if first < end:
-            self._do(wal.SeqsIncomplete(number, at, first, end), now)
-
-    def _known_snapshot(self, output: Output, at: int) -> StateSnapshot | None:
-        snapshot = output.snapshots.get(at)
-        return snapshot if snapshot is not None and snapshot.clears == self._clears(output, at) else None
-
-    def _snapshot_of(self, output: Output, at: int) -> StateSnapshot:
-        profile = output.spec.profile
-        return StateSnapshot(
-            output.streams[at].next_seq - 1,
-            [self._part(output, i, source) for i, source in self._out.sources_of(output, at)],
-            profile.wire,
-            clears=self._clears(output, at),
-            one_copy=profile.one_copy,
-            max_blocks=output.spec.max_batch_blocks,
-        )
-
-    def _clears(self, output: Output, at: int) -> ClearsWhere:
-        """Where a state of this stream has AllBlocksCleared."""
-        if output.spec.profile.clears == "rank":
-            return "each"
-        return "none" if self._out.clears_others(output, at) else "first"
-
-    def _part(self, output: Output, i: int, source: Source) -> Part:
-        index = Index() if source.expired else output.index_of(i, source).copy()
-        if output.spec.profile.one_group:
-            index.keep_group(source.normalizer.first_group)
-        return Part(index, output.rank_of(i, source), source.ts, source.normalizer.block_size or 0)
+        """Send the state to routers that need it. They ask again if there is no state yet, or no such source."""
+        del now
+        state = self._state_of(event.output, event.stream)
+        transfer = state.transfer() if state.served else None
+        if transfer is not None:
+            self._out.commands.append(SendState(event.output, event.stream, event.routers, transfer))

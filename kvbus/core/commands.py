@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Protocol
+
 import msgspec
 
-from kvbus.core.outputs.replay_answer import Part, ReplayAnswer
-from kvbus.core.outputs.snapshot import SnapshotAnswer, SnapshotPart
 from kvbus.core.outputs.state_transfer import Transfer
 
 
@@ -46,28 +47,45 @@ class CancelReplay(msgspec.Struct, frozen=True):
     request: int
 
 
+class Answer(Protocol):
+    """The answer to one request of a router.
+
+    Attributes:
+        envelope: the frames that each message starts with; the first one is the router's identity.
+        outcome: how to count the answer when it is over.
+        over: the last message was read.
+    """
+
+    envelope: list[bytes]
+    outcome: str
+    over: bool
+
+    def messages(self) -> Iterator[list[bytes]]:
+        """Give the messages, each at the moment in which the router can take it.
+
+        A message is ``[]`` while the next one is being made, and an :class:`~kvbus.core.outputs.snapshot.Unfinished`
+        piece if more of its frames follow. To read a message may change the relay: carry out the commands of
+        :meth:`~kvbus.core.relay.Relay.take_commands` before you send it.
+        """
+
+    def refusal(self) -> list[bytes]:
+        """Return the one message of a request that kvbus refuses."""
+
+
 class AnswerReplay(msgspec.Struct, frozen=True):
-    """An answer to a router begins: feed :class:`~kvbus.core.events.AnswerPulled` as fast as the router takes it."""
+    """Send the answer to a replay request to the router that asked, at the router's pace."""
 
     output: int
     stream: int
-    answer: ReplayAnswer
+    answer: Answer
 
 
 class AnswerSnapshot(msgspec.Struct, frozen=True):
-    """As :class:`AnswerReplay`, for what a request for a snapshot gets."""
+    """Send the answer to a snapshot request to the router that asked, at the router's pace."""
 
     output: int
     stream: int
-    answer: SnapshotAnswer
-
-
-class SendPart(msgspec.Struct, frozen=True):
-    """What a pull gets: send the messages of ``part``, and pull ``part.answer`` unless that was over with them."""
-
-    output: int
-    stream: int
-    part: Part | SnapshotPart
+    answer: Answer
 
 
 class SendState(msgspec.Struct, frozen=True):
@@ -79,6 +97,4 @@ class SendState(msgspec.Struct, frozen=True):
     transfer: Transfer
 
 
-Command = (
-    Publish | RequestReplay | RequestSnapshot | CancelReplay | AnswerReplay | AnswerSnapshot | SendPart | SendState
-)
+Command = Publish | RequestReplay | RequestSnapshot | CancelReplay | AnswerReplay | AnswerSnapshot | SendState

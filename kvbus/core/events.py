@@ -7,8 +7,6 @@ from collections.abc import Sequence
 import msgspec
 
 from kvbus.core.findings import Finding
-from kvbus.core.outputs.replay_answer import ReplayAnswer
-from kvbus.core.outputs.snapshot import SnapshotAnswer
 from kvbus.core.outputs.spec import NewStream, OutputSpec
 from kvbus.core.source_spec import Place, SourceSpec
 from kvbus.core.types import Refused
@@ -189,14 +187,6 @@ class SnapshotAsked(msgspec.Struct, gc=False):
     frames: list[bytes]
 
 
-class AnswerPulled(msgspec.Struct, frozen=True):
-    """A router can take more of an answer: the last of the commands is the :class:`~kvbus.core.commands.SendPart`."""
-
-    output: int
-    stream: int
-    answer: ReplayAnswer | SnapshotAnswer
-
-
 class Subscribed(msgspec.Struct, frozen=True):
     """These routers need the state of a stream: they have just subscribed, or batches for them were dropped.
 
@@ -247,7 +237,6 @@ RelayEvent = (
     | Unread
     | ReplayAsked
     | SnapshotAsked
-    | AnswerPulled
     | Subscribed
     | EngineEmptied
     | Tick

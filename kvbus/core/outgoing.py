@@ -41,6 +41,8 @@ class Outgoing:
         self._do = do
         self.wall = 0.0
         """The time of day, for the ``ts`` of batches no engine sent; nothing is decided by it."""
+        self.now = 0.0
+        """The time of the relay's newest event."""
         self.commands: list[Command] = []
         """What the shell has to do."""
 

@@ -17,11 +17,10 @@ from math import inf
 from typing import Final
 
 from kvbus.core import write_ahead_log as wal
-from kvbus.core.answering import Answering
+from kvbus.core.answering import RouterRequests
 from kvbus.core.applying import Applier
 from kvbus.core.commands import CancelReplay, Command, RequestReplay, RequestSnapshot
 from kvbus.core.events import (
-    AnswerPulled,
     BatchReceived,
     EngineEmptied,
     HandshakeFailed,
@@ -80,7 +79,7 @@ class Relay:
         ranks = [spec.rank for spec in sources]
         self.outputs = [Output(spec, ranks) for spec in outputs]
         self._out = Outgoing(self.sources, self.outputs, self._do)
-        self._answering = Answering(self._out, self.outputs, self._do)
+        self._requests = RouterRequests(self._out, self.outputs, self._do)
         self._applier = Applier(self.sources, self._out, self.limits.max_events)
         self._numbered = Numbered(self.sources, self.outputs, self._out, self.limits.max_events)
         self.sources.extend(map(self._make_source, sources))
@@ -112,20 +111,24 @@ class Relay:
             SourceUnreachable: self._unreachable,
             SourcesNamed: self._named,
             HandshakeFailed: self._handshake_failed,
-            ReplayAsked: self._answering.asked,
-            SnapshotAsked: self._answering.snapshot_asked,
-            AnswerPulled: self._answering.pulled,
-            Subscribed: self._answering.subscribed,
+            ReplayAsked: self._requests.asked_replay,
+            SnapshotAsked: self._requests.asked_snapshot,
+            Subscribed: self._requests.subscribed,
             EngineEmptied: self._engine_emptied,
             Tick: self._tick,
         }
 
     def handle(self, event: RelayEvent, now: float) -> list[Command]:
         """Take in one event at ``now`` (seconds, monotonic); the commands that follow from it."""
+        self._out.now = now
         if type(event) is BatchReceived:
             self._batch(event, now)
         else:
             self._handlers[type(event)](event, now)
+        return self.take_commands()
+
+    def take_commands(self) -> list[Command]:
+        """Return the commands that reading an answer has led to."""
         out = self._out
         commands, out.commands = out.commands, []
         return commands

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from kvbus.core import findings as catalogue
+from kvbus.core.answering import MAX_FILLER
 from kvbus.core.findings import Finding
-from kvbus.core.outputs.replay_answer import MAX_FILLER
 from kvbus.core.sequencing.epoch import NOTHING
 from kvbus.core.sequencing.phases import SEPARATED, Phase
 from kvbus.core.source import Source

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from kvbus.common.errors import BindError
 from kvbus.common.front_stats import CallStats, FrontStats
 from kvbus.config import Config, SourceStream
 from kvbus.core.commands import (
+    Answer,
     AnswerReplay,
     AnswerSnapshot,
     CancelReplay,
@@ -18,10 +19,9 @@ from kvbus.core.commands import (
     Publish,
     RequestReplay,
     RequestSnapshot,
-    SendPart,
     SendState,
 )
-from kvbus.core.events import AnswerPulled, RelayEvent, SourcesNamed, Started, Tick
+from kvbus.core.events import RelayEvent, SourcesNamed, Started, Tick
 from kvbus.core.findings import Finding
 from kvbus.core.source_spec import Place
 from kvbus.core.stats import OutputStats, ProcessStats
@@ -123,7 +123,7 @@ class Daemon:
         self.relay, self.restored = found
         self.started = False
         self.engine_sockets = runtime.engine_sockets()
-        self.outputs = Outputs(config, self.feed, self.pull, self.clock.time, runtime.system)
+        self.outputs = Outputs(config, self.feed, self.clock.time, runtime.system)
         self._commands: list[Command] = []
         """Decisions of the relay that the daemon has yet to commit and to carry out."""
         self._carrying_out = False
@@ -319,12 +319,11 @@ class Daemon:
         """Hand an event to the relay, and carry out its commands."""
         self.carry_out(self.relay.handle(event, self.clock.time()))
 
-    def pull(self, event: AnswerPulled) -> SendPart:
-        """Hand a pull to the relay, and carry out its commands but the last one, which is the part."""
-        commands = self.relay.handle(event, self.clock.time())
-        (part,) = (command for command in commands if isinstance(command, SendPart))
-        self.carry_out([command for command in commands if command is not part])
-        return part
+    def _messages(self, answer: Answer) -> Iterator[list[bytes]]:
+        """Give the messages of an answer. What the relay does to make one is committed and carried out before it."""
+        for message in answer.messages():
+            self.carry_out(self.relay.take_commands())
+            yield message
 
     def _feed_live(self, event: RelayEvent) -> None:
         """Hand one batch of a burst to the relay. :meth:`flush` carries out its commands after the burst."""
@@ -370,7 +369,7 @@ class Daemon:
             self.reservations.use(number, command.stream, command.seq)
             self.outputs.drivers[self.views.all[number].output].publish(command)
         elif isinstance(command, AnswerReplay | AnswerSnapshot):
-            self.driver_of(command.output).answer(command)
+            self.driver_of(command.output).answer(command, self._messages(command.answer))
         elif isinstance(command, SendState):
             self.driver_of(command.output).send_state(command)
         elif isinstance(command, RequestReplay | RequestSnapshot):

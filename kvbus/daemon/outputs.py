@@ -15,7 +15,6 @@ from kvbus.daemon.keys import Keys, output_domain, source_domain
 from kvbus.daemon.views import Views
 from kvbus.parts.outputs.contract import OutputDriver, OutputFactory, Services
 from kvbus.transport.accepted import limits_of_publishers
-from kvbus.transport.answer_reader import Pull
 from kvbus.transport.interposed import Interposed
 from kvbus.transport.sockets import PeerPolicy
 from kvbus.transport.zmtp.endpoint import SYSTEM, System
@@ -32,7 +31,6 @@ class Outputs:
     Args:
         config: the configuration.
         feed: called with each router's request, as an event.
-        pull: called for each part of an answer.
         clock: seconds in which the process was running.
         system: the operating system, for endpoints.
     """
@@ -41,7 +39,6 @@ class Outputs:
         self,
         config: Config,
         feed: Callable[[RelayEvent], None],
-        pull: Pull,
         clock: Callable[[], float],
         system: System = SYSTEM,
     ) -> None:
@@ -56,7 +53,7 @@ class Outputs:
             factory(
                 number,
                 config.outputs[number],
-                Services(self.stats[number], feed, pull, clock, sessions, self.interposed, publishers, system),
+                Services(self.stats[number], feed, clock, sessions, self.interposed, publishers, system),
             )
             for number, factory in enumerate(made)
         ]

@@ -195,24 +195,25 @@ class Events:
         for slot, end in ends.items():
             journal = streams[slot].journal
             while (seq := listener.seqs[slot]) != end:
-                runs = journal.runs(seq, end)
-                if not runs:
+                entry = journal.find(seq)
+                if entry is None:
                     kept = journal.first_seq
                     listener.seqs[slot] = end if kept is None or not seq < kept <= end else kept
                     missed = {"what": "batches", "stream": slot, "from": seq, "to": listener.seqs[slot] - 1}
                     yield 0, _event("missed", missed, listener.id_in(process))
-                for first, payload, count in runs:
-                    said: dict[str, Any] = {"output": output.spec.name, "stream": slot, "seq": first}
-                    events = batch_events(payload)
-                    event = next(events, None)
-                    while event is not None:
-                        some, event = [event, *islice(events, PART - 1)], next(events, None)
-                        if event is None:  # only a whole batch moves the position
-                            listener.seqs[slot] = first + count
-                        last_id = "" if event else listener.id_in(process)
-                        blocks = sum(len(each.get("block_hashes", ())) for each in some)
-                        yield blocks, _event("batch", {**said, "more": event is not None, "events": some}, last_id)
-                    listener.seqs[slot] = first + count
+                    continue
+                after = min(end, entry.seq + entry.batches)
+                said: dict[str, Any] = {"output": output.spec.name, "stream": slot, "seq": seq}
+                events = batch_events(entry.payload)
+                event = next(events, None)
+                while event is not None:
+                    some, event = [event, *islice(events, PART - 1)], next(events, None)
+                    if event is None:  # only a whole batch moves the position
+                        listener.seqs[slot] = after
+                    last_id = "" if event else listener.id_in(process)
+                    blocks = sum(len(each.get("block_hashes", ())) for each in some)
+                    yield blocks, _event("batch", {**said, "more": event is not None, "events": some}, last_id)
+                listener.seqs[slot] = after
 
 
 def _ends(output: Output) -> dict[int, int]:

@@ -10,9 +10,9 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from typing import Final, NamedTuple
 
+from kvbus.core.commands import Answer
 from kvbus.core.outputs.snapshot import Unfinished
 from kvbus.core.stats import OutputStats
-from kvbus.transport.answer_reader import AnswerReader
 from kvbus.transport.live.endpoint import Endpoint, reopening
 from kvbus.transport.sender import QUANTUM, STALL_TIMEOUT, Sender, Session
 from kvbus.transport.sockets import PLAIN, PeerPolicy
@@ -61,9 +61,10 @@ def sender_of_output(
 
 
 class _Asked(NamedTuple):
-    """A request: its answer, and whether there was no room for it."""
+    """A request: its answer, the messages of the answer, and whether there was no room for it."""
 
-    answer: AnswerReader
+    answer: Answer
+    messages: Iterator[list[bytes]]
     refused: bool
 
 
@@ -183,7 +184,7 @@ class ReplayServer:
         requester = self._requesters.pop(peer.id, None)
         if requester is None:
             return
-        if requester.asked and requester.asked[0].answer.done and peer.unsent_bytes == 0:
+        if requester.asked and requester.asked[0].answer.over and peer.unsent_bytes == 0:
             self._count_first(requester)  # it has got all of this answer, and left at once
         outcomes = {STALLED: STALLED, Reason.INTERNAL: "refused"}
         self._drop(requester, outcomes.get(reason, "gone"))
@@ -195,14 +196,14 @@ class ReplayServer:
         """Unfinished answers, waiting requests included."""
         return sum(len(requester.asked) for requester in self._requesters.values())
 
-    def send(self, answer: AnswerReader) -> None:
+    def send(self, answer: Answer, messages: Iterator[list[bytes]]) -> None:
         """Begin an answer, or let it wait for the answers to earlier requests of the same peer."""
-        requester = self._requesters.get(int.from_bytes(answer.identity, "big"))
+        requester = self._requesters.get(int.from_bytes(answer.envelope[0], "big"))
         stats = self._stats
         if requester is None:
             stats.replay_requests["gone"] += 1
             return
-        requester.asked.append(_Asked(answer, stats.replay_waiting >= stats.replay_waiting_limit))
+        requester.asked.append(_Asked(answer, messages, stats.replay_waiting >= stats.replay_waiting_limit))
         stats.replay_waiting += 1
         if len(requester.asked) == MAX_QUEUED + 1:
             requester.peer.pause()
@@ -213,26 +214,22 @@ class ReplayServer:
         """Begin with the answer to a requester's oldest request."""
         requester.session = Session(
             requester.peer,
-            self._messages(requester, *requester.asked[0]),
+            self._encoded(requester, requester.asked[0]),
             ended=lambda: self._go_on(requester),
             stalled=lambda: requester.peer.close(STALLED),
             limited=True,
         )
         self._sender.start(requester.session)
 
-    def _messages(self, requester: _Requester, answer: AnswerReader, refused: bool) -> Iterator[bytes]:
+    def _encoded(self, requester: _Requester, asked: _Asked) -> Iterator[bytes]:
         """Give the messages of an answer, encoded; ``b""`` while the relay still makes the next one."""
-        if refused:
-            self._stats.replay_batches += 1
-            yield encode_message(answer.refusal()[1:])
-            return
-        while not answer.done:
-            frames = answer.next_message()
-            unfinished = isinstance(frames, Unfinished)
-            if frames and not unfinished:
-                self._stats.replay_batches += 1
-            requester.in_message = unfinished
-            yield encode_message(frames[1:], unfinished=unfinished) if frames else b""
+        for frames in iter([asked.answer.refusal()]) if asked.refused else asked.messages:
+            if not frames:
+                yield b""
+                continue
+            requester.in_message = isinstance(frames, Unfinished)
+            self._stats.replay_batches += not requester.in_message
+            yield encode_message(frames[1:], unfinished=requester.in_message)
 
     def _go_on(self, requester: _Requester) -> None:
         """Go on to the next request of a requester that has got an answer."""
@@ -243,7 +240,7 @@ class ReplayServer:
 
     def _count_first(self, requester: _Requester) -> None:
         """Count the outcome of a requester's oldest request."""
-        answer, refused = requester.asked.popleft()
+        answer, _, refused = requester.asked.popleft()
         self._stats.replay_requests["refused" if refused else answer.outcome] += 1
         self._stats.replay_waiting -= 1
         if len(requester.asked) == MAX_QUEUED:
@@ -265,7 +262,7 @@ class ReplayServer:
         for requester in self._requesters.values():
             if requester.in_message:
                 requester.peer.close(Reason.CLOSED)  # END would become a part of this message
-            unfinished = [answer for answer, _ in requester.asked if not answer.done]
+            unfinished = [asked.answer for asked in requester.asked if not asked.answer.over]
             requester.peer.write(b"".join(encode_message(answer.refusal()[1:]) for answer in unfinished))
         self._drop_all("cut_off")
         return count

@@ -46,9 +46,8 @@ from kvbus.core.wire.codec import AnyEvent, decode
 from kvbus.core.wire.frames import END_SEQ
 from kvbus.core.wire.profiles import PROFILES
 from kvbus.core.wire.schema import Batch
-from kvbus.transport.answer_reader import AnswerReader
 from tests.doubles.accounting import all_accounted_for, size_is_true
-from tests.doubles.answers import reading
+from tests.doubles.answers import AnswerReader, reading
 from tests.doubles.payloads import batch, payload, plain_all, short, unpack
 from tests.doubles.router import PlainSetRouter
 
@@ -345,7 +344,7 @@ class Conversation:
 
     def readable(self, done: Done) -> Done:
         """What was done, with what reads it where it is an answer."""
-        return Answering(done, reading(self.handle, done)) if isinstance(done, AnswerReplay) else done
+        return done
 
     def __bool__(self) -> bool:
         self._nothing_left()
@@ -413,6 +412,9 @@ class Script(Conversation):
     @property
     def stats(self) -> SourceStats:
         return self.relay.sources[0].stats
+
+    def readable(self, done: Done) -> Done:
+        return Answering(done, reading(self.relay, done)) if isinstance(done, AnswerReplay) else done
 
     def handle(self, event: RelayEvent) -> list[Any]:
         commands = self.relay.handle(event, self.now)

@@ -8,8 +8,6 @@ import pytest
 
 from kvbus.core.events import RelayEvent
 from kvbus.core.findings import NO_PREFIX, Finding
-from kvbus.core.outputs.replay_answer import ReplayAnswer
-from kvbus.core.outputs.snapshot import SnapshotAnswer
 from kvbus.core.outputs.spec import NewStream, OutputSpec
 from kvbus.core.source_spec import Place, SourceSpec
 from kvbus.core.types import Refused
@@ -35,7 +33,6 @@ def made(kind, frames):
         Sequence[NewStream]: [NewStream()],
         OutputSpec: OutputSpec("other", PROFILES["vllm"], [None]),
         Refused: Refused.KEY,
-        ReplayAnswer | SnapshotAnswer: ReplayAnswer(frames, "4", 0, 1),
     }
     return kind(**{field.name: values[field.type] for field in msgspec.structs.fields(kind)})
 

@@ -58,7 +58,7 @@ def answered(script, start):
     script >> asked(start)
     (command,) = script.whatever()
     found = []
-    reader = reading(script.handle, command)
+    reader = reading(script.relay, command)
     while (message := there(reader.next_message()))[-2] != END_SEQ:
         found.append((int.from_bytes(message[-2], "big"), message[-1]))
     return found
@@ -330,7 +330,7 @@ class TestReplayAnswers:
         (published,) = script.whatever()
         script >> asked(0)
         (command,) = script.whatever()
-        message = reading(script.handle, command).next_message()
+        message = reading(script.relay, command).next_message()
         assert message == [b"router", b"", b"", bytes(8), published.payload]
 
     @pytest.mark.parametrize("frames", [[b"id", b"", b"what"], [b"id", b"", b"", bytes(8)], [b"id", b""]])
@@ -407,7 +407,7 @@ class TestNumbering:
         relay.handle(Started(), 0.0)
         relay.handle(BatchReceived(0, batch(0, A)), 0.0)
         (command,) = relay.handle(ReplayAsked(0, 0, [b"id", b"", (3).to_bytes(8, "big")]), 0.0)
-        answer = reading(lambda event: relay.handle(event, 0.0), command)
+        answer = reading(relay, command)
         assert seqs_of(answer) == [*range(3, 52), "END"]
 
     def test_on_a_merged_stream_every_rank_is_cleared(self):
@@ -429,7 +429,7 @@ class TestNumbering:
         (command,) = relay.handle(BatchReceived(0, batch(0, A)), 0.0)
         assert command.publisher_id == b"p" * 16
         (asked_for,) = relay.handle(ReplayAsked(0, 0, [b"id", b"", bytes(8)]), 0.0)
-        answer = reading(lambda event: relay.handle(event, 0.0), asked_for)
+        answer = reading(relay, asked_for)
         assert answer.next_message() == [b"id", b"", b"kv", bytes(8) + b"p" * 16, command.payload]
         assert there(answer.next_message())[-2] == END_SEQ
 
@@ -445,7 +445,7 @@ class TestNumbering:
 class TestSnapshots:
     def snapshot(self, relay, *frames):
         (command,) = relay.handle(SnapshotAsked(0, 0, [b"id", *frames]), 0.0)
-        reader = reading(lambda event: relay.handle(event, 0.0), command)
+        reader = reading(relay, command)
         return joined(iter(reader.next_message, None))
 
     def relay(self):
@@ -478,7 +478,7 @@ class TestSnapshots:
         for seq, event in enumerate((A, B, removed([2]), C)):
             relay.handle(BatchReceived(0, batch(seq, event)), 0.0)
         (command,) = relay.handle(ReplayAsked(0, 0, [b"id", *envelope, b"snapshot"]), 0.0)
-        reader = reading(lambda event: relay.handle(event, 0.0), command)
+        reader = reading(relay, command)
         messages = []
         while (message := reader.next_message()) is not None:
             messages += [message] if message else []
@@ -493,9 +493,7 @@ class TestSnapshots:
         assert router.violations == []
         relay.handle(BatchReceived(0, batch(4, store([4], 3))), 0.0)
         (command,) = relay.handle(ReplayAsked(0, 0, [b"id", *envelope, (4).to_bytes(8, "big")]), 0.0)
-        assert there(reading(lambda event: relay.handle(event, 0.0), command).next_message())[-2][:8] == (4).to_bytes(
-            8, "big"
-        )
+        assert there(reading(relay, command).next_message())[-2][:8] == (4).to_bytes(8, "big")
 
     def test_of_a_stream_that_said_nothing(self):
         assert self.snapshot(self.relay(), b"", b"snapshot") == [b"id", b"", b"\xff" * 8, b"p" * 16]

@@ -4,7 +4,6 @@ import pytest
 
 from kvbus.core import findings
 from kvbus.core.events import (
-    AnswerPulled,
     BatchReceived,
     ReplayAsked,
     ReplayReceived,
@@ -152,12 +151,13 @@ def test_a_replay_that_does_not_answer():
 def answered(script, **options):
     """How the first output of a script answers a request from 0."""
     (command,) = script.relay.handle(ReplayAsked(0, 0, [b"id", *replay_request(0)], **options), script.now)
-    *_, sent = script.relay.handle(AnswerPulled(0, 0, command.answer), script.now)
-    return sent.part.answer.outcome
+    next(command.answer.messages())
+    script.relay.take_commands()
+    return command.answer.outcome
 
 
 def test_a_replay_that_llm_d_refuses(monkeypatch):
-    monkeypatch.setattr("kvbus.core.outputs.replay_answer.MAX_FILLER", 10)
+    monkeypatch.setattr("kvbus.core.answering.MAX_FILLER", 10)
     script = Script(profiles=("llm-d",), journal_batches=1)
     script.after(*(live(seq, store([seq])) for seq in range(5)))
     assert answered(script) == "compacted"

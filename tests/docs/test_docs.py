@@ -146,7 +146,7 @@ class TestProtocol:
             for start in (0, 10):
                 request = ReplayRequest([b"id", b""], start)
                 answer = answer_of(stream, request, partial(cut_of, stream))
-                messages = list(iter(answer.next_message, None))
+                messages = list(answer.messages())
                 seqs = [int.from_bytes(message[-2], "big") for message in messages[:-1]]
                 filled[start] = seqs == list(range(start, 50))
             assert filled == {0: cells[6] == "every answer", 10: cells[6] in {"every answer", "not from 0"}}, name

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import cast
 
+from kvbus.core.answering import ReplayAnswer
 from kvbus.core.blocks.compaction import StateSnapshot
-from kvbus.core.commands import AnswerReplay, AnswerSnapshot, SendPart
-from kvbus.core.events import AnswerPulled
-from kvbus.core.outputs import replay_answer
+from kvbus.core.commands import Answer, AnswerReplay, AnswerSnapshot, Command
 from kvbus.core.outputs.state_transfer import Transfer
 from kvbus.core.outputs.stream import OutputStream
+from kvbus.core.relay import Relay
+from kvbus.core.stream_state import StreamState
 from kvbus.core.wire.frames import ReplayRequest
-from kvbus.transport.answer_reader import AnswerReader
 
 
 class StateReader:
@@ -42,15 +42,56 @@ def joined(pieces: Iterable[list[bytes]]) -> list[bytes]:
     return [*first, *(frame for piece in others for frame in piece[1:])]
 
 
-def reading(handle: Callable[[Any], list[Any]], command: AnswerReplay | AnswerSnapshot) -> AnswerReader:
-    """What reads an answer; ``handle`` hands each pull to the relay, and gives back at least the last command."""
+class AnswerReader:
+    """One router's way through an answer.
 
-    def pull(event: AnswerPulled) -> SendPart:
-        part = handle(event)[-1]
-        assert isinstance(part, SendPart)
-        return part
+    Args:
+        answer: the answer.
+        after: called when a message was read, before it is given.
+    """
 
-    return AnswerReader(command, pull)
+    def __init__(self, answer: Answer, after: Callable[[], object] = lambda: None) -> None:
+        self._answer = answer
+        self._messages = answer.messages()
+        self._after = after
+
+    @property
+    def outcome(self) -> str:
+        return self._answer.outcome
+
+    @property
+    def done(self) -> bool:
+        """The last message was taken."""
+        return self._answer.over
+
+    def next_message(self) -> list[bytes] | None:
+        """Take the next message; None past the last one."""
+        message = next(self._messages, None)
+        self._after()
+        return message
+
+
+def reading(
+    relay: Relay,
+    command: AnswerReplay | AnswerSnapshot,
+    carry_out: Callable[[list[Command]], object] = lambda _commands: None,
+) -> AnswerReader:
+    """What reads an answer of a relay; ``carry_out`` gets the commands of each message before the message is given."""
+    return AnswerReader(command.answer, lambda: carry_out(relay.take_commands()))
+
+
+class StreamAlone:
+    """A stream without a relay; ``ending_after`` makes its states."""
+
+    def __init__(self, stream: OutputStream, ending_after: Callable[[int], StateSnapshot]) -> None:
+        self.stream = stream
+        self.ending_after = ending_after
+
+    def mark_incomplete(self, first: int, end: int) -> None:
+        """Nobody asks for what is no cursor."""
+
+    def mark_refused(self, *, refused: bool) -> None:
+        """No source looks at it."""
 
 
 def answer_of(
@@ -58,11 +99,6 @@ def answer_of(
     request: ReplayRequest,
     snapshot: Callable[[int], StateSnapshot],
     **options: bool,
-) -> AnswerReader:
-    """What reads the answer of a stream without a relay."""
-
-    def pull(event: AnswerPulled) -> SendPart:
-        assert isinstance(event.answer, replay_answer.ReplayAnswer)
-        return SendPart(0, 0, replay_answer.next_part(event.answer, stream, snapshot))
-
-    return AnswerReader(AnswerReplay(0, 0, replay_answer.begin(stream, request, **options)), pull)
+) -> ReplayAnswer:
+    """The answer of a stream without a relay."""
+    return ReplayAnswer(cast("StreamState", StreamAlone(stream, snapshot)), request, **options)

@@ -144,7 +144,7 @@ def run(messages: Sequence[Message], *, lost: float = 0.0, seed: int = 0, replay
     for output in range(3):
         for command in script.handle(asked(0, output=output).make(script)):
             if isinstance(command, AnswerReplay):
-                reader = reading(script.handle, command)
+                reader = reading(script.relay, command)
                 while (part := reader.next_message()) is not None:
                     replays += [part] if part else []
     return Run(commands, replays, _facts(script))

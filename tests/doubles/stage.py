@@ -22,8 +22,7 @@ from kvbus.core.relay import Relay
 from kvbus.core.source_spec import SourceSpec
 from kvbus.core.types import medium_key
 from kvbus.core.wire.frames import END_SEQ
-from kvbus.transport.answer_reader import AnswerReader
-from tests.doubles.answers import StateReader, reading
+from tests.doubles.answers import AnswerReader, StateReader, reading
 from tests.doubles.payloads import batch, unpack
 from tests.doubles.router import RankedRouter
 
@@ -192,12 +191,6 @@ class Stage:
         """Feed the relay, and carry out its commands; return the answers that have begun."""
         return self.carry_out(self.relay.handle(event, self.now))
 
-    def pull(self, event: RelayEvent) -> list[Command]:
-        """Return the next part of an answer, and carry out the other commands."""
-        *others, part = self.relay.handle(event, self.now)
-        self.carry_out(others)
-        return [part]
-
     def carry_out(self, commands: Iterable[Command]) -> list[AnswerReader]:
         answers: list[AnswerReader] = []
         for command in commands:
@@ -212,7 +205,7 @@ class Stage:
                         connection.live.clear()
                         connection.waiting, connection.reader = False, StateReader(command.transfer)
             elif isinstance(command, AnswerReplay):
-                answers.append(reading(self.pull, command))
+                answers.append(reading(self.relay, command, self.carry_out))
         return answers
 
     def published(self, command: Publish) -> None:

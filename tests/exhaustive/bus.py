@@ -5,15 +5,14 @@ Everything that depends on how commands and records look is here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import msgspec
 
 from kvbus.core import write_ahead_log as wal
 from kvbus.core.checkpoint import Loader, dump
-from kvbus.core.commands import AnswerReplay, CancelReplay, Command, Publish, RequestReplay, SendPart, SendState
+from kvbus.core.commands import Answer, AnswerReplay, CancelReplay, Command, Publish, RequestReplay, SendState
 from kvbus.core.events import (
-    AnswerPulled,
     BatchReceived,
     RelayEvent,
     ReplayAsked,
@@ -24,7 +23,6 @@ from kvbus.core.events import (
     Tick,
     Unread,
 )
-from kvbus.core.outputs.replay_answer import ReplayAnswer
 from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.relay import Relay
 from kvbus.core.source import Source
@@ -61,10 +59,10 @@ def make_relay() -> Relay:
 
 
 class Reading(msgspec.Struct):
-    """How far an answer has come, and what of it is not read yet."""
+    """An answer, and how far it was read."""
 
-    answer: ReplayAnswer
-    messages: list[list[bytes]] = []
+    answer: Answer
+    messages: Iterator[list[bytes]]
 
 
 class Bus:
@@ -124,20 +122,15 @@ class Bus:
         """A router asks for a replay: what :meth:`answer` reads."""
         (command,) = self._feed(ReplayAsked(0, 0, [b"router", b"", start.to_bytes(8, "big")]), now)
         assert isinstance(command, AnswerReplay)
-        return Reading(command.answer)
+        return Reading(command.answer, command.answer.messages())
 
-    def answer(self, reading: Reading, now: float) -> Batch | None:
+    def answer(self, reading: Reading) -> Batch | None:
         """The next batch of an answer, None at its END."""
-        while not reading.messages:
-            (command,) = self._feed(AnswerPulled(0, 0, reading.answer), now)
-            assert isinstance(command, SendPart)
-            assert isinstance(command.part.answer, ReplayAnswer)
-            reading.answer = command.part.answer
-            reading.messages += [message for message in command.part.messages() if message]
-        message = reading.messages.pop(0)
+        message = next(filter(None, reading.messages))
+        assert not self._carry_out(self.relay.take_commands())
         if message[-2] == END_SEQ:
             assert reading.answer.over, "an answer goes on after END"
-            assert not reading.messages, "an answer goes on after END"
+            assert next(reading.messages, None) is None, "an answer goes on after END"
             return None
         return int.from_bytes(message[-2], "big"), message[-1]
 
@@ -162,7 +155,9 @@ class Bus:
         assert everything(relay, kept) == everything(before, kept), "the log does not give what was there"
 
     def _feed(self, event: RelayEvent, now: float) -> list[Command]:
-        commands = self.relay.handle(event, now)
+        return self._carry_out(self.relay.handle(event, now))
+
+    def _carry_out(self, commands: list[Command]) -> list[Command]:
         self._write()
         left: list[Command] = []
         for command in commands:

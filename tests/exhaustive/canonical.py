@@ -29,8 +29,8 @@ CLOCK: Final = 1_000.0
 CONSTANT: Final = (SourceSpec, OutputSpec, FrameLimits, Profile, Wire, OutputStats)
 """What never changes, and what only counts."""
 
-CODE: Final = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.GeneratorType, weakref.ref, type)
-"""What has no state of its own: a generator's is in how much of it was taken."""
+CODE: Final = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, weakref.ref, type)
+"""What has no state of its own."""
 
 NAMES_OF_REQUESTS: Final = frozenset({"_last_id", "id"})
 """Requests are numbered, and answers on their way are always the newest request's."""
@@ -78,6 +78,8 @@ def _way(value: Any, kind: type) -> Plain:
         return lambda _, value: value.name
     if issubclass(kind, (SourceStats, *CONSTANT, *CODE)):
         return lambda _walk, _value: name
+    if issubclass(kind, types.GeneratorType):
+        return _generator
     if issubclass(kind, dict | Counter | weakref.WeakValueDictionary):
         return lambda walk, value: [[walk.plain(key), walk.plain(each)] for key, each in value.items()]
     if issubclass(kind, set | frozenset):
@@ -94,6 +96,15 @@ def _way(value: Any, kind: type) -> Plain:
         return lambda _walk, _value: name
     get = attrgetter(*fields, "__class__")
     return lambda walk, value: [name, *map(walk.plain, get(value)[:-1])]
+
+
+def _generator(walk: _Walk, value: types.GeneratorType[Any, Any, Any]) -> Any:
+    """Where a generator stands, what its variables are, and the generator that it waits for."""
+    frame = value.gi_frame
+    if frame is None:
+        return "an exhausted generator"
+    variables = [[name, walk.plain(each)] for name, each in sorted(frame.f_locals.items())]
+    return [value.__qualname__, frame.f_lasti, variables, walk.plain(value.gi_yieldfrom)]
 
 
 def _sequence(walk: _Walk, value: Any) -> Any:

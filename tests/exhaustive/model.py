@@ -182,7 +182,7 @@ class Model:
 
     def checking_reads(self) -> None:
         """the router that checks reads one message of its answer"""
-        self.checking.read_answer(self.bus, self.now)
+        self.checking.read_answer(self.bus)
 
     def checking_goes_on(self) -> None:
         """the router that checks reads again"""

@@ -73,8 +73,8 @@ class Checking(Router):
     def ask(self, bus: Bus, now: float) -> None:
         self.answer, self.wants = bus.asked(self.next, now), False
 
-    def read_answer(self, bus: Bus, now: float) -> None:
-        batch = bus.answer(self.answer, now)
+    def read_answer(self, bus: Bus) -> None:
+        batch = bus.answer(self.answer)
         if batch is None:
             self.answer = None
             self.read_live()

@@ -177,7 +177,7 @@ class Follower:
         for number, view in enumerate(self.views):
             commands = self.bus.handle(ReplayAsked(number, 0, [b"id", b"", bytes(8)]), 1e6)
             (asked,) = [command for command in commands if isinstance(command, AnswerReplay)]
-            answer = reading(lambda event: self.bus.handle(event, 1e6), asked)
+            answer = reading(self.bus, asked)
             late = PlainSetRouter()
             while (message := answer.next_message()) is not None and message[-2] != END_SEQ:
                 late.apply(int.from_bytes(message[-2], "big"), message[-1])

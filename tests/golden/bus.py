@@ -140,13 +140,17 @@ class GoldenBus:
         ]
 
     def _read(self, command: AnswerReplay | AnswerSnapshot) -> Iterator[list[bytes]]:
-        reader = reading(self._handle, command)
+        reader = reading(self._relay, command, self._keep)
         while (message := reader.next_message()) is not None:
             if message:
                 yield message
 
     def _handle(self, event: RelayEvent) -> list[Command]:
         commands = self._relay.handle(event, self.now)
+        self._keep(commands)
+        return commands
+
+    def _keep(self, commands: list[Command]) -> None:
         for command in commands:
             if isinstance(command, Publish):
                 number = self._identities.setdefault(command.publisher_id, len(self._identities))
@@ -154,4 +158,3 @@ class GoldenBus:
                 self.published.append(Published(stream, command.topic, command.seq, command.payload, number))
             elif isinstance(command, RequestReplay):
                 self.asked.append((command.source, command.request, command.start))
-        return commands

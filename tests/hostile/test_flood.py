@@ -69,7 +69,7 @@ def test_the_core_keeps_no_more_than_its_limits() -> None:
         asked = script.relay.handle(ReplayAsked(0, 0, [b"id", b"", bytes(8)]), script.now)
         for command in asked:
             assert isinstance(command, AnswerReplay)
-            answer = reading(lambda event: script.relay.handle(event, script.now), command)
+            answer = reading(script.relay, command)
             while answer.next_message() is not None:
                 pass
         answers.clear()

@@ -4,8 +4,8 @@ import asyncio
 import contextlib
 
 from kvbus.config import load
-from kvbus.core.commands import Publish, SendPart, SendState
-from kvbus.core.events import AnswerPulled, BatchReceived, SourceUp
+from kvbus.core.commands import Publish, SendState
+from kvbus.core.events import BatchReceived, SourceUp
 from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.relay import Relay
 from kvbus.core.source_spec import SourceSpec
@@ -25,10 +25,6 @@ from tests.transport.loops import u64
 
 TOPIC = "meta/Llama-3.1␟pod.a/engine␟3".encode()
 KEY = stream_of("eu", TOPIC, 0).key
-
-
-def unasked(event: AnswerPulled) -> SendPart:
-    raise AssertionError(f"nobody has asked: {event}")
 
 
 async def taken(reader, count):
@@ -52,7 +48,7 @@ class Leaf:
         settings = {"name": "log", "type": "kafka", "endpoint": "tcp://127.0.0.1:9", "kafka": {"cluster": "eu"}, **keys}
         overrides = {"model": "m", "sources": [{"endpoint": "ipc://engine"}], "outputs": [settings]}
         config = load(None, env={}, overrides=overrides).outputs[0]
-        services = Services(self.stats, self.feed, unasked, lambda: 0.0, 4)
+        services = Services(self.stats, self.feed, lambda: 0.0, 4)
         self.driver = LogOutput(0, config, services, place)
         self.blocks = set()
         self._batches = 0

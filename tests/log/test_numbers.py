@@ -146,9 +146,7 @@ class Aggregator:
 
     def _kept(self) -> list[tuple[int, bytes]]:
         stream = self.relay.outputs[0].streams[0]
-        first = stream.journal.first_seq
-        runs = [] if first is None else stream.journal.runs(first, stream.next_seq)
-        return [(seq, batch) for seq, batch, _ in runs]
+        return [(entry.seq, entry.payload) for entry in stream.journal.entries()]
 
     def serve(self) -> None:
         self.compare()

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from kvbus.config import OutputConfig, load, parts
-from kvbus.core.commands import AnswerReplay, Publish, SendPart
-from kvbus.core.events import AnswerPulled, RelayEvent, ReplayAsked
-from kvbus.core.outputs import replay_answer
+from kvbus.core.commands import AnswerReplay, Publish
+from kvbus.core.events import RelayEvent, ReplayAsked
 from kvbus.core.outputs.journal import Journal
 from kvbus.core.outputs.stream import OutputStream
 from kvbus.core.stats import OutputStats
@@ -18,6 +17,7 @@ from kvbus.core.wire.frames import parse_replay_request
 from kvbus.core.wire.profiles import PROFILES
 from kvbus.parts.outputs.contract import OutputDriver, Services
 from kvbus.transport.sockets import PLAIN
+from tests.doubles.answers import answer_of
 from tests.doubles.bus import eventually
 from tests.outputs.readers import KINDS, Batch, Reader
 from tests.transport.loops import turns
@@ -54,7 +54,7 @@ class Driven:
             stream: OutputStream(TOPIC, PROFILES["vllm"], Journal(10**6, 2**40), heartbeat=0, rank=0)
             for stream in STREAMS
         }
-        services = Services(self.stats, self._feed, self._pull, lambda: 0.0, sessions)
+        services = Services(self.stats, self._feed, lambda: 0.0, sessions)
         self.config, self.driver = make_driver(name, directory, {"on_subscribe": "nothing", **settings}, services)
         self.kind = KINDS[name]
 
@@ -63,13 +63,8 @@ class Driven:
         self.fed.append(event)
         request = parse_replay_request(event.frames)
         assert request is not None
-        answer = replay_answer.begin(self._streams[event.stream], request)
-        self.driver.answer(AnswerReplay(event.output, event.stream, answer))
-
-    def _pull(self, event: AnswerPulled) -> SendPart:
-        assert isinstance(event.answer, replay_answer.ReplayAnswer)
-        part = replay_answer.next_part(event.answer, self._streams[event.stream], no_snapshot)
-        return SendPart(event.output, event.stream, part)
+        answer = answer_of(self._streams[event.stream], request, no_snapshot)
+        self.driver.answer(AnswerReplay(event.output, event.stream, answer), answer.messages())
 
     async def reader(self, stream: int = 0, *, slow: bool = False) -> Reader:
         """One more reader, from whom nothing is held back from now on."""

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from kvbus.core.commands import Publish, SendPart, SendState
-from kvbus.core.events import AnswerPulled, BatchReceived, RelayEvent, SourceUp
+from kvbus.core.commands import Publish, SendState
+from kvbus.core.events import BatchReceived, RelayEvent, SourceUp
 from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.relay import Relay
 from kvbus.core.source_spec import SourceSpec
@@ -60,7 +60,7 @@ class Relayed:
         engine = SourceSpec("engine", 0, replay=False)
         self.relay = Relay([engine], [OutputSpec("routers", PROFILES["vllm"], [TOPIC], heartbeat=0)])
         self.stats = OutputStats()
-        services = Services(self.stats, self.feed, self.pull, lambda: 0.0, 4)
+        services = Services(self.stats, self.feed, lambda: 0.0, 4)
         self.config, self.driver = make_driver(name, directory, {"on_subscribe": "state", **settings}, services)
         self.kind = KINDS[name]
         self.readers: list[Reader] = []
@@ -79,9 +79,6 @@ class Relayed:
                 self.published[command.seq] = command.events
                 self.driver.publish(command)
         self.driver.flush()
-
-    def pull(self, event: AnswerPulled) -> SendPart:
-        raise AssertionError(f"nobody has asked: {event}")
 
     def store(self, count: int) -> None:
         """The engine stores so many blocks more, in one batch."""

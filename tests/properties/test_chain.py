@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from kvbus.core.commands import AnswerReplay, CancelReplay, Publish, RequestReplay
+from kvbus.core.commands import AnswerReplay, CancelReplay, Command, Publish, RequestReplay
 from kvbus.core.events import BatchReceived, ReplayAsked, ReplayReceived, SourceDown, SourceUp, Started, Tick
 from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.relay import Relay
@@ -175,15 +175,15 @@ class Chain:
     def of_bus(self, at: int, start: int) -> Any:
         frames = [b"id", b"", start.to_bytes(8, "big")]
 
-        def handle(event: Any) -> list[Any]:
-            commands = self.buses[at].relay.handle(event, self.now)
+        def carry_out(commands: list[Command]) -> None:
             for command in commands:
                 if isinstance(command, Publish):  # an empty batch that makes room for a state
                     self.arrive(at + 1, [command.topic, command.seq.to_bytes(8, "big"), command.payload])
-            return commands
 
-        (begun,) = [each for each in handle(ReplayAsked(0, 0, frames)) if isinstance(each, AnswerReplay)]
-        answer = reading(handle, begun)
+        relay = self.buses[at].relay
+        (begun,) = relay.handle(ReplayAsked(0, 0, frames), self.now)
+        assert isinstance(begun, AnswerReplay)
+        answer = reading(relay, begun, carry_out)
         while (message := answer.next_message()) is not None:
             yield message[1:]
 

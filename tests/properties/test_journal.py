@@ -10,7 +10,7 @@ from kvbus.core.outputs.stream import OutputStream
 from kvbus.core.wire.frames import parse_replay_request, replay_request
 from kvbus.core.wire.profiles import PROFILES
 from tests.core.dsl import seqs_of
-from tests.doubles.answers import answer_of
+from tests.doubles.answers import AnswerReader, answer_of
 from tests.typed import there
 
 BATCHES = st.lists(st.one_of(st.just(None), st.integers(0, 20)), max_size=60)
@@ -64,7 +64,7 @@ def test_an_answer_from_what_is_held_is_contiguous_and_ends(batches, max_batches
         raise AssertionError(start)
 
     answer = answer_of(stream, there(parse_replay_request([b"id", *replay_request(start)])), never)
-    assert seqs_of(answer) == [*range(start, len(batches)), "END"]
+    assert seqs_of(AnswerReader(answer)) == [*range(start, len(batches)), "END"]
 
 
 @given(batches=BATCHES, max_batches=st.integers(1, 10), seq=st.integers(0, 70))

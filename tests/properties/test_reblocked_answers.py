@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvbus.core.answering import MAX_FILLER
 from kvbus.core.blocks.announce import MOST_BLOCKS
-from kvbus.core.outputs.replay_answer import MAX_FILLER
 from tests.doubles.payloads import store, unpack
 from tests.doubles.stage import cut_states
 from tests.properties.test_compaction import Reader, Routers, Stage, with_junk
@@ -93,7 +93,7 @@ def test_an_answer_and_what_follows_are_the_whole_state(script, sources, first, 
     kind, pinned, turns = script
     with pytest.MonkeyPatch.context() as patch:
         cut_states(patch, SLICE, MOST)
-        patch.setattr("kvbus.core.outputs.replay_answer.MAX_FILLER", FILLER)
+        patch.setattr("kvbus.core.answering.MAX_FILLER", FILLER)
         stage = kind(sources, first, pinned)
         readers: list[Any] = []
         for source, wanted in turns:

@@ -60,7 +60,7 @@ def with_marks(payload: bytes) -> bytes:
 
 
 def messages_of(relay: Relay, command: AnswerReplay | AnswerSnapshot) -> Iterator[list[bytes]]:
-    reader = reading(lambda event: relay.handle(event, 0.0), command)
+    reader = reading(relay, command)
     while (message := reader.next_message()) is not None:
         if message:
             yield message

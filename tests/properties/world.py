@@ -19,6 +19,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from kvbus.core.answering import ReplayAnswer
+from kvbus.core.blocks.compaction import StateSnapshot
 from kvbus.core.checkpoint import Loader, dump
 from kvbus.core.commands import (
     AnswerReplay,
@@ -30,7 +32,6 @@ from kvbus.core.commands import (
     SendState,
 )
 from kvbus.core.events import (
-    AnswerPulled,
     BatchReceived,
     ReplayAsked,
     ReplayReceived,
@@ -42,7 +43,6 @@ from kvbus.core.events import (
     Subscribed,
     Tick,
 )
-from kvbus.core.outputs.replay_answer import StatePart
 from kvbus.core.outputs.snapshot import Unfinished
 from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.relay import Relay
@@ -505,14 +505,18 @@ class World:
         event = ReplayAsked(*place, [b"r", b"", seq_frame(router.next)])
         (command,) = self.relay.handle(event, self.now)
         assert isinstance(command, AnswerReplay)
+        assert isinstance(command.answer, ReplayAnswer)
+        state = command.answer.state
+        ending_after = state.ending_after
 
-        def pull(event: AnswerPulled) -> list[Any]:
-            commands = self._pull(event)
-            if isinstance(commands[-1].part, StatePart) and router.blocks and self._others_hold_blocks(*place):
+        def marking(start: int) -> StateSnapshot:
+            """A state begins: without a clear the router keeps blocks that are gone."""
+            if router.blocks and self._others_hold_blocks(*place):
                 router.stale = True
-            return commands
+            return ending_after(start)
 
-        return reading(pull, command)
+        vars(state)["ending_after"] = marking
+        return reading(self.relay, command, self._carry_out)
 
     def _state_begins(self, subscriber: Subscriber, command: SendState) -> None:
         subscriber.connected, subscriber.waiting = True, []
@@ -531,11 +535,6 @@ class World:
                 if i != at and not source.expired
             )
         )
-
-    def _pull(self, event: Any) -> list[Any]:
-        *others, part = self.relay.handle(event, self.now)
-        self._carry_out(others)
-        return [part]
 
     def _router_replay(self, place: tuple[int, int]) -> None:
         router = self.routers[place]
@@ -836,7 +835,7 @@ class World:
         at = self._place(place)
         (command,) = self.relay.handle(SnapshotAsked(*at, [b"r", b"snapshot"]), self.now)
         assert isinstance(command, AnswerSnapshot)
-        reader = reading(self._pull, command)
+        reader = reading(self.relay, command, self._carry_out)
         messages = [message for message in iter(reader.next_message, None) if message]
         assert [isinstance(message, Unfinished) for message in messages] == [True] * (len(messages) - 1) + [False]
 

@@ -339,7 +339,7 @@ def test_numbers_that_were_told_as_a_state_are_not_given_by_the_journal_after_a_
         stream.journal.append(seq, there(long.at(long.position(seq))).payload)
     (command,) = process.relay.handle(ReplayAsked(0, 0, [b"id", b"", (3).to_bytes(8, "big")]), 1.0)
     assert isinstance(command, AnswerReplay)
-    assert reading(lambda event: process.relay.handle(event, 1.0), command).next_message() is not None
+    assert reading(process.relay, command).next_message() is not None
     process.publish(2)
     process.kill()
     again = Process(tmp_path)
@@ -349,7 +349,7 @@ def test_numbers_that_were_told_as_a_state_are_not_given_by_the_journal_after_a_
     (command,) = again.relay.handle(ReplayAsked(0, 0, [b"id", b"", (4).to_bytes(8, "big")]), 1.0)
     assert isinstance(command, AnswerReplay)
     router = PlainSetRouter()
-    answer = reading(lambda event: again.relay.handle(event, 1.0), command)
+    answer = reading(again.relay, command)
     while (message := answer.next_message()) is not None and message[-2] != END_SEQ:
         router.apply(int.from_bytes(message[-2], "big"), message[-1])
     assert answer.outcome == "compacted"

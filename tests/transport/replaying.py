@@ -42,7 +42,8 @@ class Served:
 
     def on_request(self, frames):
         self.asked += 1
-        self.server.send(self.answer(parse_replay_request(frames)))
+        answer = self.answer(parse_replay_request(frames))
+        self.server.send(answer, answer.messages())
 
     def answer(self, request):
         return answer_of(self.stream, request, no_cut)

@@ -220,14 +220,12 @@ async def test_shares_are_bytes_and_not_messages(context):
 
     class Large:
         def __init__(self, inner):
-            self.identity, self.outcome, self.done = inner.identity, "complete", False
-            self.left = 100
-            self.envelope = [inner.identity, b""]
+            self.envelope, self.outcome, self.over = inner.envelope, "complete", False
 
-        def next_message(self):
-            self.left -= 1
-            self.done = not self.left
-            return [*self.envelope, b"x" * (100_000 if self.left else 1)]
+        def messages(self):
+            for left in range(99, -1, -1):
+                self.over = not left
+                yield [*self.envelope, b"x" * (100_000 if left else 1)]
 
     async with served(100_001, payload=b"p" * 70, kind=Mixed) as one:
         ends, sizes = [], {}
@@ -353,13 +351,13 @@ async def test_an_answer_that_takes_long_to_make_leaves_the_loop_its_time(contex
         """A snapshot: slices for a while, then one message."""
 
         def __init__(self, inner):
-            self.identity, self.outcome, self.done = inner.identity, "compacted", False
-            self.left = 200_000
+            self.envelope, self.outcome, self.over = inner.envelope, "compacted", False
 
-        def next_message(self):
-            self.left -= 1
-            self.done = not self.left
-            return [self.identity, b"", END, b""] if self.done else []
+        def messages(self):
+            for _ in range(200_000):
+                yield []
+            self.over = True
+            yield [self.envelope[0], b"", END, b""]
 
     async with served(1, kind=Slow) as one:
         client = requester(context, one)

@@ -1,5 +1,7 @@
 """The replay server against real requesters: each at their own pace, nobody in anybody's way, END for everyone."""
 
+from itertools import islice
+
 import pytest
 import zmq
 
@@ -165,17 +167,14 @@ class FailsOnce(Served):
 
 class Broken:
     def __init__(self, inner):
-        self.identity = inner.identity
+        self.envelope = inner.envelope
         self.outcome = "complete"
-        self.done = False
+        self.over = False
         self._inner = inner
-        self._left = 5
 
-    def next_message(self):
-        self._left -= 1
-        if not self._left:
-            raise ValueError("broken")
-        return self._inner.next_message()
+    def messages(self):
+        yield from islice(self._inner.messages(), 4)
+        raise ValueError("broken")
 
 
 @both_loops
@@ -250,19 +249,20 @@ class InPieces(Served):
 
 class Pieces:
     def __init__(self, inner):
-        self.identity = inner.identity
+        self.envelope = inner.envelope
         self.outcome = "compacted"
-        self.done = False
+        self.over = False
         self.left = 100
 
-    def next_message(self):
-        self.left -= 1
-        self.done = not self.left
-        frames = [self.identity, b"x" * 40_000]
-        return frames if self.done else Unfinished(frames)
+    def messages(self):
+        while self.left:
+            self.left -= 1
+            self.over = not self.left
+            frames = [self.envelope[0], b"x" * 40_000]
+            yield frames if self.over else Unfinished(frames)
 
     def refusal(self):
-        return [self.identity, b"", END, b""]
+        return [self.envelope[0], b"", END, b""]
 
 
 @both_loops

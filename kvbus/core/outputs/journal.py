@@ -11,16 +11,6 @@ from bisect import bisect_right
 from collections import deque
 from typing import Final, NamedTuple
 
-RUNS: Final = 64
-"""Entries that are given at a time."""
-
-RUNS_BYTES: Final = 16 * 1024
-"""Payload bytes that are given at a time, about. Whoever has them may hold them long after the journal let go."""
-
-Run = tuple[int, bytes, int]
-"""Batches with one payload: the first one's seq, the payload, how many."""
-
-
 SPARE: Final = 1024
 """Numbers of entries that are gone which are still kept, at most: they are let go together."""
 
@@ -102,21 +92,15 @@ class Journal:
         at = bisect_right(self._seqs, seq, self._spare) - 1 - self._spare
         return self.trimmed + max(at, 0)
 
-    def runs(self, seq: int, end: int) -> list[Run]:
-        """Some of the batches from ``seq`` to ``end``, in order from ``seq`` on; none if ``seq`` is not kept."""
-        position = self.position(seq)
-        found: list[Run] = []
-        size = 0
-        while seq < end and len(found) < RUNS and size < RUNS_BYTES:
-            entry = self.at(position)
-            if entry is None or not entry.seq <= seq < entry.seq + entry.batches:
-                break
-            after = min(end, entry.seq + entry.batches)
-            found.append((seq, entry.payload, after - seq))
-            size += len(entry.payload)
-            seq = after
-            position += 1
-        return found
+    def entries(self) -> list[Entry]:
+        """Return all entries, the oldest first."""
+        positions = range(self.trimmed, self.trimmed + len(self))
+        return [entry for position in positions if (entry := self.at(position)) is not None]
+
+    def find(self, seq: int) -> Entry | None:
+        """Return the entry that holds ``seq``, None if the journal does not have it."""
+        entry = self.at(self.position(seq))
+        return entry if entry is not None and entry.seq <= seq < entry.seq + entry.batches else None
 
     def at(self, position: int) -> Entry | None:
         """The entry at an absolute position; the oldest if that one was trimmed, None past the end."""

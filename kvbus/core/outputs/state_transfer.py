@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kvbus.core.blocks.compaction import StateSnapshot
-from kvbus.core.outputs.journal import Run
 from kvbus.core.outputs.stream import OutputStream
 
 
@@ -47,7 +46,8 @@ class StateTransfer:
 class JournalTransfer:
     """The state of a stream with a log's numbers: its journal, which begins with a state, as it is now.
 
-    All other routers have had these batches under these seqs.
+    All other routers have had these batches under these seqs. The transfer holds the batches themselves: a router that
+    reads slowly gets all of them even if the journal lets them go.
     """
 
     def __init__(self, stream: OutputStream) -> None:
@@ -56,18 +56,13 @@ class JournalTransfer:
         self.end_seq = stream.next_seq
         first = stream.journal.first_seq
         self.first_seq = self.end_seq if first is None else first
-        self._runs: list[Run] = []
-        seq = self.first_seq
-        while seq < self.end_seq:
-            for run in stream.journal.runs(seq, self.end_seq):
-                self._runs.append(run)
-                seq = run[0] + run[2]
+        self._entries = stream.journal.entries()
 
     def batches(self) -> Iterator[tuple[int, bytes] | None]:
         """Give each batch as seq and payload."""
-        for first, payload, count in self._runs:
-            for seq in range(first, first + count):
-                yield seq, payload
+        for entry in self._entries:
+            for seq in range(entry.seq, entry.seq + entry.batches):
+                yield seq, entry.payload
 
 
 Transfer = StateTransfer | JournalTransfer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -10,7 +10,6 @@ from kvbus.config import OutputConfig
 from kvbus.core.commands import AnswerReplay, AnswerSnapshot, Publish, SendState
 from kvbus.core.events import RelayEvent
 from kvbus.core.stats import OutputStats, RouterView
-from kvbus.transport.answer_reader import Pull
 from kvbus.transport.interposed import Interposed
 from kvbus.transport.sockets import PeerPolicy
 from kvbus.transport.zmtp.endpoint import SYSTEM, System
@@ -24,7 +23,6 @@ class Services:
     Attributes:
         stats: counters of the output; the driver updates those of queues, drops and readers.
         feed: call it with each reader's request; :meth:`OutputDriver.answer` gets the answer.
-        pull: call it for each part of an answer (:class:`~kvbus.transport.answer_reader.AnswerReader` does).
         clock: seconds in which the process was running; it measures the progress of readers.
         max_replay_sessions: limit of answers at once, on all streams of the output.
         interposed: by endpoint, the ports at which engines dial in too; who opens or closes one keeps it here.
@@ -34,7 +32,6 @@ class Services:
 
     stats: OutputStats
     feed: Callable[[RelayEvent], None]
-    pull: Pull
     clock: Callable[[], float]
     max_replay_sessions: int
     interposed: dict[str, Interposed] = field(default_factory=dict)
@@ -46,7 +43,7 @@ class OutputDriver(Protocol):
     """The streams of one output, by slot. A driver never blocks, and no reader delays another.
 
     The daemon has committed the state before it calls :meth:`publish`, :meth:`answer` or :meth:`send_state`, and before
-    ``pull`` returns. So a driver may send at once, or later, without a look at the state.
+    it gives a message of an answer. So a driver may send at once, or later, without a look at the state.
 
     Batches of a stream leave in the order they are published. What is dropped is counted in ``stats`` with a reason:
     ``queue_full`` where ``queue_batches`` of them wait, another one where the driver has to let go for another cause.
@@ -67,8 +64,8 @@ class OutputDriver(Protocol):
     def flush(self) -> None:
         """Send the batches of this burst."""
 
-    def answer(self, command: AnswerReplay | AnswerSnapshot) -> None:
-        """Send an answer at the requester's pace."""
+    def answer(self, command: AnswerReplay | AnswerSnapshot, messages: Iterator[list[bytes]]) -> None:
+        """Send the messages of an answer, and take each of them only when the requester can take it."""
 
     def send_state(self, command: SendState) -> None:
         """Send a state to the readers that a :class:`~kvbus.core.events.Subscribed` named, at their pace.

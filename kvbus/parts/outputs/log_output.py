@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from kvbus.config import LogKeys, OutputConfig
 from kvbus.config.logs import SEPARATOR
 from kvbus.core.commands import AnswerReplay, AnswerSnapshot, Publish, SendState
@@ -55,7 +57,7 @@ class LogOutput:
             if each.fresh:
                 each.flush()
 
-    def answer(self, command: AnswerReplay | AnswerSnapshot) -> None:
+    def answer(self, command: AnswerReplay | AnswerSnapshot, messages: Iterator[list[bytes]]) -> None:
         """Nobody can ask."""
 
     def send_state(self, command: SendState) -> None:

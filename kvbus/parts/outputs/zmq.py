@@ -9,7 +9,7 @@ counts what each of them loses.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -20,7 +20,6 @@ from kvbus.core.events import ReplayAsked, SnapshotAsked, Subscribed
 from kvbus.core.stats import RouterView
 from kvbus.core.wire.frames import REBUILDS
 from kvbus.parts.outputs.contract import Services
-from kvbus.transport.answer_reader import AnswerReader
 from kvbus.transport.interposed import Interposed
 from kvbus.transport.live.endpoint import Endpoint, reopening
 from kvbus.transport.live.hub import Hub
@@ -284,10 +283,10 @@ class ZmqOutput:
         while waiting:
             waiting.pop()()
 
-    def answer(self, command: AnswerReplay | AnswerSnapshot) -> None:
+    def answer(self, command: AnswerReplay | AnswerSnapshot, messages: Iterator[list[bytes]]) -> None:
         """Send an answer."""
         servers = self._replays if isinstance(command, AnswerReplay) else self._snapshots
-        servers[command.stream].send(AnswerReader(command, self._services.pull))
+        servers[command.stream].send(command.answer, messages)
 
     def send_state(self, command: SendState) -> None:
         """Send the state to routers that have subscribed."""

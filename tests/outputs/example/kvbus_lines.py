@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections import deque
+from collections.abc import Iterator
 from io import FileIO
 
 from kvbus.common.errors import BindError
@@ -76,7 +77,7 @@ class LinesOutput:
         self._stats.dropped_batches[reason] += 1
         self._stats.dropped_events[reason] += command.events
 
-    def answer(self, command: AnswerReplay | AnswerSnapshot) -> None:
+    def answer(self, command: AnswerReplay | AnswerSnapshot, messages: Iterator[list[bytes]]) -> None:
         """Nobody has asked."""
 
     def allow(self, policy: PeerPolicy) -> bool:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
@@ -171,7 +171,7 @@ class DynamoOutput:
         while waiting:
             waiting.pop()()
 
-    def answer(self, command: AnswerReplay | AnswerSnapshot) -> None:
+    def answer(self, command: AnswerReplay | AnswerSnapshot, messages: Iterator[list[bytes]]) -> None:
         """Nobody can ask."""
 
     def send_state(self, command: SendState) -> None:

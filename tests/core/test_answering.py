@@ -3,14 +3,14 @@ import weakref
 
 import pytest
 
+from kvbus.core import answering
 from kvbus.core.blocks.compaction import Part, StateSnapshot
-from kvbus.core.outputs import replay_answer as answer_module
-from kvbus.core.outputs.journal import RUNS_BYTES, Journal
+from kvbus.core.outputs.journal import Journal
 from kvbus.core.outputs.stream import OutputStream
 from kvbus.core.wire.frames import END_SEQ, parse_replay_request, replay_request
 from kvbus.core.wire.profiles import PROFILES, Wire
 from tests.core.dsl import Bench, seqs_of
-from tests.doubles.answers import answer_of
+from tests.doubles.answers import AnswerReader, answer_of
 from tests.doubles.payloads import cleared, plain_all, store, unpack
 from tests.doubles.stage import cut_states
 from tests.typed import there, well_formed
@@ -24,15 +24,10 @@ def small(seq):
     return b"batch %d" % seq
 
 
-def one_at_a_time(seq):
-    """A batch so large that the journal gives it alone."""
-    return small(seq).ljust(RUNS_BYTES)
-
-
-def filled(count, payload=small, **options):
+def filled(count, **options):
     made = stream(**options)
     for seq in range(count):
-        assert made.append(payload(seq), 0.0) == seq
+        assert made.append(small(seq), 0.0) == seq
     return made
 
 
@@ -41,7 +36,7 @@ def never(start):
 
 
 def ask(of, start, cut=never, **options):
-    return answer_of(of, there(parse_replay_request([b"id", *replay_request(start)])), cut, **options)
+    return AnswerReader(answer_of(of, there(parse_replay_request([b"id", *replay_request(start)])), cut, **options))
 
 
 def cutter(of, *hashes):
@@ -112,7 +107,7 @@ class TestBehindTheJournal:
         assert answer.outcome == "compacted"
 
     def test_filler_has_an_end(self, monkeypatch):
-        monkeypatch.setattr(answer_module, "MAX_FILLER", 1000)
+        monkeypatch.setattr(answering, "MAX_FILLER", 1000)
         made = stream("llm-d")
         made.next_seq = 10**12
         made.append(b"newest", 0.0)
@@ -127,7 +122,7 @@ class TestBehindTheJournal:
 
     @pytest.mark.parametrize(("newest", "first", "outcome"), [(1000, 0, "compacted"), (1001, 1001, "late")])
     def test_filler_goes_as_far_as_it_may(self, monkeypatch, newest, first, outcome):
-        monkeypatch.setattr(answer_module, "MAX_FILLER", 1000)
+        monkeypatch.setattr(answering, "MAX_FILLER", 1000)
         made = stream("llm-d")
         made.next_seq = newest
         made.append(b"newest", 0.0)
@@ -193,12 +188,12 @@ class TestByProfile:
         assert answer.outcome == "late"
 
     def test_one_so_slow_that_the_journal_is_gone_gets_a_contiguous_answer_all_the_same(self):
-        made = filled(20, one_at_a_time, profile="dynamo", batches=10)
+        made = filled(20, profile="dynamo", batches=10)
         cut, _ = cutter(made, 1)
         answer = ask(made, 10, cut)
         answer.next_message()
         for seq in range(20, 40):
-            made.append(one_at_a_time(seq), 0.0)
+            made.append(small(seq), 0.0)
         assert seqs_of(answer) == [*range(11, 40), "END"]
 
     @pytest.mark.parametrize("has_state", [False, True])
