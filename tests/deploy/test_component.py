@@ -23,7 +23,7 @@ from tests.doubles.payloads import store
 from tests.ports import free_ports
 
 KUBERNETES: Final = Path(__file__).parents[2] / "deploy" / "kubernetes"
-PORTS: Final = {"engine": "15557", "engine_replay": "15657", "events": "5557", "replay": "5558", "http": "9477"}
+PORTS: Final = {"engine": "15557", "engine_replay": "15657", "events": "5657", "replay": "5658", "http": "9477"}
 POD_IP: Final = "10.1.2.3"
 BATCHES: Final = 60
 END: Final = b"\xff" * 8
