@@ -739,6 +739,11 @@ class Findings:
     def __init__(self) -> None:
         self._now: dict[str, Finding] = {}
 
+    @property
+    def standing(self) -> list[Finding]:
+        """The findings that stand now."""
+        return list(self._now.values())
+
     def since(self, finding: Finding) -> Finding:
         """Return a finding with the time at which it began."""
         known = self._now.get(finding.id)

@@ -26,6 +26,7 @@ from kvbus.core.findings import Finding
 from kvbus.core.source_spec import Place
 from kvbus.core.stats import OutputStats, ProcessStats
 from kvbus.daemon.build import next_seqs, reserve_seqs
+from kvbus.daemon.bus_log import BusLog
 from kvbus.daemon.changing import Changes
 from kvbus.daemon.discovery import Discovery
 from kvbus.daemon.engine_watch import EngineWatch
@@ -47,7 +48,7 @@ from kvbus.parts.log.place import check_files
 from kvbus.parts.outputs.contract import OutputDriver, ViewDriver
 from kvbus.state.reservations import SeqReservations
 from kvbus.state.writer import StateWriter
-from kvbus.telemetry.readings import DiscoveryStats
+from kvbus.telemetry.readings import DiscoveryStats, RouterKey
 from kvbus.transport.sockets import PeerPolicy, check_library
 
 log = logging.getLogger("kvbus.daemon")
@@ -146,6 +147,7 @@ class Daemon:
         self._ticker: asyncio.TimerHandle | None = None
         self._next_tick = 0.0
         self._source_log = SourceLog(self.admin.timeline.add, runtime.wall_clock)
+        self._bus_log = BusLog(self, self.admin.timeline.add)
         self._unreachable = Unreachable(self, self.feed, lambda stream: self.source_policy(stream).curve, runtime.dial)
 
     def _begin_state(self) -> None:
@@ -230,9 +232,16 @@ class Daemon:
             )
         )
 
-    def since(self, slot: int, finding: Finding) -> Finding:
-        """Return a finding of a source with the time at which it began."""
-        return self._source_log.since(slot, finding)
+    @property
+    def findings(self) -> list[Finding]:
+        """What is wrong with the bus as a whole."""
+        return self._bus_log.findings
+
+    def since(self, subject: int | RouterKey, finding: Finding) -> Finding:
+        """Return a finding about the source in a slot, or about a router, with the time at which it began."""
+        if isinstance(subject, int):
+            return self._source_log.since(subject, finding)
+        return self._bus_log.since(subject, finding)
 
     def keep_slots(self) -> None:
         """Keep who has which slot, before anything of them is sent."""
@@ -386,6 +395,7 @@ class Daemon:
             self._unreachable.look()
             self.discovery.look()
             self._source_log.look_in_turns(self.relay, self.streams)
+            self._bus_log.look(now)
             self.admin.look(now)
             if self.state is not None:
                 self.state.flush()

@@ -9,8 +9,7 @@ from msgspec import UNSET, UnsetType
 
 from kvbus.core.findings import Finding
 from kvbus.core.sequencing.phases import State
-from kvbus.core.stats import RouterView
-from kvbus.telemetry.readings import SourceReading
+from kvbus.telemetry.readings import RouterReading, SourceReading
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -78,6 +77,7 @@ class RouterEntry(msgspec.Struct):
     dropped: dict[str, int]
     left: str | None
     left_at: float | None
+    findings: list[Finding]
 
 
 def source_entry(
@@ -112,12 +112,14 @@ def source_entry(
     )
 
 
-def router_entry(output: str, router: RouterView) -> RouterEntry:
+def router_entry(reading: RouterReading, findings: list[Finding]) -> RouterEntry:
     """Return the entry of a router."""
+    router = reading.router
     return _entry(
         RouterEntry,
         router,
-        output=output,
+        output=reading.output,
+        findings=findings,
         state_sent={"count": router.states_sent, "at": router.state_sent_at},
         queued=router.queued_batches,
         bytes=router.queued_bytes,

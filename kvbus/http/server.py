@@ -36,7 +36,7 @@ from kvbus.http.history import SOURCE_LEVELS, SOURCE_RATES, Course, History
 from kvbus.http.timeline import Timeline
 from kvbus.telemetry import metrics
 from kvbus.telemetry.metrics import AT_ONCE, CONTENT_TYPE, Exposition
-from kvbus.telemetry.readings import read_routers, read_sources
+from kvbus.telemetry.readings import RouterKey, read_routers, read_sources
 
 log = logging.getLogger("kvbus.http")
 
@@ -60,8 +60,12 @@ class Observed(metrics.Observed, Protocol):
     def awaited(self) -> str:
         """Return what has to be before routers may come; empty if nothing."""
 
-    def since(self, slot: int, finding: Finding) -> Finding:
-        """Return a finding of a source with the time at which it began."""
+    @property
+    def findings(self) -> list[Finding]:
+        """What is wrong with the bus as a whole."""
+
+    def since(self, subject: int | RouterKey, finding: Finding) -> Finding:
+        """Return a finding about the source in a slot, or about a router, with the time at which it began."""
 
     def dialled_in(self, slot: int) -> list[str] | None:
         """Return whence the publishers of a source are connected; None unless they dial in at an output's port."""
@@ -315,6 +319,7 @@ class AdminServer:
                     **about(self._observed.config),
                     "config_refused": self._observed.process.config_refused,
                     "state_writing": self._observed.process.state_writing,
+                    "findings": self._observed.findings,
                     "started": self._started,
                     "now": time.time(),
                     "content": None if isinstance(caller, Caller) else self._how(caller, "/blocks"),
@@ -388,7 +393,10 @@ class AdminServer:
     async def _routers(self, request: web.Request) -> web.Response:
         async with self._turn(request):
             readings = read_routers(self._observed.relay, self._observed.drivers)
-            return as_json([router_entry(output, router) for output, router in readings])
+            since = self._observed.since
+            return as_json(
+                [router_entry(each, [since(each.key, finding) for finding in each.findings]) for each in readings]
+            )
 
 
 async def _without_server(_request: web.BaseRequest, response: web.StreamResponse) -> None:

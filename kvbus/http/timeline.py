@@ -72,8 +72,8 @@ class Timeline:
             return
         self._counted = counted
         before, self._routers = self._routers, {}
-        for output, router in read_routers(relay, drivers):
-            key = (output, router.stream, router.peer, router.since)
+        for each in read_routers(relay, drivers):
+            key, output, router = each.key, each.output, each.router
             self._routers[key] = router
             known = before.get(key)
             if known is None:

@@ -53,6 +53,8 @@ class StateWriter:
         self._loaded = False
         self._log_bytes = self._checkpoint_bytes = self._written = 0
         self._again = 0.0
+        self.failure = ""
+        """Why the store could not be written at the last try."""
         self.failed = False
         """The store could not be written, so kvbus goes on without state until it has tried again."""
 
@@ -160,6 +162,7 @@ class StateWriter:
 
     def _try_again(self, relay: Relay) -> None:
         self.failed = False
+        self.failure = ""
         relay.keep_records(keep=True)
         self._begin_checkpoint()
         log.info("the state is written to %s again", self._store.place)
@@ -208,6 +211,7 @@ class StateWriter:
             RETRY_SECONDS,
         )
         self.failed = True
+        self.failure = str(error)
         self._again = self._clock() + RETRY_SECONDS
         self._steps = None
         self._renamed = False

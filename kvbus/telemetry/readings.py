@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from datetime import UTC, datetime
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 from msgspec import structs
 
+from kvbus.core import findings as catalogue
 from kvbus.core.blocks.announce import group_of, out_parent, runs
 from kvbus.core.blocks.chunk import Chunk
 from kvbus.core.blocks.index import Index
@@ -21,9 +23,12 @@ from kvbus.core.outputs.output import Output
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.phases import State
 from kvbus.core.source import Source
-from kvbus.core.source_findings import source_findings
+from kvbus.core.source_findings import shown, source_findings
 from kvbus.core.stats import OutputStats, RouterView, SourceStats
 from kvbus.core.types import HASH_FORMS, Hash
+
+MAX_BEHIND_S: Final = 5.0
+"""Seconds that a router may lag before that is a finding."""
 
 
 class DiscoveryStats:
@@ -221,13 +226,48 @@ def _read_output(outputs: Sequence[Output], driver: Driver, stats: OutputStats) 
     )
 
 
-def read_routers(relay: Relay, drivers: Sequence[Driver]) -> list[tuple[str, RouterView]]:
-    """Read all routers, each with its output's name."""
+RouterKey = tuple[str, int, str, float]
+"""Tells connections of routers apart: output, stream, address, and when the connection was opened."""
+
+
+class RouterReading(NamedTuple):
+    """One connection of a router, with the name of its output and what is wrong with it."""
+
+    output: str
+    router: RouterView
+    findings: list[Finding]
+
+    @property
+    def key(self) -> RouterKey:
+        """What tells it apart."""
+        return self.output, self.router.stream, self.router.peer, self.router.since
+
+
+def read_routers(relay: Relay, drivers: Sequence[Driver]) -> list[RouterReading]:
+    """Read all routers."""
     return [
-        (output.spec.name, router)
-        for output, driver in zip(relay.outputs, drivers, strict=False)
+        RouterReading(output.spec.name, router, list(_router_findings(number, output, router)))
+        for number, (output, driver) in enumerate(zip(relay.outputs, drivers, strict=False))
         for router in driver.routers
     ]
+
+
+def _router_findings(number: int, output: Output, router: RouterView) -> Iterator[Finding]:
+    if router.left is not None:
+        return
+    facts = {"at": f"outputs[{number}]", "who": f"router {router.name or router.peer} of output {output.spec.name}"}
+    dropped = router.dropped_batches
+    if router.state == "idle" and router.subscriptions and router.stream in output.open_streams:
+        topic = output.open_streams[router.stream].topic
+        yield catalogue.ROUTER_TOPIC(**facts, topics=", ".join(map(repr, router.topics)), topic=shown(topic))
+    elif router.state == "stalled":
+        yield catalogue.ROUTER_STALLED(**facts, dropped=dropped)
+    elif router.behind_seconds > MAX_BEHIND_S:
+        yield catalogue.ROUTER_BEHIND(**facts, seconds=router.behind_seconds)
+    elif dropped and router.state == "live":
+        at = router.state_sent_at
+        when = "" if at is None else f" at {datetime.fromtimestamp(at, UTC):%H:%M:%S} UTC"
+        yield catalogue.ROUTER_LOST_BATCHES(**facts, dropped=dropped, when=when)
 
 
 def _copied(stats: OutputStats) -> OutputStats:

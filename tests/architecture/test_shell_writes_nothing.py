@@ -20,7 +20,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-OWN = {"Histogram", "NamedBlocks", "OutputStats", "ProcessStats"}
+OWN = {"Findings", "Histogram", "NamedBlocks", "OutputStats", "ProcessStats"}
 """Classes of the core of which the shell has objects of its own."""
 
 APART = {"core", "client"}

@@ -73,6 +73,7 @@ async def test_a_router_is_shown_from_its_connection_to_its_end():
                 "dropped": {"batches": 0, "events": 0},
                 "left": None,
                 "left_at": None,
+                "findings": [],
             }
             await waited(client, lambda e: e[0]["state"] == "live", "the router, up to date")
             router.close(0)

@@ -9,7 +9,6 @@ import msgspec
 from aiohttp.abc import AbstractResolver, ResolveResult
 from msgspec import structs
 
-from kvbus.core import findings as catalogue
 from kvbus.core.findings import Finding
 from kvbus.tools.asking import Login, NoAnswerError, asking, get
 from kvbus.tools.doctor.findings import Report, Seen
@@ -32,25 +31,16 @@ class BusSource(msgspec.Struct):
 class BusOverview(msgspec.Struct):
     """The needed fields of ``/overview``."""
 
-    state_writing: bool | None
-
-
-class Dropped(msgspec.Struct):
-    """Batches that a router did not get."""
-
-    batches: int
+    findings: list[Finding]
 
 
 class BusRouter(msgspec.Struct):
     """The needed fields of an entry of ``/routers``."""
 
     output: str
-    peer: str
-    topics: list[str]
-    subscriptions: int
     state: str
-    dropped: Dropped
     left: str | None
+    findings: list[Finding]
 
 
 @dataclass(slots=True)
@@ -63,7 +53,7 @@ class Bus:
         listens: something has accepted the connection.
         sources: ``/sources``.
         routers: ``/routers``, without those that have left.
-        state_writing: whether it writes its state; None without ``state_dir``.
+        findings: what it says of itself as a whole.
     """
 
     url: str
@@ -71,7 +61,7 @@ class Bus:
     listens: bool = False
     sources: list[BusSource] = field(default_factory=list)
     routers: list[BusRouter] = field(default_factory=list)
-    state_writing: bool | None = None
+    findings: list[Finding] = field(default_factory=list)
 
     @property
     def runs(self) -> bool:
@@ -114,7 +104,7 @@ async def ask(url: str, timeout: float, login: Login | None = None) -> Bus:  # n
             routers, _ = await get(client, f"{bus.url}/routers")
             bus.routers = [each for each in msgspec.json.decode(routers, type=list[BusRouter]) if each.left is None]
             overview, _ = await get(client, f"{bus.url}/overview")
-            bus.state_writing = msgspec.json.decode(overview, type=BusOverview).state_writing
+            bus.findings = msgspec.json.decode(overview, type=BusOverview).findings
     except NoAnswerError as error:
         bus.problem, bus.listens = str(error), error.listens
     else:
@@ -129,28 +119,13 @@ def judge(bus: Bus, *, keys: frozenset[str] = frozenset()) -> Report:
         bus: what it has answered.
         keys: of findings made already; the bus need not say the same.
     """
-    report = Report()
-    if not bus.sources:
-        report.add([catalogue.NO_ENGINE_FOUND(at="sources", where=f"the bus at {bus.url} follows none")])
-    if bus.state_writing is False:
-        report.add([catalogue.STATE_NOT_WRITTEN(where="state_dir", why=f"the log of the bus at {bus.url} says why")])
+    found = [*bus.findings]
     for source in bus.sources:
-        for finding in source.findings:
-            if finding.key not in keys:
-                report.add([structs.replace(finding, text=f"source {source.name}: {finding.text}", since=None)])
-    for router in bus.routers:
-        report.add(_router(router))
+        found += [structs.replace(each, text=f"source {source.name}: {each.text}") for each in source.findings]
+    found += [each for router in bus.routers for each in router.findings]
+    report = Report()
+    report.add(structs.replace(each, since=None) for each in found if each.key not in keys)
     return report
-
-
-def _router(router: BusRouter) -> list[Finding]:
-    who = f"router {router.peer} of output {router.output}"
-    at, dropped = f"outputs[{router.output}]", router.dropped.batches
-    if router.state == "idle" and router.subscriptions:
-        return [catalogue.ROUTER_TOPIC(at=at, who=who, topics=router.topics, topic="another")]
-    if router.state == "stalled":
-        return [catalogue.ROUTER_STALLED(at=at, who=who, dropped=dropped)]
-    return [catalogue.ROUTER_LOST_BATCHES(at=at, who=who, dropped=dropped, when="")] if dropped else []
 
 
 def seen(bus: Bus) -> list[Seen]:

@@ -1,0 +1,80 @@
+"""Log what is wrong with the bus as a whole and with its routers: when a finding begins, changes and ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import inf
+from typing import TYPE_CHECKING, Final
+
+from kvbus.core import findings as catalogue
+from kvbus.core.findings import Finding, Findings
+from kvbus.daemon.source_log import Report, log_changes
+from kvbus.telemetry.readings import RouterKey, read_routers
+
+if TYPE_CHECKING:
+    from kvbus.daemon.daemon import Daemon
+
+EVERY_S: Final = 1.0
+FIRST_ANSWER_S: Final = 5.0
+"""Seconds in which discovery may find the first engine."""
+
+
+class BusLog:
+    """Looks at the bus and at its routers once a second.
+
+    Args:
+        daemon: the bus.
+        report: called for each transition.
+    """
+
+    def __init__(self, daemon: Daemon, report: Report) -> None:
+        self._daemon = daemon
+        self._report = report
+        self._bus = Findings()
+        self._routers: dict[RouterKey, Findings] = {}
+        self._begun: float | None = None
+        self._next = -inf
+
+    def look(self, now: float) -> None:
+        """Log what has changed, if it is time; ``now`` counts seconds."""
+        if now < self._next:
+            return
+        self._next = now + EVERY_S
+        self._begun = now if self._begun is None else self._begun
+        wall = self._daemon.runtime.wall_clock()
+        log_changes(self._bus.update(self._found(now - self._begun), wall), "bus", "bus", {}, self._report)
+        before, self._routers = self._routers, {}
+        for each in read_routers(self._daemon.relay, self._daemon.drivers):
+            if each.router.left is None:
+                self._routers[each.key] = standing = before.get(each.key) or Findings()
+                fields: dict[str, str | int] = {
+                    "output": each.output,
+                    "stream": each.router.stream,
+                    "peer": each.router.peer,
+                }
+                log_changes(
+                    standing.update(each.findings, wall), f"output {each.output}", each.output, fields, self._report
+                )
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What stands now of the bus."""
+        return self._bus.standing
+
+    def since(self, router: RouterKey, finding: Finding) -> Finding:
+        """Return a finding about a router with the time at which it began."""
+        return self._routers[router].since(finding) if router in self._routers else finding
+
+    def _found(self, age: float) -> Iterator[Finding]:
+        state, store = self._daemon.state, self._daemon.store
+        if state is not None and store is not None and state.failure:
+            yield catalogue.STATE_NOT_WRITTEN(where=store.place, why=state.failure)
+        discoveries = {each.name: each for each in self._daemon.discoveries}
+        for index, source in enumerate(self._daemon.configured.sources):
+            stats, at = discoveries.get(source.name), f"sources[{index}].discover"
+            if stats is None or source.discover is None:
+                continue
+            if stats.failing:
+                yield catalogue.DISCOVERY_FAILS(at=at, name=source.name, why=stats.failing)
+            elif not stats.engines and age > FIRST_ANSWER_S:
+                yield catalogue.NO_ENGINE_FOUND(at=at, where=f"{source.name} lists none")

@@ -1,0 +1,122 @@
+"""What is wrong with routers and with the bus itself: seen on a real bus, logged from beginning to end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from kvbus.config import load
+from kvbus.daemon import bus_log
+from kvbus.daemon.daemon import Daemon
+from kvbus.state.contract import StoreError
+from kvbus.transport.engine.publisher import EnginePublisher
+from tests.doubles.bus import Bus, eventually, running_bus
+from tests.doubles.payloads import payload, store
+from tests.ports import free_port
+
+
+async def asked(daemon: Daemon, path: str) -> Any:
+    assert daemon.http_address is not None
+    url = "http://{}:{}{}".format(*daemon.http_address, path)
+
+    def read() -> Any:
+        with urllib.request.urlopen(url, timeout=30) as answer:  # noqa: S310 - http, as made above
+            return json.load(answer)
+
+    return await asyncio.to_thread(read)
+
+
+@contextlib.contextmanager
+def subscriber(bus: Bus, topic: str, **options: int) -> Iterator[zmq.Socket[bytes]]:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    made = context.socket(zmq.SUB)
+    for name, value in options.items():
+        setattr(made, name, value)
+    made.subscribe(topic)
+    made.connect(bus.out)
+    try:
+        yield made
+    finally:
+        made.close(0)
+        context.term()
+
+
+async def test_a_router_with_another_topic(caplog: pytest.LogCaptureFixture) -> None:
+    async with running_bus(output={"topic": "events"}) as bus:
+        with subscriber(bus, "kv@"):
+            said = "subscribes to 'kv@', and the stream's topic is 'events': it gets nothing [outputs[0].topic]: "
+            await eventually(lambda: said in caplog.text, "the log line")
+            (router,) = await asked(bus.daemon, "/routers")
+    (finding,) = router["findings"]
+    assert (finding["id"], finding["key"], finding["severity"]) == ("router_topic", "outputs[0].topic", "problem")
+    assert abs(finding["since"] - time.time()) < 100
+
+
+async def test_a_router_that_is_cut_off_and_exact_again(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    async with (
+        running_bus(output={"send_hwm": 4}) as bus,
+        EnginePublisher(bus.engine, bus.engine_replay, bind=True) as engine,
+    ):
+        with subscriber(bus, "", rcvhwm=1, rcvbuf=4096) as router:
+            await engine.wait_for_subscriber(60)
+            await eventually(lambda: bus.daemon.output_stats[0].subscribers, "the router is there")
+            n = 0
+
+            def stalled() -> bool:
+                nonlocal n
+                n += 1
+                engine.publish(payload(store([n], tokens=[2**20 + n] * 20_000, block_size=20_000), ts=time.time()))
+                return "reads nothing and was cut off from the live stream" in caplog.text
+
+            await eventually(stalled, "the router is cut off")
+
+            def live() -> bool:
+                while router.poll(0):
+                    router.recv_multipart()
+                return [each.state for each in bus.daemon.drivers[0].routers] == ["live"]
+
+            await eventually(lambda: live() and "over after" in caplog.text, "the end of it")
+            await eventually(lambda: live() and "it got the state again at" in caplog.text, "what it has lost")
+            (entry,) = await asked(bus.daemon, "/routers")
+    (finding,) = entry["findings"]
+    assert (finding["id"], finding["severity"]) == ("router_lost_batches", "note")
+    assert f"lost {entry['dropped']['batches']:,} batches" in finding["text"]
+
+
+async def test_discovery_that_finds_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(bus_log, "FIRST_ANSWER_S", 0.1)
+    file = tmp_path / "engines.json"
+    file.write_text("[]")
+    out = {"name": "routers", "layout": "merged", "endpoint": f"tcp://127.0.0.1:{free_port()}"}
+    sources = [{"name": "workers", "discover": {"file": {"path": str(file)}}}]
+    over = {"sources": sources, "outputs": [out], "http": "127.0.0.1:0", "state_dir": None}
+    daemon = Daemon(load(None, env={}, overrides=over))
+    await daemon.start()
+    try:
+        said = "bus: no engine is found: workers lists none [sources[0].discover]: start an engine"
+        await eventually(lambda: said in caplog.text, "the log line")
+        overview = await asked(daemon, "/overview")
+    finally:
+        await daemon.close(drain=0)
+    assert [each["id"] for each in overview["findings"]] == ["no_engine_found"]
+
+
+async def test_a_state_that_is_not_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with running_bus(state_dir=str(tmp_path)) as bus:
+        assert bus.daemon.state is not None
+        bus.daemon.state.fail(StoreError("No space left on device"))
+        said = f"bus: kvbus cannot write its state to {tmp_path}: No space left on device [state_dir]: make room"
+        await eventually(lambda: said in caplog.text, "the log line")
