@@ -228,11 +228,11 @@ def test_seventeen_at_once_are_too_many(scene):
             )
             assert client.recv(100).startswith(b"HTTP/1.1 100")
             waiting.append(client)
-        wait_for(lambda: scene.index.post(b'{"tokens": [1]}')[0] == 429, "the seventeenth refused", scene.index)
+        wait_for(lambda: scene.index.post(b'{"tokens": [1]}')[0] == 429, "the seventeenth refused")
         for client in waiting:
             client.sendall(b'{"tokens":[]}')
             assert client.recv(100).startswith(b"HTTP/1.1 200")
     finally:
         for client in waiting:
             client.close()
-    wait_for(lambda: scene.index.post(b'{"tokens": [1]}')[0] == 200, "there is room again", scene.index)
+    wait_for(lambda: scene.index.post(b'{"tokens": [1]}')[0] == 200, "there is room again")
