@@ -20,7 +20,7 @@ which size a group's blocks have                                       ``BlockSi
 native, cut, coarse, tail or refused                                   ``BlockSizes.treatment``
 a parent that comes later in a run of stores goes first                ``stores._parents_first``
 unknown parents and parents of their own                               ``StoreApplier._parent_ok``
-tokens of blocks that are named by their hashes alone                  ``offloads``
+tokens of blocks that are named by their hashes alone                  ``stores.tokens_elsewhere``
 blocks whose tokens become known                                       ``StoreApplier._take_without_tokens``
 limits of the index                                                    ``EngineCache.has_room``
 how many copies a block has, and other tokens under a known hash       ``Copies``
