@@ -41,7 +41,7 @@ class ReplayAnswer:
     """The answer to a replay request; an :class:`~kvbus.core.commands.Answer`.
 
     It is the journal if the journal holds ``start`` and ``start`` is a cursor
-    (:mod:`kvbus.core.outputs.incomplete`). Otherwise it is AllBlocksCleared, the live blocks of a snapshot, and then
+    (:mod:`kvbus.core.outputs.stream`). Otherwise it is AllBlocksCleared, the live blocks of a snapshot, and then
     the journal. The profile decides how the snapshot is numbered:
 
     *At its own seqs*, which end at the snapshot's seq: for every start if the profile needs no contiguous answer, and

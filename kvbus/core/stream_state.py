@@ -61,7 +61,7 @@ class StreamState:
         """Return the state for routers that have just subscribed or have lost batches; None if there is none yet.
 
         It takes the seqs after the newest one. The seqs between its batches are no cursor
-        (:mod:`kvbus.core.outputs.incomplete`).
+        (:mod:`kvbus.core.outputs.stream`).
         """
         stream = self.stream
         if stream.numbered:

@@ -82,7 +82,7 @@ class SnapshotTaken(msgspec.Struct, tag=7, array_like=True, gc=False):
 
 
 class SeqsIncomplete(msgspec.Struct, tag=8, array_like=True, gc=False):
-    """The seqs from ``first`` to ``end`` of a stream are no cursor: see :mod:`kvbus.core.outputs.incomplete`."""
+    """The seqs from ``first`` to ``end`` of a stream are no cursor: see :mod:`kvbus.core.outputs.stream`."""
 
     output: int
     stream: int

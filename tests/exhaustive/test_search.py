@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvbus.core.outgoing import Outgoing
-from kvbus.core.outputs.incomplete import IncompleteSeqs
+from kvbus.core.outputs.stream import IncompleteSeqs
 from kvbus.core.sequencing.answers import OpenRequest
 from kvbus.core.sequencing.epoch import History
 from kvbus.core.sequencing.fingerprints import Fingerprints

@@ -1,10 +1,50 @@
-"""One numbered stream of an output: dense seq, journal, heartbeat."""
+"""One numbered stream of an output: dense seqs, the journal, heartbeats, and the seqs whose state was cut off."""
 
 from __future__ import annotations
 
-from kvbus.core.outputs.incomplete import IncompleteSeqs
+from bisect import bisect_right
+from typing import Final
+
 from kvbus.core.outputs.journal import Journal
 from kvbus.core.wire.profiles import Profile
+
+MAX_RANGES: Final = 1000
+"""Maximum number of ranges. At the limit the two oldest ranges are joined, so a router that asks for a seq between them
+gets a state in place of a few batches of the journal."""
+
+
+class IncompleteSeqs:
+    """The seqs of a stream at which a router may hold part of a state, as disjoint ranges in ascending order.
+
+    A state snapshot leaves in several batches, and each has a seq. A router whose connection breaks between two of them
+    asks for a replay from the next seq on. The journal has an empty batch there, because the snapshot was for that
+    router alone. So the journal's answer would leave the router with part of the state for ever. It gets the whole
+    state again (docs/decisions/state-on-subscription.md).
+    """
+
+    def __init__(self) -> None:
+        self._firsts: list[int] = []
+        self._ends: list[int] = []
+
+    def __contains__(self, seq: int) -> bool:
+        at = bisect_right(self._firsts, seq) - 1
+        return at >= 0 and seq < self._ends[at]
+
+    def __len__(self) -> int:
+        return len(self._firsts)
+
+    def add(self, first: int, end: int) -> None:
+        """Add ``[first, end)``; an empty range adds nothing."""
+        if first >= end:
+            return
+        low = bisect_right(self._ends, first - 1)
+        high = bisect_right(self._firsts, end)
+        if low < high:
+            first, end = min(first, self._firsts[low]), max(end, self._ends[high - 1])
+        self._firsts[low:high] = [first]
+        self._ends[low:high] = [end]
+        if len(self._firsts) > MAX_RANGES:
+            del self._firsts[1], self._ends[0]
 
 
 class OutputStream:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest import mock
 
-from kvbus.core.outputs.incomplete import IncompleteSeqs
+from kvbus.core.outputs.stream import IncompleteSeqs
 
 
 @contextmanager
