@@ -6,27 +6,27 @@ import zipfile
 
 import pytest
 
-from kvbus.common import distributions
+from kvbus import MixedVersionsError, check_versions
 
 
 @pytest.mark.parametrize("names", [[], ["kvbus-0.1.0"], ["kvbus_client-0.1.0", "kvbus-0.1.0"], ["kvbus_demo-9-1"]])
 def test_one_version(tmp_path, names):
     for name in names:
         (tmp_path / f"{name}.dist-info").mkdir()
-    distributions.check(tmp_path / "kvbus")
+    check_versions(tmp_path / "kvbus")
 
 
 def test_two_versions(tmp_path):
     for name in ("kvbus-0.1.0", "kvbus_client-0.2.0"):
         (tmp_path / f"{name}.dist-info").mkdir()
     with pytest.raises(
-        distributions.MixedVersionsError,
+        MixedVersionsError,
         match=r"kvbus 0\.1\.0 and kvbus-client 0\.2\.0 share files in .*uninstall both, install one",
     ):
-        distributions.check(tmp_path / "kvbus")
+        check_versions(tmp_path / "kvbus")
 
 
 def test_a_zipped_wheel(tmp_path):
     wheel = tmp_path / "kvbus.whl"
     zipfile.ZipFile(wheel, "w").close()
-    distributions.check(wheel / "kvbus")
+    check_versions(wheel / "kvbus")
