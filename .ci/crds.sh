@@ -18,7 +18,6 @@ for module in $(sed -n 's/^\t\(.*\) \(v.*\)$/\1@\2/p' go.mod); do
     */kserve@*) find "$at/config/crd/full" -regex '.*/serving.kserve.io_llminferenceservice\(config\)?s.yaml' ;;
     */lws@*) find "$at/config/crd/bases" -name '*leaderworkersets.yaml' ;;
     */aibrix@*) find "$at/config/crd" -name '*_stormservices.yaml' ;;
-    */prometheus-operator@*) find "$at/example/prometheus-operator-crd" -regex '.*_\(pod\|service\)monitors.yaml\|.*_prometheusrules.yaml' ;;
-    */keda/*) find "$at/config/crd/bases" -name '*_scaledobjects.yaml' ;;
+    */prometheus-operator@*) find "$at/example/prometheus-operator-crd" -regex '.*_podmonitors.yaml\|.*_prometheusrules.yaml' ;;
     esac | xargs -I{} install -m 644 {} "$crds/"
 done

@@ -3,7 +3,6 @@ module kvbus/tests/chart/crds
 go 1.24.0
 
 require (
-	github.com/kedacore/keda/v2 v2.21.0
 	github.com/kserve/kserve v0.17.0
 	github.com/prometheus-operator/prometheus-operator v0.85.0
 	github.com/vllm-project/aibrix v0.7.0
