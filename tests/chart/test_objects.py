@@ -247,3 +247,29 @@ def test_who_finds_engines_in_another_way_gets_no_rights() -> None:
     assert release.pod["spec"]["automountServiceAccountToken"] is False
     (output,) = load(release.file() or "")["outputs"]
     assert output["layout"] == "merged"
+
+
+def settings(text: str) -> Values:
+    """The values of a command's --set, typed as Helm types them."""
+    values: Values = {}
+    for key, value in re.findall(r"--set (\S+?)=(\S+)", text):
+        *path, last = re.findall(r"[^.\[\]]+", key)
+        node: Any = values
+        for name, after in zip(path, [*path[1:], last], strict=False):
+            if isinstance(node, list):
+                node += [{}] if len(node) <= int(name) else []
+                node = node[int(name)]
+            else:
+                node = node.setdefault(name, [] if after.isdigit() else {})
+        node[last] = int(value) if value.isdigit() else value
+    return values
+
+
+@pytest.mark.parametrize("where", ["the guide", "the notes of a simulation"])
+def test_the_command_for_real_engines_is_a_good_one(where: str) -> None:
+    guide = (ROOT / "docs" / "KUBERNETES.md").read_text().partition("## kvbus in front of engines")[2]
+    text = render().notes if where != "the guide" else guide.partition("[ci/]")[0]
+    release = render(settings(text))
+    (source,) = load(str(release.file()))["sources"]
+    assert source["discover"]["kubernetes"] == {"selector": "app=ENGINE", "port": 5557, "replay_port": 5558}
+    assert [each["rules"][0]["verbs"] for each in release.all("Role")] == [["list", "watch"]]
