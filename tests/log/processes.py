@@ -62,7 +62,8 @@ class Noting(Moving):
         events = msgspec.msgpack.decode(payload)[1]
         if events:  # a known record says nothing
             said = {repr(event) for event in events}
-            assert self._said.setdefault((topic, seq), said) == said, f"two contents of {seq}"
+            before = self._said.setdefault((topic, seq), said)
+            assert before == said, f"two contents of {seq} at {self.at}: {before} and {said}"
         super()._take(topic, seq, payload)
 
 
