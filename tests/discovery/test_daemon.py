@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 
 import pytest
 
@@ -19,31 +18,6 @@ def file(tmp_path):
 
 def found_in(file):
     return {"file": {"path": str(file), "interval": 0.02}}
-
-
-async def test_workers_come_and_go_and_the_others_notice_nothing(file):
-    one, two, three = (Worker(f"pod-{n}", n) for n in (1, 2, 3))
-    for worker in (one, two, three):
-        await worker.start()
-    write(file, [one.entry])
-    async with running(Bus(found_in(file))) as bus:
-        await bus.sources("pod-1")
-        before = bus.source("pod-1")
-        write(file, [three.entry, one.entry, two.entry])
-        await bus.sources("pod-1", "pod-2", "pod-3")
-        slots = bus.labels
-        await bus.exact(one, two, three)
-        one.go_on()
-        write(file, [three.entry, one.entry])
-        await bus.sources("pod-1", "pod-3")
-        await bus.exact(one, three)
-        assert bus.labels == {name: slot for name, slot in slots.items() if name != "pod-2"}
-        assert bus.source("pod-1") is before
-        assert bus.clears("pod-1") == bus.clears("pod-3") == 0
-        assert before.stats.gaps == before.stats.restarts == 0
-        assert bus.stats.changes == {"joined": 3, "left": 1}
-    for worker in (one, two, three):
-        await worker.stop()
 
 
 async def test_two_replicas_are_two_buses_and_each_is_exact_whatever_the_other_does(file):
@@ -160,43 +134,6 @@ async def test_who_takes_the_address_of_one_that_leaves_does_not_wait_for_it(fil
         await bus.sources("pod-1-again")
         await bus.exact(one)
     await one.stop()
-
-
-async def test_beyond_max_sources_those_stay_that_are_there(file, caplog):
-    workers = [Worker(f"pod-{n}", n) for n in (5, 3, 1)]
-    for worker in workers:
-        await worker.start()
-    five, three, one = workers
-    write(file, [five.entry])
-    async with running(Bus(found_in(file), limits={"max_sources": 2}, discovery_grace=0)) as bus:
-        await bus.sources("pod-5")
-        write(file, [worker.entry for worker in workers])
-        await bus.sources("pod-1", "pod-5")
-        assert +Counter(bus.stats.left_out) == {"max_sources": 1}
-        assert "left out for max_sources: pod-3" in caplog.text
-        write(file, [three.entry, one.entry])
-        await bus.sources("pod-1", "pod-3")
-        await bus.exact(one, three)
-        assert bus.stats.left_out["max_sources"] == 0
-    for worker in workers:
-        await worker.stop()
-
-
-async def test_configured_sources_stand_beside_found_ones(file):
-    fixed, one = Worker("fixed", 1), Worker("pod-1", 2)
-    for worker in (fixed, one):
-        await worker.start()
-    same = {**fixed.entry, "name": "again"}
-    write(file, [one.entry, same, {**one.entry, "name": "fixed"}])
-    async with running(Bus(found_in(file), fixed=[fixed.entry])) as bus:
-        await bus.sources("fixed", "pod-1")
-        await bus.exact(fixed, one)
-        assert +Counter(bus.stats.left_out) == {"same_name": 1, "same_endpoint": 1}
-        write(file, [])
-        await bus.sources("fixed")
-        await bus.exact(fixed)
-    for worker in (fixed, one):
-        await worker.stop()
 
 
 async def test_a_daemon_ends_while_it_is_asking(file):

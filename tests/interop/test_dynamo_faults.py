@@ -79,58 +79,6 @@ def register(indexer: DynamoIndexer, engine: EnginePublisher, kvbus: Kvbus) -> N
     indexer.register("kvbus", kvbus.endpoint, kvbus.replay_endpoint, CAPTURE.block_size)
 
 
-@pytest.mark.parametrize("engine", [100], indirect=True)
-def test_a_router_that_starts_after_the_buffer_was_trimmed(
-    indexer: DynamoIndexer, engine: EnginePublisher, kvbus: Kvbus
-) -> None:
-    publish(engine)
-    wait_for(lambda: kvbus.last_seq() == engine.next_seq - 1, "kvbus has the whole stream")
-    register(indexer, engine, kvbus)
-    # directly nothing happens until the engine says something; kvbus's heartbeat is enough
-    wait_for(lambda: hashes(indexer, "kvbus") == TRUTH, "the state of a quiet engine is rebuilt through kvbus")
-    wait_for_subscribers(engine, 2)
-    assert hashes(indexer, "direct") == frozenset()
-
-    mark = publish_sentinel(engine)
-    indexer.wait_until_finds("direct", mark)
-    indexer.wait_until_finds("kvbus", mark)
-    assert hashes(indexer, "kvbus") == TRUTH
-    assert TRUTH - hashes(indexer, "direct")
-
-
-@pytest.mark.parametrize("engine", [50], indirect=True)
-@pytest.mark.parametrize("kvbus", [{"output": {"journal_batches": 20}}], indirect=True)
-def test_a_router_that_joins_late(indexer: DynamoIndexer, engine: EnginePublisher, kvbus: Kvbus) -> None:
-    """Neither the engine nor kvbus's journal reaches back: the state is told, and the live stream goes on behind it."""
-    publish(engine, slice(-60))
-    wait_for(lambda: kvbus.last_seq() == engine.next_seq - 1, "kvbus has the stream so far")
-    register(indexer, engine, kvbus)
-    wait_for_subscribers(engine, 2)
-    publish(engine, slice(-60, None))
-    mark = publish_sentinel(engine)
-    indexer.wait_until_finds("direct", mark)
-    indexer.wait_until_finds("kvbus", mark)
-    assert hashes(indexer, "kvbus") == TRUTH
-    assert TRUTH - hashes(indexer, "direct")  # what the buffer no longer had is missing for good
-    indexer.register("started again", kvbus.endpoint, kvbus.replay_endpoint, CAPTURE.block_size)
-    wait_for(lambda: hashes(indexer, "started again") == TRUTH, "a router that starts again has the whole state")
-
-
-@pytest.mark.parametrize("kvbus", [{"first_seq": 3_000_000}], indirect=True)
-def test_numbers_too_high_to_fill_up_to(indexer: DynamoIndexer, engine: EnginePublisher, kvbus: Kvbus) -> None:
-    """Its subscription brings the state, and so does its replay from 0, without filler, however long the stream is."""
-    publish(engine, slice(HALF))
-    wait_for(lambda: kvbus.last_seq() == engine.next_seq - 1, "kvbus has the stream so far")
-    indexer.register("kvbus", kvbus.endpoint, kvbus.replay_endpoint, CAPTURE.block_size)
-    wait_for(lambda: hashes(indexer, "kvbus"), "the state is told")
-    publish(engine, slice(HALF, None))
-    indexer.wait_until_finds("kvbus", publish_sentinel(engine))
-    assert hashes(indexer, "kvbus") == TRUTH
-    indexer.register("started again", kvbus.endpoint, kvbus.replay_endpoint, CAPTURE.block_size)
-    wait_for(lambda: hashes(indexer, "started again") == TRUTH, "a router that starts again has the whole state")
-    assert kvbus.metric('kvbus_replay_batches_total{output="routers"}') < 1000
-
-
 @pytest.mark.parametrize(
     "kvbus", [{"first_seq": 2_000_000, "output": {"on_subscribe": "nothing", "journal_batches": 20}}], indirect=True
 )
@@ -145,30 +93,6 @@ def test_an_answer_that_begins_late(indexer: DynamoIndexer, engine: EnginePublis
     assert hashes(indexer, "kvbus") == TRUTH
     assert kvbus.metric('kvbus_replay_requests_total{outcome="late",output="routers"}') >= 1
     assert kvbus.metric('kvbus_replay_batches_total{output="routers"}') < 1000
-
-
-def test_the_engine_restarts(indexer: DynamoIndexer, engine: EnginePublisher, kvbus: Kvbus) -> None:
-    """The second life is shorter than the first: Dynamo itself takes none of it, and keeps all of the first one."""
-    register(indexer, engine, kvbus)
-    wait_for_subscribers(engine, 2)
-    publish(engine)
-    mark = publish_sentinel(engine)
-    indexer.wait_until_finds("direct", mark)
-    indexer.wait_until_finds("kvbus", mark)
-    engine.restart()
-    wait_for_subscribers(engine, 2)
-    publish(engine, slice(HALF))
-    indexer.wait_until_finds("kvbus", publish_sentinel(engine, 1))
-    indexer.register("started in the second life", engine.endpoint, engine.replay_endpoint, CAPTURE.block_size)
-    wait_for_subscribers(engine, 3)
-    last = publish_sentinel(engine, 2)
-    indexer.wait_until_finds("started in the second life", last)
-    indexer.wait_until_finds("kvbus", last)
-    second_life = hashes(indexer, "started in the second life")
-    assert second_life - TRUTH
-    assert hashes(indexer, "kvbus") == second_life
-    assert hashes(indexer, "direct") == TRUTH
-    assert indexer.matched("direct", last) == 0
 
 
 def test_an_engine_that_names_its_blocks_anew(indexer: DynamoIndexer, engine: EnginePublisher, kvbus: Kvbus) -> None:
@@ -197,32 +121,6 @@ def renamed(payload: bytes) -> bytes:
     return msgspec.msgpack.encode([ts, events, rank])
 
 
-def test_a_lost_batch(indexer: DynamoIndexer, engine: EnginePublisher, kvbus: Kvbus) -> None:
-    register(indexer, engine, kvbus)
-    wait_for_subscribers(engine, 2)
-    publish(engine, slice(HALF))
-    engine.publish(CAPTURE.lives[0][HALF][1], live=False)
-    publish(engine, slice(HALF + 1, None))
-    mark = publish_sentinel(engine)
-    indexer.wait_until_finds("direct", mark)
-    indexer.wait_until_finds("kvbus", mark)
-    assert hashes(indexer, "direct") == TRUTH  # Dynamo repairs this one itself: kvbus must not get in its way
-    assert hashes(indexer, "kvbus") == TRUTH
-
-
-def test_the_last_batches_before_a_pause_are_lost(
-    indexer: DynamoIndexer, engine: EnginePublisher, kvbus: Kvbus
-) -> None:
-    register(indexer, engine, kvbus)
-    wait_for_subscribers(engine, 2)
-    publish(engine, slice(-20))
-    for _, payload in CAPTURE.lives[0][-20:]:
-        engine.publish(payload, live=False)
-    wait_for(lambda: hashes(indexer, "kvbus") == TRUTH, "kvbus notices the loss while the engine is quiet")
-    # nothing tells Dynamo: its index is wrong until the engine's next batch
-    assert hashes(indexer, "direct") != TRUTH
-
-
 def test_a_replay_whose_end_is_lost(indexer: DynamoIndexer, engine: EnginePublisher, kvbus: Kvbus) -> None:
     register(indexer, engine, kvbus)
     wait_for_subscribers(engine, 2)
@@ -238,26 +136,3 @@ def test_a_replay_whose_end_is_lost(indexer: DynamoIndexer, engine: EnginePublis
     mark = publish_sentinel(engine, 20)
     indexer.wait_until_finds("kvbus", mark)
     assert indexer.matched("direct", mark) == 0
-
-
-@pytest.mark.parametrize("kvbus", [{"keeps_state": False}, {"keeps_state": True}], indirect=True)
-def test_kvbus_is_killed_and_comes_back(indexer: DynamoIndexer, engine: EnginePublisher, kvbus: Kvbus) -> None:
-    indexer.register("kvbus", kvbus.endpoint, kvbus.replay_endpoint, CAPTURE.block_size)
-    publish(engine, slice(50))
-    mark = publish_sentinel(engine)
-    indexer.wait_until_finds("kvbus", mark)
-    kvbus.kill_and_start_again()
-    wait_for_subscribers(engine, 2)
-    publish(engine, slice(50, 90))  # kvbus rebuilds from the engine's buffer: all of it is still there
-    mark = publish_sentinel(engine, 1)
-    indexer.wait_until_finds("kvbus", mark)
-    expected = indexer_of_the_same_batches(indexer, engine)
-    assert hashes(indexer, "kvbus") == expected
-
-
-def indexer_of_the_same_batches(indexer: DynamoIndexer, engine: EnginePublisher) -> frozenset[int]:
-    """What the same batches give directly: a second index that replays the engine's buffer."""
-    indexer.register("direct", engine.endpoint, engine.replay_endpoint, CAPTURE.block_size)
-    wait_for_subscribers(engine, 3)
-    indexer.wait_until_finds("direct", publish_sentinel(engine, 2))
-    return hashes(indexer, "direct")

@@ -314,17 +314,6 @@ async def test_another_writer_of_the_name_begins_another_epoch_for_both(kind, tm
         assert two.one.next[0] >> EPOCH_BITS > before >> EPOCH_BITS
 
 
-async def test_a_broker_that_begins_again_costs_nobody_a_block(kind, tmp_path, monkeypatch):
-    async with fleet(kind) as log, Two(kind, tmp_path, monkeypatch) as two:
-        leaf = log.leaf()
-        leaf.store(30)
-        await two.level(leaf)
-        await kind.restart()
-        leaf.store(40, gone=10)
-        two.router.go_to(two.other)
-        await two.level(leaf)
-
-
 async def test_a_log_that_has_lost_its_records_is_read_where_the_new_ones_are(nats, tmp_path, monkeypatch):
     kind = Nats(nats)
     async with fleet(kind) as log, Two(kind, tmp_path, monkeypatch) as two:
@@ -361,23 +350,6 @@ async def test_a_leaf_that_begins_again_while_the_broker_is_away_is_read_as_soon
         assert two.router.blocks(TOPIC) == first.blocks
         await asyncio.to_thread(kafka.start)
         await two.level(second)
-
-
-async def test_retention_that_took_what_was_not_read_yet_costs_a_state(kind, tmp_path, monkeypatch):
-    async with fleet(kind) as log:
-        leaf = log.leaf()
-        leaf.store(30)
-        await leaf.written()
-        begun = (await kind.open().pointers())[log.key].position
-        await leaf.close()
-        leaf = log.leaf()
-        leaf.store(50)
-        await leaf.written()
-        newest = (await kind.open().pointers())[log.key].position
-        assert newest > begun
-        await kind.overtake(log.key, newest)
-        async with Two(kind, tmp_path, monkeypatch) as two:
-            await two.level(leaf)
 
 
 async def test_a_stream_that_ends_is_cleared_and_leaves_under_the_records_number(kind, tmp_path, monkeypatch):

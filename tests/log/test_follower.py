@@ -23,12 +23,6 @@ def test_a_state_and_the_batches_behind_it():
     assert not reading.follower.counts
 
 
-def test_doubles_are_dropped_by_epoch_and_seq():
-    reading = Reading()
-    reading.take(clear(1, 0, 1), batch(1, 1, 2), batch(1, 1, 9), clear(1, 0, 9), batch(1, 2, 3), batch(1, 2, 9))
-    assert (reading.blocks, dict(reading.follower.counts)) == ({1, 2, 3}, {"double": 3})
-
-
 def test_a_lower_epoch_counts_after_a_silence():
     reading = Reading()
     assert reading.take(clear(7, 0, 1), batch(7, 1, 2)) == {1, 2}
@@ -36,44 +30,6 @@ def test_a_lower_epoch_counts_after_a_silence():
     assert reading.take(batch(1, 1, 8), now=LEASE_TTL) == set()
     assert reading.take(clear(1, 2, 3), batch(1, 3, 4), now=LEASE_TTL) == {3, 4}
     assert reading.follower.counts == {"old_epoch": 1, "expired": 1, "clock_set_back": 1, "unusable": 1}
-
-
-def test_a_new_writer_begins_anew_and_what_the_one_before_still_says_is_dropped():
-    reading = Reading()
-    assert reading.take(clear(1, 0, 1), lease(2, 0)) == {1}
-    assert reading.follower.holds is Holds.FORMER
-    assert reading.take(batch(1, 1, 7), clear(2, 1, 2), batch(1, 2, 8), lease(1, 9)) == {2}
-    assert dict(reading.follower.counts) == {"old_epoch": 3}
-
-
-def test_a_state_that_a_reader_has_is_left_out():
-    reading = Reading()
-    known = (clear(1, 2, 1, more=True), state(1, 3, 2))
-    assert reading.take(clear(1, 0, 1), batch(1, 1, 2), *known, batch(1, 4, 3)) == {1, 2, 3}
-    assert (reading.given, dict(reading.follower.counts)) == ([(1, 0), (1, 1), (1, 4)], {"known": 2})
-    late = Reading()
-    assert late.take(*known, batch(1, 4, 3)) == {1, 2, 3}
-    assert not late.follower.counts
-
-
-def test_a_state_after_missing_records_is_for_everybody_even_inside_a_known_one():
-    reading = Reading()
-    reading.take(clear(1, 0, 1), clear(1, 1, 1, more=True), state(1, 2, 9, more=True))
-    assert reading.take(clear(1, 3, 5, more=True, resync=True), state(1, 4, 6), batch(1, 5, 7)) == {5, 6, 7}
-
-
-def test_a_hole_clears_and_nothing_counts_before_the_next_state():
-    reading = Reading()
-    assert reading.take(clear(1, 0, 1), batch(1, 3, 2), batch(1, 4, 3)) == set()
-    assert reading.follower.stranded
-    assert reading.take(state(1, 5, 8), clear(1, 6, 4), batch(1, 7, 5)) == {4, 5}
-    assert dict(reading.follower.counts) == {"lost": 2, "unusable": 3}
-
-
-def test_a_lease_shows_a_hole_at_the_end():
-    reading = Reading()
-    assert reading.take(clear(1, 0, 1), lease(1, 2)) == set()
-    assert reading.follower.counts["lost"] == 1
 
 
 def test_who_begins_in_the_middle_waits_for_a_state_and_has_lost_nothing():

@@ -50,37 +50,6 @@ async def test_an_oversize_batch_is_counted_and_the_stream_goes_on():
             router.close()
 
 
-async def test_a_history_with_an_oversize_batch_in_it():
-    async with (
-        running_bus(limits={"max_frame_bytes": LIMIT}) as bus,
-        EnginePublisher(bus.engine, bus.engine_replay, bind=True) as engine,
-    ):
-        for n in range(3):
-            engine.publish(filled(n), live=False)
-        engine.publish(HUGE, live=False)
-        for n in range(4, 8):
-            engine.publish(filled(n), live=False)
-        await eventually(lambda: bus.caught_up(7), "the history")
-        assert bus.source.partial
-        assert bus.source.stats.rejected[Reason.FRAME_SIZE] == 1
-
-
-async def test_again_and_again():
-    """Each one costs a connection, and none of them costs the stream."""
-    async with (
-        running_bus(limits={"max_frame_bytes": LIMIT}) as bus,
-        EnginePublisher(bus.engine, bus.engine_replay, bind=True) as engine,
-    ):
-        for round_ in range(1, 4):
-            await engine.wait_for_subscriber(60, count=round_)
-            await eventually(lambda: bus.source.sequencer.connected, "connected")
-            engine.publish(HUGE)
-            await eventually(lambda n=round_: bus.source.stats.rejected[Reason.FRAME_SIZE] >= n, "the rejection")
-        await engine.wait_for_subscriber(60, count=4)
-        last = engine.publish(filled(50))
-        await eventually(lambda: bus.caught_up(last), "the batch after them")
-
-
 async def test_an_engine_that_dials_in_comes_back_by_itself():
     """Where kvbus binds nobody says why a connection ended: the batch is missing, and lost."""
     async with (
