@@ -77,6 +77,9 @@ class NumberingStats(msgspec.Struct):
 class OutputStats(msgspec.Struct):
     """What one output's driver has sent and what it could not send."""
 
+    parts: frozenset[str] = frozenset()
+    """The optional parts that the output has, of: log, dynamo, interpose, replay, keys."""
+
     # The live stream.
     batches: int = 0
     events: int = 0
@@ -219,5 +222,8 @@ class ProcessStats:
         """Sources, all ranks counted, that have a slot; and the most of them."""
         self.slots_reused = 0
         """Sources that are gone and whose place another one needed."""
+        self.batch_age = Histogram(
+            (1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+        )
         self.relay_latency = Histogram((2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 5e-2, 0.25, 1.0))
         self.loop_lag = Histogram((1e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.5, 2.0))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
+from math import isfinite
 from typing import Final
 
 from kvbus.common.errors import BindError
@@ -21,7 +22,7 @@ from kvbus.core.commands import (
     RequestSnapshot,
     SendState,
 )
-from kvbus.core.events import RelayEvent, SourcesNamed, Started, Tick
+from kvbus.core.events import BatchReceived, RelayEvent, SourcesNamed, Started, Tick
 from kvbus.core.findings import Finding
 from kvbus.core.source_spec import Place
 from kvbus.core.stats import OutputStats, ProcessStats
@@ -128,6 +129,8 @@ class Daemon:
         self._commands: list[Command] = []
         """Decisions of the relay that the daemon has yet to commit and to carry out."""
         self._carrying_out = False
+        self._unsent: list[float] = []
+        """Times, by the engines' clocks, of the batches that are sent with the next flush."""
         self.admin = AdminServer(self, credentials)
         latency = self.process.relay_latency
         self.source_sockets = SourceSockets(
@@ -336,7 +339,11 @@ class Daemon:
 
     def _feed_live(self, event: RelayEvent) -> None:
         """Hand one batch of a burst to the relay. :meth:`flush` carries out its commands after the burst."""
+        stats = self.relay.sources[event.source].stats if isinstance(event, BatchReceived) else None
+        before = stats and stats.last_batch
         self._commands += self.relay.handle(event, self.clock.time())
+        if stats is not None and stats.last_batch != before:
+            self._unsent.append(stats.last_batch)
 
     def carry_out(self, commands: list[Command]) -> None:
         """Carry out commands of the relay, and send."""
@@ -362,6 +369,16 @@ class Daemon:
         finally:
             self._carrying_out = False
         self.outputs.flush()
+        if self._unsent:
+            self._observe_age()
+
+    def _observe_age(self) -> None:
+        """Take in the ages of the batches that have just been sent."""
+        now = self.runtime.wall_clock()
+        for at in self._unsent:
+            if isfinite(at):
+                self.process.batch_age.observe(max(0.0, now - at))
+        self._unsent.clear()
 
     def _commit(self) -> None:
         if self.state is not None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from kvbus.config import Config, SourceStream, parts
+from kvbus.config import Config, OutputConfig, SourceStream, parts
 from kvbus.core.events import RelayEvent
 from kvbus.core.stats import OutputStats
 from kvbus.daemon.keys import Keys, output_domain, source_domain
@@ -47,7 +47,7 @@ class Outputs:
         self.interposed: dict[str, Interposed] = {}
         """By endpoint: the ports at which engines dial in too."""
         made = factories(config)
-        self.stats = [OutputStats() for _ in made]
+        self.stats = [OutputStats(parts=_optional(output)) for output in config.outputs]
         """What each driver counts."""
         self.drivers: list[OutputDriver] = [
             factory(
@@ -79,6 +79,18 @@ class Outputs:
         for driver in self.drivers:
             for stream in driver.streams:
                 driver.close(stream, linger)
+
+
+def _optional(output: OutputConfig) -> frozenset[str]:
+    """Return the optional parts that an output has, whose metrics are absent elsewhere."""
+    parts_there = {
+        "log": output.log is not None,
+        "dynamo": output.type == "dynamo",
+        "interpose": output.interpose,
+        "replay": output.replay_endpoint is not None,
+        "keys": output.curve_client_keys is not None,
+    }
+    return frozenset(name for name, there in parts_there.items() if there)
 
 
 def factories(config: Config) -> list[OutputFactory]:

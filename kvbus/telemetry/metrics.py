@@ -83,10 +83,13 @@ class RelayCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield every metric."""
         for rows, label, items in self._tables():
-            for name, text, read, of, keys in rows:
+            for name, text, read, of, keys, part in rows:
+                shown = [item for item in items if part in item.stats.parts] if part else items
+                if not shown:
+                    continue
                 family_of = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
                 family = family_of(f"kvbus_{name.removesuffix('_total')}", text, labels=label + ((of,) if of else ()))
-                for item in items:
+                for item in shown:
                     values, found = (item.name,) if label else (), read(item)
                     if of:
                         for key, value in (dict.fromkeys(keys, 0) | found).items():
@@ -94,9 +97,13 @@ class RelayCollector(Collector):
                     else:
                         family.add_metric(values, found if isinstance(found, int | float) else bool(found))
                 yield family
-        latency, lag = self._observed.process.relay_latency, self._observed.process.loop_lag
-        yield _histogram("relay_latency_seconds", "From a batch received to handed to the transport.", latency)
-        yield _histogram("event_loop_lag_seconds", "How late the event loop was for its timer.", lag)
+        process = self._observed.process
+        for name, text, histogram in (
+            ("relay_latency_seconds", "From a batch received to handed to the transport.", process.relay_latency),
+            ("batch_age_seconds", "Age of a batch by its engine's clock when kvbus sends it.", process.batch_age),
+            ("event_loop_lag_seconds", "How late the event loop was for its timer.", process.loop_lag),
+        ):
+            yield _histogram(name, text, histogram)
         for other in self._others:
             yield from other.collect()
 

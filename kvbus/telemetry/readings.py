@@ -123,7 +123,8 @@ class OutputReading(msgspec.Struct, frozen=True):
         views: the different rights that have streams of their own.
         withheld: stores that these leave out, by reason.
         queue_max: the most batches that wait for one router.
-        behind_seconds: how far behind the router is that is furthest behind.
+        behind_seconds: age of the oldest batch that some router lacks.
+        named: the routers whose keys have a name.
         stats: the driver's counters, with what the relay had refused or left out before.
     """
 
@@ -139,7 +140,20 @@ class OutputReading(msgspec.Struct, frozen=True):
     withheld: Counter[str]
     queue_max: int
     behind_seconds: float
+    named: dict[str, NamedRouter]
     stats: OutputStats
+
+
+class NamedRouter(msgspec.Struct):
+    """All connections of one router: the batches that wait, the largest lag, and the batches it did not get live."""
+
+    queued: int = 0
+    behind: float = 0.0
+    dropped: int = 0
+
+
+MAX_NAMED: Final = 100
+"""Routers of an output that are shown by name: the slowest ones."""
 
 
 def read_sources(relay: Relay) -> Iterator[tuple[int, SourceReading]]:
@@ -222,8 +236,22 @@ def _read_output(outputs: Sequence[Output], driver: Driver, stats: OutputStats) 
         ),
         queue_max=driver.queue_max,
         behind_seconds=driver.behind_seconds,
+        named=_named(driver.routers) if "keys" in stats.parts else {},
         stats=counted,
     )
+
+
+def _named(routers: Sequence[RouterView]) -> dict[str, NamedRouter]:
+    """Add up the connections of each router that has a name."""
+    found: dict[str, NamedRouter] = {}
+    for router in routers:
+        if router.name and router.left is None:
+            reading = found.setdefault(router.name, NamedRouter())
+            reading.queued += router.queued_batches
+            reading.behind = max(reading.behind, router.behind_seconds)
+            reading.dropped += router.dropped_batches
+    slowest = sorted(found.items(), key=lambda each: (each[1].behind, each[1].queued), reverse=True)
+    return dict(slowest[:MAX_NAMED])
 
 
 RouterKey = tuple[str, int, str, float]

@@ -43,6 +43,7 @@ class Row(NamedTuple):
             counts as 1 if it is true.
         label: the label that tells its values apart.
         keys: values of the label that are shown from the start, as 0.
+        part: the optional part of an output, of those in ``OutputStats.parts``, without which the row is absent.
     """
 
     name: str
@@ -50,11 +51,20 @@ class Row(NamedTuple):
     read: Callable[[Any], Any]
     label: str
     keys: Iterable[str]
+    part: str
 
 
-def row(name: str, text: str, read: str | Callable[[Any], Any], label: str = "", keys: Iterable[str] = ()) -> Row:
+def row(
+    name: str,
+    text: str,
+    read: str | Callable[[Any], Any],
+    label: str = "",
+    keys: Iterable[str] = (),
+    *,
+    part: str = "",
+) -> Row:
     """Make a row; ``read`` is the attribute that has the value, or a function."""
-    return Row(name, text, attrgetter(read) if isinstance(read, str) else read, label, keys)
+    return Row(name, text, attrgetter(read) if isinstance(read, str) else read, label, keys, part)
 
 
 @cache  # the distribution's metadata is a file
@@ -168,8 +178,17 @@ OUTPUTS: Final = (
     row("output_events_total", "Events sent.", "stats.events"),
     row("output_bytes_total", "Payload bytes sent.", "stats.bytes"),
     row("output_heartbeats_total", "Empty batches sent on an idle stream.", "heartbeats"),
-    row("replay_batches_total", "Messages of replay answers sent, END among them.", "stats.replay_batches"),
-    row("output_queue_depth", "Batches waiting for the transport.", "stats.queue_depth"),
+    row(
+        "replay_batches_total",
+        "Messages of replay answers sent, END among them.",
+        "stats.replay_batches",
+        part="replay",
+    ),
+    row(
+        "output_queue_depth",
+        "Batches that wait for the slowest router, or for a broker.",
+        lambda o: max(o.stats.queue_depth, o.queue_max),
+    ),
     row(
         "output_queue_limit",
         "Maximum number of batches waiting for the transport, all streams together.",
@@ -177,33 +196,54 @@ OUTPUTS: Final = (
     ),
     row("output_subscribers", "Subscriptions of routers.", "stats.subscribers"),
     row("output_routers", "Connected routers, whatever they subscribe to.", "stats.routers"),
-    row("output_publishers", "Engines connected at ports with interpose.", "stats.publishers"),
-    row("output_publishers_limit", "Maximum number of engines at these ports.", "stats.publishers_limit"),
+    row("output_publishers", "Engines connected at ports with interpose.", "stats.publishers", part="interpose"),
+    row(
+        "output_publishers_limit",
+        "Maximum number of engines at these ports.",
+        "stats.publishers_limit",
+        part="interpose",
+    ),
     row(
         "output_publishers_accepted_total",
         "Connections of engines that were taken at these ports.",
         "stats.publishers_accepted",
+        part="interpose",
     ),
-    row("output_streams_written", "Streams that a log takes.", "stats.streams_written"),
-    row("output_states_overdue", "Streams whose next state in a log is ten seconds late.", "stats.states_overdue"),
+    row("output_streams_written", "Streams that a log takes.", "stats.streams_written", part="log"),
+    row(
+        "output_states_overdue",
+        "Streams whose next state in a log is ten seconds late.",
+        "stats.states_overdue",
+        part="log",
+    ),
     row(
         "output_streams_fenced",
         "Streams of a log that are written no more: another writer has them, or they were erased.",
         "stats.streams_fenced",
+        part="log",
     ),
     row(
         "output_records_gone_total",
         "Records in Dynamo's discovery that somebody else took away or replaced; they are put back.",
         "stats.records_gone",
+        part="dynamo",
     ),
     row("output_router_queue_limit", "Limit of batches that wait for one router.", "stats.router_queue_limit"),
-    row("replay_sessions", "Replay answers being sent.", "stats.replay_sessions"),
-    row("replay_sessions_limit", "Maximum number of replay answers being sent.", "stats.replay_sessions_limit"),
-    row("replay_waiting", "Replay requests that wait until others are answered.", "stats.replay_waiting"),
+    row("replay_sessions", "Replay answers being sent.", "stats.replay_sessions", part="replay"),
+    row(
+        "replay_sessions_limit",
+        "Maximum number of replay answers being sent.",
+        "stats.replay_sessions_limit",
+        part="replay",
+    ),
+    row(
+        "replay_waiting", "Replay requests that wait until others are answered.", "stats.replay_waiting", part="replay"
+    ),
     row(
         "replay_waiting_limit",
         "Maximum number of replay requests that wait; kvbus refuses more.",
         "stats.replay_waiting_limit",
+        part="replay",
     ),
     row("output_sequence", "Newest seq of each stream, -1 for none.", "sequences", "stream"),
     row("output_journal_batches", "Batches kept for replay.", "journal_batches"),
@@ -223,13 +263,16 @@ OUTPUTS: Final = (
         "Times a log state and the batches after it outgrew the journal: routers that join wait for the next state.",
         "outgrown",
     ),
-    row("output_views", "Different rights of the owners of keys, which have streams of their own.", "views"),
+    row(
+        "output_views", "Different rights of the owners of keys, which have streams of their own.", "views", part="keys"
+    ),
     row(
         "output_withheld_events_total",
         "Stores that a view leaves out: its rights do not cover them, or their parent is unknown.",
         "withheld",
         "reason",
         WITHHELD,
+        part="keys",
     ),
     row(
         "output_dropped_batches_total",
@@ -275,6 +318,7 @@ OUTPUTS: Final = (
         "output_state_bytes_total",
         "Bytes of states that were appended to a log, as they stand there.",
         "stats.state_bytes",
+        part="log",
     ),
     row(
         "replay_requests_total",
@@ -282,9 +326,31 @@ OUTPUTS: Final = (
         "stats.replay_requests",
         "outcome",
         REPLAY_OUTCOMES,
+        part="replay",
     ),
     row("output_router_queue_max", "Largest number of batches that wait for one router.", "queue_max"),
     row("output_router_behind_seconds", "Age of the oldest batch that some connected router lacks.", "behind_seconds"),
+    row(
+        "router_queue_batches",
+        "Batches that wait for a router, by the name of its key.",
+        lambda o: {name: router.queued for name, router in o.named.items()},
+        "router",
+        part="keys",
+    ),
+    row(
+        "router_behind_seconds",
+        "Age of the oldest batch that a router lacks, by the name of its key.",
+        lambda o: {name: router.behind for name, router in o.named.items()},
+        "router",
+        part="keys",
+    ),
+    row(
+        "router_dropped_batches",
+        "Batches that a router's present connections did not get live, by the name of its key.",
+        lambda o: {name: router.dropped for name, router in o.named.items()},
+        "router",
+        part="keys",
+    ),
 )
 
 DISCOVERY: Final = (

@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kvbus.common.errors import ConfigError
 from kvbus.config.load import load
+from kvbus.telemetry.table import OUTPUTS
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.bus import eventually, running_bus
 from tests.doubles.payloads import payload, removed, store
@@ -74,6 +75,7 @@ async def _scraped() -> str:
     grpc = {**front, "engine": "127.0.0.1:1"}
     async with running_bus(more_sources=[found], output={"layout": "merged"}, front=front, front_grpc=grpc) as bus:
         assert bus.daemon.http_address is not None
+        bus.daemon.output_stats[0].parts = frozenset({row.part for row in OUTPUTS} - {""})
         host, port = bus.daemon.http_address
         async with aiohttp.ClientSession() as session, session.get(f"http://{host}:{port}/metrics") as answer:
             return await answer.text()

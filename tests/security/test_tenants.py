@@ -11,6 +11,7 @@ import logging
 from collections.abc import AsyncIterator
 from typing import Any, Self
 
+import aiohttp
 import pytest
 import zmq
 from zmq.utils import z85
@@ -176,6 +177,13 @@ def some_traffic(engine: Engine) -> None:
     engine.remove("b")
 
 
+async def metrics_of(bus: Bus) -> str:
+    assert bus.daemon.http_address is not None
+    host, port = bus.daemon.http_address
+    async with aiohttp.ClientSession() as session, session.get(f"http://{host}:{port}/metrics") as answer:
+        return await answer.text()
+
+
 async def relayed(bus: Bus, engine: Engine) -> None:
     await eventually(lambda: bus.caught_up(engine.seq), "everything relayed")
 
@@ -201,6 +209,9 @@ async def test_each_tenant_has_its_own_blocks_and_numbers_and_nobody_elses(keys:
             nothing_of_others(a)
             nothing_of_others(b)
             await a.holds(engine.of("a"))
+            metrics = await metrics_of(bus)
+            for metric in ("queue_batches", "behind_seconds", "dropped_batches"):
+                assert f'kvbus_router_{metric}{{output="routers",router="a"}} 0.0' in metrics
 
 
 async def test_a_tenants_snapshot_is_its_own(keys: Keys) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -11,7 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import kvbus
 from kvbus.telemetry.metrics import Exposition, Readings
-from tests.doubles.bus import running_bus
+from kvbus.transport.engine.publisher import EnginePublisher
+from tests.doubles.bus import Bus, eventually, running_bus
+from tests.doubles.payloads import payload, store
 
 PACKAGE = str(Path(kvbus.__file__).parent)
 
@@ -44,6 +47,39 @@ async def test_a_scrape_of_an_ordinary_bus_makes_few_calls() -> None:
             sys.setprofile(None)
     assert b"kvbus_source_batches_total{" in text
     assert 0 < calls < MAX_CALLS
+
+
+def read(bus: Bus) -> str:
+    exposition = Exposition(bus.daemon)
+    return exposition.render(readings_of(exposition)).decode()
+
+
+async def test_the_metrics_of_a_part_that_is_not_configured_are_absent() -> None:
+    async with running_bus(output={"replay_endpoint": None}) as bus:
+        text = read(bus)
+    for absent in (
+        "replay_",
+        "output_publishers",
+        "output_streams_",
+        "output_records_gone",
+        "output_views",
+        "router_queue_",
+    ):
+        assert f"kvbus_{absent}" not in text, absent
+    assert "kvbus_output_queue_depth{" in text
+    async with running_bus() as bus:
+        assert "kvbus_replay_sessions{" in read(bus)
+
+
+async def test_the_age_of_a_batch_is_measured_by_the_clock_of_its_engine() -> None:
+    async with running_bus() as bus, EnginePublisher(bus.engine, bus.engine_replay, bind=True) as engine:
+        await engine.wait_for_subscriber(60)
+        for seconds in (20, 20, -3600):
+            engine.publish(payload(store([1]), ts=time.time() - seconds))
+        await eventually(lambda: bus.daemon.process.batch_age.counts[-1] == 0 and bus.caught_up(2), "three batches")
+        text = read(bus)
+    assert 'kvbus_batch_age_seconds_bucket{le="10.0"} 1.0' in text, "an engine whose clock is ahead has an age of 0"
+    assert 'kvbus_batch_age_seconds_bucket{le="30.0"} 3.0' in text
 
 
 async def test_what_is_no_number_is_1_if_it_is_true() -> None:

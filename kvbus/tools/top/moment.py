@@ -114,7 +114,7 @@ def moment(
                 routers=of("kvbus_output_routers", name),
                 batches=of("kvbus_output_batches_total", name),
                 bytes=of("kvbus_output_bytes_total", name),
-                queued=max(of("kvbus_output_queue_depth", name), of("kvbus_output_router_queue_max", name)),
+                queued=of("kvbus_output_queue_depth", name),
                 behind=of("kvbus_output_router_behind_seconds", name),
                 dropped=of("kvbus_output_dropped_batches_total", name),
                 replays=of("kvbus_replay_requests_total", name),
