@@ -125,49 +125,70 @@ def chains(index: Index, runs: Iterable[Run]) -> Iterator[list[Run]]:
 
     An empty list is a pause.
     """
+    # the parents of reblocked blocks have other names, so a chain cannot be followed
     reblocked = any(table.refs or table.sub_blocks for table in index.tables.values())
-    waiting: deque[list[Run]] = deque()
-    blocks = 0
-    read = 0
-    """Number of runs since the last pause."""
-    ends: dict[Hash, list[Run]] = {}
-    """Lists that the next block of a chain can join, by their last block."""
+    window = _Window()
     last: TableKey | None = None
     joins = False
-    for run in runs:
-        key, chunk, first, end = run
+    for read, run in enumerate(runs, 1):
+        key, chunk, _, _ = run
         if key != last:
-            yield from waiting
-            waiting.clear()
-            ends.clear()
-            blocks, last = 0, key
-            # where blocks have other names on any medium, parents have to be looked up one by one
-            joins = not reblocked and len(index.tables[key].blocks) >= FEW
-        read += 1
-        if read == PAUSE:
-            read = 0
+            yield from window.flush()
+            last, joins = key, not reblocked and len(index.tables[key].blocks) >= FEW
+        if read % PAUSE == 0:
             yield []
         if joins and len(chunk.hashes) == 1 and chunk.rest is None and not chunk.hash_only:
-            chain = ends.pop(chunk.parent, None) if chunk.parent is not None else None
-            if chain is not None and len(chain) < MAX_RUN and _alike(chain[-1][1], chunk):
-                chain.append(run)
-            else:
-                chain = [run]
-                waiting.append(chain)
-            if len(chain) > 1 or _joins(chunk):
-                ends[chunk.hashes[0]] = chain
-        elif waiting:
-            waiting.append([run])
+            window.join(run)
+        elif window.waits:
+            window.add(run)
         else:
             yield [run]
-            continue
-        blocks += end - first
-        while blocks > WINDOW:
-            oldest = waiting.popleft()
-            ends.pop(oldest[-1][1].hashes[-1], None)
-            blocks -= sum(stop - start for _, _, start, stop in oldest)
+        yield from window.overdue()
+    yield from window.flush()
+
+
+class _Window:
+    """Runs of one table that wait for the next block of their chain, in the order of their first blocks."""
+
+    def __init__(self) -> None:
+        self.waits: deque[list[Run]] = deque()
+        self._blocks = 0
+        self._ends: dict[Hash, list[Run]] = {}
+        """Lists that the next block of a chain can join, by their last block."""
+
+    def add(self, run: Run) -> list[Run]:
+        """Let a run wait, in a list of its own; return the list."""
+        chain = [run]
+        self.waits.append(chain)
+        self._blocks += run[3] - run[2]
+        return chain
+
+    def join(self, run: Run) -> None:
+        """Put a single block into the list that ends with its parent, or else into a new one."""
+        chunk = run[1]
+        chain = self._ends.pop(chunk.parent, None) if chunk.parent is not None else None
+        if chain is not None and len(chain) < MAX_RUN and _alike(chain[-1][1], chunk):
+            chain.append(run)
+            self._blocks += 1
+        else:
+            chain = self.add(run)
+        if len(chain) > 1 or _joins(chunk):
+            self._ends[chunk.hashes[0]] = chain
+
+    def overdue(self) -> Iterator[list[Run]]:
+        """Yield the oldest lists until at most :data:`WINDOW` blocks wait."""
+        while self._blocks > WINDOW:
+            oldest = self.waits.popleft()
+            self._ends.pop(oldest[-1][1].hashes[-1], None)
+            self._blocks -= sum(end - first for _, _, first, end in oldest)
             yield oldest
-    yield from waiting
+
+    def flush(self) -> Iterator[list[Run]]:
+        """Yield all lists."""
+        yield from self.waits
+        self.waits.clear()
+        self._ends.clear()
+        self._blocks = 0
 
 
 def _joins(chunk: Chunk) -> bool:
