@@ -103,6 +103,10 @@ async def use(browser: Browser, bus: Bus, engine: EnginePublisher) -> None:
     assert HOSTILE in await browser.run(text_of("#timeline"))
     assert "connecting → " in await browser.run(text_of("#timeline"))
     assert "vllm" in sources
+    wrong = await browser.run(text_of("#reasons"))
+    assert "docs/RUNBOOK.md#" in wrong
+    severities = await browser.run("[...document.querySelectorAll('#reasons li')].map(each => each.className)")
+    assert severities == sorted(severities, reverse=True), "problems come first"
     fills = await browser.until(f"{text_of('#fills')}.includes('%') && {text_of('#fills')}", "the limits")
     assert "reorder buffer" in fills
     assert "state" in await browser.run(text_of("#facts"))

@@ -1,7 +1,7 @@
 // The status page. Everything that comes from the bus is put in as text, never as HTML.
 "use strict";
 
-const KEPT = 300, STALE = 10, SPARKS = 40, FILLS = 8;
+const KEPT = 300, STALE = 10, SPARKS = 40, FILLS = 8, FINDINGS = 12;
 const STATES = { live: "ok", syncing: "warn", gap: "warn", connecting: "bad", lost: "bad", conflict: "bad", waiting: "warn",
   receiving: "warn", stalled: "bad", idle: "idle", left: "idle", connected: "ok", partial: "warn", whole: "ok", over: "ok" };
 const SIGNS = { ok: "✓", warn: "▲", bad: "✕", idle: "○" };
@@ -179,8 +179,7 @@ function tables() {
     s.block_size ?? "–", number(s.last_seq < 0 ? null : s.last_seq), blocks(s),
     number(bus.rates?.sources[s.name]?.batches), spark("source " + s.name, "in"), number(s.counts.recovered), number(s.counts.lost),
     number(sum(s.counts.rejected))]);
-  $("reasons").replaceChildren(...sources.flatMap(s => s.findings.map(r => make("li", {}, make("strong", { textContent: s.name + " " }),
-    `${r.text}. `, make("span", { className: "soft", textContent: `${r.key}: ${r.remedy}` })))));
+  findings(sources, here);
   const outputs = Object.entries(bus.rates?.outputs ?? {});
   rows($("outputs"), outputs, ([name]) => name, ([name, o]) => [name, number(o.routers), number(o.batches), spark("output " + name, "out"),
     bytes(o.bytes ?? 0), number(o.queue), seconds(o.behind)]);
@@ -239,6 +238,15 @@ function verdict(sources, routers) {
 
 const happened = t => make("li", {}, make("time", { dateTime: new Date(t.at * 1000).toISOString(), textContent: clock(t.at) }),
   make("span", { className: "dot " + kind(t.after), ariaHidden: "true" }), make("span", {}, make("strong", { textContent: t.name + " " }), t.text));
+/** Show what is wrong with the bus, its sources and its routers: problems first, each with its key, remedy and place in the runbook. */
+function findings(sources, routers) {
+  const named = [["", bus.about.findings ?? []], ...sources.map(s => [s.name, s.findings]), ...routers.map(r => ["router " + (r.name || r.peer), r.findings])];
+  const all = named.flatMap(([who, list]) => list.map(f => ({ who, ...f }))).sort((a, b) => b.severity.localeCompare(a.severity));
+  const more = all.length - FINDINGS;
+  $("reasons").replaceChildren(...all.slice(0, FINDINGS).map(f => make("li", { className: f.severity }, make("strong", { textContent: f.who + " " }),
+    `${f.text}. `, make("span", { className: "soft", textContent: `${f.key}: ${f.remedy}. See ${f.link}` }))),
+    ...(more > 0 ? [make("li", { className: "note", textContent: `and ${more} more: /sources and /routers have all` })] : []));
+}
 const passes = { all: () => true, incidents: t => ["warn", "bad"].includes(kind(t.after)), folded: () => true };
 /** Show what happened, the newest first. Connects and disconnects without a reason become one line. */
 function timeline() {
