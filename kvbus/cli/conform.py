@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import click
 
 from kvbus.cli.curve import curve_keys, curve_options
 from kvbus.cli.until import run_until_signal, say, until
 from kvbus.common.errors import ExitCode
-from kvbus.tools.conform.options import engine_options, router_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,17 +35,68 @@ def command() -> None:
 F = TypeVar("F", bound="Callable[..., Any]")
 
 
-def report_options(function: F) -> F:
-    """Add the options ``as_json``, ``strict`` and ``without_bytes`` to a command, for `deliver`."""
-    for option in (
-        click.option(
-            "--without-bytes", is_flag=True, help="Leave out the bytes that show a verdict: they may hold prompts."
-        ),
-        click.option("--strict", is_flag=True, help="A SHOULD that is broken is a failure, too."),
-        click.option("--json", "as_json", is_flag=True, help="Print JSON."),
-    ):
-        function = option(function)
-    return function
+_SECONDS: Final = click.FloatRange(0, min_open=True)
+
+_ENGINE: Final = (
+    click.option("--replay-endpoint", "replay", metavar="ENDPOINT", help="The replay endpoint."),
+    click.option("--snapshot-endpoint", "snapshot", metavar="ENDPOINT", help="The snapshot endpoint."),
+    click.option("--api", metavar="URL", help="An OpenAI-style API: send prompts, reset the cache, put it to sleep."),
+    click.option("--model", default="", metavar="NAME", help="Model to ask there; by default the first that it names."),
+    click.option(
+        "--prompts", type=click.IntRange(1), default=32, show_default=True, help="Prompts to send; more evict more."
+    ),
+    click.option("--topic", default="", help="Watch only topics with this prefix."),
+    click.option("--bind", is_flag=True, help="Listen at ENDPOINT, for engines that connect to it."),
+    click.option(
+        "--seconds", type=_SECONDS, default=30.0, show_default=True, metavar="S", help="Watch for this time at least."
+    ),
+    click.option("--await-restart", is_flag=True, help="Watch on until you have restarted the engine."),
+)
+
+_ROUTER: Final = (
+    click.option("--driver", metavar="CMD", help="Start this program for each case; it reads and writes JSON lines."),
+    click.option("--view-url", metavar="URL", help="GET this to see what a running router holds."),
+    click.option("--dynamo-indexer", metavar="URL", help="A running indexer of Dynamo; each case has its own model."),
+    click.option("--client", is_flag=True, help="kvbus's own library: what it looks like when all is kept."),
+    click.option(
+        "--engine",
+        multiple=True,
+        metavar="LIVE,REPLAY",
+        help="Where the router reads a rank; once for each. The kit binds it. [default: rank 0 at ports 5557 and 5558 "
+        "of loopback for a running router, new ports for each case otherwise]",
+    ),
+    click.option(
+        "--reads",
+        multiple=True,
+        metavar="LIVE,REPLAY",
+        help="Where a driver, Dynamo's indexer or the client reads a rank, if something is between it and the engine.",
+    ),
+    click.option("--topic", default="", metavar="TOPIC", help="The topic of all batches, such as kv@pod@model."),
+    click.option("--arrays", is_flag=True, help="Send events as arrays, to a router that reads no maps (6.2)."),
+    click.option(
+        "--settle", type=_SECONDS, default=5.0, show_default=True, metavar="S", help="Time to come to the right view."
+    ),
+    click.option("--connect", type=_SECONDS, default=60.0, show_default=True, metavar="S", help="Time to subscribe."),
+)
+
+_REPORT: Final = (
+    click.option(
+        "--without-bytes", is_flag=True, help="Leave out the bytes that show a verdict: they may hold prompts."
+    ),
+    click.option("--strict", is_flag=True, help="A SHOULD that is broken is a failure, too."),
+    click.option("--json", "as_json", is_flag=True, help="Print JSON."),
+)
+
+
+def _options(*options: Callable[[F], F]) -> Callable[[F], F]:
+    """Add options to a command, in the order of its help."""
+
+    def add(function: F) -> F:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return add
 
 
 def deliver(report: Report, *, as_json: bool, strict: bool, without_bytes: bool) -> NoReturn:
@@ -63,7 +113,8 @@ def deliver(report: Report, *, as_json: bool, strict: bool, without_bytes: bool)
 
 
 @command.command("engine", short_help="Judge the stream and the replay of an engine.")
-@engine_options
+@click.argument("subject", metavar="ENDPOINT|FILE")
+@_options(*_ENGINE)
 @click.option(
     "--ranks",
     type=click.IntRange(1),
@@ -72,7 +123,7 @@ def deliver(report: Report, *, as_json: bool, strict: bool, without_bytes: bool)
     help="Judge so many data-parallel ranks: rank r is at each port plus r.",
 )
 @curve_options
-@report_options
+@_options(*_REPORT)
 def engine(
     *,
     subject: str,
@@ -148,12 +199,12 @@ def watched(targets: Sequence[Any]) -> Report:
 
 
 @command.command("router", short_help="Judge the view that a router has.")
-@router_options
+@_options(*_ROUTER)
 @click.option(
     "--case", "names", multiple=True, metavar="NAME", help="Only this case, or the cases of this clause; repeatable."
 )
 @click.option("--list", "listed", is_flag=True, help="Print the cases and their clauses, and end.")
-@report_options
+@_options(*_REPORT)
 def router(
     *,
     names: tuple[str, ...],

@@ -17,11 +17,10 @@ _MAX_DIRECTORY: Final = 60
 
 
 NEXT_STEPS: Final = """\
-Next, with your own engine (kvbus init writes the file for your router):
-  vllm serve MODEL --kv-events-config '{"enable_kv_cache_events": true, "publisher": "zmq",
-    "endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558"}'
-  kvbus run --source tcp://127.0.0.1:5557,tcp://127.0.0.1:5558 --output 'tcp://*:5657,tcp://*:5658'
-  kvbus doctor      # if no events arrive: it says why"""
+Next, with your own engine:
+  kvbus init                  # writes kvbus.yaml for your engine and router, with the engine's flags
+  kvbus run kvbus.yaml
+  kvbus doctor kvbus.yaml     # if no events arrive: it says why"""
 
 
 @click.command("demo")

@@ -28,8 +28,8 @@ A path below ``sources[].discover`` begins with the kind.
 
 COMMANDS: Final[Mapping[str, str]] = {
     "log": "use the broker's own commands (see LOG.md)",
-    "conform engine --junit": "use --json, or pytest's --junitxml with --kv-engine",
-    "conform router --junit": "use --json, or pytest's --junitxml with --kv-router",
+    "conform engine --junit": "use --json",
+    "conform router --junit": "use --json",
     "conform router --score-url": "use --driver with a program that asks the URL",
     "conform router --view-command": "use --driver with a program that runs the command",
     "demo --curve": "use `kvbus run` with curve_secret_key_file (see SECURITY.md)",

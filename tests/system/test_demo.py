@@ -107,7 +107,7 @@ def test_eight_seconds_in_a_pipe(short_directory):
     verdict = words(end)
     assert re.search(r"Without kvbus, a router has \d+ blocks missing and [1-9]\d* dead blocks\.", verdict)
     assert re.search(r"EXACT: router-a and router-b hold the [\d,]+ blocks of the engines' caches, and no", verdict)
-    for step in ("vllm serve MODEL --kv-events-config", "kvbus run --source", "kvbus doctor"):
+    for step in ("kvbus init", "kvbus run kvbus.yaml", "kvbus doctor kvbus.yaml"):
         assert step in end
     nothing_is_left(short_directory)
 

@@ -17,7 +17,6 @@ from kvbus.core.types import Reason
 from kvbus.core.wire.codec import decode_batch
 from kvbus.core.wire.frames import END_SEQ
 from kvbus.core.wire.schema import BlockStored
-from kvbus.tools.conform.options import WAYS
 from kvbus.tools.conform.report import Evidence, Outcome, Report, Verdict
 from kvbus.tools.conform.router import adapters
 from kvbus.tools.conform.router.adapters import Adapter, AdapterError, Stream
@@ -42,6 +41,9 @@ from kvbus.tools.conform.router.cases import (
 from kvbus.tools.conform.router.views import Known, Score, Source, View, canonical, score
 from kvbus.tools.conform.vectors import CLEARED, Frames, pack, stored
 from kvbus.transport.engine.publisher import EnginePublisher
+
+WAYS: Final = ("driver", "view_url", "dynamo_indexer", "client")
+"""To ask a router what it holds; one of them is named."""
 
 MARKERS: Final = range(2**40, 2**41)
 """Hashes of marker blocks, which show how far a router has read and are not judged."""
