@@ -140,8 +140,8 @@ class World:
         for driver in daemon.outputs.drivers:
             assert isinstance(driver, ZmqOutput)
             for ring in driver.rings:
-                assert ring.bytes <= ring.max_bytes or ring.end - ring.first == 1, "bytes in the ring"
-                assert ring.end - ring.first <= ring.max_batches, "batches in the ring"
+                assert ring.bytes <= ring.send_bytes or ring.end - ring.first == 1, "bytes in the ring"
+                assert ring.end - ring.first <= ring.send_hwm, "batches in the ring"
                 kept += ring.bytes
         assert kept <= KEPT + KEPT_OF_A_BYTE * len(daemon.relay.outputs) * sent, f"{kept} bytes are kept of {sent}"
 

@@ -136,7 +136,7 @@ class ZmqOutput:
         try:
             if config.layout == "per_topic" and self._hub is None:
                 opener, stats = self._opener(_HUB, endpoints.endpoint), self._services.stats
-                self._hub = Hub(config.name, opener, stats=stats, max_bytes=config.send_bytes, name_of=self._name_of)
+                self._hub = Hub(config.name, opener, stats=stats, send_bytes=config.send_bytes, name_of=self._name_of)
             self._live[self._output, stream] = self._live_side(stream, topic, endpoints.endpoint)
             verb, fields = "bound" if config.bind else "connecting to", {"output": config.name, "stream": stream}
             log.info("output %s: %s %s", config.name, verb, endpoints.endpoint, extra=fields)
@@ -203,9 +203,9 @@ class ZmqOutput:
             opener,
             sender=self._sender,
             stats=services.stats,
-            queue_limit=config.queue_batches,
-            max_batches=config.send_hwm,
-            max_bytes=config.send_bytes,
+            queue_batches=config.queue_batches,
+            send_hwm=config.send_hwm,
+            send_bytes=config.send_bytes,
             request_state=request_state if config.on_subscribe == "state" else None,
             waiting=self._waiting,
             shared=None if hub is None else hub.shared,

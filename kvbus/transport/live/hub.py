@@ -56,7 +56,7 @@ class Hub:
         output: the output's name, for logs.
         open_endpoint: binds or dials, with this object as the handler; called with the first stream.
         stats: counters of the output.
-        max_bytes: bytes kept for routers that are behind, on all streams together.
+        send_bytes: maximum number of bytes kept for routers that are behind, on all streams together.
         name_of: the name of a key's owner, for people.
     """
 
@@ -66,7 +66,7 @@ class Hub:
         open_endpoint: Callable[[PeerHandler], Endpoint],
         *,
         stats: OutputStats,
-        max_bytes: int,
+        send_bytes: int,
         name_of: Callable[[bytes], str] = lambda _: "",
     ) -> None:
         self._output = output
@@ -80,7 +80,7 @@ class Hub:
         self._ended: set[int] = set()
         """Peers whose endpoint was closed, until their connections are over."""
         self._left: deque[RouterView] = deque(maxlen=LEFT)
-        self.shared = Shared(Share(max_bytes), StatePlaces())
+        self.shared = Shared(Share(send_bytes), StatePlaces())
         """For each stream that is opened here."""
 
     # -- streams -----------------------------------------------------------------------------------------------------

@@ -25,13 +25,14 @@ class Share:
     """The bytes that several rings may keep together. The entry that is the oldest of all goes first.
 
     Args:
-        max_bytes: bytes kept in all rings, with :data:`OVERHEAD` for each entry; one entry is kept whatever its size.
+        send_bytes: maximum number of bytes in all rings, with :data:`OVERHEAD` for each entry. One entry is kept
+            whatever its size.
     """
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, send_bytes: int) -> None:
         self.bytes = 0
         self.entries = 0
-        self._max_bytes = max_bytes
+        self._send_bytes = send_bytes
         self._order: deque[tuple[Ring, int]] = deque()
         """Ring and position of every entry, the oldest first; also of some that are gone."""
 
@@ -50,7 +51,7 @@ class Share:
 
     def make_room(self) -> None:
         """Have the oldest entries dropped, until the rest is within the limit."""
-        while self.bytes > self._max_bytes and self.entries > 1:
+        while self.bytes > self._send_bytes and self.entries > 1:
             ring, position = self._order.popleft()
             if ring.first <= position < ring.end and ring.give_up is not None:
                 ring.give_up()
@@ -60,19 +61,19 @@ class Ring:
     """Entries by position. A position never changes; the oldest entries go when a limit is passed.
 
     Args:
-        max_batches: entries kept.
-        max_bytes: bytes kept; the newest entry is kept whatever its size.
-        share: what this ring may keep together with others, instead of ``max_bytes``.
+        send_hwm: maximum number of entries.
+        send_bytes: maximum number of bytes. The newest entry is kept whatever its size.
+        share: the bytes that this ring shares with other rings; it takes the place of ``send_bytes``.
     """
 
-    def __init__(self, max_batches: int, max_bytes: int, share: Share | None = None) -> None:
+    def __init__(self, send_hwm: int, send_bytes: int, share: Share | None = None) -> None:
         self.first = 0
         """Position of the oldest entry."""
         self.bytes = 0
         self.give_up: Callable[[], None] | None = None
         """What :meth:`Share.make_room` calls: it has to :meth:`pop` the oldest entry."""
-        self.max_batches = max_batches
-        self.max_bytes = max_bytes
+        self.send_hwm = send_hwm
+        self.send_bytes = send_bytes
         self._share = share
         self._entries: deque[Entry] = deque()
 
@@ -112,8 +113,8 @@ class Ring:
     def overflow(self) -> Entry | None:
         """Let go of the oldest entry if a limit is passed, and return it; else None."""
         entries = self._entries
-        within = self._share is not None or self.bytes <= self.max_bytes
-        if len(entries) < 2 or (len(entries) <= self.max_batches and within):
+        within = self._share is not None or self.bytes <= self.send_bytes
+        if len(entries) < 2 or (len(entries) <= self.send_hwm and within):
             return None
         return self.pop()
 

@@ -51,9 +51,9 @@ class LivePublisher:
         open_endpoint: binds or dials, with this object as the handler.
         sender: sends states, and batches of the ring, to routers that do not keep up.
         stats: counters of the output.
-        queue_limit: batches that wait for the end of a burst; more are dropped for everybody.
-        max_batches: batches kept for routers that do not keep up.
-        max_bytes: bytes kept for them.
+        queue_batches: maximum number of batches that wait for the end of a burst; more are dropped for every router.
+        send_hwm: maximum number of batches kept for routers that do not keep up.
+        send_bytes: maximum number of bytes kept for them.
         request_state: asks for the stream's state for routers; None on streams that send none.
         waiting: :meth:`publish` appends :meth:`flush` to this list, and the list's owner calls it.
         name_of: the name of a key's owner, for people.
@@ -73,9 +73,9 @@ class LivePublisher:
         *,
         sender: Sender,
         stats: OutputStats,
-        queue_limit: int,
-        max_batches: int,
-        max_bytes: int,
+        queue_batches: int,
+        send_hwm: int,
+        send_bytes: int,
         waiting: list[Callable[[], None]],
         request_state: Callable[[tuple[int, ...]], None] | None = None,
         name_of: Callable[[bytes], str] = lambda _: "",
@@ -98,11 +98,11 @@ class LivePublisher:
         self._burst: list[Entry] = []
         self._burst_events = self._burst_bytes = 0
         self._burst_at = 0.0
-        self._queue_limit = queue_limit
+        self._queue_batches = queue_batches
         self._overflowed = False
         """Batches after this burst were dropped."""
         self._waiting = waiting
-        self.ring = Ring(max_batches, max_bytes, None if shared is None else shared.share)
+        self.ring = Ring(send_hwm, send_bytes, None if shared is None else shared.share)
         self.ring.give_up = lambda: self._pass_by(self.ring.pop())
 
         self.routers = Routers(output, stats)
@@ -111,7 +111,7 @@ class LivePublisher:
         self._closed = False
         self._endpoint = open_endpoint(self)
         self._places.streams[stream] = self
-        stats.queue_limit += queue_limit
+        stats.queue_limit += queue_batches
 
     # -- batches -----------------------------------------------------------------------------------------------------
 
@@ -121,7 +121,7 @@ class LivePublisher:
             self._change_topic(topic)
         burst = self._burst
         # an empty batch is never dropped: those that stand for a router's state would cost all others theirs
-        if events and len(burst) >= self._queue_limit:
+        if events and len(burst) >= self._queue_batches:
             self._stats.dropped_batches["queue_full"] += 1
             self._stats.dropped_events["queue_full"] += events
             self._overflowed = self._sends_state
@@ -498,7 +498,7 @@ class LivePublisher:
         self.flush()
         self._closed = True
         stats = self._stats
-        stats.queue_limit -= self._queue_limit
+        stats.queue_limit -= self._queue_batches
         for router in self.routers:
             if router.session is not None:
                 self._sender.stop(router.session)

@@ -77,7 +77,7 @@ class Stream:
         self.asked = []
         self._context = context
         self._open = []
-        settings = {"queue_limit": 1000, "max_batches": 1000, "max_bytes": 2**30, **settings}
+        settings = {"queue_batches": 1000, "send_hwm": 1000, "send_bytes": 2**30, **settings}
         waiting = settings.pop("waiting", None)
         self.waiting: list[Any] = [] if waiting is None else waiting
         self._flushed_soon = waiting is None

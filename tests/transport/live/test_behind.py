@@ -8,7 +8,7 @@ from tests.transport.loops import both_loops, turns
 
 
 @both_loops
-@pytest.mark.parametrize("limit", [{"max_batches": 20}, {"max_bytes": 20 * BIG}])
+@pytest.mark.parametrize("limit", [{"send_hwm": 20}, {"send_bytes": 20 * BIG}])
 async def test_without_a_state_a_slow_router_has_holes_and_each_batch_of_them_is_counted(context, limit, caplog):
     async with stream_of(context, state=False, **limit) as stream:
         fast, slow = stream.sub(), stream.sub(slow=True)
@@ -53,7 +53,7 @@ async def test_what_is_published_before_the_state_begins_is_in_it_and_what_comes
 
 @both_loops
 async def test_a_router_that_falls_behind_in_the_state_gets_a_new_one(context):
-    async with stream_of(context, max_batches=20) as stream:
+    async with stream_of(context, send_hwm=20) as stream:
         fast = stream.sub()
         await stream.are("live")
         stream.slices = Slices(500, 20_000)

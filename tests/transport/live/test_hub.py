@@ -48,9 +48,9 @@ class One:
             sender=bench.sender,
             stats=bench.stats,
             waiting=[],
-            queue_limit=1000,
-            max_batches=10_000,
-            max_bytes=1,
+            queue_batches=1000,
+            send_hwm=10_000,
+            send_bytes=1,
             request_state=self._state,
             shared=bench.hub.shared,
         )
@@ -100,7 +100,7 @@ class Reader:
 class Bench:
     """A hub on a free port, streams and readers."""
 
-    def __init__(self, context: Any, *, max_bytes: int = 2**30) -> None:
+    def __init__(self, context: Any, *, send_bytes: int = 2**30) -> None:
         self.context = context
         self.endpoint = f"tcp://127.0.0.1:{free_port()}"
         self.stats = OutputStats()
@@ -109,7 +109,7 @@ class Bench:
             "routers",
             lambda handler: Listener(self.endpoint, Role.PUB, handler),
             stats=self.stats,
-            max_bytes=max_bytes,
+            send_bytes=send_bytes,
         )
         self.streams: dict[bytes, One] = {}
         self.readers: list[Reader] = []
@@ -192,7 +192,7 @@ async def test_two_streams_of_one_topic_are_refused(context: Any) -> None:
 async def test_who_does_not_read_costs_a_bounded_number_of_bytes_and_nobody_else(context: Any) -> None:
     """Forty streams share a megabyte. Afterwards the router has the state of each stream that lost something."""
     limit = 1_000_000
-    async with bench_of(context, max_bytes=limit) as bench:
+    async with bench_of(context, send_bytes=limit) as bench:
         topics = [b"kv@%02d" % i for i in range(40)]
         bench.add(*topics)
         slow, reads = bench.reader(slow=True), bench.reader()
@@ -216,7 +216,7 @@ async def test_who_does_not_read_costs_a_bounded_number_of_bytes_and_nobody_else
 
 @both_loops
 async def test_only_the_streams_that_lost_something_are_sent_again(context: Any) -> None:
-    async with bench_of(context, max_bytes=200_000) as bench:
+    async with bench_of(context, send_bytes=200_000) as bench:
         bench.add(b"loud", b"quiet")
         slow = bench.reader(slow=True)
         await bench.level(slow)
@@ -264,7 +264,7 @@ async def test_reopening_ends_every_connection_and_no_stream(context: Any) -> No
 async def test_whatever_happens_every_reader_is_level_in_the_end(context: Any, seed: int) -> None:
     """Readers that stall and read by turns, streams that come and go, subscriptions, large states, a small limit."""
     rng = random.Random(seed)
-    async with bench_of(context, max_bytes=300_000) as bench:
+    async with bench_of(context, send_bytes=300_000) as bench:
         bench.add(*(b"kv@%d" % i for i in range(8)))
         readers = [bench.reader(slow=bool(i % 2)) for i in range(4)]
         for step in range(150):
@@ -293,7 +293,7 @@ async def test_whatever_happens_every_reader_is_level_in_the_end(context: Any, s
 
 @both_loops
 async def test_a_stream_that_ends_for_good_tells_even_who_does_not_read(context: Any) -> None:
-    async with bench_of(context, max_bytes=200_000) as bench:
+    async with bench_of(context, send_bytes=200_000) as bench:
         bench.add(b"ends", b"stays")
         bench.streams[b"stays"].slices = Slices(1, 10)
         slow, reads = bench.reader(slow=True), bench.reader()

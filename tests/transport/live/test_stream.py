@@ -74,7 +74,7 @@ async def test_a_state_for_somebody_who_has_left_goes_to_nobody(context):
 
 @both_loops
 async def test_who_asks_for_replays_gets_no_state(context):
-    async with stream_of(context, max_batches=20) as stream:
+    async with stream_of(context, send_hwm=20) as stream:
         asks, slow = stream.sub(b"", ASKS_REPLAY), stream.sub(ASKS_REPLAY, b"", slow=True)
         await stream.are("live", "live")
         await stream.stalled([asks])
@@ -109,7 +109,7 @@ async def test_nothing_is_missed_before_a_router_says_that_it_asks(context, monk
 
 @both_loops
 async def test_a_stalled_router_that_says_that_it_asks_gets_batches_again(context):
-    async with stream_of(context, max_batches=20) as stream:
+    async with stream_of(context, send_hwm=20) as stream:
         fast, slow = stream.sub(), stream.sub(slow=True)
         await stream.are("live", "live")
         await stream.stalled([fast])
@@ -174,7 +174,7 @@ async def test_what_a_subscriber_says_is_ignored(context):
 
 @both_loops
 async def test_a_full_queue_is_a_loss_of_everybody_so_everybody_gets_the_state_again(context):
-    async with stream_of(context, queue_limit=10) as stream:
+    async with stream_of(context, queue_batches=10) as stream:
         router, asks = stream.sub(), stream.sub(b"", ASKS_REPLAY)
         await stream.are("live", "live")
         stream.publish(25)
@@ -192,7 +192,7 @@ async def test_a_full_queue_is_a_loss_of_everybody_so_everybody_gets_the_state_a
 
 @both_loops
 async def test_empty_batches_are_no_loss_however_many_come_at_once(context):
-    async with stream_of(context, queue_limit=10) as stream:
+    async with stream_of(context, queue_batches=10) as stream:
         router = stream.sub()
         await stream.are("live")
         stream.publish(25, events=0)
@@ -208,7 +208,7 @@ async def test_empty_batches_are_no_loss_however_many_come_at_once(context):
 
 @both_loops
 async def test_an_end_without_linger_in_the_middle_of_everything(context):
-    async with stream_of(context, max_batches=20) as stream:
+    async with stream_of(context, send_hwm=20) as stream:
         stream.slices = Slices(100, 100_000)
         stream.sub(slow=True)
         await stream.are("receiving")

@@ -42,7 +42,7 @@ async def test_a_state_that_was_sent_answers_a_request_for_a_minute(context, mon
         monkeypatch.setattr("kvbus.transport.live.stream.RECENT", 0.0)
         assert not stream.live.claim_state(Requester())
     monkeypatch.undo()
-    async with stream_of(context, queue_limit=1) as stream:
+    async with stream_of(context, queue_batches=1) as stream:
         stream.sub()
         await stream.are("live")
         assert stream.live.claim_state(Requester())

@@ -138,9 +138,9 @@ class DynamoOutput:
             reopening(open_endpoint) if again else open_endpoint,
             sender=self._sender,
             stats=services.stats,
-            queue_limit=config.queue_batches,
-            max_batches=config.send_hwm,
-            max_bytes=config.send_bytes,
+            queue_batches=config.queue_batches,
+            send_hwm=config.send_hwm,
+            send_bytes=config.send_bytes,
             request_state=self._requests(stream) if config.on_subscribe == "state" else None,
             waiting=self._waiting,
         )
