@@ -12,7 +12,7 @@ from tests.doubles.payloads import payload as batch
 from tests.doubles.payloads import removed, store
 from tests.doubles.router import PlainSetRouter
 from tests.transport.bare import dialled
-from tests.transport.loops import END, both_loops, u64
+from tests.transport.loops import END, both_loops, turns, u64
 from tests.transport.replaying import Requester, Served, requester, served
 
 
@@ -253,6 +253,8 @@ class Pieces:
         self.outcome = "compacted"
         self.over = False
         self.left = 100
+        self.waits = False
+        """The next piece is being made."""
 
     def messages(self):
         while self.left:
@@ -260,6 +262,8 @@ class Pieces:
             self.over = not self.left
             frames = [self.envelope[0], b"x" * 40_000]
             yield frames if self.over else Unfinished(frames)
+            while self.waits:
+                yield []
 
     def refusal(self):
         return [self.envelope[0], b"", END, b""]
@@ -289,3 +293,23 @@ async def test_a_message_that_is_cut_off_in_the_middle_ends_the_connection(conte
         await eventually(lambda: slow.gone, "the end of the connection")
         assert slow.messages == []
         assert one.outcomes == {"cut_off": 1}
+
+
+@both_loops
+async def test_a_message_that_is_cut_off_while_its_next_frame_is_made_ends_the_connection_too():
+    class Waits(InPieces):
+        def answer(self, request):
+            made = super().answer(request)
+            made.waits = True
+            return made
+
+    async with (
+        served(0, kind=Waits) as one,
+        dialled(int(one.endpoint.rpartition(":")[2]), b"DEALER") as client,
+    ):
+        client.send(b"", u64(0))
+        await eventually(lambda: one.made and one.made.left < 100, "the answer begun")
+        await turns()
+        assert one.server.end() == 1
+        await eventually(lambda: client.gone, "the end of the connection")
+        assert client.messages == []

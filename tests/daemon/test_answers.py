@@ -1,0 +1,34 @@
+"""An answer that changes the relay while it is read."""
+
+from __future__ import annotations
+
+from kvbus.core.events import ReplayAsked
+from kvbus.core.wire.frames import replay_request
+from kvbus.transport.engine.publisher import EnginePublisher
+from tests.doubles.bus import eventually, running_bus
+from tests.doubles.payloads import payload, store
+from tests.doubles.stage import cut_states
+
+
+async def test_what_a_message_depends_on_is_committed_before_it(monkeypatch, tmp_path) -> None:
+    """A router that got part of a state, and asks on after a kill, must not get the rest from the journal."""
+    cut_states(monkeypatch, 1)
+    async with (
+        running_bus(state_dir=str(tmp_path / "state"), output={"journal_batches": 1}) as bus,
+        EnginePublisher(bus.engine, bus.engine_replay, bind=True) as engine,
+    ):
+        await eventually(lambda: bus.source.state == "live", "the bus in sync")
+        for block in range(5):
+            engine.publish(payload(store([block])))
+        await eventually(lambda: bus.source.sequencer.next == 5, "the batches relayed")
+        daemon, answers = bus.daemon, []
+        (driver,) = daemon.drivers
+        monkeypatch.setattr(driver, "answer", lambda _command, messages: answers.append(messages))
+        daemon.feed(ReplayAsked(0, 0, [b"id", *replay_request(0)]))
+        (messages,) = answers
+        assert int.from_bytes(next(filter(None, messages))[-2], "big") == 0
+        (stream,) = daemon.relay.outputs[0].streams
+        assert 4 in stream.incomplete
+        assert daemon.relay.records is not None
+        assert daemon.relay.records.heads == []
+        assert daemon.relay.take_commands() == []
