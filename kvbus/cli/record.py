@@ -15,7 +15,7 @@ from kvbus.cli.until import run_until_signal, say, until
 from kvbus.common.errors import FileError
 from kvbus.tools.capture.format import CaptureWriter
 from kvbus.tools.capture.record import Stats, record
-from kvbus.transport.client.rawsub import RawSubscriber
+from kvbus.transport.client.raw import RawSubscriber
 
 if TYPE_CHECKING:
     import asyncio

@@ -6,7 +6,7 @@ import pytest
 
 from kvbus.tools.capture.format import Message
 from kvbus.tools.capture.play import Again, Faults, Restart, Stats, play, schedule
-from kvbus.transport.client.rawsub import RawSubscriber
+from kvbus.transport.client.raw import RawSubscriber
 from kvbus.transport.engine.publisher import EnginePublisher
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from kvbus.tools.capture.format import CaptureWriter, read_capture
 from kvbus.tools.capture.record import Stats, record
-from kvbus.transport.client.rawsub import RawSubscriber
+from kvbus.transport.client.raw import RawSubscriber
 from kvbus.transport.engine.publisher import EnginePublisher
 
 

@@ -21,7 +21,7 @@ import uvloop
 
 from kvbus.client import BlockView, Lost, Received, Restarted, Snapshot, Subscriber, Synced
 from kvbus.client.view import Block
-from kvbus.transport.client.rawsub import RawSubscriber
+from kvbus.transport.client.raw import RawSubscriber
 
 Key = tuple[str, str, str]
 

@@ -12,7 +12,7 @@ import pytest
 from kvbus.tools.sim.dialects import DIALECTS
 from kvbus.tools.sim.engine import EngineOptions, SimEngine, run
 from kvbus.tools.sim.workload import Job, synthetic
-from kvbus.transport.client.rawsub import RawSubscriber
+from kvbus.transport.client.raw import RawSubscriber
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.sim.naive import apply, events_of, truth_of
 from tests.typed import there

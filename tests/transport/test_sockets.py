@@ -14,7 +14,7 @@ import pytest
 import zmq
 
 from kvbus.core.wire.frames import replay_request
-from kvbus.transport.client.rawsub import RawSubscriber
+from kvbus.transport.client.raw import RawSubscriber
 from kvbus.transport.client.subscriber import StreamSockets
 from kvbus.transport.ingress import Events, LiveStream, RequestConnection
 from kvbus.transport.sockets import OPTIONS, check_peer, make_context, make_socket

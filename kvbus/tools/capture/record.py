@@ -11,7 +11,7 @@ from kvbus.tools.capture.format import Message
 if TYPE_CHECKING:
     from kvbus.tools.capture.anonymize import Anonymizer
     from kvbus.tools.capture.format import CaptureWriter
-    from kvbus.transport.client.rawsub import RawSubscriber
+    from kvbus.transport.client.raw import RawSubscriber
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ from kvbus.core.wire.codec import decode_batch
 from kvbus.tools.asking import Login, NoAnswerError, asking, get
 from kvbus.tools.sim.engine import EngineOptions, SimEngine
 from kvbus.tools.sim.workload import synthetic
-from kvbus.transport.client.rawsub import RawSubscriber
+from kvbus.transport.client.raw import RawSubscriber
 from kvbus.transport.engine.publisher import EnginePublisher
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import zmq
 
 from kvbus.common.errors import BindError
 from kvbus.core.wire.frames import END_SEQ
-from kvbus.transport.client.rawsub import RawSubscriber
+from kvbus.transport.client.raw import RawSubscriber
 from kvbus.transport.engine.publisher import EnginePublisher, binds
 from tests.doubles import replay_faults
 from tests.typed import there

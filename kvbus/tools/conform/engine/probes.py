@@ -20,7 +20,7 @@ from kvbus.tools.conform.engine.events import EventReader
 from kvbus.tools.conform.engine.judge import LONG, Answer, EngineJudge
 from kvbus.tools.conform.report import Evidence
 from kvbus.transport import engine_api
-from kvbus.transport.client.asker import Asker
+from kvbus.transport.client.raw import Asker
 
 if TYPE_CHECKING:
     from kvbus.transport.curve import Curve

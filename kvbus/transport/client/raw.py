@@ -1,12 +1,17 @@
-"""A minimal subscriber: an asynchronous iterator over raw multipart messages."""
+"""Sockets of libzmq that give raw messages: a subscriber, and a request with its answer.
+
+A message is read from libzmq only while somebody waits for it.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Final, Self
 
 import zmq
 
-from kvbus.transport.client.mailbox import Mailbox
+from kvbus.transport.pump import MAX_KEPT_FRAMES, Pump
 from kvbus.transport.sockets import PeerPolicy, attach_or_refuse, bound_endpoint, end, make_socket
 
 if TYPE_CHECKING:
@@ -14,6 +19,49 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from kvbus.transport.curve import Curve
+    from kvbus.transport.sockets import Socket
+
+_SMALL: Final = {"RCVHWM": 1, "RCVBUF": 4096}
+
+
+class Mailbox:
+    """The messages of one socket, each a list of frames.
+
+    Args:
+        socket: the mailbox owns it; :meth:`aclose` closes it.
+        max_frames: frames kept of one message.
+    """
+
+    def __init__(self, socket: Socket, *, max_frames: int = MAX_KEPT_FRAMES) -> None:
+        self._messages: Final[deque[list[bytes]]] = deque()
+        self._arrived: Final = asyncio.Event()
+        self._pump = Pump(socket, self._take, max_frames=max_frames)
+        self._pump.pause()
+
+    def _take(self, frames: list[bytes]) -> None:
+        self._messages.append(frames)
+        self._arrived.set()
+
+    def send(self, frames: tuple[bytes, ...]) -> None:
+        """Send a message; it leaves as soon as there is a connection."""
+        self._pump.socket.send_multipart(frames)
+        self._pump.look()
+
+    async def recv(self) -> list[bytes]:
+        """Wait for the next message and return its frames."""
+        while not self._messages:
+            self._arrived.clear()
+            self._pump.resume()
+            try:
+                await self._arrived.wait()
+            finally:
+                self._pump.pause()
+        return self._messages.popleft()
+
+    async def aclose(self) -> None:
+        """Close the socket."""
+        self._pump.close()
+        await asyncio.sleep(0)  # the socket closes in the loop's next turn
 
 
 class RawSubscriber:
@@ -106,3 +154,46 @@ class RawSubscriber:
         if self._own_context and self._context is not None:
             end(self._context)
             self._context = None
+
+
+class Asker:
+    """Send one request to a ROUTER, and read the messages of its answer.
+
+    It is sent as any reader in the field sends it: by a DEALER without a name.
+
+    Args:
+        endpoint: the ROUTER's.
+        curve: keys for a ROUTER that wants CURVE.
+        slow: hold as little as can be of what comes, until it is read.
+        most: frames that are kept of one message.
+    """
+
+    def __init__(self, endpoint: str, *, curve: Curve | None = None, slow: bool = False, most: int = 64) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        try:
+            socket = make_socket(self._context, zmq.DEALER, **(_SMALL if slow else {}))
+            PeerPolicy(curve=curve).put_on(socket)
+            attach_or_refuse(socket, endpoint, bind=False)
+        except BaseException:
+            end(self._context)
+            raise
+        self._mailbox = Mailbox(socket, max_frames=most)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self._mailbox.aclose()
+        finally:
+            end(self._context)
+
+    def ask(self, *frames: bytes) -> None:
+        """Send the request; it leaves as soon as there is a connection."""
+        self._mailbox.send(frames)
+
+    async def recv(self) -> list[bytes]:
+        """Wait for the next message of the answer, and return its frames."""
+        return await self._mailbox.recv()

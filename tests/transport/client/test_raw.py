@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from kvbus.transport import pump
-from kvbus.transport.client.rawsub import RawSubscriber
+from kvbus.transport.client.raw import RawSubscriber
 from kvbus.transport.engine.publisher import EnginePublisher
 from kvbus.transport.pump import receive
 from tests.transport.loops import COUNTING, reads
