@@ -43,7 +43,7 @@ def deaf():
 async def test_where_nobody_publishes_there_is_a_reason(listening, deaf):
     async with EnginePublisher("tcp://127.0.0.1:*", "tcp://127.0.0.1:*", bind=True) as engine:
         assert await obstacle(engine.endpoint, None) == ""
-        assert "is a ROUTER socket and no publisher" in await obstacle(there(engine.replay_endpoint), None)
+        assert "is a replay (ROUTER) socket" in await obstacle(there(engine.replay_endpoint), None)
     assert "nothing listens" in await obstacle(f"tcp://127.0.0.1:{free_port()}", None)
     assert "does not resolve" in await obstacle("tcp://no-such-host.invalid:5557", None)
     assert "firewall" in await obstacle(deaf, None)
