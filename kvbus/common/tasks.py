@@ -37,23 +37,6 @@ async def end_tasks(tasks: Iterable[asyncio.Task[Any] | None]) -> None:
         raise cancelled
 
 
-async def finish(work: Coroutine[Any, Any, object], seconds: float) -> None:
-    """Let what closes something go on for so many seconds, also where whoever waits for it is cancelled meanwhile.
-
-    Whatever goes wrong, nobody needs it any more.
-    """
-    task = asyncio.ensure_future(work)
-    limit = asyncio.get_running_loop().call_later(seconds, task.cancel)
-
-    def ended(task: asyncio.Task[object]) -> None:
-        limit.cancel()
-        if not task.cancelled():
-            task.exception()
-
-    task.add_done_callback(ended)
-    await asyncio.wait([task])
-
-
 _closing: Final[set[asyncio.Task[Any]]] = set()
 """Tasks that still close something. The event loop alone would not keep them."""
 

@@ -13,7 +13,7 @@ from redis.asyncio import ConnectionPool, Redis, SSLConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from kvbus.common.tasks import finish
+from kvbus.common.tasks import close_within
 from kvbus.parts.log.contract import FOREIGN_KEY, UNREACHABLE, WRONG_TYPE, Refused, UnavailableError
 from kvbus.parts.log.place import REQUEST, RedisPlace, causes, probed, refusal
 from kvbus.transport.tls_files import TlsFileError
@@ -110,7 +110,7 @@ async def _primary(place: RedisPlace, name: str) -> tuple[str, int]:
 
 async def stop(client: Redis) -> None:
     """Close a client's connection. Whatever goes wrong, nobody needs it any more."""
-    await finish(client.aclose(), STOP)
+    await close_within(client.aclose(), STOP)
 
 
 def _named(error: BaseException) -> UnavailableError:
