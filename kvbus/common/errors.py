@@ -45,6 +45,10 @@ class KvbusError(Exception):
     exit_code: ClassVar[ExitCode] = ExitCode.INTERNAL
 
 
+MAX_VALUE: Final = 200
+"""Characters of a bad value that are shown."""
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """One problem of a configuration.
@@ -64,7 +68,10 @@ class Problem:
     origin: str | None = None
 
     def __str__(self) -> str:
-        text = self.key if self.value is None else f"{self.key} = {self.value}"
+        value = self.value
+        if value is not None and len(value) > MAX_VALUE:
+            value = f"{value[:MAX_VALUE]}…"
+        text = self.key if value is None else f"{self.key} = {value}"
         text += f": {self.wrong}"
         if self.example is not None:
             text += f"; for example {self.example}"

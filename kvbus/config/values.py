@@ -164,9 +164,14 @@ def _name(value: str) -> str:
     return value
 
 
+_MAX_TEXT: Final = 1024
+
+
 def _text(value: str) -> str:
     if not value.isprintable():  # control characters, lone surrogates: neither a topic nor a file can carry them
         raise ValueError("must be printable text")
+    if len(value) > _MAX_TEXT:
+        raise ValueError(f"must have at most {_MAX_TEXT:,} characters; it has {len(value):,}")
     return value
 
 
