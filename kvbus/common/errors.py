@@ -122,7 +122,12 @@ class BindError(KvbusError):
     def __init__(self, endpoint: str, reason: str, *, verb: str = "listen on") -> None:
         self.endpoint = endpoint
         self.reason = reason
+        self.verb = verb
         super().__init__(f"cannot {verb} {endpoint}: {reason}")
+
+    def about(self, key: str, remedy: str) -> BindError:
+        """Return this error with the configuration key that it concerns, and what to do."""
+        return BindError(self.endpoint, f"{self.reason} [{key}]: {remedy}", verb=self.verb)
 
 
 class InUseError(KvbusError):

@@ -180,7 +180,10 @@ class Daemon:
             await self.fronts.start()
             for number, driver in enumerate(self.outputs.drivers):
                 for slot, stream in self.relay.outputs[number].served_streams.items():
-                    driver.open(slot, stream.topic, self.output_policy(number))
+                    try:
+                        driver.open(slot, stream.topic, self.output_policy(number))
+                    except BindError as error:
+                        raise error.about(f"outputs[{number}]", "choose a free port of this machine") from error
             self.serve_views()
             for source in self.streams.values():
                 self._open_source(source)
@@ -209,7 +212,9 @@ class Daemon:
             self.source_sockets.open(source, self.source_policy(source))
         except BindError as error:
             if not source.found:
-                raise
+                section = self.configured.sections(self.config.sources)[source.source_index]
+                remedy = "choose a free port; if the engine binds this one, set bind: false"
+                raise error.about(f"{section}.bind", remedy) from error
             log.error("source %s is not connected: %s", source.label, error, extra=source.log_fields)  # noqa: TRY400
 
     @property

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from kvbus.common.errors import BindError
 from kvbus.config import ConfigError, load
 from kvbus.daemon import unreachable
 from kvbus.daemon.daemon import Daemon
@@ -103,8 +104,14 @@ async def test_the_first_finding_of_a_running_bus_names_the_cause_and_the_key(
     assert (id_, f"[{key}]: " in line) == (found, True), line
 
 
-async def healthy(scene: Scene) -> None:
-    await scene.engine()
+@pytest.mark.parametrize(
+    ("make", "key"), [(mistakes.both_bind, "sources[0].bind"), (mistakes.port_taken, "outputs[0]")]
+)
+async def test_a_port_that_is_taken_is_named_with_its_key(make: Any, key: str, tmp_path: Path) -> None:
+    async with made(make, tmp_path) as scene:
+        daemon = Daemon(load(None, env={}, overrides=scene.config()))
+        with pytest.raises(BindError, match=rf"cannot listen on tcp://.*Address already in use \[{re.escape(key)}\]: "):
+            await daemon.start()
 
 
 REFUSED = [
