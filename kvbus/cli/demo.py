@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
 import signal
+import sys
 import tempfile
+from pathlib import Path
 from typing import Final
 
 import click
@@ -18,9 +22,9 @@ _MAX_DIRECTORY: Final = 60
 
 NEXT_STEPS: Final = """\
 Next, with your own engine:
-  kvbus init                  # writes kvbus.yaml for your engine and router, with the engine's flags
-  kvbus run kvbus.yaml
-  kvbus doctor kvbus.yaml     # if no events arrive: it says why"""
+  {kvbus} init                  # writes kvbus.yaml for your engine and router, with the engine's flags
+  {kvbus} run kvbus.yaml
+  {kvbus} doctor kvbus.yaml     # if no events arrive: it says why"""
 
 
 @click.command("demo")
@@ -65,6 +69,8 @@ def command(seconds: float) -> None:
 
     run_until_signal(session)
     if exact:
-        click.echo(NEXT_STEPS)
+        installed = Path(sys.executable).with_name("kvbus")
+        on_path = shutil.which("kvbus") or not installed.exists()
+        click.echo(NEXT_STEPS.format(kvbus="kvbus" if on_path else os.path.relpath(installed)))
     else:
         raise click.exceptions.Exit(ExitCode.INTERRUPTED if exact is None else ExitCode.FOUND)
