@@ -3,9 +3,10 @@
 import pytest
 from msgspec import Raw
 
+from kvbus.core.normalizing.block_size import RELEARN_EVENTS
 from kvbus.core.types import Filtered, Reason
 from tests.core.dsl import Bench
-from tests.doubles.payloads import cleared, payload, plain_all, removed, store
+from tests.doubles.payloads import cleared, payload, plain_all, removed, store, tokens_of
 
 # every reason and filter that concerns one event: what was there before, the event, what is counted
 REASONS = [
@@ -235,3 +236,203 @@ class TestLearned:
         bench = Bench()
         assert bench.feed({"type": "Nonsense"}, store([1]), {"type": "Nonsense"}) == plain_all([store([1])])
         assert bench.rejected == {Reason.UNKNOWN_EVENT: 2}
+
+
+def run_of(*blocks):
+    """Tokens of several blocks of 16 in a row."""
+    return [token for block in blocks for token in tokens_of(block)]
+
+
+class TestTwoGranularities:
+    def test_the_coarse_duplicate_is_left_out(self):
+        bench = Bench()
+        bench.feed(store([1, 2, 3, 4]))
+        assert bench.feed(store([99], block_size=64, tokens=run_of(1, 2, 3, 4))) == []
+        assert bench.filtered == {Filtered.COARSE: 1}
+        assert bench.feed(removed([99])) == []
+        assert bench.live == {1, 2, 3, 4}
+
+    def test_in_one_batch_it_does_not_matter_which_comes_first(self):
+        bench = Bench()
+        out = bench.feed(store([99], block_size=64, tokens=run_of(1, 2, 3, 4)), store([1, 2, 3, 4]))
+        assert out == plain_all([store([1, 2, 3, 4])])
+
+    def test_a_coarse_block_that_came_first_is_taken_back(self):
+        bench = Bench()
+        bench.feed(store([99], block_size=64, tokens=run_of(1, 2, 3, 4)))
+        bench.feed(store([1, 2, 3, 4]))
+        assert bench.live == {1, 2, 3, 4}
+        bench.feed(removed([99]))
+        assert bench.filtered == {Filtered.COARSE: 2}
+        assert bench.live == {1, 2, 3, 4}
+
+    def test_a_coarse_block_with_the_name_of_a_fine_one(self):
+        """Hybrid models: the coarse hash equals the fine one at that boundary."""
+        bench = Bench()
+        bench.feed(store([1, 2, 3, 4]), store([4], block_size=64, tokens=run_of(1, 2, 3, 4)))
+        bench.feed(removed([4]))
+        assert bench.live == {1, 2, 3, 4}
+        bench.feed(removed([4]))
+        assert bench.live == {1, 2, 3}
+
+    def test_several_coarse_blocks_that_came_first_cost_no_fine_one(self):
+        bench = Bench()
+        bench.feed(store([98, 99], block_size=64))
+        for i in range(0, 100, 2):
+            bench.feed(store([i, i + 1]))
+        assert bench.rejected == {}
+        assert bench.live == set(range(100))
+
+    def test_an_odd_first_event_does_not_overrule_all_that_follow(self):
+        bench = Bench()
+        bench.feed(store([7], block_size=7))
+        for i in range(100, 300, 2):
+            bench.feed(store([i, i + 1]))
+        assert bench.live >= set(range(100, 300))
+
+    @pytest.mark.parametrize("before", [0, 1, 4])
+    def test_nor_do_several_odd_blocks_in_one_event(self, before):
+        bench = Bench()
+        for i in range(before):
+            bench.feed(store([1000 + 2 * i, 1001 + 2 * i]))
+        bench.feed(store([7, 8], block_size=6))
+        for i in range(100, 300, 2):
+            bench.feed(store([i, i + 1]))
+        assert bench.live >= set(range(200, 300))
+
+
+def whole(*names, parent=None):
+    return store(list(names), parent, block_size=64, group=0)
+
+
+def tail(name, parent=None, size=16, **more):
+    return store([name], parent, block_size=size, **{"group": 0, **more})
+
+
+class TestTails:
+    """vLLM with partial hits: the end of a prompt is announced as one block smaller than those of its group."""
+
+    @pytest.mark.parametrize("rules", [{}, {"block_size": 64}], ids=["learned", "pinned"])
+    def test_prompts_that_never_fill_two_blocks(self, rules):
+        """None of their events holds several blocks."""
+        bench = Bench(**rules)
+        for n in range(1, 70):
+            assert bench.feed(whole(n), tail(1000 + n, n)) == plain_all([whole(n)])
+        assert bench.live == set(range(1, 70))
+        assert bench.stats.rebuilds == 0
+        assert bench.filtered == {Filtered.TAIL: 69}
+
+    def test_one_that_comes_first_is_taken_back(self):
+        bench = Bench()
+        assert bench.feed(tail(1001)) == plain_all([tail(1001)])
+        bench.feed(whole(1))
+        assert bench.live == {1}
+        assert bench.feed(removed([1001], group=0)) == []
+        assert bench.filtered == {Filtered.TAIL: 2}
+
+    @pytest.mark.parametrize("rules", [{}, {"block_size": 64}], ids=["learned", "pinned"])
+    def test_one_that_is_promoted_to_a_whole_block(self, rules):
+        """The engine removes it when the block it is the beginning of is full."""
+        bench = Bench(**rules)
+        bench.feed(whole(1, 2), tail(1002, 2), tail(1003, 1002))
+        out = bench.feed(removed([1002], group=0), removed([1003], group=0), whole(3, parent=2))
+        assert out == plain_all([whole(3, parent=2)])
+        assert bench.normalizer.entries == 3
+        assert bench.filtered == {Filtered.TAIL: 4}
+        assert bench.rejected == {}
+
+    @pytest.mark.parametrize("block_size", [16, 32])
+    def test_one_among_blocks_that_are_cut(self, block_size):
+        bench = Bench(block_size=block_size)
+        bench.feed(tail(1001))
+        bench.feed(whole(1, 2))
+        there = bench.live
+        assert len(there) == 2 * 64 // block_size
+        bench.feed(tail(1002, 2), tail(1003, 1002, 32))
+        bench.feed(whole(3, parent=2), tail(1001))
+        assert there < bench.live
+        assert len(bench.live) == 3 * 64 // block_size
+        assert bench.announced().blocks == bench.router.blocks
+
+    @pytest.mark.parametrize(("duplicates", "left"), [("count", 1), ("ignore", 0)])
+    def test_its_copies(self, duplicates, left):
+        bench = Bench(duplicates=duplicates)
+        bench.feed(whole(1, 2), tail(9), tail(9))
+        bench.feed(removed([9], group=0))
+        assert bench.normalizer.entries == 2 + left
+        bench.feed(removed([9], group=0))
+        assert bench.normalizer.entries == 2
+
+    def test_it_goes_with_its_tier(self):
+        bench = Bench()
+        bench.feed(whole(1, 2), tail(9), tail(9, medium="cpu"))
+        bench.feed(cleared())
+        assert bench.normalizer.entries == 1
+        bench.feed(removed([9], medium="CPU", group=0))
+        assert bench.normalizer.entries == 0
+        bench.feed(whole(1, 2), tail(9), tail(9, medium="CPU"))
+        bench.feed(cleared(), cleared())
+        assert bench.normalizer.entries == 0
+
+    def test_it_counts_towards_the_limit(self):
+        bench = Bench(max_blocks=4)
+        bench.feed(whole(1, 2), tail(8), tail(9), tail(10))
+        assert bench.rejected == {Reason.INDEX_FULL: 1}
+        assert not bench.normalizer.full, "no block of a router's is missing"
+        bench.feed(whole(3))
+        assert bench.rejected == {Reason.INDEX_FULL: 2}
+        bench.feed(removed([8], group=0), removed([9], group=0), whole(3))
+        assert bench.live == {1, 2, 3}
+
+    def test_they_take_their_room(self):
+        bench = Bench(max_blocks=14)
+        bench.feed(*[whole(n, n + 1, parent=n - 1 or None) for n in range(1, 12, 2)], tail(99, 12))
+        assert bench.feed(whole(13, parent=12)) == plain_all([whole(13, parent=12)])
+        bench.feed(whole(14, parent=13))
+        assert bench.rejected == {Reason.INDEX_FULL: 1}
+
+    @pytest.mark.parametrize("coarse", [[whole(90)], [whole(90, 91)]], ids=["alone", "several"])
+    def test_a_finer_stream_that_was_taken_for_them_is_told_after_all(self, coarse):
+        bench = Bench()
+        fine = [store([n], n - 1 or None, group=0) for n in range(1, 5)]
+        bench.feed(*coarse)
+        bench.feed(*fine, store([4], 3, group=0))
+        assert bench.live == {name for event in coarse for name in event["block_hashes"]}
+        bench.feed(store([5, 6], 4, group=0))
+        assert bench.live == {1, 2, 3, 4, 5, 6}
+        assert bench.router.orphans == 0
+        bench.feed(removed([4], group=0))
+        assert 4 in bench.live, "it has a copy"
+        bench.feed(removed([6, 5, 4, 3, 2, 1], group=0), removed([90], group=0))
+        assert bench.live == set()
+        assert bench.router.violations == []
+
+
+class TestATierWithLargerBlocks:
+    """LMCache keeps chunks of 256 tokens on the CPU, of an engine whose device has blocks of 16."""
+
+    CHUNK = run_of(*range(1, 17))
+
+    def chunk(self, name=9001, parent=None, **more):
+        return store([name], parent, block_size=256, tokens=self.CHUNK, medium="CPU", **more)
+
+    def on_cpu(self, bench):
+        return sum(key[1] == "CPU" for key in bench.router.blocks)
+
+    def test_many_stores_of_several_larger_blocks_do_not_overrule_the_device(self):
+        bench = Bench()
+        bench.feed(store([1, 2]))
+        for at in range(2 * RELEARN_EVENTS):
+            bench.feed(store([9000 + 2 * at, 9001 + 2 * at], block_size=64, medium="CPU"))
+        bench.feed(store([3, 4], 2))
+        assert {key[2] for key in bench.router.blocks if key[1] == "GPU"} == {1, 2, 3, 4}
+        assert self.on_cpu(bench) == 2 * RELEARN_EVENTS * 2 * 4
+
+    def test_a_restart_goes_on_with_what_was_learned(self):
+        bench = Bench()
+        bench.feed(store([1, 2]), self.chunk(), store([1], medium="DISK"))
+        bench.restart()
+        bench.feed(store([99], block_size=64, medium="DISK"))
+        assert bench.filtered == {Filtered.COARSE: 1}
+        bench.feed(removed([9001], medium="CPU"))
+        assert self.on_cpu(bench) == 0

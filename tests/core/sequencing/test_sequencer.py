@@ -86,6 +86,13 @@ class TestStart:
 
 
 class TestGaps:
+    def test_a_late_batch_fills_the_gap_itself(self):
+        script = in_sync(3)
+        assert script >> live(4) << ask(0)
+        assert script.after(live(3))[:2] == deliver(3, 4)
+        assert script.missing == (1, 1, 0, 0)
+        assert delivered(script.after(live(5))) == [5]
+
     def test_what_no_replay_brings_is_lost_after_the_last_attempt(self):
         script = in_sync(3)
         assert script >> live(5) << ask(0)
