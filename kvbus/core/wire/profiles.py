@@ -162,6 +162,7 @@ PROFILES: Final[dict[str, Profile]] = {
         _STRICT,
         "4",
         filled_replay=False,
+        clears="pod",
         one_stream="keep one seq for each connection",
         max_bytes=4 * _MIB,
     ),
