@@ -317,8 +317,7 @@ class Config(Section):
     )
     front_grpc: FrontGrpc | None = key(
         None,
-        "The same for an engine's gRPC API (`vllm.Control/GetKvEventSources`). Needs the extra `kvbus[grpc]`. null: "
-        "off.",
+        "The same for the gRPC API of vLLM, SGLang or TensorRT-LLM. Needs the extra `kvbus[grpc]`. null: off.",
         example={"listen": "127.0.0.1:50051", "engine": "127.0.0.1:50052"},
     )
     http: HttpAddress | None = key(

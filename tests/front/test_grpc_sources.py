@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc
 import pytest
@@ -10,7 +12,7 @@ import pytest_asyncio
 from grpc import aio
 
 from kvbus.parts.front.answers import Offer, UnanswerableError
-from kvbus.parts.front.grpc.server import of_kvbus, of_vllm
+from kvbus.parts.front.grpc.server import of_control, of_kvbus, of_server_info, open_engine_endpoint
 from tests.front.grpc_pod import SOURCES, GrpcPod, message, running_grpc_pod
 from tests.ports import free_ports
 
@@ -25,7 +27,7 @@ def source(rank: int, endpoint: bytes = b"tcp://*:5557", **more: bytes | int) ->
 
 def test_what_is_not_kvbuss_business_stays() -> None:
     answer = source(0) + message(f2=5) + source(300) + message(f1=message(f1=b"grpc", f2=b"x:1"))
-    assert of_vllm(answer, HERE) == (
+    assert of_control(answer, HERE) == (
         message(
             f1=message(f1=b"zmq", f5=0, **TAIL) + message(f2=b"tcp://h:7000", f4=b"tcp://h:7100"),
             f2=5,
@@ -37,12 +39,12 @@ def test_what_is_not_kvbuss_business_stays() -> None:
 
 def test_fixed_numbers_are_skipped() -> None:
     odd = b"\x51" + bytes(8) + b"\x5d" + bytes(4)
-    said = of_vllm(message(f1=message(f1=b"zmq", f2=b"tcp://*:1") + odd), HERE)
+    said = of_control(message(f1=message(f1=b"zmq", f2=b"tcp://*:1") + odd), HERE)
     assert said == message(f1=message(f1=b"zmq") + odd + message(f2=b"tcp://h:7000", f4=b"tcp://h:7100"))
 
 
 def test_an_engine_that_says_nothing_publishes_nothing() -> None:
-    assert of_vllm(b"", HERE) == b""
+    assert of_control(b"", HERE) == b""
 
 
 def test_of_kvbus_alone() -> None:
@@ -51,6 +53,42 @@ def test_of_kvbus_alone() -> None:
         f1=message(f1=b"zmq", f2=b"tcp://h:7000", f4=b"tcp://h:7100", f5=0, **rest),
         f1_b=message(f1=b"zmq", f2=b"tcp://a:7001", f5=300, **rest),
     )
+
+
+def test_open_engine_has_the_endpoint_in_parts() -> None:
+    endpoint = message(f1=b"127.0.0.1", f2=5557, f3=b"tcp")
+    said = of_control(message(f1=message(f1=b"zmq", f2=endpoint, f5=0, **TAIL)), HERE, open_engine_endpoint)
+    ours = message(f1=b"h", f2=7000, f3=b"tcp")
+    assert said == message(f1=message(f1=b"zmq", f5=0, **TAIL) + message(f2=ours, f4=b"tcp://h:7100"))
+
+
+def server_info(**events: Any) -> bytes:
+    described = {"publisher": "zmq", "endpoint_host": "*", "endpoint_port_base": 5557, "topic": "", **events}
+    return message(f1=json.dumps({"page_size": 16, "kv_events": described}).encode())
+
+
+def test_the_server_info_of_sglang_has_kvbuss_ports() -> None:
+    said = of_server_info(server_info(dp_size=1) + message(f9=b"later"), HERE)
+    ports = {"endpoint_port_base": 7000, "replay_endpoint_port_base": 7100}
+    assert said == server_info(dp_size=1, **ports) + message(f9=b"later")
+
+
+def test_an_sglang_that_publishes_nothing_is_left_alone() -> None:
+    silent = message(f1=json.dumps({"kv_events": None}).encode())
+    assert of_server_info(silent, HERE) == silent
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (server_info(dp_size=2), "the engine publishes as rank 1, and kvbus has of it: 0, 300"),
+        (message(f1=b"{"), "the engine's answer is no JSON"),
+        (message(f1=1), "the engine's answer is no JSON"),
+    ],
+)
+def test_a_server_info_that_cannot_be_changed(answer: bytes, says: str) -> None:
+    with pytest.raises(UnanswerableError, match=says):
+        of_server_info(answer, HERE)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +106,7 @@ def test_of_kvbus_alone() -> None:
 )
 def test_what_cannot_be_said(answer: bytes, says: str) -> None:
     with pytest.raises(UnanswerableError, match=says):
-        of_vllm(answer, HERE)
+        of_control(answer, HERE)
 
 
 @pytest_asyncio.fixture
@@ -99,6 +137,27 @@ async def test_an_engine_without_the_method_is_answered_for(pod: GrpcPod) -> Non
     endpoints: dict[str, bytes | int] = {"f2": pod.bus.out.encode(), "f4": pod.bus.out_replay.encode()}
     assert await pod.unary(SOURCES) == message(f1=message(f1=b"zmq", **endpoints, **rest))
     assert pod.stats.calls == {"answered": 1}
+
+
+@pytest.mark.parametrize(
+    ("method", "answer"),
+    [
+        ("/openengine.v1.Control/GetKvEventSources", source(0)),
+        ("/sglang.runtime.v1.SglangService/GetServerInfo", server_info(dp_size=1)),
+    ],
+)
+async def test_other_engines_are_asked_too(pod: GrpcPod, method: str, answer: bytes) -> None:
+    pod.api.answers[method] = answer
+    said = await pod.unary(method)
+    assert b"5557" not in said
+    assert pod.stats.calls == {"answered": 1}
+
+
+async def test_an_sglang_without_the_method_is_not_answered_for(pod: GrpcPod) -> None:
+    with pytest.raises(aio.AioRpcError) as raised:
+        await pod.unary("/sglang.runtime.v1.SglangService/GetServerInfo")
+    assert raised.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert pod.stats.calls == {"passed": 1}
 
 
 async def test_what_the_engine_refuses_is_refused(pod: GrpcPod) -> None:

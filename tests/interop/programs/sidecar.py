@@ -1,4 +1,4 @@
-"""Dynamo's worker beside a vLLM engine, as its wheel has it. It runs in Dynamo's own environment; SIGTERM ends it."""
+"""Dynamo's worker beside an engine, as its wheel has it. It runs in Dynamo's own environment; SIGTERM ends it."""
 
 from __future__ import annotations
 
@@ -6,4 +6,5 @@ import sys
 
 from dynamo._core import backend
 
-backend._run_vllm_sidecar(sys.argv[1:])  # noqa: SLF001 - what `python -m dynamo.vllm.sidecar` does
+# what `python -m dynamo.vllm.sidecar` does, and the others of its kind: the first argument names the engine
+getattr(backend, f"_run_{sys.argv[1]}_sidecar")(sys.argv[2:])

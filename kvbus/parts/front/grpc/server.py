@@ -1,11 +1,18 @@
-"""The port before an engine's gRPC API: calls of any method are passed on, and one answer is changed."""
+"""The port before an engine's gRPC API: calls of any method are passed on, and three answers are changed.
+
+``vllm.Control/GetKvEventSources`` and ``openengine.v1.Control/GetKvEventSources`` (TensorRT-LLM) name one source for
+each rank. Their messages differ in one field: the endpoint is a text in vLLM's, and a message in OpenEngine's.
+``sglang.runtime.v1.SglangService/GetServerInfo`` has a text of JSON, the same as SGLang's ``/server_info``.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 from urllib.parse import unquote
 
@@ -14,10 +21,10 @@ from grpc import aio
 
 from kvbus.common.errors import BindError
 from kvbus.common.front_stats import CallStats
-from kvbus.config import parse_address
+from kvbus.config import parse_address, parse_endpoint
 from kvbus.config.front import FrontGrpc
 from kvbus.parts.discovery.contract import DiscoveryError
-from kvbus.parts.front.answers import Offer, Offers, UnanswerableError, offer_of
+from kvbus.parts.front.answers import Offer, Offers, UnanswerableError, of_sglang, offer_of
 from kvbus.parts.front.server import Observed, offers
 
 _SOURCES: Final = 1
@@ -25,6 +32,8 @@ _SOURCES: Final = 1
 _TRANSPORT, _ENDPOINT, _TOPIC, _REPLAY, _RANK, _ENCODING, _SCHEMA = range(1, 8)
 """Of a source."""
 _ZMQ: Final = b"zmq"
+_JSON_INFO: Final = 1
+"""Of SGLang's answer."""
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 """Wire types of protobuf; there are no groups in proto3."""
@@ -36,47 +45,80 @@ class _Field(NamedTuple):
     raw: bytes
 
 
-def of_kvbus(offers: Offers) -> bytes:
+Endpoint: TypeAlias = Callable[[str], bytes]
+"""Writes the endpoint of a source as a field of it."""
+
+
+def text_endpoint(endpoint: str) -> bytes:
+    """Return the endpoint as vLLM writes it."""
+    return _text(_ENDPOINT, endpoint.encode())
+
+
+def open_engine_endpoint(endpoint: str) -> bytes:
+    """Return the endpoint as OpenEngine writes it: a KvEndpoint of host, port and protocol."""
+    address = parse_endpoint(endpoint)
+    host, port, protocol = _text(1, address.host.encode()), _whole(2, address.port), _text(3, b"tcp")
+    return _text(_ENDPOINT, host + port + protocol)
+
+
+def of_kvbus(offers: Offers, endpoint: Endpoint = text_endpoint) -> bytes:
     """Return an answer for an engine that has no such method."""
     sources = b""
     for rank, offer in sorted(offers.items()):
-        head = _text(_TRANSPORT, _ZMQ) + _announced(offer) + _whole(_RANK, rank)
+        head = _text(_TRANSPORT, _ZMQ) + _announced(offer, endpoint) + _whole(_RANK, rank)
         sources += _text(_SOURCES, head + _text(_ENCODING, b"msgpack") + _whole(_SCHEMA, 1))
     return sources
 
 
-def of_vllm(answer: bytes, offers: Offers) -> bytes:
+def of_control(answer: bytes, offers: Offers, endpoint: Endpoint = text_endpoint) -> bytes:
     """Return an answer with kvbus's endpoints. A source that is not ZeroMQ's stays as it is.
 
     Raises:
         DiscoveryError: it is no such message, or names a rank that kvbus has not.
     """
     return b"".join(
-        _text(_SOURCES, _source(field.value, offers)) if field.number == _SOURCES else field.raw
+        _text(_SOURCES, _source(field.value, offers, endpoint)) if field.number == _SOURCES else field.raw
         for field in _fields(answer)
     )
 
 
-def _source(message: int | bytes, offers: Offers) -> bytes:
+def of_server_info(answer: bytes, offers: Offers) -> bytes:
+    """Return SGLang's answer with kvbus's endpoints in its JSON.
+
+    Raises:
+        DiscoveryError: it is no such message, or cannot say where kvbus has the events.
+    """
+    return b"".join(
+        _text(_JSON_INFO, _server_info(field.value, offers)) if field.number == _JSON_INFO else field.raw
+        for field in _fields(answer)
+    )
+
+
+def _server_info(info: int | bytes, offers: Offers) -> bytes:
+    try:
+        said = json.loads(info if isinstance(info, bytes) else b"")
+    except ValueError:
+        raise UnanswerableError("the engine's answer is no JSON") from None
+    return json.dumps(of_sglang(said, offers)).encode()
+
+
+def _source(message: int | bytes, offers: Offers, endpoint: Endpoint) -> bytes:
     fields = list(_fields(message))
     last = {field.number: field.value for field in fields}
     if last.get(_TRANSPORT, _ZMQ) != _ZMQ:
         return b"".join(field.raw for field in fields)
     rank = last.get(_RANK, 0)
     if not isinstance(rank, int):
-        raise UnanswerableError("the engine's answer is not of vllm.Control: a rank is no number")
+        raise UnanswerableError("the engine's answer does not list event sources: a rank is no number")
     offer = offer_of(rank, offers)
     ours = {_ENDPOINT, _REPLAY} if offer.topic is None else {_ENDPOINT, _REPLAY, _TOPIC}
-    return b"".join(field.raw for field in fields if field.number not in ours) + _announced(offer)
+    return b"".join(field.raw for field in fields if field.number not in ours) + _announced(offer, endpoint)
 
 
-def _announced(offer: Offer) -> bytes:
-    replay = "" if offer.replay_reached is None else offer.replay_reached
-    return b"".join(
-        _text(number, value.encode())
-        for number, value in ((_ENDPOINT, offer.reached), (_TOPIC, offer.topic or ""), (_REPLAY, replay))
-        if value  # an empty text is one that is absent
-    )
+def _announced(offer: Offer, endpoint: Endpoint) -> bytes:
+    texts = ((_TOPIC, offer.topic), (_REPLAY, offer.replay_reached))
+    # an empty text is one that is absent
+    return endpoint(offer.reached) + b"".join(_text(number, text.encode()) for number, text in texts if text)
 
 
 def _fields(message: int | bytes) -> Iterator[_Field]:
@@ -86,7 +128,7 @@ def _fields(message: int | bytes) -> Iterator[_Field]:
         UnanswerableError: it is none.
     """
     if isinstance(message, int):
-        raise UnanswerableError("the engine's answer is not of vllm.Control: a source is a number")
+        raise UnanswerableError("the engine's answer does not list event sources: a source is a number")
     at = 0
     while at < len(message):
         begin = at
@@ -139,7 +181,6 @@ log = logging.getLogger("kvbus.front.grpc.server")
 # what is no text is refused below, and needs no traceback
 logging.getLogger("grpc._cython.cygrpc").addFilter(lambda record: "Invalid encoding" not in str(record.msg))
 
-ASKED: Final = "/vllm.Control/GetKvEventSources"
 METADATA: Final = 65_536
 """Bytes of a call's metadata, in each direction."""
 BACKOFF: Final = 1000
@@ -178,6 +219,22 @@ _CHANNEL: Final = (
 )
 
 Context: TypeAlias = aio.ServicerContext
+
+
+class _Answer(NamedTuple):
+    """How the answer to a method is made of the engine's answer, and, if it can be, without one."""
+
+    changed: Callable[[bytes, Offers], bytes]
+    own: Callable[[Offers], bytes] | None
+
+
+_ASKED: Final = {
+    "/vllm.Control/GetKvEventSources": _Answer(of_control, of_kvbus),
+    "/openengine.v1.Control/GetKvEventSources": _Answer(
+        partial(of_control, endpoint=open_engine_endpoint), partial(of_kvbus, endpoint=open_engine_endpoint)
+    ),
+    "/sglang.runtime.v1.SglangService/GetServerInfo": _Answer(of_server_info, None),
+}
 
 
 class GrpcFront:
@@ -239,7 +296,10 @@ class GrpcFront:
         stats.open += 1
         over = _Over(stats)
         try:
-            await (self._where(context, over) if method == ASKED else self._hand_on(method, context, over))
+            if (asked := _ASKED.get(method)) is None:
+                await self._hand_on(method, context, over)
+            else:
+                await self._where(method, asked, context, over)
         except asyncio.CancelledError:
             over("client_gone")
             raise
@@ -293,24 +353,24 @@ class GrpcFront:
                 await asyncio.sleep(LOOK)
         return "passed"
 
-    async def _where(self, context: Context, over: _Over) -> None:
+    async def _where(self, method: str, made: _Answer, context: Context, over: _Over) -> None:
         """Answer where the events are. What the engine says beside that stays, and so does its refusal."""
         asked = await context.read()
-        call = self._channel.unary_unary(ASKED)(
+        call = self._channel.unary_unary(method)(
             b"" if asked is aio.EOF else asked, timeout=context.time_remaining(), metadata=_metadata(context)
         )
         try:
             answer = await call
         except aio.AioRpcError as error:
-            if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
+            if error.code() is not grpc.StatusCode.UNIMPLEMENTED or made.own is None:
                 over(await self._outcome(call, begun=False))
                 await _end(call, context)
             answer = None
         try:
             offered = self._offers(context)
-            said = of_kvbus(offered) if answer is None else of_vllm(answer, offered)
+            said = made.changed(answer, offered) if answer is not None else made.own(offered) if made.own else b""
         except DiscoveryError as error:
-            log.warning("%s: %s", ASKED, error)
+            log.warning("%s: %s", method, error)
             over("unanswered")
             text = f"kvbus cannot say where the events are: {error}"
             await context.abort(grpc.StatusCode.UNAVAILABLE, text)
