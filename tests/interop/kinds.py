@@ -156,7 +156,7 @@ class Ping(Double):
             await reader.close()
 
 
-def _installed(name: str) -> Callable[[], str | None]:
+def installed(name: str) -> Callable[[], str | None]:
     """What says whether a router that `.ci/routers.sh` installs is there."""
     return _there(ROUTERS_ENV, name, "routers, as .ci/routers.sh DIR installs them")
 
@@ -218,7 +218,7 @@ def _aibrix_env() -> dict[str, str]:
     }
 
 
-VLLM_ROUTER: Final = _installed("vllm-router/bin/vllm-router")
+VLLM_ROUTER: Final = installed("vllm-router/bin/vllm-router")
 DYNAMO: Final = _there(PYTHON_ENV, "", "Python with ai-dynamo-runtime")
 GO_ZEROMQ: Final = _there(HOME_ENV, "subscriber", "peers on go-zeromq, as .ci/gozmq.sh DIR builds them")
 
@@ -229,7 +229,7 @@ KINDS: Final = (
     Kind(
         "llm-d-kv-cache 0.9.0",
         _program("llmd", named_streams),
-        _installed("llmd"),
+        installed("llmd"),
         LLMD_OUTPUT,
         LLMD_TOPIC,
     ),
@@ -240,19 +240,19 @@ KINDS: Final = (
     Kind(
         "SMG relay 0.14.1",
         _program("smg/bin/python", named_streams, str(PROGRAMS / "smg_relay.py")),
-        _installed("smg/bin/smg"),
+        installed("smg/bin/smg"),
         {"profile": "smg"},
     ),
     Kind(
         "SMG Rust relay 1.13.0",
         _program("smg/bin/python", named_streams, str(PROGRAMS / "smg_relay.py"), "--rust"),
-        _installed("smg/bin/smg"),
+        installed("smg/bin/smg"),
         {"profile": "smg"},
     ),
     Kind(
         "AIBrix 0.7.0",
         _program("aibrix", named_streams, env=_aibrix_env),
-        _installed("aibrix"),
+        installed("aibrix"),
         {"profile": "aibrix"},
         listens=_pod_address,
         by_position=True,

@@ -165,6 +165,15 @@ def first_of_pairs(event: AnyEvent) -> AnyEvent:
     return changed(event, {"token_ids": encode_value([first for first, _ in decode_value(raw)])})
 
 
+def without_adapter_key(event: AnyEvent) -> AnyEvent:
+    """Return a store without its adapter's name among the extra keys, where vLLM puts it first of each block's."""
+    name, raw = value(event, "lora_name"), value(event, "extra_keys")
+    if name is None or raw is None:
+        return event
+    keys = [own[1:] or None if own and own[0] == name else own for own in decode_value(raw) or ()]
+    return changed(event, {"extra_keys": encode_value(keys)})
+
+
 # -- batches --------------------------------------------------------------------------------------------------------
 
 

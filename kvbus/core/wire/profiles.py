@@ -21,6 +21,7 @@ from kvbus.core.wire.encoding import (
     first_of_pairs,
     is_store,
     value,
+    without_adapter_key,
     without_content,
 )
 from kvbus.core.wire.frames import Framing
@@ -51,6 +52,8 @@ class Wire(msgspec.Struct, frozen=True, cache_hash=True):
     drops it otherwise. Groups of a kind that carries no prefixes have been left out before."""
     fold_pairs: bool = False
     """EAGLE's pairs leave as their first tokens, for a family that reads plain tokens alone."""
+    drop_adapter_key: bool = False
+    """Extra keys leave without the adapter's name, for a family that takes every text among them for an image."""
     drop_group: bool = False
     """Groups leave without their number. See :attr:`Profile.one_group`."""
     strict: bool = False
@@ -67,6 +70,7 @@ class Wire(msgspec.Struct, frozen=True, cache_hash=True):
             or self.one_block
             or self.fill_kinds
             or self.fold_pairs
+            or self.drop_adapter_key
             or self.drop_group
             or self.drop_tokens
         )
@@ -131,14 +135,14 @@ PROFILES: Final[dict[str, Profile]] = {
     "dynamo": Profile(_DYNAMO, "4", filled_replay=False),
     "dynamo-plane": Profile(_DYNAMO_PLANE, "4", one_group=True),
     "llm-d": Profile(
-        Wire(strict=True, fill_kinds=True, fold_pairs=True),
+        Wire(strict=True, fill_kinds=True, fold_pairs=True, drop_adapter_key=True),
         "4",
         late_replay=False,
         clears="pod",
         topics="pod and model",
     ),
     "llm-d-sglang": Profile(
-        Wire("array", strict=True, fold_pairs=True), "4", late_replay=False, clears="pod", topics="pod and model"
+        Wire("array", strict=True, fold_pairs=True, drop_adapter_key=True), "4", late_replay=False, clears="pod", topics="pod and model"
     ),
     "aibrix": Profile(
         Wire("array", strict=True, one_block=True),
@@ -227,4 +231,6 @@ def _translated(wire: Wire, event: AnyEvent) -> list[AnyEvent]:
         event = without_content(event)
     if wire.fold_pairs:
         event = first_of_pairs(event)
+    if wire.drop_adapter_key:
+        event = without_adapter_key(event)
     return block_by_block(event) if wire.one_block else [event]

@@ -2,7 +2,7 @@
 //
 //	llmd < LINES
 //
-// The first line of its input names the streams, {"streams": [{"name": …, "live": …}]}. Each line after it asks what the
+// The first line of its input names the streams, {"streams": [{"name": …, "live": …}]}, and "model" if it is not m. Each line after it asks what the
 // index holds, {"known": [[hash, parent, [token, …]], …]}, parents first. The answer is {"held": [hash, …]}.
 package main
 
@@ -20,14 +20,13 @@ import (
 	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 )
 
-const model = "m"
-
 type start struct {
 	Streams []struct {
 		Name string `json:"name"`
 		Live string `json:"live"`
 	} `json:"streams"`
-	BlockSize int `json:"block_size"`
+	BlockSize int    `json:"block_size"`
+	Model     string `json:"model"` // of the requests: an adapter's name is a model
 }
 
 // block is one that some engine has or had, as [hash, parent or null, tokens].
@@ -48,7 +47,7 @@ func must(err error) {
 }
 
 // held says which of the blocks a request for their tokens would be found to have, on whichever pod.
-func held(ctx context.Context, index kvblock.Index, processor kvblock.TokenProcessor, known []block) []uint64 {
+func held(ctx context.Context, index kvblock.Index, processor kvblock.TokenProcessor, model string, known []block) []uint64 {
 	keys := map[uint64]kvblock.BlockHash{}
 	found := []uint64{}
 	for _, b := range known {
@@ -75,7 +74,7 @@ func main() {
 	ctrllog.SetLogger(logger)
 	ctx := ctrllog.IntoContext(context.Background(), logger)
 
-	var options start
+	options := start{Model: "m"}
 	if !lines.Scan() {
 		log.Fatal("no first line")
 	}
@@ -102,7 +101,7 @@ func main() {
 			Known []block `json:"known"`
 		}
 		must(json.Unmarshal(lines.Bytes(), &asked))
-		must(answers.Encode(map[string]any{"held": held(ctx, index, processor, asked.Known)}))
+		must(answers.Encode(map[string]any{"held": held(ctx, index, processor, options.Model, asked.Known)}))
 	}
 	must(lines.Err())
 }

@@ -1,0 +1,68 @@
+"""llm-d's index takes every text among the extra keys for an image. The adapter's name is one in vLLM's events."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvbus.core.wire.encoding import encode_value
+from kvbus.core.wire.profiles import PROFILES, encode
+from kvbus.core.wire.schema import BlockStored
+from kvbus.transport.engine.publisher import EnginePublisher
+from tests.ports import free_port
+
+from .cache import BLOCK_SIZE
+from .kinds import LLMD_TOPIC, ROUTERS_ENV, installed, named_streams
+from .routers import PATIENCE, Program, Stream
+
+pytestmark = pytest.mark.slow
+
+ADAPTER = "adapter"
+FIRST, SECOND, LAST = (number << 60 for number in (1, 2, 3))
+"""Names of blocks. llm-d reads no integers that msgpack writes in a byte."""
+KNOWN: dict[int, Any] = {
+    FIRST: (None, list(range(BLOCK_SIZE))),
+    SECOND: (FIRST, list(range(BLOCK_SIZE, 2 * BLOCK_SIZE))),
+}
+
+
+def stored(keys: list[list[str] | None]) -> BlockStored:
+    """Two blocks of an adapter."""
+    tokens = encode_value([token for _, own in KNOWN.values() for token in own])
+    return BlockStored(
+        block_hashes=(FIRST, SECOND),
+        parent_block_hash=None,
+        token_ids=tokens,
+        block_size=BLOCK_SIZE,
+        lora_id=1,
+        medium="GPU",
+        lora_name=ADAPTER,
+        extra_keys=encode_value(keys),
+    )
+
+
+@pytest.mark.parametrize(("profile", "found"), [("vllm", set()), ("llm-d", {FIRST, SECOND})])
+async def test_requests_of_an_adapter_find_its_blocks(tmp_path: Path, profile: str, found: set[int]) -> None:
+    """With vLLM's own events they find nothing: that is what kvbus leaves the name out for."""
+    if reason := installed("llmd")():
+        pytest.skip(reason)
+    stream = Stream("127.0.0.1", free_port(), 0)
+    last = BlockStored((LAST,), None, encode_value([7] * BLOCK_SIZE), BLOCK_SIZE, None, "GPU", ADAPTER)
+    command = [str(Path(os.environ[ROUTERS_ENV]) / "llmd")]
+    llmd = Program(command, tmp_path, "llmd", lambda streams: {**named_streams(streams), "model": ADAPTER})
+    async with EnginePublisher(stream.live, None, topic=LLMD_TOPIC.encode(), bind=True) as engine:
+        await llmd.start([stream])
+        try:
+            await engine.wait_for_subscriber(PATIENCE)
+            for event in (stored([[ADAPTER], [ADAPTER]]), last):
+                engine.publish(encode(PROFILES[profile].wire, [event], 1.0, 0))
+            async with asyncio.timeout(PATIENCE):
+                while LAST not in (held := await llmd.held({**KNOWN, LAST: (None, [7] * BLOCK_SIZE)})):
+                    await asyncio.sleep(0.05)
+            assert held == found | {LAST}
+        finally:
+            await llmd.stop()
