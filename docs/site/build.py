@@ -31,6 +31,10 @@ kvbus check kvbus.yaml        # every mistake at once, or the configuration in f
 kvbus run kvbus.yaml
 ```"""
 
+_LIVE: Final = """\
+`live` in `kvbus top` means that the router reads every batch, not that it understands them: a router drops what its
+decoder does not take, without a word to kvbus. [This is what each profile sends](../PROTOCOL.md#profiles). The router
+understands it if its own count of blocks is the one that `kvbus dump` prints."""
 _INDEX: Final = """# Routers
 
 Each router has a page: ports, engine, `kvbus.yaml`, the router's own settings, Kubernetes, and what does not work
@@ -96,6 +100,7 @@ def page(router: dict[str, Any]) -> str:
         "## See that it works",
         f"```\nkvbus doctor kvbus.yaml\nkvbus dump tcp://127.0.0.1:{replay} --format=count\n```",
         "The first probes every endpoint and says what is wrong. The second rebuilds the live blocks as a router does.",
+        _LIVE,
         f"## Kubernetes\n\n{_KUBERNETES}\n\n{router['kubernetes'].strip()}",
         f"## Compose\n\n{_COMPOSE}",
         f"## What does not work\n\n{router['limits'].strip()}",

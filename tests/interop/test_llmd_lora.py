@@ -60,9 +60,11 @@ async def test_requests_of_an_adapter_find_its_blocks(tmp_path: Path, profile: s
             await engine.wait_for_subscriber(PATIENCE)
             for event in (stored([[ADAPTER], [ADAPTER]]), last):
                 engine.publish(encode(PROFILES[profile].wire, [event], 1.0, 0))
-            async with asyncio.timeout(PATIENCE):
-                while LAST not in (held := await llmd.held({**KNOWN, LAST: (None, [7] * BLOCK_SIZE)})):
-                    await asyncio.sleep(0.05)
+            loop = asyncio.get_running_loop()
+            end = loop.time() + PATIENCE
+            while LAST not in (held := await llmd.held({**KNOWN, LAST: (None, [7] * BLOCK_SIZE)})):
+                assert loop.time() < end, "the last block never comes"
+                await asyncio.sleep(0.05)
             assert held == found | {LAST}
         finally:
             await llmd.stop()

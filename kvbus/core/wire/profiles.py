@@ -142,7 +142,11 @@ PROFILES: Final[dict[str, Profile]] = {
         topics="pod and model",
     ),
     "llm-d-sglang": Profile(
-        Wire("array", strict=True, fold_pairs=True, drop_adapter_key=True), "4", late_replay=False, clears="pod", topics="pod and model"
+        Wire("array", strict=True, fold_pairs=True, drop_adapter_key=True),
+        "4",
+        late_replay=False,
+        clears="pod",
+        topics="pod and model",
     ),
     "aibrix": Profile(
         Wire("array", strict=True, one_block=True),
