@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,7 +14,7 @@ from kvbus.core.wire.schema import BlockStored
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.ports import free_port
 
-from .cache import BLOCK_SIZE
+from .cache import BLOCK_SIZE, Block
 from .kinds import LLMD_TOPIC, ROUTERS_ENV, installed, named_streams
 from .routers import PATIENCE, Program, Stream
 
@@ -24,15 +23,16 @@ pytestmark = pytest.mark.slow
 ADAPTER = "adapter"
 FIRST, SECOND, LAST = (number << 60 for number in (1, 2, 3))
 """Names of blocks. llm-d reads no integers that msgpack writes in a byte."""
-KNOWN: dict[int, Any] = {
-    FIRST: (None, list(range(BLOCK_SIZE))),
-    SECOND: (FIRST, list(range(BLOCK_SIZE, 2 * BLOCK_SIZE))),
+KNOWN = {
+    FIRST: Block(None, tuple(range(BLOCK_SIZE))),
+    SECOND: Block(FIRST, tuple(range(BLOCK_SIZE, 2 * BLOCK_SIZE))),
+    LAST: Block(None, (7,) * BLOCK_SIZE),
 }
 
 
 def stored(keys: list[list[str] | None]) -> BlockStored:
     """Two blocks of an adapter."""
-    tokens = encode_value([token for _, own in KNOWN.values() for token in own])
+    tokens = encode_value(list(range(2 * BLOCK_SIZE)))
     return BlockStored(
         block_hashes=(FIRST, SECOND),
         parent_block_hash=None,
@@ -62,7 +62,7 @@ async def test_requests_of_an_adapter_find_its_blocks(tmp_path: Path, profile: s
                 engine.publish(encode(PROFILES[profile].wire, [event], 1.0, 0))
             loop = asyncio.get_running_loop()
             end = loop.time() + PATIENCE
-            while LAST not in (held := await llmd.held({**KNOWN, LAST: (None, [7] * BLOCK_SIZE)})):
+            while LAST not in (held := await llmd.held(KNOWN)):
                 assert loop.time() < end, "the last block never comes"
                 await asyncio.sleep(0.05)
             assert held == found | {LAST}
