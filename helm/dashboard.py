@@ -1,8 +1,8 @@
-"""The Grafana dashboard, as a table of panels.
+"""The Grafana dashboards, as a table of panels.
 
-    python helm/dashboard.py > deploy/grafana/kvbus.json
+    python helm/dashboard.py kvbus > deploy/grafana/kvbus.json     # and so on, for each name in DASHBOARDS
 
-``kvbus.json`` is what Grafana imports; it is kept because nobody should need Python for that. The two series named
+Grafana imports the JSON files; they are kept because nobody should need Python for that. The two series named
 ``kvbus:…`` come from the recording rules in ``deploy/prometheus/kvbus.rules.yml``.
 """  # noqa: INP001 - a script beside its output, not a package
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 DATASOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
@@ -148,9 +148,9 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
             f"sum(increase(kvbus_source_lost_batches_total{{{SOURCE}}}[$__range]))",
         ),
         stat(
-            "Router holes",
+            "Batches dropped for slow routers",
             "short",
-            "In the time shown: times a batch did not reach every router live.",
+            "In the time shown: each batch for each router that did not get it live.",
             f"sum(increase(kvbus_output_dropped_batches_total{{{OUTPUT}}}[$__range]))",
         ),
         graph(
@@ -161,10 +161,25 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
             width=12,
         ),
         graph(
-            "Furthest behind",
+            "Slowest router's lag",
             "s",
-            "Of all routers: how long the oldest batch has been published that one has not got.",
-            (f"max(kvbus_output_router_behind_seconds{{{OUTPUT}}})", "furthest behind"),
+            "Age of the oldest batch that some router lacks.",
+            (f"max(kvbus_output_router_behind_seconds{{{OUTPUT}}})", "slowest router"),
+            width=12,
+        ),
+        graph(
+            "From the engine to the routers",
+            "s",
+            "Age of a batch by its engine's clock when kvbus sends it. It needs clocks that agree.",
+            (quantile(0.5, "kvbus_batch_age_seconds"), "{{instance}} p50"),
+            (quantile(0.99, "kvbus_batch_age_seconds"), "{{instance}} p99"),
+            width=12,
+        ),
+        graph(
+            "Slowest routers by name",
+            "s",
+            "Age of the oldest batch that a router lacks, of routers whose key has a name.",
+            (f"topk(5, kvbus_router_behind_seconds{{{OUTPUT}}})", f"{OF_OUTPUT} {{{{router}}}}"),
             width=12,
         ),
         graph(
@@ -309,6 +324,19 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
             "Batches; beyond the limit the oldest are dropped for that router.",
             (f"kvbus_output_router_queue_max{{{OUTPUT}}}", OF_OUTPUT),
             (f"kvbus_output_router_queue_limit{{{OUTPUT}}}", f"{OF_OUTPUT} limit"),
+        ),
+        graph(
+            "Routers by name",
+            "short",
+            "Batches that wait, and batches that its present connections did not get live. Only keys have names.",
+            (f"topk(5, kvbus_router_queue_batches{{{OUTPUT}}})", f"{OF_OUTPUT} {{{{router}}}} waiting"),
+            (f"topk(5, kvbus_router_dropped_batches{{{OUTPUT}}})", f"{OF_OUTPUT} {{{{router}}}} dropped"),
+        ),
+        graph(
+            "Longest queue",
+            "short",
+            "Batches that wait for the slowest router, or for a broker.",
+            (f"kvbus_output_queue_depth{{{OUTPUT}}}", OF_OUTPUT),
         ),
         graph(
             "States sent",
@@ -540,11 +568,20 @@ ROWS: Final[dict[str, list[dict[str, Any]]]] = {
 }
 
 
-def placed() -> Iterator[dict[str, Any]]:
+DASHBOARDS: Final = {
+    "kvbus": ("kvbus", ("Overview",)),
+    "kvbus-sources-routers": ("kvbus: sources and routers", ("Sources", "Outputs", "Replay")),
+    "kvbus-internals": ("kvbus: internals", ("Process",)),
+}
+"""By the name of the file: the title, and the rows."""
+
+
+def placed(titles: Sequence[str]) -> Iterator[dict[str, Any]]:
     """The rows and their panels from left to right, each with a number and a place."""
     numbers = itertools.count(1)
     top = 0
-    for title, panels in ROWS.items():
+    for title in titles:
+        panels = ROWS[title]
         yield {
             "type": "row",
             "title": title,
@@ -599,12 +636,13 @@ def variable(name: str, label: str, query: str) -> dict[str, Any]:
     } | EVERY_VARIABLE
 
 
-def dashboard() -> dict[str, Any]:
-    """All of it."""
+def dashboard(name: str) -> dict[str, Any]:
+    """One dashboard."""
+    title, rows = DASHBOARDS[name]
     among = 'namespace=~"$namespace",job=~"$job"'
     return {
-        "uid": "kvbus",
-        "title": "kvbus",
+        "uid": name,
+        "title": title,
         "description": "KV-cache events from LLM engines to KV-aware routers",
         "tags": ["kvbus", "kv-cache"],
         "style": "dark",
@@ -636,10 +674,10 @@ def dashboard() -> dict[str, Any]:
                 variable("output", "Output", f"label_values(kvbus_output_subscribers{{{TARGET}}}, output)"),
             ]
         },
-        "panels": list(placed()),
+        "panels": list(placed(rows)),
     }
 
 
 if __name__ == "__main__":
-    json.dump(dashboard(), sys.stdout, indent=1)
+    json.dump(dashboard(sys.argv[1]), sys.stdout, indent=1)
     sys.stdout.write("\n")

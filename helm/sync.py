@@ -7,7 +7,7 @@ What follows from what:
 * the schema of ``kvbus.config`` from kvbus's own configuration model,
 * the ``kvbus:`` section of the application chart's values and schema, and its copy of the library, from the library,
 * the tables in both READMEs from the values and their comments,
-* the chart's copies of the Prometheus rules and the Grafana dashboard from deploy/,
+* the chart's copies of the Prometheus rules and the Grafana dashboards from deploy/,
 * the manifests in deploy/kubernetes from the chart (this needs helm-python-sdk).
 """
 
@@ -35,7 +35,10 @@ MANIFESTS: Final = ROOT / "deploy" / "kubernetes"
 COPIES: Final = {
     ROOT / "deploy" / "prometheus" / "kvbus.rules.yml": CHART / "files" / "kvbus.rules.yml",
     ROOT / "deploy" / "prometheus" / "kvbus-fleet.rules.yml": CHART / "files" / "kvbus-fleet.rules.yml",
-    ROOT / "deploy" / "grafana" / "kvbus.json": CHART / "files" / "kvbus.json",
+    **{
+        ROOT / "deploy" / "grafana" / f"{name}.json": CHART / "files" / f"{name}.json"
+        for name in ("kvbus", "kvbus-sources-routers", "kvbus-internals")
+    },
 }
 RENDERED: Final = {
     "simulation.yaml": ("demo", {}, "A simulated engine with kvbus: no GPU, no model."),

@@ -182,7 +182,9 @@ def test_the_monitor_scrapes_the_port_kvbus_serves() -> None:
 def test_the_dashboard_is_that_of_the_repository() -> None:
     release = render({"monitoring": {"dashboard": {"enabled": True}}})
     (found,) = (each for each in release.all("ConfigMap") if "kvbus.json" in each["data"])
-    assert json.loads(found["data"]["kvbus.json"]) == json.loads((ROOT / "deploy/grafana/kvbus.json").read_text())
+    files = {file.name: json.loads(file.read_text()) for file in (ROOT / "deploy/grafana").glob("*.json")}
+    assert {name: json.loads(text) for name, text in found["data"].items()} == files
+    assert len(files) == 3
     assert found["metadata"]["labels"]["grafana_dashboard"] == "1"
 
 

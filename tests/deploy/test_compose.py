@@ -167,7 +167,8 @@ def test_grafana_is_given_the_dashboard_and_a_data_source() -> None:
     files = mounts("grafana")
     provisioning = files["/etc/grafana/provisioning"]
     (provider,) = yaml.load((provisioning / "dashboards" / "kvbus.yaml").read_text())["providers"]
-    assert f"{provider['options']['path']}/kvbus.json" in files
+    for dashboard in (DEPLOY / "grafana").glob("*.json"):
+        assert f"{provider['options']['path']}/{dashboard.name}" in files
     (source,) = yaml.load((provisioning / "datasources" / "prometheus.yaml").read_text())["datasources"]
     host, port = source["url"].removeprefix("http://").split(":")
     assert host in SERVICES
