@@ -1,7 +1,7 @@
-"""Decide which events of a batch may be applied, and count why the others may not.
+"""Decide which events of a batch may be applied, and count the reason for each refused event.
 
-Admission checks each event once, and learns block sizes from the whole batch before any event is applied.
-:mod:`~kvbus.core.normalizing.validate` has the rules that one event must keep whatever else the stream says.
+Admission checks each event once. It learns block sizes from the complete batch before any event is applied.
+:mod:`~kvbus.core.normalizing.validate` has the rules that do not depend on the rest of the stream.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Checked:
     Attributes:
         event: the store.
         key: its group and medium.
-        chunk: its blocks; None if it has no tokens, or more tokens than its hashes have.
-        extras: the fields no struct knows.
+        chunk: its blocks; None if the store has no tokens, or more tokens than its hashes account for.
+        extras: its fields that the event struct does not define.
     """
 
     __slots__ = ("chunk", "event", "extras", "key")
@@ -46,13 +46,13 @@ Step = Checked | BlockRemoved | AllBlocksCleared
 
 
 class Admission:
-    """Checks each event of one source. It changes only the counters and what the stream shows."""
+    """Checks the events of one source. It changes only counters and the record of what the stream has shown."""
 
     def __init__(self, cache: EngineCache) -> None:
         self._cache = cache
 
     def check_all(self, batch: Batch) -> list[Step]:
-        """Return the events of a batch that may be applied, in the order they came."""
+        """Return the events of a batch that may be applied, in their original order."""
         self.count_rejects(batch.rejects)
         steps: list[Step] = []
         for at, event in enumerate(batch.events):
@@ -68,7 +68,7 @@ class Admission:
         return steps
 
     def count_rejects(self, rejects: Sequence[Reason]) -> None:
-        """Count events that could not be read. Any may have been a store, except those of an unknown kind."""
+        """Count undecodable events. Any of them may have been a store, except events of an unknown kind."""
         for reason in rejects:
             if reason is Reason.UNKNOWN_EVENT:
                 self._cache.stats.rejected[reason] += 1
@@ -78,7 +78,7 @@ class Admission:
     # -- removals and clears ---------------------------------------------------------------------------------------
 
     def _clear_ok(self, event: AllBlocksCleared) -> bool:
-        """Count a clear, and why it cannot be applied."""
+        """Count a clear; return whether it may be applied, and count the reason if it may not."""
         stats = self._cache.stats
         stats.cleared += 1
         if medium_key(event.medium) is None:
@@ -87,7 +87,7 @@ class Admission:
         return True
 
     def _removal_ok(self, event: BlockRemoved) -> bool:
-        """Count a removal, and why it cannot be applied."""
+        """Count a removal; return whether it may be applied, and count the reason if it may not."""
         stats = self._cache.stats
         stats.removed += 1
         self._note_medium(event.medium)
@@ -103,7 +103,7 @@ class Admission:
     # -- stores ----------------------------------------------------------------------------------------------------
 
     def _check_store(self, event: BlockStored, batch: Batch, at: int) -> list[Checked]:
-        """Count a store and learn from it. Return it as one or several, none if it cannot be applied."""
+        """Count a store and learn from it. Return it as one or more stores, or none if it cannot be applied."""
         cache = self._cache
         if lacks_field(event):
             cache.refuse(Reason.MISSING_FIELD)
@@ -120,14 +120,14 @@ class Admission:
         extras = self._extras_of(event, batch, at)
         size, count = event.block_size, len(event.block_hashes)
         complete = tokens > 0 and tokens == count * size
-        if not complete:  # nobody says which of the tokens are those of a hash
+        if not complete:  # the event does not say which tokens belong to which hash
             event.token_ids = NOTHING
         if size:
             cache.stream.sizes.observe(key[0], key[1], size, max(count, tokens // size), tokens=complete)
         return self._parts(event, key, extras, complete=complete)
 
     def _verdict(self, event: BlockStored, key: TableKey) -> int | Filtered | Reason:
-        """Return how many tokens a store has, or why it is left out or refused."""
+        """Return the number of tokens of a store, or the reason why it is left out or refused."""
         group, medium = key
         known = self._gets_known(group)
         kind = event.kv_cache_spec_kind
@@ -147,14 +147,14 @@ class Admission:
         return tokens if known else Reason.TOO_MANY_GROUPS
 
     def _gets_known(self, group: int | None) -> bool:
-        """Remember a group; return whether it is one of those that anything is remembered of."""
+        """Remember a group, up to ``max_groups`` groups; return whether it is remembered."""
         groups = self._cache.stream.groups
         if group not in groups and len(groups) < self._cache.spec.max_groups:
             groups.add(group)
         return group in groups
 
     def _right_kind(self, block: Hash) -> bool:
-        """Whether the hash is of this stream's kind. The majority decides, so an odd event changes nothing."""
+        """Return whether the hash is of the stream's kind. The majority decides, so an odd event changes nothing."""
         stream = self._cache.stream
         if isinstance(block, int):
             stream.integers += 1
@@ -163,14 +163,14 @@ class Admission:
         return stream.byte_strings >= stream.integers
 
     def _note_medium(self, medium: str | UnsetType | None) -> str:
-        """Remember a medium, unless its stores are left out; return its index key."""
+        """Remember a medium, unless the operator excludes it; return its index key."""
         key = medium_key(medium) or UNKNOWN_MEDIUM
         if key not in self._cache.spec.without_media:
             self._cache.stream.media.add(key)
         return key
 
     def _extras_of(self, event: BlockStored, batch: Batch, at: int) -> Extras | None:
-        """Return the fields of a store that no struct knows, with the values that no router can read."""
+        """Return a store's fields that the event struct does not define, with the values that no router can read."""
         extras = (batch.extras or {}).get(at)
         if odd := set_aside(event):
             extras = {**(extras or {}), **odd}
@@ -182,7 +182,7 @@ class Admission:
         return extras
 
     def _parts(self, event: BlockStored, key: TableKey, extras: Extras | None, *, complete: bool) -> list[Checked]:
-        """Return a store as one, or, if it has more than :data:`MAX_RUN` blocks, as several that follow one another."""
+        """Return a store as one, or as several consecutive stores if it has more than :data:`MAX_RUN` blocks."""
         count = len(event.block_hashes)
         if count <= MAX_RUN:
             return [Checked(event, key, self._cache.index.chunk_of(event, extras) if complete else None, extras)]

@@ -1,21 +1,21 @@
-"""Which block size a stream of events really has.
+"""Detect which block size a stream of events really has.
 
-There are three kinds, and the wire does not say which one it is:
+There are three kinds of streams, and the messages do not say of which kind a stream is:
 
-* *one size*, as most engines have; where it is a multiple of the size the operator pinned, every block is reblocked;
-* *variable* (SGLang before fixed pages): a whole radix node has one hash, ``block_size == len(token_ids)``; every event
-  is reblocked;
-* *two sizes* (hybrid models): the same tokens are announced at a fine and at a coarse size on one medium; the fine
-  stream is the truth and the coarse one is left out.
+* *one size*: most engines. If the size is a multiple of the size the operator pinned, every block is reblocked.
+* *variable* (SGLang before fixed pages): a complete radix node has one hash, ``block_size == len(token_ids)``. Every
+  event is reblocked.
+* *two sizes* (hybrid models): the same tokens are announced at a fine and at a coarse size on one medium. The fine
+  stream is used and the coarse one is left out.
 
-One fact distinguishes them: an engine with real blocks sooner or later puts several of them into one event, and a
-radix node never carries more than one hash. If the size is learned too late, the group is announced again. Once a size
-has proven itself, by more than a few stores, one odd event does not overturn it: that event is rejected.
+One fact distinguishes them: an engine with fixed blocks sooner or later puts several of them into one event, and a
+radix node never carries more than one hash. If the size is learned too late, the group is announced again. After more
+than a few stores of a size, one odd event does not change the size: that event is rejected.
 
-Beside them there are *tail blocks* (vLLM with partial cache hits): the last tokens of a prompt, in one block smaller
-than those of its group. They are left out, and teach nothing once the group's size is known or pinned. Engines that
-send them number their groups and have no radix nodes: in such a group the largest of several single blocks is a whole
-one.
+There are also *tail blocks* (vLLM with partial cache hits): the last tokens of a prompt, in one block smaller than the
+group's blocks. Tails are left out. kvbus learns nothing from them once the group's size is known or pinned. Engines
+that send tails number their groups and have no radix nodes. In such a group, the largest of several single blocks is a
+complete block.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from kvbus.core.types import DEVICE_MEDIUM
 
 
 class Treatment(Enum):
-    """What to do with a store of one size."""
+    """How a store of a given block size is handled."""
 
     NATIVE = auto()
     REBLOCK = auto()
@@ -43,45 +43,47 @@ class Treatment(Enum):
 
 
 SETTLE_EVENTS: Final = 32
-"""Single-block stores after which a stream counts as proven: a radix tree shows two node lengths long before that."""
+"""Single-block stores after which the size is settled. A radix tree shows two node lengths long before that."""
 
 YOUNG: Final = 4
-"""Up to so many stores of a proven size, one multi-block store of a finer size overrules it at once."""
+"""Up to this number of stores of the proven size, one multi-block store of a finer size replaces it at once."""
 
 RELEARN_EVENTS: Final = 16
-"""After that, so many multi-block stores of another size overrule the proven one: of a finer size in all, of a larger
-one in a row, with none of the proven size between (then an odd event came first). Fewer are taken at face value."""
+"""After :data:`YOUNG` stores, this number of multi-block stores of another size replaces the proven size.
+
+Stores of a finer size count in total. Stores of a larger size count only in a row, without a store of the proven size
+between them: then the proven size came from an odd event. With fewer such stores, the proven size stays."""
 
 
 class BlockSizeDetector(msgspec.Struct):
-    """The sizes seen in one group, and what follows from them. ``pinned`` is the operator's ``block_size``."""
+    """The block sizes seen in one group, and the conclusions. ``pinned`` is the operator's ``block_size``."""
 
-    # What is known from the start.
+    # Known from the start.
     pinned: int | None = None
     numbered: bool = False
-    """The engine gives the group a number: it is no engine of radix nodes, and may announce tails."""
+    """Whether the engine numbers the group. Such an engine has no radix nodes, and may announce tails."""
 
-    # From events of several blocks.
+    # Learned from events with several blocks.
     proven: int = 0
-    """The block size, once an event has held several blocks of it."""
+    """The block size, once an event has had several blocks of it."""
     support: int = 0
-    """Stores of the proven size, counted no further than they matter (:data:`YOUNG`)."""
+    """Number of stores of the proven size, counted up to just above :data:`YOUNG`."""
     finer: dict[int, int] = {}
     larger: dict[int, int] = {}
-    """Stores of other sizes since, by size."""
+    """Number of stores of other sizes since, by size."""
 
-    # From events of one block.
+    # Learned from events with one block.
     seen: int = 0
-    """Stores that came before a size was proven, counted no further than :data:`SETTLE_EVENTS`."""
+    """Number of stores before a size was proven, counted up to :data:`SETTLE_EVENTS`."""
     single: int = 0
-    """The size of blocks that came one by one: the smallest, in a numbered group the largest."""
+    """The smallest size of blocks that came one by one; in a numbered group, the largest."""
     divisor: int = 0
     """The greatest common divisor of these sizes."""
     variable: bool = False
-    """Events are whole radix nodes: two sizes, and never several blocks in one event."""
+    """Whether events are radix nodes: two sizes have come, and never several blocks in one event."""
 
     def observe(self, size: int, blocks: int) -> bool:
-        """Take in one store of ``blocks`` blocks; True if events seen before would now be treated differently.
+        """Learn from a store of ``blocks`` blocks; return whether earlier events would now be treated differently.
 
         Call it for every store of a batch before any of them is applied.
         """
@@ -108,16 +110,16 @@ class BlockSizeDetector(msgspec.Struct):
 
     @property
     def knows(self) -> bool:
-        """Whether a store has taught anything."""
+        """Whether any store has been learned from."""
         return bool(self.seen or self.proven)
 
     def teaches_nothing(self, size: int) -> bool:
-        """Whether a single block of this size is a tail: it says nothing about the size of whole blocks."""
+        """Return whether a single block of this size is a tail: it says nothing about the size of complete blocks."""
         return size < (self.pinned or 0) or (self.numbered and size < self.size)
 
     def _challenge(self, size: int, blocks: int) -> bool:
         if size == self.proven:
-            self.support += self.support <= YOUNG  # more than that makes no difference
+            self.support += self.support <= YOUNG  # higher counts make no difference
             self.larger.clear()
             return False
         if self.proven == self.pinned or (blocks == 1 and (size != self.pinned or self.numbered)):
@@ -134,26 +136,26 @@ class BlockSizeDetector(msgspec.Struct):
 
     @property
     def size(self) -> int:
-        """Tokens per block of the engine's own blocks; 0 while nothing is known, or where they have no one size."""
+        """Tokens per block of the engine's own blocks; 0 while unknown, or if the blocks vary in size."""
         return self.proven or (0 if self.variable else self.single)
 
     @property
     def base(self) -> int:
-        """Tokens per block on the output; 0 while nothing is known."""
+        """Tokens per block on the output; 0 while unknown."""
         if self.pinned is not None:
             return self.pinned
         return self.divisor if self.variable else self.size
 
     def is_native(self, size: int) -> bool:
-        """Whether blocks of this size leave as they came."""
+        """Return whether blocks of this size are sent unchanged."""
         own = self.size
         return size == own == (self.pinned or own)
 
     def treatment(self, size: int, blocks: int = 1, *, fine: bool = True) -> Treatment:
-        """What a store of so many blocks of this size becomes. Call after :meth:`observe`.
+        """Return the treatment of a store of ``blocks`` blocks of this size. Call after :meth:`observe`.
 
-        ``fine`` says whether the store's medium has blocks of the group's own size. A larger block on a medium without
-        them (a tier with larger chunks) repeats nothing: it is cut into blocks of the size that leaves.
+        ``fine`` says whether the store's medium has blocks of the group's own size. If it has none (a tier with larger
+        chunks), a larger block repeats nothing: it is cut into blocks of the output's size.
         """
         own = self.size
         pinned = self.pinned or own
@@ -167,25 +169,27 @@ class BlockSizeDetector(msgspec.Struct):
 
 
 class GroupSizes:
-    """The block sizes of one group. They are learned from one medium and hold for all media.
+    """The block sizes of one group. They are learned from one medium and apply to all media.
 
     Args:
-        detector: learns them.
-        medium: the medium they are learned from: the device, or the group's first medium until the device stores.
-            Empty while no store with tokens has come.
+        detector: learns the sizes.
+        medium: the medium they are learned from: the device, or the group's first medium until the device stores. Empty
+            until a store with tokens has come.
     """
 
     def __init__(self, detector: BlockSizeDetector, medium: str) -> None:
         self.detector = detector
         self.medium = medium
         self.fine = {medium}
-        """Media that have stored blocks of the group's own size. Only there does a larger block repeat smaller ones."""
+        """Media that have stored blocks of the group's own size. Only on these does a larger block repeat smaller
+        ones."""
 
     def must_begin_anew(self, medium: str, size: int, blocks: int) -> bool:
-        """Whether the sizes have to be learned anew from this store.
+        """Return whether the sizes have to be learned again, starting with this store.
 
-        The device counts before every other medium. Without it, several blocks of a finer size count before coarser
-        ones. A device that confirms the known size takes over without a new beginning.
+        The device takes precedence over every other medium. Until the device stores, several blocks of a finer size
+        take precedence over coarser blocks. If the device confirms the known size, it becomes the medium without a
+        restart.
         """
         if not self.detector.knows:
             return medium != self.medium
@@ -208,8 +212,8 @@ class BlockSizes:
         index: the live blocks.
 
     Attributes:
-        groups: the sizes of each group, in the order in which the groups came.
-        relearned: blocks that were announced before would now be treated differently. The caller resets it.
+        groups: the sizes of each group, in the order of the groups' first stores.
+        relearned: whether announced blocks would now be treated differently. The caller resets it.
     """
 
     def __init__(self, pinned: int | None, index: Index) -> None:
@@ -219,7 +223,7 @@ class BlockSizes:
         self.relearned = False
 
     def observe(self, group: int | None, medium: str, size: int, blocks: int, *, tokens: bool) -> None:
-        """Learn from a store. One without tokens counts only until a store of its group with tokens comes."""
+        """Learn from a store. A store without tokens counts only until a store of its group with tokens comes."""
         sizes = self.groups.get(group)
         if sizes is not None and not tokens:
             return
@@ -236,10 +240,10 @@ class BlockSizes:
         elif size == sizes.detector.size and medium not in sizes.fine:
             sizes.fine.add(medium)
             table = self._index.tables.get((group, medium))
-            self.relearned |= table is not None and len(table.refs) > 0  # larger blocks were cut, and are repeated
+            self.relearned |= table is not None and len(table.refs) > 0  # cut blocks repeat these ones
 
     def treatment(self, key: TableKey, chunk: Chunk) -> Treatment:
-        """Return what the blocks of a chunk become. Sub-blocks are named by their tokens."""
+        """Return the treatment of a chunk's blocks. A chunk without tokens is never cut: derived hashes need tokens."""
         sizes = self.groups[key[0]]
         found = sizes.detector.treatment(chunk.block_size, len(chunk.hashes), fine=key[1] in sizes.fine)
         return Treatment.COARSE if found is Treatment.REBLOCK and chunk.hash_only else found
@@ -252,7 +256,7 @@ class BlockSizes:
         ]
 
     def load(self, data: list[Any]) -> None:
-        """Take in the result of :meth:`dump`."""
+        """Restore the result of :meth:`dump`."""
         for group, detector, medium, fine in data:
             sizes = self.groups[group] = GroupSizes(BlockSizeDetector(**detector), medium)
             sizes.fine.update(fine)

@@ -1,6 +1,6 @@
-"""One engine's cache as its stream describes it, and the events that leave because of the batch under way.
+"""One engine's cache as its stream describes it, and the events to send for the current batch.
 
-Admission, stores, removals, clears and reblocking share one :class:`EngineCache`. It decides nothing.
+Admission, stores, removals, clears and reblocking share one :class:`EngineCache`. It makes no decisions itself.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from kvbus.core.wire.schema import AllBlocksCleared
 
 
 class Stream:
-    """What the stream of one epoch has shown of its engine, beside the blocks.
+    """Facts about the engine that the stream of one epoch has shown, except its blocks.
 
     Attributes:
         integers: number of stores that named their blocks by integers.
         byte_strings: number of stores that named their blocks by byte strings.
-        groups: groups that stores were of.
+        groups: groups with at least one store.
         no_prefix: groups that announced themselves as sliding window, chunked local or mamba.
         media: media that events have named.
         sizes: the block sizes, by group.
-        clears_all_tiers: AllBlocksCleared speaks of every tier.
-        presumed: kvbus took a clear for one of everything, because no tier but the device had been named. With that
-            clear the epoch's unknown beginning was over.
+        clears_all_tiers: whether AllBlocksCleared applies to every tier.
+        presumed: whether kvbus took a clear for a clear of every tier, because no tier except the device had been
+            named. That clear ended the unknown beginning of the epoch.
     """
 
     def __init__(self, sizes: BlockSizes) -> None:
@@ -49,18 +49,18 @@ class EngineCache:
     """The cache of one source's engine.
 
     Args:
-        spec: the source as configured.
-        stats: where everything is counted.
+        spec: the configuration of the source.
+        stats: the counters of the source.
         index: the live blocks, as routers know them.
-        stream: what the epoch's stream has shown.
+        stream: the facts that the epoch's stream has shown.
 
     Attributes:
-        copies: decides how many copies a block has.
-        left_out: blocks that routers do not know.
-        refused: medium and reason of each store that was refused. A clear of the medium ends it.
-        leaving: the events that leave, in order. Removals wait in ``Removals`` until a store leaves.
-        cleared: for each clear in ``leaving``, a function that makes the equivalent removals.
-        names_cleared: some output needs removals in place of a clear.
+        copies: the counts of copies.
+        left_out: the blocks that routers do not know.
+        refused: medium and reason of each refused store. A clear of the medium removes the entry.
+        leaving: the events to send, in order. Removals wait in ``Removals`` until a store is sent.
+        cleared: for each clear in ``leaving``, a function that builds the equivalent removals.
+        names_cleared: whether some output needs removals in place of a clear.
     """
 
     def __init__(self, spec: SourceSpec, stats: SourceStats, index: Index, stream: Stream) -> None:
@@ -82,25 +82,25 @@ class EngineCache:
 
     @property
     def entries(self) -> int:
-        """Number of blocks that are remembered: live ones, and those that are left out."""
+        """Number of remembered blocks, live and suppressed."""
         return self.index.blocks + len(self.left_out)
 
     @property
     def bytes(self) -> int:
-        """About the number of bytes that all these blocks take."""
+        """Approximate size of all these blocks in bytes."""
         return self.index.bytes + self.left_out.bytes
 
     def begin_batch(self) -> None:
-        """Begin with no event that leaves."""
+        """Empty the lists of events to send."""
         self.leaving, self.cleared = [], []
 
     def refuse(self, reason: Reason, medium: str = UNKNOWN_MEDIUM) -> None:
-        """Count a store that is refused: the engine holds blocks that the index does not."""
+        """Count a refused store: the engine holds blocks that the index does not."""
         self.stats.rejected[reason] += 1
         self.refused.add((medium, reason))
 
     def note(self, reason: Filtered, medium: str) -> None:
-        """Count a store without tokens, of which some routers or all get nothing."""
+        """Count a store without tokens that some or all routers do not get."""
         self.stats.filtered[reason] += 1
         self.refused.add((medium, reason))
 
@@ -112,13 +112,13 @@ class EngineCache:
         return False
 
     def clear_leaves(self, removals: Callable[[], Sequence[AnyEvent]]) -> None:
-        """Tell routers to forget all blocks. ``removals`` makes the equivalent removals, if an output needs them."""
+        """Tell routers to forget all blocks. ``removals`` builds the equivalent removals, if an output needs them."""
         self.leaving.append(AllBlocksCleared())
         if self.names_cleared:
             self.cleared.append(removals)
 
     def dump(self) -> dict[str, Any]:
-        """Return everything but the blocks as plain data."""
+        """Return everything except the blocks as plain data."""
         stream = self.stream
         return {
             "granularity": stream.sizes.dump(),
@@ -133,7 +133,7 @@ class EngineCache:
         }
 
     def load(self, data: dict[str, Any]) -> None:
-        """Take in the result of :meth:`dump`. The caller fills the index and the tails."""
+        """Restore the result of :meth:`dump`. The caller fills the index and the tails."""
         stream = self.stream
         stream.sizes.load(data["granularity"])
         for group, medium, block, copies in data["coarse"]:

@@ -1,6 +1,6 @@
-"""What an AllBlocksCleared clears, and which blocks it leaves in the cache.
+"""Apply AllBlocksCleared: decide which tiers it clears and which blocks stay.
 
-SGLang's clears every tier, vLLM's the device alone. The operator says which of the two an engine means, or the stream
+SGLang clears every tier, vLLM only the device. The operator configures which tiers the engine clears, or the stream
 shows it.
 """
 
@@ -25,43 +25,44 @@ class Clears:
 
     @property
     def all_tiers(self) -> bool:
-        """Whether AllBlocksCleared clears every tier: the operator's choice, or else what the stream has shown."""
+        """Whether AllBlocksCleared clears every tier: the operator's choice, otherwise what the stream has shown."""
         rule = self._cache.spec.clears
         return self._cache.stream.clears_all_tiers if rule == "auto" else rule == "all"
 
     @property
     def empty(self) -> bool:
-        """Whether AllBlocksCleared leaves nothing in the engine.
+        """Whether the engine holds no blocks after an AllBlocksCleared.
 
-        It leaves nothing if it clears every tier, or if the stream has never named a tier but the device.
+        That is so if it clears every tier, or if the stream has never named a tier except the device.
         """
         return self.all_tiers or self._cache.media <= {DEVICE_MEDIUM}
 
     def take_for_empty(self) -> bool:
-        """End the unknown beginning of an epoch, after a clear that left nothing; return whether that is certain."""
+        """End the unknown beginning of an epoch after a clear of all blocks; return whether the clear is certain."""
         self._cache.stream.presumed = not self.all_tiers
         return self.all_tiers
 
     @property
     def tiers_unknown(self) -> bool:
-        """Whether the stream has named a tier after a clear that kvbus took for one of everything.
+        """Whether the stream has named another tier since kvbus presumed that a clear was one of every tier.
 
-        Nobody knows what that tier held at the clear.
+        It is then unknown which blocks that tier held at the clear.
         """
         return self._cache.stream.presumed and not self.empty
 
     def apply(self, medium: str | None, *, second: bool) -> bool:
-        """Apply a clear of every tier (SGLang), of the device pool alone (vLLM), or of one medium (ATOM).
+        """Apply a clear of every tier (SGLang), of only the device pool (vLLM), or of one medium (ATOM).
 
         vLLM resets the blocks that its pool has moved to other tiers by a ``second`` clear in the same batch. If blocks
-        on other tiers stay live, a clear leaves as removals, because to routers AllBlocksCleared means everything.
+        on other tiers stay live, kvbus sends removals in place of the clear: routers drop all blocks at an
+        AllBlocksCleared.
 
         Args:
             medium: the index key of the medium that the clear names; None if it names none.
-            second: it is not the first clear of its batch without a medium.
+            second: whether the batch already had a clear without a medium.
 
         Returns:
-            Whether everything the engine is known to have is gone.
+            Whether every block that the engine was known to hold is gone.
         """
         cache, index = self._cache, self._cache.index
         cache.stream.media |= index.media_names
@@ -79,7 +80,7 @@ class Clears:
         return emptied
 
     def _survivors(self, medium: str | None, *, second: bool) -> AbstractSet[str]:
-        """Return the media whose blocks a clear leaves."""
+        """Return the media whose blocks survive a clear."""
         cache = self._cache
         media = cache.index.media_names | cache.left_out.media | {each for each, _ in cache.refused}
         if medium is not None:
@@ -96,13 +97,13 @@ class Clears:
         index.drop_empty(media)
 
     def _clear(self) -> None:
-        """Forget all blocks, and tell routers to do so, unless they were just told."""
+        """Forget all blocks. Send routers a clear, unless the last event to send is a clear."""
         cache = self._cache
         last = Index()
         if cache.names_cleared:
             self._removals.put_back()
             last = cache.index.given_up()
-        self._removals.drop()  # the clear says that, too
+        self._removals.drop()  # the clear covers these removals
         if not (cache.leaving and isinstance(cache.leaving[-1], AllBlocksCleared)):
             cache.clear_leaves(lambda: removals_of(last))
         cache.index.clear()

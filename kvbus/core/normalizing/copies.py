@@ -1,8 +1,9 @@
-"""Decide how many physical copies a block has.
+"""Count the physical copies of each block.
 
-vLLM stores a hash once for each physical copy, and removes it as often (``count``). An engine may also remove a block
-once, with its last copy (``last``), or announce a live block again without a copy (``ignore``). The stream does not
-show which of these an engine does, so the operator says it. A removal with ``remaining_copy_counts`` decides by itself.
+vLLM stores a hash once for each physical copy, and removes it as often (``count``). Other engines remove a block only
+once, with its last copy (``last``), or announce a live block again although there is no new copy (``ignore``). The
+stream does not show what the engine does, so the operator configures it. A removal with ``remaining_copy_counts``
+overrides the configured rule.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ class Copies:
 
     Args:
         rule: the operator's choice.
-        stats: where copies are counted.
+        stats: the counters of the source.
 
     Attributes:
-        counted: A store of a live block is one more copy, and a removal takes one copy away.
+        counted: whether each store of a live block adds a copy and each removal takes one copy away.
     """
 
     def __init__(self, rule: Duplicates, stats: SourceStats) -> None:
@@ -38,7 +39,7 @@ class Copies:
         self._stats = stats
 
     def store(self, table: Table, chunk: Chunk) -> None:
-        """Take in a store as copies of those of its blocks that are live. At least one is."""
+        """Count a store's live blocks as further copies. At least one block must be live."""
         live = [block for block in chunk.hashes if block in table.blocks]
         for block in live:
             self.add(table, block, 1)
@@ -50,12 +51,12 @@ class Copies:
             self._stats.reannounced += 1
 
     def add(self, table: Table, block: Hash, copies: int) -> None:
-        """Count further copies of a live block."""
+        """Add further copies of a live block."""
         if self.counted and copies:
             table.copies[block] = table.copies.get(block, 0) + copies
 
     def take(self, table: Table, block: Hash) -> bool:
-        """Take one copy of a live block away; return whether the block stays live."""
+        """Remove one copy of a live block; return whether the block stays live."""
         further = table.copies.pop(block, 0)
         if not further or not self.counted:
             return False
@@ -64,7 +65,7 @@ class Copies:
         return True
 
     def leave(self, table: Table | None, block: Hash, left: int) -> bool:
-        """Apply the engine's own count of remaining copies (vllm#48933); return whether the block stays live."""
+        """Set the copies of a block to the engine's own count (vllm#48933); return whether the block stays live."""
         if table is None or block not in table.blocks:
             return False
         table.copies.pop(block, None)
@@ -76,7 +77,7 @@ class Copies:
 
 
 def counts_left(event: BlockRemoved) -> list[int] | None:
-    """Return how many copies of each block are left after a removal; None unless the engine says it for each block."""
+    """Return each block's remaining copies after a removal; None unless the engine gives a count for every block."""
     said: Any = event.remaining_copy_counts  # a field of raw msgpack may be UNSET
     if said is msgspec.UNSET:
         return None
@@ -88,7 +89,7 @@ def counts_left(event: BlockRemoved) -> list[int] | None:
 
 
 def _collisions(table: Table, chunk: Chunk, live: list[Hash]) -> int:
-    """Return how many of the live blocks of a store have other tokens there."""
+    """Return how many live blocks of a store are held with different tokens."""
     blocks = table.blocks
     doubtful = [block for block in live if blocks[block].tokens != chunk.tokens]
     if not doubtful or chunk.hash_only:

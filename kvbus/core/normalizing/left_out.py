@@ -1,8 +1,9 @@
-"""Blocks that are not announced to routers, remembered so that their removals are recognised.
+"""Blocks that kvbus does not announce to routers, but remembers so that it recognizes their removals.
 
-*Coarse* blocks repeat the blocks of a finer stream. kvbus remembers how many copies of each there are. *Tail blocks*
-are the ends of prompts that do not fill a block: vLLM announces them before the block is full, and removes them when it
-is. kvbus keeps them whole: if the group's blocks turn out to be of their size, they have to be announced after all.
+*Coarse* blocks repeat the blocks of a finer stream. kvbus remembers only the number of copies of each. *Tail blocks*
+are the ends of prompts that do not fill a block: vLLM announces them before the block is full, and removes them once it
+is full. kvbus keeps tail blocks with their tokens, because it has to announce them if the group's blocks turn out to be
+of their size.
 """
 
 from __future__ import annotations
@@ -18,24 +19,24 @@ from kvbus.core.stats import SourceStats
 from kvbus.core.types import Filtered, Hash
 
 TreatmentOf = Callable[[TableKey, Chunk], Treatment]
-"""Returns what the blocks of a table's chunk become."""
+"""Function that returns the treatment of the blocks of a table's chunk."""
 
 _ANNOUNCED = (Treatment.NATIVE, Treatment.REBLOCK)
 
 
 class SuppressedBlocks:
-    """The blocks of one source that are in its engine's cache and not in the index.
+    """Blocks of one source that the engine's cache holds and the index does not.
 
     Args:
-        stats: where blocks that are left out are counted.
-        copies: whether a copy has to be removed once more, before the block is gone.
+        stats: counts the suppressed blocks.
+        copies: decides whether each copy of a block needs its own removal.
     """
 
     def __init__(self, stats: SourceStats, copies: Copies) -> None:
         self._stats = stats
         self._copies = copies
         self.coarse: dict[TableKey, dict[Hash, int]] = {}
-        """Number of copies, by table and hash; no table is empty."""
+        """Number of copies, by table and hash. No table is empty."""
         self._coarse_blocks = 0
         self.tails = Index()
 
@@ -44,16 +45,16 @@ class SuppressedBlocks:
 
     @property
     def bytes(self) -> int:
-        """About the number of bytes that these blocks take."""
+        """Approximate size of these blocks in bytes."""
         return ITEM_BYTES * self._coarse_blocks + self.tails.bytes
 
     @property
     def media(self) -> set[str]:
-        """Every medium with such a block."""
+        """All media with a suppressed block."""
         return {*self.tails.media_names} | {medium for _, medium in self.coarse}
 
     def new(self, key: TableKey, chunk: Chunk, treatment: Treatment) -> int:
-        """Return how many blocks of a chunk are not remembered yet."""
+        """Return the number of blocks of a chunk that are not remembered yet."""
         tails = self.tails.tables.get(key)
         held = self.coarse.get(key, {}) if treatment is Treatment.COARSE else tails.blocks if tails else {}
         return sum(block not in held for block in chunk.hashes)
@@ -68,13 +69,13 @@ class SuppressedBlocks:
             self.add_coarse(key, block, 1)
 
     def add_coarse(self, key: TableKey, block: Hash, copies: int) -> None:
-        """Remember copies of a coarse block."""
+        """Add a number of copies to a coarse block."""
         table = self.coarse.setdefault(key, {})
         self._coarse_blocks += block not in table
         table[block] = table.get(block, 0) + copies
 
     def _store_tail(self, key: TableKey, block: Hash, chunk: Chunk, copies: int) -> None:
-        """Remember a tail, or one more copy of it, with further copies."""
+        """Remember a tail with ``copies`` further copies. If the tail is known, count it as one further copy, too."""
         self._stats.filtered[Filtered.TAIL] += 1
         table = self.tails.table(*key)
         if block in table.blocks:
@@ -86,11 +87,11 @@ class SuppressedBlocks:
     # -- removals --------------------------------------------------------------------------------------------------
 
     def coarse_with(self, medium: str, block: Hash) -> set[TableKey]:
-        """Return every table with this coarse block on this medium."""
+        """Return every table that has this coarse block on this medium."""
         return {key for key, table in self.coarse.items() if key[1] == medium and block in table}
 
     def remove_coarse(self, key: TableKey, block: Hash) -> bool:
-        """Forget a coarse block, or one copy of it; return False if there is none."""
+        """Forget a coarse block, or one copy of it; return False if it is not remembered."""
         table = self.coarse.get(key, {})
         left = table.get(block)
         if left is None:
@@ -106,9 +107,9 @@ class SuppressedBlocks:
         return True
 
     def remove_tail(self, key: TableKey, block: Hash) -> bool:
-        """Forget a tail, or one copy of it; return False if there is none.
+        """Forget a tail, or one copy of it; return False if it is not remembered.
 
-        Without a group, the only group that has it is meant.
+        If the removal names no group, remove the tail only if exactly one group has it.
         """
         table = self.tails.tables.get(key)
         if table is None or block not in table.blocks:
@@ -122,7 +123,7 @@ class SuppressedBlocks:
         return True
 
     def keep(self, media: AbstractSet[str]) -> None:
-        """Forget the blocks on any other medium."""
+        """Forget the blocks on all media except these."""
         for key in [key for key in self.coarse if key[1] not in media]:
             self._coarse_blocks -= len(self.coarse.pop(key))
         self.tails.keep(media)
@@ -130,7 +131,7 @@ class SuppressedBlocks:
     # -- other block sizes -----------------------------------------------------------------------------------------
 
     def take_from(self, key: TableKey, table: Table, treatment_of: TreatmentOf) -> None:
-        """Take over the blocks of the index that are not announced any more. The caller counts both anew."""
+        """Move the blocks that are not announced any more from the index to here. The caller recounts both."""
         for block, chunk in list(table.blocks.items()):
             treatment = treatment_of(key, chunk)
             if treatment not in _ANNOUNCED:
@@ -138,7 +139,7 @@ class SuppressedBlocks:
                 self._take(key, block, chunk, table.copies.pop(block, 0), treatment)
 
     def give_back(self, index: Index, treatment_of: TreatmentOf) -> None:
-        """Put the tails that are announced now into the index. The caller counts both anew."""
+        """Move the tails that are now announced into the index. The caller recounts both."""
         for key, table in self.tails.tables.items():
             for block, chunk in list(table.blocks.items()):
                 treatment = treatment_of(key, chunk)

@@ -1,4 +1,4 @@
-"""The normalizer of one source: see the package's own documentation."""
+"""The normalizer of one source. The package docstring describes the steps."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from kvbus.core.wire.schema import AllBlocksCleared, Batch, BlockRemoved
 
 
 class Normalizer:
-    """Turns the batches of one source into events that routers may rely on, and keeps the index of live blocks.
+    """A source's normalizer: makes events that routers can rely on, and keeps the index of live blocks.
 
     Args:
-        spec: the source as configured.
-        stats: where everything is counted.
-        index: an empty one; by default one of the usual kind.
+        spec: the configuration of the source.
+        stats: the counters of the source.
+        index: an empty index. By default, a new :class:`Index`.
     """
 
     def __init__(self, spec: SourceSpec, stats: SourceStats, index: Index | None = None) -> None:
@@ -36,7 +36,7 @@ class Normalizer:
         self.stats = stats
         self.index = Index() if index is None else index
         self.emptied = False
-        """The last batch that :meth:`apply` took in has emptied everything the engine is known to have."""
+        """Whether the last batch given to :meth:`apply` removed every block that the engine was known to hold."""
         self._begin(self._new_stream())
 
     def _new_stream(self) -> Stream:
@@ -53,12 +53,12 @@ class Normalizer:
     # -- batch by batch --------------------------------------------------------------------------------------------
 
     def apply(self, batch: Batch, *, first_of_epoch: bool = False) -> list[AnyEvent]:
-        """Take in one batch; return the events that leave.
+        """Apply one batch; return the events to send.
 
         Args:
-            batch: decoded, its rejects not yet counted.
-            first_of_epoch: whether this batch has seq 0 (an engine that opens with AllBlocksCleared is SGLang, whose
-                clear resets every tier; vLLM's clears the GPU pool alone).
+            batch: the decoded batch. Its rejects are not counted yet.
+            first_of_epoch: whether this batch has seq 0. An engine whose first event is AllBlocksCleared is SGLang: its
+                clear resets every tier. vLLM's clear resets only the GPU pool.
         """
         cache, sizes = self._cache, self._cache.stream.sizes
         cache.begin_batch()
@@ -83,7 +83,7 @@ class Normalizer:
         return cache.leaving
 
     def _clear(self, run: Iterable[Step], clears: int) -> int:
-        """Apply clears; return how many clears without a medium the batch has had."""
+        """Apply clears; return the number of clears without a medium in the batch so far."""
         for event in cast("Iterable[AllBlocksCleared]", run):
             whole = clears_all(event)
             self.emptied = self.clears.apply(None if whole else medium_key(event.medium), second=whole and clears > 0)
@@ -91,7 +91,7 @@ class Normalizer:
         return clears
 
     def outlived(self, blocks: Iterable[tuple[int | None, str, Hash]]) -> list[AnyEvent]:
-        """Take blocks, by group, medium and hash, for gone with all of their copies; return the events that leave."""
+        """Remove the given blocks (group, medium, hash) with all their copies; return the events to send."""
         self._cache.begin_batch()
         for group, medium, block in blocks:
             table = self.index.tables.get((group, medium))
@@ -103,11 +103,11 @@ class Normalizer:
         return self._cache.leaving
 
     def missed(self, reason: Reason) -> None:
-        """Count a batch that cannot be read. The live blocks stay."""
+        """Count a batch that cannot be decoded. The live blocks stay."""
         self._admission.count_rejects([reason])
 
     def reset(self, *, same_epoch: bool = False) -> None:
-        """Forget the cache. In the same epoch, keep what the stream has shown of its engine."""
+        """Forget the cache. In the same epoch, keep what the stream has shown about its engine."""
         stream, names_cleared = self._cache.stream, self.names_cleared
         stream.media |= self.index.media_names
         self.index.clear()
@@ -115,10 +115,10 @@ class Normalizer:
         self.names_cleared = names_cleared
 
     def announce(self) -> Iterable[AnyEvent]:
-        """Return the stores that build the live set from nothing; see :func:`kvbus.core.blocks.announce.announce`."""
+        """Return the stores that rebuild the live set from nothing; see :func:`kvbus.core.blocks.announce.announce`."""
         return announce(self.index)
 
-    # -- how it stands ---------------------------------------------------------------------------------------------
+    # -- state ---------------------------------------------------------------------------------------------------------
 
     @property
     def names_cleared(self) -> bool:
@@ -131,7 +131,7 @@ class Normalizer:
 
     @property
     def cleared(self) -> list[Callable[[], Sequence[AnyEvent]]]:
-        """For each clear in the last batch, a function that makes the equivalent removals (:attr:`names_cleared`)."""
+        """For each clear in the last batch, a function that builds the equivalent removals (:attr:`names_cleared`)."""
         return self._cache.cleared
 
     @property
@@ -142,13 +142,13 @@ class Normalizer:
 
     @property
     def engine_block_size(self) -> int:
-        """Tokens per block of the engine's own blocks in its first group, 0 while they have no one size."""
+        """Tokens per engine block in the first group; 0 while unknown, or if the blocks vary in size."""
         known = (sizes.detector.size for sizes in self._cache.stream.sizes.groups.values())
         return next((size for size in known if size), 0)
 
     @property
     def only_without_prefix(self) -> bool:
-        """Whether groups have announced blocks, and none of them carries prefixes."""
+        """Whether groups have announced blocks and none of these groups carries prefixes."""
         stream = self._cache.stream
         return bool(stream.no_prefix) and stream.groups <= stream.no_prefix
 
@@ -159,68 +159,68 @@ class Normalizer:
 
     @property
     def known_groups(self) -> int:
-        """Number of groups that the epoch has stored blocks of; ``max_groups`` bounds it."""
+        """Number of groups with stores in this epoch, at most ``max_groups``."""
         return len(self._cache.stream.groups)
 
     @property
     def full(self) -> bool:
-        """Whether stores were refused at the index's limit, and no clear has ended that since.
+        """Whether the index refused stores at its limit and no clear has come since.
 
-        The index is exact about the blocks it holds, and not complete.
+        The index is then exact about the blocks it holds, but it is not complete.
         """
         return not self.refused.isdisjoint({Reason.INDEX_FULL, Reason.TOO_MANY_GROUPS})
 
     @property
     def refused(self) -> set[str]:
-        """Reasons for which stores were refused whose blocks the engine may still hold."""
+        """Reasons why stores were refused whose blocks the engine may still hold."""
         return {reason for _, reason in self._cache.refused if reason != Filtered.HASH_ONLY}
 
     @property
     def hash_only(self) -> bool:
-        """Whether blocks were stored whose tokens are not known, and no clear has ended that since."""
+        """Whether blocks with unknown tokens were stored and no clear has come since."""
         return any(reason == Filtered.HASH_ONLY for _, reason in self._cache.refused)
 
     @property
     def counts_copies(self) -> bool:
-        """Whether a live block goes with as many removals as it had stores."""
+        """Whether a live block stays until it has had as many removals as stores."""
         return self._cache.copies.counted
 
     @property
     def entries(self) -> int:
-        """Number of blocks remembered: live ones, and those that are left out; ``max_blocks`` bounds it."""
+        """Number of remembered blocks (live and suppressed), at most ``max_blocks``."""
         return self._cache.entries
 
     @property
     def index_bytes(self) -> int:
-        """About the number of bytes that all of them take; ``max_index_bytes`` bounds it."""
+        """Approximate size in bytes of all remembered blocks, at most ``max_index_bytes``."""
         return self._cache.bytes
 
-    # -- the state over a restart ----------------------------------------------------------------------------------
+    # -- state across a restart ----------------------------------------------------------------------------------------
 
     @property
     def tails(self) -> Index:
-        """The tails that are left out, as an index of their own."""
+        """The suppressed tail blocks, as a separate index."""
         return self._cache.left_out.tails
 
     @property
     def indexes(self) -> tuple[Index, Index]:
-        """All blocks that are kept: the live ones, and the tails."""
+        """The index of the live blocks and the index of the tails."""
         return self.index, self.tails
 
     def merge_overlays(self) -> None:
-        """Go back to plain dictionaries: see :meth:`kvbus.core.blocks.index.Table.merge_overlay`."""
+        """Merge copy-on-write overlays back; see :meth:`kvbus.core.blocks.index.Table.merge_overlay`."""
         for index in self.indexes:
             index.merge_overlays()
 
     def count(self) -> None:
-        """Count all blocks anew, after some were put in without being counted."""
+        """Count all blocks again, after the caller put in blocks without counting them."""
         for index in self.indexes:
             index.count()
 
     def dump(self) -> dict[str, Any]:
-        """Return everything but the blocks as plain data."""
+        """Return everything except the blocks as plain data."""
         return self._cache.dump()
 
     def load(self, data: dict[str, Any]) -> None:
-        """Take in the result of :meth:`dump`. The caller fills the index and the tails."""
+        """Restore the result of :meth:`dump`. The caller fills the index and the tails."""
         self._cache.load(data)

@@ -1,12 +1,12 @@
-"""Cut the engine's blocks into sub-blocks of the size that routers get, and count who has each sub-block.
+"""Cut the engine's blocks into sub-blocks of the output's size, and count the blocks that contain each sub-block.
 
-A sub-block has a *derived hash*: ``blake2b(msgpack([parent, salt, tokens]), person="kvbus.block.v1")``, with the
-sub-block before it as its parent. So equal prefixes get equal names whatever blocks the engine makes of them, on every
-kvbus, in every run. A derived hash has eight bytes, read as an unsigned 64-bit integer, if the engine's hashes are
-integers, and 32 bytes if they are bytes.
+A sub-block has a *derived hash*: ``blake2b(msgpack([parent, salt, tokens]), person="kvbus.block.v1")``. Its parent is
+the preceding sub-block. So equal prefixes get equal hashes on every kvbus and in every run, however the engine divides
+them into blocks. If the engine's hashes are integers, a derived hash has eight bytes, read as an unsigned 64-bit
+integer. If they are bytes, it has 32 bytes.
 
-Several blocks of an engine may contain one sub-block (SGLang's radix nodes overlap). It leaves with the first of these
-blocks, and goes with the last one.
+Several engine blocks may contain the same sub-block (SGLang's radix nodes overlap). The sub-block is stored with the
+first of these blocks, and removed with the last one.
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ SubBlocks = dict[Hash, tuple[Hash | None, Chunk]]
 
 
 class Reblocking:
-    """Cuts blocks, and keeps the sub-blocks that the batch under way has removed.
+    """Cuts blocks, and holds back the removals of sub-blocks during a batch.
 
-    A removed sub-block leaves at the end of the batch, unless a later event stores it again. That happens where a radix
-    node is split (removed, and stored again as two). A router with a tree would lose all blocks after a removed one.
+    The removal of a sub-block is sent at the end of the batch, unless a later event stores it again. That happens when
+    a radix node is split: it is removed, and stored again as two nodes. A router with a tree would lose all blocks
+    after a removed one.
 
     Attributes:
-        removed: sub-blocks whose removal has not left yet, by table.
+        removed: sub-blocks whose removal has not been sent yet, by table.
     """
 
     def __init__(self, cache: EngineCache) -> None:
@@ -55,7 +56,7 @@ class Reblocking:
         chunk.reblock_into(derive_chunk(chunk, sizes.detector.base, before), before)
 
     def add(self, key: TableKey, chunk: Chunk, a: int, b: int) -> list[int]:
-        """Count the sub-blocks of blocks ``[a, b)``. Return the positions of those that routers do not have."""
+        """Count the sub-blocks of blocks ``[a, b)``; return the positions of sub-blocks that routers do not have."""
         refs = self._cache.index.table(*key).refs
         derived, per_block = chunk.reblocked()
         new = []
@@ -68,7 +69,7 @@ class Reblocking:
         return new
 
     def remove(self, key: TableKey, chunk: Chunk, block: Hash) -> None:
-        """Remove the sub-blocks of a block, except those that another live block contains."""
+        """Remove the sub-blocks of a block, except sub-blocks that another live block contains."""
         refs = self._cache.index.table(*key).refs
         derived, per_block = chunk.reblocked()
         first = chunk.hashes.index(block) * per_block
@@ -80,7 +81,7 @@ class Reblocking:
                 self.removed.setdefault(key, {})[name] = (derived[at - 1] if at else chunk.out_parent, chunk)
 
     def rebuild(self) -> None:
-        """Announce all blocks again, in sizes that turned out to be different from the assumed ones."""
+        """Clear the routers and announce all blocks again, after the block sizes have changed."""
         cache, index, left_out = self._cache, self._cache.index, self._cache.left_out
         known = removals_of(index) if cache.names_cleared else []
         cache.clear_leaves(lambda: known)
@@ -103,7 +104,7 @@ class Reblocking:
 
 
 def derive_chunk(chunk: Chunk, base: int, parent: Hash | None) -> list[Hash]:
-    """Return the derived hashes of all sub-blocks of a chunk. ``parent`` is the sub-block before the first one."""
+    """Return the derived hashes of a chunk's sub-blocks. ``parent`` is the hash of the sub-block before them."""
     meta = chunk.meta
     keys = decode_value(chunk.extra_keys) if chunk.extra_keys is not None else None
     as_bytes = isinstance(chunk.hashes[0], bytes)

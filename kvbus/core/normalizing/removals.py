@@ -1,8 +1,8 @@
-"""Apply the removals of one source: blocks leave the index at once, and routers hear of them leaf first.
+"""Apply the removals of one source: drop blocks from the index at once, and send removals leaf first.
 
-A *run* is all removals up to the next store that leaves. If each event of a run names single copies of live blocks as
-they were stored, children before parents, the events leave as they came. Otherwise the blocks of the run leave in new
-events, children before parents: a router that keeps a tree (Dynamo) loses the descendants of a removed inner block.
+A *run* is all removals up to the next store that is sent. A run is sent unchanged if each of its events removes the
+last copy of live blocks, in their stored spelling, children before parents. Otherwise kvbus sends the removed blocks in
+new events, children before parents: a router that keeps a tree (Dynamo) loses the descendants of a removed inner block.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from kvbus.core.types import UNKNOWN_MEDIUM, Filtered, Hash, medium_key
 from kvbus.core.wire.schema import BlockRemoved, HashOnlyRemoved
 
 Gone = tuple[Hash, Hash | None]
-"""A block that is gone, and its parent."""
+"""A removed block, and its parent."""
 
 
 class Removals:
-    """Takes blocks out of the cache, and lets their removals leave."""
+    """Removes blocks from the cache, and queues the removals for routers."""
 
     def __init__(self, cache: EngineCache, reblocking: Reblocking) -> None:
         self._cache = cache
         self._reblocking = reblocking
 
-        # The run under way.
+        # The current run.
         self._gone: dict[TableKey, dict[Hash, Chunk]] = {}
-        """The blocks that left the index, in the order in which they went, by table in the order of the events."""
+        """Blocks removed from the index, in removal order, by table. The tables are in the order of the events."""
         self._events: list[BlockRemoved] = []
         self._as_they_came = True
-        """The events of the run may leave as they came, if the order of their blocks is right."""
+        """Whether the run's events may be sent unchanged, provided that the order of their blocks is right."""
 
-        # The batch under way.
+        # The current batch.
         self._removed: dict[tuple[int | None, Hash], Chunk] = {}
         """The chunk of each removed block, by group and hash."""
         self._unknown: dict[int | None, int] = {}
@@ -64,12 +64,12 @@ class Removals:
             self._as_they_came = False
 
     def remove_one(self, key: TableKey, block: Hash) -> None:
-        """Take one copy of a block away, without an event of the engine that says so."""
+        """Remove one copy of a block without an event of the engine."""
         self._as_they_came = False
         self._take(key, block)
 
     def _take(self, key: TableKey, block: Hash) -> Chunk | None:
-        """Take one copy of a block away, wherever it is. Return its chunk if the block leaves by its own hash."""
+        """Remove one copy of a block. Return its chunk if routers know the block by its own hash and it is gone."""
         cache, group = self._cache, key[0]
         meant = self._meant(key, block)
         if meant is None:
@@ -94,7 +94,7 @@ class Removals:
         return chunk
 
     def _meant(self, key: TableKey, block: Hash) -> TableKey | None:
-        """Return the table that a removal speaks of; None if several groups have the block and none was named."""
+        """Return the table that a removal refers to; None if it names no group and several groups have the block."""
         group, medium = key
         if group is not None:
             return key
@@ -111,15 +111,15 @@ class Removals:
         """Return the chunk of a block that this batch has removed."""
         return self._removed.get((group, block))
 
-    # -- what leaves -----------------------------------------------------------------------------------------------
+    # -- sending removals ----------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Let the removals of the run leave, but not those of sub-blocks."""
+        """Send the removals of the run, except those of sub-blocks."""
         if self._gone or not self._as_they_came:
             self._end_run({})
 
     def flush_all(self) -> None:
-        """Let all removals leave, also those of sub-blocks that were not stored again."""
+        """Send all removals, including those of sub-blocks that were not stored again."""
         if self._reblocking.removed:
             self._end_run(self._reblocking.removed)
             self._reblocking.removed = {}
@@ -127,12 +127,12 @@ class Removals:
             self.flush()
 
     def drop(self) -> None:
-        """Forget the removals that have not left: they have left, or a clear says the same."""
+        """Forget the unsent removals. Call it when a clear covers them."""
         self._gone, self._events, self._as_they_came = {}, [], True
         self._reblocking.removed = {}
 
     def finish(self) -> None:
-        """End the batch. Only now it is certain which groups are left out."""
+        """End the batch: send the removals, and count unknown blocks. Only now are the left-out groups certain."""
         self.flush_all()
         for group, count in self._unknown.items():
             left_out = group in self._cache.stream.no_prefix
@@ -141,7 +141,7 @@ class Removals:
         self._removed.clear()
 
     def put_back(self) -> None:
-        """Put blocks whose removal has not left into the index, which the caller is about to give up."""
+        """Put blocks with an unsent removal back into the index. The caller then discards the index."""
         for key, gone in self._gone.items():
             self._cache.index.table(*key).blocks.update(gone)
         for key, names in self._reblocking.removed.items():
@@ -152,7 +152,7 @@ class Removals:
                 table.sub_blocks += 1
 
     def _end_run(self, sub_blocks: dict[TableKey, SubBlocks]) -> None:
-        """Let the run and these sub-blocks leave, table by table."""
+        """Send the removals of the run and of these sub-blocks, table by table."""
         gone, events, as_they_came = self._gone, self._events, self._as_they_came
         self._gone, self._events, self._as_they_came = {}, [], True
         orders: dict[TableKey, list[Hash]] = {}
@@ -168,7 +168,7 @@ class Removals:
             self._leave(order, chunks)
 
     def _leave(self, order: list[Hash], chunks: dict[Hash, Chunk]) -> None:
-        """Let blocks of one table leave in this order, in an event for each run that has one spelling."""
+        """Send removals of one table's blocks in this order, one event for each run of blocks with the same fields."""
         for (medium, group_idx, hash_only), run in groupby(order, lambda block: _spelling(chunks[block])):
             names = tuple(run)
             kind: type[BlockRemoved] = HashOnlyRemoved if hash_only else BlockRemoved
@@ -177,12 +177,12 @@ class Removals:
 
 
 def _spelling(chunk: Chunk) -> tuple[str | None, Any, bool]:
-    """Return the fields by which an event that removes blocks of a chunk differs from others."""
+    """Return the fields that a removal of blocks of this chunk carries."""
     return chunk.meta.medium, chunk.meta.group_idx, chunk.hash_only
 
 
 def _named_alike(event: BlockRemoved, chunk: Chunk) -> bool:
-    """Whether an engine's removal is the event by which kvbus would remove blocks of this chunk."""
+    """Return whether an engine's removal has the fields that kvbus would give to a removal of this chunk's blocks."""
     meta = chunk.meta
     return meta.medium == event.medium and meta.group_idx == event.group_idx and not chunk.hash_only
 
@@ -191,9 +191,9 @@ def _named_alike(event: BlockRemoved, chunk: Chunk) -> bool:
 
 
 def leaf_first(gone: Sequence[Gone]) -> list[Hash]:
-    """Return the hashes of removed blocks, children before parents, otherwise in the order they came.
+    """Return the hashes of removed blocks, children before parents, otherwise in their original order.
 
-    Cycles (possible where hashes are not chained, SGLang before 0.5.8) are broken at the first member named.
+    Cycles (possible where hashes are not chained, SGLang before 0.5.8) are broken at the member named first.
     """
     members = {block for block, _ in gone}
     children: dict[Hash, list[Hash]] = {}
@@ -228,7 +228,7 @@ def _with_parents(gone: dict[Hash, Chunk]) -> list[Gone]:
 
 
 def _position(names: tuple[Hash, ...], block: Hash, before: int) -> int:
-    """Return the position of a block. Most engines remove block by block, from the end of a chunk or from its root."""
+    """Return the position of a block. Most engines remove a chunk block by block, from its end or from its root."""
     for at in (before - 1, before + 1):
         if 0 <= at < len(names) and names[at] == block:
             return at

@@ -1,6 +1,6 @@
-"""Apply the stores of one source: new blocks, copies, orphans, blocks without tokens, and blocks that are to be cut.
+"""Apply the stores of one source: new blocks, copies, orphans, blocks without tokens, and blocks to be cut.
 
-A store without tokens says that vLLM has moved blocks to another medium. It names their hashes alone
+A store without tokens says that vLLM has moved blocks to another medium. It names only their hashes
 (:func:`tokens_elsewhere`).
 """
 
@@ -26,7 +26,7 @@ from kvbus.core.wire.tokens import divide, joined
 
 
 class StoreApplier:
-    """Puts blocks into the cache, and lets the stores of new blocks leave."""
+    """Adds blocks to the cache, and queues the stores of new blocks for routers."""
 
     def __init__(self, cache: EngineCache, removals: Removals, reblocking: Reblocking) -> None:
         self._cache = cache
@@ -34,7 +34,7 @@ class StoreApplier:
         self._reblocking = reblocking
 
     def apply(self, steps: Sequence[Checked]) -> None:
-        """Apply stores that follow one another in their batch."""
+        """Apply consecutive stores of a batch."""
         for step in _parents_first(steps, self._cache.index):
             if step.chunk is not None:
                 self._place(step.key, step.chunk)
@@ -42,7 +42,11 @@ class StoreApplier:
                 self._apply_without_tokens(step)
 
     def _apply_without_tokens(self, step: Checked) -> None:
-        """Apply a store with the tokens of its blocks on another medium, or else, if it says a block size, without."""
+        """Apply a store without tokens.
+
+        Use the tokens that its blocks have on another medium. If there are none, apply it without tokens, provided that
+        it has a block size.
+        """
         cache, event, extras, (group, medium) = self._cache, step.event, step.extras, step.key
         runs = tokens_elsewhere(event, group, cache.index, self._removals)
         if not runs and event.block_size:
@@ -57,7 +61,7 @@ class StoreApplier:
             self._place(step.key, cache.index.chunk_of(run, own))
 
     def _place(self, key: TableKey, chunk: Chunk) -> None:
-        """Apply the blocks of one store, whether their parent is live or not."""
+        """Apply the blocks of one store, unless their size or their parent rules it out."""
         cache, (group, medium) = self._cache, key
         treatment = cache.stream.sizes.treatment(key, chunk)
         if treatment is Treatment.REJECT:
@@ -95,11 +99,11 @@ class StoreApplier:
         if not new or cache.has_room(new, chunk.memory):
             cache.left_out.store(key, chunk, treatment)
         elif treatment is Treatment.COARSE:
-            # its removal may be taken for that of a fine block of the same name
+            # a removal of this block may be taken for the removal of a fine block with the same hash
             cache.refused.add((medium, Reason.INDEX_FULL))
 
     def _parent_ok(self, key: TableKey, chunk: Chunk, table: Table) -> bool:
-        """Whether the parent of a store allows to apply it; if not, count why."""
+        """Return whether a store may be applied with its parent; if not, count the reason."""
         cache, (group, medium), parent = self._cache, key, chunk.parent
         if parent is None:
             return True
@@ -110,7 +114,7 @@ class StoreApplier:
         if holder is None:
             if cache.spec.orphans == "drop":
                 cache.stats.filtered[Filtered.ORPHAN_DROPPED] += 1
-                # its parent may have been refused
+                # the parent may have been refused for any of these reasons
                 cache.refused.update([(medium, reason) for _, reason in cache.refused])
                 return False
             cache.stats.filtered[Filtered.ORPHAN_PASSED] += 1
@@ -119,10 +123,10 @@ class StoreApplier:
         return True
 
     def _take_without_tokens(self, key: TableKey, table: Table, chunk: Chunk) -> dict[Hash, int]:
-        """Take out live blocks whose tokens were unknown and now are known: they are announced again, with tokens.
+        """Remove live blocks whose tokens were unknown until this store, so that they are announced again with tokens.
 
         Returns:
-            The number of copies of each that stay beside the one that the caller stores.
+            For each block, the number of its copies, not counting the copy that the caller stores.
         """
         copies: dict[Hash, int] = {}
         live = [] if chunk.hash_only else [block for block in chunk.hashes if block in table.blocks]
@@ -133,7 +137,7 @@ class StoreApplier:
         return copies
 
     def _announce(self, key: TableKey, chunk: Chunk, a: int, b: int) -> None:
-        """Let the store of new blocks ``[a, b)`` leave, after the removals before it."""
+        """Send the store of new blocks ``[a, b)``, after the removals before it."""
         if chunk.derived is None:
             stores = [store_of(self._cache.index, chunk, a, b)]
         else:
@@ -144,9 +148,9 @@ class StoreApplier:
 
 
 def _parents_first(steps: Sequence[Checked], index: Index) -> Iterator[Checked]:
-    """Yield stores that follow one another. A parent that is not live and comes later goes before its child.
+    """Yield consecutive stores. If a store's parent is not live and comes later, yield the parent's store first.
 
-    The caller applies each store before it asks for the next one.
+    The caller must apply each store before it asks for the next one.
     """
     first: dict[tuple[int | None, Hash], int] = {}
     taken: set[int] = set()
@@ -181,12 +185,12 @@ def _first_stores(steps: Sequence[Checked]) -> dict[tuple[int | None, Hash], int
 def tokens_elsewhere(event: BlockStored, group: int | None, index: Index, removals: Removals) -> list[BlockStored]:
     """Give a store without tokens the tokens that its blocks have on another medium.
 
-    Adapter, salt and session come with the tokens: without these the blocks would be another prompt's. Blocks that do
-    not follow each other leave as several stores, parents first. A block that is known by its hash alone gives the
-    store its block size and nothing else.
+    Adapter, salt and session are copied with the tokens: without them the blocks would belong to another prompt. Blocks
+    that do not follow each other become several stores, parents first. If a block is known only by its hash, the store
+    gets the block size and nothing else.
 
     Returns:
-        The stores, none unless all blocks are known with tokens and have one block size.
+        The stores; none unless all blocks are known with tokens and have the same block size.
     """
     chunks: dict[Hash, Chunk] = {}
     for block in event.block_hashes:
@@ -221,7 +225,7 @@ def _distinct(chunks: dict[Hash, Chunk]) -> list[Chunk]:
 
 
 def _complete(run: BlockStored, chunks: dict[Hash, Chunk]) -> None:
-    """Give a store of blocks that follow each other the fields of these blocks on another medium, if it has none."""
+    """Fill in missing fields of a store of consecutive blocks, from the same blocks on another medium."""
     meta = chunks[run.block_hashes[0]].meta
     sent: Any = run  # a field may be UNSET
     if sent.lora_id in (None, UNSET) and sent.lora_name in (None, UNSET):
@@ -237,7 +241,7 @@ def _complete(run: BlockStored, chunks: dict[Hash, Chunk]) -> None:
 
 
 def _entries(hashes: Sequence[Hash], chunks: dict[Hash, Chunk], *, lookahead: bool) -> Any:
-    """Return the entries that blocks have in the lists of their chunks; UNSET if there is none."""
+    """Return the entries of these blocks in their chunks' lists; UNSET if no block has an entry."""
     lists: dict[int, list[Any] | None] = {}
     for chunk in _distinct({block: chunks[block] for block in hashes}):
         raw = chunk.meta.lookahead if lookahead else chunk.extra_keys
@@ -250,7 +254,7 @@ def _entries(hashes: Sequence[Hash], chunks: dict[Hash, Chunk], *, lookahead: bo
 
 
 def _runs(event: BlockStored, parents: Sequence[Hash | None]) -> list[BlockStored]:
-    """Return a store as one store for each run of blocks that follow each other, parents first."""
+    """Split a store into one store for each run of blocks that follow each other, parents first."""
     hashes = event.block_hashes
     starts = [at for at, parent in enumerate(parents) if not at or parent != hashes[at - 1]]
     if len(starts) == 1:

@@ -1,4 +1,4 @@
-"""The rules that a single event must keep, whatever the cache holds. Each broken rule has one reason."""
+"""The rules for a single event, independent of the cache's content. Each broken rule has its own reason."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from kvbus.core.wire.schema import BlockRemoved, BlockStored
 from kvbus.core.wire.tokens import count_tokens
 
 MAX_SIZE: Final = 2**31
-"""The largest block size."""
+"""The largest valid block size, in tokens."""
 
 
 def check_stored(event: BlockStored) -> int | Reason:
-    """Return how many tokens a store has, or which rule it breaks.
+    """Return the number of tokens of a store, or the rule it breaks.
 
-    A block size of 0 with tokens is what llm-d-inference-sim sends: the size follows from the counts, and is filled in.
-    Stores without hashes or without tokens are valid, and so are more tokens than the hashes have: vLLM leaves out the
-    hashes of masked blocks.
+    llm-d-inference-sim sends tokens with a block size of 0: the size is computed from the counts and filled in. Stores
+    without hashes or without tokens are valid. A store may have more tokens than its hashes account for: vLLM leaves
+    out the hashes of masked blocks.
     """
     if medium_key(event.medium) is None:
         return Reason.UNKNOWN_MEDIUM
@@ -49,7 +49,7 @@ def check_stored(event: BlockStored) -> int | Reason:
 
 
 def check_removed(event: BlockRemoved) -> str | Reason:
-    """Return the medium's index key of a removal, or which rule the removal breaks."""
+    """Return the index key of a removal's medium, or the rule that the removal breaks."""
     medium = medium_key(event.medium)
     if medium is None:
         return Reason.UNKNOWN_MEDIUM
