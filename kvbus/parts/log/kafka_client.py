@@ -183,6 +183,7 @@ class Producer(AIOKafkaProducer):  # type: ignore[misc]
         # the sender's tasks retry for as long as a broker takes nothing: now they end at their next request
         self.client.ready = self.client.force_metadata_update = given_up
         try:
+            await self.client.close()  # requests under way fail now, and not after their time
             if self._sender is not None:
                 await self._sender.close()
         finally:
