@@ -1,6 +1,6 @@
-"""Blocks: what an engine's cache holds at this moment, and how it is announced to a router that is new.
+"""The blocks that an engine's cache currently holds, and how they are announced to a new router.
 
-In: changes from the normalizer. Out: look-ups, and the live blocks as events or as a state snapshot's batches.
-A snapshot shares a large table, and later changes go to a layer on top (``index``). The package may use ``wire`` and
-``types``.
+The input is changes from the normalizer. The output is look-ups, and the live blocks as events or as the batches of a
+state snapshot. A snapshot shares a large table with the index, and later changes are stored in a layer on top of the
+table (``index``). The package may use ``wire`` and ``types``.
 """

@@ -1,4 +1,4 @@
-"""Chunks of the index as events: how blocks are announced to a router that does not know them yet."""
+"""Build events from the chunks of the index, to announce blocks to routers that do not know them yet."""
 
 from __future__ import annotations
 
@@ -17,33 +17,40 @@ from kvbus.core.wire.schema import PER_BLOCK, BlockRemoved, BlockStored, HashOnl
 from kvbus.core.wire.tokens import divide, joined, slice_array
 
 MOST_BLOCKS: Final = 4095
-"""Most blocks of a batch that kvbus puts together. With AllBlocksCleared before them they are at most 4,096 events; the
-vLLM router 0.1.17 refuses more."""
+"""Maximum number of blocks in a batch that kvbus builds.
+
+With AllBlocksCleared before them, such a batch has at most 4,096 events. The vLLM router 0.1.17 refuses more."""
 
 Piece = Chunk | tuple[Any, ...]
-"""What one event announces: a whole chunk, blocks (or sub-blocks) ``(chunk, first, end)`` of one, or single blocks that
-follow one another, by their chunks. A whole chunk takes a pointer's room, and the collector does not look at any."""
+"""The blocks that one event announces.
+
+A piece is a complete chunk, or blocks (or sub-blocks) ``(chunk, first, end)`` of a chunk, or the chunks of single
+blocks that follow each other. A complete chunk costs only a pointer, and the garbage collector tracks no object for it.
+"""
 
 
 def announce(index: Index) -> Iterator[AnyEvent]:
-    """The shortest list of stores that builds the live set from nothing: parents first, one medium at a time."""
+    """Yield the shortest list of stores that builds the live set from nothing: parents first, one medium at a time."""
     for events in slices(index, MOST_BLOCKS):
         yield from events
 
 
 def slices(index: Index, size: int, known: Sequence[Index] = ()) -> Iterator[list[AnyEvent]]:
-    """The same stores in lists of exactly ``size`` blocks each, see :func:`layout`. An empty list is a pause."""
+    """Yield the stores of :func:`announce` in lists of ``size`` blocks, see :func:`layout`.
+
+    An empty list is a pause.
+    """
     stores = StoreEventBuilder(index)
     for pieces in layout(index, size, known):
         yield stores.of(pieces)
 
 
 def layout(index: Index, size: int, known: Sequence[Index] = ()) -> Iterator[Sequence[Piece]]:
-    """What lists of exactly ``size`` blocks each hold, as routers count them; the last list may hold fewer.
+    """Yield the pieces of lists of exactly ``size`` blocks, as routers count them. The last list may be shorter.
 
-    Single blocks that follow one another are one event (:func:`~kvbus.core.blocks.live_order.chains`). An event that
-    does not fit into the rest of a list goes on in the next list. Blocks in one of the indexes ``known`` are left out.
-    An empty list is a pause: a large list takes tens of milliseconds, and the caller has other work.
+    Single blocks that follow each other become one event (:func:`~kvbus.core.blocks.live_order.chains`). An event that
+    does not fit into the rest of a list continues in the next list. Blocks in one of the indexes ``known`` are left
+    out. An empty list is a pause: laying out a large list takes tens of milliseconds, and the caller has other work.
     """
     pieces: list[Piece] = []
     room = size
@@ -77,22 +84,22 @@ def layout(index: Index, size: int, known: Sequence[Index] = ()) -> Iterator[Seq
 
 
 class StoreEventBuilder:
-    """Makes the stores of pieces of one index."""
+    """Builds the stores for pieces of one index."""
 
     def __init__(self, index: Index) -> None:
         self._index = index
         self._divided: tuple[Chunk, list[bytes]] | None = None
-        """The reblocked chunk that was asked for last, and the tokens of its sub-blocks."""
+        """The reblocked chunk used last, and the tokens of its sub-blocks."""
 
     def of(self, pieces: Iterable[Piece]) -> list[AnyEvent]:
-        """The stores of some pieces."""
+        """Return the stores of these pieces."""
         events: list[AnyEvent] = []
         for piece in pieces:
             self.put(events, piece)
         return events
 
     def put(self, events: list[AnyEvent], piece: Piece) -> int:
-        """Append the stores of a piece; return how many blocks it has."""
+        """Append the stores of a piece; return its number of blocks."""
         if isinstance(piece, Chunk):
             chunk, a, b = piece, 0, len(piece.derived or piece.hashes)
         elif isinstance(piece[-1], Chunk):
@@ -110,7 +117,7 @@ class StoreEventBuilder:
 
 
 def removals_of(index: Index) -> list[AnyEvent]:
-    """The removals that empty a router of these blocks, leaves first."""
+    """Return the removals that remove all these blocks from a router, leaves first."""
     events: list[AnyEvent] = []
     for _, chunk, first, end in reversed(list(runs(index))):
         names = chunk.hashes if chunk.derived is None else chunk.derived
@@ -132,9 +139,9 @@ def removals_of(index: Index) -> list[AnyEvent]:
 
 
 def runs(index: Index, known: Sequence[Index] = ()) -> Iterator[Run]:
-    """Runs ``[first, end)`` of the live blocks of each chunk, or of the live sub-blocks of one that is reblocked.
+    """Yield runs ``[first, end)`` of each chunk's live blocks; for a reblocked chunk, of its live sub-blocks.
 
-    Each has its table's key. Blocks that are in one of the indexes ``known`` are left out.
+    Each run has its table's key. Blocks that are in one of the indexes ``known`` are left out.
     """
     announced = {(key, name) for other in known for key, name in _derived_names(other)}
     for key, chunk, a, b in in_order(index):
@@ -148,14 +155,14 @@ def runs(index: Index, known: Sequence[Index] = ()) -> Iterator[Run]:
                 yield key, chunk, a, b
             continue
         derived, per_block = chunk.reblocked()
-        # two nodes may cover one page: it has one name, and is announced once
+        # two radix nodes may contain the same sub-block: it has one hash and is announced once
         fresh = [at for at in range(a * per_block, b * per_block) if (key, derived[at]) not in announced]
         announced.update((key, derived[at]) for at in fresh)
         yield from ((key, chunk, *run) for run in consecutive(fresh))
 
 
 def _derived_names(index: Index) -> Iterator[tuple[TableKey, Hash]]:
-    """The sub-blocks that routers know, each at least once."""
+    """Yield the sub-blocks that routers know. A sub-block may be repeated."""
     for key, table in index.tables.items():
         if table.refs or table.sub_blocks:
             for chunk in chunks_of(table):
@@ -165,7 +172,7 @@ def _derived_names(index: Index) -> Iterator[tuple[TableKey, Hash]]:
 
 
 def store_of(index: Index, chunk: Chunk, a: int, b: int) -> AnyEvent:
-    """Return the store that announces blocks ``[a, b)`` of a chunk whose blocks leave as they came."""
+    """Return the store that announces blocks ``[a, b)`` of a chunk that is not reblocked."""
     tokens, keys, lookahead = _part(chunk, a, b)
     parent = out_parent(index, group_of(chunk), chunk.parent_of(a))
     extras = extras_of(chunk.extras, len(chunk.hashes), a, b) if chunk.extras else None
@@ -173,7 +180,7 @@ def store_of(index: Index, chunk: Chunk, a: int, b: int) -> AnyEvent:
 
 
 def _part(chunk: Chunk, a: int, b: int) -> tuple[Raw, bytes | None, bytes | None]:
-    """The tokens of blocks ``[a, b)``, and their entries in the fields that have one for each block."""
+    """Return the tokens of blocks ``[a, b)``, and their entries in the fields that have one entry per block."""
     keys, lookahead = chunk.extra_keys, chunk.meta.lookahead
     if a == 0 and b == len(chunk.hashes):
         return Raw(chunk.tokens), keys, lookahead
@@ -181,7 +188,7 @@ def _part(chunk: Chunk, a: int, b: int) -> tuple[Raw, bytes | None, bytes | None
 
 
 def _chain_store(index: Index, chain: Sequence[Chunk]) -> AnyEvent:
-    """One store of single blocks that follow one another."""
+    """Return one store of single blocks that follow each other."""
     first = chain[0]
     hashes = [chunk.hashes[0] for chunk in chain]
     parent = out_parent(index, group_of(first), first.parent)
@@ -190,12 +197,12 @@ def _chain_store(index: Index, chain: Sequence[Chunk]) -> AnyEvent:
 
 
 def _entries(raw: bytes | None, a: int, b: int) -> bytes | None:
-    """Of a list with an entry per block those of blocks ``[a, b)``; null and nothing stay what they are."""
+    """Return the entries of blocks ``[a, b)`` of a list with one entry per block. Null and None stay unchanged."""
     return raw if raw is None or raw[0] == 0xC0 else slice_array(raw, a, b)
 
 
 def reblocked_stores(chunk: Chunk, positions: list[int]) -> Iterator[AnyEvent]:
-    """Stores of the sub-blocks at these positions of a reblocked chunk: one per run, more where a run is long."""
+    """Yield stores of a reblocked chunk's sub-blocks at these positions: one per run, or several for a long run."""
     tokens = _sub_blocks(chunk) if positions else []
     for first, end in consecutive(positions):
         for start in range(first, end, MAX_RUN):
@@ -203,12 +210,12 @@ def reblocked_stores(chunk: Chunk, positions: list[int]) -> Iterator[AnyEvent]:
 
 
 def _sub_blocks(chunk: Chunk) -> list[bytes]:
-    """The tokens of each sub-block of a reblocked chunk."""
+    """Return the tokens of each sub-block of a reblocked chunk."""
     return divide(chunk.tokens, chunk.block_size // chunk.reblocked()[1])
 
 
 def _sub_block_store(chunk: Chunk, a: int, b: int, tokens: list[bytes]) -> AnyEvent:
-    """One store of sub-blocks ``[a, b)`` of a reblocked chunk, whose tokens these are."""
+    """Return one store of a reblocked chunk's sub-blocks ``[a, b)``. ``tokens`` has all sub-blocks' tokens."""
     derived, per_block = chunk.reblocked()
     base = chunk.block_size // per_block
     parent = derived[a - 1] if a else chunk.out_parent
@@ -228,7 +235,7 @@ def consecutive(positions: list[int]) -> Iterator[tuple[int, int]]:
 
 
 def blocks_in(events: list[AnyEvent]) -> int:
-    """How many blocks the events name."""
+    """Return how many blocks the events name."""
     count = 0
     for event in events:
         if type(event) is BlockStored or isinstance(event, BlockRemoved):
@@ -239,12 +246,12 @@ def blocks_in(events: list[AnyEvent]) -> int:
 
 
 def group_of(chunk: Chunk) -> int | None:
-    """The group a chunk was stored in."""
+    """Return the group in which a chunk was stored."""
     return None if isinstance(chunk.meta.group_idx, UnsetType) else chunk.meta.group_idx
 
 
 def out_parent(index: Index, group: int | None, parent: Hash | None) -> Hash | None:
-    """The hash by which routers know an engine's block: that of its last sub-block where it was reblocked."""
+    """Return the hash by which routers know an engine's block: if reblocked, the hash of its last sub-block."""
     if parent is None:
         return None
     holder = index.find(group, parent)

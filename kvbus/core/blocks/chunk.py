@@ -12,13 +12,13 @@ from kvbus.core.wire.schema import BlockStored
 from kvbus.core.wire.tokens import decode_tokens, slice_array
 
 ITEM_BYTES: Final = 140
-"""Bytes that each chunk and each of its blocks takes beside its fields: objects, a hash, an entry in a table."""
+"""Memory overhead in bytes of each chunk and of each block: Python objects, a hash, a table entry."""
 
 
 class Meta(msgspec.Struct, frozen=True, gc=False):
     """The fields of a store that are the same in most stores. The index keeps one object for each distinct value.
 
-    ``weight`` is the number of bytes in texts that are too long to be shared. A chunk with such a meta has a
+    ``weight`` is the number of bytes in texts that are too long to be shared. A chunk whose meta has a weight has a
     :class:`Rest`.
     """
 
@@ -38,7 +38,10 @@ class Meta(msgspec.Struct, frozen=True, gc=False):
 
 
 class Rest(msgspec.Struct, gc=False):
-    """Fields that few chunks have: ``extras`` are fields no struct knows; :class:`Chunk` explains the others."""
+    """Fields that few chunks have. ``extras`` are fields that the event struct does not define.
+
+    :class:`Chunk` explains the other fields.
+    """
 
     extras: dict[str, bytes] | None = None
     derived: list[Hash] | None = None
@@ -46,11 +49,11 @@ class Rest(msgspec.Struct, gc=False):
 
 
 class Chunk(msgspec.Struct, gc=False):
-    """The blocks of one store. ``tokens`` is one msgpack array of ``len(hashes) * block_size`` items, or an empty one.
+    """The blocks of one store. ``tokens`` is a msgpack array of ``len(hashes) * block_size`` items, or an empty one.
 
     ``derived`` holds the derived hashes of a reblocked chunk, ``block_size // base`` for each block. It is None if the
-    blocks leave as they came. ``out_parent`` is the hash by which routers know the parent of the first sub-block
-    (reblocked chunks only). ``live`` is the number of blocks that an index holds through this chunk.
+    blocks are sent unchanged. ``out_parent`` is the hash by which routers know the parent of the first sub-block (only
+    for reblocked chunks). ``live`` is the number of blocks that an index holds through this chunk.
     """
 
     hashes: tuple[Hash, ...]
@@ -63,22 +66,22 @@ class Chunk(msgspec.Struct, gc=False):
 
     @property
     def block_size(self) -> int:
-        """Tokens per block, as the engine counts them."""
+        """Tokens per block of the engine."""
         return self.meta.block_size
 
     @property
     def extras(self) -> dict[str, bytes] | None:
-        """Fields no struct knows, as raw msgpack."""
+        """Fields that the event struct does not define, as raw msgpack."""
         return None if self.rest is None else self.rest.extras
 
     @property
     def derived(self) -> list[Hash] | None:
-        """The derived hashes; None if blocks leave as they came."""
+        """The derived hashes; None if the blocks are sent unchanged."""
         return None if self.rest is None else self.rest.derived
 
     @property
     def out_parent(self) -> Hash | None:
-        """The hash of the sub-block before the first one."""
+        """The hash of the sub-block before the first sub-block."""
         return None if self.rest is None else self.rest.out_parent
 
     @property
@@ -88,7 +91,7 @@ class Chunk(msgspec.Struct, gc=False):
 
     @property
     def memory(self) -> int:
-        """About the number of bytes that a process grows by for this chunk."""
+        """Approximate size of this chunk in the process's memory, in bytes."""
         count: int = ITEM_BYTES * (1 + len(self.hashes)) + len(self.tokens) + len(self.extra_keys or b"")
         if self.rest is not None:
             count += self.meta.weight
@@ -97,7 +100,7 @@ class Chunk(msgspec.Struct, gc=False):
         return count
 
     def reblock_into(self, derived: list[Hash] | None, out_parent: Hash | None) -> None:
-        """Let blocks leave under these derived hashes from now on; None: as they came."""
+        """Announce the blocks under these derived hashes from now on. With None, announce them unchanged."""
         if derived is not None or self.rest is not None:
             self.rest = Rest(self.extras, derived, out_parent)
 
@@ -106,19 +109,19 @@ class Chunk(msgspec.Struct, gc=False):
         return self.hashes[i - 1] if i else self.parent
 
     def reblocked(self) -> tuple[list[Hash], int]:
-        """Return the derived hashes of a reblocked chunk, and how many of them make one of the engine's blocks."""
+        """Return the derived hashes of a reblocked chunk, and the number of sub-blocks per engine block."""
         derived = self.derived or []
         return derived, len(derived) // len(self.hashes)
 
     def token_list(self) -> list[Any]:
-        """Return all tokens, decoded anew each time."""
+        """Return all tokens. Each call decodes them again."""
         tokens = decode_tokens(self.tokens)
         if not isinstance(tokens, list):  # pragma: no cover - only validated tokens are ever stored
             raise TypeError(tokens)
         return tokens
 
     def tokens_of(self, a: int, b: int) -> bytes:
-        """Return the tokens of blocks ``[a, b)`` as an array of their own."""
+        """Return the tokens of blocks ``[a, b)`` as a separate array."""
         if self.hash_only:
             return self.tokens
         size = self.meta.block_size
@@ -144,10 +147,10 @@ def meta_of(event: BlockStored) -> Meta:
 
 
 def carried_bytes(raw: Raw | UnsetType) -> bytes | None:
-    """Return the bytes of a carried field, None if the event has no such field."""
+    """Return the bytes of a carried field; None if the event has no such field."""
     return None if raw is UNSET else bytes(raw)
 
 
 def raw_or_unset(value: bytes | None) -> Raw:
-    """Return the field of an event that :func:`carried_bytes` gives these bytes for."""
+    """Return the event field for these bytes: the inverse of :func:`carried_bytes`."""
     return UNSET if value is None else Raw(value)  # type: ignore[return-value]

@@ -1,8 +1,11 @@
-"""The live state of a stream at one moment, as batches: for routers that missed more than the journal keeps.
+"""Build the live state of a stream as batches, for routers that missed more than the journal keeps.
 
-Kafka's guarantees for a compacted log, with blocks for keys: whoever reads from the start sees at least the final state
-of every live block; the order holds within the snapshot (parents before children, one medium at a time); a seq never
-changes its place; and who keeps up with the head sees every batch as it was sent.
+The snapshot gives Kafka's guarantees for a compacted log, with block hashes as keys:
+
+* A reader that starts at the beginning sees at least the final state of every live block.
+* Order holds within the snapshot: parents before children, one medium at a time.
+* The seq of a batch never changes.
+* A reader that keeps up with the head sees every batch as it was sent.
 
 A snapshot copies small tables and shares large ones (:meth:`~kvbus.core.blocks.index.Table.freeze`). The relay goes on
 changing its state, in a layer on top, while routers read the snapshot slice by slice at their own pace.
@@ -24,49 +27,52 @@ from kvbus.core.wire.profiles import Wire, encode
 from kvbus.core.wire.schema import AllBlocksCleared
 
 BLOCKS_PER_BATCH: Final = 512
-"""Blocks of one batch where there are seqs enough: half a millisecond of work, some 40 kB."""
+"""Blocks per batch if there are enough seqs: half a millisecond of work, about 40 kB."""
 
 MOST_BYTES: Final = 4 * 1024 * 1024
-"""Bytes of one batch that kvbus puts together. SMG's gateway decodes at most 4 MiB (gRPC's default), the vLLM router
-0.1.17 refuses more than 16 MiB."""
+"""Maximum number of bytes of a batch that kvbus builds.
+
+SMG's gateway decodes at most 4 MiB (gRPC's default). The vLLM router 0.1.17 refuses more than 16 MiB."""
 
 BYTES_PER_TOKEN: Final = 11
-"""The widest token of a batch: an EAGLE pair of two 32-bit ids."""
+"""Size of the widest token in bytes: an EAGLE pair of two 32-bit ids."""
 
 BYTES_PER_BLOCK: Final = 300
-"""What a block that is an event of its own adds to its tokens: its hash, its parent's, the names of the fields."""
+"""Bytes that a block in a separate event needs besides its tokens: its hash, its parent's hash, the field names."""
 
 BYTES_PER_PLAIN_TOKEN: Final = 5
 BYTES_PER_EVENT: Final = 50
-"""An ordinary token, and what an ordinary block adds to its tokens."""
+"""Bytes of an ordinary token, and bytes that an ordinary block needs besides its tokens."""
 
 SMALL_BLOCK: Final = (MOST_BYTES // MOST_BLOCKS - BYTES_PER_BLOCK) // BYTES_PER_TOKEN
-"""Tokens of the largest block of which a batch holds as many as routers take."""
+"""The largest block size, in tokens, at which a batch can hold the :data:`MOST_BLOCKS` blocks that routers accept."""
 
 KEPT_BYTES: Final = 4 * 1024 * 1024
-"""Encoded batches of a snapshot that are kept for other readers."""
+"""Bytes of a snapshot's encoded batches that are kept for other readers."""
 
 
 def most_blocks(block_size: int) -> int:
-    """The blocks of ``block_size`` tokens (0: unknown) that one batch may hold."""
+    """Return the maximum number of blocks of ``block_size`` tokens (0: unknown) in one batch."""
     if block_size <= SMALL_BLOCK:
         return MOST_BLOCKS
     return max(1, min(MOST_BLOCKS, MOST_BYTES // (block_size * BYTES_PER_TOKEN + BYTES_PER_BLOCK)))
 
 
 ClearsWhere = Literal["each", "first", "none"]
-"""AllBlocksCleared before each source's blocks; that of every source before the first block, for routers to which it
-speaks of all of them; or nowhere."""
+"""Where AllBlocksCleared is sent.
+
+``each``: before each source's blocks. ``first``: for every source, before the first block, for routers that apply it to
+all sources. ``none``: nowhere."""
 
 
 Plan = tuple[int, bool, Sequence[Piece]]
-"""What a batch holds: whose blocks, whether AllBlocksCleared comes first, and which."""
+"""The content of a batch: the position of its source, whether AllBlocksCleared comes first, and its pieces."""
 
 
 class Part(msgspec.Struct):
-    """One source's share of a snapshot: its index at that moment, and what its batches are stamped with.
+    """One source's part of a snapshot: its index at that moment, and the rank and timestamp of its batches.
 
-    ``block_size`` is the largest that routers know of this source, in tokens; 0 if that is unknown.
+    ``block_size`` is the largest block size that routers know for this source, in tokens; 0 if unknown.
     """
 
     index: Index
@@ -76,9 +82,10 @@ class Part(msgspec.Struct):
 
 
 class _Contents:
-    """What a snapshot holds.
+    """The content of a snapshot.
 
-    Its batches refer to this and not to the snapshot: a cycle would keep a large index frozen after its last reader.
+    Its batches refer to this object and not to the snapshot: a reference cycle would keep a large index frozen after
+    its last reader is gone.
     """
 
     def __init__(self, parts: list[Part], wire: Wire, clears: ClearsWhere, one_copy: bool) -> None:
@@ -90,8 +97,8 @@ class _Contents:
         self._stores = [StoreEventBuilder(part.index) for part in parts]
 
     def plans(self, per_batch: int) -> Iterator[Plan | None]:
-        """What every batch holds, one by one; None is a pause."""
-        # a router may hold blocks from before: this is the whole truth, not an addition to what it has
+        """Yield the plan of every batch; None is a pause."""
+        # routers may hold blocks from before: the snapshot replaces them and does not add to them
         if self.clears == "first":
             for at in range(1, len(self.parts)):
                 yield at, True, ()
@@ -111,7 +118,7 @@ class _Contents:
                 cleared = False
 
     def make(self, plan: Plan) -> Iterator[bytes]:
-        """A batch; ``b""`` before it is a pause."""
+        """Yield a batch. Each ``b""`` before it is a pause."""
         at, cleared, pieces = plan
         part, stores = self.parts[at], self._stores[at]
         events: list[AnyEvent] = [AllBlocksCleared()] if cleared else []
@@ -124,12 +131,12 @@ class _Contents:
         yield encode(self._wire, events, part.ts, part.rank)
 
     def batches(self, per_batch: int) -> int:
-        """How many batches of ``per_batch`` blocks hold it all."""
+        """Return how many batches of ``per_batch`` blocks the snapshot needs."""
         clears = len(self.parts[1:]) if self.clears == "first" else 0
         return clears + sum(self._batches_of(at, per_batch) for at in range(len(self.parts)))
 
     def _batches_of(self, at: int, per_batch: int) -> int:
-        """How many of them are one source's. One that is cleared here has one at least."""
+        """Return how many batches one source needs. It needs at least one if it is cleared before its blocks."""
         needed = -(-self.sizes[at] // per_batch)
         return max(1, needed) if self.clears == "each" or not at else needed
 
@@ -139,11 +146,11 @@ class StateSnapshot:
 
     Args:
         seq: the newest batch it includes.
-        parts: each source's share.
-        wire: how batches are written.
-        clears: where AllBlocksCleared stands.
-        one_copy: a block that several parts have is announced by the first of them alone.
-        max_blocks: maximum number of blocks in a batch; None: as many as routers take.
+        parts: one part for each source.
+        wire: the encoding of batches.
+        clears: where AllBlocksCleared is sent.
+        one_copy: whether a block in several parts is announced only by the first of them.
+        max_blocks: maximum number of blocks in a batch; None: as many as routers accept.
     """
 
     def __init__(
@@ -164,18 +171,18 @@ class StateSnapshot:
         largest = max((part.block_size for part in parts), default=0)
         self._block_bytes = BYTES_PER_EVENT + BYTES_PER_PLAIN_TOKEN * largest
         self.fewest = self._contents.batches(self._most)
-        """The seqs that an answer needs, at as many blocks a batch as routers take."""
+        """Number of seqs that an answer needs if its batches have as many blocks as routers accept."""
 
     def stores(self) -> Iterator[list[AnyEvent]]:
-        """Every block by what stores it, some at a time; an empty list is a pause."""
+        """Yield the stores of every block in slices; an empty list is a pause."""
         for part in self._contents.parts:
             yield from slices(part.index, BLOCKS_PER_BATCH)
 
     def chunks(self, room: int, batch_bytes: int = MOST_BYTES) -> SnapshotChunks:
-        """Return the whole snapshot in at most ``room`` batches, or in one for each source if there is less room.
+        """Return the complete snapshot in at most ``room`` batches, or in one per source if there is less room.
 
-        The caller makes room for the ``fewest``: then no batch holds more than routers take. Where there is room,
-        batches have about ``batch_bytes``.
+        The caller provides room for at least ``fewest`` batches: then no batch has more blocks than routers accept. If
+        there is enough room, batches have about ``batch_bytes`` bytes.
         """
         contents, most = self._contents, self._most
         per_batch = min(BLOCKS_PER_BATCH, most, max(1, batch_bytes // self._block_bytes))
@@ -189,15 +196,15 @@ class StateSnapshot:
 
 
 class SnapshotChunks:
-    """The batches of a snapshot. They are made when the first reader wants them, and others find the newest ones kept.
+    """The batches of a snapshot. A batch is built when the first reader asks for it. The newest ones are kept.
 
-    What each of them holds is remembered, since to find that takes three times as long as to make it: a reader that
-    falls behind, or comes late, has its batches made anew from this.
+    The plan of every batch is kept as well: finding a plan takes three times as long as building its batch. A reader
+    that falls behind, or starts late, has its batches built again from the plans.
 
     Args:
-        plans: what each holds, one by one; None is a pause.
-        make: makes one; ``b""`` before it is a pause.
-        count: how many there are.
+        plans: the plans of the batches, in order; None is a pause.
+        make: builds a batch from its plan. Each ``b""`` before the batch is a pause.
+        count: the number of batches.
     """
 
     def __init__(self, plans: Iterator[Plan | None], make: Callable[[Plan], Iterator[bytes]], count: int) -> None:
@@ -206,21 +213,21 @@ class SnapshotChunks:
         self._make = make
         self._plans: list[Plan] = []
         self._making: Iterator[bytes] | None = None
-        """The batch of the newest plan, until it is made."""
+        """The batch of the newest plan, while it is being built."""
         self._kept: deque[bytes] = deque()
         self._kept_bytes = 0
         self._first = 0
-        """Position of the oldest one that is kept."""
+        """Position of the oldest batch that is kept."""
 
     def reader(self) -> ChunkReader:
-        """One reader's way through them."""
+        """Return a new reader that starts at the first batch."""
         return ChunkReader(self)
 
     def get(self, i: int) -> bytes | None:
-        """Return the ``i``-th batch; ``b""`` while it is being made, None past the last. Readers ask in order.
+        """Return batch ``i``; ``b""`` while it is being built, None after the last batch. Readers ask in order.
 
         Raises:
-            LookupError: it is not kept any more.
+            LookupError: the batch is not kept any more.
         """
         kept = self._kept
         while i >= self._first + len(kept):
@@ -249,12 +256,12 @@ class SnapshotChunks:
         return payload
 
     def again(self, i: int) -> Iterator[bytes]:
-        """The ``i``-th batch, which was made before, anew; ``b""`` before it is a pause."""
+        """Build batch ``i``, which was built before, again. Each ``b""`` before the batch is a pause."""
         return self._make(self._plans[i])
 
 
 class ChunkReader:
-    """Reads shared batches for as long as they are kept. A reader that falls behind has its own made."""
+    """A reader of shared batches. It has batches built again that are not kept any more."""
 
     def __init__(self, chunks: SnapshotChunks) -> None:
         self._chunks = chunks
@@ -262,7 +269,7 @@ class ChunkReader:
         self._own: Iterator[bytes] | None = None
 
     def next_payload(self) -> bytes | None:
-        """Return the next batch; ``b""`` while it is being made (call again), None past the last."""
+        """Return the next batch; ``b""`` while it is being built (call again), None after the last batch."""
         payload: bytes | None
         if self._own is None:
             try:

@@ -1,12 +1,12 @@
-"""The live blocks of one source: what its engine's cache holds at this moment.
+"""The live blocks of one source: the content of its engine's cache.
 
 Blocks that came in one event share one :class:`Chunk`. So a block costs a dictionary entry, its hash and the bytes of
-its tokens. Keys are ``(group_idx, medium)`` and then the hash: the same hash is in several groups with different block
-sizes (vLLM 0.20 and later), and on several media at once.
+its tokens. Keys are ``(group_idx, medium)`` and then the hash: the same hash can be in several groups with different
+block sizes (vLLM 0.20 and later), and on several media at once.
 
-A reader that needs the blocks as they are now freezes the tables. To copy a million entries would stop the event loop
-for some 20 ms. So a reader of a large table gets the dictionary itself, and further changes go to a :class:`Layer` on
-top of it. After the last reader has gone, the changes go into the dictionary.
+A reader that needs the current blocks freezes the tables. Copying a million entries would stop the event loop for about
+20 ms. So the reader of a large table gets the dictionary itself, and further changes are stored in a :class:`Layer` on
+top of it. After the last reader has finished, the changes are merged into the dictionary.
 """
 
 from __future__ import annotations
@@ -26,18 +26,19 @@ TableKey = tuple[int | None, str]
 """Group and medium key."""
 
 MAX_RUN: Final = 512
-"""Maximum number of blocks in one chunk, and in one event that kvbus builds. A search for a block in a chunk takes as
-many comparisons as the chunk has blocks."""
+"""Maximum number of blocks in one chunk, and in one event that kvbus builds.
+
+A search for a block in a chunk takes as many comparisons as the chunk has blocks."""
 
 SMALL: Final = 150_000
-"""Tables of fewer blocks are copied for a reader. That takes a millisecond or two, and a layer slows later changes."""
+"""Tables with fewer blocks are copied for a reader. A copy takes 1-2 ms, and a layer slows down later changes."""
 
 MAX_LAYERS: Final = 4
-"""Maximum number of layers over one table. A table with so many is copied for the next reader."""
+"""Maximum number of layers over one table. A table with that many layers is copied for the next reader."""
 
 
 class Layer(MutableMapping[Hash, Chunk]):
-    """The entries of ``below``, with the changes made since. ``below`` does not change while the layer exists."""
+    """The entries of ``below`` with the changes made since. ``below`` does not change while the layer exists."""
 
     __slots__ = ("_gone", "_length", "_new", "below")
 
@@ -82,14 +83,14 @@ class Layer(MutableMapping[Hash, Chunk]):
         yield from self._new
 
     def put_into(self, base: MutableMapping[Hash, Chunk]) -> None:
-        """Make the changes in ``base``, which holds the entries of ``below``."""
+        """Apply the changes to ``base``, which holds the entries of ``below``."""
         for key in self._gone:
             base.pop(key, None)
         base.update(self._new)
 
 
 def merged(top: MutableMapping[Hash, Chunk]) -> MutableMapping[Hash, Chunk]:
-    """Put the changes of all layers into the dictionary below them; return the dictionary."""
+    """Merge the changes of all layers into the dictionary below them; return the dictionary."""
     if not isinstance(top, Layer):
         return top
     base: MutableMapping[Hash, Chunk] = merged(top.below)
@@ -109,17 +110,17 @@ class Table:
         self.blocks: MutableMapping[Hash, Chunk] = {}
         self.copies: dict[Hash, int] = {}
         self.refs: dict[Hash, int] = {}
-        """Number of live sub-blocks under one derived hash (reblocked chunks only)."""
+        """Number of live blocks that contain each derived hash (only reblocked chunks)."""
         self.sub_blocks = 0
-        """In a frozen copy, which has no ``refs``: the number of derived hashes."""
+        """The number of derived hashes, in a frozen copy, which has no ``refs``."""
 
     @property
     def announced(self) -> int:
-        """Live blocks as routers count them: of a reblocked table the sub-blocks, each hash once."""
+        """Number of live blocks as routers count them. In a reblocked table: of sub-blocks, each hash once."""
         return len(self.refs) or self.sub_blocks or len(self.blocks)
 
     def freeze(self) -> Table:
-        """Return a table with the blocks as they are now. It shares the blocks of a large table."""
+        """Return a table with the current blocks. It shares the blocks of a large table."""
         frozen = Table()
         frozen.sub_blocks = len(self.refs)
         if len(self.blocks) < self._copied_below or len(self._readers) == MAX_LAYERS:
@@ -131,7 +132,7 @@ class Table:
         return frozen
 
     def merge_overlay(self) -> None:
-        """Go back to one plain dictionary, if no frozen copy exists any more."""
+        """Merge all layers into one plain dictionary if no frozen copy exists any more."""
         if self._readers and not any(reader() for reader in self._readers):
             self._readers.clear()
             self.blocks = merged(self.blocks)
@@ -140,7 +141,7 @@ class Table:
 _MAX_METAS: Final = 4096
 
 MAX_SHARED: Final = 1024
-"""Maximum number of bytes of texts in a meta that several chunks share."""
+"""Maximum number of bytes of texts in a meta that chunks share."""
 
 
 def _weight_of(meta: Meta) -> int:
@@ -153,13 +154,13 @@ class Index:
     """All tables of one source.
 
     Args:
-        copied_below: tables of fewer blocks are copied for a state snapshot, larger ones are frozen.
+        copied_below: tables with fewer blocks are copied for a state snapshot, larger ones are frozen.
 
     Attributes:
         tables: the tables, by group and medium.
         media_names: media that have a table.
-        blocks: number of live blocks that came through :meth:`put`.
-        bytes: about the number of bytes that the chunks of these blocks take.
+        blocks: number of live blocks that were added by :meth:`put`.
+        bytes: approximate size in bytes of the chunks of these blocks.
     """
 
     def __init__(self, copied_below: int = SMALL) -> None:
@@ -176,18 +177,18 @@ class Index:
         self.bytes = 0
 
     def __len__(self) -> int:
-        """Live blocks."""
+        """Number of live blocks."""
         return sum(len(table.blocks) for table in self.tables.values())
 
     @property
     def announced(self) -> int:
-        """Live blocks as routers count them, see :attr:`Table.announced`."""
+        """Number of live blocks as routers count them, see :attr:`Table.announced`."""
         return sum(table.announced for table in self.tables.values())
 
-    # -- blocks in and out -----------------------------------------------------------------------------------------
+    # -- adding and removing blocks ------------------------------------------------------------------------------------
 
     def chunk_of(self, event: BlockStored, extras: Mapping[str, Raw | bytes] | None) -> Chunk:
-        """Return the blocks of a store as a chunk, which is in no table yet."""
+        """Return the blocks of a store as a chunk. The chunk is not in any table yet."""
         meta = self._shared(meta_of(event))
         parent = None if event.parent_block_hash is UNSET else event.parent_block_hash
         chunk = Chunk(event.block_hashes, parent, bytes(event.token_ids), meta, carried_bytes(event.extra_keys))
@@ -196,7 +197,7 @@ class Index:
         return chunk
 
     def _shared(self, meta: Meta) -> Meta:
-        """Return the one object for this value, unless the value is too long to be kept."""
+        """Return the shared object for this value, or a separate one if its texts are too long to keep."""
         known = self._metas.get(meta)
         if known is not None:
             return known
@@ -209,7 +210,7 @@ class Index:
         return meta
 
     def put(self, table: Table, chunk: Chunk, a: int, b: int) -> None:
-        """Put blocks ``[a, b)`` of a chunk into a table that has none of them."""
+        """Add blocks ``[a, b)`` of a chunk to a table that has none of them."""
         table.blocks.update(dict.fromkeys(chunk.hashes[a:b], chunk))
         if not chunk.live:
             self.bytes += chunk.memory
@@ -217,7 +218,7 @@ class Index:
         self.blocks += b - a
 
     def take(self, table: Table, block: Hash) -> Chunk:
-        """Take a block out of its table; return its chunk."""
+        """Remove a block from its table; return its chunk."""
         chunk = table.blocks.pop(block)
         self.blocks -= 1
         chunk.live -= 1
@@ -226,7 +227,7 @@ class Index:
         return chunk
 
     def count(self) -> None:
-        """Count all blocks and bytes anew, after changes that did not go through :meth:`put` and :meth:`take`."""
+        """Recount all blocks and bytes, after changes that bypassed :meth:`put` and :meth:`take`."""
         self.blocks = self.bytes = 0
         for table in self.tables.values():
             for chunk in chunks_of(table):
@@ -237,7 +238,7 @@ class Index:
     # -- tables ----------------------------------------------------------------------------------------------------
 
     def table(self, group: int | None, medium: str) -> Table:
-        """Return the table of one group and medium, made on first use."""
+        """Return the table of one group and medium. It is created on first use."""
         key = (group, medium)
         table = self.tables.get(key)
         if table is None:
@@ -275,7 +276,7 @@ class Index:
         return None
 
     def keep(self, media: AbstractSet[str]) -> None:
-        """Forget the blocks on any other medium."""
+        """Forget the blocks on all media except these."""
         for key, table in self.tables_on(self.media_names - media):
             for chunk in chunks_of(table):
                 self.blocks -= chunk.live
@@ -283,7 +284,7 @@ class Index:
             self._drop(key)
 
     def keep_group(self, group: int | None) -> None:
-        """Forget the blocks of any other group, in a frozen copy."""
+        """Forget the blocks of all groups except this one. Only for a frozen copy: the counters do not change."""
         for key in [key for key in self.tables if key[0] != group]:
             self._drop(key)
 
@@ -298,10 +299,10 @@ class Index:
         self._begin()
         self._metas.clear()
 
-    # -- what routers know -----------------------------------------------------------------------------------------
+    # -- names that routers know ---------------------------------------------------------------------------------------
 
     def announces(self, group: int | None, medium: str, name: Hash) -> bool:
-        """Whether routers know a live block by this name (not for a frozen copy with reblocked blocks)."""
+        """Return whether routers know a live block by this hash. Not for a frozen copy with reblocked blocks."""
         table = self.tables.get((group, medium))
         if table is None:
             return False
@@ -309,7 +310,7 @@ class Index:
         return (chunk is not None and chunk.derived is None) or name in table.refs
 
     def names(self) -> Iterator[Hash]:
-        """Yield every live block by the name that routers know it by, once for each table that holds it."""
+        """Yield the hash by which routers know each live block, once for each table that holds it."""
         for table in self.tables.values():
             yield from table.refs
             for block, chunk in table.blocks.items():
@@ -326,27 +327,30 @@ class Index:
     # -- copies ----------------------------------------------------------------------------------------------------
 
     def copy(self) -> Index:
-        """Return a frozen copy: the same live blocks, whatever happens to this index later. It shares all chunks."""
+        """Return a frozen copy of the live blocks: later changes of this index do not affect it.
+
+        It shares all chunks.
+        """
         frozen = Index()
         for key, table in self.tables.items():
             frozen._add(key, table.freeze())
         return frozen
 
     def given_up(self) -> Index:
-        """Return the tables as they are, for the last time: the caller is about to clear this index."""
+        """Return the tables without freezing them. The caller must clear this index next."""
         last = Index()
         for key, table in self.tables.items():
             last._add(key, table)
         return last
 
     def merge_overlays(self) -> None:
-        """Put changes back into plain dictionaries: see :meth:`Table.merge_overlay`."""
+        """Merge changes back into plain dictionaries, see :meth:`Table.merge_overlay`."""
         for table in self.tables.values():
             table.merge_overlay()
 
 
 def chunks_of(table: Table) -> Iterator[Chunk]:
-    """Yield every chunk with a live block once, at the place of its first live block."""
+    """Yield every chunk with a live block once, at the position of its first live block."""
     last: Chunk | None = None
     first: Hash | None = None
     for block, chunk in table.blocks.items():

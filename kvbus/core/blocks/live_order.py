@@ -1,11 +1,11 @@
 """The order in which live blocks are announced: device first, one medium at a time, parents before children.
 
-A walk over the index finds this order (:func:`in_order`), so nothing has to be kept for it. The index has blocks in the
-order in which they were stored. A parent that was stored again comes after its children there.
+:func:`in_order` walks over the index to find this order, so no state has to be kept for it. The index holds blocks in
+the order in which they were stored. There, a parent that was stored again comes after its children.
 
-An engine that decodes stores block after block, for many requests side by side, so a block's parent is rarely the one
+A decoding engine stores block after block for many requests in parallel, so a block's parent is rarely the block
 announced just before it. :func:`chains` joins single blocks of one chain into one event. A run waits in a window until
-the next block of its chain comes. Runs leave in the order in which their first blocks came, so parents leave first.
+the next block of its chain comes. Runs are sent in the order of their first blocks, so parents are sent first.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ PAUSE: Final = 512
 """Number of blocks, or of runs read, after which a reader pauses."""
 
 FEW: Final = 64
-"""Single blocks of a smaller table are not joined. An event of several blocks tells readers that its block size is
-real, and the size may not be known yet of an engine that has sent so few blocks."""
+"""Single blocks are not joined if their table has fewer blocks than this.
+
+Readers take the block size of an event with several blocks as proven. After so few blocks, kvbus may not yet know the
+engine's block size."""
 
 _NO_LOOKAHEAD: Final = (None, b"\xc0")
 _ONE_KEY: Final = 0x91
@@ -59,9 +61,9 @@ class _Walk:
     def __init__(self, table: Table) -> None:
         self._table = table
         self._done: set[Hash] = set()
-        """The blocks of all runs that were taken."""
+        """The blocks of all runs visited so far."""
         self._block_of: dict[Hash, Hash] = {}
-        """The live block that each sub-block is part of, by derived hash."""
+        """The live block that contains each sub-block, by derived hash."""
         for chunk in chunks_of(table) if table.sub_blocks or table.refs else ():
             derived, per_block = chunk.reblocked()
             for first, end in live_runs(table, chunk) if derived else ():
@@ -76,9 +78,9 @@ class _Walk:
                     yield from self._with_ancestors((chunk, first, end))
 
     def _with_ancestors(self, part: _Part) -> list[_Part]:
-        """Take a run that was not taken yet; return it after its ancestors that were not taken yet either.
+        """Mark a run and its unvisited ancestors as visited; return them, ancestors first.
 
-        A cycle of parents ends, too.
+        The walk ends even if the parents form a cycle.
         """
         path: list[_Part] = []
         step: _Part | None = part
@@ -90,7 +92,7 @@ class _Walk:
         return path[::-1]
 
     def _parent_of(self, chunk: Chunk, first: int) -> _Part | None:
-        """Return the run that holds the parent of block ``first``; None if there is none, or it was taken."""
+        """Return the run with the parent of block ``first``; None if there is no such run or it was visited."""
         parent: Hash | None
         if chunk.derived is not None and first == 0 and chunk.out_parent is not None:
             parent = self._block_of.get(chunk.out_parent)
@@ -121,11 +123,11 @@ def live_runs(table: Table, chunk: Chunk) -> Iterator[tuple[int, int]]:
 
 
 def chains(index: Index, runs: Iterable[Run]) -> Iterator[list[Run]]:
-    """Yield lists of runs: one run alone, or single blocks of one chain that fit into one event.
+    """Yield lists of runs: a single run, or single blocks of one chain that fit into one event.
 
     An empty list is a pause.
     """
-    # the parents of reblocked blocks have other names, so a chain cannot be followed
+    # routers know the parents of reblocked blocks by other hashes, so chains cannot be followed
     reblocked = any(table.refs or table.sub_blocks for table in index.tables.values())
     window = _Window()
     last: TableKey | None = None
@@ -154,17 +156,17 @@ class _Window:
         self.waits: deque[list[Run]] = deque()
         self._blocks = 0
         self._ends: dict[Hash, list[Run]] = {}
-        """Lists that the next block of a chain can join, by their last block."""
+        """Chains that the next block can extend, by their last block."""
 
     def add(self, run: Run) -> list[Run]:
-        """Let a run wait, in a list of its own; return the list."""
+        """Add a run to the window, in a new list; return the list."""
         chain = [run]
         self.waits.append(chain)
         self._blocks += run[3] - run[2]
         return chain
 
     def join(self, run: Run) -> None:
-        """Put a single block into the list that ends with its parent, or else into a new one."""
+        """Add a single block to the list that ends with its parent, or to a new list."""
         chunk = run[1]
         chain = self._ends.pop(chunk.parent, None) if chunk.parent is not None else None
         if chain is not None and len(chain) < MAX_RUN and _alike(chain[-1][1], chunk):
@@ -192,13 +194,13 @@ class _Window:
 
 
 def _joins(chunk: Chunk) -> bool:
-    """Whether a single block may be joined to others."""
+    """Return whether a single block may be joined to others."""
     meta, keys = chunk.meta, chunk.extra_keys
     return (keys is None or keys[0] in _KEYS) and meta.lookahead in _NO_LOOKAHEAD and meta.block_size > 0
 
 
 def _alike(one: Chunk, other: Chunk) -> bool:
-    """Whether two single blocks fit into one event."""
+    """Return whether two single blocks fit into one event."""
     return (
         (one.meta is other.meta or one.meta == other.meta)
         and (one.extra_keys or b"")[:1] == (other.extra_keys or b"")[:1]
@@ -207,12 +209,12 @@ def _alike(one: Chunk, other: Chunk) -> bool:
 
 
 def tokens_of(chain: Sequence[Chunk]) -> Raw:
-    """Return the tokens of single blocks that follow one another."""
+    """Return the tokens of single blocks that follow each other."""
     return Raw(joined([chunk.tokens for chunk in chain], len(chain) * chain[0].block_size))
 
 
 def keys_of(chain: Sequence[Chunk]) -> bytes | None:
-    """Return the ``extra_keys`` of single blocks that are alike."""
+    """Return the ``extra_keys`` of single blocks whose ``extra_keys`` have the same form."""
     keys = [chunk.extra_keys for chunk in chain if chunk.extra_keys is not None]
     if not keys or keys[0][0] != _ONE_KEY:
         return keys[0] if keys else None
