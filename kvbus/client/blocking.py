@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 class BlockingSubscriber:
     """Iterate over a subscriber's updates without asyncio and without a thread. Ctrl-C ends a wait at once.
 
-    ``for update in BlockingSubscriber(Subscriber(…))`` opens at the first step and closes when the loop ends.
-    ``with BlockingSubscriber(…) as subscriber`` keeps it open meanwhile, for `receive`. The sockets are read only while
-    it waits: see `Subscriber`.
+    ``for update in BlockingSubscriber(Subscriber(…))`` opens the sockets at the first step and closes them when the
+    loop ends. ``with BlockingSubscriber(…) as subscriber`` keeps them open for the block; call `receive` for each
+    update. The sockets are read only while `receive` waits; see `Subscriber`.
     """
 
     def __init__(self, subscriber: Subscriber) -> None:
@@ -35,8 +35,8 @@ class BlockingSubscriber:
         """Wait for the next update.
 
         Raises:
-            TimeoutError: none has come within so many seconds. Nothing is lost.
-            SubscriberClosedError: it is closed.
+            TimeoutError: no update has come within ``timeout`` seconds. Nothing is lost.
+            SubscriberClosedError: the subscriber is closed.
             BindError: the first call opens the sockets, and an endpoint cannot be bound.
         """
         if self._closed:
@@ -70,7 +70,7 @@ class BlockingSubscriber:
         self.close()
 
     async def _take(self, seconds: float | None) -> None:
-        """Take what is there; one round through the loop for each update would cost more than the update."""
+        """Fetch all updates that are ready in one run of the loop: a run for each would cost more than the update."""
         async with asyncio.timeout(seconds):
             self._taken.append(await self._subscriber.receive())
         while self._subscriber.pending:

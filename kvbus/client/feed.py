@@ -1,4 +1,4 @@
-"""One stream's updates, taken into an index of prefixes."""
+"""Apply the updates of one stream to an index of prefixes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _NO_GROUP: Final = -1
 
 
 class Worker(NamedTuple):
-    """The holder of blocks: a stream's name and a data-parallel rank, None if the stream carries no rank.
+    """The worker that holds blocks: a stream's name and a data-parallel rank, None if the stream carries no rank.
 
     On a merged output of kvbus the rank is the source's slot.
     """
@@ -53,14 +53,14 @@ class Status:
     """The condition of one stream.
 
     Attributes:
-        state: ``connecting`` until the state has come, or until the first live batch if the state is not available;
+        state: ``connecting`` until the state has arrived, or until the first live batch if the publisher has no state;
             ``live``; ``gap`` while batches are missing; ``conflict`` while several publishers share the endpoint.
-        partial: whether batches were lost for good: the workers hold more than is known, until the next epoch, rebuild
-            or snapshot.
+        partial: whether batches were lost for good. The workers then hold blocks that are not in the index, until the
+            next epoch, rebuild or snapshot.
         unreachable: why there is no connection; empty if there is one.
         seq: seq of the last batch that was applied; -1 for none.
-        refused: number of events and batches that were left out, by reason.
-        tokenless: number of stores without token ids. No prompt finds their blocks, only their hashes do.
+        refused: number of events and batches that were not applied, by reason.
+        tokenless: number of stores without token ids. Their blocks are found by hash, but not by a prompt.
     """
 
     state: State = "connecting"
@@ -72,11 +72,11 @@ class Status:
 
     @property
     def settled(self) -> bool:
-        """Return whether the state is complete or cannot be had."""
+        """Whether the state is complete, or known to be unavailable."""
         return self.state != "connecting" or self.partial or bool(self.unreachable)
 
     def note(self, update: Update) -> None:
-        """Follow an update."""
+        """Update the condition after an update."""
         match update:
             case Received(seq=seq):
                 self.seq = seq
@@ -103,9 +103,10 @@ class Status:
 
 
 class Feed:
-    """Apply the updates of one stream to an index. Each rank is a worker of its own.
+    """Apply the updates of one stream to an index. Each rank is a separate worker.
 
-    Of a worker's KV-cache groups the feed applies the first one that carries prefixes, until the worker is cleared.
+    A worker may have several KV-cache groups. The feed applies the first group that carries prefixes, until the worker
+    is cleared.
 
     Args:
         name: the workers' name.
@@ -117,7 +118,7 @@ class Feed:
     def __init__(self, name: str, index: PrefixIndex[Worker], *, copies: bool, status: Status | None = None) -> None:
         self.status: Final = status or Status()
         self.discarded = False
-        """Whether the stream was discarded. An update that was on its way then is ignored."""
+        """Whether the stream was discarded. An update that was already under way is then ignored."""
         self._name: Final = name
         self._index: Final = index
         self._copies: Final = copies
@@ -128,7 +129,10 @@ class Feed:
         """Copies beyond the first, by medium and hash."""
 
     def of(self, topic: bytes) -> Feed:
-        """Return the feed of one topic, if each topic is a stream of its own. Its workers are called ``NAME/TOPIC``."""
+        """Return the feed of one topic, for a stream whose topics are separate streams.
+
+        Its workers are called ``NAME/TOPIC``.
+        """
         found = self._topics.get(topic)
         if found is None:
             name = f"{self._name}/{topic.decode('utf-8', 'backslashreplace')}"
@@ -137,11 +141,11 @@ class Feed:
 
     @property
     def names(self) -> list[str]:
-        """Return the names of the workers."""
+        """The names of the workers."""
         return [self._name, *(name for each in self._topics.values() for name in each.names)]
 
     def clear(self) -> None:
-        """Forget all blocks of all workers."""
+        """Remove all blocks of all workers from the index."""
         for each in self._topics.values():
             each.clear()
         for worker in self._workers.values():
@@ -149,7 +153,7 @@ class Feed:
         self._workers.clear()
 
     def apply(self, batch: Batch) -> None:
-        """Apply a batch."""
+        """Apply the events of a batch, and count the refused ones."""
         worker = self._workers.get(batch.rank)
         if worker is None:
             worker = self._workers[batch.rank] = Worker(self._name, batch.rank)
@@ -182,7 +186,8 @@ class Feed:
         kind = event.kv_cache_spec_kind
         if not event.block_hashes or (isinstance(kind, str) and kind not in PREFIX_KINDS):
             return None
-        if tokens:  # the store of an offloaded block may have neither tokens nor a group
+        # An offloaded block may be announced without tokens and without a group.
+        if tokens:
             self._groups.setdefault(worker, _group(event))
         else:
             self.status.tokenless += 1

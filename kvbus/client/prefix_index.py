@@ -1,11 +1,12 @@
-"""An index of prefixes: which of many workers holds how much of a prompt.
+"""An index of prefixes: how much of a prompt each of many workers holds.
 
-Each block of a worker has a *place*: a digest of the tokens from the prompt's beginning to the block's end, of the
-LoRA adapter, and of everything else that the engine puts into its block hashes (a salt, images). Workers need not agree
-on hashes or on a block size, because a question computes the places of its own prompt and looks them up.
+Each block of a worker has a *place*: a digest of the tokens from the prompt's beginning to the block's end, of the LoRA
+adapter, and of everything else that the engine puts into its block hashes (a salt, images). Workers may use different
+hashes and block sizes, because a question computes the places of its own prompt and looks them up.
 
-A block whose parent has no place waits, and gets its place when the parent gets one. A removed parent does not move its
-children: they count again when the parent is back. A worker's blocks on several media are blocks of one prefix.
+A block whose parent has no place waits, and gets its place when the parent gets one. If a parent is removed, its
+children keep their places, and they count again when the parent is back. A worker's blocks on several media are blocks
+of one prefix.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ Adapter = str | int | None
 
 
 class Shape(NamedTuple):
-    """The form of a worker's blocks: tokens in a block, and whether each token is a pair (EAGLE)."""
+    """The form of a worker's blocks: the number of tokens in a block, and whether each token is a pair (EAGLE)."""
 
     size: int
     pairs: bool = False
@@ -51,12 +52,12 @@ class Label(NamedTuple):
 
 
 class Match(NamedTuple):
-    """A worker's part of a prompt.
+    """The part of a prompt that one worker holds.
 
     Attributes:
-        blocks: number of the prompt's blocks that the worker holds, from the first one on and without a hole.
+        blocks: number of the prompt's leading blocks that the worker holds, up to the first missing block.
         block_size: tokens in one block; 0 if the publisher does not say.
-        tiers: by medium, how many of these blocks are there.
+        tiers: number of these blocks on each medium.
     """
 
     blocks: int
@@ -70,7 +71,7 @@ class Match(NamedTuple):
 
 
 class PrefixIndex(Generic[W]):
-    """The live blocks of many workers, for questions about prompts."""
+    """The live blocks of many workers, searched by prompt or by block hashes."""
 
     def __init__(self) -> None:
         self._workers: dict[W, _WorkerBlocks] = {}
@@ -90,21 +91,24 @@ class PrefixIndex(Generic[W]):
         return {} if blocks is None else dict(blocks.on_media)
 
     def names(self, worker: W, most: int) -> dict[bytes, Hash]:
-        """Return the hashes of a worker's oldest blocks, by place, of ``most`` blocks at most."""
+        """Return the hashes of a worker's oldest blocks by place. Read up to ``most`` blocks."""
         blocks = self._workers.get(worker)
         return {} if blocks is None else blocks.names(most)
 
     # -- events
 
     def apply(self, worker: W, event: AnyEvent) -> None:
-        """Apply one event of a worker. The index does not tell KV-cache groups apart: pass the events of one group."""
+        """Apply one event of a worker.
+
+        The index does not separate KV-cache groups: pass the events of one group only.
+        """
         if isinstance(event, AllBlocksCleared):
             if clears_all(event):
                 self.clear(worker)
             elif worker in self._workers:
                 self._workers[worker].clear_medium(medium_of(event))
             return
-        if isinstance(event, dict):  # an event with fields that no struct has
+        if isinstance(event, dict):  # an event with fields that the struct does not have
             event = readable(event)
             event = BlockStored(**{name: event[name] for name in BlockStored.__struct_fields__ if name in event})
         medium = medium_of(event)
@@ -115,7 +119,7 @@ class PrefixIndex(Generic[W]):
             self._workers.setdefault(worker, _WorkerBlocks()).store(event, medium)
 
     def remove(self, worker: W, block: Hash, medium: str = DEVICE_MEDIUM) -> bool:
-        """Remove a worker's block from a medium. Return False if it was not there."""
+        """Remove a worker's block from a medium. Return whether it was there."""
         blocks = self._workers.get(worker)
         return blocks is not None and blocks.remove(block, medium)
 
@@ -131,7 +135,7 @@ class PrefixIndex(Generic[W]):
     # -- questions
 
     def longest_prefix(self, tokens: Tokens, *, lora: Adapter = None, salt: str | None = None) -> dict[W, int]:
-        """Return how many blocks of a prompt each worker holds, longest first; workers without any are left out.
+        """Return how many leading blocks of a prompt each worker holds, longest first, without workers that hold none.
 
         Raises:
             ValueError: a token id does not fit into 32 bits.
@@ -139,9 +143,9 @@ class PrefixIndex(Generic[W]):
         return {worker: match.blocks for worker, match in self.matches(tokens, lora=lora, salt=salt).items()}
 
     def matches(self, tokens: Tokens, *, lora: Adapter = None, salt: str | None = None) -> dict[W, Match]:
-        """Return what each worker holds of a prompt, longest first; workers without any of it are left out.
+        """Return the part of a prompt that each worker holds, longest first, without workers that hold none of it.
 
-        If a worker has blocks of several sizes, the answer is the size that covers the most tokens.
+        If a worker has blocks of several sizes, the answer is for the size that covers the most tokens.
 
         Raises:
             ValueError: a token id does not fit into 32 bits.
@@ -156,7 +160,7 @@ class PrefixIndex(Generic[W]):
         return dict(sorted(found.items(), key=lambda each: each[1].tokens, reverse=True))
 
     def matches_by_hash(self, hashes: Sequence[Hash]) -> dict[W, Match]:
-        """Return what each worker holds of a prompt, given its block hashes from the first to the last."""
+        """Return the part of a prompt that each worker holds, given the prompt's block hashes from first to last."""
         holders = {worker: blocks.media_of for worker, blocks in self._workers.items()}
         found = {
             worker: Match(count, self._workers[worker].size_of(hashes[0]), tiers)
@@ -166,7 +170,10 @@ class PrefixIndex(Generic[W]):
 
 
 def medium_of(event: AnyEvent) -> str:
-    """Return the medium that an event names, in upper case; every name of the device is one medium."""
+    """Return the medium that an event names, in upper case.
+
+    All names of the device, such as ``GPU`` or no name at all, are one medium.
+    """
     medium = value(event, "medium")
     return medium_key(medium) or str(medium).upper()
 
@@ -187,11 +194,12 @@ class _Block:
     """One block of a worker.
 
     Attributes:
-        size: tokens in it; 0 if the publisher does not say.
-        media: where it is.
+        size: number of tokens in the block; 0 if the publisher does not say.
+        media: the media that hold the block.
         parent: hash of the block before it; None for the first block of a prompt.
-        label: its content; None while its tokens are unknown.
-        place: digest of the prompt up to its end; None while it waits for its tokens or for its parent's place.
+        label: the block's content; None while its tokens are unknown.
+        place: digest of the prompt up to the block's end; None while the block waits for its tokens or for its parent's
+            place.
     """
 
     __slots__ = ("label", "media", "parent", "place", "size")
@@ -208,7 +216,7 @@ class _WorkerBlocks:
     """The blocks of one worker since it was last cleared.
 
     Attributes:
-        shapes: the forms of its blocks so far.
+        shapes: the forms that the worker's blocks have had.
         on_media: number of blocks by medium.
     """
 
@@ -217,9 +225,9 @@ class _WorkerBlocks:
         self.on_media: Final[Counter[str]] = Counter()
         self._blocks: Final[dict[Hash, _Block]] = {}
         self._places: Final[dict[str, Counter[bytes]]] = {}
-        """By medium and place, the number of blocks: engines may have several hashes for equal tokens."""
+        """Number of blocks by medium and place. An engine may have several hashes for equal tokens."""
         self._waiting: Final[dict[Hash, set[Hash]]] = {}
-        """The blocks that wait for a parent's place, by the parent."""
+        """The blocks that wait for their parent's place, by the parent's hash."""
 
     def media_of(self, block: Hash) -> Sequence[str]:
         """Return the media that hold the block of this hash."""
@@ -231,16 +239,16 @@ class _WorkerBlocks:
         return [medium for medium, places in self._places.items() if place in places]
 
     def names(self, most: int) -> dict[bytes, Hash]:
-        """Return the hashes of the oldest blocks by place."""
+        """Return the hashes of the oldest blocks by place. Read up to ``most`` blocks."""
         oldest = islice(self._blocks.items(), most)
         return {known.place: block for block, known in oldest if known.place is not None}
 
     def size_of(self, block: Hash) -> int:
-        """Return the tokens in a block that is held."""
+        """Return the number of tokens in a block that the worker holds."""
         return self._blocks[block].size
 
     def store(self, event: BlockStored, medium: str) -> None:
-        """Add the blocks of a store. A block that is known keeps its place."""
+        """Add the blocks of a store. A known block keeps its place."""
         parent = None if event.parent_block_hash is UNSET else event.parent_block_hash
         lora = _adapter(event.lora_id, event.lora_name)
         found = _labels(event, lora if isinstance(lora, str) else None, root=parent is None)
@@ -266,7 +274,7 @@ class _WorkerBlocks:
             parent = block
 
     def remove(self, block: Hash, medium: str) -> bool:
-        """Remove a block from a medium. Return False if it was not there."""
+        """Remove a block from a medium. Return whether it was there."""
         known = self._blocks.get(block)
         if known is None or medium not in known.media:
             return False
@@ -293,7 +301,7 @@ class _WorkerBlocks:
         return None if known is None else known.place
 
     def _settle(self, block: Hash, above: bytes) -> None:
-        """Give a block its place, below the place of its parent, and then the blocks that wait for it."""
+        """Give a block its place below its parent's place. Then do the same for the blocks that wait for it."""
         settled = [(block, above)]
         while settled:
             block, above = settled.pop()
@@ -311,11 +319,11 @@ class _WorkerBlocks:
 def _longest(
     holders: Mapping[W, Callable[[K], Sequence[str]]], keys: Iterable[K]
 ) -> dict[W, tuple[int, dict[str, int]]]:
-    """Count the leading keys that each worker holds on any medium, and on which.
+    """Count the leading keys that each worker holds, in total and by medium.
 
     Args:
         holders: by worker, the function that returns the media of a key.
-        keys: the blocks of a prompt, first to last. Only those are read that some worker holds, and one more.
+        keys: the blocks of a prompt, first to last. They are read up to the first block that no worker holds.
     """
     found: dict[W, tuple[int, dict[str, int]]] = {}
     left = dict(holders)
@@ -335,7 +343,7 @@ def _longest(
 
 
 def _decrement(counts: Counter[Any], key: Any) -> None:
-    """Subtract one, and drop a count of zero."""
+    """Subtract one, and delete the key at zero."""
     counts[key] -= 1
     if not counts[key]:
         del counts[key]
@@ -348,17 +356,17 @@ _LENGTH: Final = Struct("<Q")
 
 
 def _root(lora: Adapter, shape: Shape) -> bytes:
-    """Return the place above the first blocks of an adapter and a shape."""
+    """Return the place above a prompt's first block, for an adapter and a shape."""
     return sha256(encode_value([lora, shape.size, shape.pairs])).digest()
 
 
 def _place(above: bytes, label: Label) -> bytes:
-    """Return the place of a block with this content below another place."""
+    """Return the place of a block with this content below the place ``above``."""
     return sha256(above + _LENGTH.pack(len(label.tokens)) + label.tokens + label.keys).digest()
 
 
 def _places(tokens: Tokens, shape: Shape, lora: Adapter, salt: str | None) -> Iterator[bytes]:
-    """Compute the places of a prompt's whole blocks, one at a time.
+    """Yield the places of a prompt's complete blocks.
 
     Raises:
         ValueError: a token id does not fit into 32 bits.
@@ -371,11 +379,11 @@ def _places(tokens: Tokens, shape: Shape, lora: Adapter, salt: str | None) -> It
     for block in _divided(raw, shape):
         place = _place(place, Label(block, keys))
         yield place
-        keys = b""  # the salt is an extra key of the first block alone
+        keys = b""  # only the first block has the salt as an extra key
 
 
 def _divided(tokens: bytes, shape: Shape) -> list[bytes]:
-    """Divide packed tokens into the blocks of a shape; an incomplete last block is left out."""
+    """Divide packed tokens into blocks of a shape. Drop an incomplete last block."""
     width = _ID.size * shape.size * (1 + shape.pairs)
     return [tokens[start : start + width] for start in range(0, len(tokens) - width + 1, width)]
 
@@ -414,7 +422,7 @@ def _extra_keys(raw: Raw | bytes | UnsetType | None) -> list[Any]:
 
 
 def _adapter(lora_id: int | UnsetType | None, lora_name: str | UnsetType | None) -> Adapter:
-    """Return what identifies an event's adapter."""
+    """Return the adapter's name, or its id if the event has no name."""
     if lora_name is UNSET or lora_name is None:
         return None if lora_id is UNSET else lora_id
     return lora_name

@@ -1,6 +1,6 @@
-"""Why there is no connection: libzmq dials and says nothing, so the client connects once by hand and finds out.
+"""Find out why there is no connection. libzmq retries silently, so the client connects once by hand to see the error.
 
-The client reports what it finds once, and again when that changes.
+The client reports the reason once, and again when it changes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from kvbus.core.types import Refused
 from kvbus.transport.reach import MissingConnection, Outcome, Stop, connectable
 
 _SECONDS: Final = 3.0
-"""For one look."""
+"""Timeout of one connection attempt, in seconds."""
 
 _NO_PUBLISHER: Final = (
     "{} accepts connections, and no publisher answers: another port of it, another program's, or it stands still"
@@ -27,12 +27,12 @@ _STOPS: Final = {
 
 
 class Reachability(MissingConnection):
-    """Watches one live connection.
+    """Watch one live connection, and report why it is missing.
 
     Args:
-        bind: whether the publisher is to dial in.
-        after: seconds without a connection before the first look.
-        report: called with what is to be reported.
+        bind: whether the publisher connects to the subscriber.
+        after: seconds without a connection before the first attempt to find the reason.
+        report: called with each report.
     """
 
     def __init__(self, *, bind: bool, after: float, report: Callable[[Reachable | Unreachable], None]) -> None:
@@ -44,20 +44,20 @@ class Reachability(MissingConnection):
         self._refused: Refused | None = None
 
     def missing_at(self, endpoint: str, now: float) -> None:
-        """There is no connection to an endpoint from now on."""
+        """Record that the connection to an endpoint is missing since ``now``."""
         self._endpoint = endpoint
         self._refused = None
         self.missing(now)
 
     def connected(self) -> None:
-        """Take note that the connection stands."""
+        """Record that there is a connection, and report it if the endpoint was reported as unreachable."""
         super().connected()
         if self._why:
             self._why = ""
             self._report(Reachable(self._endpoint))
 
     def refused(self, reason: Refused) -> None:
-        """A handshake has failed."""
+        """Record why a handshake has failed."""
         self._refused = reason
 
     async def _look(self, first: bool) -> None:
@@ -69,7 +69,7 @@ class Reachability(MissingConnection):
             self._say(outcome.sentence)
         elif self._refused in _STOPS:
             self._say(Outcome(self._endpoint, _STOPS[self._refused]).sentence)
-        elif self._refused or not first:  # at first, the connection may be on its way
+        elif self._refused or not first:  # the first time, the connection may still be under way
             self._say(_NO_PUBLISHER.format(self._endpoint))
 
     def _say(self, why: str) -> None:

@@ -1,4 +1,4 @@
-"""`PrefixRouter`: the streams of many publishers as one index of prefixes."""
+"""`PrefixRouter`: one index of prefixes for the streams of many publishers."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ class RouterError(Exception):
 
 
 class PrefixRouter:
-    """Follow many publishers, and ask which worker holds the longest prefix of a prompt.
+    """Follow many publishers, and find the worker that holds the longest prefix of a prompt.
 
-    ``async with`` follows them in the running event loop. ``with`` follows them in a thread of its own, for programs
-    without a loop. All methods may be called from any thread.
+    ``async with`` follows the streams in the running event loop. ``with`` follows them in a separate thread, for
+    programs without a loop. All methods may be called from any thread.
 
-    A restart takes a stream's blocks out of the index, and so does a loss, because removals may be among the lost
-    batches. A stream without a connection keeps its blocks, and answers leave it out until the connection is back.
+    A restart removes a stream's blocks from the index. So does a loss, because removals may be among the lost batches.
+    A stream without a connection keeps its blocks, but answers leave its workers out until the connection is back.
 
     Args:
-        subscribers: one for each stream, by a name of yours. A stream is an engine's, or an output's of kvbus. A
-            subscriber with ``by_topic`` has many workers, called ``NAME/TOPIC``.
+        subscribers: one subscriber for each stream, by a name of your choice. A stream is an engine's, or an output's
+            of kvbus. A subscriber with ``by_topic`` has many workers, called ``NAME/TOPIC``.
         copies: True counts copies, right for engines' own streams (see `BlockView`); False is right for kvbus.
         keep_unreachable: True keeps the workers of a stream without a connection in the answers; `status` then says
             that the stream is unreachable.
@@ -62,14 +62,14 @@ class PrefixRouter:
         self._keep_unreachable: Final = keep_unreachable
         self._on_update: Final = on_update
 
-        # The loop writes these and any thread reads them, under the lock.
+        # Written by the loop and read by any thread, under the lock.
         self._lock: Final = threading.Lock()
         self._index: Final = PrefixIndex[Worker]()
         self._streams: Final[dict[str, tuple[Feed, Subscriber]]] = {}
         self._away: Final[set[str]] = set()
         self._failure: BaseException | None = None
 
-        # The loop.
+        # Used by the loop only.
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._tasks: Final[set[asyncio.Task[None]]] = set()
@@ -78,7 +78,7 @@ class PrefixRouter:
     def longest_prefix(
         self, tokens: Sequence[int], *, lora: Adapter = None, salt: str | None = None
     ) -> dict[Worker, int]:
-        """Return how many blocks of a prompt each worker holds, longest first; workers without any are left out.
+        """Return how many leading blocks of a prompt each worker holds, longest first, without workers that hold none.
 
         Raises:
             ValueError: a token id does not fit into 32 bits.
@@ -87,7 +87,7 @@ class PrefixRouter:
         return {worker: match.blocks for worker, match in self.matches(tokens, lora=lora, salt=salt).items()}
 
     def matches(self, tokens: Tokens, *, lora: Adapter = None, salt: str | None = None) -> dict[Worker, Match]:
-        """Do the same with the block size, and with the number of blocks on each medium.
+        """Return the part of a prompt that each worker holds: blocks, block size, and blocks by medium; longest first.
 
         Args:
             tokens: the prompt's token ids, or these packed as little-endian integers of 32 bits.
@@ -103,7 +103,10 @@ class PrefixRouter:
             return self._without_unreachable(self._index.matches(tokens, lora=lora, salt=salt))
 
     def matches_by_hash(self, hashes: Sequence[Hash]) -> dict[Worker, Match]:
-        """Do the same for a prompt given by its block hashes from the first to the last, as the engines compute them.
+        """Return the part of a prompt that each worker holds, given the prompt's block hashes.
+
+        Args:
+            hashes: the prompt's block hashes from first to last, as the engines compute them.
 
         Raises:
             RouterError: the router has failed.
@@ -120,7 +123,8 @@ class PrefixRouter:
     def names(self, most: int) -> dict[Worker, dict[bytes, Hash]]:
         """Return the hashes of each worker's oldest blocks, by a digest of the prompt up to the block's end.
 
-        Workers that hash alike have one hash for one digest. ``most`` blocks of a worker are read at most.
+        Workers that compute hashes alike have the same hash for a digest. Up to ``most`` blocks of each worker are
+        read.
         """
         with self._lock:
             return {worker: self._index.names(worker, most) for worker in self._index.workers}
@@ -139,13 +143,13 @@ class PrefixRouter:
             return len(self._index)
 
     async def settled(self) -> None:
-        """Wait until the state of each stream is complete, or cannot be had; `status` says which."""
+        """Wait until the state of each stream is complete, or known to be unavailable. `status` says which."""
         self._check()
         await self._settled.wait()
         self._check()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Do the same as `settled` for programs without an event loop. Return False after ``timeout`` seconds."""
+        """Wait as `settled` does, in a program without an event loop. Return False after ``timeout`` seconds."""
 
         async def within() -> bool:
             try:
@@ -168,7 +172,7 @@ class PrefixRouter:
         self._call(lambda: self._add(name, subscriber))
 
     def discard(self, name: str) -> None:
-        """Stop following a stream, and forget the blocks of its workers.
+        """Stop following a stream, and remove the blocks of its workers.
 
         Raises:
             KeyError: no stream has this name.
@@ -218,7 +222,7 @@ class PrefixRouter:
             if loop is not None:
                 self._end(loop)
 
-    # -- in the loop
+    # -- called in the loop
 
     def _add(self, name: str, subscriber: Subscriber) -> None:
         if name in self._streams:
@@ -255,11 +259,13 @@ class PrefixRouter:
                         return
                     part.apply(batch)
                 if isinstance(update, Snapshot):
-                    await asyncio.sleep(0)  # it may be a million blocks
+                    # A snapshot may have a million blocks: let other tasks run.
+                    await asyncio.sleep(0)
             with self._lock:
                 if feed.discarded:
                     return
-                if part is feed or not isinstance(update, Lost):  # the state of the topic follows
+                # The lost batches of a topic do not make the stream partial: the topic's state follows.
+                if part is feed or not isinstance(update, Lost):
                     feed.status.note(update)
                 (self._away.update if feed.status.unreachable else self._away.difference_update)(feed.names)
             self._settle()
@@ -287,7 +293,7 @@ class PrefixRouter:
             self._failure = failure
             self._settled.set()
 
-    # -- from any thread
+    # -- called from any thread
 
     def _check(self) -> None:
         if self._failure is not None:
@@ -309,7 +315,11 @@ class PrefixRouter:
             self._run(call())
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run something in the loop, from another thread."""
+        """Run a coroutine in the loop from another thread, and wait for its result.
+
+        Raises:
+            RouterError: the router is not open, or this is called in the loop.
+        """
         if self._loop is not None and not self._inside():
             return asyncio.run_coroutine_threadsafe(work, self._loop).result()
         work.close()

@@ -1,8 +1,8 @@
-"""A stream's order for the caller of the library: the sequencer's decisions as updates.
+"""The order of one stream, for callers of the library: the sequencer's decisions as updates.
 
-The sequencer is the daemon's (:mod:`kvbus.core.sequencing`), with the settings of somebody who follows anything that
-speaks the protocol: a replay may be compacted, and the caller decides what a loss means. Here positions become ranges,
-so that each loss is reported once and with its reason, and sequence frames become numbers and publisher ids.
+The sequencer is the daemon's (:mod:`kvbus.core.sequencing`). Its settings suit a client of any publisher that speaks
+the protocol: a replay may be compacted, and the caller decides what a loss means. This module turns positions into
+ranges, so that each loss is reported once with its reason, and sequence frames into numbers and publisher ids.
 
 :class:`Timing` and :class:`BufferLimits` are the settings that a caller can choose.
 """
@@ -37,16 +37,16 @@ class Timing:
     """Timeouts in seconds, and the number of attempts.
 
     Attributes:
-        connect_s: longest wait of the first replay request for the live connection.
+        connect_s: how long the first replay request waits for the live connection, at most.
         idle_s: silence after which a replay request has failed; idle engines answer up to 0.1 s late.
-        answer_s: longest time of one whole answer.
-        snapshot_s: longest time of a snapshot; it is one message, so nothing arrives before it is complete.
-        attempts: requests in a row without a new batch before the missing batches are lost.
-        confirm_s: pause after a connection before one more request for the last batch, unless live batches arrive: it
-            finds a batch published between the answer and the subscription's arrival at the publisher.
-        rebuild_s: pause before the next request, after batches were lost for want of an answer.
+        answer_s: maximum time of one complete answer.
+        snapshot_s: maximum time of a snapshot. It is one message, so nothing arrives before it is complete.
+        attempts: number of consecutive requests without a new batch after which the missing batches are lost.
+        confirm_s: pause between a connection and a second request for the last batch, unless live batches arrive. The
+            request finds a batch that was published after the answer but before the publisher had the subscription.
+        rebuild_s: pause before the next request, after batches were lost because the publisher did not answer.
         unreachable_s: time without a connection before the subscriber finds out why and reports it.
-        overlap_s: time after a replay in which live batches may still arrive that the replay had already.
+        overlap_s: time after a replay in which the live stream may still bring batches that the replay has brought.
     """
 
     connect_s: float = 0.5
@@ -65,9 +65,9 @@ class BufferLimits:
     """Limits of a subscriber's memory.
 
     Attributes:
-        held_batches: batches in the reorder buffer; at the limit the subscriber drops newer ones and asks for them
-            again.
-        held_bytes: the same limit in payload bytes.
+        held_batches: maximum number of batches in the reorder buffer. Above it the subscriber drops newer batches and
+            asks for them again.
+        held_bytes: maximum number of payload bytes in the reorder buffer, likewise.
     """
 
     held_batches: int = 10_000
@@ -75,20 +75,20 @@ class BufferLimits:
 
 
 _LIMITS: Final = FrameLimits(max_frame_bytes=sys.maxsize)
-"""The sockets have refused what is too large."""
+"""No limit here: the sockets have refused frames that are too large."""
 
 _GAP: Final = (Phase.GAP, Phase.GAP_SNAPSHOT, Phase.GRACE)
 
 
 class Payload(bytes):
-    """A batch that is not decoded yet, with what the sequencer does not look at."""
+    """An undecoded batch, with its topic and whether it was replayed. The sequencer ignores both."""
 
     topic: bytes
     replayed: bool
 
     @classmethod
     def of(cls, payload: bytes, topic: bytes, *, replayed: bool) -> Payload:
-        """Return the payload with these."""
+        """Return the payload with a topic and whether it was replayed."""
         made = cls(payload)
         made.topic = topic
         made.replayed = replayed
@@ -96,7 +96,7 @@ class Payload(bytes):
 
 
 class Replace(msgspec.Struct, frozen=True):
-    """The whole state as of batch ``seq``, as undecoded batches. It replaces everything known before."""
+    """The complete state as of batch ``seq``, in undecoded batches. It replaces the state before it."""
 
     seq: int
     chunks: tuple[bytes, ...]
@@ -106,7 +106,7 @@ Output = Deliver | Replace | Rejected | Gap | Lost | Restarted | Synced | Confli
 
 
 class Sequence:
-    """One stream's order. Methods take the time as ``now`` (seconds, any origin) and return outputs to carry out.
+    """The order of one stream. Methods take the time as ``now`` (seconds, any origin) and return outputs to carry out.
 
     Args:
         replay: whether there is a replay endpoint.
@@ -150,16 +150,16 @@ class Sequence:
             self.stats,
         )
 
-        # The connection. Where nobody reports one, it is taken to stand after a moment.
+        # The connection. If none is reported, the stream counts as connected after `connect_s`.
         self._connect_s: Final = timing.connect_s
         self._connect_at = inf
 
-        # What the caller knows.
+        # The state of the stream as reported to the caller.
         self._position: int | None = 0 if self._asks and from_start else None
         self._gap_end = 0
-        """One past the gap that was reported last."""
+        """The seq after the last reported gap."""
         self._unanswered = False
-        """It was reported that nobody answers, and nobody has since."""
+        """Whether an unanswered request was reported as a loss, with no answer since."""
         self._owes_synced = False
         self._in_conflict = False
 
@@ -175,7 +175,7 @@ class Sequence:
 
     @property
     def held(self) -> int:
-        """The number of batches in the reorder buffer."""
+        """Number of batches in the reorder buffer."""
         return len(self._sequencer.held)
 
     @property
@@ -184,9 +184,9 @@ class Sequence:
         return min(self._connect_at, self._sequencer.deadline)
 
     def open(self, now: float) -> list[Output]:
-        """Begin. The first request waits a moment for the live connection.
+        """Start the timer for the first request, which waits a moment for the live connection.
 
-        Else the publisher could send a batch after the answer and before the subscription.
+        Otherwise the publisher could send a batch after the answer and before it has the subscription.
         """
         self._connect_at = now + self._connect_s
         return self._take()
@@ -205,7 +205,7 @@ class Sequence:
         return self._take()
 
     def live(self, frames: Frames[bytes], now: float) -> list[Output]:
-        """Take a message of the live stream."""
+        """Handle a message of the live stream."""
         message = parse_live(frames, _LIMITS)
         if isinstance(message, Reason):
             self._out.append(Rejected(None, frames[0], message))
@@ -215,17 +215,17 @@ class Sequence:
         if self._changed(message.publisher_id):
             sequencer.publisher_changed(now)
         if known and seq < sequencer.next:
-            self.stats.duplicates += 1  # the publisher says that it is in the same epoch
+            self.stats.duplicates += 1  # the publisher's id shows that the epoch is the same
         else:
             sequencer.live(seq, Payload.of(message.payload, message.topic, replayed=False), now)
         out = self._take()
         if not self._asks:
-            sequencer.tick(now)  # a gap is lost at once
+            sequencer.tick(now)  # without a publisher to ask, missing batches are lost at once
             out += self._take()
         return out
 
     def replayed(self, frames: Frames[bytes], now: float) -> list[Output]:
-        """Take a message that answers the last `Ask`."""
+        """Handle a message that answers the last `Ask`."""
         message = parse_replay(frames, _LIMITS)
         if isinstance(message, Reason):
             self._out.append(Rejected(None, b"", message))
@@ -240,7 +240,7 @@ class Sequence:
         return self._take()
 
     def snapshot(self, frames: Frames[bytes], now: float) -> list[Output]:
-        """Take the message that answers the last `AskSnapshot`."""
+        """Handle the message that answers the last `AskSnapshot`."""
         sequencer, reply = self._sequencer, parse_snapshot(frames)
         if reply is None or reply.seq <= UNAVAILABLE:
             sequencer.snapshot(self._request, UNAVAILABLE, now)
@@ -266,11 +266,11 @@ class Sequence:
         return self._take()
 
     def unread(self, now: float) -> None:
-        """More of the answer to the last `Ask` or `AskSnapshot` waits to be read: nobody is late."""
+        """Postpone the timeout of the last request, because a part of its answer waits to be read."""
         self._sequencer.unread(self._request, now)
 
     def sent(self, request: int, now: float) -> None:
-        """A request has left."""
+        """Start the timeout of a request that was sent."""
         self._sequencer.sent(request, now)
 
     def _changed(self, publisher: bytes | None) -> bool:
@@ -279,7 +279,7 @@ class Sequence:
         known, self._publisher = self._publisher, publisher
         return known is not None
 
-    # -- what the caller is told
+    # -- reports to the caller
 
     def _take(self) -> list[Output]:
         decided = self._sequencer.actions
@@ -314,7 +314,7 @@ class Sequence:
         return out
 
     def _lose_before(self, batch: Deliver) -> bool:
-        """Report what is missing before a batch that is delivered; whether there was anything."""
+        """Report the batches that are missing before a delivered batch. Return whether there are any."""
         seq = batch.seq
         if self._position is None or seq <= self._position or _begins_anew(batch.payload):
             return False
@@ -324,7 +324,7 @@ class Sequence:
         return True
 
     def _report(self, *, lost: bool, synced: bool) -> None:
-        """Report what follows from where the sequencer is now."""
+        """Report a conflict, a gap, an unanswered request, or that the stream is complete."""
         sequencer = self._sequencer
         conflict = sequencer.phase is Phase.CONFLICT
         if conflict and not self._in_conflict:
@@ -340,7 +340,8 @@ class Sequence:
             self._out.append(Lost(self._position or 0, None, sequencer.lost_because))
         self._unanswered = unanswered
         self._owes_synced |= synced
-        # a probe may begin as soon as the history is in; before that, one asks for what follows a snapshot
+        # After a complete replay (`synced`), PROBE only looks for newer batches. Otherwise it asks for batches after a
+        # snapshot.
         quiet = sequencer.phase is Phase.LIVE or (synced and sequencer.phase is Phase.PROBE)
         if self._owes_synced and quiet and self._asks and not unanswered:
             self._owes_synced = False
@@ -348,5 +349,8 @@ class Sequence:
 
 
 def _begins_anew(payload: bytes) -> bool:
-    """Whether an answer begins with AllBlocksCleared here: what came before is over, as in a state that kvbus sends."""
+    """Return whether a replayed batch begins with AllBlocksCleared, as a state from kvbus does.
+
+    The batches before it are then not missing: the state replaces them.
+    """
     return isinstance(payload, Payload) and payload.replayed and begins_with_clear(payload)

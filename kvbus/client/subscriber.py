@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from kvbus.transport.client.subscriber import Context
     from kvbus.transport.curve import Curve
 
-_YIELD_EVERY: Final = 256  # updates returned before other tasks get their turn
+_YIELD_EVERY: Final = 256  # updates returned before other tasks may run
 
 
 class SubscriberClosedError(Exception):
@@ -36,16 +36,17 @@ class SubscriberClosedError(Exception):
 class Subscriber:
     """Subscribe to a stream of KV-cache events.
 
-    The subscriber rebuilds the state by the publisher's snapshot, or by its replay from seq 0, then follows the live
-    stream. It yields each batch once and in order. It asks for missing batches, notices a publisher's restart, and
-    rebuilds after it. Pass each update to a `BlockView`, and the view holds the blocks that the publisher holds.
+    The subscriber rebuilds the state from the publisher's snapshot, or from its replay from seq 0, then follows the
+    live stream. It yields each batch once and in order. It asks for missing batches, notices a restart of the
+    publisher, and then rebuilds. Pass each update to a `BlockView`, and the view holds the blocks that the publisher
+    holds.
 
-    There are two ways to use it. ``async for update in Subscriber(…)`` opens at the first step, and closes when the
-    loop ends by ``break``, an exception or cancellation. ``async with Subscriber(…) as subscriber`` keeps it open
-    meanwhile; `receive` then waits for one update at a time, and cancelling it loses nothing.
+    There are two ways to use it. ``async for update in Subscriber(…)`` opens the sockets at the first step, and closes
+    them when the loop ends by ``break``, an exception or cancellation. ``async with Subscriber(…) as subscriber`` keeps
+    them open for the block; `receive` then waits for one update at a time, and cancelling it loses nothing.
 
     The subscriber reads its sockets only while `receive` waits. If the caller is slow, the publisher drops batches at
-    its high-water mark, and the subscriber asks for the gap.
+    its high-water mark, and the subscriber asks for the missing batches.
 
     Args:
         endpoint: the publisher's PUB endpoint, such as ``tcp://127.0.0.1:5557``; None for a replay without a live
@@ -53,17 +54,17 @@ class Subscriber:
         replay_endpoint: its replay ROUTER. Without it and without snapshots the view begins empty, and every gap is
             lost.
         snapshot_endpoint: its snapshot ROUTER. One `Snapshot` replaces the replay from seq 0 at the start, after a
-            restart, and where the replay cannot fill a gap. Give a replay endpoint too: it fills gaps, and replaces a
-            snapshot that the publisher does not have.
+            restart, and if the replay cannot fill a gap. Give a replay endpoint too: it fills gaps, and it is used if
+            the publisher has no snapshot.
         topic: subscription prefix; it does not filter replay answers.
-        by_topic: True for kvbus's ``layout: per_topic``: each topic is a stream of its own, with its own seqs and
-            state, and updates name it. There is no replay, and none is needed.
+        by_topic: True for kvbus's ``layout: per_topic``: each topic is a separate stream with its own seqs and state,
+            and updates name their topic. There is no replay, and none is needed.
         bind: True for publishers that connect to the subscriber (vLLM with a concrete host).
-        from_start: False begins with the first live batch; replay and snapshots then repair gaps and restarts only.
+        from_start: False begins with the first live batch; replay and snapshots then only repair gaps and restarts.
         framing: layout of replay answers; ``auto`` accepts every known layout.
         timing: timeouts in seconds, and attempts.
         limits: limits of the buffers.
-        hwm: messages that ZeroMQ queues for each socket.
+        hwm: number of messages that ZeroMQ queues for each socket.
         max_message_bytes: limit of one frame, in bytes.
         context: a ZeroMQ context to share, for ``inproc://`` endpoints; by default the subscriber has its own.
         curve: keys for a publisher that requires CURVE, from `client_keys`.
@@ -113,7 +114,7 @@ class Subscriber:
         self._sequence: Final = sequence()
         self._new_sequence: Final = sequence
         self._topics: Final[dict[bytes, Sequence]] = {}
-        """The sequences of topics; without ``by_topic`` there are none."""
+        """The sequence of each topic; empty without ``by_topic``."""
         self._up = False
         self._sockets: Final = StreamSockets(
             endpoint,
@@ -131,7 +132,7 @@ class Subscriber:
         timing = timing or Timing()
         self._reachability: Final = Reachability(bind=bind, after=timing.unreachable_s, report=self._report)
 
-        # Updates for the caller, and how many `receive` has returned.
+        # The updates for the caller, and how many of them `receive` has returned.
         self._updates: deque[Update | _Decoding] = deque()
         self._handed_out = 0
 
@@ -145,26 +146,26 @@ class Subscriber:
 
     @property
     def endpoint(self) -> str | None:
-        """The live endpoint; once open, the bound one, with its real port."""
+        """The live endpoint. After `open` it is the bound one, with its real port."""
         return self._sockets.endpoint
 
     @property
     def epoch(self) -> int:
-        """Restarts of the publisher noticed so far, or of all publishers."""
+        """Number of restarts noticed so far, of the publisher or of all publishers."""
         return sum(sequence.epoch for sequence in self._sequences)
 
     @property
     def duplicates(self) -> int:
-        """Batches dropped as duplicates."""
+        """Number of batches dropped as duplicates."""
         return sum(sequence.stats.duplicates for sequence in self._sequences)
 
     @property
     def pending(self) -> int:
-        """Updates that `receive` can return at once."""
+        """Number of updates that `receive` can return at once."""
         return len(self._updates)
 
     def open(self) -> None:
-        """Open the sockets; `receive` does so too. It needs a running event loop.
+        """Open the sockets, as `receive` does at its first call. This needs a running event loop.
 
         Raises:
             BindError: the endpoint cannot be bound.
@@ -180,7 +181,8 @@ class Subscriber:
         self._follow(self._sequence.open(self._now()))
         self._reachability.missing_at(self.endpoint or "", self._now())
         if not self._live or (self.endpoint or "").startswith("inproc://"):
-            self.on_connection(up=True)  # there is no connection to wait for, or no event for it
+            # There is no connection to wait for, or ZeroMQ reports none for inproc.
+            self.on_connection(up=True)
 
     async def aclose(self) -> None:
         """Close the sockets at once. A waiting `receive` ends with `SubscriberClosedError`."""
@@ -190,11 +192,11 @@ class Subscriber:
         self._wake()
         try:
             await self._reachability.aclose()
-        finally:  # the caller may be cancelled meanwhile
+        finally:  # the caller may be cancelled during the wait
             await self._sockets.aclose()
 
     async def receive(self) -> Update:
-        """Wait for the next update. Cancelling it loses nothing.
+        """Wait for the next update. Cancelling this loses nothing.
 
         Raises:
             SubscriberClosedError: the subscriber is closed, or was closed meanwhile.
@@ -250,7 +252,7 @@ class Subscriber:
     # -- the sockets' handler
 
     def on_live(self, frames: list[bytes]) -> None:
-        """Take a live message (called by the sockets)."""
+        """Handle a live message. Called by the sockets."""
         if not self.by_topic:
             self._follow(self._sequence.live(frames, self._now()))
             return
@@ -264,15 +266,15 @@ class Subscriber:
         self._follow(sequence.live(frames, self._now()), topic)
 
     def on_replayed(self, frames: list[bytes]) -> None:
-        """Take a message of a replay answer (called by the sockets)."""
+        """Handle a message of a replay answer. Called by the sockets."""
         self._follow(self._sequence.replayed(frames, self._now()))
 
     def on_snapshot(self, frames: list[bytes]) -> None:
-        """Take a snapshot (called by the sockets)."""
+        """Handle a snapshot. Called by the sockets."""
         self._follow(self._sequence.snapshot(frames, self._now()))
 
     def on_connection(self, up: bool) -> None:
-        """Handle a new connection, or a lost one (called by the sockets)."""
+        """Handle a new connection or a lost one. Called by the sockets."""
         now = self._now()
         if up:
             self._reachability.connected()
@@ -283,7 +285,7 @@ class Subscriber:
             self._follow(sequence.connected(now) if up else sequence.interrupted(now), topic)
 
     def on_refused(self, reason: Refused) -> None:
-        """Handle a failed handshake (called by the sockets)."""
+        """Handle a failed handshake. Called by the sockets."""
         self._reachability.refused(reason)
 
     # -- internals
@@ -317,13 +319,14 @@ class Subscriber:
         self._wake()
 
     async def _wait(self) -> None:
-        """Read the sockets until they have brought something, or it is time to look at the clock."""
+        """Read the sockets until a message has arrived or a timeout is due."""
         if self._loop is None:
             return
         if self._waiter is not None:
             raise RuntimeError("another task already awaits this subscriber")
         self._waiter = self._loop.create_future()
-        self._sockets.read(on=True)  # first of all: an answer that waits there is not late
+        # Read before the timer is set: an answer that already waits in the socket is not late.
+        self._sockets.read(on=True)
         deadline = min(self._reachability.deadline, *(sequence.deadline for sequence in self._sequences))
         timer = None if deadline == inf else self._loop.call_at(deadline, self._wake)
         try:
@@ -345,7 +348,10 @@ class Subscriber:
 
 
 class _Decoding:
-    """A snapshot being decoded in steps, because it may be a million blocks. A cancelled `receive` keeps it."""
+    """Decode a snapshot in steps, because it may have a million blocks.
+
+    If `receive` is cancelled, the decoded part is kept.
+    """
 
     def __init__(self, source: Replace) -> None:
         self.seq: Final = source.seq
@@ -354,7 +360,7 @@ class _Decoding:
         self._chunks: Final = iter(source.chunks)
 
     def steps(self) -> Iterator[None]:
-        """Decode the rest, with a pause after each step."""
+        """Decode the remaining batches, with a pause after each."""
         for chunk in self._chunks:
             decoded = decode_batch(chunk)
             if isinstance(decoded, Reason):

@@ -1,4 +1,4 @@
-"""A subscriber's updates: one frozen record for each kind of thing that can happen to a stream."""
+"""A subscriber's updates: one frozen record for each kind of event on a stream."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Kind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A batch, in order: ``seq`` is the one after the last received or lost.
+    """A batch, in order. ``seq`` follows the last received or lost batch.
 
     ``topic`` is empty for replayed batches of the 3-frame framing, which carries none.
     """
@@ -31,9 +31,9 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The publisher's whole state as of batch ``seq``, as batches. It replaces the blocks of every rank.
+    """The publisher's complete state as of batch ``seq``, as batches. It replaces the blocks of every rank.
 
-    The next batch has the seq after it. Only subscribers with a snapshot endpoint receive it.
+    The next batch has seq + 1. Only subscribers with a snapshot endpoint receive this update.
     """
 
     kind: ClassVar[Kind] = "snapshot"
@@ -43,7 +43,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """An unreadable message or part of a snapshot. ``seq`` is None if its sequence frame is unreadable too."""
+    """An unreadable message or part of a snapshot. ``seq`` is None if the sequence frame is unreadable too."""
 
     kind: ClassVar[Kind] = "rejected"
     seq: int | None
@@ -53,18 +53,21 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Batches ``first`` to ``last`` (both included) are missing. Later batches wait meanwhile."""
+    """Batches ``first`` to ``last`` (both included) are missing. Later batches wait until they arrive or are lost."""
 
     kind: ClassVar[Kind] = "gap"
     first: int
     last: int
     topic: bytes = b""
-    """Of this topic alone; only subscribers with ``by_topic`` set it, here and below."""
+    """The topic whose stream has the gap. Only subscribers with ``by_topic`` set it, here and in the updates below."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Batches ``first`` to ``last`` (both included; None: unknown) will never arrive. A view may now be wrong."""
+    """Batches ``first`` to ``last`` (both included) will never arrive. A view may now be wrong.
+
+    ``last`` is None if it is unknown.
+    """
 
     kind: ClassVar[Kind] = "lost"
     first: int
@@ -75,7 +78,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Restarted:
-    """The publisher began a new epoch: drop all blocks of the old one. ``epoch`` counts from 0."""
+    """The publisher began a new epoch: drop all blocks of the old one. ``epoch`` counts restarts from 0."""
 
     kind: ClassVar[Kind] = "restarted"
     epoch: int
@@ -85,7 +88,10 @@ class Restarted:
 
 @dataclass(frozen=True, slots=True)
 class Synced:
-    """The replay or snapshot is complete, the held batches are delivered. ``seq`` is the last batch's, -1 for none."""
+    """The replay or snapshot is complete, and the held batches are delivered.
+
+    ``seq`` is the last batch's, -1 if there is none.
+    """
 
     kind: ClassVar[Kind] = "synced"
     seq: int
@@ -93,7 +99,10 @@ class Synced:
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """Several publishers are behind one endpoint. Nothing is taken in for some seconds; then the state is rebuilt."""
+    """Several publishers share one endpoint.
+
+    The subscriber drops their batches for some seconds, then rebuilds the state.
+    """
 
     kind: ClassVar[Kind] = "conflict"
     topic: bytes = b""
@@ -101,7 +110,10 @@ class Conflict:
 
 @dataclass(frozen=True, slots=True)
 class Unreachable:
-    """There is no live connection, and ``why`` says why, for people. It comes again when the reason changes."""
+    """There is no live connection. ``why`` is the reason, for people.
+
+    The update is repeated when the reason changes.
+    """
 
     kind: ClassVar[Kind] = "unreachable"
     endpoint: str
@@ -110,7 +122,7 @@ class Unreachable:
 
 @dataclass(frozen=True, slots=True)
 class Reachable:
-    """The live connection stands again, after `Unreachable`."""
+    """The live connection is back after `Unreachable`."""
 
     kind: ClassVar[Kind] = "reachable"
     endpoint: str

@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from kvbus.core.wire.schema import Event
 
 Key = tuple[int | None, int | None, str, Hash]
-"""(rank, group_idx, medium, hash): the same hash can live in several groups and on several media at once."""
+"""(rank, group_idx, medium, hash): the same hash can be stored in several groups and on several media at once."""
 
 
 class _Tokens:
-    """One event's tokens as raw msgpack. Its blocks share them; the first one that is asked for divides them."""
+    """The tokens of one store event as raw msgpack. Its blocks share them. They are divided when first needed."""
 
     __slots__ = ("_parts", "_raw", "_size")
 
     def __init__(self, raw: bytes, size: int, count: int, blocks: int) -> None:
         self._size: Final = size
-        # vLLM leaves out the hashes of masked blocks and keeps their tokens: a block's own tokens are unknown then
+        # vLLM omits the hashes of masked blocks but sends their tokens: the tokens of a single block are then unknown.
         self._raw = raw if count == size * blocks else b""
         self._parts: list[bytes] | None = [] if count else None
 
@@ -55,14 +55,14 @@ class Block:
     """One live block: ``block_size`` tokens on one medium, in one KV-cache group, on one data-parallel rank.
 
     Attributes:
-        hash: the engine's name for it, an integer (signed or unsigned 64 bits) or raw bytes.
-        parent: hash of the block before it; None at the root, or where the engine does not say.
-        rank: data-parallel rank; None where the stream carries none.
+        hash: the engine's name for the block, an integer (signed or unsigned 64 bits) or raw bytes.
+        parent: hash of the block before it; None at the root, or if the engine does not say.
+        rank: data-parallel rank; None if the stream carries none.
         medium: upper-case medium, every device name as ``GPU``.
         group_idx: KV-cache group of a hybrid model (vLLM 0.20 and later), else None.
         block_size: tokens in the block (token pairs with EAGLE); 0 from publishers that do not say.
         lora: adapter name, or its id from vLLM before 0.14; None for the base model.
-        copies: physical copies counted so far; stays 1 in a view that does not count.
+        copies: physical copies counted so far; always 1 in a view that does not count.
     """
 
     __slots__ = (
@@ -93,7 +93,7 @@ class Block:
 
     @property
     def token_ids(self) -> list[Token] | None:
-        """The block's tokens (pairs with EAGLE), empty for a placeholder, None where they are unknown."""
+        """The block's tokens (pairs with EAGLE); empty for a placeholder, None if they are unknown."""
         return self._tokens.of(self._index)
 
     def to_json(self) -> dict[str, Any]:
@@ -119,18 +119,18 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """A block is live no more: its last copy has gone."""
+    """A block is no longer live: its last copy was removed."""
 
     block: Block
 
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """No block is live any more."""
+    """All blocks were dropped."""
 
 
 Change = Stored | Removed | Cleared
-"""What an update changes about the live blocks. Applied in order to a set, changes keep that set equal to the view."""
+"""A change of the live blocks. A set to which the changes are applied in order stays equal to the view."""
 
 
 class BlockView:
@@ -138,16 +138,16 @@ class BlockView:
 
     Args:
         copies: False follows the rule of routers, right for kvbus's output: the first store stores, one removal
-            removes. True counts copies, right for an engine's own stream: vLLM stores a hash once per physical copy
-            and removes it as often (not with ``kv_cache_report_mode=full``, where a hit is a store too).
-        on_lost: ``clear`` drops all blocks when batches are lost, because removals may be among them; ``keep`` keeps
-            a view that may be wrong.
-        cleared: what AllBlocksCleared drops if it names no medium: ``all`` is the rule of routers and kvbus,
-            ``device`` is vLLM's (its offloaded blocks survive a reset of the prefix cache, and go with a second clear
-            in the same batch). One that names a medium drops the blocks on this medium.
+            removes. True counts copies, right for an engine's own stream: vLLM stores a hash once per physical copy and
+            removes it as often (not with ``kv_cache_report_mode=full``, where a cache hit is a store too).
+        on_lost: ``clear`` drops all blocks when batches are lost, because removals may be among them; ``keep`` keeps a
+            view that may be wrong.
+        cleared: what AllBlocksCleared drops if it names no medium: ``all`` is the rule of routers and kvbus, ``device``
+            is vLLM's (its offloaded blocks survive a reset of the prefix cache, and are deleted by a second clear in
+            the same batch). An AllBlocksCleared that names a medium drops the blocks on this medium.
 
     Attributes:
-        refused: stores that were left out, by reason: their tokens are none, or too few.
+        refused: number of stores that were not applied because they have too few tokens or unreadable ones, by reason.
     """
 
     def __init__(
@@ -171,13 +171,13 @@ class BlockView:
         return iter(self._blocks.values())
 
     def __contains__(self, block: object) -> bool:
-        """Return whether this hash, or this whole `Key`, is live."""
+        """Return whether a hash is live under any key, or a complete `Key` is live."""
         return block in self._blocks if isinstance(block, tuple) else block in self._places
 
     def get(
         self, block: Hash, *, rank: int | None = None, medium: str | None = None, group_idx: int | None = None
     ) -> Block | None:
-        """Return the block under exactly this key, None if there is none; no medium means device."""
+        """Return the block under exactly this key, or None. Without a medium the key is the device's."""
         return self._blocks.get((rank, group_idx, _medium(medium), block))
 
     def keys(self) -> Iterator[Key]:
@@ -185,9 +185,10 @@ class BlockView:
         return iter(self._blocks)
 
     def update(self, update: Update) -> list[Change]:
-        """Apply an update of a `Subscriber`; return what it changes, in order.
+        """Apply an update of a `Subscriber`. Return the changes in order.
 
-        A batch applies its events, a snapshot replaces everything, a restart clears; a loss clears too (`on_lost`).
+        A batch applies its events. A snapshot replaces everything. A restart clears the view, and so does a loss
+        (`on_lost`).
         """
         if isinstance(update, Received):
             return self.apply_batch(update.batch)
@@ -203,7 +204,7 @@ class BlockView:
     def apply_batch(self, batch: Batch) -> list[Change]:
         """Apply a batch's events in order, because one batch may remove and store the same hash.
 
-        vLLM resets its offloaded blocks with a second AllBlocksCleared in the batch of the first.
+        A second AllBlocksCleared in a batch drops the offloaded blocks, as vLLM means it.
         """
         changes: list[Change] = []
         cleared = False
@@ -251,7 +252,8 @@ class BlockView:
         raw = bytes(event.token_ids)
         count = count_tokens(raw)
         if not isinstance(count, Reason) and 0 < count < event.block_size * len(hashes):
-            count = Reason.TOKEN_COUNT  # more than that is right: vLLM leaves out the hashes of masked blocks
+            # More tokens are right: vLLM omits the hashes of masked blocks.
+            count = Reason.TOKEN_COUNT
         if isinstance(count, Reason):
             self.refused[count] += 1
             return
@@ -267,7 +269,7 @@ class BlockView:
                 continue
             if self._copies:
                 known.copies += 1
-            # an offloaded block may first arrive as a placeholder without tokens: keep the event that has them
+            # An offloaded block may first be announced without tokens. Replace it by the block with tokens.
             if tokens and not known._tokens:  # noqa: SLF001
                 better = Block(key, event, tokens, index)
                 better.copies = known.copies
@@ -298,7 +300,7 @@ def _sent(value: Any) -> Any:
 
 
 def _medium(name: str | UnsetType | None) -> str:
-    # a medium unknown to this version must not lose a router its blocks
+    # A block on a medium that this version does not know must still reach routers.
     return medium_key(name) or str(name).upper()
 
 
