@@ -1,1 +1,1 @@
-"""The state of a bus on disk: what routers hold, and which sequence numbers may have been used."""
+"""The state of a bus on disk: the blocks that routers hold, and the sequence numbers that may have been used."""

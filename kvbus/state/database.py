@@ -1,10 +1,10 @@
 """The file of a state: ``state.db``, a SQLite database in the directory of the state.
 
-``head`` has one row: the reservations, and which checkpoint is valid. ``slices`` has the checkpoint, ``log`` the frames
-since. SQLite commits each burst as one transaction to its write-ahead log. With ``sync`` it waits for the disk, else a
-commit outlives the process and not a power cut.
+The table ``head`` has one row: the reservations, and which checkpoint is valid. ``slices`` has the checkpoint, ``log``
+the frames after it. SQLite commits each burst as one transaction to its write-ahead log. With ``sync`` it waits for the
+disk. Without it a commit survives the process, but not a power cut.
 
-SQLite has no checksum of a page, so each row has a CRC-32, and the numbers of rows have no gaps.
+SQLite does not compute checksums of pages, so each row has a CRC-32, and the numbers of rows have no gaps.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ FILES: Final = (NAME, f"{NAME}-wal", f"{NAME}-shm", f"{NAME}-journal")
 """The database and the files that SQLite keeps beside it."""
 
 VERSION: Final = 1
-"""Raise it whenever the tables or the records change."""
+"""Raise the version whenever the tables or the records change."""
 
 _APPLICATION: Final = 0x6B766273
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _ROWS_AT_A_TIME: Final = 64
-"""Rows that are deleted in one transaction."""
+"""Number of rows that are deleted in one transaction."""
 
 _TABLES: Final = (
     "CREATE TABLE head (id INTEGER PRIMARY KEY, crc INTEGER NOT NULL, content BLOB NOT NULL)",
@@ -47,16 +47,16 @@ _TABLES: Final = (
 
 
 class Head(msgspec.Struct):
-    """The row that says what the other rows mean.
+    """The row that says how to read the other rows.
 
     Attributes:
-        boot: the boot of the machine in which it was written.
+        boot: identifies the boot of the machine in which the row was written.
         synced: whether every commit has waited for the disk.
-        older: the state is older than what was sent, until the next checkpoint is complete.
+        older: whether the state is older than the batches that were sent. A complete checkpoint resets it.
         names: the sources and outputs that the state belongs to.
-        first: number of the checkpoint's first slice; 0: there is no valid checkpoint.
-        count: how many slices it has.
-        start: the last frame of the log that the checkpoint includes.
+        first: number of the checkpoint's first slice; 0 if there is no valid checkpoint.
+        count: number of the checkpoint's slices.
+        start: number of the last frame of the log that the checkpoint includes.
         writes: how often this row was written.
         reserved: the reservations.
     """
@@ -73,7 +73,7 @@ class Head(msgspec.Struct):
 
 
 class DamagedError(Exception):
-    """The database is not what kvbus wrote."""
+    """The content of the database is not as kvbus wrote it."""
 
 
 class NewerError(Exception):
@@ -90,7 +90,7 @@ FAULTS: Final = (
     TypeError,
     ValueError,
 )
-"""What a damaged file, a full disk and a missing disk raise."""
+"""The exceptions that a damaged file, a full disk and a missing disk raise."""
 
 _READING: Final = {sqlite3.SQLITE_IOERR_READ, sqlite3.SQLITE_IOERR_SHORT_READ, sqlite3.SQLITE_IOERR_CORRUPTFS}
 _READ_ONLY: Final = "it cannot be written: it is read-only, or it belongs to another user"
@@ -104,11 +104,11 @@ _NOT_NOW: Final = {
     sqlite3.SQLITE_READONLY: _READ_ONLY,
     sqlite3.SQLITE_NOMEM: "there is no memory left",
 }
-"""Errors of SQLite for which the file is not to blame, in words for people."""
+"""SQLite errors that do not mean a damaged file, in words for people."""
 
 
 def is_damage(error: Exception) -> bool:
-    """Return whether the file is to blame, and not the disk or another program."""
+    """Return whether the error means a damaged file, not a problem of the disk or of another program."""
     if not isinstance(error, sqlite3.Error):
         return isinstance(error, NotAFileError) or not isinstance(error, OSError | NewerError)
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
@@ -118,7 +118,7 @@ def is_damage(error: Exception) -> bool:
 
 
 def is_full(error: Exception) -> bool:
-    """Return whether the disk is full, or a limit for files is reached."""
+    """Return whether the disk is full, or a limit of file sizes or quotas is reached."""
     if isinstance(error, OSError):
         return error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
     code = getattr(error, "sqlite_errorcode", 0)
@@ -126,7 +126,7 @@ def is_full(error: Exception) -> bool:
 
 
 def text_of(error: Exception) -> str:
-    """Say in words for people what is wrong with the database."""
+    """Describe an error of the database in words for people."""
     if isinstance(error, sqlite3.Error):
         plain = _NOT_NOW.get(getattr(error, "sqlite_errorcode", 0) & 0xFF)
         return f"{NAME}: {plain or error}"
@@ -138,7 +138,7 @@ def text_of(error: Exception) -> str:
 
 
 def boot_id() -> bytes:
-    """Return 16 bytes that change whenever the machine is started; zeros where nobody knows."""
+    """Return 16 bytes that change whenever the machine is started; zeros if they cannot be read."""
     try:
         return uuid.UUID(_BOOT_ID.read_text().strip()).bytes
     except (OSError, ValueError):
@@ -146,13 +146,13 @@ def boot_id() -> bytes:
 
 
 class Database:
-    """The database of one directory. It is closed until :meth:`open` or :meth:`create`.
+    """The database of one directory. It is closed until :meth:`open` or :meth:`create` is called.
 
     Every method may raise one of :data:`FAULTS`.
 
     Args:
         directory: the directory.
-        sync: wait for the disk at each commit.
+        sync: whether to wait for the disk at each commit.
     """
 
     def __init__(self, directory: Path, *, sync: bool = False) -> None:
@@ -166,18 +166,19 @@ class Database:
 
     @property
     def files(self) -> list[Path]:
-        """The files that exist."""
+        """The files of the database that exist."""
         return [path for name in FILES if os.path.lexists(path := self._directory / name)]
 
     @property
     def is_open(self) -> bool:
-        """Whether it is open."""
+        """Whether the database is open."""
         return self._connection is not None
 
     def open(self) -> Head:
-        """Open the database that exists, and read its head."""
+        """Open the existing database, and read its head."""
         for path in self.files:
-            fd = open_file(path, os.O_RDWR)  # SQLite says less well why a file cannot be written
+            # SQLite's error does not say why a file cannot be written.
+            fd = open_file(path, os.O_RDWR)
             try:
                 if self._sync:
                     os.fsync(fd)  # an earlier process may have written without waiting for the disk
@@ -206,7 +207,7 @@ class Database:
         return head
 
     def create(self, head: Head) -> None:
-        """Make an empty database in place of any other."""
+        """Create an empty database, and delete any existing one."""
         self.close()
         for path in self.files:
             path.unlink()
@@ -236,7 +237,7 @@ class Database:
         self.run(f"PRAGMA synchronous = {'FULL' if self._sync else 'OFF'}")
 
     def close(self) -> None:
-        """Close it, if it is open."""
+        """Close the database if it is open."""
         if self._connection is not None:
             with contextlib.suppress(sqlite3.Error):
                 self._connection.close()
@@ -249,7 +250,7 @@ class Database:
         return self._connection.execute(statement, values)
 
     def number(self, query: str) -> int:
-        """Return the one number that a query finds."""
+        """Return the number that a query finds."""
         (number,) = self.run(query).fetchone()
         return int(number)
 
@@ -267,7 +268,7 @@ class Database:
             raise DamagedError("the checkpoint has no end")
 
     def frames(self, head: Head) -> Iterator[tuple[bytes, bytes]]:
-        """Yield the frames of the log after the checkpoint: records and payloads."""
+        """Yield the frames of the log after the checkpoint, as records and payloads."""
         number = head.start
         for found, crc, body, payloads in self.run("SELECT * FROM log WHERE id > ? ORDER BY id", number):
             number += 1
@@ -278,7 +279,7 @@ class Database:
             raise DamagedError("the end of the log is missing")
 
     def write_head(self, head: Head) -> None:
-        """Write the head, in place of the one before."""
+        """Write the head, and replace the earlier one."""
         head.writes += 1
         content = msgspec.msgpack.encode(head)
         self.run("INSERT OR REPLACE INTO head VALUES (1, ?, ?)", crc32(content), content)
@@ -290,18 +291,18 @@ class Database:
         self.last = number
 
     def add_slice(self, body: bytes) -> None:
-        """Add a slice to the checkpoint that is being written."""
+        """Add a slice to the checkpoint under construction."""
         number = self.newest_slice + 1
         self.run("INSERT INTO slices VALUES (?, ?, ?)", number, crc32(body, number & 0xFFFFFFFF), body)
         self.newest_slice = number
 
     def delete_some(self, table: str, last: int) -> bool:
-        """Delete some rows up to a number. Return whether there were any."""
+        """Delete up to :data:`_ROWS_AT_A_TIME` rows with numbers up to ``last``. Return whether there were any."""
         some = f"SELECT id FROM {table} WHERE id <= ? LIMIT {_ROWS_AT_A_TIME}"  # noqa: S608 - no name comes from outside
         return self.run(f"DELETE FROM {table} WHERE id IN ({some})", last).rowcount > 0  # noqa: S608
 
     def delete_state(self, head: Head) -> None:
-        """Delete the checkpoint and the log. The reservations stay."""
+        """Delete the checkpoint and the log, and keep the reservations."""
         head.first, head.start = 0, self.last
         self.run("BEGIN")
         self.run("DELETE FROM log")
@@ -311,15 +312,15 @@ class Database:
 
 
 class Contents(NamedTuple):
-    """What a database holds, for people.
+    """Figures about a database, for people.
 
     Attributes:
-        streams: how many streams have a reservation.
-        highest: the highest number that is reserved.
-        slices: slices of the checkpoint.
-        frames: frames of the log.
+        streams: number of streams with a reservation.
+        highest: the highest reserved number.
+        slices: number of slices in the checkpoint.
+        frames: number of frames in the log.
         synced: whether every commit has waited for the disk.
-        this_boot: whether it was written since the machine was started.
+        this_boot: whether the database was written since the machine was started.
     """
 
     streams: int
@@ -331,12 +332,12 @@ class Contents(NamedTuple):
 
 
 def contents(directory: Path) -> Contents:
-    """Return what the database of a directory holds. The directory may be read-only, and nothing in it changes.
+    """Return figures about the database of a directory. The directory may be read-only, and no file in it changes.
 
-    SQLite writes even to read a write-ahead log, so kvbus opens a copy.
+    SQLite needs write access even to read a write-ahead log, so kvbus opens a copy.
 
     Raises:
-        OSError, sqlite3.Error, DamagedError, NewerError, msgspec.MsgspecError: it cannot be read.
+        OSError, sqlite3.Error, DamagedError, NewerError, msgspec.MsgspecError: the database cannot be read.
     """
     with tempfile.TemporaryDirectory(prefix="kvbus-state-") as copy:
         for path in Database(directory).files:

@@ -1,7 +1,7 @@
-"""One process at a time: a lock on a file in the directory, and in the file the name of the process that has it.
+"""A lock that lets one process at a time use a directory. The lock file holds the name of the process that has it.
 
-The kernel releases the lock when the process ends, even if it is killed, so a file that is left over locks nobody out.
-The file is never deleted: a second process would make another one and lock that.
+The kernel releases the lock when the process ends, even if it is killed, so a remaining file locks nobody out. The file
+is never deleted: a second process would then create and lock a new one.
 
 The file begins with the mark of the store. kvbus overwrites it in place, which works even on a full disk.
 """
@@ -27,27 +27,27 @@ from kvbus.common.errors import InUseError
 log = logging.getLogger("kvbus.state")
 
 HEAD_BYTES: Final = 64
-"""Bytes for the mark. The name of the process follows."""
+"""Bytes for the mark. The name of the process follows it."""
 
 _MAGIC: Final = b"kvbus-mark-1\n\0\0\0"
 _MARK: Final = struct.Struct("=16sQQQQ")
 _CRC: Final = struct.Struct("=I")
 
 _MAX_HOLDER: Final = 1024
-"""Bytes of the name of the process that has the lock."""
+"""Maximum length of the process's name, in bytes."""
 
 _SAFELY: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-"""A link leads anywhere, and opening a FIFO may wait for ever."""
+"""A symbolic link may lead anywhere, and opening a FIFO may block for ever."""
 
 
 class Mark(NamedTuple):
-    """How far the database had got before anything was sent.
+    """The progress of the database before the newest batch was sent.
 
     Attributes:
         writes: how often the head was written.
         last: number of the last frame of the log.
-        highest: no number from this one on was used on any stream.
-        given_up: the database could not be written, so it has no state.
+        highest: this number and higher ones were never used on any stream.
+        given_up: whether the database could not be written, so that it has no state.
     """
 
     writes: int = 0
@@ -57,17 +57,17 @@ class Mark(NamedTuple):
 
 
 class NotAFileError(PermissionError):
-    """A link, a FIFO, a directory or a device has the name of a file."""
+    """The path of a file is a link, a FIFO, a directory or a device."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(errno.EPERM, f"{path.name} is not a regular file")
 
 
 def open_file(path: Path, how: int) -> int:
-    """Open a regular file that only its owner may read, and nothing else.
+    """Open a regular file. If it is created, only its owner may read it.
 
     Raises:
-        NotAFileError: something else has this name.
+        NotAFileError: the path is not a regular file.
     """
     try:
         fd = os.open(path, how | _SAFELY, 0o600)
@@ -82,15 +82,15 @@ def open_file(path: Path, how: int) -> int:
 
 
 class DirectoryLock:
-    """A directory that belongs to one process at a time.
+    """A directory that one process at a time may use.
 
     Args:
         directory: the directory, which must exist.
-        what: the thing that the lock is for, in words.
+        what: what the lock protects, in words.
 
     Raises:
         InUseError: another process has the directory.
-        OSError: no lock file can be made in it.
+        OSError: the lock file cannot be created or opened.
     """
 
     NAME: Final = "lock"
@@ -123,7 +123,7 @@ class DirectoryLock:
         return not os.pread(self._opened, HEAD_BYTES, 0).strip(b"\0")
 
     def read_mark(self) -> Mark | None:
-        """Return the mark; None if there is none, or a damaged one."""
+        """Return the mark; None if it is missing or damaged."""
         return _read_mark(self._opened)
 
     def write_mark(self, mark: Mark) -> None:
@@ -146,7 +146,7 @@ class DirectoryLock:
 
 @contextlib.contextmanager
 def unused(directory: Path, what: str) -> Iterator[None]:
-    """Keep other processes from a directory meanwhile. Nothing is written, so the directory may be read-only.
+    """Keep other processes from using a directory. Nothing is written, so the directory may be read-only.
 
     Raises:
         InUseError: another process has the directory.
@@ -164,7 +164,7 @@ def unused(directory: Path, what: str) -> Iterator[None]:
 
 
 def mark_in(directory: Path) -> Mark | None:
-    """Return the mark of a directory, which may be in use; None if there is none, or a damaged one."""
+    """Return the mark of a directory, which may be in use; None if the mark is missing or damaged."""
     try:
         fd = open_file(directory / DirectoryLock.NAME, os.O_RDONLY)
     except OSError:

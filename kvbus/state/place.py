@@ -1,7 +1,8 @@
-"""The directory of the state: ``state_dir``, or with ``auto`` the first place that is large enough.
+"""The directory of the state: ``state_dir``, or with ``auto`` the first base that has enough room.
 
-With ``auto`` the directory is named after what the bus listens on. So the same bus finds it again, and two buses that
-run side by side have different ones. kvbus uses an existing directory again, however little room is left.
+With ``auto`` the directory is named after the address that the bus listens on. So the same bus finds it again, and two
+buses that run side by side have different directories. kvbus uses an existing directory again even if little room is
+left.
 """
 
 from __future__ import annotations
@@ -27,15 +28,17 @@ from kvbus.state.sqlite import NewerStateError, SqliteStore, reached
 log = logging.getLogger("kvbus.state")
 
 MIN_FREE: Final = 1024 * 1024 * 1024
-"""Bytes that must be free for a new directory. A million blocks take that much while a checkpoint takes the place of
-another."""
+"""Bytes that must be free for a new directory.
+
+The state of a million blocks needs that much while a new checkpoint replaces an old one.
+"""
 
 TRIAL: Final = 64 * 1024
-"""Bytes that are written to see whether a directory takes any."""
+"""Number of bytes that are written to test whether a directory can be written."""
 
 MEMORY: Final = Path("/dev/shm")  # noqa: S108 - open to everybody, see _check
 SYSTEM: Final = Path("/var/lib/kvbus")
-"""A base only where it already exists."""
+"""Used as a base only if it exists."""
 
 LOST: Final = (
     "kvbus keeps no state: after a restart routers get AllBlocksCleared, and what the engine's replay buffer no "
@@ -45,11 +48,11 @@ LOST: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """A directory in which ``auto`` makes the state's directory.
+    """A directory in which ``auto`` creates the state's directory.
 
     Attributes:
         path: the directory.
-        shared: whether other machines may see it too, as they may see a home directory.
+        shared: whether other machines may see it too, as with a home directory on NFS.
     """
 
     path: Path
@@ -57,7 +60,7 @@ class Base:
 
 
 def default_directory() -> Path | None:
-    """Return a directory in memory: the user's runtime directory, else /dev/shm; None if there is neither."""
+    """Return a directory in memory: the user's runtime directory, else /dev/shm; None if neither can be written."""
     for candidate in (os.environ.get("XDG_RUNTIME_DIR"), str(MEMORY)):
         if candidate and os.access(candidate, os.W_OK | os.X_OK):
             return Path(candidate)
@@ -65,13 +68,13 @@ def default_directory() -> Path | None:
 
 
 def open_store(config: Config) -> SqliteStore | None:
-    """Find or make the directory of a configuration's state, lock it, and open the store there.
+    """Find or create the directory of a configuration's state, lock it, and open the store in it.
 
     Returns:
-        The store; None where nothing can be kept.
+        The store; None if no directory can be used.
 
     Raises:
-        InUseError: another process keeps its state there.
+        InUseError: another process keeps its state in the directory.
         StateDirError: ``state_dir`` cannot be used.
     """
     if config.state_dir is None:
@@ -107,7 +110,10 @@ def _opened(
 
 
 def _reservations_only(config: Config) -> SqliteStore | None:
-    """Open a store in memory for the seq reservations. No number may go back, even if no state is kept."""
+    """Open a store in memory for the seq reservations only.
+
+    Numbers must not go back after a restart, even if no state is kept.
+    """
     base = default_directory()
     if base is None:
         log.warning("seq reservations cannot be kept: there is no directory in memory; a restart begins at 0")
@@ -126,20 +132,20 @@ def _reservations_only(config: Config) -> SqliteStore | None:
 
 
 def there(config: Config) -> Path | None:
-    """Return the directory that a start would use again; None if there is none. Nothing is made."""
+    """Return the existing directory that a start would use; None if there is none. Create nothing."""
     if config.state_dir != "auto":
         return None if config.state_dir is None else Path(config.state_dir)
     return max(_candidates(config, make=False)[0], key=reached, default=None)
 
 
 def unusable(config: Config) -> list[str] | None:
-    """Return why ``auto`` finds no directory, or None if it finds one; nothing is made."""
+    """Return why ``auto`` finds no directory, or None if it finds one. Create nothing."""
     there, free, problems = _candidates(config, make=False)
     return None if there or free else problems
 
 
 def unwritable(config: Config) -> str:
-    """Return why nothing can be written to a ``state_dir`` that is named; empty if it can. Nothing stays there."""
+    """Return why a ``state_dir`` that is a path cannot be written; empty if it can. The test file is deleted."""
     if config.state_dir in {None, "auto"}:
         return ""
     path = Path(str(config.state_dir)).absolute()
@@ -158,7 +164,7 @@ def unwritable(config: Config) -> str:
 
 
 def _candidates(config: Config, *, make: bool) -> tuple[list[Path], list[Path], list[str]]:
-    """Return the directories that are there, those that may be made, and what is wrong with the others."""
+    """Return the existing directories, the directories that could be created, and the problems of the other bases."""
     problems: list[str] = []
     there: list[Path] = []
     free: list[Path] = []
@@ -188,7 +194,7 @@ def _automatic(config: Config) -> SqliteStore | None:
             path.mkdir(exist_ok=True, mode=0o700)
             _check(path)
             store = _opened(config, path, DirectoryLock(path, f"the state in {path}"))
-        except NewerStateError as error:  # another directory would have another numbering
+        except NewerStateError as error:  # do not use another directory: its numbering would differ
             raise _state_dir_error(path, error) from error
         except (OSError, StoreError) as error:
             problems.append(f"{path}: {getattr(error, 'strerror', None) or error}")
@@ -202,7 +208,7 @@ def _automatic(config: Config) -> SqliteStore | None:
 def bases(env: Mapping[str, str]) -> Iterator[Base]:
     """Yield the bases, best first.
 
-    A directory that a service manager or an image made for state comes first, because ``/dev/shm`` may be emptied with
+    A directory that a service manager or an image created for state is first, because ``/dev/shm`` may be emptied with
     the service. Memory is next: it is fast, and a reboot empties it together with the engine's cache. Disks are last.
     """
     if path := _absolute(env.get("STATE_DIRECTORY", "").partition(":")[0]):
@@ -219,7 +225,7 @@ def bases(env: Mapping[str, str]) -> Iterator[Base]:
 
 
 def _absolute(text: str | None) -> Path | None:
-    """Return an absolute path; None for a path that depends on where kvbus is started."""
+    """Return an absolute path. Return None for a relative path, which depends on the working directory."""
     path = Path(text or "")
     return path if path.is_absolute() else None
 
@@ -227,8 +233,9 @@ def _absolute(text: str | None) -> Path | None:
 def name_of(config: Config, base: Base) -> str:
     """Return the name of a configuration's directory.
 
-    It follows from the first address that the bus binds. Two buses cannot bind it at once, and it stays the same when
-    sources come and go. A bus that binds nothing is known by all addresses that it dials.
+    It is a hash of the first address that the bus binds. Two buses cannot bind one address at once, and the address
+    stays the same when sources are added or removed. If a bus binds nothing, the hash is of all addresses that it
+    connects to.
     """
     bound = [
         endpoint
@@ -250,7 +257,7 @@ def _absolute_endpoint(endpoint: str) -> str:
 
 
 def _check_room(directory: Path) -> None:
-    """Refuse a base that a state could fill up.
+    """Check that a base has enough room for a state.
 
     Raises:
         OSError: the base does not exist, or has too little room.
@@ -262,10 +269,10 @@ def _check_room(directory: Path) -> None:
 
 
 def _check(path: Path) -> None:
-    """Refuse a directory that others could use: everybody may write to the base, and a link leads anywhere.
+    """Check that only this user can use a directory. Any user may write to some bases, and a link may lead anywhere.
 
     Raises:
-        OSError: it is another user's, open to others, or no directory.
+        OSError: it belongs to another user, is open to others, or is not a directory.
     """
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:

@@ -1,8 +1,8 @@
-"""The store of a bus in SQLite: the database in the directory of the state, and its mark.
+"""The store of a bus in SQLite: a database in the directory of the state, and a mark in its lock file.
 
-SQLite silently drops the end of a damaged write-ahead log. So the *mark* in the lock file says how far the database had
-got. kvbus overwrites the mark in place after each commit and before anything is sent. A database that is behind its
-mark lacks commits.
+SQLite silently drops the end of a damaged write-ahead log. So the *mark* in the lock file records the database's
+progress. kvbus overwrites the mark in place after each commit, before it sends anything. A database with fewer writes
+than its mark says lacks commits.
 
 The mark also has the highest reservation. If the database cannot be used, kvbus moves it aside and begins an empty one,
 in which every stream begins above that number.
@@ -39,8 +39,10 @@ CHECKPOINT_AFTER: Final = 128 * 1024 * 1024
 RESERVE_AHEAD: Final = 4096
 
 UNKNOWN: Final = 1 << 48
-"""Numbers begin here if nothing says what was used: ten million batches a second take a year to get there. The time is
-added, in microseconds, so that a second damage leads further on and not back."""
+"""First number if nothing says which numbers were used. Ten million batches a second take a year to reach it.
+
+The time is added, in microseconds, so that numbers still rise if the database is damaged again.
+"""
 
 _OLD: Final = "kvbus-*.seq"
 """Files in which kvbus kept its reservations before there was a database."""
@@ -49,7 +51,7 @@ _REFUSED: Final = ".refused-"
 
 
 class NewerStateError(StoreError):
-    """A newer kvbus has written the state. It is left as it is."""
+    """A newer kvbus has written the state. The state is not changed."""
 
 
 class SqliteStore:
@@ -58,10 +60,10 @@ class SqliteStore:
     Args:
         directory: the directory, which must exist.
         lock: its lock. The store releases it.
-        sync: wait for the disk at each commit.
-        keeps_state: False: only reservations are kept, and a state that exists is deleted.
-        old_directory: where kvbus kept its reservations before there was a database.
-        boot: the boot of the machine; None: ask the kernel.
+        sync: whether to wait for the disk at each commit.
+        keeps_state: False: only reservations are kept, and an existing state is deleted.
+        old_directory: the directory in which kvbus kept its reservations before there was a database.
+        boot: identifies the boot of the machine; None: ask the kernel.
 
     Raises:
         NewerStateError: a newer kvbus has written the state.
@@ -112,21 +114,21 @@ class SqliteStore:
         return Head(self._boot, self._sync, reserved=self.reserved)
 
     def _create(self) -> None:
-        """Make an empty database with the reservations."""
+        """Create an empty database with the reservations."""
         self._head = self._new_head()
         self.database.create(self._head)
         self._write_mark()
 
     def _begin_first(self, old_directory: Path) -> None:
-        """Make the first database of a directory."""
+        """Create the first database of a directory."""
         if any(old_directory.glob(_OLD)):
             self.reserved.floor = _unknown()
             log.info("%s is of an older kvbus: the numbering goes on above %d", old_directory, self.reserved.floor)
         self._create()
-        self._lock.sync()  # even without sync, a power cut must not lose that there was a store
+        self._lock.sync()  # even without sync, a power cut must not lose the fact that there was a store
 
     def _go_on_empty(self, mark: Mark) -> None:
-        """Go on after a process that could not write the database."""
+        """Continue after a process that could not write the database: keep the reservations, without a state."""
         try:
             self.reserved = self.database.open().reserved
         except NewerError:
@@ -159,7 +161,7 @@ class SqliteStore:
             self._write_mark()
 
     def _refuse(self, why: str) -> None:
-        """Move the database aside, and begin an empty one with numbers ahead of everything that was sent."""
+        """Move the database aside, and begin an empty one with numbers above all numbers that were sent."""
         self.database.close()
         self._skip_ahead()
         self.older = False
@@ -167,17 +169,17 @@ class SqliteStore:
         self._create()
 
     def _skip_ahead(self) -> None:
-        """Raise every reservation above all numbers that can have been used."""
+        """Raise every reservation above all numbers that may have been used."""
         mark = self._lock.read_mark()
         known = mark is not None and mark.highest < MAX_SEQ - MARGIN
         self.reserved.raise_to(mark.highest + MARGIN if mark is not None and known else _unknown())
 
     def _move_aside(self, why: str) -> int:
-        """Rename the files of the database, so that people can look at them. Return how many files that were."""
+        """Rename the database's files, so that people can look at them. Return the number of files."""
         stamp = time.strftime("%Y%m%dT%H%M%S")
         text = "the state in %s is refused (%s): moved aside as *%s%s, beginning empty"
         log.error(text, self.place, why, _REFUSED, stamp)
-        delete_refused(self._directory)  # one is enough to see what went wrong, and more would fill the disk
+        delete_refused(self._directory)  # keep only one refused database: more would fill the disk
         existing = self.database.files
         for path in existing:
             path.rename(path.with_name(f"{path.name}{_REFUSED}{stamp}"))
@@ -273,7 +275,7 @@ class SqliteStore:
         self._lock.write_mark(Mark(self._head.writes, self.database.last, self.reserved.highest, given_up))
 
     def _fail(self, error: Exception) -> None:
-        """Give up the state, which lacks what could not be written. Free the disk, and keep the reservations.
+        """Give up the state, because a part of it could not be written. Free the disk space, and keep the reservations.
 
         Raises:
             StoreError: always.
@@ -292,7 +294,7 @@ class SqliteStore:
         raise self._error(error) from error
 
     def wipe(self) -> list[str]:
-        """Delete the state with everything that tells of prompts, and keep the reservations.
+        """Delete the state with all content of prompts, and keep the reservations.
 
         Returns:
             The files that cannot be deleted, with the reason.
@@ -325,13 +327,13 @@ def _unknown() -> int:
 
 
 def reached(directory: Path) -> int:
-    """Return how far the numbering of a directory has got, 0 where nothing says so. The store may be in use."""
+    """Return the number above every seq used in a directory, from its mark; 0 without one. It may be in use."""
     mark = mark_in(directory)
     return 0 if mark is None else mark.highest
 
 
 def files(directory: Path) -> dict[str, int]:
-    """Return the files in a directory that hold content, with their sizes."""
+    """Return the sizes of the files in a directory that hold state, by name, including the files moved aside."""
     return {
         path.name: path.lstat().st_size
         for path in sorted(directory.iterdir())
@@ -340,7 +342,7 @@ def files(directory: Path) -> dict[str, int]:
 
 
 def delete_refused(directory: Path) -> list[str]:
-    """Delete the files that were moved aside. Return those that could not be deleted, with the reason."""
+    """Delete the files that were moved aside. Return the files that could not be deleted, with the reason."""
     left = []
     for name in files(directory):
         if name not in FILES:

@@ -1,8 +1,8 @@
-"""``state_dir``: keeps the relay's state in a store, so that routers do not notice a restart of kvbus.
+"""Keep the relay's state in a store, so that routers do not notice a restart of kvbus (``state_dir``).
 
-kvbus writes the records of a burst before it sends anything that follows from them. So a killed process never sent
-anything that the next process does not know. When the log has grown, a new checkpoint is written in slices beside the
-traffic. If the store cannot be written, kvbus goes on without state and tries again later.
+kvbus writes the records of a burst before it sends anything that follows from them. So the next process knows
+everything that a killed process has sent. When the log has grown, a new checkpoint is written in slices, while batches
+are handled between the slices. If the store cannot be written, kvbus continues without state and tries again later.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from kvbus.state.contract import Store, StoreError
 log = logging.getLogger("kvbus.state")
 
 SLICE_SECONDS: Final = 0.003
-"""How long kvbus goes on with a checkpoint before it looks after the traffic again."""
+"""Maximum time of one slice of a checkpoint, before traffic is handled again."""
 
 RETRY_SECONDS: Final = 60.0
-"""Pause before a state that could not be written is begun anew."""
+"""Seconds between a failed write of the state and the next try."""
 
 
 class StoppedError(Exception):
@@ -33,9 +33,9 @@ class StateWriter:
     """Reads and writes the state of one relay.
 
     Args:
-        store: where the state is.
+        store: the store of the state.
         clock: seconds, for pauses.
-        stopped: whether the process was asked to end; asked while the state is read.
+        stopped: whether the process was asked to end; called while the state is read.
     """
 
     def __init__(self, store: Store, clock: Callable[[], float], stopped: Callable[[], bool] = lambda: False) -> None:
@@ -47,32 +47,35 @@ class StateWriter:
         self._steps: Iterator[None] | None = None
         self._until = 0.0
         self._renamed = False
-        """The checkpoint being written is the first one for these sources. The state before it is of other sources."""
+        """Whether the checkpoint under construction is the first one for these sources.
+
+        Until it is complete, the state on disk is of other sources.
+        """
         self._whole = False
         self._distrusted = False
         self._loaded = False
         self._log_bytes = self._checkpoint_bytes = self._written = 0
         self._again = 0.0
         self.failure = ""
-        """Why the store could not be written at the last try."""
+        """The error of the last try to write the store."""
         self.failed = False
-        """The store could not be written, so kvbus goes on without state until it has tried again."""
+        """Whether the store could not be written. kvbus then continues without state until the next try."""
 
     @property
     def refused(self) -> int:
-        """Files that could not be used and were moved aside."""
+        """Number of files that could not be used and were moved aside."""
         return self._store.refused
 
     @property
     def may_be_older(self) -> bool:
-        """Whether the state may be older than what was sent."""
+        """Whether the state may be older than the batches that were sent."""
         return self._store.older
 
     def load(self, relay: Relay, names: Sequence[str], now: float) -> bool:
-        """Load the state into a fresh relay; return False if there is none.
+        """Load the state into a new relay. Return False if there is none.
 
         Raises:
-            StoreError: the state cannot be used, and the relay holds a part of it: begin with a new relay.
+            StoreError: the state cannot be used, and the relay holds a part of it: create a new relay.
             StoppedError: the process was asked to end.
         """
         self._names = list(names)
@@ -113,23 +116,23 @@ class StateWriter:
             raise StoppedError
 
     def distrust(self) -> None:
-        """Write what was loaded as a new state, because the relay has changed it."""
+        """Write the loaded state as a new checkpoint, because the relay has changed it."""
         self._distrusted = True
 
     def begin(self, relay: Relay) -> None:
-        """Keep the state of this relay from now on."""
+        """Start keeping the state of this relay."""
         self._relay = relay
         relay.keep_records(keep=True)
         try:
             if self._loaded and not self._distrusted:
-                self._store.reserve(self._store.reserved)  # the boot of the machine, and whether commits wait
+                self._store.reserve(self._store.reserved)  # records the boot of the machine, and whether commits wait
             else:
                 self._begin_checkpoint(whole=True)
         except StoreError as error:
             self.fail(error)
 
     def flush(self) -> None:
-        """Write the relay's records. Called before anything that follows from them is sent."""
+        """Write the relay's records. Call this before anything that follows from them is sent."""
         records = None if self._relay is None else self._relay.records
         if records is None or not records.heads:
             return
@@ -142,9 +145,9 @@ class StateWriter:
             self.fail(error)
 
     def work(self) -> None:
-        """Do a slice of work, some milliseconds at most: go on with a checkpoint, or begin one if it is due.
+        """Work for up to :data:`SLICE_SECONDS`: continue a checkpoint, or begin one if it is due.
 
-        None begins while batches wait to be handled: the checkpoint would count them as delivered.
+        No checkpoint begins while batches wait to be handled, because it would count them as delivered.
         """
         relay = self._relay
         if relay is None or (relay.backlog and self._steps is None):
@@ -169,14 +172,17 @@ class StateWriter:
 
     @property
     def busy(self) -> bool:
-        """A checkpoint is being written, and :meth:`work` has more to do. Until its end large indexes stay frozen."""
+        """Whether a checkpoint is under construction, and :meth:`work` has more to do.
+
+        Large indexes stay frozen until it ends.
+        """
         return self._steps is not None
 
     def _begin_checkpoint(self, *, whole: bool = False) -> None:
         """Begin a checkpoint of the relay as it is now.
 
         Args:
-            whole: write all of it at once, because there is no state before it.
+            whole: write the complete checkpoint at once, because there is no earlier state.
         """
         if self._relay is None:
             return
@@ -204,7 +210,7 @@ class StateWriter:
             self._checkpoint_bytes = self._written
 
     def fail(self, error: StoreError) -> None:
-        """Go on without state, and try again later."""
+        """Continue without state, and try again later."""
         log.error(
             "the state cannot be written (%s): going on without state, trying again in %d s; see state_dir",
             error,
@@ -219,7 +225,7 @@ class StateWriter:
             self._relay.keep_records(keep=False)
 
     def rename(self, names: Sequence[str]) -> None:
-        """Begin a new checkpoint for changed sources. No batches may wait.
+        """Begin a new checkpoint for changed sources. No batches may be waiting.
 
         If kvbus is killed before the checkpoint is complete, the next process begins without state.
         """
@@ -233,7 +239,7 @@ class StateWriter:
             self.fail(error)
 
     def close(self) -> None:
-        """Write the last records, and the rest of a checkpoint without which there is no state."""
+        """Write the last records. Finish the checkpoint if there would be no state without it."""
         self.flush()
         while self._renamed and self.busy:
             self.work()
