@@ -1,5 +1,5 @@
-"""The wire: multipart frames, MessagePack payloads, and what families of routers want written.
+"""Parse and build multipart frames and MessagePack payloads, in the form that each family of routers reads.
 
-In: frames and payloads as they were received. Out: messages, canonical events and batches, and bytes again.
-It knows every dialect and every profile, and no state. It may use ``types`` and nothing else of the core.
+The input is received frames and payloads. The output is messages, canonical events and batches, and encoded bytes. The
+package knows every dialect and every profile, and keeps no state. Of the core, it may use only ``types``.
 """

@@ -1,8 +1,8 @@
-"""Fields of a store that kvbus carries without acting on them: the forms that routers read, and all other values.
+"""Carry fields of a store that kvbus does not interpret, and replace values that routers cannot read.
 
-A value of another form never costs a block. kvbus keeps the value as it came, and writes a value that every router can
-read in its place. Values that tell prompts apart (extra keys, salt, adapter) become texts made of their bytes, so that
-two different values stay different. Other values are left out.
+A value of an unexpected type never costs a block. kvbus keeps the original value, and sends a value that every router
+can read in its place. Values that distinguish prompts (extra keys, salt, adapter) become texts made of their bytes, so
+that different values stay different. Other such values are left out.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _decode_lists: Final = msgspec.msgpack.Decoder(
 _ERRORS: Final = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 
 TYPED: Final = ("lora_name", "kv_cache_spec_kind", "kv_cache_spec_sliding_window")
-"""Carried fields that a decoded store holds as plain values. The others (:data:`CARRIED`) it holds as raw msgpack."""
+"""Carried fields that a decoded store holds as plain values. It holds the :data:`CARRIED` fields as raw msgpack."""
 
 _TELL_APART: Final = frozenset({"lora_name", "cache_salt"})
 _KNOWN: Final = frozenset(BlockStored.__struct_fields__)
 
 
 def lookahead_ok(raw: Raw | bytes, count: int) -> bool:
-    """Whether lookahead tokens of so many blocks are null, or a list with tokens for each block."""
+    """Return whether the lookahead tokens of ``count`` blocks are null, or a list with tokens for each block."""
     try:
         lists = _decode_lists(raw)
     except _ERRORS:
@@ -41,7 +41,10 @@ def lookahead_ok(raw: Raw | bytes, count: int) -> bool:
 
 
 def keys_ok(raw: Raw | bytes, count: int) -> bool:
-    """Whether ``extra_keys`` of so many blocks are null or a list with an entry per block: null, or a list of keys."""
+    """Return whether ``extra_keys`` of ``count`` blocks are readable.
+
+    They must be null, or a list with an entry for each block: null or a list of keys.
+    """
     try:
         keys = _decode(raw)
     except _ERRORS:
@@ -56,7 +59,7 @@ def keys_ok(raw: Raw | bytes, count: int) -> bool:
 
 
 def set_aside(event: BlockStored) -> Extras:
-    """Put readable values in place of those that are not; the values as they came, by field."""
+    """Replace unreadable values by readable ones; return the original values, by field."""
     count = len(event.block_hashes)
     odd: Extras = {}
     for name in CARRIED:
@@ -68,7 +71,7 @@ def set_aside(event: BlockStored) -> Extras:
 
 
 def typed_readable(fields: Extras) -> Extras:
-    """Do the same to the :data:`TYPED` fields among the raw fields of a store."""
+    """Replace unreadable :data:`TYPED` fields among a store's raw fields; return the original values, by field."""
     odd: Extras = {}
     for name in TYPED:
         raw = fields.get(name)
@@ -81,7 +84,7 @@ def typed_readable(fields: Extras) -> Extras:
 
 
 def readable(event: dict[str, Any]) -> dict[str, Any]:
-    """A store with fields that no struct knows, in which each known field is readable."""
+    """Return a store with all known fields readable. The event struct does not define all of its fields."""
     count = len(event["block_hashes"])
     found = dict(event)
     for name in (*CARRIED, *TYPED):
@@ -97,12 +100,12 @@ def readable(event: dict[str, Any]) -> dict[str, Any]:
 
 
 def known_names(extras: Extras) -> list[str]:
-    """The known fields among carried values: their form is not known."""
+    """Return the names of known fields among the extras. Their values have an unexpected type."""
     return [name for name in extras if name in _KNOWN]
 
 
 def as_text(value: Any) -> str:
-    """A text that stands for a value of any type; different values have different texts."""
+    """Return a text for a value of any type. Different values have different texts."""
     return f"msgpack:{_encode(value).hex()}"
 
 
@@ -115,7 +118,7 @@ def _ok(name: str, raw: Raw, count: int) -> bool:
 
 
 def _value(raw: Raw) -> Any:
-    """A carried value; a text in place of one that cannot be decoded, which would cost a router the batch."""
+    """Return a carried value; a text if it cannot be decoded, because a router would drop the batch."""
     try:
         return _decode(raw)
     except (*_ERRORS, TypeError):
@@ -123,7 +126,7 @@ def _value(raw: Raw) -> Any:
 
 
 def _readable(name: str, raw: Raw, count: int) -> Any:
-    """A readable value in place of one that is not, as raw msgpack; UNSET: there is none."""
+    """Return a readable value in place of an unreadable one, as raw msgpack; UNSET to leave the field out."""
     if name in _TELL_APART:
         return Raw(_encode(as_text(_value(raw))))
     if name != "extra_keys":
@@ -143,14 +146,17 @@ def _readable_keys(entry: Any) -> list[Any] | None:
 
 
 def _is_key(key: Any) -> bool:
-    """A key of one block: a name, a digest, a number, or a name and an offset."""
+    """Return whether a value is a valid key of a block: a name, a digest, a number, or a name and an offset."""
     if isinstance(key, list):
         return len(key) == 2 and type(key[0]) is str and type(key[1]) is int
     return isinstance(key, str | bytes | int | float)
 
 
 def _per_block(value: list[Any], count: int) -> bool:
-    """An empty list is a list, too, and what names no block may have any."""
+    """Return whether a list has one entry per block.
+
+    An empty list is valid, and so is any list if there are no blocks.
+    """
     return len(value) == count or not value or not count
 
 

@@ -1,8 +1,8 @@
-"""Payload bytes to canonical events.
+"""Decode payload bytes to canonical events.
 
-One typed call decodes a batch whose events are all well-formed. If that call refuses, the codec opens the envelope and
-decodes each event alone: a bad event is named and counted, and the other events of its batch live. No function raises
-on bad input. Each returns a :class:`~kvbus.core.types.Reason`.
+A single typed call decodes a batch whose events are all well-formed. If that call fails, the codec opens the envelope
+and decodes each event separately: a bad event is named and counted, and the other events of the batch are kept. No
+function raises on bad input. Each returns a :class:`~kvbus.core.types.Reason`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from kvbus.core.wire.schema import (
 )
 
 MAX_EVENTS: Final = 65_536
-"""Events one batch may hold by default; real batches hold a few hundred."""
+"""Default maximum number of events in a batch. Real batches hold a few hundred."""
 
 _decode_maps: Final = msgspec.msgpack.Decoder(MapBatch).decode
 _decode_arrays: Final = msgspec.msgpack.Decoder(ArrayBatch).decode
@@ -70,13 +70,13 @@ _ARRAY_FIELDS: Final[dict[str, tuple[str, ...]]] = {
 }
 
 AnyEvent = Event | dict[str, Any]
-"""An event ready to be encoded; a plain map where it carries fields no struct knows."""
+"""An event ready to be encoded. It is a plain map if it carries fields that the event struct does not define."""
 
 
 def decode_batch(payload: bytes | memoryview, max_events: int = MAX_EVENTS) -> Batch | Reason:
-    """Decode one payload as :func:`decode` does, with every field that kvbus sends, for whoever reads events.
+    """Decode a payload as :func:`decode` does, and set every field that kvbus sends. For readers of events.
 
-    An event without tokens or a block size is left out, and so is BlockInactive.
+    Events without tokens or a block size are left out, and so are BlockInactive events.
     """
     batch = decode(payload, max_events)
     if isinstance(batch, Reason):
@@ -96,10 +96,10 @@ def decode_batch(payload: bytes | memoryview, max_events: int = MAX_EVENTS) -> B
 
 
 def decode(payload: bytes | memoryview, max_events: int = MAX_EVENTS) -> Batch | Reason:
-    """Decode one payload of any dialect; a reason if its envelope is broken, or it holds too many events.
+    """Decode a payload of any dialect; return a reason if its envelope is broken or it has too many events.
 
     Sources: vLLM 0.9 to 0.33, SGLang 0.4.7 to 0.5.23, TensorRT-LLM through Dynamo, llm-d-inference-sim, Dynamo's
-    mocker. One batch may mix positional and map events.
+    mocker. A batch may mix positional and map events.
     """
     found: MapBatch | ArrayBatch
     try:
@@ -115,23 +115,23 @@ def decode(payload: bytes | memoryview, max_events: int = MAX_EVENTS) -> Batch |
 
 
 def begins_with_clear(payload: bytes, max_events: int = MAX_EVENTS) -> bool:
-    """Whether the first event of a payload is AllBlocksCleared: what came before is over, as where a state begins."""
+    """Return whether a payload's first event is AllBlocksCleared, which voids all earlier events, as a state does."""
     batch = decode(payload, max_events)
     return not isinstance(batch, Reason) and bool(batch.events) and clears_all(batch.events[0])
 
 
 def clears_all(event: object) -> bool:
-    """Whether an event is an AllBlocksCleared that names no medium."""
+    """Return whether an event is an AllBlocksCleared that names no medium."""
     return isinstance(event, AllBlocksCleared) and (event.medium is None or event.medium is UNSET)
 
 
 def lacks_field(event: BlockStored) -> bool:
-    """Whether a field is missing that every store has."""
+    """Return whether a store lacks its block size or its tokens."""
     return event.block_size == NO_SIZE or event.token_ids == NO_TOKENS
 
 
 def complete(event: BlockStored) -> None:
-    """Fill in the fields that were not sent, as kvbus sends them."""
+    """Set fields that the engine did not send to None, as kvbus sends them."""
     if event.parent_block_hash is UNSET:
         event.parent_block_hash = None
     if event.lora_id is UNSET:
@@ -186,7 +186,10 @@ def _open(payload: bytes | memoryview) -> RawBatch | Reason:
 
 
 def _decode_event(raw: Raw, extras: Extras, unknown: set[str]) -> Event | Reason:
-    """One event alone; fields unknown to the structs land in ``extras``, all unknown names in ``unknown``."""
+    """Decode one event.
+
+    Put fields that the structs do not define into ``extras``, and unknown names into ``unknown``.
+    """
     head = memoryview(raw)[0]
     is_map = 0x80 <= head <= 0x8F or head in (0xDE, 0xDF)
     try:
@@ -215,7 +218,7 @@ def _lenient_map(raw: Raw, extras: Extras, unknown: set[str]) -> Event | Reason:
         return Reason.UNKNOWN_EVENT
     known = _STORED_FIELDS if tag == "BlockStored" else _REMOVED_FIELDS if tag == "BlockRemoved" else _CLEARED_FIELDS
     for name in [name for name in fields if name not in known]:
-        _decode_any(fields[name])  # a field is carried only if it is whole: truncated or too deep raises here
+        _decode_any(fields[name])  # a field is carried only if it is complete: truncated or too deep raises here
         extras[name] = fields.pop(name)
         note(unknown, f"field of {tag}", name)
     return _typed(tag, fields, extras, unknown)
@@ -230,7 +233,7 @@ def _lenient_array(raw: Raw, extras: Extras, unknown: set[str]) -> Event | Reaso
         note(unknown, "event", tag)
         return Reason.UNKNOWN_EVENT
     names = _ARRAY_FIELDS[tag]
-    # a later version's array is longer; its tail has no name here and no place in any encoding
+    # a later version's array is longer: no encoding has a name or a position for its additional items
     if len(items) > 1 + len(names):
         note(unknown, f"field of {tag}", f"number {2 + len(names)}")
     fields = dict(zip(names, items[1:], strict=False))
@@ -243,13 +246,13 @@ def _lenient_array(raw: Raw, extras: Extras, unknown: set[str]) -> Event | Reaso
 
 
 MAX_UNKNOWN: Final = 32
-"""Unknown names that are remembered: of one batch, and of one source."""
+"""Maximum number of unknown names that are remembered for a batch, and for a source."""
 
 _LONGEST_NAME: Final = 48
 
 
 def note(unknown: set[str], kind: str, name: Any) -> None:
-    """Remember what is not known by its name, in characters that no terminal, log or page misunderstands."""
+    """Remember an unknown name, in characters that are safe in terminals, logs and HTML."""
     if len(unknown) < MAX_UNKNOWN:
         text = name if isinstance(name, str) else ""
         short = re.sub(r"[^A-Za-z0-9_. -]", "?", text[:_LONGEST_NAME]) or "without a name"
@@ -264,15 +267,15 @@ _REQUIRED: Final = {
 
 
 _OUT_OF_RANGE: Final = ("Expected `int` >=", "Expected `int` <=")
-"""How msgspec begins to say that an integer is beyond the bounds of its field."""
+"""Prefixes of msgspec's message for an integer outside the bounds of its field."""
 
 
 def _typed(tag: str, fields: Extras, extras: Extras, unknown: set[str]) -> Event | Reason:
-    """The struct of these known fields, or the reason the first bad one gives."""
+    """Return the event struct with these known fields, or the reason to reject the first bad field."""
     for name in _REQUIRED[tag]:
         if name not in fields:
             if name == "parent_block_hash":
-                fields[name] = Raw(b"\xc0")  # SGLang 0.5.20 and later omit what is None
+                fields[name] = Raw(b"\xc0")  # SGLang 0.5.20 and later omit fields that are None
                 continue
             return Reason.MISSING_FIELD
     for name, raw in fields.items():

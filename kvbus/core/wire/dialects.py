@@ -1,13 +1,14 @@
-"""Dialects of engines: the form of a payload, a name for its dialect, and the translation of Mooncake's RFC 1527.
+"""Engine dialects: detect the form of a payload, name its dialect, and translate Mooncake's RFC 1527.
 
-The wire names no version. The form of the first BlockStored and, for positional events, its length narrow the dialect
-down to the releases named here (docs/PROTOCOL.md has the whole table). The name is for people. No code decides by it.
+No message names a version. The form of the first BlockStored and, for positional events, its length narrow the dialect
+down to the releases named here (docs/PROTOCOL.md has the complete table). The name is only for people. No code decides
+by it.
 
-RFC 1527's translation follows the publisher of Mooncake's master (Mooncake#2214) and the RFC, not bytes of a release.
-Each event is a map with ``event_type``, ``seq_hashes``, ``parent_hash`` and an envelope: the sender and the time.
-By default the publisher adds ``type``, ``block_hashes`` and ``parent_block_hash`` for older readers. The time of a
-batch is in milliseconds. A pool of blocks knows no tokens: ``token_ids``, ``block_size`` and ``parent_hash`` are null.
-Such a store is ``tokenless`` unless the source has the blocks on another medium.
+The translation of RFC 1527 follows the publisher of Mooncake's master (Mooncake#2214) and the RFC, not the bytes of a
+release. Each event is a map with ``event_type``, ``seq_hashes``, ``parent_hash`` and an envelope: the sender and the
+time. By default the publisher adds ``type``, ``block_hashes`` and ``parent_block_hash`` for older readers. The time of
+a batch is in milliseconds. A pool of blocks does not know tokens: ``token_ids``, ``block_size`` and ``parent_hash`` are
+null. Such a store is ``tokenless`` unless the source has the blocks on another medium.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _BEFORE_EVENTS: Final = 16
 def event_offset(payload: bytes) -> int:
     """Return the offset of the first event's first byte in an array batch.
 
-    Return 0 if the batch has no events or is no array.
+    Return 0 if the batch has no events or is not an array.
     """
     if len(payload) < 4 or payload[0] & 0xF0 != 0x90:
         return 0
@@ -43,7 +44,7 @@ def event_offset(payload: bytes) -> int:
 
 
 def first_event_is_array(payload: bytes | memoryview) -> bool:
-    """Whether a batch's first event is positional, which decides between two decoders."""
+    """Return whether a batch's first event is positional. The codec chooses its decoder by this."""
     head = bytes(payload[:_BEFORE_EVENTS])
     at = event_offset(head)
     return 0 < at < len(head) and (head[at] & 0xF0 == 0x90 or head[at] in (0xDC, 0xDD))
@@ -65,15 +66,15 @@ _decode_raw: Final = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 
 
 class Sniffer:
-    """Names the dialect of a source's batches, and remembers the name of each form of a batch."""
+    """Names the dialect of a source's batches. It remembers the name for each form of batch."""
 
     def __init__(self) -> None:
         self.name: str | None = None
         self._names: dict[int, str] = {}
-        """Dialect by form: the first byte of a batch and the first byte of its first event."""
+        """Dialect by form. The form is the first byte of a batch and the first byte of its first event."""
 
     def see(self, payload: bytes) -> None:
-        """Set ``name`` from one batch. A form that was seen before is not looked at again."""
+        """Set ``name`` from one batch. A known form is not parsed again."""
         at = event_offset(payload)
         form = payload[0] << 8 | (payload[at] if at < len(payload) else 0)
         name = self._names.get(form)
@@ -149,16 +150,16 @@ _ENVELOPE: Final = frozenset(
         *("dp_rank", "tp_rank", "pcp_rank", "dcp_rank", "pp_rank"),
     }
 )
-"""Fields that are left out: those about the sender, the pool's own names, and copies for older readers."""
+"""Fields that are left out: facts about the sender, the pool's own names, and copies for older readers."""
 
 _decode: Final = msgspec.msgpack.Decoder().decode
 
 _IN_MILLISECONDS: Final = 1e11
-"""A larger time of day is in milliseconds: as seconds it would be after the year 5138."""
+"""A time above this value is in milliseconds: in seconds it would be after the year 5138."""
 
 
 def translated(fields: dict[str, Raw]) -> tuple[object, dict[str, Raw]]:
-    """Return the kind of an event with ``event_type``, and its fields by vLLM's names. Unknown fields are kept."""
+    """Return the kind of an event with ``event_type``, and its fields under vLLM's names. Unknown fields are kept."""
     said = _decode(fields["event_type"])
     tag = _TYPES.get(said, said) if isinstance(said, str) else said
     found = {name: raw for name, raw in fields.items() if name not in _NAMES and name not in _ENVELOPE}
@@ -174,5 +175,5 @@ def translated(fields: dict[str, Raw]) -> tuple[object, dict[str, Raw]]:
 
 
 def seconds(ts: float) -> float:
-    """Return a batch's time in seconds. A publisher of such events gives milliseconds."""
+    """Return a batch's time in seconds. Publishers of RFC 1527 events send milliseconds."""
     return ts / 1000 if ts > _IN_MILLISECONDS else ts

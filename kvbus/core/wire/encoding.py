@@ -1,7 +1,7 @@
 """Outgoing events: read a field of any form of event, divide a store, leave fields out, and encode a batch.
 
-An event is a struct of :mod:`~kvbus.core.wire.schema`, or a map if it carries fields that no struct knows. Batches are
-encoded as maps, as vLLM sends them, or as arrays, for routers that read nothing else.
+An event is a struct of :mod:`~kvbus.core.wire.schema`, or a map if it carries fields that no struct defines. Batches
+are encoded as maps, as vLLM sends them, or as arrays, for routers that read only arrays.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NOTHING: Final = Raw(_encode([]))
 """An empty array of tokens. Every decoder requires the field."""
 
 CONTENT: Final = frozenset({"token_ids", "extra_keys", "session_id", "cache_salt", "lookahead_token_ids"})
-"""The fields of a store that hold tokens, name images and adapters of a prompt, or name its sender."""
+"""The fields of a store that hold tokens, that name images or adapters of a prompt, or that name its sender."""
 
 _ROUTING: Final = {"type", *BlockStored.__struct_fields__} - CONTENT
 _POSITIONAL: Final = ("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium")
@@ -45,7 +45,7 @@ def decode_value(raw: Raw | bytes) -> Any:
 
 
 def is_store(event: AnyEvent) -> bool:
-    """Whether blocks enter a cache."""
+    """Return whether an event is a store."""
     return "token_ids" in event if isinstance(event, dict) else hasattr(event, "token_ids")
 
 
@@ -66,7 +66,10 @@ def hashes_of(event: AnyEvent) -> Sequence[Hash]:
 
 
 def changed(event: AnyEvent, changes: dict[str, Any]) -> AnyEvent:
-    """Return a copy of the event with other fields; UNSET drops a field. Without changes, return the event itself."""
+    """Return a copy of the event with these fields changed; UNSET drops a field.
+
+    Without changes, return the event itself.
+    """
     if not changes:
         return event
     if isinstance(event, dict):
@@ -75,7 +78,7 @@ def changed(event: AnyEvent, changes: dict[str, Any]) -> AnyEvent:
 
 
 def with_extras(event: BlockStored, extras: Extras) -> dict[str, Any]:
-    """Return the store as a map that also carries the fields no struct knows."""
+    """Return the store as a map that also carries the fields that no struct defines."""
     known = {name: value for name in event.__struct_fields__ if (value := getattr(event, name)) is not UNSET}
     return {"type": "BlockStored", **known, **extras}
 
@@ -111,9 +114,9 @@ def parts(event: AnyEvent, runs: Sequence[tuple[int, int]]) -> list[AnyEvent]:
 
 
 def extras_of(extras: Mapping[str, Raw | bytes], count: int, first: int, end: int) -> dict[str, Raw]:
-    """Return the fields no struct knows, for blocks ``[first, end)`` of a store of ``count`` blocks.
+    """Return the fields that no struct defines, for blocks ``[first, end)`` of a store of ``count`` blocks.
 
-    Nobody has checked what these fields hold.
+    The content of these fields has not been validated.
     """
     found = {name: Raw(value) for name, value in extras.items()}
     if end - first < count:
@@ -125,7 +128,7 @@ def extras_of(extras: Mapping[str, Raw | bytes], count: int, first: int, end: in
 
 
 def _entries(raw: Any, count: int) -> list[Raw] | None:
-    """Return the entries of a list that has one for each of ``count`` blocks; None if it is anything else."""
+    """Return the entries of a list with one entry for each of ``count`` blocks; None if ``raw`` is anything else."""
     try:
         entries = _decode_entries(raw) if isinstance(raw, Raw) else []
     except msgspec.DecodeError:
@@ -134,9 +137,9 @@ def _entries(raw: Any, count: int) -> list[Raw] | None:
 
 
 def without_content(event: AnyEvent) -> AnyEvent:
-    """Return a store without token ids and without other content of a prompt or its sender; any other event unchanged.
+    """Return a store without token ids and other content of a prompt or its sender; any other event unchanged.
 
-    A field that no struct knows may hold anything, so it is left out too.
+    Fields that no struct defines may hold such content, so they are left out too.
     """
     if not is_store(event):
         return event
@@ -166,7 +169,7 @@ def first_of_pairs(event: AnyEvent) -> AnyEvent:
 
 
 def without_adapter_key(event: AnyEvent) -> AnyEvent:
-    """Return a store without its adapter's name among the extra keys, where vLLM puts it first of each block's."""
+    """Return a store without its adapter's name in the extra keys. vLLM puts that name first in each block's keys."""
     name, raw = value(event, "lora_name"), value(event, "extra_keys")
     if name is None or raw is None:
         return event
@@ -183,10 +186,11 @@ def encode_batch(events: Sequence[AnyEvent], ts: float, rank: int | None) -> byt
 
 
 def encode_positional_batch(events: Sequence[AnyEvent], ts: float, rank: int | None) -> bytes:
-    """Encode ``[ts, events, rank]`` with positional events, for routers that read nothing else.
+    """Encode ``[ts, events, rank]`` with positional events, for routers that read only these.
 
-    A store has vLLM 0.10.2's length (through ``medium``). A store of a group has vLLM 0.20's (through ``group_idx``),
-    because the same hash may be live in several groups. Fields without a position are left out.
+    A store has the length of vLLM 0.10.2's stores (through ``medium``). A store of a group has the length of vLLM
+    0.20's (through ``group_idx``), because the same hash may be live in several groups. Fields without a position are
+    left out.
     """
     return _encode((ts, [_to_array(e) for e in events], rank))
 

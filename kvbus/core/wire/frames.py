@@ -1,7 +1,7 @@
-"""Multipart layouts: what the frames of a live batch, a replay request and a replay answer mean.
+"""Multipart layouts: the frames of a live batch, a replay request and a replay answer.
 
 Sources: vLLM 0.9 to 0.33 and SGLang 0.4.7 to 0.5.23 (``[topic, seq, payload]``; replay framing 3 before vLLM 0.26 and
-SGLang 0.5.22, framing 4 from them on), llm-d-inference-sim, the snapshot proposal (24-byte sequence frames).
+SGLang 0.5.22, framing 4 from these versions on), llm-d-inference-sim, the snapshot proposal (24-byte sequence frames).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Framing = Literal["3", "4"]
 
 
 class FrameLimits(msgspec.Struct, frozen=True):
-    """What one message may be. ``max_frame_bytes`` is per frame, as libzmq counts it."""
+    """Limits of one message. ``max_frame_bytes`` applies to each frame, as in libzmq."""
 
     max_frames: int = 16
     max_frame_bytes: int = 64 * 1024 * 1024
@@ -30,7 +30,7 @@ class FrameLimits(msgspec.Struct, frozen=True):
 
 
 class LiveMessage(msgspec.Struct):
-    """One batch as published: ``publisher_id`` is set only where sequence frames are 24 bytes."""
+    """One batch as published. ``publisher_id`` is set only if sequence frames are 24 bytes."""
 
     topic: bytes
     seq: int
@@ -44,7 +44,7 @@ class ReplayMessage(msgspec.Struct):
     seq: int
     payload: bytes
     topic: bytes | None = None
-    """As framing 4 carries it; framing 3 does not."""
+    """The topic, which only framing 4 carries."""
     publisher_id: bytes | None = None
 
 
@@ -53,9 +53,10 @@ class ReplayEnd(msgspec.Struct):
 
 
 def parse_live(frames: Sequence[bytes], limits: FrameLimits) -> LiveMessage | Reason:
-    """``[topic, seq, payload]``; seq is 8 bytes big-endian, or 24 with a publisher id behind it.
+    """Parse ``[topic, seq, payload]``; seq is 8 bytes big-endian, or 24 bytes including a publisher id after it.
 
-    What comes behind a payload (it begins as an array or a map does, and no seq can) is of a later version and ignored.
+    Frames after the payload belong to a later version and are ignored. A payload begins with the msgpack byte of an
+    array or a map; a seq never begins with such a byte.
     """
     if len(frames) != 3 and not (3 < len(frames) <= limits.max_frames and frames[2][:1] >= b"\x80"):
         return Reason.FRAME_COUNT
@@ -72,10 +73,10 @@ def parse_live(frames: Sequence[bytes], limits: FrameLimits) -> LiveMessage | Re
 
 
 def parse_replay(frames: Sequence[bytes], limits: FrameLimits) -> ReplayMessage | ReplayEnd | Reason:
-    """One message of a replay answer at a DEALER, whichever framing: seq is always the last frame but one.
+    """Parse one message of a replay answer, as a DEALER receives it. In both framings, seq is the last frame but one.
 
-    Framing 3 ``["", seq, payload]``, framing 4 and the simulator's ``["", topic, seq, payload]``; END carries
-    ``FF x 8`` as its seq and an empty payload.
+    Framing 3 is ``["", seq, payload]``, framing 4 (also the simulator's) is ``["", topic, seq, payload]``. END has ``FF
+    x 8`` as its seq and an empty payload.
     """
     if not 1 <= len(frames) <= 4:
         return Reason.FRAME_COUNT
@@ -96,28 +97,34 @@ def parse_replay(frames: Sequence[bytes], limits: FrameLimits) -> ReplayMessage 
 
 
 def replay_request(start: int) -> list[bytes]:
-    """The request a DEALER sends: without the empty delimiter engines drop it in silence."""
+    """Return the request that a DEALER sends. Engines silently drop a request without the empty delimiter."""
     return [b"", start.to_bytes(SEQ_BYTES, "big")]
 
 
 ASKS_REPLAY: Final = b"kvbus:asks-replay"
-"""A subscription that says: this router rebuilds itself by replays, and wants no state by its subscription. No topic
-begins so, hence it matches nothing, at a kvbus as at an engine. kvbus's own subscribers send it, if they can replay."""
+"""Subscription of a router that rebuilds its state by replays and wants no state on subscription.
+
+No topic begins like this, so it matches nothing, at a kvbus or at an engine. kvbus's own subscribers send it if they
+can replay."""
 
 
 REBUILDS: Final = b"kvbus:rebuilds:"
-"""How the routing id of a DEALER begins that rebuilds its state by the replay alone: END alone does not help it, even
-where a router at the same address has just got the state. Eight random bytes follow."""
+"""Prefix of the routing id of a DEALER that rebuilds its state only from the replay.
+
+END alone does not help such a DEALER, even if a router at the same address has just got the state. Eight random bytes
+follow the prefix."""
 
 
 STATE_REQUEST: Final = b"snapshot"
-"""In place of a start: the live state (vllm#50134). It has as many bytes as a seq, and no stream has one so high."""
+"""Requests the live state when sent in place of a start (vllm#50134). It is as long as a seq, and no stream has so
+high a seq."""
 
 
 class ReplayRequest(msgspec.Struct):
-    """A router's request as a ROUTER received it. ``envelope`` is what every reply starts with.
+    """A router's request as a ROUTER received it. Every reply starts with ``envelope``.
 
-    One that is not ``well_formed`` is answered with END alone, and one for the ``state`` with that.
+    A request that is not ``well_formed`` is answered only with END. A request for the ``state`` is answered with the
+    state.
     """
 
     envelope: list[bytes]
@@ -127,10 +134,10 @@ class ReplayRequest(msgspec.Struct):
 
 
 def parse_replay_request(frames: Sequence[bytes]) -> ReplayRequest | None:
-    """``[identity, "", start]``, or ``[identity, start]`` from a DEALER that forgot the delimiter.
+    """Parse ``[identity, "", start]``, or ``[identity, start]`` from a DEALER that forgot the delimiter.
 
-    The reply mirrors the envelope. None where there is not even an identity; a start that is no 8-byte number is
-    answered with END alone, so that no requester hangs.
+    The reply repeats the envelope. Return None if there is no identity. A request whose start is not an 8-byte number
+    is answered only with END, so that no requester hangs.
     """
     if len(frames) < 2:
         return None
@@ -142,12 +149,12 @@ def parse_replay_request(frames: Sequence[bytes]) -> ReplayRequest | None:
 
 
 def replay_data(framing: Framing, envelope: list[bytes], topic: bytes, seq: bytes, payload: bytes) -> list[bytes]:
-    """One data message of an answer; ``seq`` is the whole sequence frame, 8 or 24 bytes."""
+    """Return one data message of an answer; ``seq`` is the complete sequence frame, 8 or 24 bytes."""
     head = envelope if framing == "3" else [*envelope, topic]
     return [*head, seq, payload]
 
 
 def replay_end(framing: Framing, envelope: list[bytes]) -> list[bytes]:
-    """The END marker: its topic is empty even on a stream that has one (vLLM 0.26)."""
+    """Return the END marker. Its topic is empty even on a stream that has a topic (vLLM 0.26)."""
     head = envelope if framing == "3" else [*envelope, b""]
     return [*head, END_SEQ, b""]

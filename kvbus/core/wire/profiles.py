@@ -1,4 +1,4 @@
-"""Profiles: what a family of routers reads, and the bytes that follow from it."""
+"""Profiles: what each family of routers reads, and how batches are encoded for it."""
 
 from __future__ import annotations
 
@@ -30,40 +30,43 @@ from kvbus.core.wire.schema import AllBlocksCleared, HashOnlyRemoved
 Encoding = Literal["map", "array"]
 
 Clears = Literal["rank", "pod", "pod or nothing"]
-"""What a router of this family forgets at AllBlocksCleared: the blocks of the batch's rank, those of all ranks of the
-pod, or, because some versions ignore it, either those or nothing."""
+"""Which blocks a router of this family drops at AllBlocksCleared.
+
+``rank``: the blocks of the batch's rank. ``pod``: the blocks of all ranks of the pod. ``pod or nothing``: some versions
+drop the blocks of the pod, and other versions ignore the event."""
 
 Topics = Literal["any", "pod and model", "empty", "kv-events"]
-"""The topics that a router of this family takes: any, ``kv@POD@MODEL``, the empty one alone, or ``kv-events`` alone."""
+"""The topics that a router of this family accepts: any, ``kv@POD@MODEL``, only the empty one, or only ``kv-events``."""
 
 
 class Wire(msgspec.Struct, frozen=True, cache_hash=True):
-    """How a batch is written. Outputs of equal wire share the bytes."""
+    """How a batch is encoded. Outputs with equal wires share the encoded bytes."""
 
     encoding: Encoding = "map"
     fold_hashes: bool = False
-    """Byte hashes leave as unsigned 64-bit integers, their last eight bytes (vLLM's own rule for integer hashes)."""
+    """Send byte hashes as unsigned 64-bit integers: their last eight bytes (vLLM's own rule for integer hashes)."""
     media: tuple[tuple[str, str], ...] = ()
-    """Names of media that this family does not know, and the ones it has for their tier."""
+    """Media names that this family does not know, each with the family's name for the same tier."""
     one_block: bool = False
-    """A store holds one block, for a family that hashes every block of a store under the store's own parent."""
+    """Send one block per store, for a family that hashes every block of a store under the store's own parent."""
     fill_kinds: bool = False
-    """A store with a group and no kind leaves as ``full_attention`` (vLLM 0.20 and 0.21 name none), for a family that
-    drops it otherwise. Groups of a kind that carries no prefixes have been left out before."""
+    """Send stores that have a group and no kind as ``full_attention``, for a family that drops them otherwise.
+
+    vLLM 0.20 and 0.21 name no kind. Groups of a kind that carries no prefixes have already been left out."""
     fold_pairs: bool = False
-    """EAGLE's pairs leave as their first tokens, for a family that reads plain tokens alone."""
+    """Send the first token of each EAGLE pair, for a family that reads only plain tokens."""
     drop_adapter_key: bool = False
-    """Extra keys leave without the adapter's name, for a family that takes every text among them for an image."""
+    """Send extra keys without the adapter's name, for a family that takes every text among them for an image."""
     drop_group: bool = False
-    """Groups leave without their number. See :attr:`Profile.one_group`."""
+    """Send events without the group number. See :attr:`Profile.one_group`."""
     strict: bool = False
-    """The family hashes the tokens of each store itself. Blocks without tokens do not leave."""
+    """Leave out blocks without tokens: the family hashes the tokens of each store itself."""
     drop_tokens: bool = False
-    """Stores leave without token ids, and without whatever else tells of a prompt or of who sent it."""
+    """Send stores without token ids, and without any other content of a prompt or its sender."""
 
     @property
     def by_event(self) -> bool:
-        """Whether events have to be looked at one by one."""
+        """Whether events have to be translated one by one."""
         return bool(
             self.fold_hashes
             or self.media
@@ -77,57 +80,61 @@ class Wire(msgspec.Struct, frozen=True, cache_hash=True):
 
 
 class Profile(msgspec.Struct, frozen=True):
-    """A wire, what a replay looks like, and what a router makes of the events."""
+    """A family's wire, its form of replay answers, and how its routers interpret the events."""
 
     wire: Wire = Wire()
     framing: Framing = "4"
     filled_replay: bool = True
-    """Whether an answer that is no journal has to be contiguous from the seq asked for. If not, it begins late, at the
-    state's own seqs."""
+    """Whether an answer from a state has to be contiguous from the requested seq on.
+
+    If not, it begins later, at the state's own seqs."""
     late_replay: bool = True
-    """Whether an answer from 0 may begin late, at the state's own seqs. llm-d refuses such an answer and forgets the
-    pod. Its requests from 0 may therefore get END alone."""
+    """Whether an answer from seq 0 may begin later, at the state's own seqs.
+
+    llm-d rejects such an answer and forgets the pod. Therefore its requests from 0 may get only END."""
     clears: Clears = "rank"
     one_copy: bool = False
-    """A block that several ranks hold is one to the router, and the first removal ends it. On a merged stream such a
-    block is stored by the first rank that has it, and removed by the last."""
+    """Whether the router counts a block held by several ranks as one block, and drops it at the first removal.
+
+    On a merged stream, such a block is stored by the first rank that has it, and removed by the last rank."""
     one_group: bool = False
-    """The router takes one group. The first one that carries prefixes leaves, without a number, and no other."""
+    """Whether the router accepts only one group. It gets only the first prefix-carrying group, without a number."""
     topics: Topics = "any"
     one_stream: str = ""
-    """Why its routers cannot read several streams on one connection, as a sentence goes on; empty: they can."""
+    """Why its routers cannot read several streams on one connection, as the end of a sentence; empty if they can."""
     max_events: int = 0
-    """Events of the largest batch it takes; 0: any number."""
+    """Maximum number of events in a batch that the router accepts; 0: unlimited."""
     max_bytes: int = 0
-    """Bytes of the largest batch it takes; 0: any number."""
+    """Maximum number of bytes in a batch that the router accepts; 0: unlimited."""
 
     @property
     def hashes_tokens(self) -> bool:
-        """Whether the router hashes the tokens of each store itself. Without tokens it would be wrong, in silence."""
+        """Whether the router hashes the tokens of each store itself. Without tokens it would silently be wrong."""
         return self.wire.strict
 
     @property
     def only_topic(self) -> str | None:
-        """The one topic that a router of this family takes; None if it takes several."""
+        """The only topic that a router of this family accepts; None if it accepts several topics."""
         return {"empty": "", "kv-events": "kv-events"}.get(self.topics)
 
     def without_tokens(self) -> Profile:
-        """The same family, for an output that tells nothing of prompts."""
+        """Return this family's profile for an output that reveals nothing about prompts."""
         return structs.replace(self, wire=structs.replace(self.wire, drop_tokens=True))
 
     @property
     def as_it_comes(self) -> bool:
-        """Whether a router of this family takes the batches of a source as they come, once they are encoded."""
+        """Whether the encoded batches of a source can be sent to a router of this family one to one."""
         return self.clears == "rank" and not (self.one_copy or self.one_group or self.max_events or self.max_bytes)
 
 
 CANONICAL: Final = Wire()
-"""Maps, with hashes and media as the engine named them."""
+"""Map events, with hashes and media as the engine named them."""
 
 _STRICT: Final = Wire(strict=True)
 _DYNAMO: Final = Wire("map", strict=True, fold_hashes=True, media=(("FS", "DISK"), ("OBJ", "EXTERNAL")))
 _DYNAMO_PLANE: Final = Wire("map", strict=True, fold_hashes=True, drop_group=True)
-"""What the driver of Dynamo's event plane makes its events of. They have no groups, and tiers instead of media."""
+"""The wire from which the driver of Dynamo's event plane builds its events. They have no groups, and tiers, not
+media."""
 _MIB: Final = 1024 * 1024
 
 PROFILES: Final[dict[str, Profile]] = {
@@ -186,11 +193,12 @@ PROFILES: Final[dict[str, Profile]] = {
     ),
     "mooncake": Profile(Wire(strict=True, drop_group=True), "4", one_group=True),
 }
-"""By the name of ``outputs[].profile``. Where each rule comes from is in docs/decisions/profiles-of-routers.md."""
+"""Profiles by the name in ``outputs[].profile``. docs/decisions/profiles-of-routers.md gives the source of each
+rule."""
 
 
 def encode(wire: Wire, events: Sequence[AnyEvent], ts: float, rank: int) -> bytes:
-    """One batch: always an array of exactly three, ``[ts, events, rank]``."""
+    """Encode one batch, always as an array of three items: ``[ts, events, rank]``."""
     events = [readable(event) if isinstance(event, dict) and is_store(event) else event for event in events]
     if wire is CANONICAL:
         return encode_batch(events, ts, rank)
@@ -202,17 +210,17 @@ def encode(wire: Wire, events: Sequence[AnyEvent], ts: float, rank: int) -> byte
 
 
 def _hash_only(event: AnyEvent) -> bool:
-    """Whether an event is of blocks whose tokens are not known."""
+    """Return whether an event is about blocks with unknown tokens."""
     return isinstance(event, HashOnlyRemoved) or (is_store(event) and field(event, "token_ids") == NOTHING)
 
 
 def fold(block: Hash) -> int:
-    """A byte hash as the 64-bit integer vLLM would have sent for it (``VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES``)."""
+    """Return the 64-bit integer that vLLM sends for a byte hash (``VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES``)."""
     return int.from_bytes(block[-8:], "big") if isinstance(block, bytes) else block
 
 
 def _translated(wire: Wire, event: AnyEvent) -> list[AnyEvent]:
-    """The event as this wire has it; the same object where nothing changes."""
+    """Return the event translated for this wire; the same object if nothing changes."""
     if isinstance(event, AllBlocksCleared):
         return [event]
     changes: dict[str, Any] = {}

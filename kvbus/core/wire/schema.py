@@ -1,8 +1,8 @@
 """Wire structs: the canonical events (maps, as vLLM 0.33 and SGLang 0.5.20 send them) and the positional forms.
 
-The map structs are also what the core works with and what leaves on the default output. Fields an engine did not send
-are ``UNSET``; fields that are only carried (``extra_keys``, ``session_id``, …) stay raw msgpack. Unknown fields make
-these structs refuse the batch on purpose: the codec then looks at each event alone, and keeps them.
+The core works with the map structs, and the default output sends them. Fields that an engine did not send are
+``UNSET``. Fields that kvbus only carries (``extra_keys``, ``session_id``, …) stay raw msgpack. These structs reject
+batches with unknown fields on purpose: the codec then decodes each event separately, and keeps the unknown fields.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from kvbus.core.types import Hash, Reason
 Rank = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Small = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 Large = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-"""Integers as the strictest router reads them (Dynamo: i32, u32 and u64; SMG: i64). One that it cannot read would cost
-that router the whole batch."""
+"""Integer ranges of the strictest routers (Dynamo: i32, u32 and u64; SMG: i64).
+
+A router drops the complete batch if it cannot read one integer."""
 
 
 NO_TOKENS: Final = Raw()
@@ -28,10 +29,10 @@ NO_SIZE: Final = -(2**62)
 class BlockStored(msgspec.Struct, tag_field="type", tag="BlockStored", forbid_unknown_fields=True, gc=False):
     """k blocks entered a cache: ``block_hashes[i]`` names tokens ``[i*block_size, (i+1)*block_size)``.
 
-    ``token_ids`` is raw msgpack: an array of k x block_size token ids, or of ``[a, b]`` pairs with EAGLE.
-    The parent of block i is block i-1, that of block 0 is ``parent_block_hash`` (None: the root).
-    ``UNSET`` says that a field was not sent. Of those that have to be, tokens are then :data:`NO_TOKENS` and the block
-    size is :data:`NO_SIZE`.
+    ``token_ids`` is raw msgpack: an array of k x block_size token ids, or of ``[a, b]`` pairs with EAGLE. The parent of
+    block i is block i-1. The parent of block 0 is ``parent_block_hash`` (None: the root). ``UNSET`` means that a field
+    was not sent. For required fields that were not sent, tokens are :data:`NO_TOKENS` and the block size is
+    :data:`NO_SIZE`.
     """
 
     block_hashes: tuple[Hash, ...]
@@ -44,7 +45,7 @@ class BlockStored(msgspec.Struct, tag_field="type", tag="BlockStored", forbid_un
     group_idx: Small | UnsetType | None = UNSET
     kv_cache_spec_kind: str | UnsetType | None = UNSET
     kv_cache_spec_sliding_window: Small | UnsetType | None = UNSET
-    # carried as they came
+    # carried unchanged
     extra_keys: Raw = UNSET  # type: ignore[assignment]
     locality: Raw = UNSET  # type: ignore[assignment]
     ownership: Raw = UNSET  # type: ignore[assignment]
@@ -54,9 +55,9 @@ class BlockStored(msgspec.Struct, tag_field="type", tag="BlockStored", forbid_un
 
 
 class BlockRemoved(msgspec.Struct, tag_field="type", tag="BlockRemoved", forbid_unknown_fields=True, gc=False):
-    """One copy of each named block left one medium (of one group), or the last one did.
+    """One copy of each named block left a medium (of one group), or its last copy did.
 
-    ``remaining_copy_counts`` says for each block how many copies are left (vllm#48933).
+    ``remaining_copy_counts`` gives the number of remaining copies of each block (vllm#48933).
     """
 
     block_hashes: tuple[Hash, ...]
@@ -74,32 +75,33 @@ class HashOnlyRemoved(
     forbid_unknown_fields=True,
     gc=False,
 ):
-    """A removal that kvbus sends of blocks that it announced without tokens. On the wire it is like any removal."""
+    """A removal by kvbus of blocks that it announced without tokens. Encoded, it looks like any other removal."""
 
 
 class AllBlocksCleared(msgspec.Struct, tag_field="type", tag="AllBlocksCleared", forbid_unknown_fields=True):
-    """The engine reset its prefix cache, or dropped the blocks on the one ``medium`` that the event names (ATOM)."""
+    """The engine reset its prefix cache, or dropped the blocks on the ``medium`` that the event names (ATOM)."""
 
     medium: str | UnsetType | None = UNSET
 
 
 class BlockInactive(msgspec.Struct, tag_field="type", tag="BlockInactive"):
-    """No request uses these blocks any more; they stay in the cache (vllm#50732). No router is known to read it."""
+    """No request uses these blocks any more; they stay in the cache (vllm#50732). No known router reads this event."""
 
 
 Event = BlockStored | BlockRemoved | AllBlocksCleared
-"""What anything follows from. BlockInactive is decoded beside them, counted, and goes no further."""
+"""Events that change state. BlockInactive is decoded as well, but only counted."""
 
 CARRIED: Final = ("extra_keys", "locality", "ownership", "session_id", "cache_salt", "lookahead_token_ids")
-"""Fields of :class:`BlockStored` that kvbus hands on without reading them."""
+"""Fields of :class:`BlockStored` that kvbus passes on without interpreting them."""
 
 PER_BLOCK: Final = ("extra_keys", "lookahead_token_ids", "mm_keys")
-"""Fields that are lists with an entry for each block: they are divided with the blocks. The last one is in no struct:
-it says what of a prompt's images lies in each block (TensorRT-LLM#18810)."""
+"""Fields that are lists with an entry for each block. They are divided together with the blocks.
+
+No struct defines ``mm_keys``: it names the images of a prompt that each block holds (TensorRT-LLM#18810)."""
 
 
 class StoredArray(msgspec.Struct, array_like=True, tag="BlockStored", forbid_unknown_fields=True, gc=False):
-    """Positional BlockStored, vLLM 0.9.0 to 0.23 and SGLang 0.4.7 to 0.5.19: each version sends a prefix of this.
+    """Positional BlockStored, vLLM 0.9.0 to 0.23 and SGLang 0.4.7 to 0.5.19: each version sends a prefix of it.
 
     The 7th element is ``lora_name`` in vLLM 0.14 and later and ``{"cache_salt": …}`` in SGLang 0.5.18 and 0.5.19.
     """
@@ -118,7 +120,10 @@ class StoredArray(msgspec.Struct, array_like=True, tag="BlockStored", forbid_unk
 
 
 class RemovedArray(msgspec.Struct, array_like=True, tag="BlockRemoved", forbid_unknown_fields=True, gc=False):
-    """Positional BlockRemoved: ``+ medium`` from vLLM 0.10.2 and SGLang 0.5.9, ``+ group_idx`` from vLLM 0.20."""
+    """Positional BlockRemoved.
+
+    ``medium`` is sent from vLLM 0.10.2 and SGLang 0.5.9 on, ``group_idx`` from vLLM 0.20 on.
+    """
 
     block_hashes: tuple[Hash, ...]
     medium: str | None = None
@@ -126,7 +131,7 @@ class RemovedArray(msgspec.Struct, array_like=True, tag="BlockRemoved", forbid_u
 
 
 class ClearedArray(msgspec.Struct, array_like=True, tag="AllBlocksCleared"):
-    """Positional AllBlocksCleared: the tag alone, or the tag and a medium (ATOM)."""
+    """Positional AllBlocksCleared: only the tag, or the tag and a medium (ATOM)."""
 
     medium: str | None = None
 
@@ -148,7 +153,7 @@ class ArrayBatch(msgspec.Struct, array_like=True, gc=False):
 
 
 class RawBatch(msgspec.Struct, array_like=True):
-    """The envelope alone: any event may be anything."""
+    """The envelope, with undecoded events."""
 
     ts: float
     events: list[Raw]
@@ -156,7 +161,7 @@ class RawBatch(msgspec.Struct, array_like=True):
 
 
 class RawMapBatch(msgspec.Struct):
-    """The envelope as one development version of vLLM sent it, a map; SGLang's name for the rank is accepted too."""
+    """The envelope as a map, as one development version of vLLM sent it. SGLang's name for the rank is accepted too."""
 
     ts: float
     events: list[Raw]
@@ -165,7 +170,8 @@ class RawMapBatch(msgspec.Struct):
 
 
 Extras = dict[str, Raw]
-"""Fields no struct knows, as raw msgpack, to be sent on where the output's encoding has a place for them (maps)."""
+"""Fields that no struct defines, as raw msgpack. They are sent on if the output's encoding has a place for them
+(maps)."""
 
 
 class Batch(msgspec.Struct):
@@ -173,11 +179,12 @@ class Batch(msgspec.Struct):
 
     Attributes:
         ts: time of the batch, in seconds since 1970.
-        events: the events as they came.
-        rank: None if the engine sends none (vLLM 0.9.0).
-        unknown: names of unknown fields and events, bounded and harmless to show. None if one call decoded all events.
-        extras: by an event's position, the fields that this version does not know.
-        rejects: one reason for each event that was left out.
+        events: the events, in the engine's order.
+        rank: None if the engine sends no rank (vLLM 0.9.0).
+        unknown: names of unknown fields and events, limited in number and safe to display. None if one call decoded all
+            events.
+        extras: the fields that this version does not know, by the position of their event.
+        rejects: one reason for each rejected event.
     """
 
     ts: float

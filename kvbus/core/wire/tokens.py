@@ -1,7 +1,7 @@
 """Token arrays in msgpack: count, decode, divide and join them.
 
-A token id is an unsigned integer of 32 bits. With EAGLE a token is a pair ``[a, b]`` of ids. An array that one of these
-functions returns is in its shortest form, so equal tokens are equal bytes.
+A token id is an unsigned 32-bit integer. With EAGLE, a token is a pair ``[a, b]`` of ids. The functions return arrays
+in their shortest form, so equal tokens have equal bytes.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _decode: Final = msgspec.msgpack.Decoder().decode
 _encode: Final = msgspec.msgpack.Encoder().encode
 
 _BODY_AT: Final = {0xDC: 3, 0xDD: 5}
-"""Offset of the first item of an array, by the array's first byte. Any other array has its first item at offset 1."""
+"""Offset of the first item of an array, by the array's first byte. The default is 1."""
 
 
 def decode_tokens(raw: Raw | bytes) -> list[Token] | Reason:
-    """Return token ids (each in [0, 2**32)) or EAGLE's pairs of them; a reason if ``raw`` is anything else."""
+    """Return token ids (each in [0, 2**32)) or EAGLE's pairs of ids; a reason if ``raw`` is anything else."""
     for decode in _DECODERS:
         try:
             return decode(raw)
@@ -49,31 +49,31 @@ def decode_tokens(raw: Raw | bytes) -> list[Token] | Reason:
 
 
 def count_tokens(raw: Raw | bytes) -> int | Reason:
-    """Return how many tokens an array holds; a reason if ``raw`` is no array of tokens."""
+    """Return the number of tokens in an array; a reason if ``raw`` is not an array of tokens."""
     tokens = decode_tokens(raw)
     return tokens if isinstance(tokens, Reason) else len(tokens)
 
 
 def are_pairs(tokens: Raw | bytes) -> bool:
-    """Whether an array of tokens is one of pairs."""
+    """Return whether an array of tokens consists of pairs."""
     raw = memoryview(tokens)
     at = _body_at(raw)
     return len(raw) > at and (raw[at] & 0xF0 == 0x90 or raw[at] in _BODY_AT)
 
 
 def divide(tokens: bytes, size: int) -> list[bytes]:
-    """Return an array for each block of ``size`` tokens. The number of tokens is a multiple of ``size``."""
+    """Return an array for each block of ``size`` tokens. The number of tokens must be a multiple of ``size``."""
     decoded = _decode(tokens)
     return [_encode(decoded[first : first + size]) for first in range(0, len(decoded), size)]
 
 
 def joined(arrays: Sequence[bytes], count: int) -> bytes:
-    """Return the items of several msgpack arrays, ``count`` items in all, as one array."""
+    """Return the items of several msgpack arrays, ``count`` items in total, as one array."""
     return array_head(count) + b"".join([array[_body_at(array) :] for array in arrays])
 
 
 def slice_array(raw: bytes, first: int, end: int) -> bytes:
-    """Return items ``[first, end)`` of a msgpack array as an array of their own."""
+    """Return items ``[first, end)`` of a msgpack array as a separate array."""
     return _encode(_decode(raw)[first:end])
 
 
