@@ -1,10 +1,12 @@
-"""Who may read what: everybody, programs on this machine (or in this pod), and principals.
+"""Access to the paths of the HTTP port: for everybody, for programs on this machine (or in this pod), or by token.
 
-A program here is known by both ends of its connection. A port-forward arrives on loopback, so it works too. A request's
-headers prove nothing of that, with one exception: a browser states truly which host name it asks for, and which site's
-page asks. So kvbus can refuse a page of another site, and a name that somebody has pointed to loopback (DNS rebinding).
+A local program is recognised by both ends of its connection. A port-forward arrives on loopback, so it works too. A
+request's headers cannot prove that a client is local. But browsers state truthfully which host name they ask for, and
+which site's page sent the request. So kvbus can refuse pages of other sites, and names that an attacker has pointed to
+loopback (DNS rebinding).
 
-A principal proves itself by a bearer token, from anywhere and through any proxy. No browser sends one unasked.
+A principal proves itself by a bearer token, from anywhere and through any proxy. Browsers do not send one by
+themselves.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from kvbus.http.credentials import Credentials, Token, find
 
 _FORWARDING: Final = frozenset({"forwarded", "via", "x-real-ip"})
 _OWN_PAGE: Final = frozenset({"same-origin", "none"})
-"""Sec-Fetch-Site of our own page, and of an address that a user typed."""
+"""Values of Sec-Fetch-Site for kvbus's own page, and for an address that a user typed."""
 
 _HOW: Final = {
     HttpRefusal.PEER: (
@@ -48,21 +50,21 @@ def how_to_get_in(refusal: HttpRefusal, path: str, url: str) -> str:
     """Return a sentence that says how to get access.
 
     Args:
-        refusal: why there is none.
-        path: what was asked for.
-        url: of kvbus on this machine, without a path.
+        refusal: why access was refused.
+        path: the requested path.
+        url: the URL of kvbus on this machine, without a path.
     """
     how = _HOW[refusal].format(url=f"{url}{path}", port=url.rpartition(":")[2])
     return f"{path} shows {_TOKEN_IDS if path in _CONTENT else 'how the bus is'}, and {how}"
 
 
 class Caller(NamedTuple):
-    """Somebody who may read.
+    """A client that may read.
 
     Attributes:
-        name: for the log.
-        content: whether content, too.
-        token: its line of the file; None for a program on this machine.
+        name: the client's name in the log.
+        content: whether it may read content too.
+        token: its line of the tokens file; None for a program on this machine.
     """
 
     name: str
@@ -74,11 +76,11 @@ LOOPBACK: Final = Caller("loopback")
 
 
 class Access:
-    """The rule for every path whose answer is not for everybody.
+    """The access rule for every path that is not open to everybody.
 
     Args:
         allowed_hosts: names allowed in the Host header, besides the local ones.
-        credentials: the tokens that hold.
+        credentials: the valid tokens.
     """
 
     def __init__(self, allowed_hosts: Iterable[str], credentials: Credentials | None = None) -> None:
@@ -86,7 +88,7 @@ class Access:
         self.credentials = credentials or Credentials()
 
     def caller(self, request: web.Request, *, content: bool) -> Caller | HttpRefusal:
-        """Return who asks if it may read, else why not."""
+        """Return the client if it may read, else the reason why not."""
         refusal = self.refusal(request)
         if refusal is None:
             return LOOPBACK
@@ -96,11 +98,11 @@ class Access:
         return refusal if found is None else found
 
     def holds(self, caller: Caller) -> bool:
-        """Whether what let somebody in holds still."""
+        """Return whether a client still has access: its token is still valid, or it is local."""
         return caller.token is None or caller.token in self.credentials.tokens
 
     def _principal(self, request: web.Request) -> Caller | HttpRefusal | None:
-        """Who shows a credential, or what is wrong with it; None if there is none."""
+        """Return the owner of the request's token, or why the token is invalid; None if the request has no token."""
         given = request.headers.getall("Authorization", [])
         if not given or not self.credentials.tokens:
             return None
@@ -111,7 +113,7 @@ class Access:
         return HttpRefusal.TOKEN if found is None else Caller(found.name, found.content, found)
 
     def refusal(self, request: web.Request) -> HttpRefusal | None:
-        """Return why a request is not one of this machine's own; None if it is."""
+        """Return why a request does not count as local; None if it does."""
         # Check both ends: a service mesh's proxy sends everybody's requests from 127.0.0.6 to the pod's address.
         for name in ("peername", "sockname"):
             end = None if request.transport is None else request.transport.get_extra_info(name)
@@ -134,7 +136,7 @@ class Access:
 
 
 def _is_own_page(request: web.Request, host: str) -> bool:
-    """Whether no page of another site asks."""
+    """Return whether the request does not come from a page of another site."""
     origins = request.headers.getall("Origin", [])
     sites = request.headers.getall("Sec-Fetch-Site", [])
     ours = f"{request.scheme}://{host}".lower()

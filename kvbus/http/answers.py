@@ -16,35 +16,35 @@ from kvbus.http import connections
 from kvbus.telemetry.table import kvbus_version
 
 PART: Final = 256 * 1024
-"""Bytes that a connection gets before the event loop goes on with other work: 0.2 ms."""
+"""Bytes written to a connection in one iteration of the event loop; this takes 0.2 ms."""
 
 T = TypeVar("T")
 
 
 def as_json(data: object) -> web.Response:
-    """Answer with data."""
+    """Return a JSON response."""
     return web.Response(body=msgspec.json.encode(data), content_type="application/json")
 
 
 def plain(text: str, status: int = 200) -> web.Response:
-    """Answer with a text."""
+    """Return a plain-text response."""
     return web.Response(text=text, status=status)
 
 
 def problem(status: int, text: str, headers: Mapping[str, str] | None = None) -> web.Response:
-    """Say what is wrong with a request."""
+    """Return a JSON response that says what is wrong with a request."""
     body = msgspec.json.encode({"error": text})
     return web.Response(body=body, status=status, headers=headers, content_type="application/json")
 
 
 def refused(process: ProcessStats, status: int, refusal: HttpRefusal, text: str) -> web.Response:
-    """Refuse a request, and count why."""
+    """Return the response for a refused request, and count the reason."""
     process.http_refused[refusal] += 1
     return problem(status, text)
 
 
 async def in_slices(work: Generator[None, None, T]) -> T:
-    """Do work slice by slice, and let the event loop do other work after each slice."""
+    """Run a generator one step per iteration of the event loop, and return its result."""
     while True:
         try:
             next(work)
@@ -55,7 +55,7 @@ async def in_slices(work: Generator[None, None, T]) -> T:
 
 
 async def write(response: web.StreamResponse, part: bytes) -> None:
-    """Write a part of an answer as soon as the client has read most of what was written before.
+    """Write a part of an answer, and wait until the client has read most of the earlier parts.
 
     Raises:
         TimeoutError: the client reads too slowly.
@@ -65,7 +65,7 @@ async def write(response: web.StreamResponse, part: bytes) -> None:
 
 
 async def send(request: web.Request, body: bytes, content_type: str) -> web.StreamResponse:
-    """Answer with a long body, in parts.
+    """Send a long body in parts.
 
     Raises:
         TimeoutError: the client reads too slowly.
@@ -96,17 +96,17 @@ HEADERS: Final = {
 
 
 async def status_page(request: web.Request) -> web.Response:
-    """Answer with one of the status page's files."""
+    """Return one of the status page's files."""
     return page_file("kvbus.http", request.path)
 
 
 def page_file(package: str, path: str) -> web.Response:
-    """Return the file of a page, from the folder ``static`` of a package."""
+    """Return a file of a page, from the folder ``static`` of a package."""
     name, kind = FILES[path]
     text = (resources.files(package) / "static" / name).read_bytes()
     return web.Response(body=text, headers={"Content-Type": f"{kind}; charset=utf-8", **HEADERS})
 
 
 def about(config: Config) -> dict[str, Any]:
-    """Return the version and the configuration in force. It names files with keys, and holds no secret."""
+    """Return the version and the configuration in force. It has the paths of key files, but no secret."""
     return {"version": kvbus_version(), "config": config.to_dict()}

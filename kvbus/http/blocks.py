@@ -1,4 +1,4 @@
-"""``GET /blocks``: the live blocks of sources, one line each. The live stream goes on between two parts."""
+"""``GET /blocks``: the live blocks of sources, one per line. Batches are handled between two parts of the answer."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from kvbus.http.content_log import current
 from kvbus.telemetry.readings import LiveBlocks
 
 LINES: Final = 20
-"""Lines that are made in one iteration of the event loop."""
+"""Number of lines made in one iteration of the event loop."""
 
 MAX_DUMPS: Final = 4
-"""``/blocks`` answers at once. Further requests get 503."""
+"""Maximum number of ``/blocks`` answers at a time. Further requests get 503."""
 
 
 class Observed(Protocol):
@@ -32,7 +32,7 @@ class Observed(Protocol):
 
 
 class Blocks:
-    """Answers with blocks.
+    """Answers ``GET /blocks``.
 
     Args:
         observed: the bus.
@@ -55,7 +55,7 @@ class Blocks:
             return refused(process, 503, HttpRefusal.BUSY, f"{MAX_DUMPS} dumps are under way; try again")
         process.http_dumps += 1
         try:
-            # all sources at one moment: to copy their state is cheap
+            # read all sources at the same moment, which is cheap: only their state is copied
             lines = itertools.chain.from_iterable([LiveBlocks(source).lines(hashes) for source in sources])
             response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
             await response.prepare(request)

@@ -1,7 +1,7 @@
-"""The connections of an HTTP server: how many there may be, and how long a client may take for a request.
+"""The connections of an HTTP server: a limit of their number, and of the time that a client may take for a request.
 
-aiohttp limits the head of a request. It accepts any number of connections, waits a minute for a TLS handshake, and does
-not close the connection of a client that reads nothing. A server that has no descriptor left answers no probe.
+aiohttp limits the head of a request. But it accepts any number of connections, waits a minute for a TLS handshake, and
+does not close the connection of a client that does not read. A server without free descriptors cannot answer probes.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ from aiohttp import web
 log = logging.getLogger("kvbus.http.connections")
 
 MAX_CONNECTIONS: Final = 128
-"""Open connections. For one more the server closes another one, so that a probe always gets in."""
+"""Maximum number of open connections. Above it the server closes an old one for a new one, so that probes get in."""
 
 TIMEOUT: Final = 10.0
-"""Seconds that a client may take for TLS and its next request, and to read an answer."""
+"""Seconds that a client may take for the TLS handshake and its next request, and to read an answer."""
 
 MAX_UNANSWERED_BYTES: Final = 65_536
-"""Bytes that a client of the admin port may send between two answers: heads, bodies, and requests sent ahead."""
+"""Bytes that a client of the admin port may send between two answers: heads, bodies, and pipelined requests."""
 
 ACCEPT_AGAIN: Final = 0.1
-"""Seconds until the server accepts again after the system had no descriptor left."""
+"""Seconds until the server accepts again, after the system had no free descriptor."""
 
 
 class ConnectionStats(Protocol):
-    """Counters of connections: how many are open, and how many the server closed, by reason."""
+    """Counters of connections: the number of open ones, and of those that the server closed, by reason."""
 
     http_connections: int
     http_closed: Counter[str]
 
 
 class Connection(asyncio.Protocol):
-    """One connection: it limits the client's time and bytes, and hands everything on to aiohttp's protocol.
+    """One connection. It limits the client's time and bytes, and passes everything on to aiohttp's protocol.
 
     Attributes:
-        address: the client's.
-        served: it has had an answer.
-        answering: a handler makes the answer to its request.
-        waiting: that handler waits until other answers are made.
+        address: the client's address.
+        served: whether it has had an answer.
+        answering: whether a handler is answering its request.
+        waiting: whether that handler waits until other answers are made.
     """
 
     def __init__(self, connections: Connections, address: str) -> None:
@@ -61,23 +61,23 @@ class Connection(asyncio.Protocol):
         self.start_timer()
 
     def start_timer(self) -> None:
-        """Begin to count the time that the client takes for its next request."""
+        """Start counting the time that the client takes for its next request."""
         loop = asyncio.get_running_loop()
         self._unanswered = 0
         self._timer = loop.call_later(self._connections.timeout, self.close, "slow")
 
     def stop_timer(self) -> None:
-        """Stop counting it."""
+        """Stop counting the client's time."""
         if self._timer is not None:
             self._timer.cancel()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Let aiohttp begin; with TLS the handshake is done."""
+        """Pass the new connection to aiohttp. A TLS handshake is complete."""
         self._transport = transport  # type: ignore[assignment] # a stream transport
         self._inner.connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
-        """Hand data on, unless the client has sent too much."""
+        """Pass data on to aiohttp, unless the client has sent too much."""
         self._unanswered += len(data)
         if self._unanswered > self._connections.max_unanswered:
             self.close("too_large")
@@ -85,11 +85,11 @@ class Connection(asyncio.Protocol):
             self._inner.data_received(data)
 
     def eof_received(self) -> None:
-        """Hand the end of the client's data on."""
+        """Pass the end of the client's data on to aiohttp."""
         self._inner.eof_received()
 
     def pause_writing(self) -> None:
-        """Let aiohttp wait until the client has read more."""
+        """Make aiohttp wait until the client has read more."""
         self._inner.pause_writing()
 
     def resume_writing(self) -> None:
@@ -97,12 +97,12 @@ class Connection(asyncio.Protocol):
         self._inner.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
+        """Remove the connection."""
         self._connections.forget(self)
         self._inner.connection_lost(exc)
 
     def close(self, reason: str) -> None:
-        """Close at once, without waiting for the client to read, and count why."""
+        """Close the connection at once, without waiting for the client to read, and count the reason."""
         self._connections.closed(reason)
         self._connections.forget(self)
         if self._transport is not None:
@@ -112,14 +112,14 @@ class Connection(asyncio.Protocol):
 
 
 class Connections:
-    """Accept connections for aiohttp's server.
+    """Accepts connections for aiohttp's server.
 
     Args:
         server: makes aiohttp's protocol for each connection (:attr:`aiohttp.web.AppRunner.server`).
         stats: counters of connections.
-        context: gives the TLS context of a new connection; None is no TLS.
-        most: how many connections may be open.
-        timeout: seconds for TLS and a whole request.
+        context: returns the TLS context of a new connection; None for no TLS.
+        most: maximum number of open connections.
+        timeout: seconds for the TLS handshake and a complete request.
         max_unanswered: bytes that a client may send between two answers.
     """
 
@@ -147,7 +147,7 @@ class Connections:
         """Listen on an address, and return it with its real port.
 
         Raises:
-            OSError: it cannot be bound.
+            OSError: the address cannot be bound.
         """
         loop = asyncio.get_running_loop()
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -159,7 +159,7 @@ class Connections:
         return host, port
 
     async def stop(self) -> None:
-        """Accept no further connection."""
+        """Stop accepting connections."""
         if self._accepting is not None and self._listener is not None:
             self._accepting.cancel()
             await asyncio.wait([self._accepting])
@@ -186,7 +186,7 @@ class Connections:
                 connection.handshake = loop.create_task(self._connect(connection, accepted))
             else:
                 accepted.close()
-            await asyncio.sleep(0)  # other work comes between two connections
+            await asyncio.sleep(0)  # let other tasks run between two connections
 
     async def _connect(self, connection: Connection, accepted: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -198,10 +198,11 @@ class Connections:
             self.forget(connection)
 
     def _make_room(self) -> bool:
-        """Close a connection if there are as many as may be; return False if all of them are being answered.
+        """Close a connection if the maximum is reached. Return False if all of them are being answered.
 
-        It is one of the address that has the most connections, else of the next. The first choice is the oldest that
-        has had an answer and asks nothing. Then comes the last whose request waits, then the oldest that asks nothing.
+        The closed connection belongs to the address that has the most connections, else to the next such address. The
+        first choice is the oldest idle connection that has had an answer, then the newest one whose request waits, then
+        the oldest idle one.
         """
         if len(self._open) < self._most:
             return True
@@ -217,7 +218,7 @@ class Connections:
         return False
 
     def closed(self, reason: str) -> None:
-        """Count a connection that the server closes; an empty reason is not counted."""
+        """Count a connection that the server closes, unless the reason is empty."""
         if reason:
             self._stats.http_closed[reason] += 1
 
@@ -229,7 +230,7 @@ class Connections:
 
     @contextlib.contextmanager
     def answering(self, transport: asyncio.BaseTransport | None) -> Iterator[None]:
-        """Stop the client's time while the server answers its request."""
+        """Stop counting the client's time while the server answers its request."""
         connection = _of(transport)
         if connection is None:
             yield
@@ -246,7 +247,7 @@ class Connections:
 
     @contextlib.contextmanager
     def waiting(self, transport: asyncio.BaseTransport | None) -> Iterator[None]:
-        """Let the server close a connection, if it needs room, while the connection's request waits."""
+        """Mark a connection whose request waits, so that the server may close it for a new one."""
         connection = _of(transport)
         if connection is None:
             yield

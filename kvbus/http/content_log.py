@@ -1,7 +1,7 @@
-"""The log of who read content over HTTP: callers, paths and amounts, never what was in it.
+"""The log of the clients that read content over HTTP: callers, paths and amounts, never the content.
 
-Amounts are added up, and a line for each caller, path and status is written every few seconds: nothing is left out,
-however many ask, and an answer that has not ended is in it so far.
+Amounts are added up. Every few seconds there is one line for each caller, path and status. So nothing is omitted,
+however many clients ask, and the line includes the part of an unfinished answer that was sent.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from typing import Final
 log = logging.getLogger("kvbus.http.content")
 
 EVERY: Final = 10.0
-"""Seconds between two times that lines are written."""
+"""Seconds between two writes of the lines."""
 
 MAX_LINES: Final = 1000
-"""Callers, paths and statuses for which amounts are kept. One more has them written at once."""
+"""Maximum number of combinations of caller, path and status. At the maximum the lines are written at once."""
 
 
 class Reading:
-    """One answer with content, while it is given.
+    """An answer with content that is being sent.
 
     Attributes:
-        status: of the answer; 200 until it is known.
-        blocks: blocks that it has named since they were last written down.
-        bytes: its bytes since then.
+        status: the answer's status; 200 until it is known.
+        blocks: number of blocks sent since the last line in the log.
+        bytes: number of bytes sent since then.
     """
 
     def __init__(self, caller: str, path: str) -> None:
@@ -36,17 +36,17 @@ class Reading:
         self.bytes = 0
 
     def add(self, blocks: int, size: int) -> None:
-        """Count what is being sent."""
+        """Count blocks and bytes that are being sent."""
         self.blocks += blocks
         self.bytes += size
 
 
 current: Final[ContextVar[Reading]] = ContextVar("reading")
-"""The answer that a task gives."""
+"""The answer that the current task sends."""
 
 
 class ContentLog:
-    """Adds up what is read, and writes it."""
+    """Adds up the content that is read, and logs it."""
 
     def __init__(self) -> None:
         self._open: set[Reading] = set()
@@ -54,25 +54,25 @@ class ContentLog:
         self._next = 0.0
 
     def begin(self, caller: str, path: str) -> Reading:
-        """Take note of an answer that the task begins."""
+        """Record an answer that the current task begins."""
         reading = Reading(caller, path)
         current.set(reading)
         self._open.add(reading)
         return reading
 
     def end(self, reading: Reading) -> None:
-        """Take note of its end."""
+        """Record the end of an answer."""
         self._open.discard(reading)
         self._add(reading, answers=1)
 
     def look(self, now: float) -> None:
-        """Write what there is, if it is time."""
+        """Write the lines if they are due."""
         if now >= self._next:
             self._next = now + EVERY
             self.write()
 
     def write(self) -> None:
-        """Write what there is."""
+        """Write the lines now."""
         for reading in self._open:
             if reading.bytes:
                 self._add(reading, answers=0)

@@ -1,4 +1,4 @@
-"""The credentials of the HTTP port: the tokens of callers and its own TLS, read from the files of a configuration."""
+"""The credentials of the HTTP port: callers' tokens and the server's TLS, read from the files of a configuration."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from kvbus.transport.curve import KeyFileError, read_file
 from kvbus.transport.tls_files import TlsFileError, read_text, show
 
 PREFIX: Final = "kvbus_"
-"""Begins every token, so that scanners for secrets find one that leaks."""
+"""Prefix of every token, so that scanners for secrets find one that leaks."""
 
 MAX_TOKENS: Final = 256
-"""Lines of a file. Each request with a token is compared with all of them."""
+"""Maximum number of lines of a file. Each request with a token is compared with all of them."""
 
 STATUS: Final = "status"
 
@@ -32,7 +32,7 @@ _FORM: Final = "NAME sha256:HASH, as `kvbus token` prints it"
 
 
 class Token(NamedTuple):
-    """A token that holds: whose it is, its hash, and whether it may read content."""
+    """A valid token: its owner's name, its hash, and whether it may read content."""
 
     name: str
     digest: bytes
@@ -43,12 +43,12 @@ class Token(NamedTuple):
 
 
 def new_token() -> str:
-    """Make a token."""
+    """Generate a token."""
     return PREFIX + secrets.token_urlsafe(32)
 
 
 def is_name(text: str) -> bool:
-    """Whether a line may begin with it."""
+    """Return whether a line of the tokens file may begin with a text."""
     return _is_name(text) is not None
 
 
@@ -58,15 +58,16 @@ def line_of(name: str, token: str, *, content: bool) -> str:
 
 
 def read_tokens(path: Path) -> tuple[Token, ...]:
-    """Read a file of tokens. A name may be there twice, while its token is replaced.
+    """Read a file of tokens. A name may have two lines while its token is being replaced.
 
     Raises:
-        KeyFileError: the file cannot be used; nothing of it is quoted.
+        KeyFileError: the file cannot be used. The error quotes nothing of it.
     """
     text, mode = read_file(path)
     if mode & stat.S_IWOTH:
         raise KeyFileError(f"others may write to it (mode {mode:04o}), and so let themselves in: chmod o-w")
-    if not text:  # what an editor leaves for a moment must not throw everybody out
+    # An editor may truncate the file for a moment, and that must not revoke every token.
+    if not text:
         raise KeyFileError("is empty; a comment in it (#) says that nobody is meant to be let in")
     found: dict[bytes, Token] = {}
     for number, line in enumerate(text.splitlines(), 1):
@@ -86,7 +87,7 @@ def read_tokens(path: Path) -> tuple[Token, ...]:
 
 
 def find(tokens: tuple[Token, ...], given: str) -> Token | None:
-    """Return the token that holds, None if there is none. The time it takes depends on neither."""
+    """Return the token that matches, or None. The time it takes does not depend on the token given."""
     digest, found = _digest(given), None
     for token in tokens:
         if hmac.compare_digest(token.digest, digest):
@@ -103,8 +104,8 @@ class Tls:
     """The TLS of new connections.
 
     Attributes:
-        context: for the server's side.
-        content: hash of the files that it was made of.
+        context: the server's context.
+        content: hash of the files that it was made from.
     """
 
     context: ssl.SSLContext = field(compare=False, repr=False)
@@ -113,17 +114,17 @@ class Tls:
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """All credentials at one moment."""
+    """All credentials in force at one moment."""
 
     tokens: tuple[Token, ...] = ()
     tls: Tls | None = None
 
 
 def read_credentials(config: Config) -> Credentials:
-    """Read all files.
+    """Read all files of tokens and certificates.
 
     Raises:
-        ConfigError: kvbus cannot use a file. It names all such files, and never quotes one.
+        ConfigError: kvbus cannot use a file. The error names all such files, and quotes nothing of them.
     """
     credentials, problems = read_again(config, Credentials())
     if problems:
@@ -132,9 +133,9 @@ def read_credentials(config: Config) -> Credentials:
 
 
 def read_again(config: Config, before: Credentials) -> tuple[Credentials, list[Problem]]:
-    """Read all files. A file that cannot be used leaves in force what held before.
+    """Read all files again. If a file cannot be used, its former content stays in force.
 
-    Tokens and TLS are apart: a bad certificate must not keep a token alive that somebody takes out.
+    Tokens and TLS are read independently: a bad certificate must not keep a token valid that was removed.
     """
     problems: list[Problem] = []
     tokens, tls = before.tokens, before.tls
@@ -153,12 +154,12 @@ def read_again(config: Config, before: Credentials) -> tuple[Credentials, list[P
 
 
 def read_tls(certificate: Path, key: Path, before: Tls | None = None) -> Tls:
-    """Read a certificate and its key, and return ``before`` if the files are the same.
+    """Read a certificate and its key. Return ``before`` if the files have not changed.
 
-    kvbus never changes a context, so a bad file spoils none that is in use.
+    kvbus never changes a context, so a bad file cannot damage the one in use.
 
     Raises:
-        TlsFileError: a file cannot be used; its ``key`` is that of the configuration.
+        TlsFileError: a file cannot be used; its ``key`` is the key of the configuration.
     """
     texts = [read_text("http_tls_certificate_file", certificate), read_text("http_tls_key_file", key, secret=True)]
     content = hashlib.sha256("\0".join(texts).encode()).digest()

@@ -1,4 +1,4 @@
-"""The entries of ``/sources`` and ``/routers``, and what each is read from."""
+"""The entries of ``/sources`` and ``/routers``, made from readings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 class Counts(msgspec.Struct):
-    """What a source has been counted; ``missing = recovered + lost + pending``."""
+    """The counters of a source; ``missing = recovered + lost + pending``."""
 
     batches: int
     bytes: int
@@ -91,11 +91,11 @@ def source_entry(
     """Return the entry of a source.
 
     Args:
-        source: the source.
-        endpoint: of its live stream.
-        replay_endpoint: of its replay, if it has one.
-        found: who has found it where; None if the configuration names it.
-        dialled_in: the addresses from which it has dialled in; None where kvbus dials.
+        source: the source's reading.
+        endpoint: the endpoint of its live stream.
+        replay_endpoint: the endpoint of its replay, or None.
+        found: which discoverer found it, and where; None if the configuration names it.
+        dialled_in: the addresses from which its publishers have connected; None if kvbus connects to them.
         slot: the offset of its port on an output with a port for each source, and its rank on a merged output.
     """
     stats = source.stats
@@ -129,5 +129,5 @@ def router_entry(reading: RouterReading, findings: list[Finding]) -> RouterEntry
 
 
 def _entry(kind: type[T], reading: object, **others: Any) -> T:
-    """Make an entry: ``others``, and each further field from the attribute of the reading that has its name."""
+    """Return an entry with the fields in ``others``. Every other field is the reading's attribute of the same name."""
     return kind(**{name: getattr(reading, name) for name in kind.__struct_fields__ if name not in others}, **others)

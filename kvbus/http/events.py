@@ -1,8 +1,9 @@
-"""``GET /events``: transitions, rates once a second and, for whoever may read content, an output's batches.
+"""``GET /events``: transitions, rates once a second and, for clients that may read content, an output's batches.
 
-Server-sent events for whoever does not speak ZeroMQ. Nothing is queued for a client. Each one has positions in what is
-kept anyway (the timeline, the newest sample, the journals of an output), and takes what is behind them at its own pace.
-So nobody costs memory, a slow client loses no more than what is not kept any more, and it is told what that was.
+The answer is a stream of server-sent events, for clients that do not speak ZeroMQ. kvbus queues nothing for a client.
+Each client has positions in data that is kept anyway (the timeline, the newest sample, the journals of an output), and
+reads from them at its own pace. So a client costs no memory. A slow client misses only data that is no longer kept, and
+it is told what it missed.
 """
 
 from __future__ import annotations
@@ -27,26 +28,29 @@ from kvbus.http.history import History
 from kvbus.http.timeline import Timeline
 
 MAX_LISTENERS: Final = 16
-"""Clients at once. Further ones get 503."""
+"""Maximum number of clients of ``/events``. Further requests get 503."""
 
 MAX_FOLLOWERS: Final = 4
-"""Of these, clients that get an output's batches."""
+"""Maximum number of these clients that get an output's batches."""
 
 PART: Final = 32
-"""Events of a batch that a client gets in one iteration of the event loop."""
+"""Maximum number of a batch's events that a client gets in one iteration of the event loop."""
 
 MAX_POSITIONS: Final = 256
-"""Streams whose positions an id names: a header has no room for many more. With more of them batches resume nowhere."""
+"""Maximum number of streams whose positions are in an id, because the size of a header is limited.
+
+With more streams a client cannot resume batches.
+"""
 
 
 class Listener:
-    """One client.
+    """One client of ``/events``.
 
     Attributes:
-        number: the last transition that it has.
-        sampled: the last sample that it has.
+        number: the last transition sent to it.
+        sampled: the last sample sent to it.
         output: the output whose batches it gets; None for none.
-        reading: where they are counted.
+        reading: counts the batches sent to it, for the content log.
         seqs: by slot, the seq of that output that it gets next.
     """
 
@@ -57,11 +61,11 @@ class Listener:
         self.output = output
         self.seqs: dict[int, int] = {}
         self.batches: Iterator[tuple[int, bytes]] | None = None
-        """What of them is being written, each part with the number of blocks that it names."""
+        """The rest of the batches being sent: parts, each with the number of blocks that it names."""
         self.wake = asyncio.Event()
 
     def id_in(self, process: str) -> str:
-        """What the client may resume at."""
+        """Return the id from which the client may resume."""
         head = f"{process}-{self.number}"
         if not 0 < len(self.seqs) <= MAX_POSITIONS:
             return head
@@ -82,17 +86,17 @@ class Events:
         self._closed = False
 
     def room(self, output: Output | None) -> bool:
-        """Whether one more client may come."""
+        """Return whether another client of ``/events`` is admitted."""
         followers = sum(each.output is not None for each in self._listeners)
         return len(self._listeners) < MAX_LISTENERS and (output is None or followers < MAX_FOLLOWERS)
 
     def sampled(self) -> None:
-        """There is a new sample."""
+        """Record that there is a new sample."""
         self._samples += 1
         self._rates = b""
 
     def wake(self) -> None:
-        """Something may have happened: batches, for whoever gets them, or more."""
+        """Wake the clients that may have something new to read: batches, transitions or samples."""
         before, self._news = self._news, (self._timeline.last, self._samples)
         for listener in self._listeners:
             if listener.output is not None or self._news != before:
@@ -105,7 +109,7 @@ class Events:
             listener.wake.set()
 
     async def answer(self, request: web.Request, output: Output | None, last_id: str) -> web.StreamResponse:
-        """Send events until the client leaves or the server ends.
+        """Send events until the client disconnects or the server ends.
 
         Raises:
             TimeoutError: the client reads too slowly.
@@ -132,7 +136,7 @@ class Events:
         return response
 
     def _start(self, listener: Listener, last_id: str) -> bytes:
-        """Put the client where it was, or at the end, and say which."""
+        """Set the client's positions from its last id, or to the end, and return an event that says which."""
         because = self._resume(listener, last_id) if last_id else ""
         if because or not last_id:
             listener.number = self._timeline.last
@@ -141,7 +145,7 @@ class Events:
         return _event("start", said, listener.id_in(self._timeline.process))
 
     def _resume(self, listener: Listener, last_id: str) -> str:
-        """Take over the positions of an id; why that cannot be, empty if it can."""
+        """Set the client's positions from an id. Return why that is impossible; empty if it is done."""
         process, _, rest = last_id.partition("-")
         number, _, seqs = rest.partition("-")
         if not number.isdecimal():
@@ -189,7 +193,7 @@ class Events:
         return b"".join(parts)
 
     def _batches(self, listener: Listener, output: Output) -> Iterator[tuple[int, bytes]]:
-        """Yield what is behind a client's positions in an output's journals."""
+        """Yield the batches after a client's positions in an output's journals, each part with its number of blocks."""
         process, streams, ends = self._timeline.process, output.open_streams, _ends(output)
         listener.seqs = {slot: listener.seqs.get(slot, streams[slot].first_seq) for slot in ends}
         for slot, end in ends.items():
@@ -208,7 +212,7 @@ class Events:
                 event = next(events, None)
                 while event is not None:
                     some, event = [event, *islice(events, PART - 1)], next(events, None)
-                    if event is None:  # only a whole batch moves the position
+                    if event is None:  # only a complete batch moves the position
                         listener.seqs[slot] = after
                     last_id = "" if event else listener.id_in(process)
                     blocks = sum(len(each.get("block_hashes", ())) for each in some)
@@ -217,7 +221,7 @@ class Events:
 
 
 def _ends(output: Output) -> dict[int, int]:
-    """By slot, the seq that is next."""
+    """Return the next seq of each stream, by slot."""
     return {slot: stream.next_seq for slot, stream in output.open_streams.items()}
 
 
@@ -227,7 +231,7 @@ def _event(name: str, data: Any, last_id: str = "") -> bytes:
 
 
 def batch_events(payload: bytes) -> Iterator[dict[str, Any]]:
-    """Yield the events of a batch that kvbus has sent, as plain JSON; hashes are strings, for they need 64 bits."""
+    """Yield the events of a batch that kvbus has sent, as plain JSON. Hashes are strings, because they need 64 bits."""
     batch = decode_batch(payload)
     return iter(()) if isinstance(batch, Reason) else map(_event_json, batch.events)
 

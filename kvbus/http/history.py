@@ -1,10 +1,10 @@
 """The last five minutes of the bus, a sample a second: rates and levels of each source and each output.
 
-It is kept whether anybody looks or not, so that a page opened now shows what has been. A source takes 6 KB and an
-output 7 KB, however long the bus runs, and 4 us of each second.
+The history is recorded even if no page is open, so that a new page shows the past. A source takes 6 KB, an output 7 KB,
+and sampling takes 4 us of each second.
 
-A sample of many sources is made in pieces, beside the stream, and is there when all of it is. So it is of the time that
-its pieces take, 10 to 50 ms of a thousand sources: each rate is over the time between the source's own two readings.
+A sample of many sources is made in slices between batches, and appears when it is complete. With a thousand sources its
+slices are spread over 10 to 50 ms. Each rate uses the time between the source's own two readings.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from kvbus.core.stats import OutputStats
 from kvbus.telemetry.readings import Driver
 
 KEPT: Final = 300
-"""Samples."""
+"""Number of samples that are kept."""
 
 PLACES: Final = KEPT + 1
-"""Where samples are: one more than are kept is being made."""
+"""Number of positions for samples: one more than are kept, for the sample under construction."""
 
 AT_ONCE: Final = 32
-"""Sources that are read in one go: 0.3 ms."""
+"""Number of sources that are read in one iteration of the event loop; this takes 0.3 ms."""
 
 SOURCE_RATES: Final = ("batches", "events")
 SOURCE_LEVELS: Final = ("blocks", "queue")
@@ -35,24 +35,24 @@ OUTPUT_LEVELS: Final = ("routers", "behind", "queue")
 
 
 class Course:
-    """The samples of one thing: what grows as a rate, anything else as it stands. NaN is unknown."""
+    """The samples of one source or output: counters as rates, other values unchanged. NaN is unknown."""
 
     def __init__(self, rates: Sequence[str], levels: Sequence[str]) -> None:
         self.latest: dict[str, float] = dict.fromkeys((*rates, *levels), nan)
-        """The last sample: another object for each."""
+        """The last sample. Each sample is a new dictionary."""
         self._rings = {name: array("f", [nan]) * PLACES for name in self.latest}
         self._rates = tuple(rates)
         self._counted: Sequence[float] | None = None
         self._read = 0.0
 
     def add(self, place: int, now: float, counted: Sequence[float], levels: Mapping[str, float]) -> None:
-        """Take in one sample.
+        """Add one sample.
 
         Args:
-            place: where it goes.
-            now: seconds of a clock that never goes back.
-            counted: what the counters say, in the order of the rates.
-            levels: everything else.
+            place: the sample's position.
+            now: seconds of a monotonic clock.
+            counted: the values of the counters, in the order of the rates.
+            levels: the other values by name.
         """
         before, self._counted = self._counted, counted
         seconds, self._read = now - self._read, now
@@ -66,20 +66,20 @@ class Course:
         self.latest = latest
 
     def samples(self, order: Sequence[int]) -> dict[str, list[float]]:
-        """All samples in an order of places, in four digits."""
+        """Return the samples at these positions, in this order, with four significant digits."""
         return {name: [float(f"{ring[place]:.4g}") for place in order] for name, ring in self._rings.items()}
 
 
 class History:
-    """The courses of all sources, of each and of each output."""
+    """The courses of each source, of each output, and of all sources together."""
 
     def __init__(self) -> None:
         self.every = Course((), (*SOURCE_RATES, *SOURCE_LEVELS))
-        """All sources together."""
+        """The course of all sources together."""
         self.sources: dict[str, Course] = {}
         self.outputs: dict[str, Course] = {}
         self.newest: dict[str, Any] = {}
-        """The newest sample as plain data, empty before the first."""
+        """The newest sample as plain data; empty before the first."""
         self._times = array("d", [nan]) * PLACES
         self._taken = 0
 
@@ -91,13 +91,13 @@ class History:
         clock: Callable[[], float],
         wall: float,
     ) -> Generator[None, None, None]:
-        """Take one sample of everything, a few sources at a time. It is there when all of it is.
+        """Take one sample of every source and output, a few sources at a time. It appears when it is complete.
 
         Args:
-            relay: its sources and outputs.
-            drivers: those of the outputs, in order.
-            stats: what the drivers count, in order.
-            clock: seconds; it never goes back.
+            relay: the relay with the sources and outputs.
+            drivers: the drivers of the outputs, in order.
+            stats: the drivers' counters, in order.
+            clock: returns monotonic seconds.
             wall: time of day.
         """
         place = self._taken % PLACES
@@ -105,7 +105,7 @@ class History:
         courses: dict[str, Course] = {}
         total = dict.fromkeys(self.every.latest, 0.0)
         for number, source in enumerate(relay.present, 1):
-            if not source.gone:  # it may have gone since the first piece
+            if not source.gone:  # it may have been removed since the first slice
                 label = source.spec.label
                 course = courses[label] = self.sources.get(label) or Course(SOURCE_RATES, SOURCE_LEVELS)
                 _sample_source(course, source, place, clock())
@@ -132,11 +132,11 @@ class History:
         self._taken += 1
 
     def times(self) -> list[float]:
-        """When the samples were taken, oldest first."""
+        """Return the times of the samples, oldest first."""
         return [round(self._times[place], 1) for place in self._order()]
 
     def samples(self, course: Course) -> dict[str, list[float]]:
-        """The samples of a course, oldest first."""
+        """Return the samples of a course, oldest first."""
         return course.samples(self._order())
 
     def _order(self) -> list[int]:

@@ -44,31 +44,34 @@ SAMPLE: Final = 1.0
 """Seconds between two samples of the history."""
 
 MAX_ANSWERS: Final = 2
-"""Answers that are made at once. Further requests wait; probes, files of the page and streams do not."""
+"""Maximum number of answers made at a time; further requests wait.
+
+Probes, files of the page and streams do not count and do not wait.
+"""
 
 ENDING: Final = 1.0
-"""Seconds that answers under way have when the server ends."""
+"""Seconds that unfinished answers have when the server ends."""
 
 
 class Observed(metrics.Observed, Protocol):
-    """The state that the server shows."""
+    """The state of the bus that the server shows."""
 
     config: Config
     streams: dict[int, SourceStream]
 
     @property
     def awaited(self) -> str:
-        """Return what has to be before routers may come; empty if nothing."""
+        """What kvbus waits for before it is ready for routers; empty if nothing."""
 
     @property
     def findings(self) -> list[Finding]:
-        """What is wrong with the bus as a whole."""
+        """The findings about the bus as a whole."""
 
     def since(self, subject: int | RouterKey, finding: Finding) -> Finding:
         """Return a finding about the source in a slot, or about a router, with the time at which it began."""
 
     def dialled_in(self, slot: int) -> list[str] | None:
-        """Return whence the publishers of a source are connected; None unless they dial in at an output's port."""
+        """Return the addresses from which a source's publishers have connected; None if kvbus connects to them."""
 
 
 class Path(NamedTuple):
@@ -76,8 +79,8 @@ class Path(NamedTuple):
 
     Attributes:
         handler: makes the answer.
-        shows: who may read it: ``nothing`` of the bus is for everybody, the ``status`` is closed by
-            ``http_open: probes``, and ``content`` is for local programs and principals.
+        shows: who may read it. ``nothing`` of the bus is shown to everybody. ``status`` is restricted if ``http_open``
+            is ``probes``. ``content`` is for local programs and principals.
         takes: the parameters of its query.
         methods: the HTTP methods.
     """
@@ -89,7 +92,7 @@ class Path(NamedTuple):
 
 
 class AdminServer:
-    """Serve probes, metrics, the state of the bus, its blocks, and a status page."""
+    """Serves probes, metrics, the state of the bus, its blocks, and a status page."""
 
     def __init__(self, observed: Observed, credentials: Credentials | None = None) -> None:
         self._observed = observed
@@ -159,7 +162,7 @@ class AdminServer:
             self.address = await self._connections.listen(*where)
         except OSError as error:
             raise BindError(f"http {where[0]}:{where[1]}", os_reason(error)) from error
-        # the loop stands while its first worker thread starts: some 20 ms, which the first /metrics would take
+        # Start the first worker thread now. That blocks the loop for some 20 ms, which the first /metrics would spend.
         await asyncio.to_thread(lambda: None)
 
     def _context(self) -> ssl.SSLContext | None:
@@ -207,7 +210,7 @@ class AdminServer:
         return await handler(request)
 
     async def _no_path(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Say that there is no such path or method, and what there is."""
+        """Answer a request for a path or method that does not exist, and name the existing ones."""
         try:
             return await handler(request)
         except web.HTTPMethodNotAllowed as error:
@@ -220,7 +223,7 @@ class AdminServer:
             return problem(404, f"no path {request.path!r:.100}; there are: {', '.join(self.paths)}")
 
     async def _guarded(self, request: web.Request, handler: Handler, *, content: bool) -> web.StreamResponse:
-        """Answer whoever may read this: content is for local clients, and for principals who may read content."""
+        """Answer a local client, or a principal with the right to what it asks for. Refuse every other client."""
         process = self._observed.process
         path = f"{request.path}?output=" if content and request.path == "/events" else request.path
         caller = self._access.caller(request, content=content)
@@ -249,7 +252,7 @@ class AdminServer:
         return f"{how}{token}" if config.http_tokens_file else how
 
     def renew(self, credentials: Credentials) -> None:
-        """Use other tokens and another certificate, and end the answers to callers whose token is gone."""
+        """Put new tokens and a new certificate into force. End the answers to callers whose token is not valid now."""
         self._access.credentials = credentials
         for request, caller in list(self._under_way.values()):
             if not self._access.holds(caller) and request.transport is not None:
@@ -262,7 +265,7 @@ class AdminServer:
         return self._access.credentials
 
     async def close(self) -> None:
-        """Stop listening, and give answers under way a moment to end."""
+        """Stop listening, and give unfinished answers a moment to end."""
         self._events.close()
         if self._sampling is not None:
             self._sampling.cancel()
@@ -277,17 +280,18 @@ class AdminServer:
         self._content_log.write()
 
     def look(self, now: float) -> None:
-        """Take a sample if it is time, and wake clients of ``/events``; the daemon calls it at each tick."""
+        """Take a sample if it is due, and wake the clients of ``/events``. The daemon calls this at each tick."""
         if self._connections is None:
             return
         if now >= self._next_sample:
-            self._next_sample = now + SAMPLE - 0.05  # between two ticks, so that no second goes without a sample
+            self._next_sample = now + SAMPLE - 0.05  # between two ticks, so that each second has a sample
             observed = self._observed
             whole = observed.relay, observed.drivers, observed.output_stats
             if self._sampling is not None and self._sampling.done():
                 self._sampling.result()
                 self._sampling = None
-            if self._sampling is None:  # else the event loop is so busy that the last one is not done
+            # Otherwise the event loop is so busy that the last sample is not complete.
+            if self._sampling is None:
                 work = self.history.sample(*whole, time.monotonic, time.time())
                 self._sampling = asyncio.create_task(self._sample(work), name="kvbus-history")
             self.timeline.look_at_routers(*whole)
@@ -301,7 +305,10 @@ class AdminServer:
 
     @contextlib.asynccontextmanager
     async def _turn(self, request: web.Request) -> AsyncIterator[None]:
-        """Make one of a few answers at a time. A request that waits here may be closed for a new connection."""
+        """Wait until fewer than :data:`MAX_ANSWERS` answers are being made.
+
+        While a request waits here, its connection may be closed for a new one.
+        """
         limits = self._connections
         with contextlib.nullcontext() if limits is None else limits.waiting(request.transport):
             await self._answers.acquire()
@@ -311,7 +318,7 @@ class AdminServer:
             self._answers.release()
 
     async def _overview(self, request: web.Request) -> web.Response:
-        """Everything about the bus that the page shows at first and that does not come with ``/events``."""
+        """Return all data that the page shows at first and that does not come with ``/events``."""
         caller, history = self._access.caller(request, content=True), self.history
         async with self._turn(request):
             return as_json(
@@ -336,7 +343,7 @@ class AdminServer:
         async with self._turn(request):
             course = self.history.sources.get(name)
             if course is None and name in {source.spec.label for source in self._observed.relay.present}:
-                course = Course(SOURCE_RATES, SOURCE_LEVELS)  # it has come since the last sample
+                course = Course(SOURCE_RATES, SOURCE_LEVELS)  # it was added after the last sample
             if course is None:
                 return problem(404, f"no source {name!r}; /history takes source=NAME, a name of /sources")
             return as_json({"times": self.history.times(), **self.history.samples(course)})
@@ -379,7 +386,7 @@ class AdminServer:
         return await send(request, b"[" + b",".join(entries) + b"]", "application/json")
 
     def _source_entries(self) -> Generator[None, None, list[bytes]]:
-        """Make the JSON entries of all sources, a few at a time."""
+        """Return the JSON entries of all sources, made a few at a time."""
         observed, entries = self._observed, list[bytes]()
         for slot, found in read_sources(observed.relay):
             stream, since = observed.streams[slot], partial(observed.since, slot)
@@ -400,12 +407,12 @@ class AdminServer:
 
 
 async def _without_server(_request: web.BaseRequest, response: web.StreamResponse) -> None:
-    """Do not say which version of which library answers."""
+    """Remove the Server header, which names the library and its version."""
     response.headers.popall("Server", None)
 
 
 def quiet(logger: logging.Logger) -> logging.Logger:
-    """Keep aiohttp from logging a traceback for each malformed request; return the logger for it."""
+    """Return a logger for aiohttp that drops its traceback for each malformed request."""
     of_library = logger.getChild("aiohttp")
     of_library.filters = [lambda record: not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))]
     return of_library

@@ -1,4 +1,4 @@
-"""What has happened lately: transitions of sources and routers, each with its cause, numbered and bounded."""
+"""The newest transitions of sources and routers, each with its cause, numbered and limited."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from kvbus.core.stats import OutputStats, RouterView
 from kvbus.telemetry.readings import Driver, read_routers
 
 KEPT: Final = 1000
-"""Transitions."""
+"""Number of transitions that are kept."""
 
 
 class Transition(msgspec.Struct, frozen=True):
-    """One thing that happened.
+    """A change of a source or a router.
 
     Attributes:
         number: counts from 1 in each process.
         at: time of day, in seconds.
-        kind: state, epoch, repaired, partial, remark or router.
-        name: the source's, or the router's output.
-        after: the state that it led to, or a word for it; it chooses the colour.
+        kind: state, epoch, repaired, finding or router.
+        name: the source's name, or the name of the router's output.
+        after: the new state, or a word for it; it selects the colour.
         text: what happened and why, in words.
     """
 
@@ -40,11 +40,11 @@ class Transition(msgspec.Struct, frozen=True):
 
 
 class Timeline:
-    """The newest transitions. Their numbers are dense, so a reader knows what it has missed."""
+    """The newest transitions. Their numbers have no gaps, so a reader knows how many it has missed."""
 
     def __init__(self) -> None:
         self.process: Final = secrets.token_hex(4)
-        """Names the numbering: another process has another one."""
+        """Identifies the process whose numbers these are. Each process numbers from 1."""
         self.last = 0
         """The newest number; 0 for none."""
         self._kept: deque[Transition] = deque(maxlen=KEPT)
@@ -52,21 +52,21 @@ class Timeline:
         self._counted: list[tuple[int, int]] = []
 
     def add(self, kind: str, name: str, after: str, text: str) -> None:
-        """Take in a transition that has just been seen."""
+        """Add a transition that has just been observed."""
         self.last += 1
         self._kept.append(Transition(self.last, time.time(), kind, name, after, text))
 
     @property
     def first(self) -> int:
-        """The oldest number that is kept; one past :attr:`last` while there is none."""
+        """The oldest number that is kept; :attr:`last` plus 1 while none is kept."""
         return self.last - len(self._kept) + 1
 
     def since(self, number: int) -> Iterator[Transition]:
-        """Those behind a number, oldest first."""
+        """Return the transitions after a number, oldest first."""
         return islice(self._kept, max(0, number + 1 - self.first), None)
 
     def look_at_routers(self, relay: Relay, drivers: Sequence[Driver], stats: Sequence[OutputStats]) -> None:
-        """Add the routers that have come and gone. While no counter has moved, no router is looked at."""
+        """Add the routers that have connected or disconnected. Routers are only read if a counter has changed."""
         counted = [(each.routers, sum(each.router_disconnects.values())) for each in stats]
         if counted == self._counted:
             return
