@@ -1,9 +1,10 @@
-"""Optional parts of kvbus. A kind is a folder; each member is a module or a folder in it, and an entry point.
+"""Optional parts of kvbus: outputs, discoverers, the proxies of an engine's API, and the access to logs.
 
-A member that needs a library has an extra. Kinds are ``outputs`` and ``discovery`` (what ``outputs[].type`` and
-``sources[].discover`` name) and ``front`` (what stands before an engine's API). Two are not kinds: ``log``, which
-outputs and discovery share where a broker keeps records, and ``log_router``, for routers in Python that read a log.
+A kind of part is a folder. Each part is a module or a folder in it, and registers by an entry point. A part that needs
+a library has an extra of the package. The kinds are ``outputs`` (``outputs[].type`` names the part), ``discovery``
+(``sources[].discover`` names it) and ``front``, the proxies of an engine's API. Two modules are not kinds. The outputs
+and discoverers of a broker share ``log``. ``log_router`` is for routers in Python that read a log.
 
-In: the configuration, and the relay's commands and events. :mod:`kvbus.config.parts` finds a member; the daemon knows
-only the contracts. Parts may use every package below them in the import contract.
+A part receives the configuration, and the relay's commands and events. :mod:`kvbus.config.parts` finds the part. The
+daemon knows only the contracts. Parts may import every package below them in the import contract.
 """

@@ -1,5 +1,5 @@
-"""kvbus in front of an engine's HTTP API.
+"""kvbus as a proxy of an engine's HTTP API.
 
-In: the requests of routers and clients. Out: where kvbus has the engine's events, to those who ask the engine where
-its events are; everything else goes to the engine and back as it came.
+Routers and clients send their requests to kvbus. If a request asks where the engine's events are, kvbus answers with
+its own endpoints. kvbus forwards every other request to the engine, and the engine's answer to the client, unchanged.
 """

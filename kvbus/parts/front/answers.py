@@ -1,6 +1,7 @@
-"""What engines answer when they are asked where their events are, with kvbus's endpoints in it.
+"""Replace the endpoints in an engine's answer, which says where its events are, by kvbus's.
 
-The forms are those that :mod:`kvbus.parts.discovery.engine_answers` reads. Whatever else an answer says stays as it is.
+The answers have the forms that :mod:`kvbus.parts.discovery.engine_answers` reads. Every other part of an answer stays
+unchanged.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ _KVBUS: Final = {"publisher": "zmq", "topic": "", "encoding": "msgpack", "schema
 
 
 class UnanswerableError(DiscoveryError):
-    """It cannot be said where the events are. The text is for people."""
+    """kvbus cannot say where the engine's events are. The text is for people."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Where kvbus has the events of one rank.
+    """The endpoints at which kvbus offers the events of one rank.
 
     Attributes:
-        endpoint: the live stream, as the output has it.
-        replay_endpoint: its replay, if there is one.
-        topic: the topic it goes under; None: the engine's own.
-        host: stands for a wildcard in an endpoint.
+        endpoint: the live stream's endpoint, as the output has it.
+        replay_endpoint: the replay's endpoint, None if there is no replay.
+        topic: the topic that kvbus publishes under; None if it is the engine's own.
+        host: the host that replaces a wildcard in an endpoint.
     """
 
     endpoint: str
@@ -38,29 +39,29 @@ class Offer:
 
     @property
     def reached(self) -> str:
-        """The live stream's endpoint with a host that others can dial."""
+        """The live stream's endpoint, with a host that other hosts can dial."""
         return _reached(self.endpoint, self.host)
 
     @property
     def replay_reached(self) -> str | None:
-        """The replay's, likewise."""
+        """The replay's endpoint, with a host that other hosts can dial; None if there is no replay."""
         return None if self.replay_endpoint is None else _reached(self.replay_endpoint, self.host)
 
 
 Offers = Mapping[int, Offer]
-"""By rank."""
+"""Offers by rank."""
 
 
 def of_kvbus(offers: Offers) -> dict[str, Any]:
-    """Return an answer of ``/kv_event_sources`` for an engine that has no such path, as the vLLM router reads it."""
+    """Return an answer to ``/kv_event_sources`` for an engine without that path, in the vLLM router's form."""
     return {str(rank): _announced(_KVBUS, offer) for rank, offer in sorted(offers.items())}
 
 
 def of_vllm(answer: Any, offers: Offers) -> Any:
-    """Return an answer of ``/kv_event_sources`` with kvbus's endpoints.
+    """Return an engine's answer to ``/kv_event_sources`` with kvbus's endpoints.
 
     Raises:
-        DiscoveryError: it is none of the known forms, or names a rank that kvbus has not.
+        DiscoveryError: the answer has no known form, or names a rank that kvbus does not have.
     """
     if isinstance(answer, list):
         return [_entry(each, offers) for each in answer]
@@ -72,10 +73,12 @@ def of_vllm(answer: Any, offers: Offers) -> Any:
 
 
 def of_sglang(answer: Any, offers: Offers) -> Any:
-    """Return an answer of ``/server_info`` with kvbus's endpoints; one that speaks of no events is returned itself.
+    """Return an engine's answer to ``/server_info`` with kvbus's endpoints.
+
+    An answer that does not mention KV events is returned unchanged, as the same object.
 
     Raises:
-        DiscoveryError: the form of it cannot say where kvbus has them.
+        DiscoveryError: the answer's form cannot express where kvbus has the events.
     """
     if not isinstance(answer, dict) or not (answer.get("kv_events") or answer.get("kv_event_sources")):
         return answer
@@ -88,12 +91,12 @@ def of_sglang(answer: Any, offers: Offers) -> Any:
 
 
 def _described(described: dict[str, Any], offers: Offers) -> dict[str, Any]:
-    """SGLang's description: rank r at a port of its own, base + r."""
+    """Return SGLang's description with kvbus's endpoints. It describes rank r as base port + r."""
     ranks = range(number(described.get("dp_size", 1)))
     first = offer_of(0, offers)
     announced = {
         **described,
-        # a wildcard means the host of the worker's URL, which is this one
+        # with a wildcard, routers take the host of the worker's URL, which is this host
         "endpoint_host": parse_endpoint(first.endpoint).host,
         "endpoint_port_base": _base([offer_of(rank, offers).endpoint for rank in ranks]),
         "replay_endpoint_port_base": None
@@ -117,7 +120,10 @@ def _base(endpoints: list[str]) -> int:
 
 
 def _entry(entry: Any, offers: Offers, rank: object = None) -> dict[str, Any]:
-    """One publisher; one that is not ZeroMQ's publishes nothing, and stays as it is."""
+    """Return a publisher's entry with kvbus's endpoints.
+
+    An entry that is not ZeroMQ's does not publish, and is unchanged.
+    """
     publisher = mapping(entry)
     if publisher.get("publisher", "zmq") != "zmq":
         return publisher
@@ -132,10 +138,10 @@ def _announced(entry: Mapping[str, Any], offer: Offer) -> dict[str, Any]:
 
 
 def offer_of(rank: int, offers: Offers) -> Offer:
-    """Return where kvbus has a rank.
+    """Return the endpoints at which kvbus offers a rank.
 
     Raises:
-        UnanswerableError: it has not.
+        UnanswerableError: kvbus does not have this rank.
     """
     try:
         return offers[rank]

@@ -1,4 +1,4 @@
-"""The port before an engine's HTTP API: a request on its way to the engine and back, with the answers changed."""
+"""A proxy of an engine's HTTP API: it forwards requests, and changes the answers that name event endpoints."""
 
 from __future__ import annotations
 
@@ -27,22 +27,24 @@ from kvbus.parts.front.answers import Offer, Offers, UnanswerableError, of_kvbus
 
 
 class Observed(Protocol):
-    """The sources that there are now."""
+    """The daemon as the proxy sees it: its configuration, and the current source streams by slot."""
 
     config: Config
     streams: dict[int, SourceStream]
 
 
 def offers(observed: Observed, front: Fronting, host: str) -> Offers:
-    """Return them by rank.
+    """Return kvbus's endpoints of an engine by rank.
 
     Args:
-        observed: the sources.
-        front: says which of them the engine is, and which output its routers read.
-        host: stands for a wildcard in an endpoint.
+        observed: the current sources.
+        front: the configuration of the proxy. It names the engine's source, and the output that the engine's routers
+            read.
+        host: the host that replaces a wildcard in an endpoint.
 
     Raises:
-        UnanswerableError: there is no such source now, or several could be it.
+        UnanswerableError: kvbus has no such source now, several sources could be the engine, or all ranks share one
+            stream.
     """
     config = observed.config
     names = {slot: config.sources[stream.source_index].name for slot, stream in observed.streams.items()}
@@ -66,32 +68,33 @@ def offers(observed: Observed, front: Fronting, host: str) -> Offers:
 
 
 CONNECT: Final = 5.0
-"""Seconds to reach the engine. How long it thinks is its own affair."""
+"""Timeout for connecting to the engine, in seconds. The engine's answer has no timeout."""
 IDLE: Final = 75.0
-"""Seconds for the head of a request, between two parts of its body, and between two requests; longer than routers keep
-idle connections."""
+"""Timeout in seconds for the head of a request, between two parts of its body, and between two requests of a client. It
+is longer than routers keep idle connections."""
 KEPT: Final = 2.0
-"""Seconds for which an idle connection is used again. Engines close them after five, and a request that meets the end
-of its connection would be lost."""
+"""Seconds for which kvbus reuses an idle connection to the engine. Engines close idle connections after five seconds. A
+request sent on a connection that the engine closes at that moment would be lost."""
 LINE: Final = 16_384
-"""Bytes of a request line and of each header, in both directions."""
+"""Maximum bytes of a request line, a status line and each header, of requests and of answers."""
 AUTOMATIC: Final = ("Accept", "Accept-Encoding", "Content-Type", "Date", "Server", "User-Agent")
-"""Headers that aiohttp would add by itself."""
+"""Headers that aiohttp would add on its own."""
 
 _ODD: Final = "surrogateescape"
 _HOP: Final = frozenset(
     {"connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"}
 )
-"""Headers of one connection, not of what is said on it."""
+"""Headers that concern a single connection. kvbus does not forward them."""
 _NEVER_NAMED: Final = frozenset({"content-length", "host"})
-"""Headers that no Connection header can take off, because the message would be another one."""
+"""Headers that kvbus forwards even if a Connection header names them. Without them the message would be a different
+one."""
 
 
 class Engine:
-    """Connections to one engine.
+    """A pool of connections to one engine.
 
     Args:
-        base: its base URL.
+        base: the base URL of the engine.
     """
 
     def __init__(self, base: str) -> None:
@@ -107,18 +110,18 @@ class Engine:
         )
 
     async def ask(self, request: web.Request, *, without: frozenset[str] = frozenset()) -> ClientResponse:
-        """Hand a request on, and return what the engine begins to answer.
+        """Forward a request to the engine, and return the answer as soon as its head has come.
 
         Args:
-            request: the request; its body is read as fast as the engine takes it.
-            without: further headers to leave out, in lower case.
+            request: the request. Its body is read as fast as the engine accepts it.
+            without: names of further headers that are not forwarded, in lower case.
 
         Raises:
-            aiohttp.ClientError: the engine cannot be asked.
-            ValueError: the request cannot be written to it.
+            aiohttp.ClientError: the engine cannot be reached, or its answer is not HTTP.
+            ValueError: the request cannot be written to the engine.
         """
         headers = end_to_end(request.raw_headers)
-        for name in ("expect", *without):  # the body is on its way already
+        for name in ("expect", *without):  # kvbus has answered "Expect: 100-continue" itself
             headers.popall(name, None)
         return await self._session.request(
             request.method,
@@ -129,19 +132,20 @@ class Engine:
         )
 
     async def close(self) -> None:
-        """Close every connection."""
+        """Close all connections to the engine."""
         await self._session.close()
 
 
 class BodyError(Exception):
-    """A client's body goes wrong in the middle. The text is for people."""
+    """The body of a client's request ends too early or is malformed. The text is for people."""
 
 
 async def _parts(content: aiohttp.StreamReader, seconds: float) -> AsyncIterator[bytes]:
-    """Yield a body as it comes.
+    """Yield the parts of a body as they come.
 
     Raises:
-        BodyError: nothing comes any more, which is also how a part shows that is none; or its client has gone.
+        BodyError: no part has come for ``seconds``, or the client has closed the connection. A malformed chunk also
+            shows as silence.
     """
     while True:
         try:
@@ -157,21 +161,21 @@ async def _parts(content: aiohttp.StreamReader, seconds: float) -> AsyncIterator
 
 
 def end_to_end(raw: RawHeaders) -> CIMultiDict[str]:
-    """Return the headers as they were spelled, without those that concern one connection alone."""
+    """Return the headers in their original spelling, without the headers that concern a single connection."""
     headers = [(name.decode("utf-8", _ODD), value.decode("utf-8", _ODD)) for name, value in raw]
     of_connection = ",".join(value for name, value in headers if name.lower() == "connection")
     off = _HOP | ({each.strip().lower() for each in of_connection.split(",")} - _NEVER_NAMED)
-    spelled: dict[str, str] = {}  # aiohttp takes two spellings of one name for a change of its value
+    spelled: dict[str, str] = {}  # if one name has two spellings, aiohttp replaces the value instead of adding one
     return CIMultiDict(
         (spelled.setdefault(name.lower(), name), value) for name, value in headers if name.lower() not in off
     )
 
 
 class Answer(web.StreamResponse):
-    """An answer of the engine.
+    """The engine's answer, as kvbus forwards it.
 
     Attributes:
-        absent: headers that it has not, and that must not be added on the way.
+        absent: headers that the engine's answer lacks and that aiohttp would add.
     """
 
     def __init__(self, upstream: ClientResponse) -> None:
@@ -181,7 +185,7 @@ class Answer(web.StreamResponse):
 
 
 async def as_it_came(_request: web.Request, response: web.StreamResponse) -> None:
-    """Take off what aiohttp has added to an answer of the engine, before it is sent."""
+    """Remove the headers that aiohttp has added to an answer of the engine, before the answer is sent."""
     if isinstance(response, Answer):
         for name in response.absent:
             response.headers.popall(name, None)
@@ -190,7 +194,7 @@ async def as_it_came(_request: web.Request, response: web.StreamResponse) -> Non
 log = logging.getLogger("kvbus.front.server")
 
 MAX_ANSWER: Final = 4 * 1024 * 1024
-"""Bytes of an answer that says where events are."""
+"""Maximum bytes of an engine's answer that says where its events are."""
 NO_SUCH_PATH: Final = (404, 405)
 
 PATHS: Final[dict[str, Callable[[Any, Offers], Any]]] = {
@@ -198,15 +202,15 @@ PATHS: Final[dict[str, Callable[[Any, Offers], Any]]] = {
     "/server_info": of_sglang,
     "/get_server_info": of_sglang,
 }
-"""Where consumers ask an engine for its events, and how the answer is rewritten."""
+"""Paths at which routers ask an engine for its event endpoints, each with the function that rewrites the answer."""
 
 
 class FrontServer:
-    """Listens in the engine's place.
+    """An HTTP server that listens in the engine's place.
 
     Args:
-        observed: the configuration, and the sources that there are now.
-        front: its section.
+        observed: the configuration and the current sources.
+        front: the configuration section ``front``.
     """
 
     def __init__(self, observed: Observed, front: Front) -> None:
@@ -219,7 +223,7 @@ class FrontServer:
         self.address: tuple[str, int] | None = None
 
     async def start(self) -> None:
-        """Listen.
+        """Start listening.
 
         Raises:
             BindError: the address cannot be bound.
@@ -252,7 +256,7 @@ class FrontServer:
             raise BindError(f"front {where[0]}:{where[1]}", os_reason(error)) from error
 
     async def close(self) -> None:
-        """Stop listening, and end what is under way."""
+        """Stop listening, and end the requests under way."""
         if self._connections is not None:
             await self._connections.stop()
             self._connections.close()
@@ -294,7 +298,7 @@ class FrontServer:
         return await self._hand_on(request, upstream)
 
     async def _hand_on(self, request: web.Request, upstream: ClientResponse) -> web.StreamResponse:
-        """Send the engine's answer as it comes: each part at once, and none faster than the client reads."""
+        """Forward the engine's answer. Send each part at once, but not faster than the client reads."""
         answer = Answer(upstream)
         try:
             await answer.prepare(request)
@@ -307,7 +311,8 @@ class FrontServer:
             log.warning("%s %s: the engine broke its answer off: %s", request.method, request.path, error)
             self.stats.requests["engine_broke_off"] += 1
             if request.transport is not None:
-                request.transport.close()  # without the last chunk, or short of its length
+                # the client sees that the answer is incomplete: the last chunk or some bytes are missing
+                request.transport.close()
         else:
             self.stats.requests["passed"] += 1
         finally:
@@ -317,7 +322,10 @@ class FrontServer:
     async def _where(
         self, request: web.Request, engine: Engine, read: Callable[[Any, Offers], Any]
     ) -> web.StreamResponse:
-        """Answer where the events are. What the engine says beside that stays, and so does its refusal."""
+        """Answer a request for the event endpoints.
+
+        Other fields of the engine's answer, and a refusal, are passed on unchanged.
+        """
         async with await engine.ask(request, without=frozenset({"accept-encoding"})) as upstream:
             text = bytearray()
             while part := await upstream.content.readany():
@@ -350,7 +358,7 @@ class FrontServer:
         return offers(self._observed, self._front, host)
 
     def _problem(self, outcome: str, status: int, text: str) -> web.Response:
-        """Say what is wrong, and end the connection: what is left on it was not read."""
+        """Return an error answer that ends the connection, because the rest of the request was not read."""
         self.stats.requests[outcome] += 1
         response = web.json_response({"error": text}, status=status)
         response.force_close()
@@ -358,7 +366,7 @@ class FrontServer:
 
 
 def _refusal(request: web.Request) -> tuple[str, int, str] | None:
-    """What cannot be handed on: the outcome, the status and why."""
+    """Return why a request cannot be forwarded, as outcome, HTTP status and text. Return None if it can."""
     coding = ", ".join(request.headers.getall("Transfer-Encoding", ()))
     if coding.lower() not in ("", "chunked"):
         return "bad_request", 501, f"kvbus hands on no Transfer-Encoding but chunked: {coding!r:.100}"
@@ -370,7 +378,7 @@ def _refusal(request: web.Request) -> tuple[str, int, str] | None:
 
 
 def _bad_requests(stats: FrontStats) -> type[AbstractAccessLogger]:
-    """What counts requests that are none, which no handler sees."""
+    """Return an access logger that counts malformed requests. aiohttp shows them to no handler."""
 
     class BadRequests(AbstractAccessLogger):
         def log(self, request: web.BaseRequest, response: web.StreamResponse, time: float) -> None:  # noqa: ARG002

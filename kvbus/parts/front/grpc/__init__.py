@@ -1,10 +1,10 @@
-"""kvbus in front of an engine's gRPC API.
+"""kvbus as a proxy of an engine's gRPC API.
 
-In: the calls of routers and of workers beside the engine. Out: where kvbus has the engine's events, to those who ask
-the engine where its events are; everything else goes to the engine and back as it came, unread.
+Routers and workers beside the engine send their calls to kvbus. If a call asks where the engine's events are, kvbus
+answers with its own endpoints. kvbus forwards every other call and its answer as bytes, without decoding the messages.
 """
 
 import os
 
-# it is read once, when gRPC is imported: what its core would write to stderr is no line of kvbus's log
+# gRPC reads this variable once, on import. Its core would write lines to stderr that are not in kvbus's log format.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")

@@ -1,8 +1,9 @@
-"""The port before an engine's gRPC API: calls of any method are passed on, and three answers are changed.
+"""A proxy of an engine's gRPC API: it forwards calls of all methods, and changes the answers of three methods.
 
-``vllm.Control/GetKvEventSources`` and ``openengine.v1.Control/GetKvEventSources`` (TensorRT-LLM) name one source for
-each rank. Their messages differ in one field: the endpoint is a text in vLLM's, and a message in OpenEngine's.
-``sglang.runtime.v1.SglangService/GetServerInfo`` has a text of JSON, the same as SGLang's ``/server_info``.
+``vllm.Control/GetKvEventSources`` and ``openengine.v1.Control/GetKvEventSources`` (TensorRT-LLM) return one source for
+each rank. Their messages differ in one field: the endpoint is a string in vLLM's, and a message in OpenEngine's.
+``sglang.runtime.v1.SglangService/GetServerInfo`` returns JSON in a string, with the content of SGLang's
+``/server_info``.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ from kvbus.parts.front.answers import Offer, Offers, UnanswerableError, of_sglan
 from kvbus.parts.front.server import Observed, offers
 
 _SOURCES: Final = 1
-"""Of the answer: one for each rank."""
+"""Field number in the answer of GetKvEventSources: the sources, one for each rank."""
 _TRANSPORT, _ENDPOINT, _TOPIC, _REPLAY, _RANK, _ENCODING, _SCHEMA = range(1, 8)
-"""Of a source."""
+"""Field numbers in a source."""
 _ZMQ: Final = b"zmq"
 _JSON_INFO: Final = 1
-"""Of SGLang's answer."""
+"""Field number in SGLang's answer."""
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-"""Wire types of protobuf; there are no groups in proto3."""
+"""Wire types of protobuf. Proto3 has no groups."""
 
 
 class _Field(NamedTuple):
@@ -46,23 +47,23 @@ class _Field(NamedTuple):
 
 
 Endpoint: TypeAlias = Callable[[str], bytes]
-"""Writes the endpoint of a source as a field of it."""
+"""A function that encodes an endpoint as a field of a source."""
 
 
 def text_endpoint(endpoint: str) -> bytes:
-    """Return the endpoint as vLLM writes it."""
+    """Return an endpoint as a field in vLLM's form, a string."""
     return _text(_ENDPOINT, endpoint.encode())
 
 
 def open_engine_endpoint(endpoint: str) -> bytes:
-    """Return the endpoint as OpenEngine writes it: a KvEndpoint of host, port and protocol."""
+    """Return an endpoint as a field in OpenEngine's form, a KvEndpoint message with host, port and protocol."""
     address = parse_endpoint(endpoint)
     host, port, protocol = _text(1, address.host.encode()), _whole(2, address.port), _text(3, b"tcp")
     return _text(_ENDPOINT, host + port + protocol)
 
 
 def of_kvbus(offers: Offers, endpoint: Endpoint = text_endpoint) -> bytes:
-    """Return an answer for an engine that has no such method."""
+    """Return an answer of GetKvEventSources for an engine that does not have this method."""
     sources = b""
     for rank, offer in sorted(offers.items()):
         head = _text(_TRANSPORT, _ZMQ) + _announced(offer, endpoint) + _whole(_RANK, rank)
@@ -71,10 +72,12 @@ def of_kvbus(offers: Offers, endpoint: Endpoint = text_endpoint) -> bytes:
 
 
 def of_control(answer: bytes, offers: Offers, endpoint: Endpoint = text_endpoint) -> bytes:
-    """Return an answer with kvbus's endpoints. A source that is not ZeroMQ's stays as it is.
+    """Return the engine's answer of GetKvEventSources with kvbus's endpoints.
+
+    A source that is not ZeroMQ's stays unchanged.
 
     Raises:
-        DiscoveryError: it is no such message, or names a rank that kvbus has not.
+        DiscoveryError: the answer is not such a message, or names a rank that kvbus does not have.
     """
     return b"".join(
         _text(_SOURCES, _source(field.value, offers, endpoint)) if field.number == _SOURCES else field.raw
@@ -86,7 +89,7 @@ def of_server_info(answer: bytes, offers: Offers) -> bytes:
     """Return SGLang's answer with kvbus's endpoints in its JSON.
 
     Raises:
-        DiscoveryError: it is no such message, or cannot say where kvbus has the events.
+        DiscoveryError: the answer is not such a message, or its form cannot express where kvbus has the events.
     """
     return b"".join(
         _text(_JSON_INFO, _server_info(field.value, offers)) if field.number == _JSON_INFO else field.raw
@@ -117,15 +120,15 @@ def _source(message: int | bytes, offers: Offers, endpoint: Endpoint) -> bytes:
 
 def _announced(offer: Offer, endpoint: Endpoint) -> bytes:
     texts = ((_TOPIC, offer.topic), (_REPLAY, offer.replay_reached))
-    # an empty text is one that is absent
+    # proto3 does not send an empty string
     return endpoint(offer.reached) + b"".join(_text(number, text.encode()) for number, text in texts if text)
 
 
 def _fields(message: int | bytes) -> Iterator[_Field]:
-    """Yield the fields of a message in their order.
+    """Yield the fields of a protobuf message in order.
 
     Raises:
-        UnanswerableError: it is none.
+        UnanswerableError: the bytes are not a protobuf message.
     """
     if isinstance(message, int):
         raise UnanswerableError("the engine's answer does not list event sources: a source is a number")
@@ -149,7 +152,7 @@ def _fields(message: int | bytes) -> Iterator[_Field]:
 
 
 def _read(message: bytes, at: int) -> tuple[int, int]:
-    """Read a number of seven bits a byte; return it and the position after it."""
+    """Read a varint, and return it with the position after it."""
     value = shift = 0
     while at < len(message) and shift < 70:
         value |= (message[at] & 0x7F) << shift
@@ -178,38 +181,38 @@ def _text(number: int, value: bytes) -> bytes:
 
 
 log = logging.getLogger("kvbus.front.grpc.server")
-# what is no text is refused below, and needs no traceback
+# the call is refused below, so gRPC's traceback is not needed
 logging.getLogger("grpc._cython.cygrpc").addFilter(lambda record: "Invalid encoding" not in str(record.msg))
 
 METADATA: Final = 65_536
-"""Bytes of a call's metadata, in each direction."""
+"""Maximum bytes of a call's metadata, in each direction."""
 BACKOFF: Final = 1000
-"""Milliseconds, the most between two attempts to reach an engine that is down."""
+"""Maximum milliseconds between two attempts to connect to an engine that is down."""
 HANDSHAKE: Final = 20_000
-"""Milliseconds for a client to say that it speaks HTTP/2."""
+"""Milliseconds within which a client has to complete the HTTP/2 handshake."""
 DEAD: Final = 60_000
-"""Milliseconds of silence after which a client is asked whether it is there; it has 20 s to answer."""
+"""Milliseconds of silence after which gRPC pings a client. The client has 20 s to answer."""
 ALONE: Final = 0.1
-"""Seconds for a request's end to come behind its first message."""
+"""Seconds to wait for the end of a request after its first message."""
 GRACE: Final = 1.0
-"""Seconds for the calls under way when kvbus ends."""
+"""Seconds that calls under way get when kvbus shuts down."""
 LOOK: Final = 0.01
-"""Seconds between two looks whether a connection is lost: gRPC says so behind the calls that were on it."""
+"""Seconds between two checks of the channel's state. gRPC reports a lost connection after the calls that were on it."""
 LOOKS: Final = 10
 
 _EVERYWHERE: Final = (("grpc.max_metadata_size", METADATA), ("grpc.absolute_max_metadata_size", METADATA))
 _SERVER: Final = (
     *_EVERYWHERE,
-    ("grpc.so_reuseport", 0),  # a second kvbus would share the port
+    ("grpc.so_reuseport", 0),  # otherwise a second kvbus could listen on the same port
     ("grpc.server_handshake_timeout_ms", HANDSHAKE),
     ("grpc.keepalive_time_ms", DEAD),
-    # engines take as many pings as their clients send, and a client that is told otherwise loses its calls
+    # engines accept any number of pings, so their clients may send many; a GOAWAY would cost a client its calls
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.keepalive_permit_without_calls", 1),
 )
 _CHANNEL: Final = (
     *_EVERYWHERE,
-    ("grpc.enable_retries", 0),  # a generation is not repeated
+    ("grpc.enable_retries", 0),  # a retry would make the engine generate twice
     ("grpc.enable_http_proxy", 0),
     ("grpc.service_config_disable_resolution", 1),
     ("grpc.use_local_subchannel_pool", 1),
@@ -222,7 +225,11 @@ Context: TypeAlias = aio.ServicerContext
 
 
 class _Answer(NamedTuple):
-    """How the answer to a method is made of the engine's answer, and, if it can be, without one."""
+    """The functions that make the answer of a method.
+
+    ``changed`` rewrites the engine's answer. ``own`` makes an answer if the engine does not have the method; None if
+    kvbus cannot do so.
+    """
 
     changed: Callable[[bytes, Offers], bytes]
     own: Callable[[Offers], bytes] | None
@@ -238,11 +245,11 @@ _ASKED: Final = {
 
 
 class GrpcFront:
-    """Listens in the engine's place.
+    """A gRPC server that listens in the engine's place.
 
     Args:
-        observed: the configuration, and the sources that there are now.
-        front: its section.
+        observed: the configuration and the current sources.
+        front: the configuration section ``front_grpc``.
     """
 
     def __init__(self, observed: Observed, front: FrontGrpc) -> None:
@@ -252,7 +259,7 @@ class GrpcFront:
         self.address: tuple[str, int] | None = None
 
     async def start(self) -> None:
-        """Listen.
+        """Start listening.
 
         Raises:
             BindError: the address cannot be bound.
@@ -271,14 +278,14 @@ class GrpcFront:
         self.address = (host, port)
 
     async def close(self) -> None:
-        """Stop listening, and end what is under way."""
+        """Stop listening, and end the calls under way after ``GRACE``."""
         if self.address is not None:
             self.address = None
             await self._server.stop(GRACE)
             await self._channel.close()
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
-        """Return what takes a call of any method."""
+        """Return the handler of a call, the same for every method."""
 
         async def each(_: object, context: Context) -> None:
             await self._each(details.method, context)
@@ -307,7 +314,7 @@ class GrpcFront:
             stats.open -= 1
 
     async def _hand_on(self, method: str, context: Context, over: _Over) -> None:
-        """Send the engine's answer as it comes: each message at once, and none faster than the client reads."""
+        """Forward the engine's answer. Send each message at once, but not faster than the client reads."""
         call, sending = await self._begin(method, context)
         begun = False
         try:
@@ -317,7 +324,7 @@ class GrpcFront:
             while (message := await call.read()) is not aio.EOF:
                 await context.write(message)
         except aio.AioRpcError:
-            pass  # its status is handed on below
+            pass  # the status is forwarded below
         finally:
             if sending is not None:
                 sending.cancel()
@@ -326,10 +333,10 @@ class GrpcFront:
         await _end(call, context)
 
     async def _begin(self, method: str, context: Context) -> tuple[Any, asyncio.Future[None] | None]:
-        """Call the engine; also what hands on the client's further messages, if it may have some.
+        """Call the engine. Return the call, and the task that forwards the client's further messages or None.
 
-        A request of one message, as nearly all are, is written with its end. grpcio forgets with what status the engine
-        has ended a call while it writes to it, and says INTERNAL.
+        Nearly all requests have one message. kvbus writes it together with the end of the request. While grpcio writes
+        to a call that the engine has ended, it forgets the engine's status and reports INTERNAL.
         """
         options = {"timeout": context.time_remaining(), "metadata": _metadata(context)}
         first = await context.read()
@@ -345,7 +352,10 @@ class GrpcFront:
         return call, asyncio.ensure_future(_send(context, call, first, more))
 
     async def _outcome(self, call: Any, *, begun: bool) -> str:
-        """Say how a call has ended. UNAVAILABLE may be the engine's own word; else the connection to it is lost."""
+        """Return the outcome of a call that has ended.
+
+        The status UNAVAILABLE can come from the engine itself. If it does not, the connection to the engine is lost.
+        """
         if await call.code() is grpc.StatusCode.UNAVAILABLE:
             for _ in range(LOOKS):
                 if self._channel.get_state() is not grpc.ChannelConnectivity.READY:
@@ -354,7 +364,10 @@ class GrpcFront:
         return "passed"
 
     async def _where(self, method: str, made: _Answer, context: Context, over: _Over) -> None:
-        """Answer where the events are. What the engine says beside that stays, and so does its refusal."""
+        """Answer a call for the event endpoints.
+
+        Other fields of the engine's answer, and its error, are passed on unchanged.
+        """
         asked = await context.read()
         call = self._channel.unary_unary(method)(
             b"" if asked is aio.EOF else asked, timeout=context.time_remaining(), metadata=_metadata(context)
@@ -385,7 +398,7 @@ class GrpcFront:
 
 
 class _Over:
-    """Counts how a call has ended, by the first who knows."""
+    """Counter of a call's outcome. Only the first outcome reported counts."""
 
     def __init__(self, stats: CallStats) -> None:
         self._stats = stats
@@ -398,7 +411,7 @@ class _Over:
 
 
 async def _end(call: Any, context: Context) -> None:
-    """Hand on how the engine has ended a call."""
+    """Forward the status and the trailing metadata with which the engine has ended a call."""
     code, trailing = await call.code(), tuple(await call.trailing_metadata() or ())
     if code is not grpc.StatusCode.OK:
         await context.abort(code, await call.details() or "", trailing)
@@ -406,12 +419,12 @@ async def _end(call: Any, context: Context) -> None:
 
 
 async def _next(context: Context, message: Any) -> Any:
-    """What the client sends behind a message; nothing comes behind the end."""
+    """Return the client's next message after ``message``. After the end of the request it is the end again."""
     return message if message is aio.EOF else await context.read()
 
 
 async def _send(context: Context, call: Any, first: Any, more: asyncio.Future[Any]) -> None:
-    """Hand on the client's messages, and that there are no more."""
+    """Forward the client's messages and the end of its request to the engine."""
     try:
         if first is not aio.EOF:
             await call.write(first)
@@ -421,29 +434,29 @@ async def _send(context: Context, call: Any, first: Any, more: asyncio.Future[An
             message = await context.read()
         await call.done_writing()
     except (aio.AioRpcError, aio.InternalError, asyncio.InvalidStateError):
-        pass  # the engine has ended the call: whoever reads its answer sees that
+        pass  # the engine has ended the call, and the coroutine that reads its answer handles that
     finally:
         more.cancel()
 
 
 def _metadata(context: Context) -> tuple[tuple[str, str | bytes], ...]:
-    """A call's metadata without what gRPC itself sends to the engine."""
+    """Return a call's metadata without ``user-agent``, which gRPC sends to the engine itself."""
     return tuple((name, value) for name, value in context.invocation_metadata() or () if name != "user-agent")
 
 
 def _is_ascii(value: str) -> bool:
-    """Whether gRPC lets it out; it lets more in."""
+    """Return whether gRPC can send a metadata value. It also receives values that it cannot send."""
     return value.isascii() and value.isprintable()
 
 
 def local_address(peer: str) -> str:
-    """The address of this host from which a peer is reached; gRPC does not say at which one it has asked.
+    """Return the address of this host from which a client is reached. gRPC does not report the address that it dialled.
 
     Args:
-        peer: as gRPC names it, ``ipv4:10.0.0.3:4711`` or ``ipv6:%5Bfd00::1%5D:4711``.
+        peer: the client as gRPC names it, ``ipv4:10.0.0.3:4711`` or ``ipv6:%5Bfd00::1%5D:4711``.
     """
     family, _, where = unquote(peer).partition(":")
     with socket.socket(socket.AF_INET6 if family == "ipv6" else socket.AF_INET, socket.SOCK_DGRAM) as way:
-        way.connect((where.rpartition(":")[0].strip("[]"), 9))  # a datagram's: nothing is sent
+        way.connect((where.rpartition(":")[0].strip("[]"), 9))  # connecting a datagram socket sends no packet
         here = str(way.getsockname()[0])
     return f"[{here}]" if ":" in here else here
