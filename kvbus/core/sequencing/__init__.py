@@ -1,6 +1,6 @@
-"""Sequencing: one publisher's batches in order, each once, in the epoch they belong to.
+"""Put one publisher's batches in order, each exactly once, in the epoch they belong to.
 
-In: live batches and replay answers with their numbers, connections that come and go, the time.
-Out: actions: deliver this batch, a new epoch has begun, so many are lost, ask for a replay.
-It never decodes a payload: content is compared by fingerprint. It may use ``stats`` and ``types``.
+The input is numbered live batches and replay answers, connections and disconnections, and the time. The output is
+actions: deliver this batch, a new epoch has begun, these batches are lost, ask for a replay. The package never decodes
+a payload: it compares content by fingerprint. It may use ``stats`` and ``types``.
 """

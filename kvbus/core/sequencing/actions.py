@@ -1,4 +1,4 @@
-"""What a sequencer decides: the next batch, a new epoch, a loss, a request."""
+"""The actions of a sequencer: deliver the next batch, begin an epoch, report a loss, send a request."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class LostReason(StrEnum):
     NO_REPLAY = "no_replay"
     """There is neither a replay nor a snapshot to ask for them."""
     NO_ANSWER = "no_answer"
-    """Nobody answered the replay or snapshot requests in time."""
+    """The publisher did not answer the replay or snapshot requests in time."""
     UNAVAILABLE = "unavailable"
     """The publisher has no snapshot to give, and there is no replay."""
     TRIMMED = "trimmed"
@@ -23,20 +23,20 @@ class LostReason(StrEnum):
 
 
 class RestartReason(StrEnum):
-    """What has shown that a new epoch begins."""
+    """What showed that a new epoch begins."""
 
     PUBLISHER_ID = "publisher_id"
     """The 16-byte publisher id of a 24-byte sequence frame changed."""
     PAYLOAD = "payload"
-    """A seq came again with another payload."""
+    """A known seq came again with another payload."""
     WENT_BACK = "went_back"
-    """The publisher's newest batch is older than one it has sent, or there is no batch left to compare."""
+    """The publisher's newest batch is older than one it has sent, or no fingerprint is left to compare with."""
     REBUILT = "rebuilt"
-    """No restart: more of the epoch can be had than is known, or nobody knows. It is read from the beginning again."""
+    """Not a restart: the publisher has more of the epoch than kvbus knows, or may have. kvbus reads the epoch again."""
 
 
 class Deliver(msgspec.Struct):
-    """The next batch, in order. ``seq`` 0 opens an epoch, ``fingerprint`` is the payload's."""
+    """Deliver the next batch, in order. ``seq`` 0 opens an epoch. ``fingerprint`` is the payload's."""
 
     seq: int
     payload: bytes
@@ -44,37 +44,37 @@ class Deliver(msgspec.Struct):
 
 
 class NewEpoch(msgspec.Struct):
-    """The publisher is in a new epoch: nothing of the old one is true any more."""
+    """Begin a new epoch: the publisher has restarted, and nothing known about the old epoch is valid any more."""
 
     reason: RestartReason = RestartReason.WENT_BACK
 
 
 class Lost(msgspec.Struct):
-    """``count`` batches will never come; the ones after them follow."""
+    """Report ``count`` batches as lost: they will never come. The batches after them follow."""
 
     count: int
     reason: LostReason = LostReason.HOLE
 
 
 class Synced(msgspec.Struct):
-    """Everything missed while the connection was away, or before it, was delivered: what follows is live."""
+    """Report that all batches missed before or during the disconnection were delivered. Later batches are live."""
 
 
 class Ask(msgspec.Struct):
-    """Ask the publisher's replay from ``start``; the answer comes back under ``request``."""
+    """Ask the publisher's replay from seq ``start`` on. The answer carries the id ``request``."""
 
     request: int
     start: int
 
 
 class AskSnapshot(msgspec.Struct):
-    """Ask the publisher for a snapshot of its state; the answer comes back under ``request``."""
+    """Ask the publisher for a snapshot of its state. The reply carries the id ``request``."""
 
     request: int
 
 
 class Stop(msgspec.Struct):
-    """No more of this answer is wanted."""
+    """Stop an answer: no more of it is needed."""
 
     request: int
 

@@ -1,10 +1,10 @@
-"""What a publisher is asked, and what its answers show.
+"""Send requests to a publisher, and determine what its answers show.
 
-A request that continues an epoch reaches back over the last batches delivered (:data:`OVERLAP`). So the content of the
-answer shows whether it is of the same epoch. A publisher in the same epoch has the last batch delivered, unless its
-buffer was trimmed beyond it.
+A request that continues an epoch reaches back over the last delivered batches (:data:`OVERLAP`). So the content of the
+answer shows whether it belongs to the same epoch. A publisher in the same epoch has the last delivered batch, unless
+its buffer was trimmed beyond it.
 
-The handlers that :data:`~kvbus.core.sequencing.phases.PHASES` names take an answer in. Each returns what the answer
+The handlers that :data:`~kvbus.core.sequencing.phases.PHASES` names process an answer. Each returns what the answer
 shows: an input of the table, a :class:`Restart`, or None if the phase stays.
 """
 
@@ -25,21 +25,21 @@ from kvbus.core.stats import SourceStats
 from kvbus.core.types import Reason
 
 OVERLAP: Final = 8
-"""Batches delivered that a request asks for again: a single one may be of a new epoch that nobody had noticed yet."""
+"""Number of delivered batches that a request asks for again. A single one may be of an unnoticed new epoch."""
 
 MAX_PATIENT_PROBE: Final = 8
-"""Times ``probe_interval`` after which a publisher is asked again while batches are on their way."""
+"""Maximum factor of ``probe_interval`` between probes of a publisher whose batches are in transit."""
 
 
 class Restart(NamedTuple):
-    """A new epoch begins.
+    """The finding that a new epoch begins.
 
     Attributes:
-        reason: what has shown it. ``REBUILT`` says that nothing proves a restart of the publisher.
-        proven: whether it counts for a conflict. A compacted answer with another content proves no restart: it may be
-            a state, and says nothing about another publisher on the endpoint.
-        pending: None if the publisher will say how far back the new epoch reaches. Else nothing is known of the epoch,
-            and ``pending`` says whether the publisher may still have it.
+        reason: what showed it. ``REBUILT`` means that nothing proves a restart of the publisher.
+        proven: whether it counts for a conflict. A compacted answer with different content does not prove a restart: it
+            may be a state, and says nothing about another publisher on the endpoint.
+        pending: None if the publisher will say how far back the new epoch reaches. Otherwise nothing is known about the
+            epoch, and ``pending`` says whether the publisher may still have it.
     """
 
     reason: RestartReason = RestartReason.WENT_BACK
@@ -53,45 +53,45 @@ Finding = Input | Restart | None
 
 
 class OpenRequest(msgspec.Struct):
-    """The open request, and what its answer has brought so far."""
+    """The open request, and the answer received so far."""
 
-    # What was asked, and what was known then.
+    # The question, and what was known when it was asked.
     id: int
     phase: Phase
     """The phase that waits for the answer."""
     purpose: Purpose
     epoch: Epoch
     once_more: bool
-    """It may be made again if nobody answers."""
+    """Whether the request may be repeated if nobody answers."""
     start: int
     last_delivered: int
-    """The newest batch delivered whose content is known, -1 if none is or if it does not matter."""
+    """The newest delivered batch whose content is known; -1 if none is known or if it does not matter."""
     expects_batches: bool
-    """A batch from ``start`` on was known to exist: an empty answer says something."""
+    """Whether a batch from ``start`` on was known to exist: then an empty answer is significant."""
     following: int
-    """The batch to be delivered next."""
+    """The next batch to deliver."""
     log_end: int
     """One past the highest batch known to exist."""
 
     waits: bool = False
-    """It has been handed out and has not left the process."""
+    """Whether it was handed to the shell but has not been sent yet."""
 
-    # How long it may take; set when the request is sent (:meth:`Requests.sent`).
+    # Time limits, set when the request is sent (:meth:`Requests.sent`).
     deadline: float = inf
-    """When it is given up; each batch that is progress sets it anew."""
+    """When the request is given up. Each batch that is progress moves it."""
     hard_deadline: float = inf
-    """When it is given up in any case."""
+    """When the request is given up even if it makes progress."""
 
-    # What the answer has brought.
+    # The answer so far.
     items: int = 0
     first: int = -1
     last: int = -1
     saw_last_delivered: bool = False
     is_state: bool = False
-    """It is a state in place of batches: only where it ends is looked at."""
+    """Whether the answer is a state in place of batches: then only its end is evaluated."""
 
     def take(self, seq: int, deadline: float) -> None:
-        """Count one batch of the answer. If it is progress, ``deadline`` is the new one."""
+        """Count one batch of the answer. If it is progress, set the new ``deadline``."""
         if not self.items:
             self.first = seq
         self.items += 1
@@ -102,37 +102,37 @@ class OpenRequest(msgspec.Struct):
             self.deadline = deadline
 
     def contradicts(self, seq: int, payload: bytes) -> bool:
-        """Return whether this batch of the answer cannot be of the epoch known so far. Call before :meth:`take`."""
+        """Return whether this batch of the answer cannot belong to the known epoch. Call before :meth:`take`."""
         tracker = self.epoch.tracker
         if tracker.fingerprints.matches(seq, payload, tracker.next) is False:
             return True
         if self.purpose is Purpose.SYNC and self.last_delivered < 0:
             return False
         if self.last_delivered < 0:
-            return self.purpose is Purpose.VERIFY  # no fingerprint is left to recognise the epoch by
+            return self.purpose is Purpose.VERIFY  # no fingerprint is left to recognize the epoch by
         if self.saw_last_delivered:
             return False
         if seq <= self.last_delivered:
-            # every batch from the start to the last delivered one was delivered: if the publisher leaves one out,
-            # that one was not its own
+            # every batch from the start to the last delivered one was delivered: if the publisher leaves one out, that
+            # batch was of another epoch
             return self.items > 0 and seq > self.last + 1
         if self.items:
-            return self.first <= self.last_delivered  # it has batches from before the last delivered one, and not that
+            return self.first <= self.last_delivered  # it has batches from before that one, but not that one
         return False
 
     def begins_beyond(self, seq: int) -> bool:
-        """Return whether an answer that begins with ``seq`` leaves its epoch open, beyond the last batch delivered.
+        """Return whether an answer that begins with ``seq``, beyond the last delivered batch, leaves the epoch open.
 
-        For a gap that is expected: what lies between is known to be missing, and was trimmed.
+        For a gap this is expected: the batches between are known to be missing, and were trimmed.
         """
         return self.purpose in (Purpose.PROBE, Purpose.VERIFY) and not self.items and 0 <= self.last_delivered < seq
 
     def shows_other_epoch(self) -> bool:
-        """Return whether the answer, over now, cannot be of the epoch known so far.
+        """Return whether the answer, which has ended, cannot belong to the known epoch.
 
-        It lacks the last batch delivered, though it had batches from before. Or it lacks batches that were sent before
-        the question, which were another epoch's then. (Both epochs may begin alike: a bus without its numbers sends an
-        engine's history once more.) Or it is empty, and the publisher keeps a buffer.
+        It lacks the last delivered batch, although it had earlier batches. Or it lacks batches that were sent before
+        the request, so they belonged to another epoch. (Both epochs may have the same beginning: a kvbus that lost its
+        numbers sends an engine's history again.) Or it is empty, although the publisher keeps a buffer.
         """
         if not self.items:
             return self.epoch.buffer.keeps is True and self.last_delivered >= 0
@@ -142,7 +142,7 @@ class OpenRequest(msgspec.Struct):
 
 
 def start_of(purpose: Purpose, tracker: GapTracker, *, compacted: bool = False) -> tuple[int, int]:
-    """Return where a request begins, and the last batch delivered that its answer has to contain (-1: none)."""
+    """Return the start of a request, and the last delivered batch that its answer has to contain (-1: none)."""
     if purpose is Purpose.HISTORY:
         return 0, -1
     if purpose is Purpose.SNAPSHOT or (purpose is Purpose.SYNC and not compacted):
@@ -151,20 +151,20 @@ def start_of(purpose: Purpose, tracker: GapTracker, *, compacted: bool = False) 
     continues = compacted or purpose is Purpose.GAP
     if last_delivered < 0 or (continues and last_delivered != tracker.next - 1):
         return (tracker.next if continues else max(tracker.next - 1, 0)), -1
-    # never back over a lost batch: it may be too large to be taken, and the answer would break off at it
-    # a compacted answer begins where its publisher's journal does not reach: one batch back is enough to see that
+    # never reach back over a lost batch: it may be too large to receive, and the answer would break off at it. A
+    # compacted answer begins where its publisher's journal does not reach: one batch back is enough to see that
     return tracker.fingerprints.run_to(last_delivered, 1 if compacted else OVERLAP), last_delivered
 
 
 class Requests:
-    """Asks the publisher, and takes in what it answers. At most one request is open.
+    """Sends requests to the publisher, and processes its answers. At most one request is open.
 
-    Each has an id of its own, so that answers to an old one cannot mix in.
+    Each request has its own id, so that answers to an old request are not mixed in.
 
     Args:
-        spec: how long an answer may take.
-        stats: where requests, late answers, missing answers and refused batches are counted.
-        actions: where decisions go.
+        spec: the time limits of answers.
+        stats: counts requests, late answers, missing answers and refused batches.
+        actions: receives the decisions.
     """
 
     __slots__ = ("_actions", "_last_id", "_spec", "_stats", "open")
@@ -177,7 +177,7 @@ class Requests:
         self._actions = actions
 
     def ask(self, phase: Phase, epoch: Epoch, *, once_more: bool) -> None:
-        """Ask what ``phase`` waits for. A request that is open is closed first."""
+        """Send the request of ``phase``. Close an open request first."""
         self.stop()
         self._last_id += 1
         purpose, tracker = ASKS[phase], epoch.tracker
@@ -199,7 +199,7 @@ class Requests:
         self._actions.append(AskSnapshot(self._last_id) if asks_snapshot else Ask(self._last_id, start))
 
     def sent(self, request: int, now: float) -> None:
-        """The request has left the process, behind a backlog long after :meth:`ask`. From now on its time runs."""
+        """Start the time limits of a request that was sent now, possibly long after :meth:`ask`. Infinity: it waits."""
         asked = self.open
         if asked is not None and asked.id == request:
             spec = self._spec
@@ -210,7 +210,7 @@ class Requests:
             asked.hard_deadline = now + self._spec.replay_total_timeout
 
     def unread(self, request: int, now: float) -> None:
-        """Messages of its answer wait to be read: the publisher is not late before they are."""
+        """Extend the time limits, because messages of the answer wait to be read: the publisher is not late."""
         asked = self.open
         if asked is not None and asked.id == request:
             until = now + self._spec.replay_timeout
@@ -224,14 +224,14 @@ class Requests:
             self.open = None
 
     def match(self, request: int) -> OpenRequest | None:
-        """The request with this id; None, and counted, if it is not open any more."""
+        """Return the request with this id. If it is not open any more, count the message as stale and return None."""
         if self.open is None or self.open.id != request:
             self._stats.stale_replies += 1
             return None
         return self.open
 
     def timed_out(self, now: float) -> OpenRequest | None:
-        """The request whose time is over, closed and counted; None if there is none."""
+        """Close, count and return the request if its time is over; otherwise return None."""
         asked = self.open
         if asked is None or (now < asked.deadline and now < asked.hard_deadline):
             return None
@@ -241,27 +241,27 @@ class Requests:
 
     @property
     def caught_up(self) -> Finding:
-        """An answer that has caught up with the live stream is over, whether or not it ever ENDs."""
+        """CAUGHT_UP if the answer has caught up with the live stream. It is over then, with or without END."""
         asked = self.open
         if asked is None or asked.phase not in (Phase.SYNC, Phase.GAP, Phase.GAP_SNAPSHOT):
             return None
         return Input.CAUGHT_UP if asked.epoch.tracker.caught_up else None
 
-    # -- a batch of an answer ----------------------------------------------------------------------------------------
+    # -- batches of an answer ------------------------------------------------------------------------------------------
 
     def batch(self, asked: OpenRequest, seq: int, payload: bytes, now: float, *, whole: bool) -> Finding:
-        """Take in one batch of an answer. ``whole``: it begins as a state does."""
+        """Handle one batch of an answer. ``whole``: it begins as a state does."""
         finding: Finding = getattr(self, PHASES[asked.phase].batch)(asked, seq, payload, now, whole)
         return finding
 
     def _take_first_of_history(self, asked: OpenRequest, seq: int, payload: bytes, _now: float, whole: bool) -> Finding:
-        """The first batch of the history shows how far back the publisher's buffer reaches."""
+        """Handle the first batch of the history. It shows how far back the publisher's buffer reaches."""
         tracker, history = asked.epoch.tracker, asked.epoch.history
         more = history.answered(seq) or (whole and not tracker.fingerprints.matches(seq, payload, tracker.next))
         return REBUILT if more else Input.ANSWERED
 
     def _take_batch(self, asked: OpenRequest, seq: int, payload: bytes, now: float, whole: bool) -> Finding:
-        """Take in a batch, unless it shows another epoch, or that the batches before it are still on their way."""
+        """Handle a batch, unless it shows another epoch, or that the batches before it are still in transit."""
         epoch, tracker = asked.epoch, asked.epoch.tracker
         shown = None if asked.is_state else self._shown_by_batch(asked, seq, payload, now, whole)
         if shown is not None:
@@ -285,14 +285,14 @@ class Requests:
         if asked.phase is Phase.SYNC and asked.items == 1 and tracker.next == 0:
             epoch.baseline(min(seq, tracker.held.first) if tracker.held else seq)
         if seq in tracker.held:
-            tracker.held.replace(seq, payload)  # what the publisher answers is its own
+            tracker.held.replace(seq, payload)  # the publisher's answer is authoritative
             tracker.drain()
         else:
             tracker.replayed(seq, payload)
         return self.caught_up
 
     def _take_compacted(self, asked: OpenRequest, seq: int, payload: bytes) -> Finding:
-        """Take in a batch of an answer that counts as a whole."""
+        """Handle a batch of an answer that is only valid as a unit."""
         epoch = asked.epoch
         if seq > epoch.tracker.next and asked.items == 1 and asked.purpose in (Purpose.SYNC, Purpose.GAP):
             if self._spec.snapshot and asked.purpose is Purpose.GAP:
@@ -304,16 +304,16 @@ class Requests:
         return None
 
     def _shown_by_batch(self, asked: OpenRequest, seq: int, payload: bytes, now: float, whole: bool) -> Finding:
-        """Return what a batch of an answer shows, None if it may be taken in.
+        """Return what a batch of an answer shows; None if it may be processed.
 
-        A state under a number delivered proves no other epoch: the publisher has trimmed what was asked for. After an
-        absence, or after a gap, batches are missing, and the state is read from the beginning; also where it was
-        trimmed while it answered. A silent stream may have lost nothing: where a state that is the whole answer ends
-        shows that (:meth:`_shown_by_state`). Batch 0 is left out, because that of a restarted SGLang begins with a
-        clear, too.
+        A state under a delivered number does not prove another epoch: the publisher has trimmed the requested batches.
+        After a disconnection or a gap, batches are missing, so the epoch is read again from the beginning. This also
+        applies if the publisher trimmed its buffer while it answered. A silent stream may have lost nothing: if the
+        answer is only a state, its end shows that (:meth:`_shown_by_state`). Batch 0 is excluded, because a restarted
+        SGLang's batch 0 begins with a clear, too.
         """
         contradicts = asked.contradicts(seq, payload)
-        # after a snapshot nothing is known by which a batch under the last number could be told from a state
+        # after a snapshot, no fingerprint distinguishes a batch under the last number from a state
         unknown = asked.phase is Phase.PROBE and not asked.items and asked.last_delivered < 0
         if whole and seq > 0 and (contradicts or unknown) and asked.phase is not Phase.RECHECK:
             asked.is_state = asked.phase is Phase.PROBE and not asked.items
@@ -323,32 +323,32 @@ class Requests:
         return self._shown_by_start(asked, seq, now) if asked.begins_beyond(seq) else None
 
     def _shown_by_start(self, asked: OpenRequest, seq: int, now: float) -> Finding:
-        """Return what an answer shows that begins beyond the last batch delivered, None if it may be taken in.
+        """Return what an answer shows that begins beyond the last delivered batch; None if it may be processed.
 
-        That proves neither epoch. The publisher has trimmed its buffer. While the connection stood, the batches between
-        were sent on it, in order. After a pause of this process or of the network, or behind a backlog, they are still
-        on their way. So kvbus waits for the live stream, for as long as that may take
+        Such an answer proves neither epoch. The publisher has trimmed its buffer. While the connection existed, the
+        batches between were sent on it, in order. After a pause of this process or of the network, or if a backlog is
+        queued, they are still in transit. So kvbus waits for the live stream, as long as that may take
         (:class:`~kvbus.core.sequencing.epoch.PublisherBuffer`).
         """
         epoch, tracker = asked.epoch, asked.epoch.tracker
         if asked.phase is Phase.VERIFY:
-            # what lies between was sent while the connection was away, and is gone whichever epoch it was of
+            # the batches between were sent during the disconnection, and are gone in either epoch
             if epoch.is_far(seq):
                 return Restart()
             tracker.expose(seq)
             return REBUILT
         if asked.phase is Phase.RECHECK:
-            # the publisher numbers far beyond the stale batches: they are not the newest ones of another epoch
+            # the publisher's numbers are far beyond the stale batches: these are not the newest ones of another epoch
             epoch.unverified.epoch_confirmed(now)
         elif seq <= tracker.next or epoch.buffer.has_lost(tracker.next, now):
             return None
         epoch.probe_factor = min(epoch.probe_factor, MAX_PATIENT_PROBE)
         return Input.ANSWERED
 
-    # -- the end of an answer, or its absence ------------------------------------------------------------------------
+    # -- end of an answer, or no answer --------------------------------------------------------------------------------
 
     def over(self, asked: OpenRequest, now: float, *, answered: bool) -> Finding:
-        """An answer is over: return what it brought, and what it shows by that. ``answered``: it had an end."""
+        """Return what an ended answer shows. ``answered``: the answer is complete."""
         epoch = asked.epoch
         if not answered and self._spec.compacted and self._goes_on(asked):
             return Input.ABORTED
@@ -364,13 +364,13 @@ class Requests:
         return finding
 
     def aborted(self, asked: OpenRequest, now: float) -> Finding:
-        """The answer broke off at a batch that is too large to be taken.
+        """Handle an answer that broke off at an oversized batch.
 
-        If the answer was in order so far, it is known which batch that was. Otherwise the answer counts as timed out.
+        If the answer was in order so far, kvbus knows which batch that was. Otherwise the answer counts as timed out.
         """
         epoch, tracker = asked.epoch, asked.epoch.tracker
         if asked.phase is not Phase.VERIFY:
-            tracker.drain()  # what the live stream has brought is not the batch that is too large
+            tracker.drain()  # the batches from the live stream are not the oversized batch
         same_batch = asked.items == 0 and epoch.aborted_at == asked.start
         in_order = max(asked.start, asked.last + 1) == tracker.next
         if asked.is_state or same_batch or not in_order or asked.purpose is Purpose.SNAPSHOT:
@@ -381,26 +381,29 @@ class Requests:
         return Input.ABORTED
 
     def _goes_on(self, asked: OpenRequest) -> bool:
-        """Return whether to ask again where an answer broke off: it may have brought the first part of a state."""
+        """Return whether to ask again from where an answer broke off.
+
+        It may have delivered the first part of a state.
+        """
         epoch = asked.epoch
         if epoch.tracker.next > asked.following:
             epoch.interrupted = True
             epoch.gap_attempts = 0
         elif asked.saw_last_delivered:
-            epoch.interrupted = False  # it has nothing else under the last number, and nothing more: END was lost
+            epoch.interrupted = False  # the publisher has nothing newer: only END was lost
         elif epoch.interrupted:
             epoch.gap_attempts += 1
         waits = asked.phase in (Phase.SYNC, Phase.GAP, Phase.CATCH_UP, Phase.RECHECK, Phase.PROBE)
         return waits and epoch.interrupted and epoch.gap_attempts < self._spec.attempts
 
     def _shown_by_state(self, asked: OpenRequest, now: float) -> Finding:
-        """Return what follows from an answer that was a state alone, which was not taken in.
+        """Return what an answer shows that was only a state, and that was not processed.
 
         A state ends with the newest batch that was sent. Batches up to it may still wait on the live stream.
         """
         epoch, following = asked.epoch, asked.epoch.tracker.next
         if asked.last + 1 < asked.log_end:
-            return Restart()  # batches sent before the question are not in it
+            return Restart()  # batches sent before the request are not in it
         if asked.last >= following:
             if epoch.buffer.has_lost(following, now):
                 return REBUILT
@@ -408,7 +411,7 @@ class Requests:
         return Input.ANSWERED
 
     def _history_over(self, asked: OpenRequest, _now: float, answered: bool) -> Finding:
-        """The publisher has no history at all, or does not answer."""
+        """Handle an empty answer or a missing answer about the history."""
         if not answered:
             return Input.SILENT
         history = asked.epoch.history
@@ -418,7 +421,7 @@ class Requests:
         return Input.ANSWERED
 
     def _sync_over(self, asked: OpenRequest, _now: float, answered: bool) -> Finding:
-        """The history is in, or nobody has it."""
+        """Handle the end of the history, or a missing answer."""
         epoch, tracker = asked.epoch, asked.epoch.tracker
         if not answered and not asked.items and asked.once_more:
             return Input.SILENT
@@ -436,7 +439,7 @@ class Requests:
         return Input.ANSWERED if answered or asked.items else Input.SILENT
 
     def _verify_over(self, asked: OpenRequest, now: float, answered: bool) -> Finding:
-        """The publisher has shown in which epoch it is, or has not."""
+        """Handle the end of an answer that was to show the publisher's epoch, or a missing answer."""
         epoch = asked.epoch
         if asked.saw_last_delivered:
             epoch.unverified.epoch_confirmed(now)
@@ -455,7 +458,7 @@ class Requests:
         return Input.SILENT
 
     def _stream_over(self, asked: OpenRequest, _now: float, answered: bool) -> Finding:
-        """The publisher has answered about a gap or a silence, or has not."""
+        """Handle the end of an answer about a gap or a silence, or a missing answer."""
         epoch = asked.epoch
         if asked.phase is Phase.GAP:
             epoch.lost_because = LostReason.HOLE if answered or asked.items else LostReason.NO_ANSWER
@@ -464,11 +467,11 @@ class Requests:
         return Input.ANSWERED if answered else Input.SILENT
 
     def _snapshot_over(self, asked: OpenRequest, _now: float, answered: bool) -> Finding:
-        """The request for a snapshot was answered without one, or not at all."""
+        """Handle a snapshot request that was answered without a snapshot, or not at all."""
         return self._no_snapshot(asked, LostReason.HOLE if answered else LostReason.NO_ANSWER)
 
     def snapshot(self, asked: OpenRequest, seq: int, *, same_epoch: bool) -> Finding:
-        """Return what a snapshot as of batch ``seq`` shows, None if it is to be applied. The request is closed."""
+        """Return what a snapshot as of batch ``seq`` shows; None if it is to be applied. Close the request."""
         self.stop()
         if asked.purpose is Purpose.HISTORY:
             return REBUILT
@@ -477,12 +480,15 @@ class Requests:
         if same_epoch and 0 < asked.epoch.tracker.next > seq:
             return Input.COVERED if asked.phase is Phase.SNAPSHOT else self._no_snapshot(asked, LostReason.HOLE)
         if seq + 1 < asked.log_end and not same_epoch:
-            return Restart()  # the publisher has sent more than this: it is in another epoch
+            return Restart()  # the publisher has sent more batches than this: it is in another epoch
         asked.epoch.cover(seq)
         return None
 
     def _no_snapshot(self, asked: OpenRequest, reason: LostReason) -> Finding:
-        """The snapshot did not come, or did not help: what the replay still has is better than nothing."""
+        """Continue without a snapshot, because none came or it did not help.
+
+        Use the batches that the replay still has.
+        """
         epoch, tracker, replay = asked.epoch, asked.epoch.tracker, self._spec.replay
         if not replay:
             if reason is not LostReason.UNAVAILABLE and asked.once_more:
@@ -502,6 +508,6 @@ class Requests:
             tracker.drain()
         elif tracker.synced:
             if tracker.fingerprints.newest(tracker.next) < 0:
-                return Restart()  # nothing is left to compare a replay with
+                return Restart()  # no fingerprint is left to compare a replay with
             epoch.unconfirmed()
         return Input.UNAVAILABLE

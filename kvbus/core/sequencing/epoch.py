@@ -1,7 +1,7 @@
-"""What is known of one epoch of a publisher, and when epochs follow one another too fast.
+"""The known facts about one epoch of a publisher, and the detection of epochs that follow each other too fast.
 
-A new epoch begins with a new :class:`Epoch`. It holds positions, batches that wait, how far back the history reaches,
-and what answers have shown. The sequencer decides what follows from it.
+A new epoch begins with a new :class:`Epoch`. It holds positions, waiting batches, how far back the history reaches, and
+what answers have shown. The sequencer acts on these facts.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from kvbus.core.stats import SourceStats
 from kvbus.core.types import Reason
 
 FAR: Final = 2**32
-"""A hole of this many numbers is no gap: no publisher loses as many batches."""
+"""Minimum size of a hole that is not a gap: no publisher loses that many batches."""
 
 NOTHING: Final = 2**63
-"""``History.first`` of an epoch of which nothing is known: no number is as high."""
+"""``History.first`` of an epoch about which nothing is known: no number is as high."""
 
 MAX_BACKOFF: Final = 8
 
 LONGEST_RETRY: Final = 120.0
-"""Seconds that TCP waits at most before it tries again (Linux)."""
+"""Maximum time in seconds until TCP retransmits (Linux)."""
 
 MAX_STALE: Final = 1024
-"""Stale batches that are kept. Beyond it the lowest ones are dropped."""
+"""Maximum number of stale batches that are kept. Over it, the lowest ones are dropped."""
 
 STALE_PAUSE: Final = 1.0
-"""Seconds without questions about stale batches, after the publisher has shown that they were late copies."""
+"""Seconds without requests about stale batches, after the publisher has shown that they were late copies."""
 
 MIN_CONSECUTIVE: Final = 3
-"""Consecutive batches that are no accident."""
+"""Number of consecutive batches that cannot be an accident."""
 
 MAX_EPOCHS: Final = 4
-"""Epochs on one connection within :data:`WINDOW` seconds that may be restarts behind a proxy."""
+"""Maximum number of epochs on one connection within :data:`WINDOW` seconds that may be restarts behind a proxy."""
 
 WINDOW: Final = 10.0
 FIRST_PAUSE: Final = 5.0
@@ -47,12 +47,13 @@ MAX_PAUSE: Final = 60.0
 class History:
     """How far back the history of one epoch is known, and when to ask for more of it.
 
-    Batches are given up when the publisher has none of them any more, and also when it does not answer. Silence proves
-    nothing about its replay buffer: a publisher that was stuck for some seconds still has everything. So kvbus asks it
-    again, from the beginning, until it answers. If its buffer begins before what is known, kvbus reads the epoch again.
+    kvbus gives batches up when the publisher does not have them any more, and also when it does not answer. Silence
+    proves nothing about its replay buffer: a publisher that was stuck for some seconds still has everything. So kvbus
+    asks it again, from the beginning, until it answers. If its buffer begins before the known batches, kvbus reads the
+    epoch again.
 
     Args:
-        pause: seconds before the next request. It doubles with each, up to :data:`MAX_BACKOFF` times as much.
+        pause: seconds before the next request. It doubles with each request, up to a factor of :data:`MAX_BACKOFF`.
     """
 
     __slots__ = ("_after", "_emptied", "_factor", "_pause", "first", "pending", "unanswered")
@@ -62,36 +63,36 @@ class History:
         self._factor = 1
         self._after = -inf
         self._emptied = False
-        """The publisher's cache was emptied since: what is missing of the history is not missing of the cache."""
+        """Whether the publisher's cache was emptied since: then missing history is no loss for the cache."""
         self.first = 0
-        """The number from which on nothing is missing in what was delivered."""
+        """The number from which on no batch is missing in the delivered ones."""
         self.pending = False
-        """kvbus gave something up without an answer: the publisher may still have it."""
+        """Whether kvbus gave batches up without an answer, which the publisher may still have."""
         self.unanswered = False
-        """The last request came to no end."""
+        """Whether the last request got no complete answer."""
 
     @property
     def partial(self) -> bool:
-        """Whether what was delivered may be less than the publisher's cache holds."""
+        """Whether the delivered batches may describe less than the publisher's cache holds."""
         return self.first > 0 and not self._emptied
 
     def missing_before(self, first: int, *, pending: bool | None = None) -> None:
-        """Note that nothing before ``first`` is known. This alone makes a source ``partial``.
+        """Note that nothing before ``first`` is known. Nothing else makes a source ``partial``.
 
         Args:
             first: the number; :data:`NOTHING` if nothing of the epoch is known.
-            pending: whether the publisher may still have what is missing. None: if it has not answered.
+            pending: whether the publisher may still have the missing batches. None: decide by whether it has answered.
         """
         self.first = first
         self._emptied = False
         self.pending = self.pending or (self.unanswered and first > 0) if pending is None else pending
 
     def nothing_sent(self) -> None:
-        """Note that the publisher has sent nothing in this epoch before what is known."""
+        """Note that the publisher has sent no batch in this epoch before the known ones."""
         self.first = 0
 
     def emptied(self) -> None:
-        """Note that the publisher's cache is empty now. What its replay buffer may have is asked for all the same."""
+        """Note that the publisher's cache is empty now. kvbus still asks for the batches in its replay buffer."""
         self._emptied = True
 
     @property
@@ -108,7 +109,7 @@ class History:
         return True
 
     def answered(self, first: int | None) -> bool:
-        """The publisher's buffer begins at ``first`` (None: it is empty). Return whether it holds more."""
+        """Record that the publisher's buffer begins at ``first`` (None: it is empty). Return whether it holds more."""
         self.pending = False
         return first is not None and first < self.first
 
@@ -117,19 +118,20 @@ class History:
         return [self.first, self.pending, self._emptied]
 
     def load(self, data: list[Any]) -> None:
-        """Take in what :meth:`dump` has returned."""
+        """Restore the result of :meth:`dump`."""
         self.first, self.pending, self._emptied = data
 
 
 class PublisherBuffer:
-    """Knows whether the publisher keeps batches, and whether it has trimmed some that are still on their way.
+    """Knows whether the publisher keeps a replay buffer, and whether it trimmed batches that are still in transit.
 
-    A publisher answers on one connection and publishes on another. What it has sent on that one comes, in order, for as
-    long as it stands, but it may come late: it waits to be read in this process, or TCP holds it back. TCP tries again
-    at intervals that double. So what was held up for some time may come as long again after the obstacle has gone.
+    A publisher answers on one connection and publishes on another. Batches sent on the publishing connection arrive in
+    order, as long as the connection exists, but they may arrive late: they wait to be read in this process, or TCP
+    delays them. TCP retransmits at intervals that double. So batches that were delayed for some time may take as long
+    again after the obstacle is gone.
 
     Args:
-        timeout: how long an answer may take, in seconds.
+        timeout: maximum duration of an answer, in seconds.
     """
 
     __slots__ = ("_empty_at", "_silent", "_stood_until", "_timeout", "_trimmed", "keeps")
@@ -137,46 +139,52 @@ class PublisherBuffer:
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
         self.keeps: bool | None = None
-        """Whether the publisher keeps a buffer: it has answered with batches, or with none while it publishes.
+        """Whether the publisher keeps a buffer. It has answered with batches, or with none although it publishes.
 
-        None: nobody knows yet. If a publisher with a buffer answers with nothing, it is in another epoch. If one
-        without a buffer does, that proves nothing.
-        """
+        None: unknown so far. If a publisher with a buffer answers without batches, it is in another epoch. If a
+        publisher without a buffer does so, that proves nothing."""
         self._empty_at = -1
-        """Where the live stream was when an answer was empty that should not have been; -1: there was none."""
+        """The live end at an answer that was unexpectedly empty; -1: there was no such answer."""
         self._silent = (-1, 0.0)
-        """The next batch when the publisher was asked about its silence, and since when it was silent; -1: never."""
+        """The next batch when kvbus probed the silent publisher, and when the silence began; -1: kvbus never probed
+        it."""
         self._trimmed = (-1, 0.0)
-        """The next batch when an answer began beyond the last one delivered, or was a state, and when; -1: none was."""
+        """The next batch when an answer began beyond the last delivered one or was a state, and when; -1: never."""
         self._stood_until = -inf
-        """Batches that were on their way while this process stood still come until then."""
+        """Time by which batches arrive that were in transit while this process was suspended."""
 
     def answered_with_nothing(self, live_end: int) -> None:
-        """Note an empty answer that should not have been. Two with a batch between mean that there is no buffer."""
+        """Note an unexpectedly empty answer.
+
+        Two of them with a live batch between them mean that there is no buffer.
+        """
         if self._empty_at < 0:
             self._empty_at = live_end
         elif self._empty_at < live_end:
             self.keeps = False
 
     def disconnected(self) -> None:
-        """Forget what answers on another connection have shown of being empty."""
+        """Forget the empty answers of the old connection."""
         self._empty_at = -1
 
     def silent(self, following: int, since: float) -> None:
-        """Note that the live stream has brought nothing since then; ``following`` is the next batch."""
+        """Note that the live stream has been silent since then; ``following`` is the next batch."""
         if self._silent[0] != following:
             self._silent = following, since
 
     def unread(self) -> None:
-        """Live batches wait to be read: no time has passed without any."""
+        """Note that live batches wait to be read: no time has passed without any."""
         self._trimmed = -1, 0.0
 
     def stood_still(self, seconds: float, now: float) -> None:
-        """This process has not run for so long, up to ``now``, which leaves it out."""
+        """Note that this process did not run for ``seconds``, which ``now`` does not include."""
         self._stood_until = max(self._stood_until, now + min(seconds, LONGEST_RETRY) + self._timeout)
 
     def has_lost(self, following: int, now: float) -> bool:
-        """Return whether the batch ``following`` will not come any more: an answer that came now lacks it."""
+        """Return whether batch ``following`` is lost. An answer that came now lacks it.
+
+        It is lost if enough time has passed for it to arrive on the live stream.
+        """
         if self._trimmed[0] != following:
             self._trimmed = following, now
         since = self._trimmed[1]
@@ -186,15 +194,15 @@ class PublisherBuffer:
 
 
 class UnverifiedBatches:
-    """Live batches that do not fit into the epoch known so far.
+    """Live batches that do not fit into the known epoch.
 
     A batch is *stale* if its number was delivered before and its fingerprint is not kept any more. It is a very late
-    copy, or the first batch of a new epoch. It is kept here until the publisher has shown which. A batch from further
-    ahead than any gap is odd. If others follow it, the publisher is in a new epoch.
+    copy, or the first batch of a new epoch. It is kept here until the publisher has shown which of the two. A batch
+    that is too far ahead for a gap is odd. If other batches follow it, the publisher is in a new epoch.
 
     Args:
-        max_bytes: maximum payload of stale batches.
-        stats: where stale batches that are copies, or are dropped, are counted as duplicates.
+        max_bytes: maximum total size of stale batches' payloads.
+        stats: counts stale batches that are copies, or are dropped, as duplicates.
     """
 
     __slots__ = ("_ahead", "_ask_after", "_stats", "stale")
@@ -203,11 +211,11 @@ class UnverifiedBatches:
         self.stale = ReorderBuffer(MAX_STALE, max_bytes)
         self._stats = stats
         self._ahead: list[tuple[int, bytes]] = []
-        """The newest batches from far ahead, while they are consecutive."""
+        """The newest far-ahead batches, as long as they are consecutive."""
         self._ask_after = -inf
 
     def keep_stale(self, seq: int, payload: bytes) -> None:
-        """Keep a batch from before what was delivered."""
+        """Keep a stale batch."""
         stale = self.stale
         if seq in stale:
             self._stats.duplicates += 1
@@ -218,39 +226,42 @@ class UnverifiedBatches:
 
     @property
     def consecutive(self) -> bool:
-        """Whether the newest stale batches have consecutive numbers, as those of a new epoch do."""
+        """Whether the newest stale batches have consecutive numbers, like the batches of a new epoch."""
         last = self.stale.last if self.stale else 0
         return all(last - back in self.stale for back in range(MIN_CONSECUTIVE))
 
     def ahead(self, seq: int, payload: bytes) -> list[tuple[int, bytes]]:
-        """Keep a batch from far ahead. Return the :data:`MIN_CONSECUTIVE` batches that it completes, or none."""
+        """Keep a far-ahead batch.
+
+        Return the last :data:`MIN_CONSECUTIVE` batches if they are consecutive, otherwise none.
+        """
         if self._ahead and self._ahead[-1][0] + 1 != seq:
             self._ahead.clear()
         self._ahead.append((seq, payload))
         return self._ahead if len(self._ahead) == MIN_CONSECUTIVE else []
 
     def may_ask(self, now: float) -> bool:
-        """Return whether stale batches are a reason to ask the publisher."""
+        """Return whether kvbus may ask the publisher about stale batches now."""
         return now >= self._ask_after
 
     def epoch_confirmed(self, now: float) -> None:
-        """The publisher is in the epoch known: the stale batches were late copies."""
+        """Note that the publisher is in the known epoch: the stale batches were late copies."""
         if self.stale:
             self.forget()
             self._ask_after = now + STALE_PAUSE
 
     def forget(self) -> None:
-        """Drop the stale batches and count them as copies: nobody will show what they were."""
+        """Drop the stale batches and count them as copies: nothing will show what they were."""
         self._stats.duplicates += len(self.stale)
         self.stale.clear()
 
     def disconnected(self) -> None:
-        """Drop every batch: the connection that brought them is gone."""
+        """Drop every batch: the connection that delivered them is gone."""
         self.forget()
         self._ahead.clear()
 
     def take_stale(self) -> list[tuple[int, bytes]]:
-        """Take the stale batches out: they were the first of a new epoch."""
+        """Remove and return the stale batches: they were the first of a new epoch."""
         taken = [(seq, self.stale.get(seq)) for seq in self.stale]
         self.stale.clear()
         return taken
@@ -260,9 +271,9 @@ class Epoch:
     """Positions, history and unverified batches of one epoch.
 
     Args:
-        spec: how much may wait.
-        stats: where the account is kept; it goes on over epochs.
-        actions: where decisions go.
+        spec: the limits of waiting batches.
+        stats: the counters of the source; they span epochs.
+        actions: receives the decisions.
     """
 
     __slots__ = (
@@ -294,50 +305,50 @@ class Epoch:
         self.unverified = UnverifiedBatches(spec.max_held_bytes, stats)
         self.buffer = PublisherBuffer(spec.replay_timeout)
 
-        # The gap that is being asked for.
+        # The gap that kvbus asks for.
         self.gap_start = -1
         self.gap_attempts = 0
         self.aborted_at = -1
-        """Where the request went on after a batch that was too large."""
+        """Where the request continued after an oversized batch."""
         self.grace_ends = inf
-        """When the gap is given up, where there is no replay."""
+        """When the gap is given up, if there is no replay."""
         self.lost_because = LostReason.HOLE if spec.asks else LostReason.NO_REPLAY
-        """Why the gap is lost, if it is given up now."""
+        """The reason for the loss, if the gap is given up now."""
         self.interrupted = False
-        """An answer that may have been compacted broke off, and no other one has confirmed where."""
+        """Whether an answer that may have been compacted broke off, and no other answer has confirmed its position."""
         self.probe_factor = 1
-        """Times ``probe_interval`` after which a silent publisher is asked next."""
+        """Factor of ``probe_interval`` after which a silent publisher is probed next."""
 
     def forget_numbers(self) -> None:
-        """Begin the numbering anew: nothing was delivered that another epoch could be recognised by."""
+        """Restart the numbering. No batch was delivered by which another epoch could be recognized."""
         held = ReorderBuffer(self._spec.reorder_batches, self._spec.max_held_bytes)
         self.tracker = GapTracker(held, self._stats, self._actions)
 
     def forget_history(self) -> None:
-        """Begin the history anew: nothing is missing of it."""
+        """Restart the history: none of it is missing."""
         pause = self._spec.backfill_pause
         self.history = History(self._spec.replay_timeout if pause is None else pause)
 
     def is_far(self, seq: int) -> bool:
-        """Return whether a number is too far ahead of what is known to be behind a gap."""
+        """Return whether a number is too far ahead of the known batches to be after a gap."""
         tracker = self.tracker
         return seq - tracker.log_end >= FAR and (tracker.synced or tracker.next > 0)
 
     # -- history -----------------------------------------------------------------------------------------------------
 
     def baseline(self, seq: int) -> None:
-        """Begin with ``seq``, the first batch of this epoch that can still be had."""
+        """Begin with ``seq``, the first batch of this epoch that the publisher still has."""
         self.history.missing_before(seq)
         self.tracker.begin_at(seq)
 
     def open(self) -> None:
-        """Count every hole as missing from here on: the history is in, or cannot be had."""
+        """Count every hole as missing from now on: the history is complete, or cannot be had."""
         if far := self.tracker.drop_far(FAR):
             self._stats.rejected[Reason.SEQ_RANGE] += far
         self.tracker.open()
 
     def cover(self, seq: int) -> None:
-        """Go on after batch ``seq``: a snapshot as of it holds all there is to know."""
+        """Continue after batch ``seq``: a snapshot as of it covers all earlier batches."""
         self.forget_history()
         self.interrupted = False
         self.tracker.jump(seq + 1)
@@ -345,7 +356,7 @@ class Epoch:
             self.tracker.answered_end = seq + 1
 
     def emptied(self, *, certain: bool) -> None:
-        """The publisher's cache was emptied. Ask for what came before only if that is not ``certain``."""
+        """Note that the publisher's cache was emptied. Ask for older batches only if that is not ``certain``."""
         if certain:
             self.forget_history()
         else:
@@ -354,7 +365,7 @@ class Epoch:
     # -- gaps --------------------------------------------------------------------------------------------------------
 
     def asks_for_gap(self) -> bool:
-        """The next batch is missing. Return whether nothing was asked for it so far."""
+        """Start or continue a gap: the next batch is missing. Return whether kvbus has not asked for it yet."""
         if self.gap_start != self.tracker.next:
             self.gap_start = self.tracker.next
             self.gap_attempts = 0
@@ -367,27 +378,27 @@ class Epoch:
         tracker.give_up(self.lost_because)
 
     def trimmed_before(self, seq: int) -> None:
-        """Go on at ``seq``: the publisher has nothing from before any more, and what follows counts as a whole."""
+        """Continue at ``seq``: the publisher has no earlier batches any more, and the following answer is a unit."""
         self.history.missing_before(seq)
         self.tracker.expose(seq)
         self.tracker.jump(seq)
 
     def unconfirmed(self) -> None:
-        """Ask for everything again later: nobody has answered whether what was delivered is all there is."""
+        """Ask for everything again later: no answer has confirmed that the delivered batches are all there are."""
         self.interrupted = False
         self.lost_because = LostReason.NO_ANSWER
         self.history.missing_before(NOTHING, pending=True)
 
     def skip_lost(self) -> None:
-        """Give up the next batch alone: it exists and cannot be had."""
+        """Give up only the next batch: it exists and cannot be received."""
         self.history.missing_before(self.tracker.next + 1)
         self.tracker.skip_lost()
         self.aborted_at = self.tracker.next
 
-    # -- over a restart of this process ------------------------------------------------------------------------------
+    # -- restart of this process ---------------------------------------------------------------------------------------
 
     def dump(self) -> dict[str, Any]:
-        """Return plain data for a restart: how far, how far back, and the fingerprints of the last batches."""
+        """Return plain data for a restart: position, history, and the fingerprints of the last batches."""
         return {
             "next": self.tracker.next,
             "synced": self.tracker.synced,
@@ -397,7 +408,7 @@ class Epoch:
         }
 
     def load(self, data: dict[str, Any]) -> None:
-        """Take in what :meth:`dump` has returned."""
+        """Restore the result of :meth:`dump`."""
         self.buffer.keeps = data["buffer"]
         self.history.load(data["history"])
         tracker = self.tracker
@@ -406,43 +417,43 @@ class Epoch:
         tracker.fingerprints.load(data["delivered"])
 
     def restore_batch(self, seq: int, payload: bytes) -> None:
-        """Take in a batch of the log."""
+        """Restore a batch from the write-ahead log."""
         tracker = self.tracker
         if tracker.next == 0 or seq > tracker.next:
             self.history.missing_before(seq)
         tracker.restore_batch(seq, payload)
 
     def restore_snapshot(self, seq: int) -> None:
-        """Take in a snapshot of the log."""
+        """Restore a snapshot from the write-ahead log."""
         self.tracker.synced = True
         self.cover(seq)
 
     def recovery_finished(self) -> None:
-        """All of the log was handled. Nobody knows why history is missing: the log does not say."""
+        """Finish the recovery. The write-ahead log does not say why history is missing, so kvbus asks for it again."""
         self.history.pending = self._spec.replay and self.history.first > 0
         if self.tracker.next == 0:
             self.forget_numbers()
 
 
 class Conflict:
-    """Two publishers on one endpoint: epochs that follow one another on a standing connection.
+    """Two publishers on one endpoint: epochs that follow each other on a standing connection.
 
     An engine that restarts drops its connection. If new epochs begin without that, several publishers are behind the
-    endpoint, and nothing on the wire tells their batches apart. Each new epoch costs routers a clear and the engine a
-    replay of everything. So kvbus takes nothing in for a pause, and then tries again. Times are in seconds.
+    endpoint, and nothing in the messages distinguishes their batches. Each new epoch costs routers a clear and the
+    engine a full replay. So kvbus ignores all batches for a pause, and then tries again. Times are in seconds.
     """
 
     __slots__ = ("_begun", "_ended", "_pause", "until")
 
     def __init__(self) -> None:
         self.until = inf
-        """When the pause ends; infinity while there is none."""
+        """When the pause ends; infinity if there is none."""
         self._begun: deque[float] = deque(maxlen=MAX_EPOCHS)
         self._pause = FIRST_PAUSE
         self._ended = -inf
 
     def epoch_began(self, now: float) -> bool:
-        """Count a new epoch. Return whether there are too many; then a pause has begun."""
+        """Count a new epoch. Return whether there are too many; then a pause begins."""
         if len(self._begun) == MAX_EPOCHS and now - self._begun[0] < WINDOW:
             if now - self._ended > MAX_PAUSE:
                 self._pause = FIRST_PAUSE
@@ -454,7 +465,7 @@ class Conflict:
         return False
 
     def over(self, now: float) -> bool:
-        """Return whether a pause ends now, and forget it."""
+        """Return whether a pause ends now. If so, reset it."""
         if now < self.until:
             return False
         self.until = inf

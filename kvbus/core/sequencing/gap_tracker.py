@@ -1,13 +1,14 @@
-"""The numbers of one epoch: what was delivered, what is held back, what is missing, and the account of it.
+"""The numbers of one epoch: delivered, held and missing batches, and their counts.
 
 Three positions::
 
-    next      the batch to be delivered next; everything before it was delivered, or lost
-    log_end   one past the highest batch known to exist; what is missing lies in [next, log_end)
-    live_end  one past the highest batch the live stream has shown
+    next      the next batch to deliver; every batch before it was delivered or lost
+    log_end   one past the highest batch known to exist; missing batches lie in [next, log_end)
+    live_end  one past the highest batch of the live stream
 
-Once ``synced``, every hole is accounted for: ``missing == recovered + lost + pending``. The first three are counted
-where something happens. ``pending`` is never derived from them: it is how many numbers in [next, log_end) are not held.
+Once ``synced``, every hole is accounted for: ``missing == recovered + lost + pending``. The first three are counted at
+the events themselves. ``pending`` is never derived from them: it is the count of numbers in [next, log_end) that are
+not held.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from kvbus.core.types import Filtered
 
 
 class ReorderBuffer:
-    """Batches that came before their turn, by seq. It knows its lowest and its highest number.
+    """Batches that came ahead of their turn, by seq. It knows its lowest and its highest number.
 
     Args:
         max_batches: maximum number of batches.
-        max_bytes: maximum of their payloads. A single batch may be larger.
+        max_bytes: maximum total size of their payloads. A single batch may be larger.
     """
 
     __slots__ = ("_from", "_order", "_payloads", "bytes", "max_batches", "max_bytes")
@@ -42,7 +43,8 @@ class ReorderBuffer:
         self.bytes = 0
         self._payloads: dict[int, bytes] = {}
         self._order: list[int] = []
-        """The numbers, ascending. Those before ``_from`` were taken; they go when they are half of the list."""
+        """The numbers, ascending. Numbers before ``_from`` were taken out; they are deleted once they are half of the
+        list."""
         self._from = 0
 
     def __len__(self) -> int:
@@ -52,7 +54,7 @@ class ReorderBuffer:
         return seq in self._payloads
 
     def __iter__(self) -> Iterator[int]:
-        """The numbers, ascending."""
+        """Iterate over the numbers, ascending."""
         return iter(self._order[self._from :])
 
     @property
@@ -66,7 +68,7 @@ class ReorderBuffer:
         return self._order[-1]
 
     def fits(self, payload: bytes) -> bool:
-        """Return whether one more batch is within the limits."""
+        """Return whether another batch fits within the limits."""
         if not self._payloads:
             return True
         return len(self._payloads) < self.max_batches and self.bytes + len(payload) <= self.max_bytes
@@ -81,16 +83,16 @@ class ReorderBuffer:
         self.bytes += len(payload)
 
     def get(self, seq: int) -> bytes:
-        """Return the batch ``seq``, which must be kept."""
+        """Return batch ``seq``. It must be in the buffer."""
         return self._payloads[seq]
 
     def replace(self, seq: int, payload: bytes) -> None:
-        """Keep another payload under a number that is kept."""
+        """Replace the payload of a number in the buffer."""
         self.bytes += len(payload) - len(self._payloads[seq])
         self._payloads[seq] = payload
 
     def take(self, seq: int) -> bytes | None:
-        """Take the batch ``seq`` out if it is kept. No lower number may be kept then."""
+        """Remove batch ``seq`` and return it; None if it is not in the buffer. The buffer must have no lower number."""
         payload = self._payloads.pop(seq, None)
         if payload is None:
             return None
@@ -108,11 +110,11 @@ class ReorderBuffer:
         self._drop(len(self._order) - 1, len(self._order))
 
     def drop_before(self, seq: int) -> int:
-        """Drop every number below ``seq``. Return how many there were."""
+        """Drop every number below ``seq``. Return how many were dropped."""
         return self._drop(self._from, bisect_left(self._order, seq, lo=self._from))
 
     def drop_from(self, seq: int) -> int:
-        """Drop ``seq`` and every number above it. Return how many there were."""
+        """Drop ``seq`` and every number above it. Return how many were dropped."""
         return self._drop(bisect_left(self._order, seq, lo=self._from), len(self._order))
 
     def _drop(self, start: int, end: int) -> int:
@@ -126,27 +128,27 @@ class ReorderBuffer:
 
 
 class GapTracker:
-    """Puts one epoch's batches in order. The next batch leaves as :class:`Deliver`.
+    """Puts one epoch's batches in order. It emits :class:`Deliver` for the next batch.
 
     Args:
-        held: where batches wait, empty.
-        stats: where the account is kept; it goes on over epochs.
-        actions: where decisions go.
+        held: an empty buffer for waiting batches.
+        stats: the counters of the source; they span epochs.
+        actions: receives the decisions.
     """
 
     __slots__ = ("_actions", "_stats", "answered_end", "fingerprints", "held", "live_end", "log_end", "next", "synced")
 
     def __init__(self, held: ReorderBuffer, stats: SourceStats, actions: deque[Action]) -> None:
-        # Positions, see above.
+        # Positions, see the module docstring.
         self.next = 0
         self.log_end = 0
         self.live_end = 0
         self.answered_end = 0
-        """One past the highest batch that a compacted answer has brought: it proves nothing about a live one."""
+        """One past the highest batch of a compacted answer. Up to there, content says nothing about a live batch."""
         self.synced = False
-        """The history was delivered (or cannot be had): from here on every hole is missing."""
+        """Whether the history was delivered, or cannot be had. From then on every hole counts as missing."""
 
-        # Batches that wait, and what is known of those delivered.
+        # Waiting batches, and fingerprints of delivered ones.
         self.held = held
         self.fingerprints = Fingerprints()
 
@@ -155,21 +157,21 @@ class GapTracker:
 
     @property
     def complete(self) -> bool:
-        """Everything known of is delivered."""
+        """Whether every known batch is delivered."""
         return not self.held and self.next >= self.log_end
 
     @property
     def caught_up(self) -> bool:
-        """Everything the live stream has shown is delivered, and it has shown something."""
+        """Whether every batch of the live stream is delivered, and there was at least one."""
         return 0 < self.live_end <= self.next and not self.held
 
     @property
     def pending(self) -> int:
-        """How many batches are missing whose fate is open."""
+        """Number of missing batches that may still come."""
         return self.log_end - self.next - len(self.held) if self.synced else 0
 
     def live_in_order(self, seq: int, payload: bytes) -> None:
-        """Take the next batch of the live stream, with nothing held."""
+        """Deliver the next batch of the live stream. No batch may be held."""
         end = seq + 1
         if seq >= self.log_end:
             self.log_end = end
@@ -179,12 +181,12 @@ class GapTracker:
         self._deliver(seq, payload)
 
     def live_later(self, seq: int, payload: bytes) -> None:
-        """Take a batch of the live stream whose turn may not have come."""
+        """Keep a live batch that may be ahead of its turn."""
         self._keep(seq, payload, found=False)
         self.live_end = max(self.live_end, seq + 1)
 
     def replayed(self, seq: int, payload: bytes) -> None:
-        """Take a batch of a replay, neither delivered nor held so far."""
+        """Deliver or keep a batch of a replay that was neither delivered nor held."""
         if seq == self.next and not self.held:
             self._found_next(seq, payload)
         else:
@@ -192,7 +194,7 @@ class GapTracker:
             self.drain()
 
     def compacted(self, seq: int, payload: bytes) -> None:
-        """Take a batch of an answer that may be compacted: what the live stream has brought waits until its end."""
+        """Deliver or keep a batch of an answer that may be compacted. Live batches wait until the answer ends."""
         held = self.held
         self.answered_end = max(self.answered_end, seq + 1)
         if seq in held:
@@ -213,7 +215,7 @@ class GapTracker:
         self._deliver(seq, payload)
 
     def drain(self) -> None:
-        """Deliver what is held and in order."""
+        """Deliver held batches that are in order."""
         held = self.held
         while held and (payload := held.take(self.next)) is not None:
             self._deliver(self.next, payload)
@@ -224,7 +226,10 @@ class GapTracker:
         self._actions.append(Deliver(seq, payload, fingerprint))
 
     def _keep(self, seq: int, payload: bytes, *, found: bool) -> None:
-        """Keep a batch until its turn. Over a limit drop the newest ones: they are missing, and are asked for."""
+        """Keep a batch until its turn.
+
+        Over a limit, drop the newest batches: they are missing, and will be requested.
+        """
         stats, held = self._stats, self.held
         if self.synced:
             if found:
@@ -236,22 +241,22 @@ class GapTracker:
         self.log_end = max(self.log_end, seq + 1)
         while seq != self.next and not held.fits(payload):
             stats.held_overflow += 1
-            stats.missing += self.synced  # one that had arrived is missing again
+            stats.missing += self.synced  # a batch that had arrived is missing again
             if held.last <= seq:
                 return
             held.drop_last()
         held.add(seq, payload)
 
     def _count_found(self, seq: int) -> None:
-        """Count a replayed batch as recovered: one of a gap, or one from the tail of an idle stream."""
+        """Count a replayed batch as recovered. It is from a gap, or from the end of a silent stream."""
         if seq >= self.log_end:
             self._stats.missing += seq + 1 - self.log_end
         self._stats.recovered += 1
 
     def contest(self, seq: int, payload: bytes) -> bool:
-        """Another batch has come under a number that is held. If its content differs, a replay has to decide.
+        """Compare another batch with the batch held under its number. If they differ, a replay has to decide.
 
-        Returns whether it differs; then everything held from there on was dropped.
+        Return whether they differ. If so, the held batch and all held batches after it are dropped.
         """
         if self.held.get(seq) == payload:
             return False
@@ -261,7 +266,10 @@ class GapTracker:
         return True
 
     def drop_far(self, reach: int) -> int:
-        """Drop what waits behind a hole of ``reach`` numbers or more, and forget the hole; how many batches."""
+        """Drop held batches after a hole of ``reach`` numbers or more, and forget the hole.
+
+        Return how many were dropped.
+        """
         before = self.next
         for seq in self.held:
             if seq - before >= reach:
@@ -272,18 +280,18 @@ class GapTracker:
         return 0
 
     def begin_at(self, seq: int) -> None:
-        """``seq`` is the first batch of this epoch that can still be had."""
+        """Begin at ``seq``, the first batch of this epoch that the publisher still has."""
         self.next = seq
         self.log_end = max(self.log_end, seq)
 
     def open(self) -> None:
-        """Count every hole as missing from here on, also those that the first replay has left."""
+        """Count every hole as missing from now on, including holes that the first replay did not fill."""
         self.synced = True
         self.log_end = (self.held.last if self.held else self.next - 1) + 1
         self._stats.missing += self.log_end - self.next - len(self.held)
 
     def give_up(self, reason: LostReason) -> None:
-        """Give up the batches before the first one held, or all that are known of if none is held: they are lost."""
+        """Give up the batches before the first held batch, or all known missing ones if none is held. They are lost."""
         first = self.held.first if self.held else self.log_end
         count = first - self.next
         self._stats.lost += count
@@ -293,7 +301,7 @@ class GapTracker:
         self.drain()
 
     def skip_lost(self) -> None:
-        """Give up the next batch: it exists and cannot be had."""
+        """Give up the next batch: it exists and cannot be received."""
         if self.synced:
             self._stats.missing += max(self.next + 1 - self.log_end, 0)
             self._stats.lost += 1
@@ -304,25 +312,25 @@ class GapTracker:
         self.drain()
 
     def expose(self, end: int) -> None:
-        """Batches up to ``end`` exist: count those as missing that nothing has shown so far."""
+        """Note that batches up to ``end`` exist: count the batches that were unknown so far as missing."""
         if self.synced and end > self.log_end:
             self._stats.missing += end - self.log_end
         self.log_end = max(self.log_end, end)
 
     def write_off(self) -> None:
-        """The epoch is over: count what is pending as lost, and what is held as of an old epoch; positions stay."""
+        """End the epoch: count pending batches as lost, and held ones as of an old epoch. Positions stay."""
         self._stats.lost += self.pending
         self._stats.filtered[Filtered.OLD_EPOCH] += len(self.held)
 
     def forget_ahead(self) -> None:
-        """Nothing is known of what follows the last batch delivered. Call it after :meth:`write_off`."""
+        """Forget everything after the last delivered batch. Call it after :meth:`write_off`."""
         self.held.clear()
         self.live_end = self.log_end = self.next
 
     def jump(self, seq: int) -> None:
-        """Go on at ``seq``: a snapshot holds the outcome of all before it. Batches missing there will not come."""
+        """Continue at ``seq``: a snapshot covers all earlier batches. The missing ones among them will not come."""
         known = self.held.drop_before(seq)
-        self._stats.duplicates += known  # what they say has come with the snapshot
+        self._stats.duplicates += known  # the snapshot includes their effect
         if self.synced:
             self._stats.lost += max(min(seq, self.log_end) - self.next - known, 0)
         self.fingerprints.skip(self.next, seq)
@@ -330,7 +338,7 @@ class GapTracker:
         self.log_end = max(self.log_end, seq)
 
     def restore_batch(self, seq: int, payload: bytes) -> None:
-        """Take a batch of the write-ahead log: it was delivered before a restart of this process."""
+        """Restore a batch from the write-ahead log: it was delivered before a restart of this process."""
         self.synced = True
         self.fingerprints.skip(self.next, seq)
         self.fingerprints.add(seq, payload)

@@ -1,8 +1,8 @@
-"""The sequencer's phases, what leads from one to another, and who handles an answer in each, as tables.
+"""The sequencer's phases, the transitions between them, and the handlers of answers in each phase, as tables.
 
-A phase says what the sequencer waits for, so also which request is open and how the source is shown. Whatever happens
-becomes one word, an :class:`Input`. A pair of phase and input that is not in :data:`TABLE` cannot happen, and is
-refused. :data:`PHASES` names who decides in each phase what an answer shows.
+A phase says what the sequencer waits for, which request is open, and how the source is shown. Every occurrence becomes
+an :class:`Input`. A pair of phase and input that is not in :data:`TABLE` cannot occur, and is refused. :data:`PHASES`
+names the method that decides what an answer shows in each phase.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 
 class State(StrEnum):
-    """What ``/sources`` and ``kvbus_source_state`` show."""
+    """The values shown by ``/sources`` and ``kvbus_source_state``."""
 
     CONNECTING = "connecting"
     SYNCING = "syncing"
@@ -24,7 +24,7 @@ class State(StrEnum):
 
 
 class Purpose(StrEnum):
-    """Why a publisher was asked."""
+    """Why kvbus asked a publisher."""
 
     SYNC = "sync"
     SNAPSHOT = "snapshot"
@@ -56,7 +56,7 @@ class Phase(StrEnum):
 
 
 class Input(StrEnum):
-    """What has happened to a sequencer, as far as its phase goes."""
+    """An occurrence that may change a sequencer's phase."""
 
     UP = "up"
     DOWN = "down"
@@ -81,7 +81,7 @@ class Input(StrEnum):
 
 
 class Guard(StrEnum):
-    """What decides between two targets of one input."""
+    """A condition that decides between several targets of one input."""
 
     ALWAYS = ""
     TRUSTED = "trusted"
@@ -98,18 +98,18 @@ class Guard(StrEnum):
 
 
 class RefusedError(AssertionError):
-    """An input that cannot come in this phase: a defect of the sequencer, whatever a peer has sent."""
+    """An input that cannot come in this phase. It is a defect of the sequencer, whatever a peer has sent."""
 
 
 class About(NamedTuple):
-    """What a phase is.
+    """The description of a phase.
 
     Attributes:
         shown: the state in which the source is shown.
         meaning: what the sequencer waits for.
-        asks: what kvbus asks the publisher when the phase begins.
-        batch: the method of :class:`~kvbus.core.sequencing.answers.Requests` that takes in a batch of the answer.
-        over: the one that takes in the end of the answer, or its absence.
+        asks: the request that kvbus sends when the phase begins.
+        batch: the method of :class:`~kvbus.core.sequencing.answers.Requests` that handles a batch of the answer.
+        over: the method of the same class that handles the end of the answer, or a missing answer.
     """
 
     shown: State
@@ -190,18 +190,18 @@ SEPARATED: Final = (Phase.AWAY, Phase.LOST)
 CONNECTED: Final = tuple(phase for phase in Phase if phase not in (*SEPARATED, Phase.FRESH))
 
 UNHURRIED: Final = (Phase.LIVE, Phase.PROBE, Phase.BACKFILL)
-"""Nothing waits for the open request, if there is one: a more urgent one takes its place."""
+"""Phases whose open request, if any, gives way to a more urgent one, because nothing waits for it."""
 
 Targets = tuple[tuple[Guard, Phase], ...]
 
 
 def to(phase: Phase) -> Targets:
-    """The only target of an input."""
+    """Return the targets of an input with a single target."""
     return ((Guard.ALWAYS, phase),)
 
 
 ROWS: Final[tuple[tuple[tuple[Phase, ...], tuple[Input, ...], Targets], ...]] = (
-    # The connection.
+    # Connection.
     (
         SEPARATED,
         (Input.UP,),
@@ -216,7 +216,7 @@ ROWS: Final[tuple[tuple[tuple[Phase, ...], tuple[Input, ...], Targets], ...]] = 
     ((Phase.LOST,), (Input.DOWN, Input.NEW_EPOCH, Input.GRACE_OVER), to(Phase.LOST)),
     (SEPARATED, (Input.EXPIRED,), to(Phase.LOST)),
     (CONNECTED, (Input.DOWN,), to(Phase.AWAY)),
-    # The beginning of an epoch.
+    # Beginning of an epoch.
     (tuple(phase for phase in CONNECTED if phase is not Phase.CONFLICT), (Input.NEW_EPOCH,), to(Phase.FRESH)),
     ((Phase.CONFLICT,), (Input.PAUSE_OVER,), to(Phase.FRESH)),
     (
@@ -251,7 +251,7 @@ ROWS: Final[tuple[tuple[tuple[Phase, ...], tuple[Input, ...], Targets], ...]] = 
     ),
     ((Phase.CATCH_UP,), (Input.ANSWERED,), to(Phase.LIVE)),
     ((Phase.CATCH_UP,), (Input.ABORTED,), ((Guard.SYNCED, Phase.GAP), (Guard.ALWAYS, Phase.SYNC))),
-    # The stream runs.
+    # Live stream.
     ((Phase.LIVE,), (Input.PROBE_DUE,), to(Phase.PROBE)),
     ((Phase.LIVE,), (Input.BACKFILL_DUE,), to(Phase.BACKFILL)),
     (UNHURRIED, (Input.STALE,), to(Phase.RECHECK)),
@@ -270,20 +270,20 @@ ROWS: Final[tuple[tuple[tuple[Phase, ...], tuple[Input, ...], Targets], ...]] = 
         ((Guard.ONCE_MORE, Phase.RECHECK), (Guard.SPENT, Phase.SNAPSHOT), (Guard.ALWAYS, Phase.LIVE)),
     ),
     ((Phase.RECHECK,), (Input.ABORTED,), to(Phase.GAP)),
-    # A batch is missing.
+    # Missing batch.
     ((Phase.GAP,), (Input.ANSWERED, Input.SILENT, Input.CAUGHT_UP), to(Phase.LIVE)),
     ((Phase.GAP,), (Input.ABORTED,), to(Phase.GAP)),
     ((Phase.GAP_SNAPSHOT,), (Input.COVERED, Input.CAUGHT_UP, Input.UNAVAILABLE), to(Phase.LIVE)),
     ((Phase.GAP_SNAPSHOT,), (Input.SILENT,), to(Phase.GAP_SNAPSHOT)),
     ((Phase.GRACE,), (Input.FILLED, Input.GRACE_OVER), to(Phase.LIVE)),
 )
-"""Phases, inputs, and where these lead from those: the first target whose guard holds."""
+"""Phases, inputs, and targets. The first target whose guard holds is the next phase."""
 
 TABLE: Final = {(phase, cause): targets for phases, causes, targets in ROWS for phase in phases for cause in causes}
 
 
 def step(phase: Phase, cause: Input, holds: Callable[[Guard], bool]) -> Phase:
-    """Where ``cause`` leads from ``phase``. ``holds`` says whether a guard holds.
+    """Return the phase after ``cause`` in ``phase``. ``holds`` says whether a guard holds.
 
     Raises:
         RefusedError: this input cannot come in this phase.

@@ -1,15 +1,15 @@
-"""One publisher's batches, put in order: gaps, duplicates, replays, restarts.
+"""Put one publisher's batches in order: handle gaps, duplicates, replays and restarts.
 
-A publisher numbers its batches from 0 in each epoch and keeps the newest ones for replay. Nothing on the wire says
-which epoch a number belongs to. The sequencer decides which epoch it is, and what to ask the publisher.
+A publisher numbers its batches from 0 in each epoch and keeps the newest ones for replay. No message says to which
+epoch a number belongs. The sequencer determines the epoch, and decides what to ask the publisher.
 
-Content decides whether a batch belongs to this epoch or to another. The sequencer keeps fingerprints of the last
-batches, and every request reaches back over some of them. Where the fingerprints do not reach, it asks the publisher
-for its last batches again.
+The content of a batch shows whether it belongs to this epoch or to another. The sequencer keeps fingerprints of the
+last batches, and every request reaches back over some of them. For a batch older than the fingerprints, it asks the
+publisher for its last batches again.
 
-Whatever happens becomes one input of the table in ``phases``. The table says which phase follows, and entering a phase
-asks for what it waits for. So at most one request is open, and it follows from the phase. ``answers`` says what an
-answer shows.
+Every occurrence becomes one input of the table in ``phases``. The table gives the next phase. Entering a phase sends
+the request that the phase waits for. So at most one request is open, and the phase determines it. ``answers`` decides
+what an answer shows.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from kvbus.core.stats import SourceStats
 from kvbus.core.types import Reason
 
 MAX_PROBE_BACKOFF: Final = 32
-"""Times ``probe_interval`` after which an idle publisher is still asked."""
+"""Maximum interval between probes of an idle publisher, in multiples of ``probe_interval``."""
 
 
 class Sequencer:
-    """Takes in batches and replay answers, and puts out actions.
+    """A publisher's sequencer: receives batches and replay answers, and produces actions.
 
-    It is pure: the time is an argument, in seconds on any monotonic clock.
+    It performs no I/O. The time is an argument, in seconds on any monotonic clock.
 
     Args:
-        spec: how the publisher is asked and waited for.
-        stats: where the account is kept.
+        spec: timeouts and capabilities of the publisher.
+        stats: the counters of the source.
     """
 
     def __init__(self, spec: SourceSpec, stats: SourceStats) -> None:
@@ -48,29 +48,29 @@ class Sequencer:
         self.phase = Phase.AWAY
         self.epoch = 0
         self.actions: deque[Action] = deque()
-        """Decisions that are not yet carried out."""
+        """Actions that the caller has not carried out yet."""
         self._requests = Requests(spec, stats, self.actions)
         self._conflict = Conflict()
         self._epoch_state = Epoch(spec, stats, self.actions)
         self._retries = 0
-        """How often the request of this phase was made again because nobody answered."""
+        """How often this phase's request was repeated because nobody answered."""
         self._synced_at = -inf
-        """When the history was last in."""
+        """When the history was last complete."""
         self._resyncing = False
-        """Report :class:`Synced` as soon as nothing is asked any more."""
+        """Whether to report :class:`Synced` as soon as no request is open."""
         self._idle_since = 0.0
-        """When the stream was last heard or asked about."""
+        """When the last live batch or probe was."""
 
-    # -- what is shown -----------------------------------------------------------------------------------------------
+    # -- state ---------------------------------------------------------------------------------------------------------
 
     @property
     def state(self) -> State:
-        """As ``/sources`` shows it."""
+        """The state shown by ``/sources``."""
         return PHASES[self.phase].shown
 
     @property
     def connected(self) -> bool:
-        """Whether the connection to the publisher stands."""
+        """Whether there is a connection to the publisher."""
         return self.phase not in SEPARATED
 
     @property
@@ -85,12 +85,12 @@ class Sequencer:
 
     @property
     def partial(self) -> bool:
-        """Whether the publisher may hold blocks that no batch has announced."""
+        """Whether the publisher may hold blocks that no received batch has announced."""
         return self._epoch_state.history.partial
 
     @property
     def next(self) -> int:
-        """The number of the batch to be delivered next."""
+        """The number of the next batch to deliver."""
         return self._epoch_state.tracker.next
 
     @property
@@ -100,36 +100,36 @@ class Sequencer:
 
     @property
     def pending(self) -> int:
-        """How many batches are missing whose fate is open."""
+        """Number of missing batches that may still come."""
         return self._epoch_state.tracker.pending
 
     @property
     def unverified(self) -> ReorderBuffer:
-        """The stale batches, kept until the publisher has shown which epoch they are of."""
+        """The stale batches, kept until the publisher has shown to which epoch they belong."""
         return self._epoch_state.unverified.stale
 
     @property
     def request_waits(self) -> bool:
-        """Whether a request could not leave the process yet."""
+        """Whether the open request has not been sent yet."""
         asked = self._requests.open
         return asked is not None and asked.waits
 
     @property
     def lost_because(self) -> LostReason:
-        """Why the missing batches are lost, if they are given up now."""
+        """The reason for the loss, if the missing batches are given up now."""
         return self._epoch_state.lost_because
 
-    # -- from phase to phase -----------------------------------------------------------------------------------------
+    # -- phases --------------------------------------------------------------------------------------------------------
 
     def _follow(self, finding: Finding, now: float) -> None:
-        """Do what follows from an answer."""
+        """Act on the finding of an answer."""
         if isinstance(finding, Restart):
             self._begin_epoch(finding, now)
         elif finding is not None:
             self._take(finding, now)
 
     def _take(self, cause: Input, now: float) -> None:
-        """Go on to the phase that follows, and do what it begins with."""
+        """Enter the next phase, and send its request."""
         before, self.phase = self.phase, phases.step(self.phase, cause, self._holds)
         if self.phase is not before:
             self._retries = 0
@@ -138,7 +138,7 @@ class Sequencer:
         asked = self._requests.open
         if self.phase in ASKS:
             self._requests.ask(self.phase, self._epoch_state, once_more=self._holds(Guard.ONCE_MORE))
-        elif self.phase is Phase.CATCH_UP and asked is not None:  # the answer goes on
+        elif self.phase is Phase.CATCH_UP and asked is not None:  # the answer continues
             asked.phase = Phase.CATCH_UP
             if not self.spec.compacted:
                 self.tracker.drain()
@@ -177,7 +177,7 @@ class Sequencer:
                 return spec.snapshot and (not spec.replay or self._epoch_state.gap_attempts >= spec.attempts)
 
     def _settle(self, now: float) -> None:
-        """No request is open now: everything known is delivered, or there is a gap to ask for."""
+        """Handle the state without an open request: everything known is delivered, or there is a gap to ask for."""
         epoch = self._epoch_state
         if not epoch.tracker.synced:
             epoch.open()
@@ -198,18 +198,18 @@ class Sequencer:
 
     @property
     def _live_waits(self) -> bool:
-        """Nothing live is delivered now: the epoch is not known, or the open answer counts as a whole."""
+        """Whether live batches have to wait: the epoch is unknown, or the open answer is only valid as a unit."""
         asked = self._requests.open
         return self.phase is Phase.VERIFY or (
             self.spec.compacted and asked is not None and asked.purpose is not Purpose.HISTORY
         )
 
     def _advance(self, now: float) -> None:
-        """Deliver what is in order, and ask for what is missing."""
+        """Deliver batches that are in order, and ask for missing ones."""
         epoch, tracker = self._epoch_state, self.tracker
         if not tracker.synced:
             if tracker.held and (self.phase is Phase.WAITING or (tracker.next == 0 and 0 in tracker.held)):
-                # nothing to wait for: no history can be had, or the live stream itself begins at the beginning
+                # do not wait: no history can be had, or the live stream itself begins at 0
                 epoch.baseline(tracker.held.first)
                 self._take(Input.FIRST, now)
             return
@@ -240,7 +240,7 @@ class Sequencer:
         epoch.gap_attempts += self.phase is Phase.GAP
 
     def _begin_epoch(self, restart: Restart, now: float) -> None:
-        """Start over. Stale batches are the first live ones of the new epoch; everything held was of the old one."""
+        """Begin a new epoch. Stale batches are its first live batches. All held batches belong to the old epoch."""
         restarted = restart.reason is not RestartReason.REBUILT
         self.stats.restarts += restarted
         self.tracker.write_off()
@@ -265,14 +265,14 @@ class Sequencer:
         self._epoch_state = Epoch(self.spec, self.stats, self.actions)
         self._resyncing = False
 
-    # -- the connection ----------------------------------------------------------------------------------------------
+    # -- connection ----------------------------------------------------------------------------------------------------
 
     def up(self, now: float) -> None:
-        """The connection to the publisher stands."""
+        """Handle a new connection to the publisher."""
         if self.connected:
             return
         if self.tracker.synced and not self.spec.asks and self.spec.on_lost == "clear":
-            # nobody can be asked whether it is the same epoch; the next batch shows whether it begins with it
+            # no replay can show whether it is the same epoch, so the next batch begins a new one
             self._begin_epoch(Restart(pending=False), now)
         self._idle_since = now
         if self.spec.compacted:
@@ -282,46 +282,47 @@ class Sequencer:
         self._take(Input.UP, now)
 
     def down(self, now: float) -> None:
-        """The connection is gone. Batches held back may still be delivered once it is back."""
+        """Handle the loss of the connection. Held batches may still be delivered after a reconnection."""
         epoch = self._epoch_state
         self._conflict.reconnected()
         epoch.unverified.disconnected()
         epoch.buffer.disconnected()
         self._take(Input.DOWN, now)
         if self.next == 0:
-            # nothing was delivered that another epoch could be recognised by: what is held may be of one that is over
+            # no batch was delivered by which another epoch could be recognized, and the held ones may be of an old
+            # epoch
             self.tracker.write_off()
             epoch.forget_numbers()
         elif self.spec.compacted:
-            # a compacted answer may look the same in another epoch: what is held has to come once more
+            # a compacted answer may look the same in another epoch, so the held batches have to come again
             self.tracker.write_off()
             self.tracker.forget_ahead()
 
     def expire(self) -> None:
-        """The engine has been gone for too long: it counts as lost, whatever it still held."""
-        self._take(Input.EXPIRED, 0.0)  # whatever the time
+        """Give up the engine: it has been gone for too long, and its blocks count as lost."""
+        self._take(Input.EXPIRED, 0.0)  # the time does not matter
 
     def publisher_changed(self, now: float) -> None:
-        """The publisher says itself that its epoch is a new one (another publisher id, snapshot protocol)."""
+        """Begin a new epoch because the publisher announces one: another publisher id (snapshot protocol)."""
         if self.phase is not Phase.CONFLICT:
             self._begin_epoch(Restart(RestartReason.PUBLISHER_ID), now)
 
     def rebuild(self, now: float) -> None:
-        """Begin anew: what was taken in was misread. Nothing proves that the publisher has restarted."""
+        """Read the epoch again, because batches were misinterpreted. The publisher may not have restarted."""
         if self.phase is not Phase.CONFLICT:
             self._begin_epoch(REBUILT, now)
 
-    # -- the live stream ---------------------------------------------------------------------------------------------
+    # -- live stream ---------------------------------------------------------------------------------------------------
 
     def contradicts(self, seq: int, payload: bytes) -> bool:
-        """Return whether another batch was delivered under this number, or waits under it."""
+        """Return whether a different batch was delivered or is held under this number."""
         held = self.held
         if seq in held:
             return held.get(seq) != payload
         return self.tracker.fingerprints.matches(seq, payload, self.next) is False
 
     def live(self, seq: int, payload: bytes, now: float) -> None:
-        """Take in one batch of the live stream."""
+        """Handle one batch of the live stream."""
         self.up(now)
         self._idle_since = now
         if not self.spec.compacted:
@@ -353,10 +354,11 @@ class Sequencer:
             self._follow(self._requests.caught_up, now)
 
     def _below_next(self, seq: int, payload: bytes, now: float) -> None:
-        """Take in a live batch from before ``next``: a late copy, or one of a new epoch.
+        """Handle a live batch from before ``next``: a late copy, or a batch of a new epoch.
 
-        Batch 0 of which nothing is known begins an epoch: the live stream has gone back. Where that has shown nothing
-        yet, it may only be older than what the publisher's buffer had left of the history, so the publisher is asked.
+        An unknown batch 0 begins an epoch: the live stream has gone back. Exception: if the live stream has brought no
+        batch yet, batch 0 may only be older than the first batch in the publisher's buffer, so kvbus asks the
+        publisher.
         """
         tracker, unverified = self.tracker, self._epoch_state.unverified
         same = tracker.fingerprints.matches(seq, payload, tracker.next)
@@ -378,23 +380,26 @@ class Sequencer:
             self._take(Input.STALE, now)
 
     def _far_ahead(self, seq: int, payload: bytes, now: float) -> None:
-        """Take in a live batch from further ahead than any gap: an odd one, or, if more follow, a new epoch."""
+        """Handle a live batch that is too far ahead for a gap.
+
+        It is odd; if more batches follow it, a new epoch has begun.
+        """
         self.stats.rejected[Reason.SEQ_RANGE] += 1
         if ahead := self._epoch_state.unverified.ahead(seq, payload):
             self._begin_epoch(Restart(), now)
             for number, batch in ahead:
                 self.live(number, batch, now)
 
-    # -- the open request --------------------------------------------------------------------------------------------
+    # -- open request --------------------------------------------------------------------------------------------------
 
     def sent(self, request: int, now: float) -> None:
-        """A request has left the process. Before, it may have waited behind a backlog; at infinity, it waits still."""
+        """Note that a request was sent, possibly long after :meth:`Requests.ask`. Infinity: it still waits."""
         self._requests.sent(request, now)
 
     def unread(self, request: int | None, now: float) -> None:
-        """Messages of an open request's answer wait to be read, or, with None, batches of the live stream.
+        """Note that messages wait to be read: of the open request's answer or, with None, of the live stream.
 
-        So their sender is not silent, however long ago the last one was read.
+        Then the sender is not silent, however long ago its last message was read.
         """
         if request is None:
             self._epoch_state.buffer.unread()
@@ -402,19 +407,22 @@ class Sequencer:
             self._requests.unread(request, now)
 
     def stood_still(self, seconds: float, now: float) -> None:
-        """This process has not run for so long, up to ``now``, which leaves it out. Its peers were held up."""
+        """Note that this process did not run for ``seconds``, which ``now`` does not include.
+
+        Its peers were delayed.
+        """
         self._epoch_state.buffer.stood_still(seconds, now)
 
     def replayed(self, request: int, seq: int, payload: bytes, now: float, *, whole: bool = False) -> None:
-        """Take in one batch of an answer. ``whole``: it begins as a state does, see :meth:`state_may_begin`."""
+        """Handle one batch of an answer. ``whole``: it begins as a state does, see :meth:`state_may_begin`."""
         asked = self._requests.match(request)
         if asked is not None:
             self._follow(self._requests.batch(asked, seq, payload, now, whole=whole), now)
 
     def state_may_begin(self, seq: int, payload: bytes) -> bool:
-        """Return whether this batch of an answer may begin a state, as another kvbus sends it in place of batches.
+        """Return whether this batch of an answer may begin a state, which another kvbus sends in place of batches.
 
-        In the midst of an answer: if it is another one than was delivered.
+        In the middle of an answer, it may do so only if a different batch was delivered under its number.
         """
         asked = self._requests.open
         return self.phase is Phase.BACKFILL or (
@@ -423,24 +431,27 @@ class Sequencer:
         )
 
     def replay_ended(self, request: int, now: float) -> None:
-        """Take in the END marker of an answer."""
+        """Handle the END marker of an answer."""
         asked = self._requests.match(request)
         if asked is not None:
-            self._requests.stop()  # nothing more will come, and only this closes its socket
+            self._requests.stop()  # nothing more will come, and only this closes the socket of the request
             self._follow(self._requests.over(asked, now, answered=True), now)
 
     def replay_aborted(self, request: int, now: float) -> None:
-        """The answer broke off at a batch that is too large to be taken: it is lost, and what follows is asked for."""
+        """Handle an answer that broke off at an oversized batch.
+
+        That batch is lost, and the following ones are requested.
+        """
         asked = self._requests.match(request)
         if asked is not None:
             self._requests.stop()
             self._follow(self._requests.aborted(asked, now), now)
 
     def snapshot(self, request: int, seq: int, now: float, *, same_epoch: bool = False) -> bool:
-        """A snapshot as of batch ``seq`` has come. -1: nothing was published yet; below: there is no snapshot.
+        """Handle a snapshot as of batch ``seq``; -1: nothing was published yet; less than -1: there is no snapshot.
 
-        ``same_epoch``: the publisher says so by its id. Then a snapshot that is older than what is known is only old.
-        Return whether to apply it now. Call :meth:`snapshot_applied` after that.
+        ``same_epoch``: the publisher's id is unchanged. Then a snapshot older than the known batches does not prove a
+        restart. Return whether to apply it now. Call :meth:`snapshot_applied` after that.
         """
         asked = self._requests.match(request)
         if asked is None or asked.purpose not in (Purpose.SNAPSHOT, Purpose.HISTORY):
@@ -450,15 +461,15 @@ class Sequencer:
         return finding is None
 
     def snapshot_applied(self, now: float) -> None:
-        """The blocks of the snapshot are in the index: go on from there."""
+        """Continue after the snapshot's blocks have been added to the index."""
         if self.spec.compacted:
             self.tracker.drain()
         self._take(Input.COVERED, now)
 
-    # -- time --------------------------------------------------------------------------------------------------------
+    # -- time ----------------------------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
-        """Let time pass: give up on answers that do not come, look for lost tails."""
+        """Handle timeouts, and probe for lost batches at the end of a silent stream."""
         asked = self._requests.timed_out(now)
         if asked is not None:
             self._follow(self._requests.over(asked, now, answered=False), now)
@@ -482,7 +493,7 @@ class Sequencer:
 
     @property
     def deadline(self) -> float:
-        """When :meth:`tick` has something to do; infinity for never."""
+        """When :meth:`tick` next has work; infinity for never."""
         times = [self._epoch_state.grace_ends, self._conflict.until]
         asked = self._requests.open
         if asked is not None:
@@ -500,51 +511,52 @@ class Sequencer:
             self._epoch_state.probe_factor = min(self._epoch_state.probe_factor * 2, MAX_PROBE_BACKOFF)
             self._take(Input.PROBE_DUE, now)
 
-    # -- decided elsewhere -------------------------------------------------------------------------------------------
+    # -- decisions of the caller ---------------------------------------------------------------------------------------
 
     def stand_at(self, phase: Phase, epoch: int, following: int) -> None:
-        """Its numbers come from a log, which was read up to here: nothing is asked, and nothing waits."""
+        """Set phase, epoch and next seq of a source that is read from a log. No request is open and no batch waits."""
         tracker = self.tracker
         self.phase, self.epoch = phase, epoch
         tracker.next = tracker.log_end = tracker.live_end = following
 
     def complete(self, *, certain: bool) -> None:
-        """The batch being delivered has emptied the publisher's cache: what came before it is not missing any more.
+        """Note that the batch being delivered emptied the publisher's cache.
 
-        A loss or a new epoch that waits behind the batch is about later batches. If it is not certain that the cache
-        was emptied, the publisher is still asked for the history it may have.
+        Nothing from before it is missing any more. |If a loss or a new epoch is queued after the batch, it concerns
+        later batches, and nothing changes. Unless it is ``certain`` that the cache was emptied, kvbus still asks the
+        publisher for history that it may have.
         """
         if not any(isinstance(action, Lost | NewEpoch) for action in self.actions):
             self._epoch_state.emptied(certain=certain)
 
     def dump(self) -> dict[str, Any]:
-        """Return what a restart has to know, as plain data: which epoch, how far, and the batches' fingerprints."""
+        """Return the state for a restart as plain data: the epoch, the position, and the fingerprints of batches."""
         return {"epoch": self.epoch, **self._epoch_state.dump()}
 
     def load(self, data: dict[str, Any]) -> None:
-        """Go on where a former process was; the connection is away until :meth:`up`."""
+        """Restore the state of the previous process. There is no connection until :meth:`up`."""
         self.epoch = data["epoch"]
         self._epoch_state.load(data)
 
     def restore_batch(self, seq: int, payload: bytes) -> None:
-        """Take in a batch of the log: it was delivered before the restart."""
+        """Restore a batch from the write-ahead log: it was delivered before the restart."""
         self._epoch_state.restore_batch(seq, payload)
 
     def restore_loss(self, count: int) -> None:
-        """Take in a loss of the log."""
+        """Restore a loss from the write-ahead log."""
         self.history.missing_before(self.next + count)
 
     def restore_snapshot(self, seq: int) -> None:
-        """Take in a snapshot of the log."""
+        """Restore a snapshot from the write-ahead log."""
         self._epoch_state.restore_snapshot(seq)
 
     def restore_epoch(self, *, partial: bool) -> None:
-        """Take in an epoch of the log."""
+        """Restore a new epoch from the write-ahead log."""
         self._forget()
         if partial:
             self.history.missing_before(NOTHING, pending=True)
 
     def recovery_finished(self) -> None:
-        """All of the log was handled: what followed from it was done before the restart."""
+        """Finish the recovery: drop the actions, because they were carried out before the restart."""
         self.actions.clear()
         self._epoch_state.recovery_finished()

@@ -1,15 +1,16 @@
-"""Which batches of a publisher's socket are a source's: those under its topic.
+"""Select the batches under a source's topic from all batches of a publisher's socket.
 
-One PUB socket may carry several streams, each under a topic of its own. Either each topic has its own seqs, or all
-topics share one numbering. Nothing on the wire says which. kvbus reads the whole socket, and finds out by the seqs:
+One PUB socket may carry several streams, each under its own topic. Either each topic has its own seqs, or all topics
+share one numbering. No message says which. kvbus reads all batches of the socket, and determines the numbering by the
+seqs:
 
-* A run of foreign batches that ends just before an own batch and begins no earlier than the next expected one shows
-  one numbering. From then on each foreign batch takes its number, and brings nothing.
-* An own batch inside such a run, or a foreign batch under the number of another own batch, shows separate numberings.
-  From then on foreign batches are ignored.
+* A run of foreign batches that ends just before an own batch and begins no earlier than the next expected one proves a
+  shared numbering. From then on, each foreign batch takes up its number but delivers no events.
+* An own batch inside such a run, or a foreign batch under the number of another own batch, proves separate numberings.
+  From then on, foreign batches are ignored.
 
-A source reads one topic for as long as its connection stands: the first one that begins with the configured prefix.
-Without a prefix, batches under the empty topic are the source's own too, because that topic names no stream.
+During a connection, a source reads one topic: the first one that begins with the configured prefix. Without a prefix,
+batches under the empty topic also belong to the source, because that topic names no stream.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from kvbus.core.stats import SourceStats
 from kvbus.core.types import Filtered, Reason
 
 MAX_RUN: Final = 16_384
-"""Foreign batches that wait for a proof; a replay buffer holds 10,000."""
+"""Maximum number of foreign batches that wait for a proof. A replay buffer holds 10,000."""
 
 _TS: Final = slice(1, 10)
 _FLOAT: Final = b"\xcb"
@@ -33,9 +34,9 @@ SeqBatch = tuple[int, bytes]
 
 
 def filler(payload: bytes) -> bytes:
-    """Return a batch without events that stands for a foreign one: its time, and its CRC-32 as a fourth element.
+    """Return a batch without events in place of a foreign one. It holds its time, and its CRC-32 as a fourth element.
 
-    So two foreign batches have two fingerprints.
+    So different foreign batches have different fingerprints.
     """
     ts = payload[_TS] if payload[1:2] == _FLOAT and len(payload) > _TS.stop else _ZERO
     return b"\x94" + ts + b"\x90\xc0\xce" + crc32(payload).to_bytes(4, "big")
@@ -49,17 +50,17 @@ class Topics:
     """The topics of one source's socket.
 
     Args:
-        prefix: what the source's topic begins with.
+        prefix: prefix of the source's topic.
         shared: whether another source reads the same socket.
-        sequencer: the source's.
-        stats: where batches under other topics are counted.
+        sequencer: the sequencer of the source.
+        stats: counts batches under other topics.
 
     Attributes:
         own: the topic that the source reads; None until a batch has come.
-        heard: whether a live batch has come under it.
+        heard: whether a live batch has come under the own topic.
         second: another topic that begins with the prefix.
-        elsewhere: a topic that does not.
-        untold: whether an answer named no topic on a socket of several.
+        elsewhere: a topic that does not begin with the prefix.
+        untold: whether a batch of an answer named no topic although the socket has several topics.
     """
 
     def __init__(self, prefix: bytes, shared: bool, sequencer: Sequencer, stats: SourceStats) -> None:
@@ -68,11 +69,11 @@ class Topics:
         self._sequencer = sequencer
         self._stats = stats
         self._runs: dict[int | None, list[SeqBatch]] = {}
-        """Foreign batches that follow one another and prove nothing yet: of the live stream, and of one answer."""
+        """Runs of foreign batches that prove nothing yet: one of the live stream, and one of an answer."""
         self.disconnected()
 
     def disconnected(self) -> None:
-        """Begin anew: the next connection may be another publisher's."""
+        """Forget the topics: the next connection may be to another publisher."""
         self.own: bytes | None = None
         self._named: bytes | None = None
         self.heard = False
@@ -83,16 +84,16 @@ class Topics:
         self._runs.clear()
 
     def of_live(self, topic: bytes, seq: int, payload: bytes, now: float) -> list[SeqBatch]:
-        """Return what the sequencer gets for a live batch: nothing, the batch, or also foreign ones before it."""
+        """Return the sequencer's input for a live batch: nothing, the batch, or also foreign batches before it."""
         if self._is_own(topic):
             self.heard = True
             return self._own(None, seq, payload, now)
         return self._foreign(None, topic, seq, payload, now)
 
     def of_answer(self, request: int, topic: bytes | None, seq: int, payload: bytes, now: float) -> list[SeqBatch]:
-        """Return what the sequencer gets for a batch of a replay answer.
+        """Return the sequencer's input for a batch of a replay answer.
 
-        One without a topic, or with an empty one, is the source's own unless the socket has several topics.
+        A batch without a topic, or with an empty one, belongs to the source unless the socket has several topics.
         """
         if topic is None or (not topic and self.own != b""):
             if self.shared or self.second is not None:
@@ -109,7 +110,7 @@ class Topics:
     def _is_own(self, topic: bytes) -> bool:
         if topic == self.own:
             return True
-        # the empty topic names no stream, and behind a zero byte SGLang's topics name the epoch
+        # the empty topic names no stream, and after a zero byte SGLang's topics name the epoch
         if not topic.startswith(self.prefix) or (topic and self._named not in {None, _name(topic)}):
             return False
         if topic:
@@ -153,7 +154,10 @@ class Topics:
         return []
 
     def _separate_numberings(self, now: float) -> None:
-        """Ignore foreign batches from now on. Where they have taken numbers, begin anew without them."""
+        """Ignore foreign batches from now on.
+
+        If foreign batches have taken up numbers, read the epoch again without them.
+        """
         self._separate = True
         self._runs.clear()
         if self._one_numbering:
