@@ -1,6 +1,6 @@
-"""What people run beside a bus: ``demo``, ``doctor``, ``top``, ``sim``, ``conform``, and captures of what was sent.
+"""Tools that people run beside a bus: ``demo``, ``doctor``, ``top``, ``sim``, ``conform``, and captures of streams.
 
-In: endpoints, a bus's HTTP port, captures. Out: what a person reads, or a peer that stands for an engine or a router.
-:mod:`kvbus.cli` has the commands. A tool may use everything below it, the daemon included; nothing but the commands
-imports a tool.
+In: endpoints, a bus's HTTP port, captures. Out: text for a person, or a peer that acts as an engine or a router.
+:mod:`kvbus.cli` has the commands. A tool may import any lower package, including the daemon. Only the commands
+import a tool.
 """

@@ -1,4 +1,4 @@
-"""A running bus, asked over HTTP, and in words what comes in place of an answer."""
+"""Send HTTP requests to a running bus, and describe failures in words."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ from aiohttp.abc import AbstractResolver
 from kvbus.common.errors import ExitCode, KvbusError
 
 MAX_BYTES: Final = 64 * 1024 * 1024
-"""Of one answer."""
+"""Maximum size of one answer."""
 
 
 class NoAnswerError(KvbusError):
-    """There is no bus at the address, or it does not answer as one. ``listens``: something accepts connections."""
+    """No bus answers at the address.
+
+    ``listens`` is false if nothing accepts connections there.
+    """
 
     exit_code = ExitCode.UNAVAILABLE
 
@@ -32,28 +35,30 @@ class NoAnswerError(KvbusError):
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """What is shown to a bus, and what its certificate is held to.
+    """Credentials for a bus, and the trust in its certificate.
 
     Attributes:
         token: a bearer token; empty for none.
-        context: for https; None for the system's authorities.
+        context: TLS context for https; None to trust the system's certificate authorities.
     """
 
     token: str = field(default="", repr=False)
     context: ssl.SSLContext | None = None
 
     def session(self, resolver: AbstractResolver | None = None) -> aiohttp.ClientSession:
-        """Return a session that shows it. Use it for one bus alone."""
+        """Return a session that sends the token with every request. Use the session for one bus only."""
         connector = aiohttp.TCPConnector(resolver=resolver, ssl=self.context or True)
         headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
         return aiohttp.ClientSession(connector=connector, headers=headers)
 
 
 def base_url(address: str) -> str:
-    """Return the URL that an address stands for: ``HOST:PORT`` or ``http://HOST:PORT/``.
+    """Return the base URL of an address.
+
+    The address is ``HOST:PORT`` or a URL such as ``http://HOST:PORT/``.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: the address has neither form.
     """
     url = (address if "://" in address else f"http://{address}").rstrip("/")
     try:
@@ -68,10 +73,10 @@ def base_url(address: str) -> str:
 
 @contextlib.asynccontextmanager
 async def asking(url: str, seconds: float) -> AsyncIterator[None]:
-    """Ask the bus at a URL, and read its answers, within this time.
+    """Bound the requests in the block to this time, and translate their errors.
 
     Raises:
-        NoAnswerError: it does not answer in time, or with something else.
+        NoAnswerError: the bus does not answer in time, or the answer is not from a bus.
     """
     try:
         async with asyncio.timeout(seconds):
@@ -91,7 +96,7 @@ async def asking(url: str, seconds: float) -> AsyncIterator[None]:
 
 
 async def get(session: aiohttp.ClientSession, url: str) -> tuple[bytes, Mapping[str, str]]:
-    """Return what a URL answers, and its headers; for use in `asking`."""
+    """Return the body and the headers of the answer at a URL. Call it inside `asking`, which translates errors."""
     async with session.get(url, allow_redirects=False) as response:
         if response.status == 403:
             raise NoAnswerError(f"{response.url.path}: {(await response.json())['error']}")

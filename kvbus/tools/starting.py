@@ -1,6 +1,6 @@
-"""How an engine and a router start with kvbus: the table that ``kvbus init`` and the documentation share.
+"""Commands and files that start an engine and a router with kvbus; ``kvbus init`` and the documentation share them.
 
-This module imports the standard library alone, because the documentation is built without kvbus's dependencies.
+This module imports only the standard library, because the documentation is built without kvbus's dependencies.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ ROUTERS: Final[dict[str, dict[str, Any]]] = {each["id"]: each for each in FACTS[
 
 _FENCE: Final = re.compile(r"```\w*\n(.*?)\n```", re.DOTALL)
 _LINK: Final = re.compile(r"(?: \(|: )\[[^\]]+\]\([^)]+\)\)?|\[([^\]]+)\]\([^)]+\)")
-"""A link to a document. An installation has no documents: a reference goes with its punctuation, other text stays."""
+"""A link to a document. An installation has no documents.
+
+A link in parentheses or after a colon is deleted. Any other link is replaced by its text.
+"""
 
 
 def ports(router: dict[str, Any]) -> tuple[int, int]:
@@ -33,21 +36,21 @@ def engine_setup(engine: dict[str, Any], live: int, replay: int) -> str:
 
 
 def configuration(router: dict[str, Any]) -> str:
-    """Return the whole kvbus.yaml for an engine and this router."""
+    """Return the complete kvbus.yaml for an engine and this router."""
     live, replay = ports(router)
     source = f"sources:\n  - endpoint: tcp://127.0.0.1:{live}\n    replay_endpoint: tcp://127.0.0.1:{replay}\n"
     return f"{router.get('top', '').lstrip()}{source}outputs:\n{router['output'].strip(chr(10))}\n"
 
 
 def commented(engine: dict[str, Any], router: dict[str, Any], *, model: str, host: str, path: str) -> str:
-    """Return the kvbus.yaml for an engine and a router, with the steps around it as comments.
+    """Return the kvbus.yaml for an engine and a router. Comments above it list the setup steps.
 
     Args:
         engine: one of ``ENGINES``.
         router: one of ``ROUTERS``.
         model: name of the model, as requests use it.
-        host: address of the machine, as the router sees it.
-        path: where the file will be.
+        host: address at which the router reaches the machine.
+        path: path to which the user writes the file.
     """
     run = f"kvbus doctor {path}     # probes every endpoint, and says what is wrong and what to do\nkvbus run {path}"
     parts = (

@@ -1,4 +1,4 @@
-"""How kvbus looks on a terminal: signs, colours and tables that its screens share."""
+"""Signs, colours and tables that kvbus's terminal screens share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STATE_STYLES: Final = {
     "lost": "red bold",
     "conflict": "red bold",
 }
-"""By the state of a source."""
+"""Style of a source, by its state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Glyphs:
     down: str = "▾"
     up: str = "▴"
     levels: str = " ▁▂▃▄▅▆▇█"
-    """Of a small chart, from nothing to the most."""
+    """Signs of a small chart, from the lowest value to the highest."""
 
 
 UNICODE: Final = Glyphs()
@@ -45,48 +45,48 @@ ASCII: Final = Glyphs("-->", "*", "=", "#", ".", "!", "+", "X", "v", "^", " .:-=
 
 
 class PipeConsole(Console):
-    """A console that raises BrokenPipeError if the reader of its output is gone."""
+    """A console that raises BrokenPipeError if the reader of its output has closed the pipe."""
 
     def on_broken_pipe(self) -> None:
-        """Leave the exit code to the program."""
+        """Raise the error, so that the program chooses the exit code. Rich would exit with 1."""
         raise BrokenPipeError
 
 
 def glyphs_for(console: Console) -> Glyphs:
-    """Return the signs that a console can show."""
+    """Return the signs that a console can show: ASCII unless its encoding is Unicode."""
     return UNICODE if console.encoding.lower().startswith("utf") else ASCII
 
 
 def is_screen(console: Console) -> bool:
-    """Whether the console can be drawn upon: a file, a pipe or a dumb terminal gets lines."""
+    """Return whether the console can redraw its screen. A file, a pipe or a dumb terminal gets lines instead."""
     return console.file.isatty() and console.is_terminal and not console.is_dumb_terminal
 
 
 def state_cell(state: str, glyphs: Glyphs) -> Text:
-    """A source's state, in its colour."""
+    """Return a table cell with a source's state in its colour."""
     return Text(f"{glyphs.dot} {state}", STATE_STYLES.get(state, ""))
 
 
 def counted(count: float, style: str) -> Text:
-    """A number that is worth a look where it is not 0."""
+    """Return a number in the given style, or dimmed if it is 0."""
     return Text(f"{count:,.0f}", style if count else "dim")
 
 
 def short_dialect(dialect: str) -> str:
-    """Shorten ``vllm-0.30..0.33`` to ``vllm-0.30+``; of several names take the first."""
+    """Shorten ``vllm-0.30..0.33`` to ``vllm-0.30+``. Return only the first of several names."""
     first = dialect.partition(" ")[0]
     head, dots, _ = first.partition("..")
     return f"{head}+" if dots else first
 
 
 def plain_table(*, expand: bool = True) -> Table:
-    """A table without lines."""
+    """Return a table without lines."""
     gap = 1 if expand else 3
     return Table(box=None, expand=expand, pad_edge=False, padding=(0, gap, 0, 0), header_style="dim")
 
 
 def panel(body: RenderableType, title: str, colour: str, subtitle: Text | None = None) -> Panel:
-    """A frame with a title, and perhaps a legend."""
+    """Return a frame with a title and, optionally, a subtitle at the bottom right."""
     return Panel(
         body,
         title=Text(f" {title} ", f"{colour} bold"),

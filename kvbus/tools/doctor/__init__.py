@@ -1,5 +1,5 @@
-"""What is wrong: every endpoint of a configuration is dialled once, and what is found is said with its cause.
+"""``kvbus doctor``: dial every endpoint of a configuration once, and report each problem with its cause.
 
-It disturbs nobody: a probe is an ordinary subscriber, or one small replay request, and it binds nothing that a running
-bus may want.
+The probes do not disturb the engines or a running bus. A probe is an ordinary subscriber or one small replay request.
+It does not bind a port that a running bus may need.
 """

@@ -1,4 +1,4 @@
-"""A running bus, asked over HTTP: what it says of its sources and its routers."""
+"""Ask a running bus over HTTP about its sources and its routers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kvbus.transport.reach import find, shown
 
 
 class BusSource(msgspec.Struct):
-    """The needed fields of an entry of ``/sources``."""
+    """Fields of an entry of ``/sources`` that doctor needs."""
 
     name: str
     endpoint: str
@@ -29,13 +29,13 @@ class BusSource(msgspec.Struct):
 
 
 class BusOverview(msgspec.Struct):
-    """The needed fields of ``/overview``."""
+    """Fields of ``/overview`` that doctor needs."""
 
     findings: list[Finding]
 
 
 class BusRouter(msgspec.Struct):
-    """The needed fields of an entry of ``/routers``."""
+    """Fields of an entry of ``/routers`` that doctor needs."""
 
     output: str
     state: str
@@ -45,15 +45,15 @@ class BusRouter(msgspec.Struct):
 
 @dataclass(slots=True)
 class Bus:
-    """What answers at an HTTP address.
+    """The answers at an HTTP address, which may not be a bus.
 
     Attributes:
         url: its base URL.
-        problem: why it is no bus, or none that can be asked; empty if it is one.
-        listens: something has accepted the connection.
-        sources: ``/sources``.
-        routers: ``/routers``, without those that have left.
-        findings: what it says of itself as a whole.
+        problem: why the address did not answer as a bus; empty if it did.
+        listens: whether something has accepted the connection.
+        sources: entries of ``/sources``.
+        routers: entries of ``/routers``, without routers that have disconnected.
+        findings: findings of ``/overview``, about the bus itself.
     """
 
     url: str
@@ -65,17 +65,17 @@ class Bus:
 
     @property
     def runs(self) -> bool:
-        """Whether it is a running bus."""
+        """Whether a bus has answered."""
         return not self.problem
 
     @property
     def spoke(self) -> frozenset[str]:
-        """The endpoints from which it has got batches, by their live stream or a replay."""
+        """Endpoints from which the bus has received batches, by live stream or replay."""
         return frozenset(source.endpoint for source in self.sources if source.last_seq >= 0)
 
 
 class _Resolver(AbstractResolver):
-    """Looks up names in a thread that nobody waits for at the end."""
+    """Resolves names in a thread. Shutdown does not wait for that thread."""
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
@@ -88,11 +88,11 @@ class _Resolver(AbstractResolver):
         ]
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing, because the resolver holds no resource."""
 
 
 async def ask(url: str, timeout: float, login: Login | None = None) -> Bus:  # noqa: ASYNC109 - of HTTP
-    """Ask a bus."""
+    """Ask a bus for its sources, routers and findings. A failure is in ``Bus.problem``."""
     bus = Bus(url.rstrip("/"))
     try:
         async with (
@@ -113,11 +113,11 @@ async def ask(url: str, timeout: float, login: Login | None = None) -> Bus:  # n
 
 
 def judge(bus: Bus, *, keys: frozenset[str] = frozenset()) -> Report:
-    """Return what a bus says of itself.
+    """Return the findings that a bus reports about itself.
 
     Args:
-        bus: what it has answered.
-        keys: of findings made already; the bus need not say the same.
+        bus: its answers.
+        keys: keys of findings that doctor has already made; the bus's findings with these keys are left out.
     """
     found = [*bus.findings]
     for source in bus.sources:
@@ -129,7 +129,7 @@ def judge(bus: Bus, *, keys: frozenset[str] = frozenset()) -> Report:
 
 
 def seen(bus: Bus) -> list[Seen]:
-    """Return a line for each source and each output's routers, as the bus has them."""
+    """Return a line for each source of the bus and one for the routers of each output."""
     lines = []
     for number, source in enumerate(bus.sources):
         partial = ", partial" if source.partial else ""

@@ -1,4 +1,4 @@
-"""Examine a configuration: all endpoints at the same time, each within the timeout, and the engines that are found."""
+"""Examine a configuration and the engines that it discovers. Endpoints are probed in parallel, each with a timeout."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from kvbus.tools.doctor.sources import SourceJudge
 from kvbus.transport import engine_api
 
 SECONDS: Final = 15.0
-"""For the first answer of a discovery, which has deadlines of its own."""
+"""Seconds to wait for the first answer of a discovery. The discovery's own deadlines are separate."""
 
 _INDEX: Final = re.compile(r"^sources\[(\d+)\]")
 
@@ -47,7 +47,7 @@ _DO: Final = {
 
 
 async def find(config: Config) -> tuple[Config, Report]:
-    """Ask every discovering entry, and return the configuration with the engines found."""
+    """Ask the discoverer of every ``discover`` entry. Return the configuration with the found engines, and a report."""
     report = Report()
     entries = {i: source for i, source in enumerate(config.sources) if source.discover is not None}
     asked = await asyncio.gather(*(_ask(i, source, report) for i, source in entries.items()))
@@ -78,11 +78,15 @@ async def _ask(index: int, source: SourceConfig, report: Report) -> Listed:
         return listed
     if unread := discoverer.counts[OTHER_SCHEMA]:
         report.add([catalogue.LOG_OTHER_SCHEMA(at=key, name=source.name, count=unread)])
-    return Listed()  # there is nobody to be dialled
+    return Listed()  # a log carries the batches of its engines, so there is no endpoint to dial
 
 
 def in_words_of(config: Config, with_engines: Config, report: Report) -> Report:
-    """Return a report about a configuration with engines in it, with the keys that the file has."""
+    """Translate a report's keys into those of the file.
+
+    The report is about a configuration in which the found engines replace the ``discover`` entries. So its positions
+    in ``sources`` differ from those in the file.
+    """
     sections = config.sections(with_engines.sources)
 
     def key(of: str) -> str:
@@ -97,10 +101,10 @@ def in_words_of(config: Config, with_engines: Config, report: Report) -> Report:
 T = TypeVar("T")
 
 AT_ONCE: Final = 128
-"""Publishers that are looked at at the same time: each takes a few file descriptors."""
+"""Maximum number of publishers that are probed at the same time. Each probe needs a few file descriptors."""
 
 Progress = Callable[[str, bool], None]
-"""Called with what is being looked at, and whether that is over."""
+"""Called with the name of a probe, and whether the probe has ended."""
 
 
 async def examine_bus(
@@ -109,7 +113,10 @@ async def examine_bus(
     timeout: float,  # noqa: ASYNC109 - of each endpoint
     login: Login | None = None,
 ) -> Report:
-    """Ask a running bus what is wrong; its endpoints mean something where it runs, and not here."""
+    """Report the problems that a running bus knows.
+
+    Its endpoints are not dialled, because they may mean nothing on this machine.
+    """
     bus = await buses.ask(url, timeout, login)
     if not bus.runs:
         return Report([catalogue.NO_BUS(what=bus.problem)])
@@ -125,7 +132,7 @@ async def examine(
     history: bool = False,
     progress: Progress = lambda _what, _over: None,
 ) -> Report:
-    """Look at every endpoint of a configuration, those of engines that are found too, and at the bus if it runs."""
+    """Examine every endpoint of a configuration, including those of discovered engines, and the bus if it runs."""
     with_engines, report = await find(config)
     looked = await _Examination(with_engines, timeout, history=history, progress=progress).run()
     report.merge(in_words_of(config, with_engines, looked))
@@ -160,7 +167,10 @@ class _Examination:
         return report
 
     async def _bus(self) -> tuple[Bus | None, bool | None]:
-        """Return the bus, and whether it runs this configuration; None if nobody knows."""
+        """Return the bus, and whether it runs this configuration.
+
+        The bus is None if no bus answers, or if it runs another configuration. The second value is None if unknown.
+        """
         address = self._config.http_address
         if address is None or address[1] == 0:
             return None, None
@@ -210,7 +220,10 @@ class _Examination:
         return looked
 
     def _beyond(self, index: int) -> SourceStream | None:
-        """The port behind the last rank's, unless it is an endpoint of this configuration."""
+        """Return the stream at the port after the last rank's.
+
+        Return None if that port is an endpoint of this configuration, or if the source has no fixed ports.
+        """
         source = self._config.sources[index]
         if source.bind or source.endpoint.startswith("ipc://") or isinstance(source, FoundSource):
             return None
@@ -276,17 +289,20 @@ class _Examination:
 
 
 def _pinned(certificate: Path) -> ssl.SSLContext:
-    """A context that takes this certificate alone, whatever name is on it, and nothing if it cannot be read."""
+    """Return a TLS context that trusts only this certificate, for any host name.
+
+    The context trusts nothing if the file cannot be read.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN
-    with contextlib.suppress(OSError):  # ssl.SSLError is one; the file is a finding of its own
+    with contextlib.suppress(OSError):  # includes ssl.SSLError; an unreadable file has a finding of its own
         context.load_verify_locations(certificate)
     return context
 
 
 def _ports(config: Config, streams: list[SourceStream]) -> Iterator[str]:
-    """Yield the port of every endpoint of a configuration."""
+    """Yield the port of every endpoint of a configuration's sources and outputs."""
     for stream in streams:
         ours = [output.stream_endpoints(stream.index) for output in config.outputs]
         theirs = (stream.endpoint, stream.replay_endpoint, stream.snapshot_endpoint)

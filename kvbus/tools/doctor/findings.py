@@ -1,4 +1,4 @@
-"""A report: findings of the catalogue and what was seen, as lines for people and as JSON."""
+"""A report of findings and observations, as lines for people or as JSON."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from kvbus.core.findings import Finding, Severity
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A source or an output as it was seen.
+    """An observation about a source or an output.
 
     Attributes:
-        key: its place in the configuration.
-        name: its label.
-        text: what was seen of it.
+        key: position in the configuration, such as ``sources[0]``.
+        name: label of the source or output.
+        text: the observation.
     """
 
     key: str
@@ -34,32 +34,32 @@ class Seen:
 
 @dataclass(slots=True)
 class Report:
-    """All findings, and a line for each source and output."""
+    """All findings, and an observation for each source and output."""
 
     findings: list[Finding] = field(default_factory=list)
     seen: list[Seen] = field(default_factory=list)
 
     def add(self, findings: Iterable[Finding]) -> None:
-        """Add findings, each once."""
+        """Add findings without duplicates."""
         self.findings += [each for each in dict.fromkeys(findings) if each not in self.findings]
 
     def merge(self, other: Report) -> None:
-        """Add another report."""
+        """Add the findings and observations of another report."""
         self.add(other.findings)
         self.seen += other.seen
 
     @property
     def ordered(self) -> list[Finding]:
-        """The findings in their order, problems before notes."""
+        """Findings in the order they were added, problems before notes."""
         return sorted(self.findings, key=lambda finding: finding.severity is Severity.NOTE)
 
     @property
     def healthy(self) -> bool:
-        """Whether there is no problem."""
+        """Whether no finding is a problem."""
         return all(finding.severity is Severity.NOTE for finding in self.findings)
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as plain values."""
+        """Return the report as values for JSON."""
         return {
             "healthy": self.healthy,
             "findings": [msgspec.to_builtins(each) for each in self.ordered],
@@ -68,12 +68,12 @@ class Report:
 
 
 def printable(text: str) -> str:
-    """Escape what peers must not send to a terminal."""
+    """Escape unprintable characters, so that a peer's text cannot control the terminal."""
     return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
 
 
 def render(report: Report, *, as_json: bool, colour: bool) -> str:
-    """Return the report: a line for each finding, problems first, then sources and outputs."""
+    """Return the report as text: a line for each finding, problems first, then one for each source and output."""
     if as_json:
         return json.dumps(report.to_json(), indent=2) + "\n"
     lines = []
@@ -88,18 +88,18 @@ def render(report: Report, *, as_json: bool, colour: bool) -> str:
 
 
 def coloured(out: TextIO) -> bool:
-    """Return whether a stream gets colour: https://no-color.org."""
+    """Return whether output to a stream is coloured. It honours ``NO_COLOR`` (https://no-color.org)."""
     return out.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 class Line:
-    """One line on a terminal that is rewritten; no output elsewhere."""
+    """A status line on a terminal that each call rewrites. It writes nothing to a file or a pipe."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out if out.isatty() and os.environ.get("TERM") != "dumb" else None
 
     def show(self, text: str) -> None:
-        """Rewrite the line."""
+        """Replace the line's text, cut to 78 characters."""
         self._write(printable(text)[:78])
 
     def end(self) -> None:
@@ -113,7 +113,7 @@ class Line:
 
 
 class Waiting(Line):
-    """Show the first endpoint whose answer is pending."""
+    """A status line that shows the first endpoint whose answer is pending."""
 
     def __init__(self, out: TextIO) -> None:
         super().__init__(out)
@@ -121,7 +121,7 @@ class Waiting(Line):
         self._done = 0
 
     def __call__(self, what: str, over: bool) -> None:
-        """Begin or end looking at an endpoint."""
+        """Record that the probe of an endpoint begins or has ended, and update the line."""
         if over:
             self._open.pop(what, None)
             self._done += 1

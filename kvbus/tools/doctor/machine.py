@@ -1,4 +1,4 @@
-"""What is wrong on this machine: libzmq, the files of a configuration, the directory of the state, and taken ports."""
+"""Check this machine: libzmq, the configuration's files, the state directory, and the owner of a busy port."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def library() -> list[Finding]:
 
 
 def files(config: Config) -> tuple[Keys, list[Finding]]:
-    """Return the CURVE keys, and a finding for each file or directory that a start would refuse."""
+    """Return the CURVE keys, and a finding for each file or directory that makes ``kvbus run`` fail."""
     keys, problems = look(config)
     return keys, [catalogue.FILE_UNUSABLE(key=each.key, value=each.value, why=each.wrong) for each in problems]
 
 
 def state(config: Config, *, running: bool) -> list[Finding]:
-    """Say whether ``auto`` finds a directory for the state, and whether others may read one that is named."""
+    """Check ``state_dir``. ``auto`` must find a directory, and other users must not have access to a named one."""
     if config.state_dir is None or running:
         return []
     if config.state_dir == "auto":
@@ -53,9 +53,9 @@ _TABLES: Final = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 
 
 def holder(port: int) -> str:
-    """Return the process that listens on a TCP port, in words; empty where the system does not say.
+    """Describe the process that listens on a TCP port.
 
-    Only root sees the sockets of other users' processes.
+    Return an empty string if it is unknown. Only root sees the sockets of other users' processes.
     """
     sockets = {f"socket:[{inode}]" for inode in _inodes(port)}
     if not sockets:

@@ -1,4 +1,4 @@
-"""What is wrong with an output: its ports, the router that it dials (``bind: false``), or the servers of its log."""
+"""Check an output: its ports, the router that it dials (``bind: false``), or the servers of its log."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ REMEDIES: Final = {
     UNREACHABLE: ("endpoint", "name a server that runs, and tls_ca_file if that port speaks TLS"),
     WRONG_TYPE: ("endpoint", "delete the key that holds something else"),
 }
-"""By reason: the key and the remedy. A key that begins with a dot is in the section of the log's type."""
+"""Configuration key and remedy by reason. A key that begins with a dot is in the section of the log's type."""
 
 
 async def broker(output: OutputConfig, at: str, timeout: float) -> tuple[list[Finding], str]:  # noqa: ASYNC109
-    """Look at a log's server and its streams without writing, which would fence a writer."""
+    """Check a log's server and its streams. Write nothing, because a write would fence the running writer."""
     where = place_of(output).servers
     try:
         async with asyncio.timeout(timeout):
@@ -76,7 +76,12 @@ async def broker(output: OutputConfig, at: str, timeout: float) -> tuple[list[Fi
 
 
 def finding_key(kind: str, reason: str) -> str:
-    """Return the key of an output of this type that a reason is about."""
+    """Return the configuration key that a failure is about.
+
+    Args:
+        kind: the output's type, such as ``kafka``.
+        reason: the reason of the failure, a key of `REMEDIES`.
+    """
     key = REMEDIES[reason][0]
     return key if key == "endpoint" else kind + key
 
@@ -109,27 +114,27 @@ async def _redis(output: OutputConfig) -> str:
 
 
 LOOKS: Final = {"kafka": _kafka, "nats": _nats, "redis": _redis}
-"""By type: a sentence about the streams of the log."""
+"""By output type, a function that checks a log and returns a sentence about its streams."""
 
 
 Looked = tuple[list[Finding], str]
 """The findings about an endpoint, and its description."""
 
 SUBSCRIPTION_S: Final = 0.5
-"""Seconds that a dialled router has to subscribe."""
+"""Seconds to wait for the subscriptions of a dialled router."""
 
 
 class OutputProber:
-    """Looks at one output.
+    """Checks one output.
 
     Args:
         config: the configuration.
-        index: the output's position.
-        curve: the output's keys; None without.
-        timeout: seconds for each endpoint; all are looked at at the same time.
-        running: a bus with this configuration runs; None if nobody knows.
-        topics: what each source publishes under, by slot, as far as it was heard.
-        gate: bounds how many endpoints are looked at at the same time.
+        index: the output's position in ``outputs``.
+        curve: the output's CURVE keys; None without CURVE.
+        timeout: seconds for each endpoint. All endpoints are probed in parallel.
+        running: whether a bus runs this configuration; None if unknown.
+        topics: topic of each source that has sent a message, by slot.
+        gate: bounds the number of endpoints that are probed at the same time.
     """
 
     def __init__(
@@ -153,7 +158,7 @@ class OutputProber:
         self._gate = gate
 
     async def look(self) -> Report:
-        """Look at every stream's endpoints."""
+        """Probe the endpoints of every stream, or the log's servers."""
         report = Report()
         if self._output.log is not None:
             findings, text = await self._gated(broker(self._output, self._at, self._timeout))
@@ -185,7 +190,7 @@ class OutputProber:
             return await look
 
     def _topics_at(self, stream: SourceStream) -> set[bytes]:
-        """The topics at the endpoint of a stream, as far as they are known."""
+        """Return the known topics at the endpoint of a stream."""
         streams = self._config.streams() if self._output.layout == "per_topic" else [stream]
         return {topic for each in streams if (topic := self._topic(each)) is not None}
 
@@ -209,7 +214,7 @@ class OutputProber:
                     return [catalogue.LISTENS_ELSEWHERE(**facts)], ""
                 return [], f"{endpoint} is free"
             if outcome.stop in NETWORK:
-                # an interface's name means nothing to who dials
+                # an interface's name in an endpoint can be bound but not dialled
                 return [], f"{endpoint} was not looked at ({outcome.stop})"
             if self._running is False or (outcome.stop is Stop.OPEN and outcome.socket_type != kind):
                 who = holder(address.port) if not address.is_ipc else ""
@@ -217,7 +222,7 @@ class OutputProber:
                 return [catalogue.PORT_TAKEN(**facts, who=who or what)], ""
             if dialled.connection is None:
                 if outcome.stop is Stop.KEYS or outcome.stop is Stop.MECHANISM:
-                    # only routers have the keys to come in
+                    # doctor cannot connect, because only routers have keys for this port
                     return [], f"{endpoint} {outcome.mechanism}"
                 return [outcome.finding(self._at, name)], ""
             said = await self._listen(dialled.connection) if kind == "PUB" else await _ask(dialled.connection)
@@ -229,7 +234,10 @@ class OutputProber:
         return None if self._output.bind else self._curve
 
     async def _listen(self, connection: Connection) -> str:
-        """Listen for a batch as a subscriber that wants no state."""
+        """Wait for one batch, and return its seq as text for the report; empty without a batch.
+
+        The subscription says that the subscriber replays, so kvbus sends it no state.
+        """
         with contextlib.suppress(TimeoutError, ClosedError, ProtocolError):
             async with asyncio.timeout(min(self._timeout, (self._output.heartbeat or 0.5) + 0.5)):
                 await connection.send(b"\x01" + ASKS_REPLAY)
@@ -259,7 +267,10 @@ class OutputProber:
 
 
 async def _ask(connection: Connection) -> str:
-    """Ask a replay from a seq beyond all batches: the answer is END alone."""
+    """Request a replay from a seq after all batches, so that the answer is only END.
+
+    Return text for the report; empty if no END comes within a second.
+    """
     with contextlib.suppress(TimeoutError, ClosedError, ProtocolError):
         async with asyncio.timeout(1.0):
             await connection.send(*replay_request(NEWEST))
@@ -279,7 +290,10 @@ async def _subscriptions(connection: Connection) -> list[bytes]:
 
 
 def _not_here(endpoint: str) -> str:
-    """Return why this machine cannot listen at an endpoint, whatever the port; empty if it can."""
+    """Return why this machine cannot listen at an endpoint's host or directory; empty if it can.
+
+    The port is not checked.
+    """
     path = ipc_address(endpoint)
     if path is not None:
         directory = os.path.dirname(path) or "."  # noqa: PTH120 - a path as the endpoint has it

@@ -1,6 +1,6 @@
-"""Probe one publisher: listen to its live stream as a SUB, ask its replay as a DEALER, and take in what it says.
+"""Probe one publisher: read its live stream as a SUB, and request a replay as a DEALER.
 
-The relay's own code takes it in, so what it refuses here it refuses in the daemon.
+The relay's own code processes the live messages, so doctor accepts and rejects the same messages as the daemon.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ from kvbus.transport.zmtp.reasons import ProtocolError
 from kvbus.transport.zmtp.reasons import Reason as Broken
 
 MAX_KEPT: Final = 1024
-"""Maximum number of batches, topics and first blocks that are remembered."""
+"""Maximum number of batches, of topics and of first blocks that are remembered."""
 
 Root = bytes
-"""A digest of a prompt's first block: its tokens, LoRA, salt and other keys, which determine its hash."""
+"""A digest of everything that determines the hash of a prompt's first block: tokens, LoRA, salt and other keys."""
 
 
 class Heard:
-    """The messages of one publisher.
+    """A summary of the messages of one publisher.
 
     Args:
-        spec: the source as the daemon would have it; nobody is asked for a replay.
-        limits: what a message may be.
-        place: where the source stands in the configuration.
+        spec: the daemon's specification of the source. Replays and snapshots are turned off.
+        limits: limits on a message's frames, bytes and events.
+        place: position of the source in the configuration.
     """
 
     def __init__(self, spec: SourceSpec, limits: FrameLimits, place: Place) -> None:
@@ -70,26 +70,29 @@ class Heard:
         self.batches: dict[int, int] = {}
         """Fingerprints of the newest batches, by seq."""
         self.contested = 0
-        """Number of batches whose seq another batch had."""
+        """Number of batches whose seq an earlier, different batch had."""
         self.events = 0
         self.stores = 0
         self.ranks: set[int] = set()
         self.kinds: set[str] = set()
-        """Kinds of hashes: bytes, integer."""
+        """Types of the hashes: ``bytes``, ``integer``."""
         self.roots: dict[Root, Hash] = {}
         self.skew: float | None = None
-        """Least seconds by which the publisher's clock is behind this machine's."""
+        """Seconds by which the publisher's clock is behind this machine's; negative if ahead.
+
+        It is the difference closest to 0 among all batches, because a batch's delay adds to each difference.
+        """
         self.oversize = False
         self.messages = 0
 
     @property
     def source(self) -> Source:
-        """The relay's source."""
+        """The relay's state of this source."""
         return self._relay.sources[0]
 
     @property
     def newest(self) -> int | None:
-        """The seq of the newest batch."""
+        """Seq of the newest batch; None before the first."""
         return next(reversed(self.batches), None)
 
     @property
@@ -99,7 +102,7 @@ class Heard:
         return sum(count for each, count in self.topics.items() if each.startswith(topic))
 
     def take(self, frames: list[bytes], *, live: bool) -> None:
-        """Take in one message: of the live stream, or (as ``[topic, seq, payload]``) of an answer."""
+        """Process one message of the live stream, or one of a replay answer in the form ``[topic, seq, payload]``."""
         self.messages += 1
         topic = frames[0] if frames else b""
         if live:
@@ -109,7 +112,7 @@ class Heard:
                 return
         message = parse_live(frames, self._limits)
         if not isinstance(message, Reason):
-            if live and self.source.topics.own in {None, topic}:  # another topic may have its own numbers
+            if live and self.source.topics.own in {None, topic}:  # another topic may number its batches separately
                 self._number(message)
             self._look_into(message, live=live)
         if live:
@@ -150,10 +153,10 @@ class Heard:
 
 
 def differing_roots(heard: Sequence[tuple[str, Heard]]) -> Iterator[tuple[str, str]]:
-    """Yield labels of publishers that name the same first block differently.
+    """Yield the labels of two publishers that give the same first block different hashes.
 
-    The hash of a prompt's first block follows from its tokens and a seed: vLLM draws the seed at random in each process
-    unless ``PYTHONHASHSEED`` is set. One publisher alone does not show it.
+    At most one pair is yielded. The hash of a prompt's first block depends on its tokens and a seed. vLLM draws a
+    random seed in each process unless ``PYTHONHASHSEED`` is set. Two publishers are needed to see the difference.
     """
     first: dict[Root, tuple[str, Hash]] = {}
     for label, each in heard:
@@ -165,13 +168,13 @@ def differing_roots(heard: Sequence[tuple[str, Heard]]) -> Iterator[tuple[str, s
 
 
 NEWEST: Final = 2**63 - 1
-"""A seq that no batch has: a replay from there is END alone."""
+"""A seq after all batches. The answer to a replay from there is only END."""
 REACH: Final = 16
-"""Number of newest batches that a replay is asked for."""
+"""Number of newest batches to request in a replay."""
 ENOUGH_S: Final = 1.0
-"""Seconds to listen after the first store."""
+"""Seconds to listen after the first BlockStored event."""
 LISTENING: Final = 0.6
-"""Part of the timeout after which a silent publisher is given up: its replay has to be asked too."""
+"""Fraction of the timeout to listen to the live stream. The rest is for the replay."""
 
 
 @dataclass(slots=True)
@@ -179,10 +182,10 @@ class Answer:
     """A replay answer.
 
     Attributes:
-        start: the seq asked for.
+        start: first requested seq.
         batches: fingerprints by seq.
-        ended: the END came.
-        malformed: messages that are no part of an answer.
+        ended: whether END has come.
+        malformed: number of messages that cannot be parsed.
     """
 
     start: int
@@ -192,23 +195,23 @@ class Answer:
 
     @property
     def first(self) -> int | None:
-        """The oldest batch."""
+        """Seq of the oldest batch; None without batches."""
         return min(self.batches, default=None)
 
 
 @dataclass(slots=True)
 class Looked:
-    """What one publisher showed.
+    """The results of probing one publisher.
 
     Attributes:
         stream: the publisher as configured.
-        live: the dial of its live stream; None where it dials in and nobody else has the port.
-        heard: what came.
-        replay: the dial of its replay; None without one.
-        answer: of the replay; None if it was not asked.
-        snapshot: the dial of its snapshots; None without.
-        dialled_in: what each publisher was that dialled in.
-        taken: why the port to be dialled could not be bound.
+        live: result of dialling its live stream; None if the publisher dials in and no process listens on the port.
+        heard: summary of its messages.
+        replay: result of dialling its replay endpoint; None without one.
+        answer: the replay answer; None if no replay was requested.
+        snapshot: result of dialling its snapshot endpoint; None without one.
+        dialled_in: a result for each peer that dialled in.
+        taken: why doctor could not bind the port that the publisher dials. ``bus``: a running bus has the port.
     """
 
     stream: SourceStream
@@ -222,14 +225,14 @@ class Looked:
 
 
 class Prober:
-    """Looks at one publisher within ``timeout`` seconds.
+    """Probes publishers, each within ``timeout`` seconds.
 
     Args:
-        config: the configuration that names it.
-        curve: keys by position in ``sources``.
-        timeout: seconds for everything.
-        history: ask the replay from seq 0.
-        may_bind: no bus runs, so the port that an engine dials may be bound.
+        config: the configuration that lists the publishers.
+        curve: CURVE keys by position in ``sources``.
+        timeout: seconds for all probes of one publisher.
+        history: request the replay from seq 0.
+        may_bind: no bus runs, so doctor may bind the port that an engine dials.
     """
 
     def __init__(
@@ -247,7 +250,7 @@ class Prober:
         )
 
     async def look(self, stream: SourceStream) -> Looked:
-        """Look at one publisher: at its endpoints at the same time."""
+        """Probe the endpoints of one publisher in parallel."""
         place = Place(f"sources[{stream.source_index}]", stream.endpoint)
         looked = Looked(stream, Heard(source_spec(self._config, stream), self._frames, place))
         over = asyncio.get_running_loop().time() + self._timeout
@@ -277,14 +280,14 @@ class Prober:
                     async with asyncio.timeout(self._timeout * LISTENING) as limit:
                         await _listen(dialled.connection, looked.heard, limit)
         except TimeoutError:
-            return  # it has been listened to for long enough
+            return  # the time to listen is over
         finally:
             done.set()
 
     async def _dialled_in(self, looked: Looked, limit: asyncio.Timeout) -> None:
         endpoint = looked.stream.endpoint
         if looked.stream.interposed and not self._may_bind:
-            looked.taken = "bus"  # whoever dials in is a router there
+            looked.taken = "bus"  # a running bus has the port, and peers that listen there are its routers
             return
         here = local(endpoint)
         async with dial(here, Role.SUB, seconds=1.0) as dialled:
@@ -337,10 +340,11 @@ class Prober:
 
 
 async def _listen(connection: Connection, heard: Heard, limit: asyncio.Timeout) -> None:
-    """Take in messages until a second after the first store."""
+    """Process live messages until a second after the first BlockStored event, or until ``limit``."""
     loop = asyncio.get_running_loop()
     try:
-        # no state for this subscription; and every topic, to see whether it is the topic that keeps things away
+        # The first subscription tells a kvbus publisher to send no state. The second one is to all topics, which
+        # shows whether a wrong topic is the reason that no batches arrive.
         await connection.send(b"\x01" + ASKS_REPLAY)
         await connection.send(b"\x01")
         enough = False
@@ -357,7 +361,7 @@ async def _listen(connection: Connection, heard: Heard, limit: asyncio.Timeout) 
 
 
 def local(endpoint: str) -> str:
-    """Return the address of a bound endpoint, seen from this machine."""
+    """Return the endpoint with which this machine can dial a bound endpoint: loopback instead of a wildcard."""
     for wildcard in ("*", "0.0.0.0", "[::]"):  # noqa: S104 - recognised, not bound
         endpoint = endpoint.replace(f"tcp://{wildcard}:", "tcp://127.0.0.1:")
     return endpoint

@@ -1,4 +1,4 @@
-"""What is wrong with one source, judged from what its publishers have shown."""
+"""Derive the findings about one source from the probes of its publishers."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ NETWORK: Final = frozenset({Stop.NAME, Stop.REFUSED, Stop.NO_ROUTE, Stop.DROPPED
 
 @dataclass(frozen=True, slots=True)
 class SourceJudge:
-    """Say what is wrong with a source, and what was seen of it.
+    """Derives findings and observations about one source.
 
     Attributes:
         config: the configuration.
-        index: the source's position.
-        ranks: what each rank has shown.
-        beyond: what is at the port after the last rank's; None if that is an endpoint of the configuration.
-        history: the replay was asked from seq 0.
-        spoke: endpoints from which the running bus has got something.
+        index: the source's position in ``sources``.
+        ranks: probe results of each rank.
+        beyond: probe results of the port after the last rank's; None if that port was not probed.
+        history: whether the replay was requested from seq 0.
+        spoke: endpoints from which the running bus has received a batch.
     """
 
     config: Config
@@ -52,7 +52,7 @@ class SourceJudge:
         return f"sources[{self.index}]"
 
     def report(self) -> Report:
-        """Judge the connections, the replays and the streams."""
+        """Return the findings about the source's connections, replays and streams, and an observation for each rank."""
         report = Report()
         swapped = [looked for looked in self.ranks if _swapped(looked)]
         if swapped:
