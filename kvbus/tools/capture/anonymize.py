@@ -1,9 +1,9 @@
-"""Captures that can be shown to others: who reads one learns no token, hash, salt or name.
+"""Anonymize captures, so that they can be shared without revealing tokens, hashes, salts or names.
 
-A payload is rewritten as bytes. Every header of msgpack and every length stays where it is, and only values change. So
-a payload that is refused is still refused, at the same place. What stays is on a list: numbers that kvbus decides by,
-media that it knows, words of the engine's code (types of events, names of fields, kinds of groups) and times.
-Everything else gets a pseudonym, by a keyed permutation.
+A payload is rewritten byte by byte. The msgpack headers and all lengths stay, and only values change. So a payload that
+kvbus rejects is still rejected at the same position. An allow-list says which values stay: numbers on which kvbus's
+decisions depend, known media, words of the engine's code (types of events, names of fields, kinds of groups) and times.
+Every other value is replaced by a pseudonym. The pseudonyms are a keyed permutation of the values.
 """
 
 from __future__ import annotations
@@ -27,32 +27,41 @@ if TYPE_CHECKING:
 
 
 _ROUNDS: Final = 10
-"""Of a Feistel network: the number of NIST's FF1, for small domains. It is even, so halves end where they began."""
+"""Rounds of the Feistel network, as many as in NIST's FF1 for small domains.
+
+The number is even, so that both halves end in their original position.
+"""
 
 _CHUNK: Final = 4096
-"""Digits that are permuted together; a longer value is a chain of chunks."""
+"""Maximum number of digits that are permuted together. A longer value is divided into chained chunks."""
 
 _BOUNDS: Final = (
     *(-(2**63), -(2**31), -(2**15), -(2**7), -(2**5)),
     *(0, 2**7, 2**8, 2**15, 2**16, 2**31, 2**32, 2**63, 2**64),
 )
-"""Where the classes of integers begin. The bounds at 2^15 and 2^31 are those of positive numbers in signed types."""
+"""First integer of each class. A pseudonym is in the class of its value.
+
+The bounds 2^15 and 2^31 are the limits of positive numbers in signed types.
+"""
 
 _CHARACTERS: Final[Sequence[int]] = (0, 0x20, 0x40, 0x41, 0x7F, 0x80, 0x800, 0xD800, 0xE000, 0x10000, 0x110000)
-"""Where the classes of characters begin: each has one length in UTF-8. An ``@`` stays, because it divides topics."""
+"""First code point of each class of characters. All characters of a class have the same length in UTF-8.
+
+``@`` is a class of its own and so stays, because it separates the parts of topics.
+"""
 
 _OCTETS: Final[Sequence[int]] = (*_CHARACTERS[:6], 0x100)
-"""The same for what is no UTF-8, byte by byte."""
+"""First value of each class of bytes, for texts that are not UTF-8."""
 
 _FLOATS: Final = {4: (0x7F800000, 0x80000000), 8: (0x7FF0000000000000, 0x8000000000000000)}
-"""By width: the bits of an exponent that makes no finite number, and the sign."""
+"""Bit masks by width in bytes: the exponent, whose bits are all set in infinities and NaN, and the sign."""
 
 
 class Pseudonyms:
-    """One renaming of everything. Who has the key can undo it.
+    """A keyed mapping of values to pseudonyms. Anyone who has the key can undo it.
 
     Args:
-        key: any bytes; two renamings with equal keys are the same.
+        key: any bytes. Equal keys give equal pseudonyms.
     """
 
     def __init__(self, key: bytes) -> None:
@@ -60,7 +69,7 @@ class Pseudonyms:
         self._keyed: Final = hashlib.blake2b(key=self._key, digest_size=8)
 
     def number(self, value: int) -> int:
-        """The name of an integer between -2^63 and 2^64, in its class."""
+        """Return the pseudonym of an integer from -2^63 up to 2^64 - 1. The pseudonym is in the value's class."""
         at = bisect_right(_BOUNDS, value)
         low, size = _BOUNDS[at - 1], _BOUNDS[at] - _BOUNDS[at - 1]
         found = value - low
@@ -70,9 +79,10 @@ class Pseudonyms:
                 return low + found
 
     def octets(self, value: bytes) -> bytes:
-        """The name of a byte string, of the same length.
+        """Return the pseudonym of a byte string, of the same length.
 
-        Its last eight bytes are renamed as the integer that they are, because some routers read no more of a hash.
+        The last eight bytes are replaced like the integer that they encode, because some routers read only these bytes
+        of a hash.
         """
         head, tail = value[:-8], value[-8:]
         if len(tail) < 8:
@@ -81,9 +91,11 @@ class Pseudonyms:
         return bytes(renamed) + self.number(int.from_bytes(tail, "big")).to_bytes(8, "big")
 
     def text(self, value: bytes, taken: Callable[[str], object] = lambda _: False) -> bytes:
-        """The name of a text: as many bytes, and UTF-8 if the value is. ``taken`` says which names are no choice.
+        """Return the pseudonym of a text. It has the value's length in bytes, and is UTF-8 if the value is.
 
-        The value itself must not be taken, or no name may be found.
+        Args:
+            value: the text. ``taken`` must be false for it, or the search for a pseudonym may not end.
+            taken: returns whether a text must not be used as a pseudonym.
         """
         try:
             found, classes = value.decode(), _CHARACTERS
@@ -103,7 +115,12 @@ class Pseudonyms:
                 return octets
 
     def floating(self, bits: int, width: int) -> int:
-        """The name of a float of so many bytes, given and found by its bits. Zeros, infinities and NaN stay."""
+        """Return the bits of a float's pseudonym. Zeros, infinities and NaN stay.
+
+        Args:
+            bits: the float's bits.
+            width: the float's size in bytes.
+        """
         exponent, sign = _FLOATS[width]
         if bits & exponent == exponent or not bits & ~sign:
             return bits
@@ -113,7 +130,7 @@ class Pseudonyms:
                 return bits
 
     def _bits(self, domain: bytes, value: int, bits: int) -> int:
-        """A permutation of the integers of so many bits."""
+        """Permute the integers of ``bits`` bits by a Feistel network. ``domain`` selects the permutation."""
         low = bits - bits // 2
         left, right = value >> low, value & (1 << low) - 1
         here, there = (1 << bits - low) - 1, (1 << low) - 1
@@ -125,7 +142,7 @@ class Pseudonyms:
         return left << low | right
 
     def _digits(self, domain: bytes, digits: list[int], sizes: Sequence[int]) -> list[int]:
-        """A permutation of the tuples in which digit i is below ``sizes[i]``."""
+        """Permute the tuples in which digit i is below ``sizes[i]``. ``domain`` selects the permutation."""
         found: list[int] = []
         for at in range(0, len(digits), _CHUNK):
             end = at + _CHUNK
@@ -155,24 +172,24 @@ def _is_utf8(value: bytes) -> bool:
 
 
 class _Role(Enum):
-    """What a value is by its place."""
+    """The role of a value, by its position in the payload."""
 
     CONTENT = auto()
-    """It gets a pseudonym, and so does everything inside."""
+    """Replaced by a pseudonym, including all values inside."""
     NUMBER = auto()
-    """A number that kvbus decides by: a size, a group, a rank, a time."""
+    """A number that stays, because kvbus's decisions depend on it: a size, a group, a rank, a time."""
     NUMBERS = auto()
-    """A list of such numbers."""
+    """A list of numbers that stay."""
     BATCH = auto()
     EVENTS = auto()
     EVENT = auto()
     WORD = auto()
-    """The engine's: a type of events, the name of a field, a kind of groups."""
+    """A word of the engine's code, which stays: a type of events, the name of a field, a kind of groups."""
     MEDIUM = auto()
     SEVENTH = auto()
-    """A LoRA's name, or a map with a salt (SGLang 0.5.18 and 0.5.19)."""
+    """The name of a LoRA adapter, or a map with a salt (SGLang 0.5.18 and 0.5.19)."""
     SALT_NAME = auto()
-    """A name in that map."""
+    """A key in the map of `SEVENTH`."""
 
 
 _C, _N, _W, _M = _Role.CONTENT, _Role.NUMBER, _Role.WORD, _Role.MEDIUM
@@ -189,14 +206,14 @@ _EVENT_FIELDS: Final = {
     b"remaining_copy_counts": _Role.NUMBERS,
 }
 _OF: Final = {_Role.EVENTS: _Role.EVENT, _Role.NUMBERS: _N}
-"""What is in an array."""
+"""Role of an array's items, by the array's role."""
 
 _TAG: Final = (_W,)
 _ROWS: Final = {
     b"BlockStored": (*_TAG, _C, _C, _C, _N, _C, _M, _Role.SEVENTH, _C, _N, _W, _N),
     b"BlockRemoved": (*_TAG, _C, _M, _N),
 }
-"""Of positional events, by their tag."""
+"""Roles of the items of positional events, by tag."""
 
 _is_word: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}").fullmatch
 _STAYS: Final[dict[_Role, Callable[[str], bool]]] = {
@@ -204,42 +221,42 @@ _STAYS: Final[dict[_Role, Callable[[str], bool]]] = {
     _M: lambda text: medium_key(text) is not None,
     _Role.SALT_NAME: lambda text: text == "cache_salt",
 }
-"""By role, what says of a text whether it stays."""
+"""By role, a function that returns whether a text stays."""
 
 _INT: Final = rb"(?:[\x00-\x7f\xe0-\xff]|[\xcc\xd0].|[\xcd\xd1]..|[\xce\xd2].{4}|[\xcf\xd3].{8})"
 _ITEM: Final = rb"(?:" + _INT + rb"|\x92" + _INT + _INT + rb")"
 _ITEM_BYTES: Final = 19
-"""The longest pair of integers."""
+"""Bytes of the longest pair of integers in msgpack."""
 
 _run: Final = re.compile(_ITEM + rb"*+", re.DOTALL).match
 _items: Final = re.compile(_ITEM, re.DOTALL).findall
 _ints: Final = re.compile(_INT, re.DOTALL).findall
 
 _WIDTHS: Final = {0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8}
-"""Bytes of a number, by its head."""
+"""Bytes of a number, by its first msgpack byte."""
 
 _LENGTHS: Final = {0xD9: 1, 0xDA: 2, 0xDB: 4, 0xC4: 1, 0xC5: 2, 0xC6: 4, 0xC7: 1, 0xC8: 2, 0xC9: 4}
-"""Bytes of the length, by the head of a text, a byte string or an extension."""
+"""Bytes of the length, by the first msgpack byte of a text, a byte string or an extension."""
 
 _COUNTS: Final = {0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}
-"""Bytes of the count, by the head of an array or a map."""
+"""Bytes of the count, by the first msgpack byte of an array or a map."""
 
 _TIME: Final = 0xFF
-"""The type of an extension that is a time."""
+"""Extension type of a timestamp."""
 
 _LONGEST: Final = 1 << 10
-"""Bytes of a text that is remembered."""
+"""Maximum number of bytes of a text whose pseudonym is cached."""
 
 
 class _Open:
-    """An array or a map whose items are being read. The items of a map are names and values in turn.
+    """An array or a map whose items are being read. The items of a map are alternately keys and values.
 
     Attributes:
-        left: items that are to come.
-        row: the roles of an array's first items.
-        role: the role of the others.
-        name: the role of the names of a map; None in an array.
-        fields: the roles of values, by their names.
+        left: number of unread items.
+        row: roles of an array's first items.
+        role: role of the other items, or of map values whose key is not in ``fields``.
+        name: role of a map's keys; None in an array.
+        fields: roles of a map's values, by key.
     """
 
     __slots__ = ("_at", "_value", "fields", "left", "name", "role", "row")
@@ -267,7 +284,7 @@ class _Open:
         return self.role is _Role.CONTENT and self.name is None and not self.row
 
     def next_role(self) -> _Role:
-        """Count an item that begins; its role."""
+        """Count the next item, and return its role."""
         at = self._at
         self._at += 1
         self.left -= 1
@@ -279,7 +296,7 @@ class _Open:
         return self.name
 
     def read_text(self, value: bytes) -> None:
-        """The item was this text. It may be the name of the next one, or the tag of an event."""
+        """Record that the last item was this text. It may be the key of the next value, or the tag of an event."""
         if self.name is not None:
             if self._at & 1:
                 self._value = self.fields.get(value, self.role)
@@ -288,7 +305,7 @@ class _Open:
 
 
 def _opened(role: _Role, count: int, *, is_map: bool) -> _Open:
-    """An array or a map in this role, with so many items or pairs of them."""
+    """Return the reader of an array or a map in this role. ``count`` is the number of items or of key-value pairs."""
     if is_map:
         if role is _Role.BATCH:
             return _Open(2 * count, name=_W, fields=_BATCH_FIELDS)
@@ -301,9 +318,10 @@ def _opened(role: _Role, count: int, *, is_map: bool) -> _Open:
 
 
 def _bounds(data: bytes, at: int) -> tuple[int, int]:
-    """Where the bytes of a value begin and end; behind the data where it is cut off or no msgpack.
+    """Return the start and the end of a value's content, after its header.
 
-    The items of an array or a map are values of their own.
+    The end is after the end of the data if the value is truncated or is not msgpack. The content of an array or a map
+    is empty, because its items are separate values.
     """
     head = data[at]
     start, size = at + 1, 0
@@ -325,7 +343,7 @@ def _bounds(data: bytes, at: int) -> tuple[int, int]:
 
 
 class _Numbers(dict[bytes, bytes]):
-    """Integers, and pairs of them, as msgpack; their names are in the same spelling."""
+    """Pseudonyms of integers and of pairs of integers. Key and pseudonym are msgpack of the same format and length."""
 
     def __init__(self, names: Pseudonyms, remembered: int) -> None:
         self._names: Final = names
@@ -348,12 +366,12 @@ class _Numbers(dict[bytes, bytes]):
 
 
 class Anonymizer:
-    """Renames what messages hold. It keeps no message, and a bounded number of values.
+    """Replaces the values in messages by pseudonyms. It keeps no message, and caches a bounded number of pseudonyms.
 
     Args:
-        names: the renaming.
-        remembered: how many numbers, as to find a name takes fifty times as long as to look it up. Of texts it is a
-            sixteenth as many.
+        names: the pseudonyms.
+        remembered: maximum number of cached numbers, because computing a pseudonym takes fifty times as long as a
+            look-up. The cache of texts has a sixteenth of this size.
     """
 
     def __init__(self, names: Pseudonyms, remembered: int = 1 << 18) -> None:
@@ -362,20 +380,20 @@ class Anonymizer:
         self._max_texts: Final = remembered // 16
         self._texts: Final[dict[tuple[bytes, _Role], bytes]] = {}
         self.unreadable = 0
-        """Payloads that are not one whole value of msgpack."""
+        """Number of payloads that are not exactly one complete msgpack value."""
 
     def message(self, message: Message) -> Message:
-        """The message under other names; time and seq stay."""
+        """Return the message with pseudonyms in its topic and payload. Time and seq stay."""
         return Message(message.t, self.topic(message.topic), message.seq, self.payload(message.payload))
 
     def topic(self, topic: bytes) -> bytes:
-        """A topic; the ``kv@`` that llm-d demands stays."""
+        """Return the pseudonym of a topic. The prefix ``kv@``, which llm-d requires, stays."""
         if topic.startswith(b"kv@"):
             return b"kv@" + self._names.text(topic[3:])
         return self._names.text(topic, lambda name: name.startswith("kv@"))
 
     def payload(self, payload: bytes) -> bytes:
-        """A batch, or anything else."""
+        """Return a payload, a batch or any other bytes, with pseudonyms of the same length."""
         out = bytearray()
         whole, at = self._read(payload, out)
         self.unreadable += not (whole and at == len(payload))
@@ -383,7 +401,10 @@ class Anonymizer:
         return bytes(out)
 
     def _read(self, data: bytes, out: bytearray) -> tuple[bool, int]:
-        """Rewrite one value; whether it is whole, and where it ends or ceases to be msgpack."""
+        """Append the rewritten first value of the data to ``out``.
+
+        Return whether the value is complete, and the position where it ends or stops being msgpack.
+        """
         stack = [_Open(1, _Role.BATCH)]
         at = 0
         while stack:
@@ -414,7 +435,10 @@ class Anonymizer:
         return True, at
 
     def _copy_items(self, data: bytes, at: int, array: _Open, out: bytearray) -> int:
-        """Rewrite the integers, and pairs of them, that an array begins with, all at once; how many bytes they are."""
+        """Rewrite all integers and pairs of integers at the start of an array, which is faster than one by one.
+
+        Return the number of their bytes.
+        """
         run = _run(data, at, at + _ITEM_BYTES * array.left)
         found = _items(run[0])[: array.left] if run is not None else []
         numbers = self._numbers
@@ -423,7 +447,7 @@ class Anonymizer:
         return sum(map(len, found))
 
     def _renamed(self, header: bytes, value: bytes, role: _Role) -> bytes:
-        """The name of a number, text, byte string or extension, without its header."""
+        """Return the pseudonym of a number, text, byte string or extension, without the header."""
         head = header[0]
         if 0xA0 <= head <= 0xBF or 0xD9 <= head <= 0xDB:
             return self._text(value, role)

@@ -1,7 +1,8 @@
 """The capture format: JSON lines, one published message per line.
 
-A line is ``{"t": 0.0107, "topic": "", "seq": 1, "payload": "k8tB2s…"}``: seconds since the recording began, the topic
-in base64, the sequence number, the msgpack batch in base64. A file whose name ends in ``.gz`` is compressed.
+A line is ``{"t": 0.0107, "topic": "", "seq": 1, "payload": "k8tB2s…"}``. ``t`` is the number of seconds since the
+recording began. The topic and the payload (a msgpack batch) are in base64. A file whose name ends in ``.gz`` is
+compressed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class CaptureError(KvbusError):
-    """kvbus cannot read or write a capture. The message has file and line."""
+    """A capture cannot be read or written. The message names the file and, for an invalid line, its number."""
 
     exit_code = ExitCode.CONFIG
 
@@ -48,10 +49,10 @@ _ENCODER: Final = msgspec.json.Encoder()
 
 
 def read_capture(path: Path) -> Iterator[Message]:
-    """Yield a capture's messages; ``-`` reads standard input.
+    """Yield the messages of a capture. The path ``-`` stands for standard input.
 
     Raises:
-        CaptureError: the file cannot be read, or a line is no message.
+        CaptureError: the file cannot be read, or a line is not a message.
     """
     number = 0
     try:
@@ -71,14 +72,15 @@ def read_capture(path: Path) -> Iterator[Message]:
 
 
 class CaptureWriter:
-    """Write a capture, which holds prompts. `write` flushes every line, except in a compressed file.
+    """Writes a capture. `write` flushes every line, except in a compressed file.
 
     Args:
-        path: the file to create, readable by its owner alone; ``-`` writes to standard output.
-        replace: whether an existing file is replaced.
+        path: the file to create. Only its owner can read it, because a capture contains the tokens of prompts.
+            ``-`` stands for standard output.
+        replace: whether to replace an existing file.
 
     Raises:
-        CaptureError: the file cannot be created, or exists.
+        CaptureError: the file cannot be created, or it exists and must not be replaced.
     """
 
     def __init__(self, path: Path, *, replace: bool = False) -> None:
@@ -104,17 +106,17 @@ class CaptureWriter:
             if self.path.suffix != ".gz":
                 self._file.flush()
         except BrokenPipeError:
-            raise  # the reader of our standard output has closed it, which is no error of the capture
+            raise  # the reader of standard output has closed the pipe, which is not an error of the capture
         except OSError as error:
             self._failed = True
             raise CaptureError(f"{self.path}: {error.strerror}") from error
         self.written += 1
 
     def close(self) -> None:
-        """Finish the file.
+        """Close the file. Standard output stays open.
 
         Raises:
-            CaptureError: writing the rest fails, for example on a full disk.
+            CaptureError: the buffered lines cannot be written, for example because the disk is full.
         """
         if self._file is sys.stdout.buffer:
             return
@@ -136,7 +138,7 @@ class CaptureWriter:
 def _open(path: Path, mode: Literal["rb", "wb"]) -> IO[bytes]:
     if str(path) == "-":
         return sys.stdin.buffer if mode == "rb" else sys.stdout.buffer
-    if mode == "wb" and (path.is_file() or not path.exists()):  # what is neither, such as a pipe, is written to
+    if mode == "wb" and (path.is_file() or not path.exists()):  # a pipe or device is not created but only opened
         os.close(os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_CREAT | os.O_EXCL, 0o600))
     if path.suffix == ".gz":
         return cast("IO[bytes]", gzip.open(path, mode))

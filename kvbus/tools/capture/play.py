@@ -1,8 +1,8 @@
-"""Publish a capture as its engine did.
+"""Publish the batches of a capture as the recorded engine did.
 
-The player keeps the capture's sequence numbers. Where they go back, the engine had restarted: the player closes its
-sockets, opens them again, and empties the replay buffer. `schedule` decides the faults. It is pure and seeded, so that
-a failed run can be repeated.
+The player keeps the capture's seqs. A seq that goes back means that the engine had restarted. The player then closes
+its sockets, opens them again, and empties the replay buffer. `schedule` chooses the faults. It does no I/O and has a
+seed, so that a failed run can be repeated.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kvbus.transport.engine.publisher import EnginePublisher
 
 
-_LINGER: Final = 0.2  # seconds for the last batches of an epoch to reach the wire
+_LINGER: Final = 0.2  # seconds that closing sockets get to send the last batches of an epoch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,11 +27,11 @@ class Faults:
     """Probability of each fault per batch, from 0 to 1.
 
     Attributes:
-        drop: buffered for replay, but not sent live.
-        duplicate: sent live twice.
-        swap: sent live after the next batch.
-        hole: neither sent nor buffered, though its seq is used up: no replay has it.
-        seed: seed of the faults.
+        drop: the batch is buffered for replay, but not sent live.
+        duplicate: the batch is sent live twice.
+        swap: the batch is sent live after the next batch.
+        hole: the batch is neither sent nor buffered, so no replay has its seq.
+        seed: seed of the random choices.
     """
 
     drop: float = 0.0
@@ -43,12 +43,12 @@ class Faults:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """The engine restarts."""
+    """Step: restart the publisher as an engine does."""
 
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """Publish a batch."""
+    """Step: buffer a batch for replay and, if ``live``, send it."""
 
     message: Message
     live: bool = True
@@ -56,7 +56,7 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """Send an earlier batch live, late or once more."""
+    """Step: send a buffered batch live, either late or a second time."""
 
     seq: int
 
@@ -77,7 +77,7 @@ class Stats:
 
 
 def schedule(messages: Iterable[Message], faults: Faults, stats: Stats) -> Iterator[Step]:
-    """Yield the steps of a publisher that plays `messages`, and count them in `stats`."""
+    """Yield the publisher's steps that play `messages` with faults, and count them in `stats`."""
     rng = random.Random(faults.seed)  # noqa: S311 - repeatable on purpose
     last = -1
     late: int | None = None  # a swapped batch that waits for the next one
@@ -131,14 +131,14 @@ async def play(
     """Publish a capture.
 
     Args:
-        publisher: the publisher, started.
-        read: opens the capture; called once per loop.
+        publisher: a started publisher.
+        read: returns the capture's messages; called once per loop.
         pace: ``rate`` for a fixed rate, ``recorded`` for the times in the capture.
-        rate: batches per second.
-        speed: factor on the recorded pace.
-        loop: begin again at the end, each time as a new epoch of the engine; then `play` never returns.
-        faults: faults to make; each loop has its own seed.
-        subscribers: subscribers to wait for at the start of each epoch, so that they miss none of its batches.
+        rate: batches per second at a fixed rate.
+        speed: factor by which the recorded pace is sped up.
+        loop: whether to repeat the capture for ever, each time as a new epoch of the engine. `play` then never returns.
+        faults: faults to make. Each loop has its own seed.
+        subscribers: number of subscribers to wait for at the start of each epoch, so that they miss no batch.
         stats: counters to update while playing.
 
     Returns:
@@ -171,7 +171,7 @@ async def play(
 
 
 async def _paced(steps: Iterator[Step], rate: float | None, speed: float) -> AsyncIterator[Step]:
-    """Yield each step when it is due. Only batches take time."""
+    """Yield each step when it is due. Only `Publish` steps wait."""
     loop = asyncio.get_running_loop()
     start = loop.time()
     due = start
@@ -182,7 +182,7 @@ async def _paced(steps: Iterator[Step], rate: float | None, speed: float) -> Asy
                 if origin is None:
                     origin = step.message.t
                 due = start + (step.message.t - origin) / speed
-            # the loop's timer is no finer than a millisecond, so a few batches may leave together
+            # the event loop's timer has a resolution of a millisecond, so a few batches may be sent together
             early = due - loop.time()
             await asyncio.sleep(early if early > 0.001 else 0)
             if rate is not None:

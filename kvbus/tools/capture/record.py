@@ -33,16 +33,18 @@ async def record(
     anonymizer: Anonymizer | None = None,
     stats: Stats | None = None,
 ) -> Stats:
-    """Write every message of a stream until a limit is reached.
+    """Write every message of a stream to a capture until a limit is reached.
+
+    The recorder counts gaps and restarts but does not repair them. It counts but does not write messages that are not
+    ``[topic, seq, payload]``.
 
     Args:
-        subscriber: the stream, started.
+        subscriber: a started subscriber of the stream.
         writer: the capture.
-        count: messages to record, None for no limit.
-        seconds: time to record, None for no limit.
-        anonymizer: writes other names for tokens, hashes, salts and names, None for those that came.
-        stats: counters to update while recording. The recorder counts gaps and restarts and does not repair them. It
-            counts and leaves out messages that are not ``[topic, seq, payload]``.
+        count: maximum number of messages; None for no limit.
+        seconds: maximum time; None for no limit.
+        anonymizer: replaces tokens, hashes, salts and names by pseudonyms; None to record them unchanged.
+        stats: counters to update while recording.
 
     Returns:
         The counters.

@@ -1,18 +1,18 @@
-"""A prefix cache in miniature: real allocation, hits, reference counts and eviction, without a model.
+"""A small prefix cache with real allocation, hits, reference counts and eviction, but without a model.
 
 The cache is pure and deterministic. It keeps a fixed pool of blocks, as vLLM's block pool does. A request references
 the blocks of its longest cached prefix, and allocates the rest from the least recently freed blocks, which evicts their
-old content. A finished request frees its last block first, so leaves go before their parents. Real engines differ in
-one rule, which decides the events:
+old content. A finished request frees its last block first, so leaves are evicted before their parents. Engines differ
+in one rule, which determines the events:
 
 * With ``copies=True`` (vLLM) a prompt that is cached in full still computes its last block again, into a
   second physical block with the same hash: the hash is stored twice and removed twice.
-* With ``copies=False`` (SGLang's radix cache) the request moves over to the cached block: every hash is
-  stored once.
+* With ``copies=False`` (SGLang's radix cache) the request uses the cached block instead of its own. Each hash
+  is stored once.
 
 A finished request writes its blocks to the lower tiers (write-through, parents first). A request whose prefix continues
-in a lower tier copies the block back (onboard): the block is then live in both. Events are abstract;
-`kvbus.tools.sim.dialects` gives them an engine's form.
+in a lower tier copies the block back to the GPU pool (onboard). The block is then live in both tiers. Events are
+abstract. `kvbus.tools.sim.dialects` encodes them in an engine's dialect.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ GPU: Final = "GPU"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
-    """One full block's content, independent of its copies.
+    """The content of one full block, independent of its copies.
 
     Attributes:
-        digest: 32 bytes, sha256 chained over the whole prefix.
-        parent: the block before it, None at the start of a prompt.
-        tokens: its token ids, ``block_size`` of them.
-        tenant: its LoRA adapter or cache salt, "" for none.
+        digest: SHA-256 chained over the complete prefix, 32 bytes.
+        parent: the previous block of the prompt; None for the first block.
+        tokens: its ``block_size`` token ids.
+        tenant: its LoRA adapter or cache salt; "" for none.
     """
 
     digest: bytes
@@ -48,7 +48,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A run of blocks became live. Each block is the parent of the next."""
+    """Event: a run of blocks became live. Each block is the parent of the next one."""
 
     blocks: tuple[Block, ...]
     tier: str
@@ -57,7 +57,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """One copy of each block is gone from a tier."""
+    """Event: one copy of each block was removed from a tier."""
 
     blocks: tuple[Block, ...]
     tier: str
@@ -66,7 +66,7 @@ class Removed:
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """The GPU pool was reset: nothing is left in it."""
+    """Event: the GPU pool was reset and is empty."""
 
 
 Event = Stored | Removed | Cleared
@@ -81,7 +81,7 @@ class LiveBlock:
 
 
 def make_block(parent: Block | None, tokens: Sequence[int], tenant: str = "") -> Block:
-    """Hash one block's tokens, chained to its parent. `tenant` separates equal prompts of two tenants."""
+    """Return a block whose hash is chained to its parent's. Equal prompts of two tenants get different hashes."""
     digest = hashlib.sha256(parent.digest if parent else tenant.encode())
     digest.update(struct.pack(f"<{len(tokens)}Q", *tokens))
     return Block(digest.digest(), parent, tuple(tokens), tenant)
@@ -98,12 +98,12 @@ class _Slot:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A request that holds blocks.
+    """A running request and its blocks.
 
     Attributes:
-        tokens: all tokens, prompt first; the engine knows the output in advance.
+        tokens: prompt and output tokens. The simulated output is known in advance.
         prompt: number of prompt tokens.
-        computed: number of tokens in the cache.
+        computed: number of computed tokens, including prompt tokens found in the cache.
         cached_prompt: number of prompt tokens found in the cache.
         tenant: its LoRA adapter or cache salt.
     """
@@ -128,11 +128,11 @@ class PrefixCache:
     Args:
         blocks: size of the GPU pool in blocks.
         block_size: tokens per block.
-        copies: True if several physical blocks may have one hash (vLLM), False if only one may (SGLang).
+        copies: whether several physical blocks may have the same hash (vLLM: True, SGLang: False).
         tiers: capacity in blocks of each lower tier, fastest first, e.g. ``{"CPU": 4000, "DISK": 20000}``.
         group_idx: the KV-cache group in its events.
 
-    Every method that changes the cache adds events; `take_events` returns them.
+        Every method that changes the cache records events. `take_events` returns them.
     """
 
     def __init__(
@@ -160,29 +160,29 @@ class PrefixCache:
 
     @property
     def free_blocks(self) -> int:
-        """Blocks without a reference, cached or not: requests can take them."""
+        """Number of blocks without a reference, cached or not. A new request can allocate them."""
         return len(self._free)
 
     def take_events(self) -> list[Event]:
-        """Return the events since the last call, in order."""
+        """Return the events since the last call, oldest first."""
         events, self._events = self._events, []
         return events
 
     def fits(self, length: int) -> bool:
-        """Whether a request of `length` tokens, prompt and output, can start now."""
+        """Return whether a request of `length` tokens, prompt and output together, can start now."""
         return self._blocks_for(length) <= self.free_blocks
 
     def start(self, tokens: Sequence[int], prompt: int, tenant: str = "") -> Request:
-        """Admit a request: reference its cached prefix and allocate blocks for all the rest.
+        """Admit a request: reference the blocks of its cached prefix, and allocate blocks for its other tokens.
 
         Args:
             tokens: prompt and output together.
             prompt: number of prompt tokens. A request always computes the last prompt token. So a prompt that is
-                cached to its end still computes one block (vLLM's rule, and the reason for second copies).
+                completely cached still computes one block. (This is vLLM's rule and the reason for second copies.)
             tenant: its LoRA adapter or cache salt.
 
         Raises:
-            ValueError: it does not fit; check `fits` first.
+            ValueError: the request does not fit. Check `fits` first.
         """
         if not self.fits(len(tokens)):
             raise ValueError(f"{len(tokens)} tokens do not fit in {self.free_blocks} free blocks")
@@ -204,7 +204,7 @@ class PrefixCache:
             slot = request.slots[len(request.chain)]
             copies = self._cached.get(block.digest)
             if copies and not self._copies:
-                # a radix cache keeps its own page and frees the request's
+                # a radix cache keeps the cached page and frees the request's page
                 own, slot = slot, next(iter(copies.values()))
                 self._reference(slot)
                 block = slot.block or block
@@ -220,7 +220,7 @@ class PrefixCache:
         self._flush(stored, GPU)
 
     def finish(self, request: Request) -> None:
-        """Free a request's blocks, leaf first. Cached blocks stay until their eviction."""
+        """Free a request's blocks, leaf first. Cached blocks stay until they are evicted."""
         del self._running[id(request)]
         for tier in self._tiers:
             self._write_through(request.chain, tier)
@@ -229,15 +229,15 @@ class PrefixCache:
             if slot.refs:
                 continue
             self._free[slot.number] = slot
-            if slot.block is None:  # never full: reuse it first
+            if slot.block is None:  # the block never became full, so it is reused first
                 self._free.move_to_end(slot.number, last=False)
 
     def clear(self, *, lower_tiers: bool = True) -> None:
-        """Reset the cache: requests end, the GPU pool empties.
+        """End all requests and empty the GPU pool.
 
         Args:
-            lower_tiers: True empties these too, with a removal for every block, because `Cleared` is about the GPU pool
-                only.
+            lower_tiers: whether to empty the lower tiers too. Their blocks get removal events, because `Cleared` is
+                only about the GPU pool.
         """
         for request in list(self._running.values()):
             self.finish(request)
@@ -253,7 +253,7 @@ class PrefixCache:
         self._events.append(Cleared())
 
     def live_blocks(self) -> dict[tuple[int, str, bytes], LiveBlock]:
-        """Return the true live set, keyed by (group_idx, tier, digest)."""
+        """Return the true live blocks by (group_idx, tier, digest)."""
         live: dict[tuple[int, str, bytes], LiveBlock] = {}
         for digest, slots in self._cached.items():
             block = next(iter(slots.values())).block
@@ -290,7 +290,10 @@ class PrefixCache:
         return slot
 
     def _reuse(self, request: Request, reusable: int) -> None:
-        """Take the longest cached prefix, and copy blocks of a lower tier into the GPU pool."""
+        """Reference the longest cached prefix of up to `reusable` blocks.
+
+        Blocks that are only in a lower tier are copied into the GPU pool.
+        """
         onboarded: list[Block] = []
         while len(request.chain) < reusable:
             block = self._block_of(request)
@@ -298,7 +301,7 @@ class PrefixCache:
             if copies:
                 slot = next(iter(copies.values()))
                 self._reference(slot)
-                block = slot.block or block  # share the chain: one object per block, not per request
+                block = slot.block or block  # requests share one object per block
                 self._flush(onboarded, GPU)
             elif any(block.digest in held for _, held in self._tiers.values()):
                 slot = self._allocate()

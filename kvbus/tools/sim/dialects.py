@@ -1,8 +1,8 @@
-"""The wire dialects of engine releases, and a cache's events as payloads of one of them.
+"""The dialects of engine releases, and the encoder that writes a cache's events in a dialect.
 
-There is a row for each release that changed the format. Positional events always have every field of their row,
-trailing nulls included. Map events leave out the fields of ``omitted`` that are None, as both engines' structs do. The
-source of each row is the release's own structs; the tests compare the payloads with captured bytes.
+There is a dialect for each release that changed the format. Positional events always have every field of their
+dialect, including trailing nulls. Map events leave out the fields of ``omitted`` that are None, as both engines'
+structs do. Each dialect is taken from the release's own structs. The tests compare the payloads with captured bytes.
 """
 
 from __future__ import annotations
@@ -46,26 +46,27 @@ class Dialect:
     """The event format of one release.
 
     Attributes:
-        name: key in `DIALECTS`; it names the first release with this format.
+        name: key in `DIALECTS`: the first release with this format.
         stored: fields of BlockStored after the tag.
         removed: fields of BlockRemoved after the tag.
-        maps: events are maps tagged by ``type``, else arrays with the tag first.
+        maps: whether events are maps tagged by ``type``, not arrays with the tag first.
         omitted: fields that a map leaves out when they are None.
-        framing: replay framing of the release.
+        framing: framing of the release's replay answers.
         batch_length: elements of a batch: 3 with a rank, 2 without (vLLM 0.9.0).
-        hashes: form of a 32-byte digest: its low 64 bits unsigned, its high 64 bits signed, or raw bytes.
-        chained: False where a hash covers only its own page, so that equal pages collide (SGLang up to 0.5.5).
-        units: content of one BlockStored: a run of blocks, or one page.
-        removed_units: the same for BlockRemoved.
-        parents: False where the parent is always null (llm-d-inference-sim).
-        sizes: False where block_size is always 0 (llm-d-inference-sim).
-        adapters: False where lora_name is always null.
-        salt_element: an 8th element ``{"cache_salt": …}`` on the stores of a tenant (SGLang 0.5.18, 0.5.19).
-        clears_first: an epoch begins with AllBlocksCleared (SGLang).
-        single_events: a batch has one event (TensorRT-LLM through Dynamo).
-        copies: the cache keeps several copies of a hash (vLLM).
+        hashes: how a 32-byte digest is sent: its low 64 bits unsigned, its high 64 bits signed, or raw bytes.
+        chained: False if a hash covers only its own page, so that equal pages collide (SGLang up to 0.5.5).
+        units: content of one BlockStored event: a run of blocks, or one page.
+        removed_units: content of one BlockRemoved event: a run of blocks, or one page.
+        parents: False if the parent is always null (llm-d-inference-sim).
+        sizes: False if block_size is always 0 (llm-d-inference-sim).
+        adapters: False if lora_name is always null.
+        salt_element: whether a tenant's BlockStored events have an 8th element ``{"cache_salt": …}`` (SGLang 0.5.18,
+            0.5.19).
+        clears_first: whether an epoch begins with AllBlocksCleared (SGLang).
+        single_events: whether each batch has exactly one event (TensorRT-LLM through Dynamo).
+        copies: whether the cache keeps several copies of a hash (vLLM).
         token_offset: number added to every token id.
-        media: name of each tier; empty if events have no medium.
+        media: medium of each tier in events; empty if events have no medium.
     """
 
     name: str
@@ -95,7 +96,7 @@ class Dialect:
         return "group_idx" in self.stored
 
     def with_hashes(self, hashes: Hashes) -> Dialect:
-        """Return the dialect with another hash form; vLLM from 0.10.2 on has ``bytes`` as an option."""
+        """Return the dialect with another form of hashes. vLLM has the option ``bytes`` since 0.10.2."""
         return replace(self, hashes=hashes)
 
     def hash_of(self, block: Block) -> int | bytes:
@@ -168,7 +169,8 @@ DIALECTS: Final[Mapping[str, Dialect]] = MappingProxyType(
             _sglang("sglang-0.5.18", _MEDIUM, units="run", removed_units="run", salt_element=True),
             _sglang_map("sglang-0.5.20", framing="3"),
             _sglang_map("sglang-0.5.23", "lora_name", framing="4"),
-            # as proposed: vLLM's required fields always, and the salt in extra_keys too
+            # As proposed in the pull request of this number: vLLM's required fields are always sent, and extra_keys
+            # also has the salt.
             _sglang(
                 "sglang-39991",
                 (*_V18, "cache_salt", "session_id"),
@@ -188,7 +190,7 @@ DIALECTS: Final[Mapping[str, Dialect]] = MappingProxyType(
                 removed_units="run",
                 single_events=True,
             ),
-            # its own publisher, TensorRT-LLM#17023: of vLLM 0.26's fields those that it fills in
+            # TensorRT-LLM's own publisher (TensorRT-LLM#17023). It has the fields of vLLM 0.26 that it fills in.
             Dialect(
                 name="trtllm-native",
                 stored=_V14,
@@ -228,8 +230,8 @@ class BatchEncoder:
     """Encode abstract events as the payloads of one engine rank.
 
     Args:
-        dialect: the release to imitate.
-        rank: data-parallel rank in every batch.
+        dialect: the dialect to write.
+        rank: data-parallel rank that every batch names.
         kinds: ``kv_cache_spec_kind`` by group index, for releases that send it.
     """
 
@@ -239,7 +241,7 @@ class BatchEncoder:
         self._kinds = kinds
 
     def encode(self, events: Iterable[Event], now: float) -> list[bytes]:
-        """Encode one step's events; `now` is Unix time in seconds. Without events there is no payload."""
+        """Return one step's events as payloads; none without events. `now` is Unix time in seconds."""
         written = [written for event in self._merged(events) for written in self._write(event)]
         if not written:
             return []
@@ -248,18 +250,18 @@ class BatchEncoder:
         return [self.batch(written, now)]
 
     def batch(self, written: list[Any], now: float) -> bytes:
-        """Encode a batch of events that have their wire form already."""
+        """Encode a batch of events that already have their wire form."""
         batch = [now, written, self._rank]
         return msgspec.msgpack.encode(batch[: self.dialect.batch_length])
 
     def entries(self, live: Mapping[tuple[int, str, bytes], LiveBlock]) -> list[dict[str, Any]]:
-        """Return a cache's live set as a correct reader of this dialect's stream sees it.
+        """Return a cache's live blocks as a correct reader of this dialect's stream sees them.
 
         Returns:
-            One entry for each live (group_idx, medium, hash), parents before children: ``hash`` (int, hex for
-            bytes), ``group_idx``, ``medium``, ``copies``, ``kind``,
-            ``parent``, ``tokens``, ``block_size`` and ``prefix``, the sha256 of the whole prefix (token ids as 4-byte
-            little endian). ``prefix`` identifies the content in every dialect.
+            One entry for each live (group_idx, medium, hash), parents before children. An entry has ``hash`` (int, hex
+            for bytes), ``group_idx``, ``medium``, ``copies``, ``kind``, ``parent``, ``tokens``, ``block_size`` and
+            ``prefix``, the SHA-256 of the complete prefix (token ids as 4-byte little endian). ``prefix`` identifies
+            the content in every dialect.
         """
         dialect = self.dialect
         prefixes = _Prefixes(dialect)
@@ -270,7 +272,7 @@ class BatchEncoder:
             known = _printable(dialect.hash_of(block))
             prefix = prefixes.of(block).hexdigest()
             same = found.get((group, medium, known))
-            if same is not None:  # equal pages of an unchained dialect
+            if same is not None:  # in an unchained dialect, equal pages have the same hash
                 same["copies"] += entry.copies
                 continue
             parent = None if block.parent is None else dialect.hash_of(block.parent)
@@ -288,7 +290,7 @@ class BatchEncoder:
         return list(found.values())
 
     def _merged(self, events: Iterable[Event]) -> Iterator[Event]:
-        """Join successive removals of one tier, for releases with many hashes per event."""
+        """Merge successive removals of one tier and group, if the dialect has several hashes per event."""
         last: Removed | None = None
         for event in events:
             if isinstance(event, Removed) and self.dialect.removed_units != "page":
@@ -316,7 +318,7 @@ class BatchEncoder:
         else:
             runs = [event.blocks] if self.dialect.units == "run" else [(b,) for b in event.blocks]
             for run in runs:
-                # an unchained page names its predecessor only within its own node
+                # with unchained hashes, SGLang names a page's parent only within the same tree node
                 head = not self.dialect.chained and run[0] is event.blocks[0]
                 parent = None if head or run[0].parent is None else self.dialect.hash_of(run[0].parent)
                 hashes = [self.dialect.hash_of(block) for block in run]
@@ -364,7 +366,7 @@ class BatchEncoder:
 
 
 class _Prefixes:
-    """Running sha256 of every prefix. It hashes each block once."""
+    """SHA-256 of every prefix. Each block is hashed once."""
 
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect

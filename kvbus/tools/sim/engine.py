@@ -1,7 +1,7 @@
-"""A simulated engine rank: workload in, KV-cache events out, and the true live set on request.
+"""A simulated engine rank: it runs a workload, returns KV-cache events, and knows the true live blocks.
 
-`SimEngine` is pure: a step admits requests, computes tokens and returns the payload of the engine release. `run` is
-its shell: it publishes at a fixed rate until `stop` is set.
+`SimEngine` does no I/O. A step admits requests, computes tokens and returns a payload in the dialect of the engine
+release. `run` publishes the payloads at a fixed rate until `stop` is set.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kvbus.tools.sim.workload import Job
     from kvbus.transport.engine.publisher import EnginePublisher
 
-_QUIET_STEPS: Final = 10_000  # steps without an event before the workload counts as stuck
+_QUIET_STEPS: Final = 10_000  # successive steps without an event after which the workload counts as stuck
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,15 +30,15 @@ class EngineOptions:
     """Sizes and rates of a simulated engine.
 
     Attributes:
-        blocks: GPU pool in blocks, per rank and group.
+        blocks: size of the GPU pool in blocks, per rank and group.
         block_size: tokens per block.
         tiers: capacity in blocks by tier name (``CPU``, ``DISK``).
-        kinds: one KV-cache group for each kind, e.g. ``("full_attention", "sliding_window")``.
-        max_running: requests that run at once.
+        kinds: kinds of the KV-cache groups, one per group, e.g. ``("full_attention", "sliding_window")``.
+        max_running: maximum number of requests that run at the same time.
         prefill_tokens: prompt tokens computed per step (chunked prefill).
         decode_tokens: tokens that each running request generates per step.
-        reset_every: steps between two resets of the cache, 0 for never.
-        requests: requests before the engine is idle, None for the whole workload.
+        reset_every: steps between two resets of the cache; 0 for no resets.
+        requests: number of requests after which the engine is idle; None for the complete workload.
     """
 
     blocks: int = 2000
@@ -56,7 +56,7 @@ class SimEngine:
     """One rank of an engine.
 
     Args:
-        dialect: the release to imitate, or its name in `DIALECTS`.
+        dialect: the dialect of the engine release to simulate, or its name in `DIALECTS`.
         jobs: the workload.
         rank: data-parallel rank.
         options: the engine's sizes and rates.
@@ -90,7 +90,7 @@ class SimEngine:
         self._begin()
 
     def step(self, now: float) -> bytes | None:
-        """Run until there is a batch to publish, and return it.
+        """Run engine steps until there is a batch to publish, and return the batch.
 
         Args:
             now: the batch's timestamp, Unix time in seconds.
@@ -109,16 +109,16 @@ class SimEngine:
         return self._outbox.popleft()
 
     def flush(self, now: float) -> Iterator[bytes]:
-        """Yield the remaining payloads. Publish them, and `truth` matches the stream."""
+        """Yield the remaining payloads. After the caller has published them, the stream matches `truth`."""
         self._collect(now)
         while self._outbox:
             yield self._outbox.popleft()
 
     def clear(self) -> None:
-        """Reset the prefix cache; running requests end."""
+        """Reset the prefix cache and end the running requests."""
         for cache in self._caches:
             cache.clear()
-            # the engine resets all groups at once, and sends one event for it, at the end
+            # the engine resets all groups together, and sends one AllBlocksCleared event after the removals
             self._events += [event for event in cache.take_events() if not isinstance(event, Cleared)]
         self._events.append(Cleared())
         self.finished += len(self._running)
@@ -129,7 +129,7 @@ class SimEngine:
         self._begin()
 
     def truth(self) -> list[dict[str, Any]]:
-        """Return the live set as a correct reader has it: entries of `BatchEncoder.entries`, plus ``rank``."""
+        """Return the live blocks that a correct reader has: entries of `BatchEncoder.entries`, plus ``rank``."""
         live = {key: entry for cache in self._caches for key, entry in cache.live_blocks().items()}
         return [entry | {"rank": self.rank} for entry in self._encoder.entries(live)]
 
@@ -185,7 +185,7 @@ class SimEngine:
             job = self._waiting or next(self._jobs, None)
             if job is None:
                 return
-            # a request takes at most half of the pool: truncate a trace's 100,000-token prompts
+            # A request may use at most half of the pool, so truncate the long prompts (100,000 tokens) of traces.
             tokens = job.tokens[: self.options.blocks * self.options.block_size // 2]
             if not all(cache.fits(len(tokens)) for cache in self._caches):
                 self._waiting = job
@@ -209,11 +209,11 @@ async def run(
 ) -> None:
     """Publish an engine's batches at `rate` per second until the workload ends or `stop` is set.
 
-    At the end it publishes the rest of the last step, so that the stream matches `SimEngine.truth`.
+    At the end it publishes the remaining payloads of the last step, so that the stream matches `SimEngine.truth`.
 
     Args:
         engine: the engine.
-        publisher: the publisher, started.
+        publisher: a started publisher.
         stop: set it to end.
         rate: batches per second.
         restart_every: seconds between two restarts of the engine, 0 for none.

@@ -1,7 +1,7 @@
 """The requests of simulated engines: a seeded synthetic load, or a request trace.
 
-Both are lazy iterators of `Job`, endless or long. With the same seed, equal prefixes have equal tokens on all ranks
-and engines.
+Both are lazy iterators of `Job`. The synthetic load is endless. With the same seed, equal prefixes have equal tokens
+on all ranks and engines.
 """
 
 from __future__ import annotations
@@ -26,7 +26,13 @@ TRACE_BLOCK: Final = 512
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One request: all of its tokens, the number of prompt tokens, and its tenant."""
+    """One request.
+
+    Attributes:
+        tokens: prompt and output tokens.
+        prompt: number of prompt tokens.
+        tenant: LoRA adapter or cache salt; "" for none.
+    """
 
     tokens: tuple[int, ...]
     prompt: int
@@ -34,7 +40,7 @@ class Job:
 
 
 class TraceError(KvbusError):
-    """kvbus cannot use a trace file. The message has file and line."""
+    """A trace file cannot be used. The message has the file and the line."""
 
     exit_code = ExitCode.CONFIG
 
@@ -47,7 +53,7 @@ class _TraceLine(msgspec.Struct):
 
 
 def _tokens(rng: random.Random, count: int) -> tuple[int, ...]:
-    """Return token ids below 65,536: they are fast to make, and few real vocabularies are smaller."""
+    """Return random token ids below 65,536. They are fast to make, and few real vocabularies are smaller."""
     return struct.unpack(f"<{count}H", rng.randbytes(2 * count))
 
 
@@ -67,16 +73,16 @@ def synthetic(
     """Yield an endless load of multi-turn conversations that share system prompts.
 
     Args:
-        seed: the same seed gives the same system prompts on every rank.
-        rank: rank that has these conversations.
+        seed: seed of the load. All ranks with the same seed have the same system prompts.
+        rank: data-parallel rank. Each rank has its own conversations.
         system_prompts: number of system prompts; the first are the most popular.
         system_tokens: tokens of the longest system prompt.
-        conversations: number of conversations at once.
+        conversations: number of simultaneous conversations.
         turns: maximum turns of one conversation.
         turn_tokens: maximum tokens of a user turn.
         output_tokens: maximum tokens of an answer.
-        max_tokens: tokens at which a conversation ends.
-        tenants: LoRA adapters or cache salts in use; 0 for none.
+        max_tokens: number of tokens at which a conversation ends.
+        tenants: number of LoRA adapters or cache salts; 0 for none. About half of the conversations use one.
     """
     shared = random.Random(f"kvbus/system/{seed}")
     systems = [_tokens(shared, shared.randint(system_tokens // 2, system_tokens)) for _ in range(system_prompts)]
@@ -99,15 +105,16 @@ def synthetic(
 
 @functools.lru_cache(maxsize=8192)
 def expand(hash_id: int) -> tuple[int, ...]:
-    """Return the 512 token ids of a trace's block id, always the same."""
+    """Return the 512 token ids of a trace's block id. The same id always has the same tokens."""
     return _tokens(random.Random(f"kvbus/trace/{hash_id}"), TRACE_BLOCK)
 
 
 def read_trace(path: Path, *, rank: int = 0, ranks: int = 1) -> Iterator[Job]:
-    """Yield the requests of a trace file, every `ranks`-th one from `rank` on.
+    """Yield one rank's requests of a trace file: every `ranks`-th request, starting with number `rank`.
 
-    The file is JSON lines as in Mooncake's FAST'25 traces: ``timestamp`` (ms, unused, because the publisher has a fixed
-    rate), ``input_length`` and ``output_length`` in tokens, ``hash_ids`` with one id per 512-token prompt block.
+    The file has JSON lines as in Mooncake's FAST'25 traces. The fields are ``timestamp`` (ms, unused, because the
+    publisher has a fixed rate), ``input_length`` and ``output_length`` in tokens, and ``hash_ids`` with one id per
+    512-token prompt block.
 
     Raises:
         TraceError: the file cannot be read, or a line is not such an object.

@@ -1,5 +1,5 @@
-"""``kvbus top``: a live bus on a terminal, from its own HTTP port.
+"""``kvbus top``: show a running bus on a terminal.
 
 In: ``/sources``, ``/routers`` and ``/metrics`` of one bus, local or remote. Out: a screen, or plain lines.
-It may use the HTTP port alone, and nothing of the bus's inside.
+It may read only the HTTP port, and imports nothing of the daemon.
 """

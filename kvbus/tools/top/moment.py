@@ -1,4 +1,4 @@
-"""What a bus shows of itself at one moment, read over HTTP, and the rates between two moments."""
+"""Read the state of a bus over HTTP, and compute the rates between two readings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TIMEOUT_S: Final = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One output, as ``/metrics`` has it."""
+    """The state and counters of one output, from ``/metrics``."""
 
     name: str
     routers: float
@@ -36,18 +36,19 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Everything at once.
+    """The state of a bus at one moment.
 
     Attributes:
-        at: seconds of the reader's own clock.
+        at: time of the reading, in seconds of the reader's own clock.
         sources: the entries of ``/sources``.
-        routers: the entries of ``/routers``.
-        outputs: its outputs.
-        reasons: counted rejections, left-out events and dropped batches, by ``what: reason (of whom)``.
-        version: of the bus.
-        started: its start, in seconds since 1970. Counters begin anew with it.
-        age: seconds since then, by the bus's own clock.
-        memory: resident bytes.
+        routers: the entries of ``/routers``, without routers that have disconnected.
+        outputs: the bus's outputs.
+        reasons: counts of rejected and filtered events, dropped batches and other faults, by
+            ``what: reason (source or output)``.
+        version: version of the bus.
+        started: start of the bus, in seconds since 1970. Its counters begin at 0 then.
+        age: seconds since the start, by the bus's own clock.
+        memory: resident memory in bytes.
     """
 
     at: float
@@ -62,10 +63,10 @@ class Moment:
 
 
 async def read(session: aiohttp.ClientSession, url: str) -> Moment:
-    """Ask a bus.
+    """Request ``/sources``, ``/routers`` and ``/metrics`` of a bus in parallel.
 
     Raises:
-        NoAnswerError: it does not answer in time, or with something else.
+        NoAnswerError: the bus does not answer in time, or the answer is not from a bus.
     """
     async with asking(url, TIMEOUT_S):
         (sources, _), (routers, _), (metrics, headers) = await asyncio.gather(
@@ -79,17 +80,17 @@ async def read(session: aiohttp.ClientSession, url: str) -> Moment:
 def moment(
     sources: list[dict[str, Any]], routers: list[dict[str, Any]], metrics: str, at: float, wall: float
 ) -> Moment:
-    """Put the three answers together.
+    """Combine the three answers of a bus.
 
     Args:
-        sources: of ``/sources``.
-        routers: of ``/routers``.
-        metrics: of ``/metrics``.
-        at: the reader's clock.
-        wall: the bus's time of day.
+        sources: the entries of ``/sources``.
+        routers: the entries of ``/routers``.
+        metrics: the text of ``/metrics``.
+        at: seconds of the reader's clock.
+        wall: the bus's time, in seconds since 1970.
 
     Raises:
-        ValueError: the metrics are not in Prometheus's format, or not those of kvbus.
+        ValueError: the metrics are not in Prometheus's format, or are not kvbus's.
     """
     values: defaultdict[str, dict[tuple[tuple[str, str], ...], float]] = defaultdict(dict)
     for family in text_string_to_metric_families(metrics):
@@ -146,26 +147,26 @@ _REASONS: Final = (
 
 
 KEPT: Final = 120
-"""Moments."""
+"""Maximum number of moments in a history."""
 
 RATE_OVER: Final = 5
-"""Moments that a rate is taken over, so that it does not flicker."""
+"""Number of moments over which a rate is averaged, so that the shown rate does not flicker."""
 
 
 class History:
-    """Moments of one bus, oldest first. One that has been started anew begins anew: its counters do."""
+    """Moments of one bus, oldest first. A restart of the bus empties the history, because its counters begin at 0."""
 
     def __init__(self) -> None:
         self.moments: deque[Moment] = deque(maxlen=KEPT)
 
     def add(self, moment: Moment) -> None:
-        """Take in the newest."""
+        """Append the newest moment, and drop older moments if the bus has restarted."""
         if self.moments and self.moments[-1].started != moment.started:
             self.moments.clear()
         self.moments.append(moment)
 
     def rate(self, value: Callable[[Moment], float | None]) -> float:
-        """The growth of a counter per second; 0 where it is not known twice."""
+        """Return the growth of a counter per second; 0 without two known values of it."""
         now = self.moments[-1]
         end = value(now)
         for then in list(self.moments)[-RATE_OVER - 1 : -1]:
@@ -175,7 +176,7 @@ class History:
         return 0.0
 
     def course(self, value: Callable[[Moment], float | None], length: int) -> list[float]:
-        """The growth per second between each two of the last moments, at most ``length`` of them."""
+        """Return up to ``length`` rates of growth per second, one for each pair of successive moments, oldest first."""
         kept = list(self.moments)[-length - 1 :]
         found = []
         for before, after in itertools.pairwise(kept):
@@ -186,7 +187,7 @@ class History:
 
 
 def batches_of(name: str) -> Callable[[Moment], float | None]:
-    """What reads the batches taken in of one source."""
+    """Return the reader of a source's batch counter."""
 
     def value(moment: Moment) -> float | None:
         return next((source["counts"]["batches"] for source in moment.sources if source["name"] == name), None)
@@ -195,7 +196,7 @@ def batches_of(name: str) -> Callable[[Moment], float | None]:
 
 
 def of_output(name: str, field: Callable[[Output], float]) -> Callable[[Moment], float | None]:
-    """What reads a field of one output."""
+    """Return the reader of a field of one output."""
 
     def value(moment: Moment) -> float | None:
         return next((field(output) for output in moment.outputs if output.name == name), None)
@@ -204,5 +205,5 @@ def of_output(name: str, field: Callable[[Output], float]) -> Callable[[Moment],
 
 
 def of_reason(reason: str) -> Callable[[Moment], float]:
-    """What reads the count of one reason."""
+    """Return the reader of the count of one reason; 0 if the reason has no count."""
     return lambda moment: moment.reasons.get(reason, 0.0)

@@ -1,4 +1,4 @@
-"""Watch a bus until the user has seen enough; single keys choose what is shown."""
+"""Show a bus until the user quits. Single keys choose what the screen shows."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ _ESCAPE: Final = "\x1b"
 _BACKSPACE: Final = ("\x7f", "\b")
 _MAX_FILTER: Final = 60
 _ARROWS: Final = {"\x1b[A": "k", "\x1bOA": "k", "\x1b[B": "j", "\x1bOB": "j", "\x1b[5~": "\x02", "\x1b[6~": "\x06"}
-"""What the arrow keys and the page keys send, and the single keys that do the same."""
+"""Single keys that are equivalent to the arrow and page keys, by the bytes that a terminal sends."""
 _SCROLLS: Final = {"j": 1, "k": -1, "\x06": 10, "\x02": -10}
 """Rows by which a key scrolls. Ctrl-F and Ctrl-B stand for the page keys."""
 
 
 def pressed(choice: Choice, key: str, last: int = 0) -> Choice | None:
-    """Return what the user wants after a key; None to quit.
+    """Return the user's choice after a key; None to quit.
 
     Args:
-        choice: what the user wanted before.
+        choice: the user's choice before the key.
         key: the key.
-        last: the last row of the longest table.
+        last: index of the last row of the longest table.
     """
     if choice.typing:
         if key in _ENTER:
@@ -67,7 +67,10 @@ def pressed(choice: Choice, key: str, last: int = 0) -> Choice | None:
 
 @contextlib.contextmanager
 def keys(on_key: Callable[[str], None]) -> Iterator[None]:
-    """Call ``on_key`` for each key. Signals work as before; where standard input is no terminal there are no keys."""
+    """Call ``on_key`` for each pressed key while the block runs.
+
+    Ctrl-C still raises its signal. If standard input is not a terminal, no key is read.
+    """
     if not sys.stdin.isatty():
         yield
         return
@@ -78,8 +81,8 @@ def keys(on_key: Callable[[str], None]) -> Iterator[None]:
     def read() -> None:
         typed = os.read(fd, 64).decode("utf-8", "ignore")
         if not typed:
-            loop.remove_reader(fd)  # the terminal has gone
-        # any other key that sends Escape and more means nothing here
+            loop.remove_reader(fd)  # the terminal has been closed
+        # ignore any other key whose bytes begin with Escape
         for key in [_ESCAPE] if typed == _ESCAPE else _ARROWS.get(typed, "") if typed.startswith(_ESCAPE) else typed:
             on_key(key)
 
@@ -94,15 +97,15 @@ def keys(on_key: Callable[[str], None]) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """What is watched, and how.
+    """The bus to watch, and the options.
 
     Attributes:
-        url: of the bus.
-        interval: seconds between two looks.
-        count: looks; None: until the end.
-        choice: what to show first.
-        login: what is shown to the bus.
-        as_json: lines are JSON objects.
+        url: base URL of the bus.
+        interval: seconds between two readings.
+        count: number of readings; None for no limit.
+        choice: the user's choice at the start.
+        login: credentials for the bus.
+        as_json: whether each reading is written as a JSON object instead of text lines.
     """
 
     url: str
@@ -114,10 +117,10 @@ class Watch:
 
 
 async def on_screen(watch: Watch, console: Console, stop: asyncio.Event) -> None:
-    """Draw the bus on the terminal; ``q`` sets ``stop``.
+    """Draw the bus on the terminal until ``stop`` is set or all readings are made. The key ``q`` sets ``stop``.
 
     Raises:
-        NoAnswerError: the first look fails. Later ones are shown as trouble, and tried again.
+        NoAnswerError: the first reading fails. The screen shows a later failure, and the bus is asked again.
     """
     history, trouble, choice = History(), None, watch.choice
     loop, glyphs = asyncio.get_running_loop(), glyphs_for(console)
@@ -158,10 +161,12 @@ async def on_screen(watch: Watch, console: Console, stop: asyncio.Event) -> None
 
 
 async def as_lines(watch: Watch, write: Callable[[str], None], stop: asyncio.Event) -> None:
-    """Write the bus's state as lines, a block for each look. One look before the first block gives the rates.
+    """Write the bus's state as a block of lines for each reading.
+
+    One reading before the first block is not written. The rates of the first block need it.
 
     Raises:
-        NoAnswerError: a look fails.
+        NoAnswerError: a reading fails.
     """
     history, looks = History(), 0
     async with watch.login.session() as session:

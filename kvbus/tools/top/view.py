@@ -1,4 +1,4 @@
-"""A moment of a bus on a terminal, or as plain lines."""
+"""Show the newest moment of a bus as a terminal screen, as plain lines or as data."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ _COLUMNS: Final = (
 _MAX_REASONS: Final = 6
 
 SORTS: Final = ("name", "rate", "blocks", "missing", "rejected", "queue")
-"""What sources may be sorted by; all but the name with the largest first."""
+"""Columns by which sources can be sorted. ``name`` keeps the bus's order. The other columns sort largest first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What its user wants to see.
+    """What the user has chosen to see.
 
     Attributes:
         sort: one of :data:`SORTS`.
-        wanted: sources, outputs and routers with this text somewhere are shown; empty: all of them.
-        typing: the text is being typed.
-        paused: the screen stands still.
-        first: the first row that each table shows, if the table has more rows than fit.
-        help: the screen shows the keys and the columns.
+        wanted: filter text. Only sources, outputs and routers that contain it are shown. Empty for no filter.
+        typing: whether the user is typing the filter.
+        paused: whether the screen is paused.
+        first: index of the first shown row of each table that has more rows than fit.
+        help: whether the screen explains the keys and the columns instead.
     """
 
     sort: str = "name"
@@ -68,14 +68,14 @@ def render(
     """Draw the newest moment for a terminal of this many columns and lines.
 
     Args:
-        history: with at least one moment.
-        choice: of the user.
-        url: of the bus.
-        trouble: why there is nothing newer, None if there is.
-        now: the reader's clock.
-        width: columns.
-        height: lines.
-        glyphs: signs the terminal can show.
+        history: at least one moment.
+        choice: the user's choice.
+        url: base URL of the bus.
+        trouble: why the last reading failed; None if it succeeded.
+        now: seconds of the reader's clock.
+        width: columns of the terminal.
+        height: lines of the terminal.
+        glyphs: signs that the terminal can show.
     """
     moment, wide = history.moments[-1], width >= _WIDE
     if choice.help:
@@ -87,7 +87,7 @@ def render(
     ]
     reasons = _reasons(history, choice)
     age = now - moment.at
-    trouble = trouble if age > _STALE_S and not choice.paused else None  # who has paused asks nobody
+    trouble = trouble if age > _STALE_S and not choice.paused else None  # a paused screen sends no requests
     room = max(4, height - 2 - (trouble is not None) - 3 * 3 - (len(reasons) + 2 if reasons else 0))
     shown = _shares(room, len(sources), len(outputs), len(routers))
     parts: list[RenderableType] = [_head(moment, choice, url, age, glyphs, stale=trouble is not None)]
@@ -112,7 +112,7 @@ def render(
 
 
 def lines(history: History, choice: Choice, url: str) -> Iterator[str]:
-    """Yield the newest moment as plain lines, each complete by itself."""
+    """Yield the newest moment as plain lines. Each line names its source, output or router."""
     moment = history.moments[-1]
     yield f"kvbus {moment.version} at {url}: up {_span(moment.age)}, {_size(moment.memory)}"
     if not moment.sources:
@@ -146,7 +146,7 @@ def lines(history: History, choice: Choice, url: str) -> Iterator[str]:
 
 
 def document(history: History, choice: Choice, url: str) -> dict[str, Any]:
-    """Return the newest moment as data, with the rates that the screen shows."""
+    """Return the newest moment as values for JSON, with the rates that the screen shows."""
     moment = history.moments[-1]
     return {
         "url": url,
@@ -170,7 +170,7 @@ def document(history: History, choice: Choice, url: str) -> dict[str, Any]:
 
 
 def chart(values: Sequence[float], glyphs: Glyphs) -> str:
-    """A row of signs, the largest value as the highest one."""
+    """Return a chart of one line: a sign for each value, scaled to the largest value."""
     most = max(values, default=0.0)
     top = len(glyphs.levels) - 1
     return "".join(glyphs.levels[0 if not most else round(value / most * top)] for value in values)
@@ -206,7 +206,10 @@ def _state(source: dict[str, Any]) -> str:
 
 
 def _shares(room: int, *wanted: int) -> list[int]:
-    """How many rows each table gets: the smaller ones all of theirs, the others what is left in equal parts."""
+    """Divide ``room`` rows among tables with these numbers of rows.
+
+    Small tables get all their rows. The larger tables share the remaining rows equally.
+    """
     shares = [0] * len(wanted)
     order = sorted(range(len(wanted)), key=lambda at: wanted[at])
     for done, at in enumerate(order):
@@ -333,7 +336,10 @@ def _routers(rows: Sequence[dict[str, Any]], *, wide: bool) -> Table:
 
 
 def _reasons(history: History, choice: Choice) -> list[Text]:
-    """What is not as it should be, in words first, and what is counted, the busiest first."""
+    """Return the findings about sources, followed by the counted reasons.
+
+    The reason with the highest rate is first. At most ``_MAX_REASONS`` lines are returned.
+    """
     moment = history.moments[-1]
     found: list[Text] = []
     for source in moment.sources:
