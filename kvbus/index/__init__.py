@@ -1,4 +1,4 @@
 """``kvbus index``: a process that follows buses, engines or a log, and answers which worker holds which prefix.
 
-In: streams, through :mod:`kvbus.client`, as any router reads them. Out: answers over HTTP.
+In: streams, through :mod:`kvbus.client`, as routers read them. Out: answers over HTTP.
 """

@@ -1,4 +1,4 @@
-"""Who may ask an index: programs on this machine, and whoever shows a bearer token. The files may change meanwhile."""
+"""Access to an index: for programs on this machine, and for callers with a bearer token. The files may change."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kvbus.transport.tls_files import TlsFileError
 log = logging.getLogger("kvbus.index")
 
 RELOAD_SECONDS: Final = 10.0
-"""Time between two looks at the files."""
+"""Seconds between two checks of the files."""
 
 _HOW: Final = {
     HttpRefusal.PEER: "only loopback may ask, or a bearer token of --tokens-file: ask on the index's own host",
@@ -33,7 +33,7 @@ _HOW: Final = {
 
 
 class IndexAccess:
-    """The rule for questions, which tell what users wrote: the bus's rule for token ids.
+    """The access rule for questions. It is the bus's rule for token ids, because questions contain users' prompts.
 
     Args:
         tokens_file: the bearer tokens, one a line, as for the bus; None: no token is accepted.
@@ -61,7 +61,7 @@ class IndexAccess:
         return None if tls is None else tls.context
 
     def read(self) -> list[Problem]:
-        """Read the files again. A file that cannot be used keeps its former content in force, and is a problem."""
+        """Read the files again, and return their problems. The former content of an unusable file stays in force."""
         problems = []
         tokens, tls = self._rule.credentials.tokens, self._rule.credentials.tls
         if self._tokens_file is not None:
@@ -78,7 +78,7 @@ class IndexAccess:
         return problems
 
     async def follow(self) -> None:
-        """Read the files again and again. Log a problem once."""
+        """Read the files again every :data:`RELOAD_SECONDS`. Log each problem once."""
         logged: list[str] = []
         while True:
             await asyncio.sleep(RELOAD_SECONDS)
@@ -89,6 +89,6 @@ class IndexAccess:
             logged = found
 
     def refusal(self, request: web.Request) -> str | None:
-        """Return why a request may not ask; None if it may."""
+        """Return why a request is refused; None if it is allowed."""
         caller = self._rule.caller(request, content=True)
         return None if isinstance(caller, Caller) else _HOW[caller]

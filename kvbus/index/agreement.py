@@ -1,7 +1,7 @@
-"""Whether the workers of a model have the same hashes for the same prompts.
+"""Check that the workers of a model have the same hashes for the same prompts.
 
-A router that looks up one worker's hashes at another worker finds nothing if they differ, and nothing else tells its
-operator. vLLM's hashes differ if the engines do not have the same PYTHONHASHSEED.
+If they differ, a router that looks up one worker's hashes at another worker finds nothing, and its operator has no
+other sign of that. vLLM's hashes differ if the engines do not have the same PYTHONHASHSEED.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from kvbus.core.types import Hash
 log = logging.getLogger("kvbus.index")
 
 SAMPLE: Final = 1000
-"""Blocks of each worker that are compared: its oldest ones, which prompts of all workers begin with."""
+"""Number of blocks of each worker that are compared: its oldest ones, as all workers' prompts often begin with them."""
 
 Named = Mapping[Worker, Mapping[bytes, Hash]]
-"""By worker and place, the hash of a block."""
+"""The hashes of blocks, by worker and place."""
 
 
 class Agreement:
     """The last comparison of all workers.
 
     Attributes:
-        shared: by worker, the compared blocks whose prompt another worker of the model holds, too.
-        differing: by worker, how many of these have another hash there.
+        shared: by worker, number of compared blocks whose prompt another worker of the model holds too.
+        differing: by worker, number of these blocks whose hash is different at the other worker.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,10 @@ class Agreement:
         self._reported: set[tuple[Worker, Worker]] = set()
 
     def compare(self, named: Named, model_of: Callable[[Worker], str]) -> None:
-        """Compare each block with the first worker that holds its prompt. Log when a pair begins or ends to differ."""
+        """Compare the hash of each block with the first worker that holds the block's prompt.
+
+        Log when two workers begin to differ, and when they agree again.
+        """
         first: dict[tuple[str, bytes], tuple[Worker, Hash]] = {}
         pairs: Counter[tuple[Worker, Worker]] = Counter()
         self.shared, self.differing = Counter(), Counter()

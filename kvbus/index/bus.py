@@ -1,4 +1,4 @@
-"""A bus as the index sees it over HTTP: the streams of one of its outputs, and the condition of its sources."""
+"""A bus, read over HTTP: the streams of one of its outputs, and the condition of its sources."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = logging.getLogger("kvbus.index")
 T = TypeVar("T")
 
 POLL_SECONDS: Final = 1.0
-"""Time between two requests for ``/sources``."""
+"""Seconds between two requests for ``/sources``."""
 
 _ANSWER_SECONDS: Final = 10.0
 
@@ -70,7 +70,7 @@ class Source(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """One stream of the output, for a subscriber."""
+    """A stream of the output, as a subscriber needs it."""
 
     endpoint: str
     replay_endpoint: str | None
@@ -78,11 +78,11 @@ class Stream:
 
 
 class Bus:
-    """One bus.
+    """A bus that the index follows.
 
     Args:
-        url: its HTTP port.
-        login: the token and the authorities for it.
+        url: the URL of its HTTP port.
+        login: the token, and the certificate authorities for the connection.
         wanted: the name of the output to read; None for the first one that the index can read.
         curve: whether the index has CURVE keys.
 
@@ -107,11 +107,11 @@ class Bus:
         self._login: Final = login
         self._wanted: Final = wanted
         self._config: _Config | None = None
-        """The bus's configuration; None before it is read, and after a request without an answer."""
+        """The bus's configuration; None until it is read, and after an unanswered request."""
         self._by_worker: dict[tuple[str, int | None], Source] = {}
 
     async def follow(self, changed: Callable[[], None]) -> None:
-        """Ask the bus again and again, and call ``changed`` after each answer.
+        """Ask the bus every second, and call ``changed`` after each attempt.
 
         Raises:
             UnusableError: the bus has no output that the index can read.
@@ -125,13 +125,13 @@ class Bus:
                     if self.answers or not self.asked.is_set():
                         log.warning("the bus does not answer, so the state of its sources is unknown: %s", error)
                     self.answers = False
-                    self._config = None  # it may have another one when it is back
+                    self._config = None  # its configuration may have changed when it answers again
                 changed()
                 self.asked.set()
                 await asyncio.sleep(POLL_SECONDS)
 
     def source_of(self, worker: Worker) -> Source | None:
-        """Return the source of a worker; None if the worker is of another bus, or the bus does not list its source."""
+        """Return the source of a worker; None if the worker is of another bus, or its bus does not list the source."""
         return self._by_worker.get((worker.name, None)) or self._by_worker.get((worker.name, worker.rank))
 
     async def _ask(self, session: aiohttp.ClientSession) -> None:
@@ -146,7 +146,7 @@ class Bus:
         self._take(output, self._config)
 
     def _take(self, output: Output, config: _Config) -> None:
-        """Work out which streams the output has, and which worker each source is."""
+        """Set the streams of the output, and the source of each worker."""
         endpoint = as_seen_from(output.endpoint, self.url)
         replay = None if output.replay_endpoint is None else as_seen_from(output.replay_endpoint, self.url)
         if output.layout == "merged":
@@ -172,10 +172,10 @@ class Bus:
 
 
 def readable_output(outputs: list[Output], wanted: str | None, url: str, *, curve: bool) -> Output:
-    """Choose the output to read.
+    """Return the output to read.
 
     Raises:
-        UnusableError: there is none that the index can read.
+        UnusableError: the index can read none of them.
     """
     why = []
     for output in outputs:
@@ -205,7 +205,7 @@ def _unreadable(output: Output, *, curve: bool) -> str | None:
 
 
 def as_seen_from(endpoint: str, url: str) -> str:
-    """Return an endpoint of the bus with the URL's host in place of a wildcard."""
+    """Return an endpoint of the bus, with the URL's host instead of a wildcard."""
     address = parse_endpoint(endpoint)
     if address.is_ipc or not address.is_wildcard:
         return endpoint
@@ -226,7 +226,7 @@ def _decoded(raw: bytes, form: type[T]) -> T:
     """Decode an answer of the bus.
 
     Raises:
-        ValueError: the answer has another form.
+        ValueError: the answer does not have the form ``form``.
     """
     try:
         return msgspec.json.decode(raw, type=form)

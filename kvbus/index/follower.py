@@ -1,4 +1,4 @@
-"""Everything that an index follows, and its answers: which worker holds how much of a prompt."""
+"""Follow engines, buses and logs, and answer how much of a prompt each worker holds."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ from kvbus.parts.log_router import LogRouter
 log = logging.getLogger("kvbus.index")
 
 _COMPARE_EVERY: Final = 10
-"""Looks from one comparison of hashes to the next."""
+"""Number of rounds of `_watch` between two comparisons of hashes."""
 
 _WATCH_SECONDS: Final = 1.0
-"""Time between two looks for streams without token ids or with a failure."""
+"""Seconds between two checks for streams that have no token ids or have failed."""
 
 
 class Standing(msgspec.Struct):
     """The condition of a source.
 
     Attributes:
-        state: ``live``, or why the source may hold more, or less, than the index knows.
+        state: ``live``, or the reason why the source may hold other blocks than the index knows.
         partial: whether the source holds blocks that the index cannot know of.
     """
 
@@ -55,14 +55,15 @@ class Standing(msgspec.Struct):
 
     @property
     def complete(self) -> bool:
-        """Return whether all blocks of the source are known."""
+        """Whether the index knows all blocks of the source."""
         return self.state == "live" and not self.partial
 
 
 class Held(msgspec.Struct):
-    """What one source holds of a prompt.
+    """The part of a prompt that one source holds.
 
-    ``blocks`` are those from the beginning on without a hole, and ``tiers`` says how many of them are on which medium.
+    ``blocks`` is the number of the prompt's leading blocks that it holds, up to the first missing block. ``tiers`` is
+    the number of these blocks on each medium.
     """
 
     source: str
@@ -77,7 +78,7 @@ class Held(msgspec.Struct):
 
 
 class Result(msgspec.Struct):
-    """The answer to one question: the sources that hold any of it, the longest prefix first."""
+    """The answer to one question: the sources that hold a part of the prompt, the longest prefix first."""
 
     matches: list[Held]
 
@@ -94,12 +95,12 @@ class Follower:
 
     Args:
         streams: engines, or single outputs of buses, by name.
-        buses: buses that are asked over HTTP for their outputs and sources.
+        buses: buses whose outputs and sources are read over HTTP.
         logs: logs.
         copies: whether the streams are engines' own, so that copies of a block are counted.
         curve: keys for the streams and the outputs of buses.
         timing: timeouts of the subscribers.
-        once: True reads each stream's replay once, and follows nothing.
+        once: True reads each stream's replay once, and does not follow its live stream.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class Follower:
         self._timing: Final = timing
         self._once: Final = once
         self.silent: Final[set[str]] = set()
-        """The streams whose replay did not answer."""
+        """The streams that did not answer their replay request."""
         self._buses: Final = buses
         self._logs: Final = logs
         self._streams: Final = PrefixRouter(
@@ -128,16 +129,16 @@ class Follower:
         )
         self._outputs: Final = PrefixRouter(keep_unreachable=True, on_update=self._note)
         self._followed: Final[dict[str, Stream]] = {}
-        """The streams of buses, by name."""
+        """The streams of buses that are followed, by name."""
         self._tokenless: Final[set[str]] = set()
-        """The streams without token ids that were reported."""
+        """The streams without token ids that were logged."""
         self.agreement: Final = Agreement()
         self._tasks: Final[list[asyncio.Task[None]]] = []
         self._stack: Final = AsyncExitStack()
         self._settling: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Begin to follow.
+        """Start following.
 
         Raises:
             ValueError: an endpoint is malformed.
@@ -153,7 +154,7 @@ class Follower:
         await self._stack.aclose()
 
     async def complete(self) -> None:
-        """Wait until every bus was asked once, and the state of every stream is complete or cannot be had.
+        """Wait until every bus was asked once, and every stream's state is complete or known to be unavailable.
 
         Raises:
             KvbusError: a bus has no output that the index can read.
@@ -170,12 +171,12 @@ class Follower:
             await end_tasks([failing])
 
     async def failed(self) -> None:
-        """Wait until a stream, a bus or a log cannot be followed any more, and raise the reason."""
+        """Wait until a stream, a bus or a log cannot be followed any more, and raise the error."""
         await asyncio.gather(*self._tasks, self._watch())
 
     @property
     def awaited(self) -> str:
-        """Return what the index waits for before it is ready; empty if it is ready."""
+        """What the index waits for before it is ready; empty if it is ready."""
         if self._settling is None or not self._settling.done():
             return "reading the streams"
         return ""
@@ -224,7 +225,7 @@ class Follower:
         return found
 
     def _standings(self) -> dict[Worker, Standing]:
-        """Return the condition of every worker that is known, from its stream and from its bus."""
+        """Return the condition of every known worker, from its stream and from its bus."""
         found: dict[Worker, Standing] = {}
         direct: list[PrefixRouter | LogRouter] = [self._streams, *self._logs]
         for router in direct:
@@ -242,7 +243,7 @@ class Follower:
             for source in bus.sources:
                 workers = [each for each in heard if bus.source_of(each) is source]
                 if bus.curve and not workers:
-                    continue  # the index's key may have no right to it
+                    continue  # the index's key may have no right to the source
                 status = statuses.get(bus.stream_of(source), Status())
                 state = _state(status, known=bool(workers))
                 if state == "live":
@@ -261,7 +262,7 @@ class Follower:
         """Return the subscriber of a stream.
 
         Raises:
-            ValueError: the stream has no replay, and is to be read by its replay alone.
+            ValueError: only the replay is to be read, and the stream has none.
         """
         if not self._once:
             return Subscriber(
@@ -280,7 +281,7 @@ class Follower:
             self.silent.add(name)
 
     def _look_at_buses(self) -> None:
-        """Follow the streams that the buses have now, and no others."""
+        """Follow the streams that the buses have now, and stop following all others."""
         wanted = {name: stream for bus in self._buses for name, stream in bus.streams.items()}
         for name, stream in list(self._followed.items()):
             if wanted.get(name) != stream:
@@ -298,7 +299,7 @@ class Follower:
             await router.settled()
 
     async def _watch(self) -> None:
-        """Report streams without token ids and workers with different hashes, and raise the failure of a stream."""
+        """Log streams without token ids, and workers with different hashes. Raise the error of a failed stream."""
         for look in itertools.count():
             await asyncio.sleep(_WATCH_SECONDS)
             if not look % _COMPARE_EVERY:
@@ -310,7 +311,7 @@ class Follower:
                     if status.tokenless and name not in blocks | self._tokenless:
                         self._tokenless.add(name)
                         log.error("%s announces blocks without token ids, so no question finds them", name)
-                router.matches_by_hash([])  # raises the failure of the router
+                router.matches_by_hash([])  # raises the router's error if it has failed
 
 
 def _state(status: Status, *, known: bool) -> str:
@@ -318,7 +319,7 @@ def _state(status: Status, *, known: bool) -> str:
 
     Args:
         status: the stream's status.
-        known: whether any block of the stream is known.
+        known: whether the index has had a block of the stream.
     """
     if status.unreachable:
         return "unreachable"

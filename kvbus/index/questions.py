@@ -1,4 +1,4 @@
-"""The body of ``POST /query``: its form, its limits, and the meaning of block hashes in it."""
+"""The body of ``POST /query``: its form, its limits, and how block hashes in it are read."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ MAX_HASHES: Final = 16_384
 """Maximum number of hashes in a question."""
 
 MSGPACK: Final = "application/msgpack"
-"""Content type of a body in msgpack. Every other content type is read as JSON."""
+"""Content type of a body in msgpack. A body of any other content type is read as JSON."""
 
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKEN_ID)]
 
 
 class Query(msgspec.Struct, forbid_unknown_fields=True):
-    """One question: ``tokens``, or ``hashes`` of blocks, from the prompt's beginning on.
+    """One question about a prompt, by its ``tokens``, or by the ``hashes`` of its blocks from the first one on.
 
     ``tokens`` are ids, or bytes (base64 in JSON) with little-endian integers of 32 bits.
     """
@@ -41,18 +41,18 @@ class Query(msgspec.Struct, forbid_unknown_fields=True):
 
     @property
     def items(self) -> int:
-        """The number of its token ids or hashes."""
+        """Number of token ids or hashes in the question."""
         return len(self.tokens) // 4 if isinstance(self.tokens, bytes) else len(self.tokens or self.hashes or ())
 
 
 class Request(Query, forbid_unknown_fields=True):
-    """One question, or a list of questions in ``queries`` and nothing beside it."""
+    """One question, or a list of questions in ``queries`` without any other field."""
 
     queries: list[Query] | None = None
 
 
 class RefusedError(Exception):
-    """A request that gets no answer: its HTTP status, its outcome for the metrics, and a sentence."""
+    """A request that is refused: the HTTP status, the outcome for the metrics, and the reason in a sentence."""
 
     def __init__(self, status: int, outcome: str, text: str) -> None:
         super().__init__(text)

@@ -27,17 +27,17 @@ from kvbus.index.questions import MAX_BODY_BYTES, MSGPACK, RefusedError, Request
 log = logging.getLogger("kvbus.index")
 
 MAX_ANSWERING: Final = 16
-"""Maximum number of questions whose bodies are read or that are answered. Further ones get 429."""
+"""Maximum number of requests for /query that are read or answered at a time. Further ones get 429."""
 
 BODY_SECONDS: Final = 10.0
-"""Time that a client has to send its body."""
+"""Seconds that a client has to send its body."""
 
 _END_SECONDS: Final = 0.5
-"""Time that answers under way have when the process ends."""
+"""Seconds that unfinished answers have when the process ends."""
 
 
 class ConnectionCounts:
-    """How many connections are open, and how many the server closed, by reason."""
+    """The number of open connections, and of those that the server closed, by reason."""
 
     def __init__(self) -> None:
         self.http_connections = 0
@@ -51,7 +51,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Problem(TypedDict):
-    """The reason why there is no answer, in a sentence."""
+    """The reason why a request was not answered, in a sentence."""
 
     error: str
 
@@ -60,8 +60,8 @@ class IndexServer:
     """Serve an index over HTTP.
 
     Args:
-        follower: what it answers from.
-        access: who may ask.
+        follower: answers the questions.
+        access: the access rule.
     """
 
     def __init__(self, follower: Follower, access: IndexAccess) -> None:
@@ -111,7 +111,7 @@ class IndexServer:
 
     @web.middleware
     async def _within_limits(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Stop counting the client's time while a request is answered."""
+        """Stop counting the client's time while its request is answered."""
         assert self._connections is not None  # noqa: S101 - it listens
         with self._connections.answering(request.transport):
             return await handler(request)
@@ -165,7 +165,7 @@ class IndexServer:
 
 @web.middleware
 async def _in_json(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer with a problem where aiohttp answers with a text, as for a path that does not exist."""
+    """Answer with a JSON problem instead of aiohttp's text, for example if the path does not exist."""
     try:
         return await handler(request)
     except web.HTTPException as error:
