@@ -1,5 +1,5 @@
 """Telemetry: Prometheus metrics.
 
-In: the core's counters at each scrape. Out: ``/metrics``.
-Only this package uses prometheus_client. No label contains a token, a hash or a topic.
+In: the core's counters at each scrape. Out: ``/metrics``. Only this package uses prometheus_client. No label contains a
+token, a hash or a topic.
 """

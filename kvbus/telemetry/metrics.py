@@ -1,4 +1,4 @@
-"""Prometheus: one collector, which reads the core's plain integers at each scrape and costs nothing otherwise."""
+"""Prometheus metrics: a collector that reads the core's integers at each scrape, and costs nothing between scrapes."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from kvbus.telemetry.table import DISCOVERY, FRONT, FRONT_GRPC, OUTPUTS, PROCESS
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 
 AT_ONCE: Final = 4
-"""Sources that are read in one iteration of the event loop."""
+"""Number of sources that are read in one iteration of the event loop."""
 
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class Observed(Protocol):
-    """The state that the collector reads."""
+    """The state of the bus that the collector reads."""
 
     relay: Relay
     process: ProcessStats
@@ -48,15 +48,15 @@ class Observed(Protocol):
 
     @property
     def discoveries(self) -> Sequence[DiscoveryStats]:
-        """The counters of each entry that finds engines."""
+        """The counters of each discovery entry of the configuration."""
 
     @property
     def front_stats(self) -> FrontStats | None:
-        """The counters of the proxy before the engine's API; None without one."""
+        """The counters of the proxy in front of the engine's API; None without a proxy."""
 
     @property
     def front_grpc_stats(self) -> CallStats | None:
-        """The counters of the proxy before the engine's gRPC API; None without one."""
+        """The counters of the proxy in front of the engine's gRPC API; None without a proxy."""
 
 
 class Readings(NamedTuple):
@@ -67,10 +67,10 @@ class Readings(NamedTuple):
 
 
 class RelayCollector(Collector):
-    """Every metric. Label values are bounded by the configuration, the core's enums and drivers' reasons.
+    """Every metric. Label values are limited to the configuration's names, the core's enums and the drivers' reasons.
 
     Args:
-        observed: the bus. Only its counters are read here, so this may happen in a thread.
+        observed: the bus. Only its counters are read here, so this may run in a thread.
         readings: its sources and outputs.
         others: collectors of further metrics.
     """
@@ -81,7 +81,7 @@ class RelayCollector(Collector):
         self._others = others
 
     def collect(self) -> Iterator[Metric]:
-        """Yield every metric."""
+        """Yield all metrics."""
         for rows, label, items in self._tables():
             for name, text, read, of, keys, part in rows:
                 shown = [item for item in items if part in item.stats.parts] if part else items
@@ -108,7 +108,7 @@ class RelayCollector(Collector):
             yield from other.collect()
 
     def _tables(self) -> list[tuple[tuple[Row, ...], tuple[str, ...], Sequence[Any]]]:
-        """Return rows, the label that names an item, and the items that the rows read."""
+        """Return tables: the rows, the name of the label for the items, and the items that the rows read."""
         observed = self._observed
         single = (FRONT, observed.front_stats), (FRONT_GRPC, observed.front_grpc_stats), (PROCESS, observed.process)
         return [
@@ -131,14 +131,14 @@ def _histogram(name: str, text: str, histogram: Histogram) -> Metric:
 
 
 class Exposition:
-    """Answers a scrape."""
+    """Makes the answer to a scrape."""
 
     def __init__(self, observed: Observed) -> None:
         self._observed = observed
         self._others = PlatformCollector(registry=None), ProcessCollector(registry=None)
 
     def read(self) -> Generator[None, None, Readings]:
-        """Read the sources, a few at a time, and the outputs."""
+        """Read the sources, a few per step, then the outputs."""
         sources: list[SourceReading] = []
         for _, source in read_sources(self._observed.relay):
             sources.append(source)
@@ -148,5 +148,8 @@ class Exposition:
         return Readings(sources, read_outputs(observed.relay, observed.drivers, observed.output_stats))
 
     def render(self, readings: Readings) -> bytes:
-        """Write all metrics in Prometheus' text format. Call it in a thread: those of 1,000 sources are 6 MB."""
+        """Return all metrics in Prometheus's text format.
+
+        Call this in a thread: the metrics of 1,000 sources are 6 MB.
+        """
         return generate_latest(RelayCollector(self._observed, readings, self._others))

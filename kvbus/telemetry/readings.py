@@ -1,7 +1,7 @@
-"""What there is to see of a running bus, read once: ``/metrics``, ``/sources``, ``/routers`` and ``/blocks`` show it.
+"""Readings of a running bus, shown by ``/metrics``, ``/sources``, ``/routers`` and ``/blocks``.
 
-Every reading is a value of one moment: later events do not change it. Those of many sources are made one after the
-other, so that whoever shows them may let the stream go on in between.
+Every reading holds the values of one moment, and later events do not change it. Many sources are read one by one, so
+that batches can be handled between two of them.
 """
 
 from __future__ import annotations
@@ -28,63 +28,63 @@ from kvbus.core.stats import OutputStats, RouterView, SourceStats
 from kvbus.core.types import HASH_FORMS, Hash
 
 MAX_BEHIND_S: Final = 5.0
-"""Seconds that a router may lag before that is a finding."""
+"""Seconds of lag above which a router has a finding."""
 
 
 class DiscoveryStats:
-    """The counters of one entry that finds engines.
+    """The counters of one discovery entry of the configuration.
 
     Args:
         name: the name of the entry.
-        left_out: engines that are not a source at the moment, by reason. Every reason is in it.
+        left_out: number of engines that are found but are not sources at the moment, by reason. Every reason is a key.
     """
 
     def __init__(self, name: str, left_out: dict[str, int]) -> None:
         self.name = name
         self.engines = 0
-        """Engines that it lists now."""
+        """Number of engines that the discovery lists now."""
         self.left_out = left_out
         self.changes: Counter[str] = Counter()
-        """Sources that joined, left or moved to another address, and changes that were refused."""
+        """Number of sources that joined, left or moved to another address, and of changes that were refused."""
         self.records: Counter[str] = Counter()
-        """Records of a log that were not handed on, by reason."""
+        """Number of records of a log that were not passed on, by reason."""
         self.lag = 0.0
-        """Seconds since the newest moment up to which a log was read to its end; 0 without a log."""
+        """Seconds since the log was last read to its end; 0 without a log."""
         self.failures = 0
-        """Attempts that failed; the engines found before stayed in force."""
+        """Number of failed attempts. The engines found before stay in force."""
         self.failing = ""
-        """Why the newest attempt failed; empty if it did not."""
+        """Why the newest attempt failed; empty if it succeeded."""
 
 
 class Driver(Protocol):
-    """What knows the routers of an output."""
+    """The driver of an output, which knows its routers."""
 
     @property
     def routers(self) -> list[RouterView]:
-        """The connected ones, and those that left last."""
+        """The connected routers, and those that disconnected last."""
 
     @property
     def queue_max(self) -> int:
-        """The most batches that wait for one of them."""
+        """Largest number of batches that wait for one router."""
 
     @property
     def behind_seconds(self) -> float:
-        """How far behind the one is that is furthest behind."""
+        """Age of the oldest batch that some router lacks, in seconds."""
 
 
 class SourceReading(msgspec.Struct, frozen=True):
-    """One source.
+    """A reading of one source.
 
     Attributes:
-        findings: what is wrong with it.
-        pending: missing batches that are neither recovered nor lost yet.
-        queue_depth: batches that wait for their turn: in the reorder buffer, or in order and not handed on yet.
-        unverified: batches of which it is not known which epoch they belong to.
-        index_entries: blocks remembered: the live ones, and coarse ones and tails that are left out.
-        index_bytes: about what these take.
-        groups: KV cache groups that the epoch has stored blocks of.
-        blocks: live blocks by medium, as routers know them: none of an expired source.
-        examples: by reason, what the first thing was like that was refused or left out for it.
+        findings: the findings about the source.
+        pending: number of missing batches that are neither recovered nor lost yet.
+        queue_depth: number of batches that wait: in the reorder buffer, or in order but not handed on yet.
+        unverified: number of batches whose epoch is not known yet.
+        index_entries: number of blocks in the index: live ones, and coarse ones and tails that kvbus does not announce.
+        index_bytes: estimated memory of these blocks.
+        groups: number of KV cache groups whose blocks the epoch has stored.
+        blocks: number of live blocks by medium, as announced to routers; zero if the source is expired.
+        examples: by reason, a description of the first refused or omitted item.
     """
 
     name: str
@@ -116,16 +116,16 @@ class SourceReading(msgspec.Struct, frozen=True):
 
 
 class OutputReading(msgspec.Struct, frozen=True):
-    """One output: what the relay has numbered, and what the driver made of it.
+    """A reading of one output: the relay's numbering, and the driver's counters.
 
     Attributes:
         sequences: the newest seq of each open stream, -1 for none.
-        views: the different rights that have streams of their own.
-        withheld: stores that these leave out, by reason.
-        queue_max: the most batches that wait for one router.
+        views: number of views, which are separate streams for routers with limited rights.
+        withheld: number of stores that views omit, by reason.
+        queue_max: largest number of batches that wait for one router.
         behind_seconds: age of the oldest batch that some router lacks.
         named: the routers whose keys have a name.
-        stats: the driver's counters, with what the relay had refused or left out before.
+        stats: the driver's counters, together with what the relay refused or omitted.
     """
 
     name: str
@@ -145,7 +145,7 @@ class OutputReading(msgspec.Struct, frozen=True):
 
 
 class NamedRouter(msgspec.Struct):
-    """All connections of one router: the batches that wait, the largest lag, and the batches it did not get live."""
+    """All connections of one router: the queued batches, the largest lag, and the batches that it did not get live."""
 
     queued: int = 0
     behind: float = 0.0
@@ -153,11 +153,15 @@ class NamedRouter(msgspec.Struct):
 
 
 MAX_NAMED: Final = 100
-"""Routers of an output that are shown by name: the slowest ones."""
+"""Maximum number of an output's routers that are shown by name. The slowest ones are shown."""
 
 
 def read_sources(relay: Relay) -> Iterator[tuple[int, SourceReading]]:
-    """Read all sources, each with its slot, as it is asked for: those that were there at first and still are."""
+    """Yield a reading of each source with its slot.
+
+    The sources that exist at the first step are read one by one, except those that are removed or replaced before their
+    turn.
+    """
     at_first = relay.sources.copy()
     for slot, source in enumerate(at_first):
         if source is relay.sources[slot] and not source.gone:
@@ -165,7 +169,7 @@ def read_sources(relay: Relay) -> Iterator[tuple[int, SourceReading]]:
 
 
 def read_source(source: Source) -> SourceReading:
-    """Read one source."""
+    """Return a reading of one source."""
     sequencer, normalizer, spec = source.sequencer, source.normalizer, source.spec
     media = normalizer.index.media()
     return SourceReading(
@@ -199,19 +203,19 @@ def read_source(source: Source) -> SourceReading:
 
 
 def read_outputs(relay: Relay, drivers: Sequence[Driver], stats: Sequence[OutputStats]) -> list[OutputReading]:
-    """Read all outputs; ``drivers`` and ``stats`` are theirs, in order."""
+    """Return a reading of each output. ``drivers`` and ``stats`` belong to the outputs, in order."""
     return [_read_output(*each) for each in zip(_with_views(relay), drivers, stats, strict=True)]
 
 
 def _with_views(relay: Relay) -> list[tuple[Output, ...]]:
-    """Each output, and its views behind it."""
+    """Return for each output a tuple of the output and its views."""
     own = [output for output in relay.outputs if output.spec.view_of is None]
     views = [output for output in relay.outputs if not output.spec.closed]
     return [(output, *(view for view in views if view.spec.view_of == at)) for at, output in enumerate(own)]
 
 
 def _read_output(outputs: Sequence[Output], driver: Driver, stats: OutputStats) -> OutputReading:
-    """Read one output with its views; the seqs are its own alone."""
+    """Return a reading of an output together with its views. The seqs are only the output's own."""
     counted = _copied(stats)
     output, spec = outputs[0], outputs[0].spec
     counted.replay_requests["malformed"] += sum(each.stats.malformed for each in outputs)
@@ -242,7 +246,7 @@ def _read_output(outputs: Sequence[Output], driver: Driver, stats: OutputStats) 
 
 
 def _named(routers: Sequence[RouterView]) -> dict[str, NamedRouter]:
-    """Add up the connections of each router that has a name."""
+    """Return the routers that have a name, each with the sums of its connections, slowest first."""
     found: dict[str, NamedRouter] = {}
     for router in routers:
         if router.name and router.left is None:
@@ -255,11 +259,11 @@ def _named(routers: Sequence[RouterView]) -> dict[str, NamedRouter]:
 
 
 RouterKey = tuple[str, int, str, float]
-"""Tells connections of routers apart: output, stream, address, and when the connection was opened."""
+"""Identifies a connection of a router: output, stream, address, and when the connection was opened."""
 
 
 class RouterReading(NamedTuple):
-    """One connection of a router, with the name of its output and what is wrong with it."""
+    """A connection of a router, with the name of its output and its findings."""
 
     output: str
     router: RouterView
@@ -267,12 +271,12 @@ class RouterReading(NamedTuple):
 
     @property
     def key(self) -> RouterKey:
-        """What tells it apart."""
+        """The key that identifies the connection."""
         return self.output, self.router.stream, self.router.peer, self.router.since
 
 
 def read_routers(relay: Relay, drivers: Sequence[Driver]) -> list[RouterReading]:
-    """Read all routers."""
+    """Return a reading of each router of all outputs."""
     return [
         RouterReading(output.spec.name, router, list(_router_findings(number, output, router)))
         for number, (output, driver) in enumerate(zip(relay.outputs, drivers, strict=False))
@@ -306,7 +310,7 @@ def _copied(stats: OutputStats) -> OutputStats:
 
 
 class LiveBlocks:
-    """The live blocks of a source. It copies dictionaries only."""
+    """A copy of a source's live blocks. Making it is cheap, because only dictionaries are copied."""
 
     def __init__(self, source: Source) -> None:
         self._label = source.spec.label

@@ -1,4 +1,4 @@
-"""The table of metrics: one row for each, but for the histograms."""
+"""The table of metrics: one row for each metric, except histograms."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvbus.core.stats import HttpRefusal
 from kvbus.core.types import DEVICE_MEDIUM, Filtered, Reason, Refused
 
 DROP_REASONS: Final = ("slow_router", "queue_full")
-"""Reasons of the ZeroMQ driver. Those of other drivers show once a driver has counted them."""
+"""Reasons of the ZeroMQ driver. Other drivers' reasons appear when a driver counts them."""
 EVENT_REASONS: Final = (*DROP_REASONS, "other_group")
 WITHHELD: Final = ("rights", "unknown_parent")
 REPLAY_OUTCOMES: Final = (
@@ -34,16 +34,17 @@ CALL_OUTCOMES: Final = (
 
 
 class Row(NamedTuple):
-    """One metric of each source, output or discovery, of a front, or of the process.
+    """One metric of a source, an output, a discovery, a front, or the process.
 
     Attributes:
-        name: without ``kvbus_``. A name that ends in ``_total`` is a counter, every other one a gauge.
+        name: the metric's name without ``kvbus_``. A name that ends in ``_total`` is a counter, every other one a
+            gauge.
         text: the help text.
         read: returns the value. With a label the value is a dictionary. Without one it is a number, or an object that
             counts as 1 if it is true.
-        label: the label that tells its values apart.
-        keys: values of the label that are shown from the start, as 0.
-        part: the optional part of an output, of those in ``OutputStats.parts``, without which the row is absent.
+        label: the name of the label that distinguishes the values of a dictionary.
+        keys: label values that are shown from the start, as 0.
+        part: an optional part of ``OutputStats.parts``. The row is absent for outputs without it.
     """
 
     name: str
@@ -63,11 +64,11 @@ def row(
     *,
     part: str = "",
 ) -> Row:
-    """Make a row; ``read`` is the attribute that has the value, or a function."""
+    """Return a row. ``read`` is the name of the attribute with the value, or a function."""
     return Row(name, text, attrgetter(read) if isinstance(read, str) else read, label, keys, part)
 
 
-@cache  # the distribution's metadata is a file
+@cache  # the version is read from a file
 def kvbus_version() -> str:
     """Return the version of this kvbus."""
     return version("kvbus")
