@@ -1,7 +1,7 @@
 """The errors that kvbus raises on purpose, each with its exit code.
 
-Those from 64 to 78 are of ``sysexits.h``. They let a supervisor distinguish a bad configuration (do not restart) from a
-busy port (try again) without the log.
+The codes from 64 to 78 are those of ``sysexits.h``. They let a supervisor distinguish a bad configuration (do not
+restart) from a busy port (try again) without reading the log.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ExitCode(IntEnum):
-    """The exit codes of all commands. A signal ends a command with 128 and its number."""
+    """The exit codes of all commands. If a signal ends a command, its exit code is 128 plus the signal's number."""
 
     OK = 0
     FOUND = 1
@@ -36,7 +36,7 @@ EXIT_MEANINGS: Final[Mapping[ExitCode, str]] = {
     ExitCode.CONFIG: "kvbus cannot use a configuration or a file",
     ExitCode.INTERRUPTED: "Ctrl-C, before there was a result",
 }
-"""What each exit code means, for every command."""
+"""The meaning of each exit code, for every command."""
 
 
 class KvbusError(Exception):
@@ -46,7 +46,7 @@ class KvbusError(Exception):
 
 
 MAX_VALUE: Final = 200
-"""Characters of a bad value that are shown."""
+"""Number of characters of a bad value that are shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Problem:
     """One problem of a configuration.
 
     Attributes:
-        key: the place, such as ``outputs[0].layout``, ``KVBUS_HTPP`` or ``kvbus.yaml``.
+        key: the location, such as ``outputs[0].layout``, ``KVBUS_HTPP`` or ``kvbus.yaml``.
         wrong: what is wrong, and what is allowed.
         value: the bad value as text; None for a missing key.
         example: a valid setting, as a line of the file.
@@ -81,7 +81,7 @@ class Problem:
 
 
 class ConfigError(KvbusError):
-    """kvbus refuses a configuration. The error has all of its problems."""
+    """kvbus refuses a configuration. The error lists all of its problems."""
 
     exit_code = ExitCode.CONFIG
 
@@ -113,8 +113,8 @@ class BindError(KvbusError):
 
     Args:
         endpoint: the endpoint, or ``http ADDRESS``.
-        reason: why, such as the operating system's error text.
-        verb: what kvbus tried, for the message.
+        reason: the reason, such as the operating system's error text.
+        verb: the action that failed, for the message.
     """
 
     exit_code = ExitCode.UNAVAILABLE
@@ -126,16 +126,16 @@ class BindError(KvbusError):
         super().__init__(f"cannot {verb} {endpoint}: {reason}")
 
     def about(self, key: str, remedy: str) -> BindError:
-        """Return this error with the configuration key that it concerns, and what to do."""
+        """Return this error with the configuration key that it concerns, and a remedy."""
         return BindError(self.endpoint, f"{self.reason} [{key}]: {remedy}", verb=self.verb)
 
 
 class InUseError(KvbusError):
-    """Something that one process has at a time is another's. Trying again helps once that process has ended.
+    """Another process uses a resource that only one process may use. Trying again helps once that process has ended.
 
     Args:
-        what: The thing, such as a directory.
-        holder: The process that has it, in words.
+        what: the resource, such as a directory.
+        holder: the process that uses it, in words.
     """
 
     exit_code = ExitCode.UNAVAILABLE
@@ -145,7 +145,10 @@ class InUseError(KvbusError):
 
 
 class UnsupportedError(KvbusError):
-    """A library under kvbus is too old. The exit code is that of a bad configuration, since a restart does not help."""
+    """A library under kvbus is too old.
+
+    The exit code is that of a bad configuration, because a restart does not help.
+    """
 
     exit_code = ExitCode.CONFIG
 
@@ -156,5 +159,5 @@ class StateDirError(KvbusError):
     exit_code = ExitCode.CONFIG
 
     def __init__(self, directory: object, reason: str) -> None:
-        """Make the error for this directory and reason."""
+        """Create the error for a directory and a reason."""
         super().__init__(f"state_dir {directory}: {reason}")

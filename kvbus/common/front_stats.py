@@ -1,4 +1,4 @@
-"""What stands before the engine's API has counted: plain values, read at a scrape."""
+"""Counters of the proxies in front of the engine's API: plain values, read at a scrape."""
 
 from __future__ import annotations
 
@@ -6,32 +6,32 @@ from collections import Counter
 
 
 class FrontStats:
-    """Connections and requests of the front.
+    """Connections and requests of the HTTP proxy.
 
     Args:
-        limit: the most connections at once.
+        limit: maximum number of connections at a time.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.http_connections = 0
-        """Those that are open."""
+        """Number of open connections."""
         self.http_closed: Counter[str] = Counter()
-        """Those that kvbus closed, by reason: too_many, slow."""
+        """Number of connections that kvbus closed, by reason: too_many, slow."""
         self.requests: Counter[str] = Counter()
-        """Requests by what became of them."""
+        """Number of requests by outcome."""
 
 
 class CallStats:
-    """Calls of the gRPC front.
+    """Calls of the gRPC proxy.
 
     Args:
-        limit: the most at once.
+        limit: maximum number of calls at a time.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.open = 0
-        """Those that are under way."""
+        """Number of calls under way."""
         self.calls: Counter[str] = Counter()
-        """Calls by what became of them."""
+        """Number of calls by outcome."""

@@ -1,8 +1,8 @@
 """Logging: JSON lines on stderr, text on a terminal, and a rate limit for repeated lines.
 
-The rate limit is per message template, source and output: ``log.warning("gap at %s", label, extra={"source": label})``
-appears a few times per window for each source, and the first one of a later window says how many the limit suppressed.
-No line contains a token, a hash or a topic.
+The rate limit is per message template, source and output. ``log.warning("gap at %s", label, extra={"source": label})``
+appears a few times per window for each source. The first line of a later window says how many lines were suppressed. No
+line contains a token, a hash or a topic.
 """
 
 from __future__ import annotations
@@ -25,9 +25,12 @@ LogFormat = Literal["auto", "json", "text"]
 BURST: Final = 5
 WINDOW_S: Final = 10.0
 _MAX_TEMPLATES: Final = 8192
-"""Templates of sources and outputs that are remembered: two for each of the most ranks that a source may have."""
+"""Maximum number of templates per subject that are remembered: two for each rank of a source at its maximum."""
 _SUBJECTS: Final = ("source", "output", "stream", "caller", "path", "status")
-"""Fields of a record by which the limit tells lines apart: no rank, no output and no reader hides another."""
+"""Fields of a record that are part of the limit's key.
+
+So lines of one source, output or reader do not suppress the lines of another.
+"""
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {
     "message",
     "asctime",
@@ -45,7 +48,7 @@ def setup(
     stream: TextIO | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> logging.Handler:
-    """Send all logging to one handler. A second call replaces the first one's handler.
+    """Send all logging to one handler. A second call replaces the handler of the first.
 
     Args:
         level: lowest level to write: debug, info, warning or error.
@@ -75,13 +78,14 @@ def setup(
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """The handler of `setup`, which finds its predecessor by this class."""
+    """The handler that `setup` installs. `setup` finds an earlier one by this class."""
 
 
 class RateLimit(logging.Filter):
-    """Pass a message template of one source or output a few times per window; the next line says how many did not pass.
+    """Limits lines of one message template and subject to a few per window.
 
-    Debug lines always pass, because a user who turns them on wants all of them.
+    The first line of a later window says how many lines were suppressed. Debug lines always pass, because a user who
+    turns them on wants all of them.
     """
 
     def __init__(
@@ -92,11 +96,12 @@ class RateLimit(logging.Filter):
         self._window = window
         self._clock = clock
         self._lock = threading.Lock()
-        # (logger, template, subjects) -> start of its window, lines in it; limited in size, the oldest are dropped
+        # (logger, template, subjects) -> start of its window, lines in it. Limited in size: the oldest entries are
+        # dropped.
         self._seen: OrderedDict[tuple[object, ...], tuple[float, int]] = OrderedDict()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether to write a record; set ``record.suppressed`` on the first one after suppressed ones."""
+        """Return whether to write a record. Set ``record.suppressed`` on the first one after suppressed ones."""
         if record.levelno <= logging.DEBUG:
             return True
         key = (record.name, str(record.msg), *(getattr(record, name, None) for name in _SUBJECTS))
@@ -124,7 +129,7 @@ def _plain(value: object) -> str:
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per line: ``ts``, ``level``, ``logger``, ``message``, then the record's extra fields."""
+    """Formats a record as a JSON object: ``ts``, ``level``, ``logger``, ``message``, then the record's extra fields."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Format one record."""
@@ -142,7 +147,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """A line for people: time, level, message, ``key=value``, with control characters escaped."""
+    """Formats a record for people: time, level, message, ``key=value``, with control characters escaped."""
 
     def __init__(self, *, colour: bool) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""Name what kvbus no longer has, and what to use instead.
+"""Names that kvbus no longer has, and what to use instead.
 
-A removed name answers with its sentence in place of "unknown key" or "no such command". A name that kvbus still has is
+For a removed name kvbus prints its sentence instead of "unknown key" or "no such command". A name that still exists is
 never looked up here. Each text follows "gone: ".
 """
 
@@ -21,7 +21,7 @@ KEYS: Final[Mapping[str, str]] = {
     "kubernetes.resource": "leave it out and select the pods, or use discover.dns with a Service",
     "state_key_file": "use a state_dir in memory (the default), or on an encrypted volume",
 }
-"""Keys of the configuration, as dotted paths without list positions, such as ``outputs.layout``.
+"""Removed keys of the configuration, as dotted paths without list positions, such as ``outputs.layout``.
 
 A path below ``sources[].discover`` begins with the kind.
 """
@@ -42,24 +42,24 @@ COMMANDS: Final[Mapping[str, str]] = {
     "sim --reset-every": "use --restart-every, which empties the cache too",
     "sim --tenants": "use `kvbus play` with a capture of an engine that has them",
 }
-"""Commands such as ``log``, and options such as ``query --hashes``."""
+"""Removed commands such as ``log``, and removed options such as ``query --hashes``."""
 
 PATHS: Final[Mapping[str, str]] = {
     "/query": "use `kvbus index`, which answers POST /query",
     "/openapi.json": "use `kvbus index`, which describes its questions at /openapi.json",
 }
-"""Paths of the HTTP port."""
+"""Removed paths of the HTTP port."""
 
 
 def gone(instead: str) -> str:
-    """Return the sentence about something removed, such as "gone: use X"."""
+    """Return the sentence about a removed name, such as "gone: use X"."""
     return f"gone: {instead}"
 
 
 def removed_key(path: Iterable[str | int]) -> str | None:
     """Return the sentence about a removed key; None for every other path."""
     names = [piece for piece in path if isinstance(piece, str)]
-    instead = KEYS.get(".".join(names)) or KEYS.get(names[-1] if names else "")  # at a wrong place, too
+    instead = KEYS.get(".".join(names)) or KEYS.get(names[-1] if names else "")  # or in the wrong section
     return None if instead is None else gone(instead)
 
 

@@ -1,4 +1,4 @@
-"""Tasks that are to end, and do."""
+"""End asyncio tasks reliably, and close resources within a time limit."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Coroutine, Iterable
 from typing import Any, Final
 
 AGAIN: Final = 5.0
-"""Seconds that a task may take to clean up before it is cancelled once more."""
+"""Seconds that a task may take to clean up before it is cancelled again."""
 
 
 async def end_tasks(tasks: Iterable[asyncio.Task[Any] | None]) -> None:
-    """Cancel tasks, and wait until each of them has ended, however it does.
+    """Cancel tasks, and wait until each of them has ended, whether normally or with an error.
 
-    A cancellation can be lost: before Python 3.12 ``asyncio.wait_for`` forgets it where what it waits for comes in the
-    same turn of the loop (python/cpython#86296), and dnspython and nats-py wait so. Such a task goes on as if nobody
-    had said anything, so it is told again.
+    A cancellation can be lost. Before Python 3.12 ``asyncio.wait_for`` drops it if its awaited result arrives in the
+    same iteration of the loop (python/cpython#86296), and dnspython and nats-py use it. Such a task continues, so it is
+    cancelled again after :data:`AGAIN`.
 
-    Whoever waits here may be such a task of somebody else, and be told again itself: that is passed on at once, and
-    ends the wait only when the tasks have ended.
+    If the calling task is cancelled while it waits, the tasks are cancelled again at once. Its CancelledError is raised
+    only after they have ended.
     """
     every = {task for task in tasks if task is not None}
     left, cancelled = every, None
@@ -32,19 +32,20 @@ async def end_tasks(tasks: Iterable[asyncio.Task[Any] | None]) -> None:
         left = {task for task in left if not task.done()}
     for task in every:
         if not task.cancelled():
-            task.exception()  # nobody else asks, and asyncio would complain of that
+            task.exception()  # mark the exception as retrieved, or asyncio logs it
     if cancelled is not None:
         raise cancelled
 
 
 _closing: Final[set[asyncio.Task[Any]]] = set()
-"""Tasks that still close something. The event loop alone would not keep them."""
+"""Tasks that still close something. The event loop holds only weak references to tasks."""
 
 
 async def close_within(work: Coroutine[Any, Any, object], seconds: float) -> None:
-    """Wait up to so many seconds for work that closes something. It goes on after that, and if the caller is cancelled.
+    """Wait up to ``seconds`` for work that closes something.
 
-    Errors of the work are dropped, because nobody needs what it closes.
+    The work continues after that time, and if the caller is cancelled. Its errors are dropped, because nothing uses the
+    closed object.
     """
     task = asyncio.ensure_future(work)
     _closing.add(task)
@@ -59,6 +60,9 @@ async def close_within(work: Coroutine[Any, Any, object], seconds: float) -> Non
 
 
 def report_out_of_memory(error: Exception) -> None:
-    """Pass a MemoryError on to the event loop, whose handler ends the process; for code that survives other errors."""
+    """Pass a MemoryError on to the event loop, whose handler ends the process.
+
+    Code that survives other errors calls this.
+    """
     if isinstance(error, MemoryError):
         asyncio.get_running_loop().call_exception_handler({"message": "out of memory", "exception": error})
