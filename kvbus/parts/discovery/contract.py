@@ -1,4 +1,4 @@
-"""The contract of discoverers: what one is given, and what it says of the engines it has found."""
+"""The contract of discoverers: their arguments, and how they describe the engines that they find."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _UNFIT: Final = re.compile(r"[^A-Za-z0-9._-]")
 
 
 class DiscoveryError(Exception):
-    """Who knows the engines cannot be asked, or what comes back is no answer. The text is for people."""
+    """The service that knows the engines cannot be queried, or its answer is not valid. The text is for people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +27,9 @@ class Publisher:
     """One data-parallel rank of an engine.
 
     Attributes:
-        rank: its number within the engine.
-        endpoint: its live stream.
-        replay_endpoint: its replay, if there is one.
+        rank: the rank's number within the engine.
+        endpoint: the live stream's endpoint.
+        replay_endpoint: the replay's endpoint, None if there is no replay.
     """
 
     rank: int
@@ -39,14 +39,15 @@ class Publisher:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """An engine that was found.
+    """An engine that a discoverer has found.
 
     Attributes:
-        name: who it is, wherever it is: the same name at another address is the same worker. See :func:`fitting_name`.
-        publishers: its ranks, by their number.
-        where: the place at which it was found, for people.
-        topic: the topic under which it publishes; None if that is not known.
-        api: the base URL of its own HTTP API, if that is known.
+        name: identifies the engine, wherever it runs: an engine with the same name at another address is the same
+            worker. See :func:`fitting_name`.
+        publishers: the engine's ranks, in ascending order.
+        where: where the engine was found, as a text for people.
+        topic: the topic under which the engine publishes; None if it is not known.
+        api: the base URL of the engine's own HTTP API; None if it is not known.
     """
 
     name: str
@@ -61,10 +62,10 @@ class Services:
     """The daemon's services for one discoverer.
 
     Attributes:
-        name: the entry's, for who finds one engine that says no name.
-        data_parallel_size: ranks of an engine of which no number is known.
-        disconnected: set when the connection to an engine has ended that this discoverer has found. It may look at
-            once then; it clears the event itself.
+        name: the name of the ``sources`` entry. A discoverer uses it for a single engine that has no name.
+        data_parallel_size: the number of ranks of an engine that does not tell its own.
+        disconnected: set when the connection to an engine that this discoverer has found was lost. The discoverer may
+            then look once immediately. It clears the event itself.
     """
 
     name: str
@@ -73,19 +74,22 @@ class Services:
 
 
 class Discoverer(Protocol):
-    """Finds engines. It is made with its settings and the daemon's services, and opens nothing before :meth:`watch`."""
+    """A discoverer finds engines.
+
+    The daemon makes it with its settings and the daemon's services. It opens nothing before :meth:`watch`.
+    """
 
     Settings: ClassVar[type[Section]]
-    """The keys of this kind."""
+    """The configuration keys of this kind."""
 
     def __init__(self, settings: Any, services: Services) -> None: ...
 
     def watch(self) -> AsyncGenerator[tuple[Engine, ...], None]:
-        """Yield all engines, first as soon as they are known, then whenever the set may have changed.
+        """Yield all engines: first as soon as they are known, then whenever the set may have changed.
 
-        An empty set is an answer: there is no engine. Who cannot find out raises instead, and is asked again later by
-        a new ``watch``; until then the set before stays in force. The generator never ends by itself, holds nothing
-        once it is closed, and gives every request a deadline.
+        An empty set means that there is no engine. A discoverer that cannot find out raises an error instead. The
+        daemon then calls ``watch`` again later, and keeps the previous set until then. The generator never ends by
+        itself, holds no resources once it is closed, and gives every request a deadline.
 
         Raises:
             DiscoveryError: the set cannot be found out now.
@@ -94,28 +98,38 @@ class Discoverer(Protocol):
 
 @runtime_checkable
 class Carrier(Discoverer, Protocol):
-    """One that also brings what its engines publish: their endpoints are its own, and nobody dials them."""
+    """A discoverer that also delivers what its engines publish.
+
+    The endpoints of its engines are its own, and kvbus does not dial them.
+    """
 
     @property
     def counts(self) -> Counter[str]:
-        """What it has not handed on, by reason."""
+        """Number of records that were not handed on, by reason."""
 
     @property
     def lag(self) -> float:
-        """Seconds since the newest time of which is known that everything was read that was there."""
+        """Seconds since the latest time up to which everything is known to be read."""
 
     def open(self, endpoint: str, slot: int, feed: Callable[[RelayEvent], None], drained: Callable[[], None]) -> None:
-        """Hand on what an engine publishes as the source in this slot; ``drained`` follows each burst."""
+        """Hand on what an engine publishes, as the source in this slot.
+
+        Args:
+            endpoint: the engine's endpoint, from the set that :meth:`watch` has yielded.
+            slot: the source's slot.
+            feed: called with each event.
+            drained: called after each burst of events.
+        """
 
     def close(self, slot: int) -> None:
-        """Hand on no more of it."""
+        """Stop handing on what the engine in this slot publishes."""
 
 
 def publishers(endpoint: str, replay_endpoint: str | None, ranks: int) -> tuple[Publisher, ...]:
-    """Return the ranks of an engine whose rank r is at port + r.
+    """Return the ranks of an engine that has rank r at port + r.
 
     Raises:
-        DiscoveryError: an endpoint is none.
+        DiscoveryError: an endpoint is not valid.
     """
     try:
         return tuple(
@@ -131,9 +145,10 @@ def publishers(endpoint: str, replay_endpoint: str | None, ranks: int) -> tuple[
 
 
 def fitting_name(text: str) -> str:
-    """Return a name that fits into a metrics label: the text itself, or what fits of it and a fingerprint of the whole.
+    """Return a name that fits into a metrics label.
 
-    Two texts have two names, and the same text always has the same one.
+    It is the text itself, or as much of it as fits, with a fingerprint of the complete text. Different texts have
+    different names, and a text always has the same name.
     """
     fits = _UNFIT.sub("-", text)
     if fits == text and 0 < len(text) <= MAX_NAME:
@@ -143,5 +158,5 @@ def fitting_name(text: str) -> str:
 
 
 def host_in_url(host: str) -> str:
-    """Return a host as it stands in an endpoint: IPv6 in brackets."""
+    """Return a host as it is written in an endpoint, with IPv6 in brackets."""
     return f"[{host}]" if ":" in host and not host.startswith("[") else host

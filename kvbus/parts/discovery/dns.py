@@ -1,8 +1,10 @@
-"""Engines behind a name: each address is one, or each host of its SRV records, which also have the ports.
+"""A discoverer that looks up a DNS name.
 
-A record is believed for its TTL, at least ``interval``; an engine without its connection is looked up again at once.
-NXDOMAIN and an answer without records mean that there is no engine. A server that fails, refuses or stays silent means
-nothing.
+Each address is an engine, or each host of the SRV records, which also have the ports.
+
+kvbus uses a record for its TTL, but at least for ``interval``. If an engine is disconnected, kvbus looks the name up
+again at once. NXDOMAIN and an answer without records mean that there is no engine. A server that fails, refuses or does
+not answer changes nothing.
 """
 
 from __future__ import annotations
@@ -31,9 +33,9 @@ from kvbus.parts.discovery.contract import (
 )
 
 LIFETIME: Final = 5.0
-"""Seconds for one look-up, however many servers and attempts it takes."""
+"""Timeout of one look-up with all its servers and attempts, in seconds."""
 MAX_TTL: Final = 300.0
-"""Seconds for which a record is believed at most."""
+"""Maximum seconds for which kvbus uses a record."""
 
 
 class DnsSettings(Section):
@@ -69,7 +71,7 @@ class DnsSettings(Section):
 
 
 class DnsDiscoverer:
-    """Follows a name; see :class:`~kvbus.parts.discovery.contract.Discoverer`."""
+    """A discoverer of the engines with a DNS name; see :class:`~kvbus.parts.discovery.contract.Discoverer`."""
 
     Settings = DnsSettings
 
@@ -77,7 +79,7 @@ class DnsDiscoverer:
         self._settings = settings
         self._services = services
         self._addresses: dict[str, str] = {}
-        """The address used of each host: one that it still has is kept."""
+        """The address in use of each host. It is kept as long as the host has it."""
         self._ttl = 0.0
 
     async def watch(self) -> AsyncGenerator[tuple[Engine, ...], None]:
@@ -118,7 +120,7 @@ class DnsDiscoverer:
         return tuple(answer.rrset or ())
 
     async def _addresses_of(self, resolver: dns.asyncresolver.Resolver, name: str) -> list[str]:
-        for kind in ("A", "AAAA"):  # IPv6 where a host has no IPv4 address
+        for kind in ("A", "AAAA"):  # IPv6 only if a host has no IPv4 address
             records = await self._look_up(resolver, name, kind)
             if records:
                 return sorted({record.address for record in records})
@@ -152,15 +154,18 @@ class DnsDiscoverer:
         return tuple(self._engine(host, live[host], replay.get(host, [])) for host in self._addresses)
 
     async def _ports(self, resolver: dns.asyncresolver.Resolver, name: str) -> dict[str, list[int]]:
-        """The ports of each host in the SRV records of a name, in order: one for each rank."""
+        """Return the ports of each host in a name's SRV records, in ascending order, one for each rank."""
         found: dict[str, set[int]] = {}
         for record in await self._look_up(resolver, name, "SRV"):
-            if record.target.to_text() != ".":  # RFC 2782: the service is decidedly not available
+            if record.target.to_text() != ".":  # a target of "." says that the service is not available (RFC 2782)
                 found.setdefault(record.target.to_text(), set()).add(record.port)
         return {host: sorted(ports) for host, ports in sorted(found.items())}
 
     def _engine(self, host: str, live: list[int], replay: list[int]) -> Engine:
-        """Make an engine of a host. Several ports are its ranks, in order; of a single one the ranks follow it."""
+        """Return a host's engine.
+
+        Several ports are those of its ranks, in order. With a single port, rank r is at port + r.
+        """
         settings = self._settings
         base = f"tcp://{host_in_url(self._addresses[host])}"
         if not replay and settings.replay_port is not None:
@@ -177,6 +182,6 @@ class DnsDiscoverer:
 
 
 def _short(host: str, name: str) -> str:
-    """Return a host without the domain that it shares with the service: ``pod-0`` of ``pod-0.engines.default.svc``."""
+    """Return a host without the domain that it shares with the service: ``pod-0`` for ``pod-0.engines.default.svc``."""
     domain = ".".join(piece for piece in name.rstrip(".").split(".") if not piece.startswith("_"))
     return host.rstrip(".").removesuffix(f".{domain}")

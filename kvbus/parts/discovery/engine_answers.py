@@ -1,18 +1,19 @@
-"""What engines answer when they are asked where they publish: the spellings of vLLM and SGLang, in one form.
+"""Parse what vLLM and SGLang answer when they are asked where they publish.
 
 vLLM, ``GET /kv_event_sources``:
 
 * 0.33, ``vllm/entrypoints/serve/instrumentator/basic.py``: the publisher's settings by rank,
   ``{"0": {"publisher": "zmq", "endpoint": "tcp://10.0.0.3:40123", "replay_endpoint": null, "topic": "", …}}``;
 * ``vllm/entrypoints/serve/kv_events/api_router.py``: ``[{"data_parallel_rank": 0, "endpoint": …, "replay_endpoint": …,
-  "topic": ""}]``, in another version of it as ``{"sources": […]}``.
+  "topic": ""}]``, in another version of this file ``{"sources": […]}``.
 
 SGLang, ``GET /server_info``, 0.5.23 (``describe_kv_events_publisher``): ``"kv_events": {"publisher": "zmq",
-"endpoint_host": "*", "endpoint_port_base": 5557, "replay_endpoint_port_base": 5558, "topic": "", "dp_size": 2, …}``,
-null where it publishes nothing; with sglang#38032 also ``"publishers": [{"dp_rank": 4, "endpoint": "tcp://a:5"}]``.
-Beside it may stand ``"kv_event_sources": [{"dp_rank": 0, "endpoint": "tcp://127.0.0.1:5557", "topic": "", …}]``, the
-publishers of this node alone. On several nodes ``dp_size`` counts the ranks of all nodes. So kvbus believes the list
-where there is one. Rank r has its replay at ``replay_endpoint_port_base`` + r of its own host.
+"endpoint_host": "*", "endpoint_port_base": 5557, "replay_endpoint_port_base": 5558, "topic": "", "dp_size": 2, …}``. It
+is null if the engine publishes nothing. With sglang#38032 it also has ``"publishers": [{"dp_rank": 4, "endpoint":
+"tcp://a:5"}]``. The answer may also have ``"kv_event_sources": [{"dp_rank": 0, "endpoint": "tcp://127.0.0.1:5557",
+"topic": "", …}]``, which lists only the publishers of this node. On several nodes ``dp_size`` counts the ranks of all
+nodes. So kvbus uses the list if there is one. Rank r has its replay at ``replay_endpoint_port_base`` + r of its own
+host.
 """
 
 from __future__ import annotations
@@ -23,20 +24,20 @@ from kvbus.config import endpoint_offset, parse_endpoint
 from kvbus.parts.discovery.contract import DiscoveryError, Publisher, host_in_url
 
 Answer = tuple[tuple[Publisher, ...], str | None]
-"""The publishers, none where the engine publishes nothing, and the topic that all of them have."""
+"""The publishers, and their common topic. No publishers: the engine publishes nothing. None: their topics differ."""
 
 RANK: Final = ("data_parallel_rank", "dp_rank")
 
 
 def of_vllm(answer: Any, host: str) -> Answer:
-    """Read an answer of ``/kv_event_sources``.
+    """Parse an answer to ``/kv_event_sources``.
 
     Args:
-        answer: what the JSON says.
-        host: the host that was asked. It stands for a wildcard, and for loopback.
+        answer: the decoded JSON.
+        host: the host that was asked. It replaces a wildcard and loopback in an endpoint.
 
     Raises:
-        DiscoveryError: it is none of the known forms.
+        DiscoveryError: the answer has no known form.
     """
     if isinstance(answer, dict) and isinstance(answer.get("sources"), list):
         answer = answer["sources"]
@@ -48,10 +49,10 @@ def of_vllm(answer: Any, host: str) -> Answer:
 
 
 def of_sglang(answer: Any, host: str) -> Answer:
-    """Read an answer of ``/server_info``; the arguments are those of :func:`of_vllm`.
+    """Parse an answer to ``/server_info``. The arguments are those of :func:`of_vllm`.
 
     Raises:
-        DiscoveryError: it says nothing of KV events.
+        DiscoveryError: the answer does not mention KV events, or has no known form.
     """
     info = mapping(answer)
     if "kv_events" not in info and "kv_event_sources" not in info:
@@ -83,7 +84,7 @@ def of_sglang(answer: Any, host: str) -> Answer:
 
 
 def _sources(sources: list[dict[str, Any]], host: str) -> Answer:
-    """The publishers of a list in which each has its endpoints."""
+    """Return the publishers in a list of sources with an endpoint each."""
     ranks = {
         _rank(each): Publisher(
             _rank(each),
@@ -97,7 +98,7 @@ def _sources(sources: list[dict[str, Any]], host: str) -> Answer:
 
 
 def _at(endpoint: str, host: str, rank: int) -> str:
-    """An endpoint of rank 0 as it is reached from here, for another rank."""
+    """Return the endpoint of a rank, from rank 0's, with a host that kvbus can reach."""
     try:
         address = parse_endpoint(endpoint)
         if not address.is_ipc and (address.is_wildcard or address.is_loopback):
@@ -112,10 +113,10 @@ def _rank(source: dict[str, Any]) -> int:
 
 
 def number(value: object) -> int:
-    """Return a rank, size or port that an answer has.
+    """Return a value of an answer as a rank, size or port.
 
     Raises:
-        DiscoveryError: it is none.
+        DiscoveryError: the value is not an integer from 0 to 65535.
     """
     try:
         number = int(str(value))
@@ -127,10 +128,10 @@ def number(value: object) -> int:
 
 
 def mapping(value: object) -> dict[str, Any]:
-    """Return what has to be a JSON object.
+    """Return a value of an answer that has to be a JSON object.
 
     Raises:
-        DiscoveryError: it is none.
+        DiscoveryError: the value is not an object.
     """
     if not isinstance(value, dict):
         raise DiscoveryError(f"{value!r:.100} is no mapping of keys")

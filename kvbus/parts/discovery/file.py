@@ -1,7 +1,7 @@
-"""A list of engines in a YAML or JSON file, read again and again.
+"""A discoverer that reads a list of engines from a YAML or JSON file, again and again.
 
-The content is compared, and not the file's time or number: so a file that is replaced by a rename is noticed, one that
-is written in place within a tick of the disk's clock, and a ConfigMap, whose directory changes by a link.
+It compares the file's content, not its time or inode. So it notices a file that is replaced by a rename, a file that is
+written in place within a tick of the disk's clock, and a ConfigMap, whose directory changes by a symbolic link.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kvbus.config.values import ApiUrl, Endpoint, Int, Seconds, Section, Text, k
 from kvbus.parts.discovery.contract import DiscoveryError, Engine, Services, fitting_name, publishers
 
 MAX_BYTES: Final = 4 * 1024 * 1024
-"""Of a file that is read."""
+"""Maximum bytes of the file."""
 
 
 class FileSettings(Section):
@@ -37,7 +37,7 @@ class FileSettings(Section):
 
 
 class Listed(Section):
-    """One engine of the list."""
+    """One engine in the list."""
 
     name: Text = key(..., "Who it is.", example="pod-a")
     endpoint: Endpoint = key(..., "Its publisher.", example="tcp://10.0.0.3:5557")
@@ -48,7 +48,7 @@ class Listed(Section):
 
 
 class FileDiscoverer:
-    """Watches a list; see :class:`~kvbus.parts.discovery.contract.Discoverer`."""
+    """A discoverer of the engines in a file; see :class:`~kvbus.parts.discovery.contract.Discoverer`."""
 
     Settings = FileSettings
 
@@ -57,7 +57,7 @@ class FileDiscoverer:
         self._services = services
 
     async def watch(self) -> AsyncGenerator[tuple[Engine, ...], None]:
-        """Yield the list, at first and after each change."""
+        """Yield the engines in the file, first and after each change."""
         seen = None
         while True:
             text = await asyncio.to_thread(_read, self._settings.path)

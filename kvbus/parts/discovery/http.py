@@ -1,7 +1,7 @@
-"""Asks one engine where it publishes: vLLM at ``/kv_event_sources``, SGLang at ``/server_info``.
+"""A discoverer that asks one engine where it publishes: vLLM at ``/kv_event_sources``, SGLang at ``/server_info``.
 
-So ports that the engine chooses itself (``tcp://*:0``) are found, and those that it chooses after a restart. It is
-asked again and again, and at once when its connection is lost.
+So kvbus finds ports that the engine chooses itself (``tcp://*:0``), also after a restart. It asks again and again, and
+at once when the connection to the engine is lost.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from kvbus.parts.discovery.contract import DiscoveryError, Engine, Services
 from kvbus.parts.discovery.engine_answers import Answer, of_sglang, of_vllm
 
 TIMEOUT: Final = 5.0
-"""Seconds for a request and its answer."""
+"""Timeout of a request with its answer, in seconds."""
 MAX_ANSWER: Final = 4 * 1024 * 1024
-"""Bytes of an answer."""
+"""Maximum bytes of an answer."""
 PATHS: Final[dict[str, Callable[[Any, str], Answer]]] = {"/kv_event_sources": of_vllm, "/server_info": of_sglang}
 
 
@@ -40,7 +40,7 @@ class HttpSettings(Section):
 
 
 class HttpDiscoverer:
-    """Follows one engine; see :class:`~kvbus.parts.discovery.contract.Discoverer`."""
+    """A discoverer of one engine; see :class:`~kvbus.parts.discovery.contract.Discoverer`."""
 
     Settings = HttpSettings
 
@@ -49,7 +49,7 @@ class HttpDiscoverer:
         self._services = services
 
     async def watch(self) -> AsyncGenerator[tuple[Engine, ...], None]:
-        """Yield the engine each time it is asked; nothing where it publishes nothing."""
+        """Yield the engine after each query, or an empty set if the engine publishes nothing."""
         disconnected = self._services.disconnected
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT)) as session:
             while True:

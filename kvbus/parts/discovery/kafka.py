@@ -1,4 +1,4 @@
-"""Streams in a topic of Kafka, which outputs of ``type: kafka`` have written, as sources."""
+"""A discoverer of streams in a Kafka topic that outputs of ``type: kafka`` have written. Each stream is a source."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class KafkaStreamsSettings(StreamPatterns, KafkaServers):
 
 
 class KafkaStreams(LogStreams):
-    """Reads a topic."""
+    """A reader of all streams in a topic."""
 
     Settings = KafkaStreamsSettings
 

@@ -1,4 +1,4 @@
-"""Watch pods in the Kubernetes API: each engine among them is found by its pod's name."""
+"""A discoverer that watches pods in the Kubernetes API. An engine has the name of its pod."""
 
 from __future__ import annotations
 
@@ -18,39 +18,42 @@ from kvbus.config.values import ApiUrl, Section, Text, key
 from kvbus.parts.discovery.contract import DiscoveryError, Engine, Services, fitting_name, host_in_url, publishers
 
 ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-"""Where a pod has its token, the API server's authority and its own namespace."""
+"""Directory with the pod's token, the API server's certificate authority and the pod's namespace."""
 
 WATCH: Final = 60
-"""Seconds after which the server ends a watch, and another goes on where it ended: a dead connection is noticed."""
+"""Seconds after which the API server ends a watch. kvbus then starts another one from the same version. So it notices a
+dead connection."""
 TIMEOUT: Final = 10.0
-"""Seconds for a list, and for a watch beyond its end."""
+"""Timeout in seconds for reading the list, and for a watch after its planned end."""
 PAUSE: Final = 1.0
-"""Least seconds between two watches."""
+"""Minimum seconds between two watches."""
 MAX_LIST: Final = 64 * 1024 * 1024
-"""Bytes of a list."""
+"""Maximum bytes of a list."""
 MAX_LINE: Final = 8 * 1024 * 1024
-"""Bytes of a change."""
+"""Maximum bytes of a change."""
 GONE: Final = 410
-"""The resourceVersion is too old: what has changed since then is not known, so the list is read again."""
+"""HTTP status for a resourceVersion that is too old. The changes since then are not known, so kvbus reads the list
+again."""
 
 Objects = dict[str, dict[str, Any]]
-"""By name."""
+"""Kubernetes objects by name."""
 
 
 class GoneError(Exception):
-    """The watch cannot go on where it was."""
+    """The watch cannot continue from its version."""
 
 
 class Api:
-    """Connections to the API server, as the service account of the pod, or as the settings say.
+    """A client of the API server, with the pod's service account or with the configured credentials.
 
     Args:
-        server: base URL; None: of the cluster in which this runs.
-        token_file: a bearer token; None: the service account's in the cluster, else none.
-        ca_file: the authority of the server's certificate; None: the cluster's there, else those of the system.
+        server: the base URL; None for the API server of the cluster in which kvbus runs.
+        token_file: file with a bearer token. None: the service account's token in the cluster, no token with
+            ``server``.
+        ca_file: file with the certificate authority. None: the cluster's in the cluster, the system's with ``server``.
 
     Raises:
-        DiscoveryError: there is no cluster.
+        DiscoveryError: ``server`` is None, and kvbus does not run in a cluster.
     """
 
     def __init__(self, server: str | None, token_file: Path | None, ca_file: Path | None) -> None:
@@ -66,10 +69,10 @@ class Api:
         self._ca_file = ca_file
 
     async def __aenter__(self) -> Self:
-        """Begin.
+        """Open the HTTP session.
 
         Raises:
-            DiscoveryError: the authority cannot be read.
+            DiscoveryError: the certificate authority cannot be read.
         """
         try:
             context = await asyncio.to_thread(ssl.create_default_context, cafile=self._ca_file)
@@ -82,15 +85,15 @@ class Api:
         await self._session.close()
 
     async def get(self, path: str, query: dict[str, str], seconds: float) -> aiohttp.ClientResponse:
-        """Ask, and return the response with its body unread.
+        """Send a GET request, and return the response before its body is read.
 
         Raises:
             DiscoveryError: the token cannot be read.
-            aiohttp.ClientError, TimeoutError: nobody answers.
+            aiohttp.ClientError, TimeoutError: the API server does not answer.
         """
         headers = {"Accept": "application/json"}
         if self._token_file is not None:
-            try:  # it is another one every hour
+            try:  # Kubernetes replaces the token every hour
                 headers["Authorization"] = f"Bearer {self._token_file.read_text().strip()}"
             except OSError as error:
                 raise DiscoveryError(f"{self._token_file}: {error.strerror or error}") from error
@@ -101,12 +104,12 @@ class Api:
 
 
 class Watch:
-    """Follows the pods with certain labels.
+    """A watch of the pods with certain labels.
 
     Args:
         api: the client.
-        namespace: of the pods.
-        selector: their labels.
+        namespace: the namespace of the pods.
+        selector: a label selector.
     """
 
     def __init__(self, api: Api, namespace: str, selector: str) -> None:
@@ -121,7 +124,7 @@ class Watch:
         """Yield all objects, first and after each change.
 
         Raises:
-            DiscoveryError: the API cannot be asked.
+            DiscoveryError: the API server cannot be reached, or does not give a valid answer.
         """
         while True:
             await self._list()
@@ -154,7 +157,7 @@ class Watch:
             response.close()
 
     async def _changes(self) -> AsyncGenerator[None, None]:
-        """Take in one change after the other, until the server ends the watch."""
+        """Apply the changes one by one, until the server ends the watch. Yield after each change of the objects."""
         response = await self._get(
             WATCH + TIMEOUT,
             watch="true",
@@ -181,7 +184,7 @@ class Watch:
             response.close()
 
     def _change(self, event: Any) -> bool:
-        """Take in one change; whether the objects are other ones now."""
+        """Apply one change, and return whether it changed the objects."""
         kind, of = event["type"], event["object"]
         if kind == "ERROR":
             if of.get("code") == GONE:
@@ -197,7 +200,7 @@ class Watch:
         return True
 
     async def _get(self, seconds: float, **query: str) -> aiohttp.ClientResponse:
-        """Ask, and return the response with its body unread."""
+        """Send a GET request, and return the response before its body is read. Raise if its status is not 200."""
         try:
             response = await self._api.get(self._path, {"labelSelector": self._selector, **query}, seconds)
         except (aiohttp.ClientError, TimeoutError) as error:
@@ -225,7 +228,7 @@ class Watch:
 
 
 def _message(status: bytes) -> str:
-    """What a Status of the API says, if it is one."""
+    """Return the message of a Status object of the API; empty if it is not one."""
     try:
         return str(msgspec.json.decode(status)["message"])
     except (msgspec.DecodeError, UnicodeDecodeError, LookupError, TypeError):
@@ -235,13 +238,13 @@ def _message(status: bytes) -> str:
 LIVE: Final = "kvbus/port"
 REPLAY: Final = "kvbus/replay-port"
 RANKS: Final = "kvbus/data-parallel-size"
-"""Annotations of a pod, which say more than the settings."""
+"""Annotations of a pod. They override the settings."""
 
 Object = dict[str, Any]
 
 
 class Ports(NamedTuple):
-    """The ports of all engines, each by its name or its number, and how many ranks follow."""
+    """The ports of each engine, as names or numbers, and the number of ranks."""
 
     live: str
     replay: str
@@ -249,10 +252,10 @@ class Ports(NamedTuple):
 
 
 def of_pods(pods: Iterable[Object], ports: Ports, where: str) -> tuple[tuple[Engine, ...], list[str]]:
-    """Return the engines among pods, and the names of pods that have no such port.
+    """Return the engines among pods, and the names of the pods that have no such port.
 
-    A pod counts from its address on, ready or not: an engine's first events come early. It counts no more once it is
-    being deleted, or has ended.
+    A pod counts as soon as it has an address, even if it is not ready, because an engine's first events come early. It
+    does not count once it is being deleted or has ended.
     """
     found: list[Engine] = []
     without: list[str] = []
@@ -348,7 +351,7 @@ class KubernetesSettings(Section):
 
 
 class KubernetesDiscoverer:
-    """Follows a selector; see :class:`~kvbus.parts.discovery.contract.Discoverer`."""
+    """A discoverer of the pods with a label selector; see :class:`~kvbus.parts.discovery.contract.Discoverer`."""
 
     Settings = KubernetesSettings
 
@@ -358,7 +361,7 @@ class KubernetesDiscoverer:
         self._without: list[str] = []
 
     async def watch(self) -> AsyncGenerator[tuple[Engine, ...], None]:
-        """Yield the engines, at first and after each change of them."""
+        """Yield the engines, first and after each change of the set."""
         settings = self._settings
         namespace = settings.namespace or _own_namespace()
         where = f"kubernetes namespace {namespace}"
@@ -374,7 +377,7 @@ class KubernetesDiscoverer:
                     yield engines
 
     def _warn(self, without: list[str]) -> None:
-        """Say once which pods have no such port."""
+        """Log the pods that have no such port, once for each set of pods."""
         if without != self._without and without:
             text = "pods have no port %s, and are no engines: %s"
             log.warning(text, self._settings.port, ", ".join(without))

@@ -1,4 +1,4 @@
-"""Streams in NATS JetStream, which outputs of ``type: nats`` have written, as sources."""
+"""A discoverer of streams in NATS JetStream that outputs of ``type: nats`` have written. Each stream is a source."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class NatsStreamsSettings(StreamPatterns, NatsServers):
 
 
 class NatsStreams(LogStreams):
-    """Reads a stream of JetStream."""
+    """A reader of all streams in a JetStream stream."""
 
     Settings = NatsStreamsSettings
 

@@ -1,4 +1,4 @@
-"""Streams in Redis or Valkey, which outputs of ``type: redis`` have written, as sources."""
+"""A discoverer of streams in Redis or Valkey that outputs of ``type: redis`` have written. Each stream is a source."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class RedisStreamsSettings(StreamPatterns, RedisServer):
 
 
 class RedisStreams(LogStreams):
-    """Reads the streams of one prefix."""
+    """A reader of all streams with one prefix."""
 
     Settings = RedisStreamsSettings
 

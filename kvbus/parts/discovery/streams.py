@@ -1,10 +1,10 @@
-"""Streams of a log as engines: a log says who there is, and brings what they publish.
+"""A discoverer of streams in a log. It finds the streams, and also delivers what they publish.
 
-One entry reads all streams that its patterns name. A stream is an engine as soon as a record of it has come, until its
-writer ends it, or is silent for so long that its epoch is over. Who begins to read does not wait for that silence:
-when the log got the newest record of a stream, and of all of them, says whose writer is away. Clocks may be wrong, so
-that decides nothing for good: one more record, and the stream is an engine. How a stream is told under the log's own
-numbers is in :mod:`kvbus.parts.log.follower`.
+One entry reads all streams that its patterns name. A stream is an engine from its first record on, until its writer
+ends it, or is silent for so long that its epoch is over. A new reader does not wait for that silence. It compares when
+the log got the stream's newest record with when the log got the newest record of all streams. If the stream's is much
+older, its writer is away. Clocks may be wrong, so this decision is not final: after another record the stream is an
+engine again. :mod:`kvbus.parts.log.follower` describes how a stream is republished with the log's own numbers.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ from kvbus.parts.log.follower import LEASE_TTL, OTHER_SCHEMA, Relayed
 logger = logging.getLogger("kvbus.discovery.streams")
 
 LOOK: Final = 2.0
-"""Seconds between two looks for new streams."""
+"""Seconds between two checks for new streams."""
 
 MEASURE: Final = 1.0
-"""Seconds between two questions where the log ends."""
+"""Seconds between two queries for the log's end."""
 
 TAKE: Final = 0.1
-"""Seconds that one take waits for records, and between two looks at all streams."""
+"""Seconds that one read waits for records, and between two checks of all streams."""
 
 TURN: Final = 64
-"""Records that are handed on before others have their turn."""
+"""Records that are handed on before other tasks may run."""
 
 
 REFUSED: Final = {
@@ -65,11 +65,11 @@ REFUSED: Final = {
     FOREIGN_KEY: "is a key that no stream can have",
     SAME_NAME: "would be a source of the same name as another stream: narrow cluster, model or worker of discover",
 }
-"""What is refused in a log, by reason, in the words of a log line. Everything else is read."""
+"""Reasons for refused streams and records, each with the text of its log line. Everything else is read."""
 
 
 class StreamPatterns(LogAccess):
-    """Which log is read, and which of its streams."""
+    """The log that is read, and the patterns of its streams."""
 
     endpoint: Endpoint = key(
         ..., "A server of the log. With Redis and Valkey, the primary or a Sentinel.", example="tcp://kafka-0:9092"
@@ -96,22 +96,22 @@ class StreamPatterns(LogAccess):
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A stream that is a source of the relay, and what the relay takes from it."""
+    """A stream that is a source of the relay, and the callbacks that feed it."""
 
     relayed: Relayed
     feed: Callable[[RelayEvent], None]
     drained: Callable[[], None]
     ends: bool
-    """Nothing is told of it but its end, to routers that have its blocks from elsewhere."""
+    """Only the stream's end is sent, because its writer is away. Routers may have its blocks from elsewhere."""
 
 
 class LogStreams:
-    """Reads a log; see :class:`~kvbus.parts.discovery.contract.Carrier`.
+    """A reader of a log; see :class:`~kvbus.parts.discovery.contract.Carrier`.
 
     Args:
         make: opens the log.
-        patterns: which of its streams.
-        where: the log, for people; the engines' endpoints begin with it.
+        patterns: patterns of the streams to read.
+        where: the log, as a text for people. The engines' endpoints begin with it.
     """
 
     give_up = LEASE_TTL
@@ -124,44 +124,47 @@ class LogStreams:
         self._relayed: dict[str, Relayed] = {}
         self._slots: dict[int, _Place] = {}
         self._former: Counter[str] = Counter()
-        """Counts of streams that the log does not know any more, and of what was refused."""
+        """Counts of streams that the log no longer has, and of refusals."""
         self._refused: set[tuple[str, str]] = set()
-        """What was refused, by reason and name, and was counted and logged."""
+        """Refusals that were counted and logged, each as reason and name."""
         self._dirty = True
-        """The reader has to begin at other positions, or with other streams."""
+        """Whether the reader has to be opened again, for other positions or other streams."""
         self._clock = asyncio.get_running_loop().time
         self._level_at = self._clock()
-        """What the log had then was read."""
+        """Everything that the log had at this time was read."""
         self._shown_at = self._level_at
-        """When the set of engines was last told."""
+        """When the set of engines was last yielded."""
         self._changed_at = 0.0
-        """When the set of engines was first seen to be another one than was told."""
+        """When the set of engines was first seen to differ from the yielded one; 0 while it does not."""
         self._newest = 0.0
-        """When the log got the newest record of all that were read, by its clock."""
+        """When the log got the newest of all records that were read, by the log's clock."""
         self._level_once = False
-        """All was read that the log had when reading began."""
+        """Whether everything was read that the log had when reading began."""
         self.announced_at = -1.0
-        """What the log had then was read, and each stream of it was told, or has ended."""
+        """Everything that the log had at this time was read, and each stream of it was yielded or has ended."""
         self._ends: tuple[float, dict[str, int]] | None = None
-        """Where the log ended at some time, by the streams that were not yet read so far."""
+        """A time, and where the log ended then, for the streams that were not yet read so far."""
 
     @property
     def counts(self) -> Counter[str]:
-        """Records that were not handed on, by reason; see :class:`~kvbus.parts.log.follower.Follower`."""
+        """Number of records that were not handed on, by reason; see :class:`~kvbus.parts.log.follower.Follower`."""
         return sum((each.follower.counts for each in self._relayed.values()), self._former)
 
     @property
     def lag(self) -> float:
-        """Seconds since the newest time of which is known that everything was read that the log had."""
+        """Seconds since the latest time up to which everything in the log is known to be read."""
         return self._clock() - self._level_at
 
     # -- sources -------------------------------------------------------------------------------------------------------
 
     def open(self, endpoint: str, slot: int, feed: Callable[[RelayEvent], None], drained: Callable[[], None]) -> None:
-        """From now on a stream is the source in this slot; its state comes first."""
+        """Feed a stream to the relay as the source in this slot, from its state on.
+
+        If the stream's writer is away, only the stream's end is fed.
+        """
         relayed = self._relayed.get(endpoint.rpartition("#")[2])
         if relayed is None:
-            return  # it was erased meanwhile, and leaves
+            return  # the stream was erased meanwhile, so the next set of engines lacks it
         place = self._slots[slot] = _Place(relayed, feed, drained, self._stale(relayed))
         relayed.slot = slot
         if not place.ends:
@@ -172,7 +175,7 @@ class LogStreams:
         self._dirty = True
 
     def close(self, slot: int) -> None:
-        """The stream in this slot is a source no more."""
+        """Stop feeding the stream in this slot."""
         if slot in self._slots:
             self._slots.pop(slot).relayed.slot = None
 
@@ -183,7 +186,11 @@ class LogStreams:
     # -- reading -------------------------------------------------------------------------------------------------------
 
     async def watch(self) -> AsyncGenerator[tuple[Engine, ...], None]:
-        """Read; yield the streams that there are."""
+        """Read the log, and yield the set of streams that are engines.
+
+        Raises:
+            DiscoveryError: the log cannot be reached.
+        """
         log = self._make()
         looking: asyncio.Task[None] | None = None
         reader: Reader | None = None
@@ -210,7 +217,7 @@ class LogStreams:
                     await self._take(reader)
                     await self._measure(reader)
                 if self._clock() - looked_at < TAKE:
-                    continue  # to look at all streams takes as long as many records
+                    continue  # checking all streams takes as long as reading many records
                 looked_at = self._clock()
                 self._expire()
                 self._reach(reached=True)
@@ -220,7 +227,8 @@ class LogStreams:
                     self._changed_at = 0.0
                 else:
                     self._changed_at = self._changed_at or looked_at
-                level = reader is None or level_at >= self._changed_at  # only then nobody is there
+                # before that, an empty set does not mean that there is no engine
+                level = reader is None or level_at >= self._changed_at
                 if engines != shown and (level or (engines and self._waited())):
                     shown = engines
                     yield engines
@@ -244,7 +252,10 @@ class LogStreams:
             self._learn(await log.pointers(), log)
 
     def _refuse(self, log: Log) -> None:
-        """Count and name what cannot be read: each of it once, as a pointer is looked at again and again."""
+        """Count and log what cannot be read.
+
+        Each reason and name counts once, although pointers are read again and again.
+        """
         if len(self._refused) > MAX_REFUSED:
             self._refused.clear()
         found: dict[str, list[str]] = {}
@@ -293,22 +304,32 @@ class LogStreams:
         return fits
 
     def _alive(self, relayed: Relayed) -> bool:
-        """Whether a stream is an engine. One that is stale still is, while it is being given up."""
+        """Return whether a stream is an engine.
+
+        A stale stream is not, unless it is silent for so long that its epoch is given up. It is then an engine until
+        its end is sent.
+        """
         if relayed.over or relayed.slot is not None:
             return not relayed.over
         return relayed.follower.epoch > 0 and (not self._stale(relayed) or self._silent(relayed))
 
     def _stale(self, relayed: Relayed) -> bool:
-        """Whether nobody was told of a stream, and its writer was away when the log got what was read last."""
+        """Return whether a stream's writer was away when the log got the records that were read last.
+
+        It is False for a stream that is a source, or had a record while this reader was level.
+        """
         unknown = relayed.slot is None and not relayed.alive
         return unknown and self._newest - relayed.written >= self.stale
 
     def _silent(self, relayed: Relayed) -> bool:
-        """Whether the log has had nothing of a stream for so long, by this reader's clock, that its epoch is over."""
+        """Return whether a stream's epoch is over: the log had no record of it for too long, by this reader's clock."""
         return self._level_at - relayed.follower.heard >= self.give_up
 
     def _engines(self, log: Log) -> tuple[Engine, ...]:
-        """Name the streams that are engines. Of two with one name every aggregator takes the same one."""
+        """Return the streams that are engines.
+
+        If two have the same engine name, every aggregator chooses the same stream.
+        """
         found: dict[str, Engine] = {}
         for name, relayed in sorted(self._relayed.items()):
             if self._alive(relayed):
@@ -325,7 +346,7 @@ class LogStreams:
     async def _take(self, reader: Reader) -> None:
         entries = await reader.take(TAKE)
         if self._dirty:
-            return  # some stream begins again: the next reader brings these, too
+            return  # a stream begins again, and the next reader delivers these records again
         for at, entry in enumerate(entries, 1):
             relayed = self._relayed.get(entry.key)
             if relayed is not None:
@@ -341,8 +362,13 @@ class LogStreams:
         self._drain()
 
     def _note(self, relayed: Relayed, written: float) -> None:
-        """When the log got a record; see that a stream is told from its state on which was only to end."""
-        self._newest = max(self._newest, min(written, time.time()))  # no writer makes all others look old
+        """Note when the log got a record of a stream.
+
+        A record that came while the reader was level proves that the writer lives. If only the stream's end was to be
+        sent, begin again at its state.
+        """
+        # the future time of one writer must not make all other streams look stale
+        self._newest = max(self._newest, min(written, time.time()))
         relayed.written = written
         if self._level_once and not relayed.alive:
             relayed.alive = True
@@ -358,16 +384,17 @@ class LogStreams:
             place.drained()
 
     def _waited(self) -> bool:
-        """Whether new engines are told before all was read: what they said is read again.
+        """Return whether new engines may be yielded before everything was read.
 
-        So in the time that reading takes it is done a few times, and not for each engine.
+        Each new source makes the reader read its records again. So during a long read this happens only a few times,
+        not for each engine.
         """
         return self._clock() - self._shown_at >= max(LOOK, self.lag / 2)
 
     async def _measure(self, reader: Reader) -> None:
-        """See how far reading is: what the log has now has to be read some time."""
+        """Note where the log ends now, and later whether everything up to there was read."""
         if self._dirty:
-            return  # what was taken last was not handed on
+            return  # the records that were read last were not handed on
         if self._ends is None and (self._level_at < self._changed_at or self._clock() - self._level_at >= MEASURE):
             self._ends = self._clock(), await reader.ends()
         if self._ends is None:
@@ -382,9 +409,9 @@ class LogStreams:
         self._level_once = True
 
     def _expire(self) -> None:
-        """Give up epochs of which the log has had nothing for too long, as far as it was read.
+        """Give up the epochs of silent streams. Only the time counts up to which the log was read.
 
-        Also one that nothing was read of since reading began again: it was told before.
+        This includes a stream of which nothing was read since reading began again, because it was announced before.
         """
         for each in self._relayed.values():
             if self._alive(each) and self._silent(each) and not self._stale(each):
