@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class BlockingSubscriber:
-    """Iterate over a subscriber's updates without asyncio and without a thread. Ctrl-C ends a wait at once.
+    """An iterator over a subscriber's updates, without asyncio and without a thread. Ctrl-C ends a wait at once.
 
     ``for update in BlockingSubscriber(Subscriber(…))`` opens the sockets at the first step and closes them when the
     loop ends. ``with BlockingSubscriber(…) as subscriber`` keeps them open for the block; call `receive` for each

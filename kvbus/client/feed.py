@@ -103,7 +103,7 @@ class Status:
 
 
 class Feed:
-    """Apply the updates of one stream to an index. Each rank is a separate worker.
+    """The applier of one stream's updates to an index. Each rank is a separate worker.
 
     A worker may have several KV-cache groups. The feed applies the first group that carries prefixes, until the worker
     is cleared.

@@ -27,7 +27,7 @@ _STOPS: Final = {
 
 
 class Reachability(MissingConnection):
-    """Watch one live connection, and report why it is missing.
+    """A watch of one live connection, which reports why the connection is missing.
 
     Args:
         bind: whether the publisher connects to the subscriber.

@@ -31,7 +31,7 @@ class RouterError(Exception):
 
 
 class PrefixRouter:
-    """Follow many publishers, and find the worker that holds the longest prefix of a prompt.
+    """An index that follows many publishers and finds the worker that holds the longest prefix of a prompt.
 
     ``async with`` follows the streams in the running event loop. ``with`` follows them in a separate thread, for
     programs without a loop. All methods may be called from any thread.

@@ -34,7 +34,7 @@ class SubscriberClosedError(Exception):
 
 
 class Subscriber:
-    """Subscribe to a stream of KV-cache events.
+    """A subscription to a stream of KV-cache events.
 
     The subscriber rebuilds the state from the publisher's snapshot, or from its replay from seq 0, then follows the
     live stream. It yields each batch once and in order. It asks for missing batches, notices a restart of the
@@ -348,7 +348,7 @@ class Subscriber:
 
 
 class _Decoding:
-    """Decode a snapshot in steps, because it may have a million blocks.
+    """A snapshot that is decoded in steps, because it may have a million blocks.
 
     If `receive` is cancelled, the decoded part is kept.
     """
