@@ -32,7 +32,7 @@ class Observed(Protocol):
 
 
 class Blocks:
-    """Answers ``GET /blocks``.
+    """The handler of ``GET /blocks``.
 
     Args:
         observed: the bus.

@@ -112,7 +112,7 @@ class Connection(asyncio.Protocol):
 
 
 class Connections:
-    """Accepts connections for aiohttp's server.
+    """The acceptor of connections for aiohttp's server.
 
     Args:
         server: makes aiohttp's protocol for each connection (:attr:`aiohttp.web.AppRunner.server`).

@@ -46,7 +46,7 @@ current: Final[ContextVar[Reading]] = ContextVar("reading")
 
 
 class ContentLog:
-    """Adds up the content that is read, and logs it."""
+    """The sums of the content that is read over HTTP, and their log."""
 
     def __init__(self) -> None:
         self._open: set[Reading] = set()

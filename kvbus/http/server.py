@@ -92,7 +92,7 @@ class Path(NamedTuple):
 
 
 class AdminServer:
-    """Serves probes, metrics, the state of the bus, its blocks, and a status page."""
+    """The HTTP server of probes, metrics, the state of the bus, its blocks, and a status page."""
 
     def __init__(self, observed: Observed, credentials: Credentials | None = None) -> None:
         self._observed = observed
