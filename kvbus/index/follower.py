@@ -91,7 +91,7 @@ class Answer(msgspec.Struct):
 
 
 class Follower:
-    """Follow engines, buses and logs.
+    """The engines, buses and logs that an index follows, and its answers to questions.
 
     Args:
         streams: engines, or single outputs of buses, by name.

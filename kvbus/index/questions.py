@@ -116,12 +116,12 @@ _is_hex: Final = re.compile(rf"(?:[0-9a-fA-F]{{2}}){{1,{MAX_HASH_BYTES}}}").full
 
 
 def readings(hashes: Sequence[int | str]) -> list[list[Hash]]:
-    """Return the hashes that a question may mean: all integers of 64 bits, all byte strings in hexadecimal, or both.
+    """Return the possible readings of a question's hashes: as integers of 64 bits, as hexadecimal bytes, or both.
 
-    A text of decimal digits can be either, so such a question has both readings.
+    If every text consists of decimal digits, both readings are possible.
 
     Raises:
-        ValueError: one entry is neither, or the entries have no reading in common.
+        ValueError: an entry is neither, or the entries have no reading in common.
     """
     if not hashes:
         return []

@@ -57,7 +57,7 @@ class Problem(TypedDict):
 
 
 class IndexServer:
-    """Serve an index over HTTP.
+    """The HTTP server of an index.
 
     Args:
         follower: answers the questions.
