@@ -82,7 +82,7 @@ class _Handler(logging.StreamHandler[TextIO]):
 
 
 class RateLimit(logging.Filter):
-    """Limits lines of one message template and subject to a few per window.
+    """A filter that limits lines of one message template and subject to a few per window.
 
     The first line of a later window says how many lines were suppressed. Debug lines always pass, because a user who
     turns them on wants all of them.
@@ -129,7 +129,7 @@ def _plain(value: object) -> str:
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats a record as a JSON object: ``ts``, ``level``, ``logger``, ``message``, then the record's extra fields."""
+    """The format of JSON lines: ``ts``, ``level``, ``logger``, ``message``, then the record's extra fields."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Format one record."""
@@ -147,7 +147,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """Formats a record for people: time, level, message, ``key=value``, with control characters escaped."""
+    """The format for people: time, level, message, ``key=value``, with control characters escaped."""
 
     def __init__(self, *, colour: bool) -> None:
         super().__init__()
