@@ -131,7 +131,7 @@ def _histogram(name: str, text: str, histogram: Histogram) -> Metric:
 
 
 class Exposition:
-    """Makes the answer to a scrape."""
+    """The answer to a scrape."""
 
     def __init__(self, observed: Observed) -> None:
         self._observed = observed
