@@ -30,7 +30,7 @@ class StoppedError(Exception):
 
 
 class StateWriter:
-    """Reads and writes the state of one relay.
+    """The reader and writer of one relay's state.
 
     Args:
         store: the store of the state.
