@@ -1,4 +1,4 @@
-"""From the configuration to the relay's specifications, and to the seq reservations of its streams."""
+"""Turn the configuration into the relay's specifications, and find the seq reservations of its streams."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def make_relay(
     views: Views | None = None,
     runtime: Runtime = RUNTIME,
 ) -> Relay:
-    """Make a relay with a source for each slot. Slots that the configuration leaves out are free.
+    """Create a relay with a source for each slot. A slot without a source or a worker in ``gone`` is free.
 
     Args:
         config: the configuration.
         streams: the sources' streams by slot.
-        reservations: of all streams.
-        gone: workers that have left, by slot.
+        reservations: the reservations of all streams.
+        gone: the removed workers that keep a slot, by slot.
         views: the outputs' views.
-        runtime: what the daemon runs on.
+        runtime: the clocks, sockets and store of the daemon.
     """
     views = views or Views(config, {})
     specs = [
@@ -57,7 +57,7 @@ def make_relay(
 
 
 def source_spec(config: Config, stream: SourceStream) -> SourceSpec:
-    """Return what the relay has to know of one engine publisher."""
+    """Return the relay's specification of one engine publisher."""
     limits = config.limits
     return SourceSpec(
         stream.label,
@@ -88,7 +88,7 @@ def source_spec(config: Config, stream: SourceStream) -> SourceSpec:
 
 
 def new_stream(config: Config, view: View, worker: Worker, first_seq: int, runtime: Runtime = RUNTIME) -> NewStream:
-    """Return the specification of one output's, or one view's, stream of one source."""
+    """Return the specification of one source's stream on an output or a view."""
     output = config.outputs[view.output]
     topic = topic_of(config, output, worker)
     publisher_id = runtime.random_bytes(PUBLISHER_ID_BYTES) if output.snapshot_endpoint else b""
@@ -96,12 +96,18 @@ def new_stream(config: Config, view: View, worker: Worker, first_seq: int, runti
 
 
 def heartbeat_of(output: OutputConfig) -> float:
-    """Return how long a stream may be silent: the snapshot protocol's readers count on an empty batch a second."""
+    """Return how long a stream may be silent, in seconds.
+
+    Readers of the snapshot protocol expect an empty batch a second.
+    """
     return min(output.heartbeat or 1.0, 1.0) if output.snapshot_endpoint else output.heartbeat
 
 
 def journal_bounds(config: Config, output: OutputConfig) -> tuple[int, int]:
-    """Return the most batches and bytes of each stream's journal: with a log's numbers it has the whole state."""
+    """Return the maximum number of batches and bytes of each stream's journal.
+
+    With a log's numbers the journal holds the complete state.
+    """
     if output.numbers == "log":
         return config.limits.max_blocks, config.limits.max_index_bytes
     return output.journal_batches, output.journal_bytes
@@ -116,7 +122,7 @@ def output_spec(
     gone: Mapping[int, Worker] = _NOBODY_IS_GONE,
     runtime: Runtime = RUNTIME,
 ) -> OutputSpec:
-    """Return the specification of one output or one view, by its number."""
+    """Return the specification of an output or a view, by its number."""
     output, grant = config.outputs[view.output], view.grant
     merged = output.layout == "merged"
     workers = {slot: worker_of(config, stream) for slot, stream in streams.items()}
@@ -158,11 +164,11 @@ def output_spec(
 def reserve_seqs(
     reservations: SeqReservations, config: Config, placement: Placement, views: Views | None = None
 ) -> None:
-    """Find the reservations of all streams.
+    """Find or create the reservations of all streams.
 
     Args:
-        reservations: where they are.
-        config: says which outputs there are.
+        reservations: all reservations.
+        config: the configuration with the outputs.
         placement: the workers' slots.
         views: the outputs' views.
     """
@@ -173,9 +179,9 @@ def reserve_seqs(
 def add_reservations(
     reservations: SeqReservations, config: Config, view: View, number: int, placement: Placement
 ) -> None:
-    """Find the reservations of all streams of one output or view."""
+    """Find or create the reservations of all streams of one output or view."""
     layout = config.outputs[view.output].layout
-    if layout == "merged":  # one stream, also while no source is found yet
+    if layout == "merged":  # one stream, even while no source is found
         reservations.add(number, 0, _stream_name(config, view, 0))
         return
     gone = set(placement.gone)
@@ -187,16 +193,16 @@ def add_reservations(
 def add_reservation(
     reservations: SeqReservations, config: Config, view: View, number: int, placement: Placement, worker: Worker
 ) -> None:
-    """Find the reservation of one source's stream.
+    """Find or create the reservation of one source's stream.
 
-    A stream is known by its output's name and endpoint, and by its topic.
+    A stream is identified by its output's name and endpoint, and by its topic.
     """
     output, slot = config.outputs[view.output], placement.slots[worker]
     name = _stream_name(config, view, slot)
     if output.layout == "per_source" and output.log is None:
         reservations.add(number, slot, name)
         return
-    topic = topic_of(config, output, worker) or b""  # all streams of a log have one endpoint, too
+    topic = topic_of(config, output, worker) or b""  # all streams of a log have the same endpoint
     least = placement.forgotten if output.layout == "per_topic" else 0
     reservations.add(number, slot, f"{name} {topic.decode()}", least)
 
@@ -208,7 +214,7 @@ def _stream_name(config: Config, view: View, slot: int) -> str:
 def next_seqs(relay: Relay) -> dict[StreamKey, int]:
     """Return the next number of each stream that was ever open.
 
-    A stream that is closed at 0 was never open: its reservation must stay.
+    A closed stream at number 0 was never open, so its reservation must not change.
     """
     return {
         (number, slot): stream.next_seq

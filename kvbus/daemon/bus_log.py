@@ -1,4 +1,4 @@
-"""Log what is wrong with the bus as a whole and with its routers: when a finding begins, changes and ends."""
+"""Log the findings about the bus and its routers when they begin, change and end."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 EVERY_S: Final = 1.0
 FIRST_ANSWER_S: Final = 5.0
-"""Seconds in which discovery may find the first engine."""
+"""Seconds that discovery has to find the first engine, before a finding says that there is none."""
 
 
 class BusLog:
-    """Looks at the bus and at its routers once a second.
+    """A check of the bus and its routers, once a second.
 
     Args:
         daemon: the bus.
@@ -36,7 +36,7 @@ class BusLog:
         self._next = -inf
 
     def look(self, now: float) -> None:
-        """Log what has changed, if it is time; ``now`` counts seconds."""
+        """Log the changed findings, if a check is due. ``now`` is in seconds."""
         if now < self._next:
             return
         self._next = now + EVERY_S
@@ -58,11 +58,11 @@ class BusLog:
 
     @property
     def findings(self) -> list[Finding]:
-        """What stands now of the bus."""
+        """The current findings about the bus."""
         return self._bus.standing
 
     def since(self, router: RouterKey, finding: Finding) -> Finding:
-        """Return a finding about a router with the time at which it began."""
+        """Return a finding about a router, with the time at which it began."""
         return self._routers[router].since(finding) if router in self._routers else finding
 
     def _found(self, age: float) -> Iterator[Finding]:

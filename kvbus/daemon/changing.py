@@ -1,4 +1,4 @@
-"""Change a running daemon: the sources that discovery finds, and the keys that files hold."""
+"""Change a running daemon: its sources, when discovery finds others, and its keys, when files change."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ if TYPE_CHECKING:
 log = logging.getLogger("kvbus.daemon")
 
 BIND_AGAIN: Final = 0.01
-"""Seconds until the daemon tries an address again that it has just given up."""
+"""Seconds until the daemon tries again to bind an address that it has just released."""
 
 BIND_ATTEMPTS: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The way from one set of sources to another.
+    """The difference between two sets of sources.
 
     Attributes:
         config: the configuration with the new sources.
         added: streams of sources in slots that were free.
-        changed: streams of sources that take the place of others, or that have no connection yet.
+        changed: streams of sources that replace others, or that have no connection yet.
         removed: slots that become free.
-        moved: streams of found engines that are at another address now: the same workers, which may be in the same
-            epoch.
-        placement: the workers' slots from now on.
+        moved: streams of engines that discovery has found at a new address. They are the same workers, and may be in
+            the same epoch.
+        placement: the workers' slots after the change.
     """
 
     config: Config
@@ -70,13 +70,13 @@ class Change:
 def change_to(
     running: Config, wanted: Config, is_open: Callable[[int], bool], placement: Placement | None = None
 ) -> Change:
-    """Compare the sources of two configurations, which differ in nothing else.
+    """Compare the sources of two configurations that are otherwise equal.
 
     Args:
         running: the configuration in force.
         wanted: the configuration with the new sources.
-        is_open: says whether the source in a slot has a connection.
-        placement: the slots in force; None: as the configuration in force has them by itself.
+        is_open: returns whether the source in a slot has a connection.
+        placement: the slots in force; None for those of the running configuration's list.
     """
     before = placement or place(Placement(), running)
     after = place(before, wanted)
@@ -96,24 +96,27 @@ def change_to(
 
 
 def _same(one: SourceStream, other: SourceStream) -> bool:
-    """Whether both are one publisher, wherever it stands in the list and whoever has found it."""
+    """Return whether both are the same publisher, regardless of its position in the list and of who found it."""
     return replace(one, source_index=0, found="") == replace(other, source_index=0, found="")
 
 
 def _moved(one: SourceStream, other: SourceStream) -> bool:
-    """Whether both are one engine that was found, at two addresses, and can be asked the same at both."""
+    """Return whether both are one found engine at two addresses, with the same kinds of requests at both."""
     if not (one.found and other.found) or (one.replay_endpoint is None) != (other.replay_endpoint is None):
         return False
     return _same(replace(one, endpoint=other.endpoint, replay_endpoint=other.replay_endpoint), other)
 
 
 def only_list(before: Curve | None, now: Curve | None) -> bool:
-    """Whether nothing but the allow-list has changed."""
+    """Return whether only the allow-list has changed."""
     return before is not None and now is not None and before != now and replace(before, clients=now.clients) == now
 
 
 def must_reconnect(before: Curve | None, now: Curve | None) -> bool:
-    """Whether connected peers must show their keys again. They need not where the allow-list only grew."""
+    """Return whether connected peers must show their keys again.
+
+    They need not if the allow-list has only grown.
+    """
     if before is None or now is None:
         return before is not now
     grants = {key: client.grant for key, client in now.clients.items()}
@@ -122,7 +125,7 @@ def must_reconnect(before: Curve | None, now: Curve | None) -> bool:
 
 
 class Changes:
-    """Change the sources and the keys of a running daemon.
+    """The changes of a running daemon's sources and keys.
 
     Args:
         daemon: the daemon.
@@ -152,7 +155,8 @@ class Changes:
             self._replace(stream)
         if change.replaced or change.removed:
             for number in range(len(daemon.outputs.drivers)):
-                if daemon.views.of_output(number):  # what its routers see depends on what the sources are called
+                # The names of the sources determine which of them a router may see.
+                if daemon.views.of_output(number):
                     daemon.outputs.drivers[number].allow(daemon.output_policy(number))
             daemon.serve_views()
         await self.apply_keys(keys, without=frozenset(stream.index for stream in change.replaced))
@@ -169,14 +173,16 @@ class Changes:
             log.info("sources: %d added, %d changed, %d removed", *counts)
 
     async def apply_keys(self, keys: Keys, without: frozenset[int] = frozenset()) -> None:
-        """Change to other keys. Peers that must show their keys again have to reconnect; all others stay connected.
+        """Change to other keys.
+
+        Peers that must show their keys again have to reconnect. All others stay connected.
 
         Args:
             keys: all keys.
-            without: slots whose sources are opened anew anyway.
+            without: slots whose sources are reopened by the caller.
 
         Raises:
-            ConfigError: their owners have too many different rights; nothing has changed.
+            ConfigError: the keys' owners have too many different rights; nothing has changed.
         """
         daemon = self._daemon
         changed, known = self._change_views(keys), self._identity
@@ -208,7 +214,7 @@ class Changes:
                 await self.reconnect(stream)
 
     async def reconnect(self, stream: SourceStream) -> None:
-        """Connect to the engine of a source anew: whether it is in the same epoch shows then."""
+        """Connect to a source's engine again. Its answers then show whether the epoch is the same."""
         daemon = self._daemon
         daemon.feed(SourceDown(stream.index))
         daemon.source_sockets.close(stream.index)
@@ -225,10 +231,10 @@ class Changes:
         )
 
     def _change_views(self, keys: Keys) -> list[int]:
-        """Find out which views there are to be now; the numbers of those that change.
+        """Update the views to new keys. Return the numbers of the views that change.
 
         Raises:
-            ConfigError: there would be too many; nothing has changed.
+            ConfigError: there would be too many views; nothing has changed.
         """
         daemon = self._daemon
         changed = daemon.views.change(daemon.config, keys)
@@ -243,7 +249,7 @@ class Changes:
         return changed
 
     def _place_views(self, changed: list[int]) -> None:
-        """Begin with other views. Whoever has lost its view is disconnected already."""
+        """Start serving the changed views. Routers that have lost their view are already disconnected."""
         daemon = self._daemon
         commands: list[Command] = []
         for number in changed:
@@ -258,9 +264,9 @@ class Changes:
         daemon.carry_out(commands)
 
     def _make_room(self, change: Change) -> Placement:
-        """End the streams under topics whose workers lose their slots to others.
+        """End the streams with topics of workers whose slots are given to other workers.
 
-        Routers that are connected get the clear before; one that comes later never hears of them.
+        Connected routers get the clear first. A router that connects later never sees these streams.
         """
         daemon = self._daemon
         if all(output.layout == "per_source" for output in daemon.config.outputs):
@@ -276,7 +282,7 @@ class Changes:
                 daemon.outputs.drivers[number].retire(slot)
         reached = [daemon.reservations.first(number, slot) for number in numbers for slot in lost]
         placement = forget(change.placement, reached)
-        # before the reservations of those that it forgets are gone
+        # keep the placement before the reservations of its forgotten workers are deleted
         keep_placement(daemon.reservations, daemon.config, placement)
         for number in numbers:
             for slot in lost:
@@ -285,9 +291,9 @@ class Changes:
         return placement
 
     def _open_streams(self, change: Change, placement: Placement) -> None:
-        """Open the outputs' streams of added sources: all of them, or none.
+        """Open the streams of added sources on all outputs. If one cannot be opened, close the others again.
 
-        A change leaves the outputs as they are.
+        The outputs themselves do not change.
         """
         daemon = self._daemon
         config = change.config
@@ -304,7 +310,7 @@ class Changes:
                 by_topic = layout == "per_topic"
                 for stream in change.replaced if by_topic else change.added:
                     if by_topic and stream.index in driver.streams:
-                        continue  # it was here before
+                        continue  # the topic's stream is open from before
                     worker = worker_of(config, stream)
                     add_reservation(daemon.reservations, config, view, number, placement, worker)
                     topic = topic_of(config, config.outputs[view.output], worker) or b""
@@ -324,7 +330,7 @@ class Changes:
                 daemon.outputs.drivers[number].close(slot, daemon.config.shutdown_timeout)
 
     def _replace(self, stream: SourceStream) -> None:
-        """Begin with a source in its slot, instead of the one that is there."""
+        """Put a source into its slot, in place of the current one."""
         daemon = self._daemon
         slot = stream.index
         daemon.source_sockets.close(slot)
@@ -341,7 +347,7 @@ class Changes:
         daemon.feed(SourcePlaced(slot, source_spec(daemon.config, stream), streams))
 
     async def _open_source(self, stream: SourceStream) -> None:
-        """Open a source's socket. Its address may be one that was given up a moment ago.
+        """Open a source's socket. Its address may have been released a moment ago, so try several times.
 
         If another process has the address, the source has no connection until discovery reports a change.
         """

@@ -58,19 +58,21 @@ TICK: Final = 0.1
 """Seconds between two ticks, which check deadlines."""
 
 CLOSING: Final = 3.0
-"""Seconds in which what closed streams have sent reaches a log, and its connections are closed."""
+"""Seconds for the last batches of closed streams to reach a log, and for its connections to close."""
 
 CHECKPOINT_TICK: Final = 0.01
 """Seconds between two slices of a checkpoint."""
 
 
 class Daemon:
-    """Runs one configuration. Make it inside a running loop, then call :meth:`run`, or :meth:`start` and :meth:`close`.
+    """The daemon of one configuration.
+
+    Create it inside a running loop, then call :meth:`run`, or :meth:`start` and :meth:`close`.
 
     Args:
         config: the configuration to run.
-        runtime: the clocks, random numbers, sockets and the store that it runs on.
-        stopped: whether the process was asked to end; asked while the state is read.
+        runtime: the clocks, random numbers, sockets and the store of the daemon.
+        stopped: whether the process was asked to end; called while the state is read.
 
     Raises:
         ConfigError: a file with keys, tokens or certificates cannot be used.
@@ -102,7 +104,7 @@ class Daemon:
         check_files(config)
         self.process = ProcessStats()
         self.process.views_limit = config.limits.max_views
-        self.store = None if config.log_numbers else runtime.open_store(config)  # the log has the numbers
+        self.store = None if config.log_numbers else runtime.open_store(config)  # a log has the numbers itself
         self.state: StateWriter | None = None
         try:
             if self.store is not None and self.store.keeps_state:
@@ -127,10 +129,10 @@ class Daemon:
         self.engine_sockets = runtime.engine_sockets()
         self.outputs = Outputs(config, self.feed, self.clock.time, runtime.system)
         self._commands: list[Command] = []
-        """Decisions of the relay that the daemon has yet to commit and to carry out."""
+        """Commands of the relay that the daemon has not yet carried out."""
         self._carrying_out = False
         self._unsent: list[float] = []
-        """Times, by the engines' clocks, of the batches that are sent with the next flush."""
+        """Timestamps, by the engines' clocks, of the batches that the next flush sends."""
         self.admin = AdminServer(self, credentials)
         latency = self.process.relay_latency
         self.source_sockets = SourceSockets(
@@ -154,7 +156,7 @@ class Daemon:
         self._unreachable = Unreachable(self, self.feed, lambda stream: self.source_policy(stream).curve, runtime.dial)
 
     def _begin_state(self) -> None:
-        """Write the state from now on. Everything is bound, so no other process needs the state on disk."""
+        """Start writing the state. All endpoints are bound, so no other process needs the state on disk."""
         if self.state is None:
             return
         self.state.begin(self.relay)
@@ -167,8 +169,8 @@ class Daemon:
     async def start(self) -> None:
         """Bind and connect everything: outputs before sources, so that routers miss nothing of the catch-up.
 
-        The daemon writes the state only after that: a process that cannot bind leaves the state on disk as it is.
-        Between the first of these sockets and the state it awaits nothing, so it relays nothing that it does not keep.
+        The daemon writes the state only after that, so a process that cannot bind does not change the state on disk. It
+        does not await between the first of these sockets and the state, so it keeps everything that it relays.
 
         Raises:
             BindError: an endpoint or the HTTP address cannot be bound; all sockets are closed again.
@@ -203,7 +205,7 @@ class Daemon:
         self.discovery.start()
 
     def _open_source(self, source: SourceStream) -> None:
-        """Connect to an engine. One that an earlier process found, and that cannot be dialled, does not stop a start.
+        """Connect to an engine. A failed connection to a found engine is only logged, and does not stop the start.
 
         Raises:
             BindError: a configured endpoint cannot be bound or dialled.
@@ -219,17 +221,17 @@ class Daemon:
 
     @property
     def awaited(self) -> str:
-        """What has to be before routers may come; empty if nothing.
+        """What kvbus waits for before it is ready for routers; empty if nothing.
 
-        No engine counts: a native sidecar's readiness is its pod's, and a gap must not stop the engine. An aggregator
-        beside another one lets that serve until it has read the log.
+        Engines do not count: a native sidecar's readiness is its pod's, and a gap must not stop the engine. An
+        aggregator is ready only after it has read the log, so that another one serves until then.
         """
         if not self.started:
             return "starting"
         return "" if self.discovery.level else "reading the log"
 
     def place_sources(self) -> None:
-        """Tell each source where it stands in the configuration, for what is said of it."""
+        """Tell each source its section of the configuration and its endpoints, for findings and logs."""
         sections = self.configured.sections(self.config.sources)
         self.feed(
             SourcesNamed(
@@ -242,7 +244,7 @@ class Daemon:
 
     @property
     def findings(self) -> list[Finding]:
-        """What is wrong with the bus as a whole."""
+        """The findings about the bus as a whole."""
         return self._bus_log.findings
 
     def since(self, subject: int | RouterKey, finding: Finding) -> Finding:
@@ -252,7 +254,7 @@ class Daemon:
         return self._bus_log.since(subject, finding)
 
     def keep_slots(self) -> None:
-        """Keep who has which slot, before anything of them is sent."""
+        """Keep the slot of each worker on disk, before a batch of it is sent."""
         placement, process = self.placement, self.process
         keep_placement(self.reservations, self.config, placement)
         process.slots_gone = len(placement.gone)
@@ -261,7 +263,7 @@ class Daemon:
         self.widen()
 
     def widen(self) -> None:
-        """Have numberings for every slot on the views of merged outputs."""
+        """Reserve a numbering for every slot on the views of merged outputs."""
         for number, view in enumerate(self.views.all):
             if not view.closed and self.config.outputs[view.output].layout == "merged":
                 self.reservations.widen(number, max(self.streams, default=-1) + 1)
@@ -279,31 +281,31 @@ class Daemon:
 
     @property
     def output_stats(self) -> list[OutputStats]:
-        """What each driver counts."""
+        """The counters of each driver."""
         return self.outputs.stats
 
     @property
     def discoveries(self) -> list[DiscoveryStats]:
-        """What each entry counts that finds engines."""
+        """The counters of each discovery entry of the configuration."""
         return self.discovery.stats
 
     @property
     def front_stats(self) -> FrontStats | None:
-        """What stands before the engine's API counts; None without it."""
+        """The counters of the proxy in front of the engine's API; None without a proxy."""
         return None if self.fronts.http is None else self.fronts.http.stats
 
     @property
     def front_grpc_stats(self) -> CallStats | None:
-        """Likewise for its gRPC API."""
+        """The counters of the proxy in front of the engine's gRPC API; None without a proxy."""
         return None if self.fronts.grpc is None else self.fronts.grpc.stats
 
     @property
     def http_address(self) -> tuple[str, int] | None:
-        """The HTTP server's address, with its real port; None without one."""
+        """The HTTP server's address, with its real port; None without a server."""
         return self.admin.address
 
     def dialled_in(self, slot: int) -> list[str] | None:
-        """Return whence the publishers of a source are connected; None where kvbus dials."""
+        """Return the addresses from which a source's publishers have connected; None if kvbus connects to them."""
         return self.source_sockets.dialled_in(slot)
 
     def driver_of(self, number: int) -> OutputDriver:
@@ -311,7 +313,7 @@ class Daemon:
         return self.outputs.drivers[self.views.all[number].output]
 
     def serve_views(self) -> None:
-        """Open the streams of views that are to be served, and close the others."""
+        """Open the streams of views with readers, and close the other views' streams."""
         for driver in self.outputs.drivers:
             if isinstance(driver, ViewDriver):
                 for number, slot in driver.views:
@@ -325,25 +327,25 @@ class Daemon:
                         driver.open_view(number, slot, stream.topic)
 
     def output_policy(self, number: int) -> PeerPolicy:
-        """Return who may connect to an output."""
+        """Return the peers that may connect to an output, and their rights."""
         return peer_policy_of(self.config, number, self.keys, self.views)
 
     def source_policy(self, stream: SourceStream) -> PeerPolicy:
-        """Return how a source is connected to."""
+        """Return the keys and limits for the connection to a source."""
         return source_policy_of(self.config, stream, self.keys)
 
     def feed(self, event: RelayEvent) -> None:
-        """Hand an event to the relay, and carry out its commands."""
+        """Pass an event to the relay, and carry out its commands."""
         self.carry_out(self.relay.handle(event, self.clock.time()))
 
     def _messages(self, answer: Answer) -> Iterator[list[bytes]]:
-        """Give the messages of an answer. What the relay does to make one is committed and carried out before it."""
+        """Yield the messages of an answer. Before each one, commit and carry out what the relay decided to make it."""
         for message in answer.messages():
             self.carry_out(self.relay.take_commands())
             yield message
 
     def _feed_live(self, event: RelayEvent) -> None:
-        """Hand one batch of a burst to the relay. :meth:`flush` carries out its commands after the burst."""
+        """Pass one batch of a burst to the relay. :meth:`flush` carries out its commands after the burst."""
         stats = self.relay.sources[event.source].stats if isinstance(event, BatchReceived) else None
         before = stats and stats.last_batch
         self._commands += self.relay.handle(event, self.clock.time())
@@ -351,18 +353,18 @@ class Daemon:
             self._unsent.append(stats.last_batch)
 
     def carry_out(self, commands: list[Command]) -> None:
-        """Carry out commands of the relay, and send."""
+        """Add commands of the relay, then commit, carry out and send."""
         self._commands += commands
         self.flush()
 
     def flush(self) -> None:
         """Commit the relay's records, carry out its commands, and send.
 
-        No command is carried out before the records of the same decision are committed. So no message leaves before
-        the state that it depends on, whichever driver sends it, and whenever.
+        The records of a decision are committed before its commands are carried out. So no message is sent before the
+        state that it depends on is on disk, regardless of the driver and the time.
         """
         if self._carrying_out:
-            return  # the call that is under way carries out the new commands too, after those before them
+            return  # the call under way carries out the new commands too, after the earlier ones
         self._carrying_out = True
         try:
             self._commit()
@@ -378,7 +380,7 @@ class Daemon:
             self._observe_age()
 
     def _observe_age(self) -> None:
-        """Take in the ages of the batches that have just been sent."""
+        """Record the ages of the batches that have just been sent."""
         now = self.runtime.wall_clock()
         for at in self._unsent:
             if isfinite(at):
@@ -390,7 +392,7 @@ class Daemon:
             self.state.flush()
 
     def catch_up(self) -> None:
-        """Do all work that the relay has put off to keep the event loop responsive."""
+        """Do all work that the relay has postponed to keep the event loop responsive."""
         while self.relay.backlog:
             self.feed(Tick(self.runtime.wall_clock()))
 
@@ -424,7 +426,7 @@ class Daemon:
                 self.state.work()
                 self._show_state(self.state)
         finally:
-            # the next tick comes even after an error
+            # schedule the next tick even after an error
             busy = self.state is not None and self.state.busy
             self._next_tick = now if self.relay.backlog else now + (CHECKPOINT_TICK if busy else TICK)
             self._ticker = self._loop.call_at(self._next_tick, self._tick)
@@ -444,11 +446,10 @@ class Daemon:
             await self.close()
 
     async def close(self, drain: float | None = None) -> None:
-        """Stop listening to engines, give routers time to read what is queued for them, and close every socket.
+        """Stop listening to engines, give routers time to read their queued batches, and close every socket.
 
         Args:
-            drain: seconds for both the replay answers under way and the queued batches; None for
-                ``shutdown_timeout``.
+            drain: seconds for both the replay answers under way and the queued batches; None for ``shutdown_timeout``.
         """
         until = self._loop.time() + (self.config.shutdown_timeout if drain is None else drain)
         await self.discovery.close()

@@ -1,7 +1,8 @@
 """Discovery while the daemon runs: ask the discoverers for engines, and change the sources to the engines found.
 
-Each entry has a discoverer, and a task that follows it. One that fails is asked again in growing intervals, and what it
-found before stays in force. One more task makes the sources follow from all that was found, one change after another.
+Each entry has a discoverer, and a task that follows it. A discoverer that fails is asked again after growing pauses,
+and the engines that it found before stay in force. Another task applies what the discoverers found to the sources, one
+change at a time.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ log = logging.getLogger("kvbus.daemon.discovery")
 
 FIRST_PAUSE: Final = 0.5
 LAST_PAUSE: Final = 30.0
-"""Seconds before a discoverer that has failed is asked again; they double from one to the other."""
+"""Shortest and longest pause in seconds before a failed discoverer is asked again. The pause doubles each time."""
 
 SHOWN: Final = 10
-"""Engines named in one line of the log."""
+"""Maximum number of engines named in one line of the log."""
 
 
 class Daemon(Protocol):
-    """What has sources."""
+    """The daemon whose sources discovery changes."""
 
     configured: Config
     config: Config
@@ -49,11 +50,11 @@ class Daemon(Protocol):
 
     @property
     def changes(self) -> Changes:
-        """What changes it to other sources."""
+        """The changes of the daemon's sources."""
 
 
 class Entry:
-    """One entry of the configuration that discovers: its discoverer, what that has found, and how it fares.
+    """A discovery entry of the configuration: its discoverer, the engines that it found, and its counters.
 
     Args:
         source: the entry.
@@ -62,7 +63,7 @@ class Entry:
     def __init__(self, source: SourceConfig) -> None:
         self.source = source
         self.known = False
-        """Whether a set has come."""
+        """Whether the discoverer has listed its engines at least once."""
         self.found = Listed()
         self.stats = DiscoveryStats(source.name, dict.fromkeys(LEFT_OUT, 0))
         self.disconnected = asyncio.Event()
@@ -71,18 +72,18 @@ class Entry:
 
 
 def discoverer_of(source: SourceConfig, disconnected: asyncio.Event) -> Discoverer:
-    """Make the discoverer of an entry."""
+    """Create the discoverer of an entry."""
     ((kind, settings),) = (source.discover or {}).items()
     cls: type[Discoverer] = parts.load(parts.DISCOVERY, kind)
     return cls(cls.Settings.model_validate(settings), Services(source.name, source.data_parallel_size, disconnected))
 
 
 class Discovery:
-    """Follows the discoverers of a daemon.
+    """The followers of a daemon's discoverers.
 
     Args:
-        daemon: has the sources.
-        config: as configured.
+        daemon: the daemon with the sources.
+        config: the configuration without found engines.
     """
 
     def __init__(self, daemon: Daemon, config: Config) -> None:
@@ -96,49 +97,49 @@ class Discovery:
         self._refusal = ""
         self._file: FoundFile | None = None
         self._settled_at = self._loop.time()
-        """When the engines found were last made sources; infinite while they are to be."""
+        """When the found engines last became sources; infinite while that is pending."""
         self.level = not self._carried
-        """Whether what was in the logs has been handed on, once: to the sources of all streams found up to then."""
+        """Whether all logs have been read to their end once, for the sources of all streams found until then."""
 
     @property
     def _carried(self) -> list[tuple[Entry, float]]:
-        """The entries that read a log, each with its lag."""
+        """The entries that read a log, each with its lag in seconds."""
         return [(each, each.discoverer.lag) for each in self._entries.values() if isinstance(each.discoverer, Carrier)]
 
     @property
     def stats(self) -> list[DiscoveryStats]:
-        """What each entry counts."""
+        """The counters of each entry."""
         for entry in self._entries.values():
             if isinstance(entry.discoverer, Carrier):
                 entry.stats.records, entry.stats.lag = entry.discoverer.counts, entry.discoverer.lag
         return [entry.stats for entry in self._entries.values()]
 
     def carrier(self, stream: SourceStream) -> Carrier | None:
-        """Return who has found a source's engine, if that brings what it publishes."""
+        """Return the discoverer of a source's engine if it also delivers the engine's batches, else None."""
         entry = self._entries.get(stream.found.partition(":")[0])
         return entry.discoverer if entry is not None and isinstance(entry.discoverer, Carrier) else None
 
     def begin_with(self, file: FoundFile) -> None:
-        """Begin with what an earlier process has found, and keep there what is found from now on."""
+        """Begin with the engines that an earlier process has found, and keep found engines in this file."""
         self._file = file
         for name, engines in file.read().items():
             if name in self._entries:
                 self._entries[name].found.take(engines, 0.0)
 
     def start(self) -> None:
-        """Begin to ask."""
+        """Start asking the discoverers."""
         if self._entries:
             self._applying = self._loop.create_task(self._apply_changes())
         for entry in self._entries.values():
             self._follow(entry)
 
     async def close(self) -> None:
-        """Ask no more, and change nothing any more."""
+        """Stop asking the discoverers and changing the sources."""
         tasks = [entry.task for entry in self._entries.values()]
         await end_tasks([*tasks, self._applying])
 
     def look(self) -> None:
-        """Look whether logs are read; tell discoverers that their engines are disconnected."""
+        """Check whether the logs are read. Wake discoverers that have a newly disconnected engine."""
         if not self._entries:
             return
         if not self.level:
@@ -156,7 +157,7 @@ class Discovery:
         self._away = away
 
     def preview(self, config: Config) -> Config:
-        """Return a configuration with the engines that were found."""
+        """Return a configuration with the engines found so far."""
         return with_found(config, {name: entry.found for name, entry in self._entries.items()}, self._there).config
 
     @property
@@ -220,13 +221,13 @@ class Discovery:
                     await self._apply()
                 except Exception as error:
                     report_out_of_memory(error)
-                    if self._put_off(f"a defect, {error!r}"):  # of a discoverer that is not ours, say
+                    if self._put_off(f"a defect, {error!r}"):  # for example, of a third-party discoverer
                         log.exception("discovery: the defect")
             if not self._changed.is_set() and not self._refusal:
                 self._settled_at = self._loop.time()
 
     async def _apply(self) -> None:
-        """Make the sources those that were found."""
+        """Change the sources to the engines found."""
         daemon = self._daemon
         for entry in self._entries.values():
             entry.found.leave(self._loop.time())
@@ -250,7 +251,10 @@ class Discovery:
         self._report(change, before)
 
     def _put_off(self, why: str) -> bool:
-        """The sources are not those that were found: count it, and try again later. Returns whether it is news."""
+        """Count a refused change of the sources, and schedule the next try.
+
+        Return whether the reason is new.
+        """
         news, self._refusal = why != self._refusal, why
         if news:
             log.error("discovery: the engines found are no sources yet: %s", why)
@@ -260,7 +264,7 @@ class Discovery:
         return news
 
     def _keep(self, outcome: Outcome) -> None:
-        """Keep the engines that are sources, whose state is on disk."""
+        """Keep the found engines that are sources, because the state on disk belongs to them."""
         if self._file is not None:
             found = {
                 name: [engine for engine in entry.found.engines.values() if (name, engine.name) not in outcome.left_out]

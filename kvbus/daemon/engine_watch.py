@@ -1,8 +1,8 @@
-"""Clear an engine that sleeps: its HTTP API says so, and its stream does not.
+"""Clear the blocks of a sleeping engine. Its HTTP API shows that it sleeps, but its stream does not.
 
-A vLLM that is put to sleep resets its prefix cache and its connector's at once, at level 1 as at level 2 (0.33:
-``EngineCore.sleep`` → ``pause_scheduler(clear_cache=True)``). Its AllBlocksCleared leaves with its next step, which is
-when it wakes up. Until then every block of it is dead. Its metrics say that it sleeps.
+A vLLM that is put to sleep resets its prefix cache and its connector's at once, at level 1 and at level 2 (0.33:
+``EngineCore.sleep`` → ``pause_scheduler(clear_cache=True)``). It sends AllBlocksCleared only with its next step, when
+it wakes up. Until then all of its blocks are dead. Its metrics show that it sleeps.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from kvbus.transport import engine_api
 log = logging.getLogger("kvbus.daemon.engine_watch")
 
 INTERVAL: Final = 10.0
-"""Seconds between two rounds of questions."""
+"""Seconds between two rounds of requests to all engines."""
 
 
 class Observed(Protocol):
-    """The sources, as the watch needs them."""
+    """The sources of the bus."""
 
     config: Config
     streams: dict[int, SourceStream]
@@ -35,11 +35,11 @@ class Observed(Protocol):
 
 
 class EngineWatch:
-    """Asks each engine whose ``api`` is known, one question at a time.
+    """A watch that asks each engine whose ``api`` is configured or found, one request at a time.
 
     Args:
         observed: the sources.
-        feed: called with what kvbus learns about an engine, as an event.
+        feed: called with an event for each engine that sleeps.
     """
 
     def __init__(self, observed: Observed, feed: Callable[[RelayEvent], None]) -> None:
@@ -48,11 +48,11 @@ class EngineWatch:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to ask."""
+        """Start asking the engines."""
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def close(self) -> None:
-        """Stop asking."""
+        """Stop asking the engines."""
         await end_tasks([self._task])
 
     async def _run(self) -> None:
@@ -79,7 +79,7 @@ class EngineWatch:
             return
         for slot in self._slots(name):
             source = sources[slot]
-            # what has come meanwhile may be of an engine that has just woken up
+            # Batches that arrived during the request may be of an engine that has just woken up.
             if source.normalizer.entries and source.stats.batches == before.get(slot):
                 log.info("source %s: its engine sleeps: its blocks are cleared", name, extra={"source": name})
                 self._feed(EngineEmptied(slot))

@@ -1,4 +1,4 @@
-"""The files that a configuration names on this machine, and the directory of its state: whether kvbus can use them."""
+"""Check whether kvbus can use the files that a configuration names, and the directory of its state."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ T = TypeVar("T")
 
 
 def look(config: Config) -> tuple[Keys, list[Problem]]:
-    """Read every file as the daemon does at its start, and try the state's directory.
+    """Read every file as the daemon does at its start, and test the state's directory.
 
     Returns:
-        The CURVE keys that can be read, and what a start would refuse.
+        The readable CURVE keys, and the problems for which a start would fail.
     """
     problems: list[Problem] = []
 

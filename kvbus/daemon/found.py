@@ -1,7 +1,7 @@
-"""The engines that discovery has found, and which of them are sources: decisions alone, nothing is done here.
+"""The engines that discovery has found, and the decision which of them are sources. Nothing is changed here.
 
-An engine is known by its name. The newest set of each entry says where it is. One that is listed no longer leaves after
-``discovery_grace``, so that an answer in which it is missing for a moment costs nothing.
+An engine is identified by its name. The newest list of each entry says where it is. An engine that is no longer listed
+is removed after ``discovery_grace``, so an answer that omits it for a moment has no effect.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from kvbus.state.reservations import SeqReservations
 log = logging.getLogger("kvbus.daemon.discovery")
 
 LEFT_OUT: Final = ("max_sources", "same_name", "same_endpoint", "same_topic")
-"""Why an engine that was found is no source."""
+"""Reasons why a found engine is not a source."""
 
 
 @dataclass(slots=True)
 class Listed:
-    """What one entry has found.
+    """The engines that one entry has found.
 
     Attributes:
-        engines: those it lists, and those that it listed a moment ago, by name.
-        leaving: when each of the latter leaves.
+        engines: the listed engines, and those listed until recently, by name.
+        leaving: for each engine that is no longer listed, when it is removed.
     """
 
     engines: dict[str, Engine] = field(default_factory=dict)
     leaving: dict[str, float] = field(default_factory=dict)
 
     def take(self, engines: Iterable[Engine], leave_at: float) -> None:
-        """Take the newest set; what is not in it any more leaves then."""
+        """Replace the list. Engines that are missing from the new one are removed at ``leave_at``."""
         now = {engine.name: engine for engine in sorted(engines, key=_order, reverse=True)}
         for name in self.engines.keys() - now.keys():
             self.leaving.setdefault(name, leave_at)
@@ -45,7 +45,7 @@ class Listed:
         self.engines |= now
 
     def leave(self, now: float) -> None:
-        """Forget the engines whose time has come."""
+        """Remove the engines whose time of removal has come."""
         for name in [name for name, at in self.leaving.items() if at <= now]:
             del self.leaving[name], self.engines[name]
 
@@ -56,11 +56,11 @@ def _order(engine: Engine) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A configuration with the engines that were found.
+    """A configuration with the found engines.
 
     Attributes:
-        config: the sources found stand behind the configured ones, in place of the entries that find them.
-        left_out: engines that are no source, by entry and name, with the reason.
+        config: the configuration. The found sources follow the configured ones, and replace the entries that find them.
+        left_out: reasons why engines are not sources, by entry and name.
     """
 
     config: Config
@@ -68,16 +68,17 @@ class Outcome:
 
 
 def with_found(config: Config, found: Mapping[str, Listed], there: Container[str]) -> Outcome:
-    """Put the engines found into a configuration.
+    """Add the found engines to a configuration.
 
-    Where there is no room for all, those stay that are there; for the rest the order of the entries decides, then the
-    name. Of several engines under one name, at one endpoint or under one topic one is a source, and one that is listed
-    comes before one that leaves: it may be the same process under its new name.
+    Of several engines with the same name, endpoint or topic, only one becomes a source. The number of sources is
+    limited, too. Listed engines come before engines that are no longer listed, because both may be the same process
+    under a new name. Then engines that are sources already come first, then the order of the entries decides, then the
+    name.
 
     Args:
-        config: as configured.
-        found: what each entry has found, by its name.
-        there: the labels of the sources there are.
+        config: the configuration without found engines.
+        found: the engines of each entry, by the entry's name.
+        there: the labels of the current sources.
     """
     templates = [source for source in config.sources if source.discover is not None]
     if not templates:
@@ -106,7 +107,7 @@ def with_found(config: Config, found: Mapping[str, Listed], there: Container[str
 
 
 class _Room:
-    """What sources have taken of what there is once or to a limit: names, endpoints, topics, and sources at all."""
+    """The names, endpoints and topics that are in use, and the number of sources that still fit."""
 
     def __init__(self, config: Config, fixed: Sequence[SourceConfig]) -> None:
         streams = config.model_copy(update={"sources": tuple(fixed)}).streams()
@@ -119,7 +120,7 @@ class _Room:
         }
 
     def _topics_of(self, name: str, rank: int) -> list[tuple[int, bytes]]:
-        """The topic of a source on each output that tells its streams apart by topic."""
+        """Return the topics of a source on all outputs that distinguish their streams by topic."""
         return [
             (number, topic_for(output.topic or "", self._config, name, rank))
             for number, output in enumerate(self._config.outputs)
@@ -127,7 +128,7 @@ class _Room:
         ]
 
     def refusal(self, engine: Engine) -> str | None:
-        """Why an engine is left out; None if it is not."""
+        """Return why an engine cannot be a source; None if it can."""
         ranks = engine.publishers
         endpoints = {publisher.endpoint for publisher in ranks}
         topics = [topic for publisher in ranks for topic in self._topics_of(engine.name, publisher.rank)]
@@ -140,7 +141,7 @@ class _Room:
         return "max_sources" if len(ranks) > self._free else None
 
     def take(self, engine: Engine) -> None:
-        """Make it a source."""
+        """Mark an engine's name, endpoints and topics as used by a source."""
         self._names.add(engine.name)
         self._free -= len(engine.publishers)
         for publisher in engine.publishers:
@@ -185,13 +186,13 @@ _KEPT: Final = "found"
 
 
 class FoundFile:
-    """Keeps the engines that were found, with the reservations: a restart goes on with them until discovery answers.
+    """The found engines, kept with the reservations, so that a restart uses them until discovery answers.
 
     So the sources are those that the state on disk belongs to, even if discovery cannot be asked after a restart.
 
     Args:
-        reservations: where they are kept.
-        config: says whether engines are searched at all.
+        reservations: the reservations whose store keeps the engines.
+        config: says whether the configuration has discovery entries.
     """
 
     def __init__(self, reservations: SeqReservations, config: Config) -> None:
@@ -199,7 +200,7 @@ class FoundFile:
         self._searches = any(source.discover is not None for source in config.sources)
 
     def read(self) -> FoundEngines:
-        """Return what was kept; nothing where nothing was, or damaged content."""
+        """Return the kept engines; empty if there are none, or if the content is damaged."""
         content = self._reservations.kept(_KEPT) if self._searches else None
         if content is None:
             return {}
@@ -208,10 +209,10 @@ class FoundFile:
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             log.warning("the engines that were kept are damaged (%s): engines are found anew", error)
             return {}
-        # an engine without a publisher can be no source
+        # an engine without a publisher cannot be a source
         return {name: [engine for engine in engines if engine.publishers] for name, engines in kept.items()}
 
     def keep(self, found: FoundEngines) -> None:
-        """Keep what was found."""
+        """Keep the found engines."""
         if self._searches:
             self._reservations.keep(_KEPT, msgspec.json.encode(found))

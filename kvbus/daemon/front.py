@@ -1,4 +1,4 @@
-"""What stands before the engine's API, if the configuration asks for it."""
+"""The proxies in front of the engine's HTTP and gRPC API, if the configuration has them."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ Stats_co = TypeVar("Stats_co", covariant=True)
 
 
 class Front(Protocol[Stats_co]):
-    """A part, as far as the daemon knows it."""
+    """The interface of a proxy, which is an optional part."""
 
     address: tuple[str, int] | None
 
     @property
     def stats(self) -> Stats_co:
-        """What it counts."""
+        """The proxy's counters."""
 
     async def start(self) -> None:
-        """Listen.
+        """Listen on the configured address.
 
         Raises:
             BindError: the address cannot be bound.
         """
 
     async def close(self) -> None:
-        """Stop listening, and end what is under way."""
+        """Stop listening, and end the requests under way."""
 
 
 class Observed(Protocol):
-    """What the parts ask of the daemon."""
+    """The data of the daemon that the proxies use."""
 
     config: Config
     streams: dict[int, SourceStream]
 
 
 class Fronts:
-    """Those that the configuration asks for.
+    """The proxies of a configuration.
 
     Attributes:
-        http: before the HTTP API; None without one.
-        grpc: before the gRPC API; None without one.
+        http: the proxy of the HTTP API; None without one.
+        grpc: the proxy of the gRPC API; None without one.
     """
 
     def __init__(self, observed: Observed) -> None:
@@ -52,7 +52,7 @@ class Fronts:
         self.grpc = cast("Front[CallStats] | None", _made(observed, config.front_grpc))
 
     async def start(self) -> None:
-        """Listen.
+        """Start all proxies.
 
         Raises:
             BindError: an address cannot be bound.
@@ -62,7 +62,7 @@ class Fronts:
                 await each.start()
 
     async def close(self) -> None:
-        """Stop listening, and end what is under way."""
+        """Stop listening, and end the requests under way."""
         for each in (self.http, self.grpc):
             if each is not None:
                 await each.close()

@@ -1,4 +1,4 @@
-"""CURVE keys of a configuration: the daemon reads the files at its start, at SIGHUP, and whenever they change."""
+"""The CURVE keys of a configuration. The daemon reads the files at its start, at SIGHUP, and when they change."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kvbus.transport.grants import EVERYTHING, Clients, Grant
 T = TypeVar("T")
 
 Keys = dict[str, Curve]
-"""Keys by domain: ``source/NAME`` or ``output/NAME``. A domain without keys has no CURVE."""
+"""Keys by domain: ``source/NAME`` or ``output/NAME``. A domain without keys does not use CURVE."""
 
 
 def source_domain(name: str) -> str:
@@ -33,7 +33,7 @@ def read_keys(config: Config) -> Keys:
     """Read every key file that a configuration names.
 
     Raises:
-        ConfigError: kvbus cannot use a file. It names all such files, and never quotes a key.
+        ConfigError: kvbus cannot use a file. The error names all such files, and never quotes a key.
     """
     keys: Keys = {}
     problems: list[Problem] = []
@@ -47,7 +47,7 @@ def read_keys(config: Config) -> Keys:
 
 
 def _cannot_limit(at: SourceConfig | OutputConfig, clients: Clients) -> str:
-    """Return why the owners of keys cannot have limited rights here; empty if they can."""
+    """Return why keys cannot have limited rights in this section of the configuration; empty if they can."""
     if isinstance(at, SourceConfig):
         only_sources = all(client.grant == Grant(client.grant.sources) for client in clients.values())
         return "" if only_sources else "whoever publishes reads nothing: a key on this list may have sources= alone"
@@ -61,7 +61,7 @@ def _cannot_limit(at: SourceConfig | OutputConfig, clients: Clients) -> str:
 
 
 def who_reads_what(config: Config, keys: Keys) -> list[str]:
-    """Return a sentence for each owner of a key of an output; salts are counted and never shown."""
+    """Return a sentence about the rights of each key of an output. Salts are counted, and never shown."""
     found = []
     for output in config.outputs:
         curve = keys.get(output_domain(output.name))
@@ -74,7 +74,7 @@ def who_reads_what(config: Config, keys: Keys) -> list[str]:
 
 
 def in_clear(config: Config) -> list[str]:
-    """Return a warning for each output that crosses a network without encryption."""
+    """Return a warning for each output that sends over a network without encryption."""
     found = []
     for output in config.outputs:
         if output.curve_secret_key_file is not None or (output.log is not None and output.log.tls_ca_file is not None):

@@ -1,8 +1,8 @@
-"""Engines whose host name leads to another address now, while their old connection still stands.
+"""Reconnect to engines whose host name has a new address while the old connection still exists.
 
-An engine that is frozen, or whose route is gone, sends no FIN. Its connection stands, and libzmq looks a name up only
-when it dials. So kvbus looks the name of each silent engine up again. Where the connected address is no longer among
-the answers, it dials anew.
+An engine that is frozen, or has lost its route, sends no FIN. So the connection remains, and libzmq resolves a name
+only when it connects. Therefore kvbus resolves the name of each silent engine again. If the connected address is no
+longer in the answer, kvbus reconnects.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from kvbus.daemon.source_sockets import SourceSockets
 log = logging.getLogger("kvbus.daemon")
 
 INTERVAL: Final = 15.0
-"""Seconds between two rounds. An engine that has sent nothing for one of them is silent."""
+"""Seconds between two rounds. An engine is silent if it has sent no batch since the last round."""
 
 
 class Daemon(Protocol):
-    """The sources, and how they are connected again."""
+    """The sources of the daemon, and the means to reconnect them."""
 
     streams: dict[int, SourceStream]
     relay: Relay
@@ -36,28 +36,28 @@ class Daemon(Protocol):
 
     @property
     def changes(self) -> Changes:
-        """Connects a source again."""
+        """The changes of the daemon, which reconnect a source."""
 
 
 class MovedNames:
-    """Follows the host names of silent engines.
+    """A watch of silent engines' host names.
 
     Args:
-        daemon: has the sources.
+        daemon: the daemon with the sources.
     """
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
         self._batches: dict[int, int] = {}
-        """By slot, how many batches had come at the last round."""
+        """Number of batches received until the last round, by slot."""
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to look names up."""
+        """Start resolving names."""
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def close(self) -> None:
-        """Stop looking names up."""
+        """Stop resolving names."""
         await end_tasks([self._task])
 
     async def _run(self) -> None:
@@ -66,7 +66,7 @@ class MovedNames:
             by_host: dict[str, list[SourceStream]] = {}
             for stream in self._silent():
                 by_host.setdefault(parse_endpoint(stream.endpoint).host, []).append(stream)
-            for host, streams in by_host.items():  # one at a time: a DNS server that hangs costs one thread
+            for host, streams in by_host.items():  # one at a time: a DNS server that hangs then blocks only one thread
                 addresses = await _look_up(host)
                 for stream in streams if addresses else ():
                     await self._follow(stream, addresses)
@@ -93,7 +93,7 @@ class MovedNames:
 
 
 async def _look_up(host: str) -> set[str]:
-    """Return the addresses of a host name; nothing if it is an address itself, or cannot be looked up now."""
+    """Return the addresses of a host name; empty if it is an address, or cannot be resolved now."""
     try:
         ipaddress.ip_address(host.strip("[]"))
     except ValueError:

@@ -1,4 +1,4 @@
-"""The drivers of all outputs. The configuration names each output's type."""
+"""The drivers of all outputs. An output's type in the configuration selects its driver."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ LOOK_AGAIN: Final = 0.01
 
 
 class Outputs:
-    """One driver for each configured output, in ``drivers``.
+    """The drivers of the configured outputs, in ``drivers``.
 
     Args:
         config: the configuration.
         feed: called with each router's request, as an event.
-        clock: seconds in which the process was running.
+        clock: returns the seconds in which the process was running.
         system: the operating system, for endpoints.
     """
 
@@ -45,10 +45,10 @@ class Outputs:
         sessions = config.limits.max_replay_sessions
         publishers = limits_of_publishers(config.limits.max_frame_bytes)
         self.interposed: dict[str, Interposed] = {}
-        """By endpoint: the ports at which engines dial in too."""
+        """The ports at which engines connect as routers do (interpose), by endpoint."""
         made = factories(config)
         self.stats = [OutputStats(parts=_optional(output)) for output in config.outputs]
-        """What each driver counts."""
+        """The counters of each driver."""
         self.drivers: list[OutputDriver] = [
             factory(
                 number,
@@ -59,15 +59,15 @@ class Outputs:
         ]
 
     def flush(self) -> None:
-        """Send the batches of this burst of work."""
+        """Send the batches of the current burst."""
         for driver in self.drivers:
             driver.flush()
 
     async def drain(self, seconds: float) -> None:
-        """Wait until all replay answers are sent. After ``seconds`` close unfinished ones with END, and count them."""
+        """Wait until all replay answers are sent. After ``seconds``, end unfinished ones with END and count them."""
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
-        # callbacks send the answers, and they set no event
+        # poll, because the answers are sent by callbacks that set no event
         while any(driver.busy for driver in self.drivers) and loop.time() < until:  # noqa: ASYNC110
             await asyncio.sleep(LOOK_AGAIN)
         cut_off = sum(driver.end_answers() for driver in self.drivers)
@@ -75,14 +75,14 @@ class Outputs:
             log.warning("%d replay answers were not finished within shutdown_timeout", cut_off)
 
     def close(self, linger: float) -> None:
-        """Close every stream; what is queued may go on being sent for up to ``linger`` seconds."""
+        """Close every stream. Queued batches may still be sent for up to ``linger`` seconds."""
         for driver in self.drivers:
             for stream in driver.streams:
                 driver.close(stream, linger)
 
 
 def _optional(output: OutputConfig) -> frozenset[str]:
-    """Return the optional parts that an output has, whose metrics are absent elsewhere."""
+    """Return the optional parts that an output has. Metrics of other parts are absent for it."""
     parts_there = {
         "log": output.log is not None,
         "dynamo": output.type == "dynamo",
@@ -99,7 +99,7 @@ def factories(config: Config) -> list[OutputFactory]:
 
 
 def peer_policy_of(config: Config, number: int, keys: Keys, views: Views) -> PeerPolicy:
-    """Return who may connect to an output, what each of them reads there, and the largest request it accepts."""
+    """Return the peers that may connect to an output, the view that each one reads, and the maximum request size."""
     output = config.outputs[number]
     curve = keys.get(output_domain(output.name))
     numbers = {} if curve is None else views.by_key(number, curve.clients)
@@ -108,7 +108,7 @@ def peer_policy_of(config: Config, number: int, keys: Keys, views: Views) -> Pee
 
 
 def source_policy_of(config: Config, stream: SourceStream, keys: Keys) -> PeerPolicy:
-    """Return how a rank of a source is connected to, and which keys may publish as this rank."""
+    """Return the keys and limits for the connection to a source's rank, including the keys that may publish as it."""
     name = config.sources[stream.source_index].name
     curve = keys.get(source_domain(name))
     if curve is not None:

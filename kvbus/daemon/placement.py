@@ -1,9 +1,9 @@
-"""Which slot each worker has: a source's rank by its name, wherever the source stands in the list.
+"""The slot of each worker. A worker is found by its name and rank, wherever its source is in the list.
 
-A slot is a worker's number inside kvbus, and its rank on merged outputs. A worker keeps it while others come and go.
-One that is gone keeps it too, so that it finds its numbering when it is back, and so that routers which were away learn
-that its blocks are gone. Only where ``limits.max_sources`` is reached does the one that left first make room.
-Outputs with a port for each source go by the list, as their routers do.
+A slot is a worker's number inside kvbus, and its rank on merged outputs. A worker keeps its slot when others are added
+or removed. A removed worker keeps it too. So it finds its numbering when it returns, and routers that were away learn
+that its blocks are gone. When ``limits.max_sources`` is reached, the worker that was removed first loses its slot to a
+new one. On outputs with a port for each source, slots follow the list, as their routers do.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ log = logging.getLogger("kvbus.daemon.placement")
 
 _VERSION: Final = "kvbus-slots-1"
 _KEPT: Final = "slots"
-"""Name of the placement among the reservations."""
+"""Name of the placement in the reservations."""
 
 _MOST_SLOTS: Final = 1 << 17
-"""No slot is as high as this: ``limits.max_sources`` and ``sources[].slot`` allow less."""
+"""Upper limit of slots: ``limits.max_sources`` and ``sources[].slot`` allow less."""
 
 
 class Worker(NamedTuple):
@@ -41,9 +41,9 @@ class Placement(msgspec.Struct, frozen=True):
     """The slots of all workers.
 
     Attributes:
-        slots: of those that are there and those that are gone.
-        gone: the latter, the one that left first in front.
-        forgotten: no number from this one on was used by a worker that has lost its slot, on any output.
+        slots: the slots of present and removed workers.
+        gone: the removed workers, the first removed first.
+        forgotten: this number and higher ones were never used on any output by a worker that has lost its slot.
     """
 
     slots: dict[Worker, int] = {}
@@ -51,7 +51,7 @@ class Placement(msgspec.Struct, frozen=True):
     forgotten: int = 0
 
     def streams(self, config: Config) -> dict[int, SourceStream]:
-        """The sources' streams by slot."""
+        """Return the sources' streams by slot."""
         found = {}
         for stream in config.streams():
             slot = self.slots[worker_of(config, stream)]
@@ -60,20 +60,20 @@ class Placement(msgspec.Struct, frozen=True):
 
     @property
     def gone_slots(self) -> dict[int, Worker]:
-        """The workers that are gone, by slot."""
+        """The removed workers, by slot."""
         return {self.slots[worker]: worker for worker in self.gone}
 
 
 def worker_of(config: Config, stream: SourceStream) -> Worker:
-    """Whose stream it is."""
+    """Return the worker that publishes a stream."""
     return Worker(config.sources[stream.source_index].name, stream.rank)
 
 
 def place(before: Placement, config: Config) -> Placement:
-    """Give every worker of a configuration its slot.
+    """Assign a slot to every worker of a configuration.
 
     Raises:
-        ConfigError: there are more of them than ``limits.max_sources``.
+        ConfigError: there are more workers than ``limits.max_sources``.
     """
     most = config.limits.max_sources
     streams = {worker_of(config, stream): stream for stream in config.streams()}
@@ -111,12 +111,19 @@ def place(before: Placement, config: Config) -> Placement:
 
 
 def _gone(before: Placement, config: Config, there: Iterable[Worker], taken: set[int]) -> list[Worker]:
-    """Return the workers that are gone and keep their slots, the one that left first in front.
+    """Return the removed workers that keep their slots, the first removed first.
 
-    A worker whose topic is another worker's now loses its slot: the stream under that topic is the other one's.
+    A worker whose topic now belongs to another worker loses its slot, because the stream of that topic is the other
+    worker's.
+
+    Args:
+        before: the placement before the change.
+        config: the configuration after the change.
+        there: the present workers.
+        taken: the slots of present workers.
 
     Raises:
-        ConfigError: two workers that are there would have the same topic.
+        ConfigError: two present workers would have the same topic.
     """
     if all(output.layout == "per_source" for output in config.outputs):
         return []
@@ -137,7 +144,7 @@ def _gone(before: Placement, config: Config, there: Iterable[Worker], taken: set
     left: list[Worker] = []
     for worker in dict.fromkeys(each for each in (*before.gone, *before.slots) if each not in known):
         own = [(number, topic_for(template, config, *worker)) for number, template in templates.items()]
-        # an earlier configuration may have told apart by topic what this one does not
+        # an earlier configuration may have had different topics for workers that share one now
         if before.slots[worker] not in taken and topics.keys().isdisjoint(own):
             topics |= dict.fromkeys(own, worker)
             left.append(worker)
@@ -156,12 +163,12 @@ class _File(msgspec.Struct):
 
 
 def _by_name(config: Config) -> bool:
-    """Return whether some output knows its sources by name. Without one, slots follow the list."""
+    """Return whether an output identifies its sources by name. Otherwise slots follow the list."""
     return any(output.layout != "per_source" for output in config.outputs)
 
 
 def read_placement(reservations: SeqReservations, config: Config) -> Placement:
-    """Return what an earlier process has kept. If it kept nothing, or damaged content, slots follow the list."""
+    """Return the placement that an earlier process has kept. If there is no valid one, slots follow the list."""
     content = reservations.kept(_KEPT) if _by_name(config) else None
     if content is None:
         return Placement()
@@ -180,7 +187,7 @@ def read_placement(reservations: SeqReservations, config: Config) -> Placement:
 
 
 def keep_placement(reservations: SeqReservations, config: Config, placement: Placement) -> None:
-    """Keep a placement. Called before anything of it is sent."""
+    """Keep a placement for the next process. Call this before a batch of its workers is sent."""
     if _by_name(config):
         slots = [(*worker, slot) for worker, slot in placement.slots.items()]
         content = _File(_VERSION, slots, list(placement.gone), placement.forgotten)
@@ -188,5 +195,5 @@ def keep_placement(reservations: SeqReservations, config: Config, placement: Pla
 
 
 def forget(placement: Placement, reached: Iterable[int]) -> Placement:
-    """Workers have lost their slots, and had got to these numbers."""
+    """Return a placement that includes the numbers ``reached`` by workers which have lost their slots."""
     return msgspec.structs.replace(placement, forgotten=max([placement.forgotten, *reached]))

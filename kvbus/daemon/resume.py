@@ -1,8 +1,8 @@
-"""What an earlier process has left: its state and its numbering.
+"""Load the state and the numbering of an earlier process.
 
-The state says what routers hold. The seq reservations say how far their streams have got. If the state may be older
-than what was sent, it is a beginning and not the truth: kvbus clears the routers and sends them the state again, in
-numbers that nobody has seen.
+The state says which blocks routers hold. The seq reservations say which numbers may have been used. If the state may be
+older than the batches that were sent, it is only a starting point. Then kvbus clears the routers and sends them the
+state again, in numbers that no router has seen.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ log = logging.getLogger("kvbus.daemon")
 
 
 class Beginning(NamedTuple):
-    """What a process begins with.
+    """The relay with which a process begins.
 
     Attributes:
-        relay: with what an earlier process knew, or empty.
-        restored: the relay goes on as if nothing had happened; else routers have to be cleared first.
+        relay: the relay with the state of an earlier process, or an empty one.
+        restored: whether the relay continues as if kvbus had not restarted. Otherwise routers must be cleared first.
     """
 
     relay: Relay
@@ -51,12 +51,12 @@ def resume(
     Args:
         config: the configuration.
         placement: the workers' slots.
-        state: reads the state; None: it is not kept.
-        reservations: of all streams.
+        state: reads the state; None if no state is kept.
+        reservations: the reservations of all streams.
         now: the time of the relay's clock.
         views: the outputs' views.
-        readers: what the state depends on beside the sources and outputs: see :meth:`Views.identity`.
-        runtime: what the daemon runs on.
+        readers: what the state depends on besides the sources and outputs; see :meth:`Views.identity`.
+        runtime: the clocks, sockets and store of the daemon.
     """
     streams, gone = placement.streams(config), placement.gone_slots
     relay = make_relay(config, streams, reservations, gone, views, runtime)
@@ -80,9 +80,10 @@ def resume(
 def identity(config: Config, streams: Mapping[int, SourceStream], slots: int, readers: Sequence[str] = ()) -> list[str]:
     """Return the names that a state belongs to: the sources with their slots, the outputs, and the views' readers.
 
-    ``slots`` is how many slots the relay has: one more than the sources need if the last one was taken away.
+    ``slots`` is the relay's number of slots. It is larger than the sources need if the last one was removed.
 
-    What was counted by another rule of ``duplicates`` may be dead: no engine would remove it any more.
+    The names include the ``duplicates`` rule: blocks counted by another rule may be dead, and no engine would remove
+    them.
     """
     sources = [f"{slot} {stream.label} {stream.duplicates}" for slot, stream in sorted(streams.items())]
     return [*sources, f"{slots} slots", *(output.name for output in config.outputs), *readers]

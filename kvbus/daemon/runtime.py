@@ -1,4 +1,4 @@
-"""What a daemon runs on: clocks, random numbers, sockets, and a store. A test or a simulation passes its own."""
+"""The clocks, random numbers, sockets and store of a daemon. A test or a simulation passes its own."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from kvbus.transport.sockets import Context, end, make_context
 from kvbus.transport.zmtp.endpoint import SYSTEM, System
 
 LONGEST_STEP: Final = 0.2
-"""Seconds between two readings that count as running; the daemon's tick reads twice as often."""
+"""Seconds between two clock readings that still count as running. The daemon's tick reads twice as often."""
 
 
 class RunningClock:
     """The clock of the relay. It counts only the seconds in which this process was running.
 
-    A stopped process (SIGSTOP, a frozen cgroup, a node without CPU) does not read what its peers send. When it
-    continues, every deadline has passed on a normal clock, though no peer was late. So of a step that is longer than
-    :data:`LONGEST_STEP` this clock counts only that much.
+    A stopped process (SIGSTOP, a frozen cgroup, a node without CPU) does not read its peers' messages. When it
+    continues, every deadline has passed on a normal clock, though no peer was late. So this clock counts only
+    :data:`LONGEST_STEP` of a step that is longer.
 
     Args:
         read: the underlying clock, in seconds.
@@ -40,7 +40,7 @@ class RunningClock:
         self._read = read
         self._last = read()
         self.paused = 0.0
-        """Seconds of pauses so far."""
+        """Seconds of all pauses so far."""
         self._announced = 0.0
 
     def time(self) -> float:
@@ -64,9 +64,9 @@ Dial = Callable[..., AbstractAsyncContextManager[Dialled]]
 
 
 class EngineSockets:
-    """Sockets to engines: those of libzmq share one context.
+    """A factory of sockets to engines. The libzmq sockets share one context.
 
-    It needs a running event loop.
+    A running event loop is required.
 
     Args:
         context: the ZeroMQ context; :meth:`close` ends it. None: a new one.
@@ -96,17 +96,17 @@ class EngineSockets:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runtime:
-    """What a daemon runs on. By default it is this machine.
+    """The clocks, random numbers, sockets and store of a daemon. The defaults are those of this machine.
 
     Attributes:
         wall_clock: returns the time of day, in seconds.
         stopwatch: returns seconds, for short times.
-        random_bytes: returns this many random bytes.
-        open_store: opens the store of a configuration's state; None where nothing can be kept.
-        engine_sockets: makes the sockets to engines.
+        random_bytes: returns a number of random bytes.
+        open_store: opens the store of a configuration's state; returns None if nothing can be kept.
+        engine_sockets: creates the sockets to engines.
         dial: dials an engine to find out why there is no connection to it.
         system: the sockets to routers.
-        state_batch_blocks: maximum number of blocks in a batch of a state; None: as many as routers take.
+        state_batch_blocks: maximum number of blocks in a batch of a state; None: as many as routers accept.
     """
 
     wall_clock: Callable[[], float] = time.time

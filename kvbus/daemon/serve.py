@@ -1,8 +1,9 @@
 """Run the daemon with signals: SIGTERM and SIGINT shut it down gracefully, SIGHUP reads files again.
 
 A reload reads keys, tokens, certificates and the log level again. It also happens when a file changes. Sources that
-discovery finds come and go while kvbus runs. Every other key takes a restart, which routers do not notice. If a changed
-configuration changes such a key, the log names the key. If it is broken, the log names all its mistakes.
+discovery finds are added and removed while kvbus runs. Every other key needs a restart, which routers do not notice. If
+a changed configuration changes such a key, the log names the key. If the configuration is invalid, the log lists all
+its mistakes.
 """
 
 from __future__ import annotations
@@ -31,26 +32,26 @@ log = logging.getLogger("kvbus.daemon")
 FEW_DESCRIPTORS: Final = 1024
 
 SETTLED: Final = 1.0
-"""Seconds for which a changed file has to stay as it is."""
+"""Seconds for which a changed file must stay unchanged before it is read."""
 
 
 class ConfigFile:
-    """The file of the configuration. Its content is compared, because times and sizes may be the same.
+    """The file of the configuration. Its content is compared, because time and size may be the same after a change.
 
-    In Kubernetes the file is behind a link (``..data``) that is swapped as a whole. Elsewhere an editor may write it in
-    place, so a change counts once the file has stayed the same for a while.
+    In Kubernetes the file is behind a symbolic link (``..data``) that is replaced atomically. Elsewhere an editor may
+    write the file in place, so a change counts only after the file has stayed the same for a while.
 
     Args:
-        path: where it is. It is read at once, so make this before the configuration is loaded.
+        path: the file's path. The file is read at once, so create this object before the configuration is loaded.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.loaded = self.content()
-        """What it held when it was loaded."""
+        """Fingerprint of the content when it was loaded."""
 
     def content(self) -> bytes:
-        """Return a fingerprint of what the file holds; empty if it cannot be read."""
+        """Return a fingerprint of the file's content; empty if it cannot be read."""
         try:
             with self._path.open("rb") as file:
                 return hashlib.sha256(file.read(MAX_BYTES + 1)).digest()
@@ -58,7 +59,7 @@ class ConfigFile:
             return b""
 
     async def settled(self, seconds: float = SETTLED) -> bytes | None:
-        """Return a fingerprint of what it holds; None if that has changed meanwhile: somebody may be writing it."""
+        """Return a fingerprint of the content; None if it changed within ``seconds``: it may be half-written."""
         found = await asyncio.to_thread(self.content)
         if found == self.loaded:
             return found
@@ -67,16 +68,16 @@ class ConfigFile:
 
 
 class _ChangesError(Exception):
-    """The configuration file changes while kvbus reads it. kvbus looks at it again."""
+    """The configuration file changed while kvbus was reading it. kvbus will check it again."""
 
 
 class Reloader:
-    """Reads files again for a running daemon.
+    """The reader of changed files for a running daemon.
 
     Args:
         daemon: the daemon.
         load: reads the configuration; called in a thread.
-        file: the file it is in, which is looked at for changes; None: the configuration is read at SIGHUP alone.
+        file: the configuration's file, which is checked for changes; None: the configuration is read only at SIGHUP.
     """
 
     def __init__(self, daemon: Daemon, load: Callable[[], Config], file: ConfigFile | None = None) -> None:
@@ -84,18 +85,18 @@ class Reloader:
         self._load = load
         self._file = file
         self._broken = False
-        """The configuration could not be loaded last time. A Secret that it needs may come later."""
+        """Whether the configuration could not be loaded last time. A Secret that it needs may be created later."""
         self._config_problem = ""
         self._tasks: set[asyncio.Task[None]] = set()
         self._key_problem = ""
         self._credentials_problem = ""
 
     def reload(self) -> None:
-        """Read everything again, soon."""
+        """Start reading all files again."""
         self._begin(self._reload())
 
     def watch(self) -> None:
-        """Look at all files every ``key_reload_interval``."""
+        """Check all files every ``key_reload_interval``."""
         self._begin(self._watch())
         if self._file is not None:
             self._begin(self._watch_file(self._file))
@@ -106,15 +107,15 @@ class Reloader:
         task.add_done_callback(self._tasks.discard)
 
     def close(self) -> None:
-        """Read nothing any more."""
+        """Stop reading files."""
         for task in list(self._tasks):
             task.cancel()
 
     async def _reload(self, found: bytes | None = None) -> None:
-        """Read everything again.
+        """Read all files again.
 
         Args:
-            found: fingerprint of the file that has changed; None at SIGHUP, which is always answered by a log line.
+            found: fingerprint of the changed file; None at SIGHUP, which always causes a log line.
         """
         daemon = self._daemon
         async with daemon.changing:
@@ -144,7 +145,7 @@ class Reloader:
             log.info("configuration read again: everything in it is in force")
 
     def _refuse(self, keys: list[str], problem: str, found: bytes | None, text: str) -> None:
-        """Count and log that a configuration is not in force; without SIGHUP the same problem is logged once."""
+        """Count and log that a configuration is not in force. Except at SIGHUP, the same problem is logged once."""
         daemon, known = self._daemon, self._config_problem
         self._config_problem = problem
         daemon.process.config_refused = keys
@@ -156,8 +157,8 @@ class Reloader:
         """Load the configuration, in a thread.
 
         Raises:
-            KvbusError: it is not valid.
-            _ChangesError: the file does not hold what was ``found``.
+            KvbusError: the configuration is not valid.
+            _ChangesError: the file's content is no longer the one of the fingerprint ``found``.
         """
         file = self._file
         if file is None:
@@ -180,7 +181,7 @@ class Reloader:
                     await self._look_at_keys()
 
     async def _watch_file(self, file: ConfigFile) -> None:
-        """Load the file once it has changed, and again while it cannot be loaded."""
+        """Load the file when it has changed, and try again while it cannot be loaded."""
         daemon = self._daemon
         while True:
             interval = daemon.config.key_reload_interval
@@ -192,7 +193,7 @@ class Reloader:
                 await self._reload(found)
 
     async def _look_at_keys(self) -> None:
-        """Read CURVE's keys again. A bad file changes nothing."""
+        """Read the CURVE keys again. A bad file changes nothing."""
         daemon = self._daemon
         try:
             keys = await asyncio.to_thread(read_keys, daemon.config)
@@ -208,7 +209,7 @@ class Reloader:
         self._key_problem = ""
 
     async def _look_at_credentials(self) -> None:
-        """Read HTTP's tokens and certificates again. A bad file changes nothing; a good one counts at once."""
+        """Read HTTP tokens and certificates again. A bad file changes nothing, a good one is in force at once."""
         daemon = self._daemon
         before = daemon.admin.credentials
         found, problems = await asyncio.to_thread(read_again, daemon.config, before)
@@ -224,7 +225,7 @@ class Reloader:
 
 
 def changed_keys(running: Config, wanted: Config) -> list[str]:
-    """Return the keys that differ and that take a restart, such as ``outputs[0].layout``."""
+    """Return the changed keys that need a restart, such as ``outputs[0].layout``."""
     found: list[str] = []
 
     def compare(name: str, one: Any, other: Any) -> None:
@@ -245,7 +246,7 @@ def changed_keys(running: Config, wanted: Config) -> list[str]:
 
 
 def _raise_descriptors() -> None:
-    """Raise the soft limit of file descriptors to the hard one, and say so in the log if that is still low."""
+    """Raise the soft limit of file descriptors to the hard limit. Log a warning if that is still low."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     if hard != resource.RLIM_INFINITY and hard < FEW_DESCRIPTORS:
@@ -254,9 +255,9 @@ def _raise_descriptors() -> None:
 
 
 def _failed(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Take an error that a callback has raised. After a MemoryError nothing in this process can be trusted.
+    """Handle an error that a callback has raised. A MemoryError ends the process, because its data cannot be trusted.
 
-    What routers have been sent is written to ``state_dir`` before it is sent, so a new process goes on exactly.
+    The state is written to ``state_dir`` before a batch is sent, so the next process continues without a gap.
     """
     if isinstance(context.get("exception"), MemoryError):
         log.critical("out of memory: kvbus ends; the next start goes on from the state in state_dir")
@@ -265,12 +266,12 @@ def _failed(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
 
 
 async def serve(config: Config, load: Callable[[], Config], file: ConfigFile | None = None) -> None:
-    """Run the daemon until SIGTERM or SIGINT; a second signal ends the process at once.
+    """Run the daemon until SIGTERM or SIGINT. A second signal ends the process at once.
 
     Args:
         config: the configuration to run.
         load: reads the configuration again, at SIGHUP and when the file has changed.
-        file: the file it is in.
+        file: the configuration's file.
 
     Raises:
         BindError: an endpoint cannot be bound.
@@ -290,7 +291,8 @@ async def serve(config: Config, load: Callable[[], Config], file: ConfigFile | N
         log.info("%s: shutting down; send it again to exit at once", signal.Signals(signum).name)
         stop.set()
 
-    for signum in (signal.SIGTERM, signal.SIGINT):  # the loop's own handlers do not run while the state is read
+    # The loop's own handlers do not run while the state is read.
+    for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda number, _: asked(number))
     try:
         daemon = Daemon(config, stopped=stop.is_set)

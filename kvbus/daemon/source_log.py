@@ -1,6 +1,6 @@
-"""Log what changes about the sources: states with their causes, and findings that begin, change or end.
+"""Log the changes of the sources: new states with their causes, and findings that begin, change or end.
 
-The timeline of the status page gets the same.
+The timeline of the status page gets the same transitions.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ log = logging.getLogger("kvbus.daemon")
 
 
 AT_ONCE: Final = 16
-"""Sources that are looked at in one turn of the loop: 0.06 ms."""
+"""Number of sources checked in one iteration of the event loop; this takes 0.06 ms."""
 
 CALLS: Final = 10
-"""Ticks in which all are looked at, at most: a second."""
+"""Maximum number of ticks in which all sources are checked: one second."""
 
 Report = Callable[[str, str, str, str], None]
-"""Takes the kind of a transition, the source's name, what it led to, and a sentence."""
+"""Called with the kind of a transition, the source's name, the new state or severity, and a sentence."""
 
 
 class _Counted(NamedTuple):
-    """What a source had counted when nothing was missing of it."""
+    """A source's counters when it last had no pending batches."""
 
     epoch: int = 0
     missing: int = 0
@@ -39,7 +39,7 @@ class _Counted(NamedTuple):
 
 
 class SourceLog:
-    """Compares each source with what it saw last.
+    """A check that compares each source with its condition at the last check.
 
     Args:
         report: called for each transition.
@@ -55,14 +55,14 @@ class SourceLog:
         self._standing: dict[int, Findings] = {}
         self._unknown: dict[int, set[str]] = {}
         self._left: list[int] = []
-        """Slots that are still to be looked at until all have been."""
+        """The slots that the current round has still to check."""
 
     def look_in_turns(self, relay: Relay, there: Collection[int]) -> None:
-        """Log what has changed about the next sources, a few of them in a turn of the event loop.
+        """Log what has changed about the next sources, a few of them in each iteration of the event loop.
 
         Args:
-            relay: has the sources.
-            there: the slots of those that are there, whenever it is asked.
+            relay: the relay with the sources.
+            there: the slots of the present sources; it may change later.
         """
         self._left = self._left or list(there)
         count = max(AT_ONCE, -(-len(there) // CALLS))
@@ -70,7 +70,7 @@ class SourceLog:
         self._look_at(relay, there, some)
 
     def _look_at(self, relay: Relay, there: Collection[int], some: Sequence[int]) -> None:
-        self.look(relay, [slot for slot in some[:AT_ONCE] if slot in there])  # one may be gone by now
+        self.look(relay, [slot for slot in some[:AT_ONCE] if slot in there])  # a source may have been removed
         if rest := some[AT_ONCE:]:
             asyncio.get_running_loop().call_soon(self._look_at, relay, there, rest)
 
@@ -123,7 +123,7 @@ class SourceLog:
             log.warning(text, source.spec.label, ", ".join(new), extra=_fields(source))
 
     def since(self, slot: int, finding: Finding) -> Finding:
-        """Return a finding of a source with the time at which it began."""
+        """Return a finding about a source, with the time at which it began."""
         return self._standing[slot].since(finding) if slot in self._standing else finding
 
     def _look_at_findings(self, slot: int, source: Source) -> None:
@@ -145,11 +145,11 @@ def log_changes(
     """Log each change of findings, and report it to the timeline.
 
     Args:
-        changes: what has begun, changed or ended.
+        changes: the findings that have begun, changed or ended.
         who: the subject, as a log line begins with it.
         name: the subject's name in the timeline.
         fields: the structured fields of the lines.
-        report: called for each.
+        report: called for each change.
     """
     for word, finding, seconds in changes:
         if word == "ends":
@@ -170,7 +170,7 @@ def span(seconds: float) -> str:
 
 
 def _repaired(now: _Counted, before: _Counted) -> str:
-    """What became of batches that were missing; empty if none was."""
+    """Return how many missing batches were recovered and lost since ``before``; empty if none."""
     recovered, lost = now.recovered - before.recovered, now.lost - before.lost
     if recovered + lost <= 0:
         return ""
@@ -183,7 +183,7 @@ def _batches(count: int) -> str:
 
 
 def _cause(source: Source, now: _Counted, before: _Counted) -> str:
-    """Why a source is in its state, as far as what it counts shows that."""
+    """Return why a source is in its state, as far as its counters show."""
     sequencer, state = source.sequencer, source.state
     known = f"in sync at seq {sequencer.next - 1:,} of epoch {sequencer.epoch}, {len(source.normalizer.index):,} blocks"
     if state is State.CONNECTING:
@@ -200,7 +200,7 @@ def _cause(source: Source, now: _Counted, before: _Counted) -> str:
 
 
 def _fields(source: Source) -> dict[str, str | int]:
-    """The structured fields of a line."""
+    """Return the structured fields of a log line."""
     return {
         "source": source.spec.label,
         "rank": source.rank,

@@ -45,19 +45,20 @@ _NONE: Final[Mapping[str, Interposed]] = {}
 
 FIRST_PAUSE: Final = 0.05
 LAST_PAUSE: Final = 1.0
-"""Seconds before a request that could not be sent is tried again; they double from one to the other."""
+"""Shortest and longest pause in seconds before a request that could not be sent is tried again. The pause doubles."""
 
 OF_SOURCE: Final = 8
 """File descriptors of a source: its subscription, and its stream on an output."""
 
 OF_REQUEST: Final = 16
-"""Those of a request: four while it is under way, and as many for each one before it that libzmq has yet to close."""
+"""File descriptors of a request: four while it is under way, and four for each earlier one that libzmq still closes."""
 
 
 def _most_requests(sources: int) -> int:
-    """How many requests may be under way, by the process's limit: they get a third of what sources leave.
+    """Return how many requests may be under way.
 
-    The rest is for routers, HTTP and files, and for sockets that are closed later than that.
+    Requests get a third of the process's descriptors that sources do not need. The rest is for routers, HTTP and files,
+    and for sockets that libzmq closes late.
     """
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
@@ -77,10 +78,10 @@ class Subscription(Protocol):
         """The address that kvbus has dialled and is connected to; None if there is none."""
 
     def beside(self, endpoint: str) -> str:
-        """Return an endpoint of the same engine, at the address that is reached."""
+        """Return an endpoint of the same engine, at the connected address."""
 
     def close(self) -> None:
-        """Close it."""
+        """Close the stream."""
 
 
 class Request(Protocol):
@@ -95,7 +96,7 @@ class Request(Protocol):
 
 
 class _Failed:
-    """A request that could not be sent. The relay is told at once, outside the command that asked."""
+    """A request that could not be sent. The relay is told so in the next iteration, after the command that asked."""
 
     unread = False
 
@@ -109,7 +110,7 @@ class _Failed:
 
 
 class _Carried:
-    """A source without a socket."""
+    """A source without a socket: its discoverer delivers the batches, for example from a log."""
 
     unread = False
     reached = None
@@ -126,25 +127,26 @@ class _Carried:
         carrier.open(stream.endpoint, stream.index, feed, drained)
 
     def beside(self, endpoint: str) -> str:
-        """Nothing is asked."""
+        """Return the endpoint unchanged, because such a source is sent no requests."""
         return endpoint
 
     def close(self) -> None:
-        """Hand on no more."""
+        """Stop delivering batches."""
         self._carrier.close(self._slot)
 
 
 class SourceSockets:
-    """Open, use and close the sockets, by the source's slot.
+    """The sockets of all sources, by the source's slot.
 
     Args:
-        sockets: makes the sockets.
+        sockets: creates the sockets.
         feed: called with each event: connections, answers, failures.
-        feed_live: called with each live batch, as an event; batches arrive in bursts, and ``drained`` follows each.
+        feed_live: called with each live batch, as an event. Batches arrive in bursts.
+        drained: called after each burst.
         latency: histogram of the seconds from a batch's receipt to its hand-over to the transport.
-        interposed: by endpoint, the outputs' ports at which engines dial in.
-        carrier: returns who brings what a source publishes, where that is whoever has found it.
-        stopwatch: seconds, for the latency.
+        interposed: the outputs' ports at which engines connect, by endpoint.
+        carrier: returns the discoverer that delivers a source's batches, or None for a source with a socket.
+        stopwatch: returns seconds, for the latency.
     """
 
     def __init__(
@@ -171,7 +173,7 @@ class SourceSockets:
         self._policies: dict[int, PeerPolicy] = {}
         self._requests: dict[tuple[int, int], Request] = {}
         self._waiting: dict[tuple[int, int], RequestReplay | RequestSnapshot] = {}
-        """Requests for which there is no room yet, oldest first."""
+        """Requests that wait for free descriptors, oldest first."""
         self._next: asyncio.Handle | None = None
 
     def open(self, stream: SourceStream, policy: PeerPolicy) -> None:
@@ -182,7 +184,8 @@ class SourceSockets:
         """
         slot = stream.index
         self._streams[slot], self._policies[slot] = stream, policy
-        # all of the socket: its other topics show whether the configured one is right, and who has which number
+        # Subscribe to all topics: other topics show whether the configured one is right, and which publisher has which
+        # seq.
         topics = (b"", ASKS_REPLAY) if stream.replay_endpoint else (b"",)
         events = Events(
             self._receiver(slot),
@@ -211,7 +214,7 @@ class SourceSockets:
         log.info("source %s: connecting to %s", stream.label, stream.endpoint, extra=stream.log_fields)
 
     def allow(self, slot: int, policy: PeerPolicy) -> None:
-        """Replace the list of keys that may publish as a source, where engines dial in."""
+        """Replace the list of keys that may publish as a source. It applies only if engines connect to kvbus."""
         self._policies[slot] = policy
         live = self._live.get(slot)
         if isinstance(live, BoundStream) and policy.curve is not None:
@@ -254,8 +257,8 @@ class SourceSockets:
     def ask(self, command: RequestReplay | RequestSnapshot) -> None:
         """Ask an engine for a replay or a snapshot.
 
-        While as many are under way as there are descriptors for, it waits for its turn, and the relay is told. One that
-        cannot be sent now is tried again and again.
+        If too many requests are under way for the free descriptors, the request waits, and the relay is told so. A
+        request that cannot be sent is tried again until it is cancelled.
         """
         if isinstance(command, RequestReplay):
             stream = self._streams[command.source]
@@ -265,7 +268,7 @@ class SourceSockets:
             return
         key = command.source, command.request
         self._waiting[key] = command
-        asyncio.get_running_loop().call_soon(self._say_waiting, key)  # outside the command that asked
+        asyncio.get_running_loop().call_soon(self._say_waiting, key)  # only after the command that asked
         self._go_on()
 
     def _has_room(self) -> bool:
@@ -276,7 +279,7 @@ class SourceSockets:
             self._feed(RequestWaits(*key))
 
     def _go_on(self) -> None:
-        """See to it that the oldest request that waits is sent, one a turn of the loop."""
+        """Schedule the oldest waiting request, one per iteration of the loop."""
         if self._waiting and self._next is None:
             self._next = asyncio.get_running_loop().call_soon(self._send_oldest)
 
@@ -309,7 +312,7 @@ class SourceSockets:
             endpoint, request, event = stream.replay_endpoint, replay_request(command.start), ReplayReceived
         else:
             endpoint, request, event = stream.snapshot_endpoint, [SNAPSHOT_REQUEST], SnapshotReceived
-        where = cast("str", endpoint)  # the relay asks only where there is one
+        where = cast("str", endpoint)  # the relay asks only if there is an endpoint
         live = self._live.get(slot)
         begun = False
 
@@ -330,22 +333,22 @@ class SourceSockets:
         )
 
     def look(self) -> None:
-        """Tell the relay which answers wait to be read, before it judges who is late."""
+        """Tell the relay which answers wait to be read, before it checks timeouts."""
         for (slot, number), request in self._requests.items():
             if request.unread:
                 self._feed(Unread(slot, number))
 
     def is_open(self, slot: int) -> bool:
-        """Return whether the source has a subscription; it has none if its endpoint could not be bound."""
+        """Return whether the source has a subscription. It has none if its endpoint could not be bound."""
         return slot in self._live
 
     def reached(self, slot: int) -> str | None:
-        """Return the address that a source's subscription is connected to; None where kvbus has dialled nobody."""
+        """Return the address that a source's subscription is connected to; None if kvbus has not dialled an engine."""
         live = self._live.get(slot)
         return None if live is None else live.reached
 
     def dialled_in(self, slot: int) -> list[str] | None:
-        """Return the addresses from which the publishers of a source have dialled in; None where kvbus dials."""
+        """Return the addresses from which a source's publishers have connected; None if kvbus connects to them."""
         live = self._live.get(slot)
         return live.peers if isinstance(live, AcceptedStream) else None
 

@@ -1,4 +1,4 @@
-"""Why there is no connection to an engine: libzmq dials and says nothing, so kvbus dials once by hand and finds out."""
+"""Find out why there is no connection to an engine. libzmq retries silently, so kvbus dials once by hand."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from kvbus.transport.zmtp.mechanism import Role
 AFTER: Final = 3.0
 """Seconds without a connection before the first dial."""
 SECONDS: Final = 3.0
-"""For one dial."""
+"""Timeout of one dial, in seconds."""
 AT_ONCE: Final = 16
-"""Dials under way; further ones wait."""
+"""Maximum number of dials under way; further ones wait."""
 
 
 class Observed(Protocol):
-    """The sources."""
+    """The sources of the bus."""
 
     streams: dict[int, SourceStream]
     relay: Relay
 
 
 class Unreachable:
-    """Finds out why sources have no connection.
+    """A search for the reasons why sources have no connection.
 
     Args:
         observed: the sources.
@@ -59,7 +59,7 @@ class Unreachable:
         self._away: dict[int, tuple[SourceStream, MissingConnection]] = {}
 
     def look(self) -> None:
-        """Begin to dial for sources that have been away for long enough."""
+        """Start dialling for sources that have been disconnected for long enough."""
         now = self._loop.time()
         for slot, (stream, missing) in list(self._away.items()):
             if self._is_away(slot, stream):
@@ -74,7 +74,10 @@ class Unreachable:
                 self._away[slot] = stream, missing
 
     def _is_away(self, slot: int, stream: SourceStream) -> bool:
-        """Return whether this stream is still the source in its slot, and has no connection. A log needs none."""
+        """Return whether this stream is still the source in its slot, and has no connection.
+
+        A source that is read from a log needs no connection.
+        """
         source = self._observed.relay.sources[slot]
         here = self._observed.streams.get(slot) is stream
         return here and not source.spec.numbered and source.sequencer.phase in SEPARATED
@@ -101,7 +104,7 @@ class Unreachable:
             return dialled.outcome
 
     async def _of_both_ports(self, stream: SourceStream, live: Outcome, at: str) -> Finding | None:
-        """Return what the live port and the replay port show together; None if that is nothing more."""
+        """Return a finding that only both ports together show, such as swapped ports; None if there is none."""
         is_replay = live.socket_type == "ROUTER"
         if stream.replay_endpoint is None or not (is_replay or live.stop is Stop.REFUSED):
             return None
@@ -114,7 +117,7 @@ class Unreachable:
         return None
 
     def _of_ranks(self, stream: SourceStream, live: Outcome, at: str) -> Finding | None:
-        """Say that a rank is missing while others of the same engine are there; None if it is not so."""
+        """Return a finding if only some ranks of an engine are connected; None otherwise."""
         sources = self._observed.relay.sources
         ranks = [each for each in self._observed.streams.values() if each.source_index == stream.source_index]
         there = sum(sources[each.index].sequencer.phase not in SEPARATED for each in ranks)

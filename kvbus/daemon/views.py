@@ -1,10 +1,10 @@
-"""Which views there are: one for each output, and one more for each of the rights that the owners of keys have there.
+"""The views: one for each output, and another for each set of rights that keys of the output have.
 
-Views are by rights, not by keys: routers with the same rights read the same streams. The outputs have the first
-numbers, in the order of the configuration, and each of them reads everything.
+Views are by rights, not by keys: routers with the same rights read the same streams. The outputs themselves have the
+first numbers, in the order of the configuration, and show everything.
 
-A router whose rights change while kvbus runs has seen numbers of its former view. It gets a new view, which begins with
-numbers that no router has seen, though there may be another one with these rights.
+A router whose rights change while kvbus runs has seen numbers of its former view. So it gets a new view, which begins
+with numbers that no router has seen, even if another view with these rights exists.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class View:
 
     Attributes:
         output: the output's position in the configuration.
-        grant: what may be read.
-        since: the change of keys that it came with; 0 if kvbus has begun with it.
-        closed: nobody reads it any more.
+        grant: the rights.
+        since: number of the key change that created the view; 0 if it exists since the start of kvbus.
+        closed: whether the view has no more readers.
     """
 
     output: int
@@ -41,7 +41,10 @@ class View:
     closed: bool = False
 
     def name(self, config: Config) -> str:
-        """Return what names its streams over restarts: the output's name, a digest of the rights, and the change."""
+        """Return the name of the view's streams, which is the same after a restart.
+
+        It consists of the output's name, a digest of the rights, and the key change.
+        """
         name = config.outputs[self.output].name
         if self.grant != EVERYTHING:
             salts = None if self.grant.salts is None else sorted(self.grant.salts)
@@ -49,7 +52,7 @@ class View:
         return f"{name}+{self.since}" if self.since else name
 
     def sees(self, config: Config, worker: Worker) -> bool:
-        """Return whether anything of a source may be read."""
+        """Return whether the view shows anything of a source."""
         if self.closed:
             return False
         topic = topic_of(config, config.outputs[self.output], worker)
@@ -62,10 +65,10 @@ class Views:
 
     Args:
         config: the configuration.
-        keys: who may connect where, with which rights.
+        keys: the keys that may connect to each output, with their rights.
 
     Raises:
-        ConfigError: there are more than ``limits.max_views``.
+        ConfigError: there are more views than ``limits.max_views``.
     """
 
     def __init__(self, config: Config, keys: Keys) -> None:
@@ -73,14 +76,14 @@ class Views:
         self._outputs = len(config.outputs)
         self._changes = 0
         self._of_key: dict[tuple[int, bytes], View] = {}
-        """By output and key: the view that a router reads, or has read last."""
+        """The view that a router reads, or has read last, by output and key."""
         self.change(config, keys)
 
     def change(self, config: Config, keys: Keys) -> list[int]:
-        """Take in other keys; the numbers of the views that are new, or that nobody has any more.
+        """Update the views to new keys. Return the numbers of the views that are new or have lost their last reader.
 
         Raises:
-            ConfigError: there are more than ``limits.max_views``; nothing has changed.
+            ConfigError: there are more views than ``limits.max_views``; nothing has changed.
         """
         wanted = self.wanted(config, keys)
         changed = self._arrange(dict.fromkeys([*self.all[: self._outputs], *wanted.values()]))
@@ -89,10 +92,10 @@ class Views:
         return changed
 
     def wanted(self, config: Config, keys: Keys) -> dict[tuple[int, bytes], View]:
-        """Return by output and key which view its owner is to read.
+        """Return the view that each key is to read, by output and key.
 
         Raises:
-            ConfigError: there are more than ``limits.max_views``.
+            ConfigError: there are more views than ``limits.max_views``.
         """
         wanted: dict[tuple[int, bytes], View] = {}
         for output, at in enumerate(config.outputs):
@@ -113,7 +116,7 @@ class Views:
         return there[0] if there else View(output, grant, since=self._changes)
 
     def _arrange(self, named: Collection[View]) -> list[int]:
-        """Give numbers to the views named; the numbers that are of another view now, or of none."""
+        """Assign numbers to the named views. Return the numbers whose view was closed or replaced."""
         changed = set()
         for number, view in enumerate(self.all):
             if not view.closed and view not in named:
@@ -131,18 +134,21 @@ class Views:
         return sorted(changed)
 
     def of_output(self, output: int) -> dict[int, View]:
-        """Return the views of one output beside itself, by number."""
+        """Return the views of one output except the output itself, by number."""
         found = enumerate(self.all[self._outputs :], self._outputs)
         return {number: view for number, view in found if view.output == output and not view.closed}
 
     def by_key(self, output: int, keys: Iterable[bytes]) -> dict[bytes, int]:
-        """Return for each of an output's keys the number of its view; whoever is not there reads the output itself."""
+        """Return the number of the view of each of an output's keys. A missing key reads the output itself."""
         numbers = {view: number for number, view in self.of_output(output).items()}
         found = {key: numbers.get(self._of_key[output, key]) for key in keys}
         return {key: number for key, number in found.items() if number is not None}
 
     def identity(self, config: Config, keys: Keys) -> list[str]:
-        """Return what a state on disk depends on: the views by number, and who reads which; nothing without views."""
+        """Return what a state on disk depends on: the views by number, and the view of each key.
+
+        It is empty without views.
+        """
         names = ["" if view.closed else view.name(config) for view in self.all[self._outputs :]]
         readers = [
             sorted(self.by_key(output, curve.clients).items())
@@ -152,7 +158,7 @@ class Views:
         return [*names, _digest(repr(readers))] if names else []
 
     def hidden(self, config: Config, output: int) -> dict[int, frozenset[int]]:
-        """Return by slot the views of an output that see nothing of the source there."""
+        """Return by slot the views of an output that show nothing of the source in that slot."""
         views = self.of_output(output)
         workers = {stream.index: worker_of(config, stream) for stream in config.streams()}
         return {
@@ -166,7 +172,7 @@ def _digest(text: str) -> str:
 
 
 def topic_of(config: Config, output: OutputConfig, worker: Worker) -> bytes | None:
-    """Return the topic of a worker's stream; None where it is the source's own."""
+    """Return the topic of a worker's stream; None if it is the source's own topic."""
     if (only := PROFILES[output.profile].only_topic) is not None:
         return only.encode()
     if output.topic is None:
