@@ -1,7 +1,7 @@
-"""What routers ask for: replays, snapshots, and the state that a subscription or a loss calls for.
+"""Answers to routers: replays, snapshots, and the state after a subscription or a loss.
 
-An answer is a generator of messages. The journal and the state are read when the router can take the next message, so
-nothing is kept for a router that does not read but the state that it is in the middle of.
+An answer is a generator of messages. The journal and the state are read only when the router can receive the next
+message. So kvbus keeps nothing for a router that does not read, except the state that is being sent to it.
 """
 
 from __future__ import annotations
@@ -31,41 +31,42 @@ from kvbus.core.wire.profiles import encode
 Request = TypeVar("Request", ReplayRequest, SnapshotRequest)
 
 MAX_FILLER: Final = 1_000_000
-"""Empty batches sent to keep an answer contiguous. More would take longer than a router waits."""
+"""Maximum number of empty batches that keep an answer contiguous. More would take longer than a router waits."""
 
 _ROOM: Final = 2**62
-"""Seqs for a state that needs none."""
+"""Number of seqs offered to a state that needs none."""
 
 
 class ReplayAnswer:
     """The answer to a replay request; an :class:`~kvbus.core.commands.Answer`.
 
-    It is the journal if the journal holds ``start`` and ``start`` is a cursor
-    (:mod:`kvbus.core.outputs.stream`). Otherwise it is AllBlocksCleared, the live blocks of a snapshot, and then
-    the journal. The profile decides how the snapshot is numbered:
+    It consists of the journal if the journal holds ``start`` and ``start`` is a cursor
+    (:mod:`kvbus.core.outputs.stream`). Otherwise it consists of AllBlocksCleared, the live blocks of a snapshot, and
+    then the journal. The profile decides how the snapshot is numbered:
 
     *At its own seqs*, which end at the snapshot's seq: for every start if the profile needs no contiguous answer, and
-    for start 0 if the requester takes an answer that begins late. The cost does not depend on the length of the stream.
+    for start 0 if the requester accepts an answer that begins late. The cost does not depend on the length of the
+    stream.
 
-    *From ``start``*, with empty batches between the live blocks and the journal: for all other requests. The cost
-    follows from the number of batches that the router missed. Beyond ``MAX_FILLER`` empty batches the snapshot has its
-    own seqs.
+    *From ``start`` on*, with empty batches between the live blocks and the journal: for all other requests. The cost
+    depends on the number of batches that the router missed. If it needed more than ``MAX_FILLER`` empty batches, the
+    snapshot has its own seqs.
 
-    *END alone* is for a router that refuses an answer that begins late (llm-d): a request from 0 gets it if the state
-    of a subscription answers the request.
+    *Only END*: for a router that refuses an answer that begins late (llm-d). A request from 0 gets it if the state of a
+    subscription answers the request.
 
     An answer ends at the batch that was newest when its journal part began. Later batches are on the live stream. If
-    the journal lets a batch go before a slow requester could take it, a newer snapshot takes its place.
+    the journal drops a batch before a slow requester could receive it, a newer snapshot replaces that batch.
 
-    The outcome is ``subscription`` for END alone in place of a state, ``compacted`` for an answer with a snapshot,
-    ``late`` for one that begins later than asked for, ``malformed`` for a request that cannot be read, else
+    The outcome is ``subscription`` for END in place of a state, ``compacted`` for an answer with a snapshot, ``late``
+    for an answer that begins later than requested, ``malformed`` for a request that cannot be parsed, otherwise
     ``complete``.
 
     Args:
         state: the state of the stream.
         request: the request.
-        has_state: a state that a subscription has brought, or will bring, answers the request.
-        rebuilds: the requester is one of kvbus's own readers.
+        has_state: whether a past or future state of a subscription answers the request.
+        rebuilds: whether the requester is one of kvbus's own readers.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class ReplayAnswer:
         """The seq after the last batch of the answer."""
 
     def messages(self) -> Iterator[list[bytes]]:
-        """Give the messages, END last; ``[]`` while the next batch is being made."""
+        """Yield the messages, END last; ``[]`` while the next batch is being built."""
         yield from self._state_alone() if self._request.state else self._batches()
         self.over = True
         yield self.refusal()
@@ -94,10 +95,13 @@ class ReplayAnswer:
         return replay_end(self._framing, self.envelope)
 
     def _batches(self) -> Iterator[list[bytes]]:
-        """Give the batches from the start on: those of the journal, and a state where the journal lacks one."""
+        """Yield the batches from the start on.
+
+        They come from the journal, and from a state if the journal lacks a batch.
+        """
         state, seq = self.state, self._request.start
         begun = False
-        snapshot: StateSnapshot | None = None  # held while its journal part is read: later requesters get the same one
+        snapshot: StateSnapshot | None = None  # keep it while its journal part is read: later requesters share it
         if self._refuses_late:
             state.mark_refused(refused=False)
         while seq < self._end:
@@ -117,7 +121,7 @@ class ReplayAnswer:
                     self._end = state.stream.next_seq
 
     def _state_at(self, first: int, *, begun: bool) -> Generator[list[bytes], None, StateSnapshot]:
-        """Give a state under the seqs from ``first`` on, and empty batches up to its own seq."""
+        """Yield a state under the seqs from ``first`` on, and empty batches up to its own seq."""
         state, stream = self.state, self.state.stream
         snapshot = state.ending_after(first)
         end = snapshot.seq + 1
@@ -131,7 +135,7 @@ class ReplayAnswer:
                 state.mark_refused(refused=True)
         elif self.outcome != "late":
             self.outcome = "compacted"
-        # up to the snapshot's seq the requester's set is not that of the journal at the same seq
+        # up to the snapshot's seq the requester's blocks are not those that the journal builds up to the same seq
         state.mark_incomplete(first + 1, end)
         topic, publisher_id = stream.topic, stream.publisher_id
         empty = encode(stream.wire, [], 0.0, stream.rank)
@@ -143,7 +147,7 @@ class ReplayAnswer:
         return snapshot
 
     def _state_alone(self) -> Iterator[list[bytes]]:
-        """Give the state, each of its batches at the seq that the live stream goes on with (vllm#50134)."""
+        """Yield the state. Each of its batches has the seq of the next live batch (vllm#50134)."""
         stream, snapshot = self.state.stream, self.state.newest()
         self.outcome = "compacted"
         topic, seq, publisher_id = stream.topic, stream.next_seq, stream.publisher_id
@@ -159,8 +163,8 @@ class ReplayAnswer:
 class SnapshotAnswer:
     """The answer to a snapshot request: one message; an :class:`~kvbus.core.commands.Answer`.
 
-    A state may be large, so its reply is given frame by frame. Requesters that do not read share the state, and nobody
-    keeps a whole reply for any of them.
+    A state may be large, so its reply is sent frame by frame. Requesters that do not read share the state, and kvbus
+    keeps no complete reply for any of them.
     """
 
     def __init__(self, state: StreamState, request: SnapshotRequest) -> None:
@@ -173,12 +177,15 @@ class SnapshotAnswer:
         self._publisher_id = state.stream.publisher_id
 
     def messages(self) -> Iterator[list[bytes]]:
-        """Give the reply, an :class:`Unfinished` piece of it for each frame but the last; ``[]`` while one is made."""
+        """Yield the reply: an :class:`Unfinished` part for each frame but the last.
+
+        Yield ``[]`` while a frame is being built.
+        """
         if not self._valid or not self._published:
             self.over = True
             yield self._head(NOTHING_YET if self._valid else UNAVAILABLE)
             return
-        # the state may be older than this seq: the batches since then were empty, and the requester has not got them
+        # the state may be older than this seq: the batches since then were empty
         seq, snapshot = self.state.stream.next_seq - 1, self.state.newest()
         chunks = snapshot.chunks(_ROOM, FRAME_BYTES)
         reader, left = chunks.reader(), chunks.count
@@ -205,11 +212,11 @@ class SnapshotAnswer:
 
 
 class RouterRequests:
-    """Begins what the routers of every output ask for.
+    """Starts the answers to the routers of every output.
 
     Args:
-        out: the outgoing side, whose streams they read.
-        outputs: the relay's.
+        out: the outgoing side, whose streams the answers read.
+        outputs: the outputs of the relay.
         do: keeps a record (:mod:`kvbus.core.write_ahead_log`) and has it applied.
     """
 
@@ -247,7 +254,7 @@ class RouterRequests:
         return request
 
     def subscribed(self, event: Subscribed, now: float) -> None:
-        """Send the state to routers that need it. They ask again if there is no state yet, or no such source."""
+        """Send the state to routers that need it. They ask again if there is no state or no such source yet."""
         del now
         state = self._state_of(event.output, event.stream)
         transfer = state.transfer() if state.served else None

@@ -1,8 +1,8 @@
-"""What each record of the write-ahead log does to indexes, numberings and journals.
+"""Apply records of the write-ahead log to indexes, numberings and journals.
 
-It is the same whether the relay has just decided it or a former process had. What the decision followed from is not
-asked here: a sequencer has it, and after a restart the relay's :meth:`~kvbus.core.relay.Relay.apply_record` brings the
-sequencer to where it was.
+The effect is the same whether the relay has just made the decision or a previous process did. The reasons of a decision
+do not matter here: the sequencer knows them. After a restart, :meth:`~kvbus.core.relay.Relay.apply_record` restores the
+sequencer's position.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class Applier:
     """Applies records.
 
     Args:
-        sources: the relay's, in their places.
+        sources: the relay's sources, by slot.
         out: the relay's outgoing side.
-        max_events: the most events of a batch.
+        max_events: maximum number of events in a batch.
     """
 
     def __init__(self, sources: list[Source], out: Outgoing, max_events: int) -> None:
@@ -48,7 +48,7 @@ class Applier:
         }
 
     def apply(self, record: wal.Record, now: float) -> None:
-        """Do what a record says."""
+        """Apply one record."""
         self._by_type[type(record)](record, now)
 
     def _delivered(self, record: wal.Delivered, now: float) -> None:
@@ -126,7 +126,7 @@ class Applier:
     def _snapshot_taken(self, record: wal.SnapshotTaken, now: float) -> None:
         source = self._sources[record.source]
         self._forget(record.source, now)
-        for chunk in record.chunks:  # each is a batch, and none the first of the epoch
+        for chunk in record.chunks:  # each chunk is a batch, and none of them is the first of the epoch
             self.deliver(record.source, -1, source.topic, chunk, now)
 
     def _partial_since(self, record: wal.PartialSince, now: float) -> None:
@@ -149,7 +149,7 @@ class Applier:
             self._out.publish_all(record.source, source, events, blocks_in(events), now)
 
     def _forget(self, slot: int, now: float, *, same_epoch: bool = False) -> None:
-        """Forget what was known of this source's cache: it cannot be relied on any more."""
+        """Forget this source's cache, because its known state cannot be relied on any more."""
         source = self._sources[slot]
         self.clear(slot, source, now)
         source.normalizer.reset(same_epoch=same_epoch)

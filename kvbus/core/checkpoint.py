@@ -1,7 +1,7 @@
-"""A checkpoint: the relay's whole state at one moment, written out in slices and loaded into a fresh relay.
+"""A checkpoint: the relay's complete state at one moment, written in slices and loaded into a new relay.
 
-The indexes are frozen as they are for a state snapshot, so that the relay goes on while the checkpoint is written. What
-has happened since is in the write-ahead log (:mod:`kvbus.core.write_ahead_log`).
+The indexes are frozen, as for a state snapshot, so that the relay continues while the checkpoint is written. Later
+changes are in the write-ahead log (:mod:`kvbus.core.write_ahead_log`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _decode: Final = msgspec.msgpack.Decoder(list[Any]).decode
 
 
 def dump(relay: Relay) -> Iterator[bytes]:
-    """The state as it is now, as blobs that may be taken when there is time."""
+    """Freeze the current state; return it as an iterator of blobs, which the caller may read later."""
     head = {
         "sources": [_source_head(source) for source in relay.sources],
         "outputs": [[output.spec.name, list(map(_stream_head, output.streams))] for output in relay.outputs],
@@ -50,7 +50,7 @@ def _blobs(head: bytes, frozen: Sequence[tuple[list[Any], Table]]) -> Iterator[b
 
 
 def _indexes(relay: Relay, slot: int, source: Source) -> Iterator[tuple[int | None, int, Index]]:
-    """What a source's normalizer keeps, and what the views of outputs hold of it, by the output's number."""
+    """Yield the indexes of a source's normalizer (output None), and the source's index in each output's view."""
     for which, index in enumerate(source.normalizer.indexes):
         yield None, which, index
     for number, output in enumerate(relay.outputs):
@@ -113,19 +113,19 @@ def _chunk_row(table: Table, chunk: Chunk) -> list[Any]:
 
 
 class Loader:
-    """Puts a dump into a fresh relay, blob by blob. The log follows, by :meth:`Relay.apply_record`."""
+    """Loads a dump into a new relay, blob by blob. The log follows, by :meth:`Relay.apply_record`."""
 
     def __init__(self, relay: Relay) -> None:
         self._relay = relay
         self._metas: dict[tuple[Any, ...], Meta] = {}
         self.complete = False
-        """The end of the dump was seen."""
+        """Whether the end of the dump was loaded."""
 
     def feed(self, blob: bytes) -> None:
-        """One blob of a dump.
+        """Load one blob of a dump.
 
         Raises:
-            StateError: it belongs to another version or another configuration.
+            StateError: the blob belongs to another version or another configuration.
         """
         try:
             record = _decode(blob)
@@ -194,7 +194,7 @@ class Loader:
         for a, b in runs:
             table.blocks.update(dict.fromkeys(hashes[a:b], chunk))
             if chunk.derived is not None:
-                # counted again: block sizes may have been learned while the dump was being written
+                # counted here, because block sizes may have been learned while the dump was written
                 names, per_block = chunk.reblocked()
                 for name in names[a * per_block : b * per_block]:
                     table.refs[name] = table.refs.get(name, 0) + 1

@@ -1,4 +1,4 @@
-"""What the relay tells its shell to do."""
+"""Commands of the relay to its shell."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from kvbus.core.outputs.state_transfer import Transfer
 
 
 class Publish(msgspec.Struct, gc=False):
-    """Send ``[topic, seq, payload]`` on one stream of one output. ``events`` is how many it carries.
+    """Send ``[topic, seq, payload]`` on one stream of one output. ``events`` is the number of events in the payload.
 
-    The sequence frame is the 8-byte seq and behind it ``publisher_id``, which is empty unless snapshots are offered.
+    The sequence frame is the 8-byte seq followed by ``publisher_id``, which is empty unless snapshots are offered.
     """
 
     output: int
@@ -26,7 +26,7 @@ class Publish(msgspec.Struct, gc=False):
 
 
 class RequestReplay(msgspec.Struct, frozen=True):
-    """Ask a source's replay from ``start``, on a connection of its own; answers carry ``request``."""
+    """Ask a source's replay from ``start`` on, on a separate connection. The answer carries ``request``."""
 
     source: int
     request: int
@@ -34,14 +34,14 @@ class RequestReplay(msgspec.Struct, frozen=True):
 
 
 class RequestSnapshot(msgspec.Struct, frozen=True):
-    """Ask a source for a snapshot, on a connection of its own; the answer carries ``request``."""
+    """Ask a source for a snapshot, on a separate connection. The answer carries ``request``."""
 
     source: int
     request: int
 
 
 class CancelReplay(msgspec.Struct, frozen=True):
-    """Close that connection."""
+    """Close the connection of a replay or snapshot request."""
 
     source: int
     request: int
@@ -52,8 +52,8 @@ class Answer(Protocol):
 
     Attributes:
         envelope: the frames that each message starts with; the first one is the router's identity.
-        outcome: how to count the answer when it is over.
-        over: the last message was read.
+        outcome: how to count the answer when it is complete.
+        over: whether the last message was read.
     """
 
     envelope: list[bytes]
@@ -61,15 +61,15 @@ class Answer(Protocol):
     over: bool
 
     def messages(self) -> Iterator[list[bytes]]:
-        """Give the messages, each at the moment in which the router can take it.
+        """Yield the messages. Ask for the next one only when the router can receive it.
 
-        A message is ``[]`` while the next one is being made, and an :class:`~kvbus.core.outputs.snapshot.Unfinished`
-        piece if more of its frames follow. To read a message may change the relay: carry out the commands of
+        A message is ``[]`` while the next one is being built, and an :class:`~kvbus.core.outputs.snapshot.Unfinished`
+        part if more of its frames follow. Reading a message may change the relay: carry out the commands of
         :meth:`~kvbus.core.relay.Relay.take_commands` before you send it.
         """
 
     def refusal(self) -> list[bytes]:
-        """Return the one message of a request that kvbus refuses."""
+        """Return the single message that answers a refused request."""
 
 
 class AnswerReplay(msgspec.Struct, frozen=True):
@@ -89,7 +89,7 @@ class AnswerSnapshot(msgspec.Struct, frozen=True):
 
 
 class SendState(msgspec.Struct, frozen=True):
-    """Send the transfer to these routers alone, and behind it the live stream from ``transfer.end_seq`` on."""
+    """Send the transfer only to these routers, followed by the live stream from ``transfer.end_seq`` on."""
 
     output: int
     stream: int

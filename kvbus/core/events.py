@@ -1,4 +1,4 @@
-"""What a shell tells the relay. Sources and streams are named by their position in the configuration."""
+"""Events that a shell reports to the relay. They name sources and streams by their position in the configuration."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvbus.core.types import Refused
 
 
 class Started(msgspec.Struct, frozen=True):
-    """The relay begins, with no state of a former process; before all other events.
+    """The relay starts without the state of a previous process. This event comes before all others.
 
     ``wall`` is the time of day, as in :class:`Tick`.
     """
@@ -22,10 +22,10 @@ class Started(msgspec.Struct, frozen=True):
 
 
 class SourcePlaced(msgspec.Struct, frozen=True):
-    """A source is put into a slot; one that was there is gone. All others go on as if nothing had happened.
+    """A source is put into a slot. If the slot has a source, it is removed. All other sources are unaffected.
 
-    ``streams`` says for each output how the slot's own stream is to be; a merged output has none. The numbering of a
-    slot goes on, whichever source has it.
+    ``streams`` describes the slot's stream on each output. A merged output has no separate stream. The numbering of a
+    slot continues, whichever source has the slot.
     """
 
     source: int
@@ -34,52 +34,55 @@ class SourcePlaced(msgspec.Struct, frozen=True):
 
 
 class SourceRemoved(msgspec.Struct, frozen=True):
-    """A source is taken away: its blocks are cleared downstream, and its slot is free."""
+    """A source is removed: its blocks are cleared downstream, and its slot is free."""
 
     source: int
 
 
 class OutputPlaced(msgspec.Struct, frozen=True):
-    """An output is put in place of the one with this number, or behind all others."""
+    """An output replaces the one with this number, or is added after all others."""
 
     output: int
     spec: OutputSpec
 
 
 class SourceUp(msgspec.Struct, frozen=True):
-    """A connection to (or from) the engine's publisher stands."""
+    """A connection to (or from) the engine's publisher was established."""
 
     source: int
 
 
 class SourceDown(msgspec.Struct, frozen=True):
-    """The last connection to the engine's publisher is gone. What it has brought comes before this."""
+    """The last connection to the engine's publisher was lost.
+
+    Messages received on it are reported before this event.
+    """
 
     source: int
 
 
 class HandshakeFailed(msgspec.Struct, frozen=True):
-    """A connection with the engine's publisher failed before anything was said."""
+    """The handshake of a connection with the engine's publisher failed."""
 
     source: int
     reason: Refused
 
 
 class SourceUnreachable(msgspec.Struct, frozen=True):
-    """The shell has found out why no connection to the engine's publisher stands; None if one should."""
+    """Why there is no connection to the engine's publisher, as found by the shell; None if there should be one."""
 
     source: int
     why: Finding | None
 
 
 class SourcesNamed(msgspec.Struct, frozen=True):
-    """The shell says where sources stand in the configuration, by slot; findings name that."""
+    """The positions of sources in the configuration, by slot. Findings name them."""
 
     places: dict[int, Place]
 
 
 class BatchReceived(msgspec.Struct, gc=False):
-    """One multipart message of the live stream, all frames, as received."""
+    """One multipart message of the live stream, with all frames, as received."""
 
     source: int
     frames: list[bytes]
@@ -88,10 +91,10 @@ class BatchReceived(msgspec.Struct, gc=False):
 class RecordReceived(msgspec.Struct, gc=False):
     """The next record of a source that is read from a log, see :mod:`kvbus.core.numbered`.
 
-    ``seq`` is the number that routers get, wherever they get it. The payload is a batch in the canonical encoding, or
-    empty where nothing has happened, or where a state begins without a block. A state ``begins`` with AllBlocksCleared,
-    has ``more`` behind it and ``ends``.
-    Whoever has all records before one that is ``known`` has what it says.
+    ``seq`` is the number under which all routers get the record. The payload is a batch in the canonical encoding. It
+    is empty if nothing has happened, or if a state without blocks begins. ``begins`` marks the first record of a state:
+    it clears all blocks. ``more`` says that other records of the state follow. ``ends`` marks the last record. A record
+    is ``known`` if readers of all earlier records already have its content.
     """
 
     source: int
@@ -104,7 +107,7 @@ class RecordReceived(msgspec.Struct, gc=False):
 
 
 class LogReached(msgspec.Struct, frozen=True):
-    """Whether the log can be read that a source comes from. Its blocks stand meanwhile: nobody knows of a change."""
+    """Whether the log of a source can be read. Meanwhile its blocks stay, because no change of them is known."""
 
     source: int
     reached: bool
@@ -127,22 +130,22 @@ class SnapshotReceived(msgspec.Struct, gc=False):
 
 
 class Oversize(msgspec.Struct, frozen=True):
-    """A frame of the live stream was too large to be taken, and cost the connection."""
+    """A frame of the live stream was too large to accept, so the connection was closed."""
 
     source: int
 
 
 class ReplayAborted(msgspec.Struct, frozen=True):
-    """The answer to replay request ``request`` broke off at a frame that is too large to be taken."""
+    """The answer to replay request ``request`` broke off at a frame that is too large to accept."""
 
     source: int
     request: int
 
 
 class Unread(msgspec.Struct, frozen=True):
-    """Something waits to be read: of the answer to request ``request``, or, if that is None, of the live stream.
+    """Messages wait to be read: of the answer to request ``request`` or, with None, of the live stream.
 
-    Of an answer it is said before each :class:`Tick`, of the live stream before an answer begins.
+    The shell reports this for an answer before each :class:`Tick`, and for the live stream before an answer begins.
     """
 
     source: int
@@ -150,14 +153,14 @@ class Unread(msgspec.Struct, frozen=True):
 
 
 class RequestWaits(msgspec.Struct, frozen=True):
-    """Request ``request`` has not been sent yet: others go first. :class:`RequestSent` says when it has left."""
+    """Request ``request`` is queued after others. :class:`RequestSent` says when it has been sent."""
 
     source: int
     request: int
 
 
 class RequestSent(msgspec.Struct, frozen=True):
-    """Request ``request`` has left after all, or, if ``sent`` is False, waits because it could not be sent."""
+    """Request ``request`` has been sent after all. If ``sent`` is False, sending failed, and the request waits."""
 
     source: int
     request: int
@@ -165,11 +168,10 @@ class RequestSent(msgspec.Struct, frozen=True):
 
 
 class ReplayAsked(msgspec.Struct, gc=False):
-    """A router asks stream ``stream`` of output ``output`` for a replay; frames as a ROUTER received them.
+    """A router asks stream ``stream`` of output ``output`` for a replay. The frames are as a ROUTER received them.
 
     ``has_state`` says that the state of a subscription answers the request: docs/PROTOCOL.md has the conditions.
-    ``rebuilds`` says that the request comes from one of kvbus's own readers
-    (:data:`~kvbus.core.wire.frames.REBUILDS`).
+    ``rebuilds`` says that the request comes from one of kvbus's own readers (:data:`~kvbus.core.wire.frames.REBUILDS`).
     """
 
     output: int
@@ -180,7 +182,7 @@ class ReplayAsked(msgspec.Struct, gc=False):
 
 
 class SnapshotAsked(msgspec.Struct, gc=False):
-    """A router asks stream ``stream`` of output ``output`` for a snapshot; frames as a ROUTER received them."""
+    """A router asks stream ``stream`` of output ``output`` for a snapshot. The frames are as a ROUTER received them."""
 
     output: int
     stream: int
@@ -190,7 +192,7 @@ class SnapshotAsked(msgspec.Struct, gc=False):
 class Subscribed(msgspec.Struct, frozen=True):
     """These routers need the state of a stream: they have just subscribed, or batches for them were dropped.
 
-    They get nothing of the live stream until the relay's :class:`~kvbus.core.commands.SendState` is carried out.
+    They get nothing of the live stream until the shell carries out the relay's :class:`~kvbus.core.commands.SendState`.
     """
 
     output: int
@@ -199,16 +201,16 @@ class Subscribed(msgspec.Struct, frozen=True):
 
 
 class EngineEmptied(msgspec.Struct, gc=False):
-    """The engine says that it sleeps: it holds no block, and its stream says so only when it wakes up."""
+    """The engine says that it sleeps: it holds no blocks, but its stream announces that only when it wakes up."""
 
     source: int
 
 
 class Tick(msgspec.Struct, frozen=True):
-    """Time has passed; sent several times a second, and at once while :attr:`Relay.backlog` is set.
+    """Time has passed. Sent several times a second, and at once while :attr:`Relay.backlog` is set.
 
-    ``wall`` is the time of day in seconds since 1970, for the ``ts`` of batches no engine sent. ``stood`` is for how
-    many seconds the process has not run since the last one: the time of events leaves them out.
+    ``wall`` is the time of day in seconds since 1970, for the ``ts`` of batches that no engine sent. ``stood`` is the
+    number of seconds since the last tick in which the process did not run. The time of events does not include them.
     """
 
     wall: float = 0.0

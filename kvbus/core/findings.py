@@ -1,8 +1,8 @@
-"""The catalogue of findings: everything that kvbus says is wrong, and what to do about it.
+"""The catalogue of findings: everything that kvbus reports as wrong, and how to fix it.
 
-The log, ``/sources``, ``/routers``, the status page, ``kvbus top``, ``kvbus doctor`` and the events take their words
-from here. docs/RUNBOOK.md has a section for each row. A condition is evaluated where its facts are, and calls the row
-of the catalogue with them.
+The log, ``/sources``, ``/routers``, the status page, ``kvbus top``, ``kvbus doctor`` and the events take their texts
+from here. docs/RUNBOOK.md has a section for each row. The module that knows the facts evaluates a condition, and calls
+the catalogue's row with these facts.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ RUNBOOK: Final = "docs/RUNBOOK.md"
 
 
 class Severity(StrEnum):
-    """Whether a finding is certain to be wrong."""
+    """Whether a finding is certainly a problem."""
 
     PROBLEM = "problem"
     NOTE = "note"
-    """It may be intended, or it passes by itself."""
+    """It may be intended, or it ends without intervention."""
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One thing that is wrong.
+    """One finding: something is wrong.
 
     Attributes:
         id: its row in the catalogue.
         text: the cause, in a sentence.
         key: the configuration key that it concerns.
-        remedy: what to do about it.
+        remedy: how to fix it.
         link: its section of the runbook.
-        since: the time of day at which it began, in seconds; None if nobody watches.
+        since: the time of day at which it began, in seconds; None if it is not tracked.
     """
 
     id: str
@@ -51,7 +51,7 @@ class Finding(msgspec.Struct, frozen=True):
 
     @property
     def sense(self) -> str:
-        """The sentence without its numbers: a finding whose count rises has not changed."""
+        """The text without its numbers: a finding is not new if only a count has risen."""
         return re.sub(r"\b\d[\d,]*\b", "", self.text)
 
 
@@ -59,7 +59,7 @@ class Kind(msgspec.Struct, frozen=True):
     """A row of the catalogue. Call it with the facts that its placeholders name.
 
     Attributes:
-        means: what it means for routers or operators.
+        means: the consequence for routers or operators.
     """
 
     id: str
@@ -336,7 +336,7 @@ REQUEST_WAITS: Final = _note(
     "It passes by itself. Nothing counts as lost meanwhile.",
 )
 
-# -- what comes from an engine
+# -- messages of an engine
 
 CONFLICT: Final = _problem(
     "conflict",
@@ -479,7 +479,7 @@ ENGINE_RESTARTED: Final = _note(
     "The engine's cache is empty. Routers were cleared of its blocks.",
 )
 
-# -- what is missing of a source that is partial
+# -- data that a partial source lacks
 
 HISTORY_TRIMMED: Final = _problem(
     "history_trimmed",
@@ -628,7 +628,7 @@ LOG_AWAY: Final = _problem(
     "Nothing is written to the log, and its readers hear nothing new.",
 )
 
-# -- the bus and its machine
+# -- kvbus and its machine
 
 NO_ENGINE_FOUND: Final = _problem(
     "no_engine_found",
@@ -716,15 +716,15 @@ OTHER_CONFIGURATION: Final = _problem(
 )
 
 
-# -- what stands now
+# -- current findings
 
 
 class Change(NamedTuple):
-    """One change of what stands.
+    """One change of the current findings.
 
     Attributes:
         word: ``begins``, ``changes`` or ``ends``.
-        finding: the finding, as it stands now, or as it stood last.
+        finding: the finding, in its current or last form.
         seconds: how long it has lasted.
     """
 
@@ -734,14 +734,14 @@ class Change(NamedTuple):
 
 
 class Findings:
-    """The findings that stand now for one source, one router or the bus."""
+    """The current findings of one source, one router or the bus."""
 
     def __init__(self) -> None:
         self._now: dict[str, Finding] = {}
 
     @property
     def standing(self) -> list[Finding]:
-        """The findings that stand now."""
+        """The current findings."""
         return list(self._now.values())
 
     def since(self, finding: Finding) -> Finding:
@@ -750,7 +750,7 @@ class Findings:
         return finding if known is None else msgspec.structs.replace(finding, since=known.since)
 
     def update(self, found: Iterable[Finding], now: float) -> list[Change]:
-        """Take in what is found now, at this time of day, and return what has changed."""
+        """Replace the current findings, at this time of day; return the changes."""
         before, self._now = self._now, {}
         changes = []
         for each in found:

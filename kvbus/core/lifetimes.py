@@ -1,8 +1,8 @@
-"""When blocks were stored last, on media whose removals an engine never announces.
+"""Expire blocks on media whose removals an engine never announces.
 
-LMCache announces the blocks that it stores on the CPU, and not those that it evicts (LMCache#5076). kvbus takes such a
-block for gone if the engine has not stored it again for a while. A store also shows that the blocks before it are
-still there: else the engine would have stored them with it.
+LMCache announces the blocks that it stores on the CPU, but not the blocks that it evicts (LMCache#5076). kvbus removes
+such a block if the engine has not stored it again for a while. A store also proves that the blocks before it still
+exist: otherwise the engine would have stored them with it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SLICE: int = 4096
 """Maximum number of blocks that expire at a time."""
 
 STEPS: int = 64
-"""Parts of a block's lifetime by which time advances."""
+"""Number of time steps per lifetime of a block."""
 
 Place = tuple[int | None, str, Hash]
 """Group, medium key and hash of a block."""
@@ -29,12 +29,12 @@ Place = tuple[int | None, str, Hash]
 class Lifetimes:
     """The blocks of one source on media whose blocks expire.
 
-    Time advances in steps of a 64th of ``seconds``, so a block may expire by one step too early. Within a step a chain
-    is walked once, however many blocks are stored after it.
+    Time advances in steps of a 64th of ``seconds``, so a block may expire up to one step too early. Within a step, a
+    chain is walked once, however many blocks are stored after it.
 
     Args:
         media: the media whose blocks expire.
-        seconds: how long a block stays after the engine has stored it, or a block after it.
+        seconds: lifetime of a block after the engine has stored it, or a block after it.
         index: the live blocks.
     """
 
@@ -44,13 +44,13 @@ class Lifetimes:
         self._index = index
         self._step = seconds / STEPS
         self._heard: dict[Place, float] = {}
-        """The step in which each block was heard of last, the oldest first."""
+        """The step in which each block was last stored or proven to exist, the oldest first."""
 
     def __len__(self) -> int:
         return len(self._heard)
 
     def begin(self, now: float) -> None:
-        """Count blocks of the index that were never heard of from now on: nothing is known of their age."""
+        """Start the lifetime of blocks in the index that have none yet. Their age is unknown."""
         now -= now % self._step
         for (group, medium), chunk, a, b in in_order(self._index):
             if medium in self._media:
@@ -58,11 +58,11 @@ class Lifetimes:
                     self._heard.setdefault((group, medium, block), now)
 
     def forget(self) -> None:
-        """Forget every block: nothing is known of the cache any more."""
+        """Forget every block: nothing is known about the cache any more."""
         self._heard.clear()
 
     def see(self, events: Iterable[Event], now: float) -> None:
-        """Take in the events of a batch, which the index has already."""
+        """Record the events of a batch. They must already be applied to the index."""
         now -= now % self._step
         for event in events:
             if isinstance(event, AllBlocksCleared):
@@ -83,7 +83,7 @@ class Lifetimes:
                     self._hear(key, table, event.parent_block_hash, now)
 
     def _hear(self, key: TableKey, table: Table, block: Hash | None, now: float) -> None:
-        """Note that this block and those before it were heard of, up to the root, children first."""
+        """Renew the lifetime of this block and its ancestors, children first."""
         while block is not None and (chunk := table.blocks.get(block)) is not None:
             if self._heard.get((*key, block)) == now:
                 return
@@ -98,7 +98,7 @@ class Lifetimes:
         return table is not None and place[2] in table.blocks
 
     def due(self, now: float) -> list[Place]:
-        """Return live blocks whose time is over, up to :data:`SLICE`, and forget them."""
+        """Return up to :data:`SLICE` live blocks whose lifetime is over, and forget them."""
         found: list[Place] = []
         while self._heard and len(found) < SLICE:
             place = next(iter(self._heard))

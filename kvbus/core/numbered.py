@@ -1,8 +1,8 @@
-"""Sources that are read from a log: routers get each record under the number that it has there.
+"""Sources that are read from a log: routers get each record under the log's number.
 
-So two kvbus that read one log say the same under the same number, and a router may go from one to the other. Nothing
-else takes a number on such a stream: a router's state is what the log says from its newest state on, and a lease is the
-heartbeat. Why that is exact: docs/decisions/log.md.
+So two kvbus that read the same log publish the same under the same number, and a router may switch between them.
+Nothing else uses numbers of such a stream: the state for a router is the log from its newest state on, and a lease is
+the heartbeat. docs/decisions/log.md explains why that is exact.
 """
 
 from __future__ import annotations
@@ -22,21 +22,22 @@ from kvbus.core.wire.profiles import CANONICAL, Wire, encode
 from kvbus.core.wire.schema import AllBlocksCleared, Batch, BlockStored
 
 EPOCH_BITS: Final = 26
-"""Bits of a record's seq on the wire. The epoch's turn stands above them. 67 million records are 15 days of 50 records
-a second, and then the writer begins another epoch."""
+"""Number of low bits of a seq on the wire that hold the record's seq. The higher bits hold the epoch's turn.
+
+67 million records are 15 days at 50 records a second. Then the writer begins another epoch."""
 
 LAST: Final = (1 << EPOCH_BITS) - 1
-"""The seq of what ends an epoch that was given up. No record has it."""
+"""The seq that ends an abandoned epoch. No record has it."""
 
 
 class Numbered:
-    """Takes in records, and hands them on.
+    """Receives the records of logs, and publishes them.
 
     Args:
-        sources: the relay's, in their places.
-        outputs: the relay's.
+        sources: the relay's sources, by slot.
+        outputs: the relay's outputs.
         out: the relay's outgoing side.
-        max_events: the most events of a batch.
+        max_events: maximum number of events in a batch.
     """
 
     def __init__(self, sources: list[Source], outputs: list[Output], out: Outgoing, max_events: int) -> None:
@@ -46,15 +47,15 @@ class Numbered:
         self._max_events = max_events
 
     def received(self, event: RecordReceived, now: float) -> None:
-        """Take the record into the index, and publish it under its number."""
+        """Apply the record to the index, and publish it under its number."""
         slot = event.source
         source = self._sources[slot]
         source.stats.batches += 1
         source.stats.bytes += len(event.payload)
         whole = event.payload
         if event.begins:
-            source.ranked = False  # a state says the rank anew, so whoever begins with it knows the same
-            if not whole:  # it has no block
+            source.ranked = False  # a state names the rank again, for readers that begin with it
+            if not whole:  # the state has no blocks
                 whole = encode(CANONICAL, [AllBlocksCleared()], source.ts, source.rank)
         batch = codec.decode(whole, self._max_events) if whole else None
         if isinstance(batch, Reason):
@@ -65,7 +66,8 @@ class Numbered:
             source.stats.last_batch = source.ts = batch.ts
             if batch.rank is not None:
                 self._see_rank(slot, source, batch.rank)
-        # encoded before the index fills in what was not sent: so it is the same whether it is applied here or not
+        # encode before the index fills in missing fields, so that the result does not depend on whether the record is
+        # applied
         leaving = [
             (number, output.streams[slot], self._encoded(output.spec.profile.wire, source, whole, batch))
             for number, output in enumerate(self._outputs)
@@ -84,7 +86,7 @@ class Numbered:
         source.sequencer.stand_at(phase, epoch, (event.seq & LAST) + 1)
 
     def _encoded(self, wire: Wire, source: Source, whole: bytes, batch: Batch | None) -> tuple[bytes, bytes]:
-        """The record as routers read it, and as those read it that it tells nothing."""
+        """Return the record as routers read it, and an empty batch for routers that already know its content."""
         empty = encode(wire, [], source.ts, source.rank)
         if batch is None or not batch.events:
             return empty, empty
@@ -96,7 +98,7 @@ class Numbered:
         return encode(wire, batch.events, source.ts, source.rank), empty
 
     def _apply(self, slot: int, source: Source, batch: Batch, *, begins: bool) -> None:
-        """Bring the index along; what leaves is the record itself, so it is the same wherever it leaves."""
+        """Apply a batch to the index. The record itself is published, so it is the same on every kvbus."""
         if begins:
             source.normalizer.reset()
             self._out.forget(slot)
@@ -109,12 +111,15 @@ class Numbered:
         source.see_rank(rank)
 
     def placed(self, slot: int) -> None:
-        """A source has come. Until it says its rank, routers know the one that was last said on its stream."""
+        """Set the rank of a new source to the last rank on its stream, until the source names its own."""
         for output in self._outputs:
             self._sources[slot].rank = output.streams[slot].rank
 
     def removed(self, slot: int, now: float) -> None:
-        """A source leaves. There is no number for that, so routers get AllBlocksCleared under the newest one again."""
+        """Clear a removed source's blocks.
+
+        No number is free for that, so resend the newest one with AllBlocksCleared.
+        """
         source = self._sources[slot]
         for number, output in enumerate(self._outputs):
             stream = output.streams[slot]

@@ -19,11 +19,11 @@ from kvbus.core.wire.schema import AllBlocksCleared
 
 
 class Outgoing:
-    """Every output's streams.
+    """The streams of all outputs.
 
     Args:
-        sources: the relay's, in their places.
-        outputs: the relay's.
+        sources: the relay's sources, by slot.
+        outputs: the relay's outputs.
         do: keeps a record (:mod:`kvbus.core.write_ahead_log`) and has it applied.
     """
 
@@ -31,25 +31,25 @@ class Outgoing:
         self._sources = sources
         self._outputs = outputs
         self.needs_tokens = False
-        """Some output's routers hash tokens."""
+        """Whether some output's routers hash tokens."""
         self._plain: list[tuple[int, Output]] = []
         self.fitted: list[tuple[int, Output]] = []
-        """Outputs whose routers do not take batches as they come: see :mod:`kvbus.core.outputs.fitting`."""
+        """Outputs whose routers need adapted batches, see :mod:`kvbus.core.outputs.fitting`."""
         self.sort_outputs()
         self.names_cleared = any(output.spec.profile.clears != "rank" for output in outputs)
-        """Whether a clear has to be said by removals on some output."""
+        """Whether some output needs removals in place of a clear."""
         self._do = do
         self.wall = 0.0
-        """The time of day, for the ``ts`` of batches no engine sent; nothing is decided by it."""
+        """The time of day, for the ``ts`` of batches that no engine sent. No decision depends on it."""
         self.now = 0.0
         """The time of the relay's newest event."""
         self.commands: list[Command] = []
-        """What the shell has to do."""
+        """The commands for the shell."""
 
     # -- streams -----------------------------------------------------------------------------------------------------
 
     def sort_outputs(self) -> None:
-        """Find out which outputs take batches as they come, and which do not."""
+        """Divide the outputs into those that publish batches unchanged and those that need adapted ones."""
         there = [(number, each) for number, each in enumerate(self._outputs) if not each.spec.closed]
         self.needs_tokens = any(each.spec.profile.hashes_tokens for _, each in there)
         for source in self._sources:
@@ -58,7 +58,10 @@ class Outgoing:
         self.fitted = [(number, each) for number, each in there if not each.as_it_comes]
 
     def place(self, number: int, spec: OutputSpec, now: float) -> None:
-        """Put an output in place of what is there: it has what the sources hold, and its routers get it as a state."""
+        """Put an output in place of the one with this number.
+
+        Its routers get the sources' current blocks as a state.
+        """
         output = Output(spec, [source.rank for source in self._sources])
         self._outputs[number:] = [output, *self._outputs[number + 1 :]]
         self.sort_outputs()
@@ -75,7 +78,7 @@ class Outgoing:
         self._clear_known(number, output, spec.known_slots, now)
 
     def begin(self, record: wal.Begun, now: float) -> None:
-        """Where a numbering goes on from a former process, routers get AllBlocksCleared."""
+        """Send AllBlocksCleared on each stream whose numbering continues from a previous process."""
         self.wall = record.wall
         for number, output in enumerate(self._outputs):
             self._clear_known(number, output, record.slots[number], now)
@@ -92,7 +95,7 @@ class Outgoing:
                     self._publish_clear(number, at, i, now)
 
     def welcome(self, i: int, rank: int, streams: Sequence[NewStream], now: float) -> None:
-        """Make streams for the new source in slot ``i``; routers that knew another one there get AllBlocksCleared."""
+        """Create streams for the new source in slot ``i``. Routers of its previous source get AllBlocksCleared."""
         for number, (output, new) in enumerate(zip(self._outputs, streams, strict=True)):
             if new.hidden:
                 output.hidden.add(i)
@@ -108,14 +111,14 @@ class Outgoing:
             stream.closed = new.hidden
             another = output.spec.by_topic and stream.topic != new.topic
             if another:
-                stream.resume_at(new.first_seq)  # a topic has a numbering of its own
+                stream.resume_at(new.first_seq)  # each topic has its own numbering
             if another or not stream.numbered:
                 stream.rank = rank
             stream.keeps_topic = new.topic is None
             if not stream.publisher_id:
                 stream.publisher_id = new.publisher_id
             stream.topic = new.topic or b""
-            if not stream.next_seq:  # nobody has been here in this process
+            if not stream.next_seq:  # the stream has not been used in this process
                 stream.next_seq = stream.first_seq = new.first_seq
             if stream.numbered:
                 continue
@@ -123,7 +126,7 @@ class Outgoing:
                 self._publish_clear(number, i, rank, now)
 
     def close(self, i: int, *, closed: bool) -> None:
-        """Say whether slot ``i`` is free."""
+        """Set whether slot ``i`` is free."""
         for output in self._outputs:
             if output.view is not None:
                 output.view.forget(i)
@@ -132,7 +135,7 @@ class Outgoing:
                 output.snapshots.pop(i, None)
 
     def forget(self, i: int) -> None:
-        """Nothing is known of the cache of a source any more."""
+        """Forget a source's blocks in every view: nothing is known about its cache any more."""
         for output in self._outputs:
             if output.view is not None:
                 output.view.forget(i)
@@ -144,9 +147,12 @@ class Outgoing:
         self.commands.append(Publish(number, at, stream.topic, seq, payload, 1, stream.publisher_id))
 
     def cleared_under(self, i: int, source: Source, now: float) -> None:
-        """An engine says another rank than expected: routers may hold blocks of a former process under that one."""
+        """Send a clear under the rank that an engine has named unexpectedly.
+
+        Routers may hold blocks of a previous process under that rank.
+        """
         for number, output in enumerate(self._outputs):
-            # a batch 0 that begins with AllBlocksCleared is how readers recognize SGLang
+            # readers recognize SGLang by a batch 0 that begins with AllBlocksCleared
             if (
                 not output.merged
                 and output.streams[i].next_seq
@@ -158,7 +164,7 @@ class Outgoing:
     # -- batches -----------------------------------------------------------------------------------------------------
 
     def clear(self, i: int, source: Source, now: float) -> None:
-        """Clear a source's blocks downstream; they are still in its index."""
+        """Clear a source's blocks downstream. The index must still hold them."""
         self.publish(i, source, [AllBlocksCleared()], now)
         for number, output in self._fitted_of(i):
             removals = partial(removals_of, output.index_of(i, source))
@@ -172,9 +178,9 @@ class Outgoing:
             self._publish_fit(number, output, i, source, list(announce(output.index_of(i, source))), (), now)
 
     def publish_all(self, i: int, source: Source, events: list[AnyEvent], blocks: int, now: float) -> None:
-        """Publish what leaves of a source's last batch in batches that every router takes: it may be a whole cache.
+        """Publish the events of a source's last batch in batches of a size that every router accepts.
 
-        The events name so many ``blocks``.
+        They may announce a complete cache. ``blocks`` is the number of blocks that they name.
         """
         self._publish_batches(i, source, events, blocks, now)
         if self.fitted:
@@ -185,7 +191,10 @@ class Outgoing:
             self.publish(i, source, batch, now)
 
     def publish(self, i: int, source: Source, events: Sequence[AnyEvent], now: float) -> None:
-        """Number and keep one batch on every output but the :attr:`fitted` ones. Encode it once per wire and rank."""
+        """Number and keep one batch on every output except the :attr:`fitted` ones.
+
+        Encode it once per wire and rank.
+        """
         payloads: dict[tuple[Wire, int], bytes] = {}
         for number, output in self._plain:
             at, rank = (0, i) if output.merged else (i, source.rank)
@@ -216,13 +225,13 @@ class Outgoing:
                 self._publish_fit(number, output, i, source, *own, now)
 
     def keep(self, i: int, source: Source, events: Sequence[AnyEvent]) -> None:
-        """Events that would leave, of a source whose blocks are cleared downstream: views follow its cache."""
+        """Apply events to the views without publishing them, for a source whose blocks are cleared downstream."""
         for _, output in self._fitted_of(i):
             if output.view is not None:
                 output.view.take(i, events, source.normalizer.index)
 
     def _fitted_of(self, i: int) -> list[tuple[int, Output]]:
-        """The fitted outputs whose routers may read a source."""
+        """Return the fitted outputs whose routers may read a source."""
         return [(number, output) for number, output in self.fitted if i not in output.hidden]
 
     def _publish_fit(
@@ -251,7 +260,7 @@ class Outgoing:
         )
 
     def _others(self, output: Output, i: int) -> list[Index]:
-        """The blocks of the other ranks of the same pod, as routers know them; empty where each rank is by itself."""
+        """Return the blocks of the pod's other ranks, as routers know them; empty if clears apply to single ranks."""
         if output.spec.profile.clears == "rank":
             return []
         return [
@@ -265,14 +274,17 @@ class Outgoing:
         ]
 
     def _pod(self, output: Output, i: int) -> bytes:
-        """What names the pod of a source to routers: its topic, or the address, which all sources share."""
+        """Return the name by which routers identify a source's pod.
+
+        It is the topic, or empty if routers identify the pod by the address, which all sources share.
+        """
         if output.spec.profile.topics != "pod and model":
             return b""
         stream = output.streams[0 if output.merged else i]
         return self._sources[i].topic if stream.keeps_topic else stream.topic
 
     def clears_others(self, output: Output, i: int) -> bool:
-        """Whether AllBlocksCleared on the stream of slot ``i`` would cost routers the blocks of other ranks."""
+        """Return whether AllBlocksCleared on the stream of slot ``i`` would remove other ranks' blocks from routers."""
         return not output.merged and len(self._others(output, i)) > 0
 
     def _publish_on(
@@ -284,7 +296,7 @@ class Outgoing:
         events: list[AnyEvent],
         now: float,
     ) -> None:
-        """Number and keep one batch on one output, in several where its routers refuse one so large."""
+        """Number and keep one batch on one output. Divide it if it is too large for the output's routers."""
         at, rank = (0, i) if output.merged else (i, source.rank)
         stream = output.streams[at]
         profile = stream.profile
@@ -301,26 +313,26 @@ class Outgoing:
         self.commands.append(Publish(number, at, stream.topic, seq, payload, len(events), stream.publisher_id))
 
     def merge_overlays(self) -> None:
-        """Frozen copies of what views hold may have gone."""
+        """Merge the views' overlays, because frozen copies may be gone."""
         for output in self._outputs:
             if output.view is not None:
                 output.view.merge_overlays()
 
     def heartbeats(self, now: float) -> None:
-        """An empty batch on every stream that has been silent for long enough."""
+        """Send an empty batch on every stream that has been silent for long enough."""
         for number, output in enumerate(self._outputs):
             for at, stream in enumerate(output.streams):
                 if stream.heartbeat_due(now):
                     self._do(wal.Heartbeat(number, at, self.wall), now)
 
     def heartbeat(self, record: wal.Heartbeat, now: float) -> None:
-        """An empty batch on one stream."""
+        """Send an empty batch on one stream."""
         number, at, self.wall = record.output, record.stream, record.wall
         output = self._outputs[number]
         stream = output.streams[at]
         payload = stream.journal.beat
         if payload is None:
-            # a merged stream is there before any source is found
+            # a merged stream exists before the first source is found
             ts, rank = (self.wall, 0)
             if not output.spec.merged or self._sources:
                 source = self._sources[0 if output.spec.merged else at]
@@ -331,11 +343,11 @@ class Outgoing:
         self.commands.append(Publish(number, at, stream.topic, seq, payload, 0, stream.publisher_id))
 
     def incomplete(self, record: wal.SeqsIncomplete, now: float) -> None:
-        """Remember seqs that are no cursor."""
+        """Remember seqs that are not cursors."""
         del now
         self._outputs[record.output].streams[record.stream].incomplete.add(record.first, record.end)
 
     def sources_of(self, output: Output, at: int) -> list[tuple[int, Source]]:
-        """The sources whose blocks a stream announces, with their slots."""
+        """Return the sources whose blocks a stream announces, with their slots."""
         slots = range(len(self._sources)) if output.spec.merged else (at,)
         return [(i, self._sources[i]) for i in slots if i not in output.hidden]

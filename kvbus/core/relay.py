@@ -1,13 +1,13 @@
-"""The relay: every source's sequencer and normalizer, every output's streams. Events in, commands out.
+"""The relay: every source's sequencer and normalizer, every output's streams. It receives events and returns commands.
 
 Invariants:
 
-* a batch is decoded only when it is the next one of its source;
-* an output's seq is dense and never goes back; each number is in the journal before it is sent;
-* an AllBlocksCleared reaches routers before anything of a new epoch does, or anything behind a hole;
-* a block is in a live source's index if and only if it was announced to routers.
+* A batch is decoded only when it is the next one of its source.
+* An output's seq is dense and never goes back. Each number is in the journal before it is sent.
+* Routers get an AllBlocksCleared before any batch of a new epoch, and before any batch after a hole.
+* A block is in a live source's index if and only if it was announced to routers.
 
-Sources that are read from a log have the log's own numbers, and an index only of records with tokens: ``numbered.py``.
+Sources that are read from a log keep the log's numbers, and only records with tokens are indexed: ``numbered.py``.
 """
 
 from __future__ import annotations
@@ -63,19 +63,22 @@ from kvbus.core.wire.frames import FrameLimits, ReplayEnd, parse_live, parse_rep
 from kvbus.core.write_ahead_log import Records
 
 SLICE: Final = 256
-"""Batches delivered per event handled: a long catch-up is spread over many, so that the loop stays alive."""
+"""Maximum number of batches delivered per handled event. A long catch-up is spread over many events, so that the event
+loop stays responsive."""
 
 
 class Relay:
-    """The pure core. Call :meth:`handle` for everything that happens and carry out what it returns, in order."""
+    """The core without I/O. Call :meth:`handle` for every event and carry out the returned commands, in order."""
 
     def __init__(
         self, sources: Sequence[SourceSpec], outputs: Sequence[OutputSpec], limits: FrameLimits | None = None
     ) -> None:
         self.limits = limits or FrameLimits()
         self.sources: list[Source] = []
-        """By slot. Streams, ports and records of the write-ahead log go by the same number, which a slot keeps when
-        other sources go; a slot that is free has a source that is ``gone``."""
+        """The sources by slot.
+
+        Streams, ports and records of the write-ahead log use the same numbers. A slot keeps its number when other
+        sources are removed. A free slot has a source that is ``gone``."""
         ranks = [spec.rank for spec in sources]
         self.outputs = [Output(spec, ranks) for spec in outputs]
         self._out = Outgoing(self.sources, self.outputs, self._do)
@@ -86,11 +89,13 @@ class Relay:
         for slot, source in enumerate(self.sources):
             self._out.close(slot, closed=source.gone)
 
-        # What the shell looks at.
+        # Read by the shell.
         self.backlog = False
-        """Work was put off so that the loop stays alive: send a :class:`~kvbus.core.events.Tick` soon."""
+        """Whether work was postponed so that the event loop stays responsive: send a :class:`~kvbus.core.events.Tick`
+        soon."""
         self.records: Records | None = None
-        """Where records of the write-ahead log go (:mod:`kvbus.core.write_ahead_log`); None: none are kept."""
+        """Receives the records of the write-ahead log (:mod:`kvbus.core.write_ahead_log`); None: no records are
+        kept."""
 
         self._handlers: dict[type, Callable[..., None]] = {
             Started: self._started,
@@ -119,7 +124,7 @@ class Relay:
         }
 
     def handle(self, event: RelayEvent, now: float) -> list[Command]:
-        """Take in one event at ``now`` (seconds, monotonic); the commands that follow from it."""
+        """Handle one event at ``now`` (seconds, monotonic); return the resulting commands."""
         self._out.now = now
         if type(event) is BatchReceived:
             self._batch(event, now)
@@ -128,33 +133,33 @@ class Relay:
         return self.take_commands()
 
     def take_commands(self) -> list[Command]:
-        """Return the commands that reading an answer has led to."""
+        """Return the commands that reading an answer has caused."""
         out = self._out
         commands, out.commands = out.commands, []
         return commands
 
     @property
     def present(self) -> list[Source]:
-        """The sources there are; a slot of :attr:`sources` may be free."""
+        """The sources in occupied slots of :attr:`sources`."""
         return [source for source in self.sources if not source.gone]
 
     def keep_records(self, *, keep: bool) -> None:
-        """Begin or end to put records into :attr:`records`."""
+        """Start or stop keeping records in :attr:`records`."""
         self.records = Records() if keep else None
 
     # -- decisions -------------------------------------------------------------------------------------------------
 
     def _do(self, record: wal.Record, now: float) -> None:
-        """What was decided: keep it, and do it."""
+        """Keep the record of a decision, and apply it."""
         if self.records is not None:
             self.records.heads.append(record)
         self._applier.apply(record, now)
 
     def apply_record(self, record: wal.Record, now: float) -> None:
-        """Apply one record of the write-ahead log after a restart. What follows from it was sent before.
+        """Apply one record of the write-ahead log after a restart. Its commands are dropped: they were sent before.
 
         Raises:
-            StateError: it is no record of this relay's.
+            StateError: the record does not belong to this relay.
         """
         try:
             self._follow(record)
@@ -164,7 +169,7 @@ class Relay:
         self._out.commands.clear()
 
     def _follow(self, record: wal.Record) -> None:
-        """Bring a sequencer to where it was when it had decided this."""
+        """Restore the position that a sequencer had after this decision."""
         if isinstance(record, wal.Delivered):
             self.sources[record.source].sequencer.restore_batch(record.seq, record.payload)
         elif isinstance(record, wal.EpochBegun):
@@ -175,10 +180,10 @@ class Relay:
             self.sources[record.source].sequencer.restore_snapshot(record.seq)
 
     def resume_at(self, first_seq: Callable[[int, int], int]) -> None:
-        """Routers may have got more than this state knows: they are cleared before they get it again.
+        """Continue streams at later seqs, because routers may have got more than this state knows. Clear them first.
 
         Args:
-            first_seq: the seq that a stream goes on at, by the number of its output and its place.
+            first_seq: returns the seq at which a stream continues, by the number of its output and its slot.
         """
         for number, output in enumerate(self.outputs):
             for at, stream in output.served_streams.items():
@@ -188,7 +193,7 @@ class Relay:
             source.sequencer.expire()
 
     def recovery_finished(self, now: float) -> None:
-        """All of the log was applied: every source is away until its connection stands again."""
+        """Finish the recovery. Every source is disconnected until its connection is established."""
         for source in self.sources:
             source.sequencer.recovery_finished()
             if source.sequencer.next or len(source.normalizer.index):
@@ -196,13 +201,13 @@ class Relay:
             if source.lifetimes is not None:
                 source.lifetimes.begin(now)
 
-    # -- sources and outputs there are -----------------------------------------------------------------------------
+    # -- adding and removing sources and outputs -----------------------------------------------------------------------
 
     def _started(self, event: Started, now: float) -> None:
         self._do(wal.Begun(event.wall, [output.spec.known_slots for output in self.outputs]), now)
 
     def _source_placed(self, event: SourcePlaced, now: float) -> None:
-        """Put a source into a slot. A source that is there goes first."""
+        """Put a source into a slot. Remove the slot's previous source first."""
         slot = event.source
         if slot < len(self.sources):
             self._free(slot, now)
@@ -223,7 +228,7 @@ class Relay:
         return source
 
     def _free(self, slot: int, now: float) -> None:
-        """Free a slot, and clear what routers have of its source."""
+        """Free a slot, and clear its source's blocks downstream."""
         source = self.sources[slot]
         if not source.gone:
             self._applier.clear(slot, source, now)
@@ -235,7 +240,7 @@ class Relay:
     def _output_placed(self, event: OutputPlaced, now: float) -> None:
         self._out.place(event.output, event.spec, now)
 
-    # -- what they say ---------------------------------------------------------------------------------------------
+    # -- messages ------------------------------------------------------------------------------------------------------
 
     def _batch(self, event: BatchReceived, now: float) -> None:
         slot, frames = event.source, event.frames
@@ -261,7 +266,7 @@ class Relay:
             if source.publisher_id is None or message.publisher_id is None:
                 self._do(wal.PublisherKnown(slot, message.publisher_id), now)
             else:
-                source.publisher_id = message.publisher_id  # kept with the epoch that begins
+                source.publisher_id = message.publisher_id  # recorded with the epoch that begins
                 source.sequencer.publisher_changed(now)
         source.down_since = None
         self._take_in(slot, source, taken, now)
@@ -284,8 +289,8 @@ class Relay:
             sequencer, topics = source.sequencer, source.topics
             taken = topics.of_answer(event.request, message.topic, message.seq, message.payload, now)
             source.topic = source.topic if topics.own is None else topics.own
-            # history is only read again for a clear that leaves no tier: that another kvbus's leaves none is the
-            # operator's word
+            # history is read again only for a clear that leaves no tier; whether another kvbus's clears do is the
+            # operator's configuration
             for seq, payload in taken:
                 whole = (
                     sequencer.state_may_begin(seq, payload)
@@ -395,7 +400,7 @@ class Relay:
         self._do(wal.CacheEmptied(event.source), now)
 
     def _run(self, slot: int, source: Source, now: float) -> None:
-        """Carry out what the sequencer decided, a slice at a time."""
+        """Carry out the sequencer's actions, one slice at a time."""
         actions = source.sequencer.actions
         for _ in range(min(len(actions), SLICE)):
             action = actions.popleft()

@@ -1,7 +1,7 @@
-"""A source as it stands: one engine publisher, and examples of what it sent that was refused or left out.
+"""A source's current state: one engine publisher, and examples of refused or left-out batches.
 
-An example says what the first batch or message of a reason was like, and holds none of its tokens. One example is kept
-for each reason, so their number is bounded.
+An example describes the first batch or message with a reason. It contains no tokens. There is one example for each
+reason, so their number is bounded.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kvbus.core.wire.dialects import Sniffer
 from kvbus.core.wire.schema import Batch, BlockStored, Event
 
 MIN_ANSWERS_ALONE: Final = 3
-"""A late start takes one answer, and a lost batch at the end of a stream one more."""
+"""Answers in a row after which batches come only by replay. A late start needs one, a lost batch at the end another."""
 
 _ELSEWHERE: Final[frozenset[str]] = frozenset(
     {
@@ -39,27 +39,27 @@ _ELSEWHERE: Final[frozenset[str]] = frozenset(
         Filtered.TOPIC,
     }
 )
-"""Reasons of messages, of numbers, and of batches that are forwarded unchanged. No batch is their example."""
+"""Reasons that concern messages, numbers, or batches that are forwarded unchanged. No batch is an example of them."""
 
 _LONGEST: Final = 24
-"""Maximum length of an engine's own word, in characters."""
+"""Maximum length of a word that the engine chooses, in characters."""
 
 
 MAX_SKEW_S: Final = 5.0
-"""Seconds that the clocks of engine and kvbus may differ."""
+"""Tolerated difference between the clocks of engine and kvbus, in seconds."""
 MIN_SKEWED: Final = 3
-"""Looks in a row that show another time before the clock is said to be off."""
+"""Comparisons in a row that must show a difference before the clock counts as wrong."""
 
 
 class Source:
-    """What the relay knows of one publisher."""
+    """The relay's knowledge about one publisher."""
 
     def __init__(self, spec: SourceSpec) -> None:
         self.spec = spec
         self.gone = not spec.label
-        """The slot is free: its source was removed, or the configuration has none for it."""
+        """Whether the slot is free: its source was removed, or the configuration has no source for it."""
 
-        # What takes the batches in.
+        # Processing of batches.
         self.stats = SourceStats()
         self.sequencer = Sequencer(spec, self.stats)
         self.topics = Topics(spec.topic, spec.shared, self.sequencer, self.stats)
@@ -68,51 +68,52 @@ class Source:
         expire = Lifetimes(spec.expiring_media, spec.expire_after, self.normalizer.index)
         self.lifetimes = expire if spec.expiring_media else None
 
-        # As the newest batch has it.
+        # Values from the newest batch.
         self.rank = spec.rank
         self.ranked = False
-        """The engine has said its rank in this epoch, and keeps it."""
+        """Whether the engine has named its rank in this epoch. The first named rank applies to the complete epoch."""
         self.ts = 0.0
         self.topic = spec.topic
         self.dialect = Sniffer()
         self.publisher_id: bytes | None = None
 
-        # What is wrong with it.
+        # Diagnosis.
         self.examples: dict[str, str] = {}
-        """By reason, what the first thing was like that was refused or left out for it."""
+        """For each reason, a description of the first message or batch that was refused or left out for it."""
         self.unknown: set[str] = set()
-        """Names of events and fields that this version does not know, as far as there is room."""
+        """Names of events and fields that this version does not know. Their number is limited."""
         self.reasons = 0
-        """How many reasons had been counted when examples were last looked for."""
+        """Number of counted reasons when kvbus last looked for examples."""
         self.place = Place()
         self.unreachable: Finding | None = None
-        """Why there is no connection; None while nobody knows."""
+        """Why there is no connection; None if unknown."""
         self.clock_off = 0.0
-        """Seconds by which the engine's clock is behind; 0 while it is about right."""
+        """Seconds by which the engine's clock is behind; 0 if it is approximately right."""
         self._clock_seen = 0, 0
-        """How many live batches had come at the last look at the clock, and how many looks in a row showed another."""
+        """Number of live batches at the last comparison of clocks, and number of comparisons in a row with a
+        difference."""
         self.answers_alone = 0
         """Replay answers in a row that brought missing batches while no live batch came."""
         self._counted = 0, 0
-        """How many live batches had come, and how many were recovered, when the last answer ended."""
+        """Number of live batches, and of recovered ones, when the last answer ended."""
         self.down_since: float | None = None
         self.lost = 0
-        """Batches of this epoch that will never come."""
+        """Number of batches of this epoch that will never come."""
         self.partial_since: float | None = None
-        """The time of day at which :attr:`partial` was first seen to be true; None while it is not."""
+        """The time of day at which :attr:`partial` became true; None while it is false."""
 
-        # What routers know of it.
+        # What routers know about it.
         self.refused_replays: set[str] = set()
-        """Outputs whose routers refuse the newest answer from 0: it would have needed too many empty batches."""
+        """Outputs whose routers refuse the newest answer from 0, because it would need too many empty batches."""
         self.needs_tokens = False
-        """Some output's routers get no block without its tokens."""
+        """Whether some output's routers get no block without its tokens."""
         self.announced = False
-        """At least one block was announced, and nothing has cleared it since."""
+        """Whether at least one block was announced, and no clear has come since."""
         self.expired = False
-        """The blocks were cleared downstream, and the index is kept in case the engine comes back."""
+        """Whether the blocks were cleared downstream. The index is kept in case the engine comes back."""
 
     def answer_ended(self) -> None:
-        """Note whether a replay answer has brought batches that should have come live."""
+        """Record whether the replay answer that ended has brought batches that should have come live."""
         batches, recovered = self._counted
         self._counted = self.stats.batches, self.stats.recovered
         if self.stats.batches > batches:
@@ -122,11 +123,11 @@ class Source:
 
     @property
     def replay_alone(self) -> bool:
-        """Whether the engine's batches come by its replay, again and again, and none comes live."""
+        """Whether the engine's batches repeatedly come by replay, and none comes live."""
         return self.answers_alone >= MIN_ANSWERS_ALONE and self.stats.batches == self._counted[0]
 
     def look_at_clock(self, wall: float) -> None:
-        """Compare the time of the newest live batch with the time of day, at each tick."""
+        """Compare the time of the newest live batch with the time of day. Called at each tick."""
         batches, skewed = self._clock_seen
         if self.stats.batches == batches or not (wall and self.ts) or self.state is not State.LIVE:
             return
@@ -136,7 +137,10 @@ class Source:
         self.clock_off = skew if skewed >= MIN_SKEWED else 0.0
 
     def see_rank(self, rank: int) -> None:
-        """A batch says this rank. Routers file blocks by it, so the first one of an epoch holds; others are counted."""
+        """Record the rank in a batch.
+
+        Routers file blocks by it, so an epoch's first rank stays; other ranks are counted.
+        """
         if not self.ranked:
             self.rank, self.ranked = rank, True
         elif rank != self.rank:
@@ -144,28 +148,29 @@ class Source:
 
     @property
     def state(self) -> State:
-        """As ``/sources`` shows it."""
+        """The state shown by ``/sources``."""
         return self.sequencer.state
 
     @property
     def partial(self) -> bool:
-        """Whether the engine may hold blocks that cannot be known.
+        """Whether the engine may hold blocks that kvbus cannot know.
 
-        Its history was trimmed, batches were lost, a tier held more than was ever announced, or stores were refused.
+        Its history was trimmed, batches were lost, a tier held more blocks than were ever announced, or stores were
+        refused.
         """
         normalizer = self.normalizer
         left_out = bool(normalizer.refused) or (self.needs_tokens and normalizer.hash_only)
         return self.sequencer.partial or normalizer.clears.tiers_unknown or left_out
 
     def keep_example(self, seq: int, payload: bytes, batch: Batch | Reason) -> None:
-        """Keep a batch as the example of the reasons that it has brought up.
+        """Keep a batch as the example of each reason that it has added.
 
-        Call it for each batch that is not forwarded unchanged, if there are more reasons than before. Then a reason
-        without an example is the batch's own.
+        Call it for each batch that is not forwarded unchanged, if the number of reasons has grown. Then this batch
+        caused every reason without an example.
 
         Args:
-            seq: its number.
-            payload: its bytes.
+            seq: the batch's seq.
+            payload: the batch's bytes.
             batch: the decoded batch; the reason if it cannot be decoded.
         """
         counters = (self.stats.rejected, self.stats.filtered)
@@ -181,7 +186,7 @@ class Source:
         self.examples.update((str(reason), text) for reason in new)
 
     def refuse_message(self, reason: Reason, frames: Sequence[bytes]) -> None:
-        """Count a message that is not a batch, and keep the first one of each reason as an example."""
+        """Count a message that is not a batch. Keep the first message of each reason as an example."""
         self.stats.rejected[reason] += 1
         if reason not in self.examples:
             sizes = ", ".join(f"{len(frame):,}" for frame in frames[:4])

@@ -1,4 +1,4 @@
-"""What is wrong with a source now, by its own facts. The words are in :mod:`kvbus.core.findings`."""
+"""Find the current problems of a source from its state. The texts are in :mod:`kvbus.core.findings`."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from kvbus.core.source import Source
 from kvbus.core.types import Filtered, Reason
 
 MIN_LEFT_OUT: Final = 32
-"""Events of groups without prefixes, before none with prefixes is expected any more: a model's groups come together."""
+"""Events of groups without prefixes after which no group with prefixes is expected: a model's groups come together."""
 
 MAX_TOPIC: Final = 64
-"""Characters of a topic that are shown."""
+"""Maximum number of characters of a displayed topic."""
 
 MIN_REANNOUNCED: Final = 32
 MIN_COPIES: Final = 64
-"""Copies of one block: three times as many as an engine has been seen to have of any."""
+"""Copies of one block that are suspicious: three times as many as any engine is known to keep."""
 
 _OWN_ROW: Final = {
     Reason.FRAME_SIZE: catalogue.FRAME_TOO_LARGE,
@@ -45,7 +45,7 @@ _OF_BATCHES: Final = frozenset(
         Reason.UNKNOWN_EVENT,
     }
 )
-"""Reasons that show that an endpoint may not be an engine's event port. One event is refused for the other reasons."""
+"""Reasons which show that an endpoint may not be an engine's event port. The other reasons concern single events."""
 
 _SAID_ELSEWHERE: Final = frozenset(
     {
@@ -58,7 +58,7 @@ _SAID_ELSEWHERE: Final = frozenset(
         *_OWN_ROW,
     }
 )
-"""A collision is counted and passed on; a full index is what the source is partial for."""
+"""Reasons with a finding elsewhere. A collision is counted and passed on; a full index makes the source partial."""
 
 _RESTART: Final = "the engine restarts"
 _RESET: Final = "its cache is reset (vLLM: POST /reset_prefix_cache, SGLang: POST /flush_cache)"
@@ -68,7 +68,7 @@ _TIERS: Final = (
 
 
 def source_findings(source: Source) -> list[Finding]:
-    """Return what is wrong now, the cause of other findings first."""
+    """Return the current problems. The cause of other findings comes first."""
     found = stream_findings(source)
     if source.refused_replays:
         outputs = ", ".join(sorted(source.refused_replays))
@@ -81,7 +81,7 @@ def source_findings(source: Source) -> list[Finding]:
 
 
 def stream_findings(source: Source) -> list[Finding]:
-    """Return what is wrong with the connection and with what comes. What is missing is not in it."""
+    """Return the problems of the connection and of the received messages, without missing data."""
     return [*_of_connection(source), *_of_live(source), *_of_events(source), *_of_blocks(source)]
 
 
@@ -100,7 +100,7 @@ def _of_connection(source: Source) -> Iterator[Finding]:
 
 
 def _of_live(source: Source) -> Iterator[Finding]:
-    """Yield why live batches are not taken in, or not all of them."""
+    """Yield why some or all live batches are not processed."""
     topics, section = source.topics, source.place.section
     if topics.elsewhere is not None and not topics.heard and not topics.shared:
         yield catalogue.TOPIC(at=section, prefix=shown(topics.prefix), elsewhere=shown(topics.elsewhere))
@@ -113,7 +113,7 @@ def _of_live(source: Source) -> Iterator[Finding]:
 
 
 def shown(topic: bytes) -> str:
-    """Return a topic for people, shortened."""
+    """Return a topic for display, shortened."""
     text = ascii(topic.decode(errors="replace"))
     return text if len(text) <= MAX_TOPIC else f"{text[:MAX_TOPIC]}…'"
 
@@ -140,11 +140,11 @@ def _of_events(source: Source) -> Iterator[Finding]:
 
 
 def _of_blocks(source: Source) -> Iterator[Finding]:
-    """Yield what is remarkable about a stream whose events are valid.
+    """Yield suspicious facts about a stream whose events are valid.
 
-    A hit announced again (``kv_cache_report_mode=full``) and a copy computed anew are the same event. A captured vLLM
-    without that mode announces up to one store in thirteen in this shape, so the shape alone proves nothing, and kvbus
-    does not decide by it.
+    A cache hit that is announced again (``kv_cache_report_mode=full``) and a recomputed copy are the same event. A
+    captured vLLM without that mode announces up to one store in thirteen in this form. So the form proves nothing, and
+    kvbus does not decide by it.
     """
     stats, normalizer = source.stats, source.normalizer
     if normalizer.only_without_prefix and stats.filtered[Filtered.GROUP] >= MIN_LEFT_OUT:
@@ -154,7 +154,7 @@ def _of_blocks(source: Source) -> Iterator[Finding]:
 
 
 def _missing(source: Source) -> Finding:
-    """Return what is missing of a partial source, and what ends that."""
+    """Return what a partial source lacks, and what ends that."""
     history, at = source.sequencer.history, source.place.section
     ends = f"{_RESTART}, or {_RESET if source.normalizer.clears.empty else _TIERS}"
     if not source.sequencer.partial:
@@ -175,7 +175,7 @@ def _missing(source: Source) -> Finding:
 
 
 def _left_out(source: Source, ends: str) -> Finding:
-    """Return why blocks are missing of a source whose batches are all there."""
+    """Return why a source lacks blocks although it has all batches."""
     refused, spec, at = source.normalizer.refused, source.spec, source.place.section
     if source.normalizer.full:
         return catalogue.INDEX_FULL(

@@ -1,6 +1,6 @@
-"""A source as configured: what the core has to know of one engine publisher.
+"""The configuration of a source: the facts about one engine publisher that the core needs.
 
-The daemon makes it once from the configuration. A field has the name of its configuration key.
+The daemon builds it once from the configuration. Fields are named after their configuration keys.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import msgspec
 from kvbus.core.blocks.index import SMALL
 
 ATTEMPTS: Final = 2
-"""Replay requests made for one gap before it is lost: the first, and one retry."""
+"""Replay requests for one gap before it is lost: the first one and one retry."""
 
 SNAPSHOT_TIMEOUTS: Final = 5
-"""Times ``replay_timeout`` for a snapshot: it is one message, so nothing shows that it is on its way."""
+"""Timeout of a snapshot, in multiples of ``replay_timeout``. It is one message, so no progress is visible."""
 
 Duplicates = Literal["count", "ignore", "last"]
 
 
 class Place(NamedTuple):
-    """Where a source stands: its section of the configuration, and its endpoints."""
+    """The position of a source: its section of the configuration, and its endpoints."""
 
     section: str = "sources[]"
     endpoint: str = "its endpoint"
@@ -34,19 +34,20 @@ class SourceSpec(msgspec.Struct, frozen=True):
     label: str = ""
     rank: int = 0
     topic: bytes = b""
-    """What the source's topic begins with."""
+    """Prefix of the source's topic."""
     shared: bool = False
-    """Another source reads the same socket, or the same replay."""
+    """Whether another source reads the same socket, or the same replay."""
     numbered: bool = False
-    """It is read from a log, and routers get its records under the numbers that they have there."""
+    """Whether the source is read from a log. Routers get its records under the log's numbers."""
     copied_below: int = SMALL
-    """Tables of fewer blocks are copied for a snapshot, see :mod:`kvbus.core.blocks.index`."""
+    """Tables with fewer blocks are copied for a snapshot, see :mod:`kvbus.core.blocks.index`."""
 
-    # How the publisher is asked, and how long kvbus waits for it.
+    # Requests to the publisher, and timeouts.
     replay: bool = True
-    """Whether it has a replay."""
+    """Whether the publisher has a replay."""
     snapshot: bool = False
-    """Whether it offers the snapshot protocol: then an epoch begins with a snapshot instead of a replay from 0."""
+    """Whether the publisher offers the snapshot protocol. Then an epoch begins with a snapshot, not with a replay from
+    0."""
     replay_timeout: float = 2.0
     replay_total_timeout: float = 120.0
     probe_interval: float = 1.0
@@ -54,28 +55,32 @@ class SourceSpec(msgspec.Struct, frozen=True):
     reorder_batches: int = 20_000
     max_held_bytes: int = 256 * 1024 * 1024
     reorder_grace: float = 0.2
-    """How long to wait for a batch that another has overtaken, where there is no replay to ask."""
+    """How long to wait for a batch that another batch has overtaken, if there is no replay to ask."""
     on_lost: Literal["clear", "keep"] = "clear"
-    """After a loss. ``keep`` also believes that a publisher that cannot be asked after a reconnection is in the same
-    epoch."""
+    """Whether blocks are cleared after a loss.
 
-    # What differs between a follower of engines and one of anything that speaks their protocol.
+    With ``keep``, kvbus also assumes that a publisher that cannot be asked after a reconnection is in the same epoch.
+    """
+
+    # Differences between a follower of engines and a follower of other publishers with the same protocol.
     compacted: bool = False
-    """Whether an answer may hold a state in place of batches, as kvbus's does. Then it counts as a whole, live batches
-    wait until it has ended, and its content proves nothing about a live batch of the same number. An idle publisher is
-    asked more and more rarely from a connection on, whatever comes live: it may have many such followers."""
-    from_now: bool = False
-    """Whether the first epoch begins with the first live batch, and not with its history."""
-    attempts: int = ATTEMPTS
-    """Requests made for one gap, or one epoch, before it is given up."""
-    snapshot_timeout: float | None = None
-    """None for :data:`SNAPSHOT_TIMEOUTS` times ``replay_timeout``."""
-    backfill_pause: float | None = None
-    """Before history that nobody answered for is asked for again; None for ``replay_timeout``."""
-    late_copies: float = 0.0
-    """How long live batches may still come that a compacted answer had already."""
+    """Whether an answer may hold a state in place of batches, as the answers of another kvbus do.
 
-    # What is taken of its events.
+    Then the answer is only valid as a unit, live batches wait until it has ended, and its content proves nothing about
+    a live batch with the same number. After a connection, an idle publisher is asked less and less often, even if live
+    batches come: it may have many such followers."""
+    from_now: bool = False
+    """Whether the first epoch begins with the first live batch, without its history."""
+    attempts: int = ATTEMPTS
+    """Requests for one gap, or one epoch, before it is given up."""
+    snapshot_timeout: float | None = None
+    """None means :data:`SNAPSHOT_TIMEOUTS` times ``replay_timeout``."""
+    backfill_pause: float | None = None
+    """Pause before unanswered history is asked for again. None means ``replay_timeout``."""
+    late_copies: float = 0.0
+    """How long copies of batches of a compacted answer may still come live."""
+
+    # Interpretation of the events.
     block_size: int | None = None
     """None: learned from the stream."""
     duplicates: Duplicates = "count"
@@ -91,5 +96,5 @@ class SourceSpec(msgspec.Struct, frozen=True):
 
     @property
     def asks(self) -> bool:
-        """Whether there is anybody to be asked for missing batches."""
+        """Whether the publisher can be asked for missing batches."""
         return self.replay or self.snapshot

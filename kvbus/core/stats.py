@@ -10,13 +10,13 @@ import msgspec
 
 
 class SourceStats(msgspec.Struct):
-    """What one source has sent and what became of it.
+    """Counts of the batches and events of one source, and how they were handled.
 
-    ``missing == recovered + lost + pending`` at every moment. ``pending`` is no counter: the sequencer knows which
+    ``missing == recovered + lost + pending`` at every moment. ``pending`` is not a counter: the sequencer knows which
     numbers are open.
     """
 
-    # What has come on the live stream.
+    # The live stream.
     batches: int = 0
     bytes: int = 0
     stored: int = 0
@@ -36,7 +36,7 @@ class SourceStats(msgspec.Struct):
     requests_failed: int = 0
     """Attempts to send a request that failed in this process."""
     requests_waited: int = 0
-    """Requests that were not sent at once, because others went first."""
+    """Requests that were queued after other requests."""
     held_overflow: int = 0
     stale_replies: int = 0
     timeouts: int = 0
@@ -44,38 +44,39 @@ class SourceStats(msgspec.Struct):
     # Normalizing.
     rebuilds: int = 0
     reannounced: int = 0
-    """Stores of several blocks from the root on that were all live: hits announced again, or real copies."""
+    """Stores of several blocks from the root on that were all live: announced cache hits, or real copies."""
     most_copies: int = 0
-    """The most copies of one block beyond its first, ever."""
+    """The highest number of copies that one block has had, not counting the first."""
 
-    # What was not taken, by reason.
+    # Batches and events that were rejected or filtered, by reason.
     rejected: Counter[str] = msgspec.field(default_factory=Counter)
     filtered: Counter[str] = msgspec.field(default_factory=Counter)
     refused: Counter[str] = msgspec.field(default_factory=Counter)
-    """Handshakes of the connection to the engine that failed, by reason."""
+    """Failed handshakes of the connection to the engine, by reason."""
 
     def copy(self) -> SourceStats:
-        """Return the counters as they are now."""
+        """Return a copy of the counters."""
         rejected, filtered, refused = self.rejected.copy(), self.filtered.copy(), self.refused.copy()
         return msgspec.structs.replace(self, rejected=rejected, filtered=filtered, refused=refused)
 
 
 class NumberingStats(msgspec.Struct):
-    """What the relay counts of one output, before any driver gets it."""
+    """Counts of one output in the relay, before any driver gets the batches."""
 
     heartbeats: int = 0
     malformed: int = 0
-    """Requests without even an identity: nobody can be answered."""
+    """Requests without even an identity: they cannot be answered."""
     other_group: int = 0
-    """Events that are left out, because the output's routers take one group."""
+    """Events that are left out because the output's routers accept only one group."""
     not_read: int = 0
-    """Stores that are left out, because the output's routers may not read them."""
+    """Stores that are left out because the output's routers may not read them."""
     undecided: int = 0
-    """Stores that are left out, because their parents are unknown, and so whether the routers may read them."""
+    """Stores that are left out because their parents are unknown, so kvbus cannot tell whether routers may read
+    them."""
 
 
 class OutputStats(msgspec.Struct):
-    """What one output's driver has sent and what it could not send."""
+    """Counts of what one output's driver has sent or failed to send."""
 
     parts: frozenset[str] = frozenset()
     """The optional parts that the output has, of: log, dynamo, interpose, replay, keys."""
@@ -86,31 +87,31 @@ class OutputStats(msgspec.Struct):
     bytes: int = 0
     subscribers: int = 0
     routers: int = 0
-    """Connected routers, whatever they have subscribed to."""
+    """Connected routers, with or without subscriptions."""
     router_disconnects: Counter[str] = msgspec.field(default_factory=Counter)
-    """By reason, whoever ended the connection."""
+    """By reason, whichever side ended the connection."""
     router_states: Counter[str] = msgspec.field(default_factory=Counter)
-    """How often a router came into each state."""
+    """How often a router entered each state."""
     publishers: int = 0
-    """Connected engines, at ports where they and routers both dial in."""
+    """Connected engines, at ports to which engines and routers both connect."""
     publishers_limit: int = 0
     publishers_accepted: int = 0
     states_sent: Counter[str] = msgspec.field(default_factory=Counter)
-    """By reason: subscribed, lost. One for each router."""
+    """By reason: subscribed, lost. A state is counted once for each router."""
     state_bytes: int = 0
-    """Bytes of the states that were appended to a log, as they stand there."""
+    """Bytes of the states that were appended to a log, as stored there."""
     streams_written: int = 0
-    """Streams that a log takes."""
+    """Number of streams that are written to a log."""
     states_overdue: int = 0
-    """Streams whose newest state in a log is late."""
+    """Streams whose newest state in a log is overdue."""
     streams_fenced: int = 0
-    """Streams of a log that this kvbus writes no more: another writer has them, or they were erased."""
+    """Streams of a log that this kvbus no longer writes: another writer has taken over, or they were erased."""
     records_gone: int = 0
-    """Records of Dynamo's discovery that somebody else took away or replaced, and that were put back."""
+    """Records of Dynamo's discovery that another process deleted or replaced, and that kvbus restored."""
     queue_depth: int = 0
     queue_limit: int = 0
     router_queue_limit: int = 0
-    """The most batches that may wait for one router."""
+    """Maximum number of batches that may wait for one router."""
     dropped_batches: Counter[str] = msgspec.field(default_factory=Counter)
     dropped_events: Counter[str] = msgspec.field(default_factory=Counter)
     refused: Counter[str] = msgspec.field(default_factory=Counter)
@@ -125,25 +126,25 @@ class OutputStats(msgspec.Struct):
 
 
 class RouterView(msgspec.Struct, frozen=True):
-    """One router of an output, for people.
+    """One router of an output, for display.
 
     Attributes:
         stream: the stream's slot.
         peer: address of the router's end.
         since: time of day at which the connection was opened, in seconds.
-        topics: subscribed prefixes, the first few of them and the beginning of each.
-        subscriptions: how many there are.
-        state: the driver's word for where the router stands.
-        states_sent: how often it got the state.
-        state_sent_at: time of day of the last one.
-        queued_batches: batches that wait for it.
-        queued_bytes: bytes on their way that its kernel has not acknowledged.
-        behind_seconds: how long the oldest batch that it has not got has been published.
-        dropped_batches: batches that it did not get.
-        dropped_events: events in those.
-        left: why the connection ended; None while it stands.
+        topics: the first few subscribed prefixes, each shortened.
+        subscriptions: number of subscriptions.
+        state: the router's state, as the driver names it.
+        states_sent: how often the router got the state of the stream.
+        state_sent_at: time of day of the last time.
+        queued_batches: batches that wait for the router.
+        queued_bytes: bytes in transit that the router's kernel has not acknowledged.
+        behind_seconds: age of the oldest batch that the router lacks.
+        dropped_batches: batches that the router did not get.
+        dropped_events: events in these batches.
+        left: why the connection ended; None while it exists.
         left_at: time of day at which it ended.
-        name: of its key's owner; empty where it has none.
+        name: name of the key's owner; empty if there is none.
     """
 
     stream: int
@@ -165,7 +166,7 @@ class RouterView(msgspec.Struct, frozen=True):
 
 
 class Histogram:
-    """Counts per bucket, as Prometheus wants them; observing costs one bisection."""
+    """Counts per bucket, as Prometheus expects them. An observation costs one bisection."""
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -175,7 +176,7 @@ class Histogram:
         self.total = 0.0
 
     def observe(self, value: float) -> None:
-        """Take in a value in the histogram's unit (seconds)."""
+        """Count a value in the histogram's unit (seconds)."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
@@ -193,35 +194,35 @@ class HttpRefusal(StrEnum):
 
 
 class ProcessStats:
-    """What concerns the process as a whole; histograms in seconds."""
+    """Counters of the process. Histograms are in seconds."""
 
     def __init__(self) -> None:
         self.state_writing: bool | None = None
-        """Whether kvbus writes its state to ``state_dir``; None without one, False after writing failed."""
+        """Whether kvbus writes its state to ``state_dir``. None without a ``state_dir``, False after a failed write."""
         self.state_refused = 0
         """Files of a saved state that could not be used and were moved aside."""
         self.http_connections = 0
-        """HTTP connections that are open."""
+        """Open HTTP connections."""
         self.http_dumps = 0
-        """Answers of ``/blocks`` under way."""
+        """Answers of ``/blocks`` in progress."""
         self.http_listeners = 0
         """Clients of ``/events``."""
         self.http_closed: Counter[str] = Counter()
-        """HTTP connections closed on the client, by reason: too_many, slow."""
+        """HTTP connections that kvbus closed, by reason: too_many, slow."""
         self.http_refused: Counter[HttpRefusal] = Counter()
-        """Requests for content that were refused."""
+        """Refused requests for content."""
         self.config_reloads: Counter[str] = Counter()
         """By outcome: applied, refused."""
         self.config_refused: list[str] = []
-        """The keys for which the newest configuration was refused; none while it is in force."""
+        """The keys for which the newest configuration was refused; empty while it is in force."""
         self.key_reloads: Counter[str] = Counter()
-        """Key files that changed beside the configuration, by outcome."""
+        """Reloads of key files that changed independently of the configuration, by outcome."""
         self.views_limit = 0
-        """The most different rights that owners of keys may have."""
+        """Maximum number of different rights among owners of keys."""
         self.slots_present = self.slots_gone = self.slots_limit = 0
-        """Sources, all ranks counted, that have a slot; and the most of them."""
+        """Sources with a slot (each rank counts), present and gone, and their maximum number."""
         self.slots_reused = 0
-        """Sources that are gone and whose place another one needed."""
+        """Sources that are gone and whose slot another source needed."""
         self.batch_age = Histogram(
             (1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
         )

@@ -1,8 +1,8 @@
 """The live state of one output stream, and the seqs under which routers get it.
 
-A state needs seqs. A router that has just subscribed gets the state under the seqs that follow the newest one. An
-answer to a replay has it under seqs up to the newest one. Every other router gets an empty batch for each new seq, so
-the numbering is dense for all of them.
+A state needs seqs. A router that has just subscribed gets the state under the seqs after the newest one. An answer to a
+replay has it under seqs up to the newest one. All other routers get an empty batch for each new seq, so the numbering
+is dense for every router.
 """
 
 from __future__ import annotations
@@ -43,31 +43,31 @@ class StreamState:
 
     @property
     def output(self) -> Output:
-        """The output as it stands."""
+        """The current output with this number."""
         return self._outputs[self._number]
 
     @property
     def stream(self) -> OutputStream:
-        """The stream as it stands."""
+        """The current stream in this slot."""
         return self.output.streams[self._at]
 
     @property
     def served(self) -> bool:
-        """Whether routers find the stream."""
+        """Whether routers can read the stream."""
         streams = self.output.streams
         return self._at < len(streams) and self.output.serves(streams[self._at])
 
     def transfer(self) -> Transfer | None:
         """Return the state for routers that have just subscribed or have lost batches; None if there is none yet.
 
-        It takes the seqs after the newest one. The seqs between its batches are no cursor
+        It uses the seqs after the newest one. The seqs between its batches are not cursors
         (:mod:`kvbus.core.outputs.stream`).
         """
         stream = self.stream
         if stream.numbered:
             return JournalTransfer(stream) if stream.next_seq and stream.whole else None
         if not stream.next_seq:
-            # a batch 0 that begins with AllBlocksCleared is how readers recognize SGLang
+            # readers recognize SGLang by a batch 0 that begins with AllBlocksCleared
             self._publish_empty()
         transfer = StateTransfer(self.newest(), stream.next_seq, stream.topic, stream.publisher_id)
         for _ in range(transfer.first_seq, transfer.end_seq):
@@ -83,9 +83,10 @@ class StreamState:
         return snapshot
 
     def ending_after(self, start: int) -> StateSnapshot:
-        """Return a state that has room in the seqs from ``start`` to its own; empty batches make room if needed.
+        """Return a state that fits into the seqs from ``start`` to its own.
 
-        A snapshot that some router still reads will do if the journal has every batch after it.
+        Publish empty batches if it needs more seqs. A snapshot that a router still reads is used if the journal has
+        every batch after it.
         """
         stream = self.stream
         snapshot = self._known()
@@ -101,12 +102,12 @@ class StreamState:
         return snapshot
 
     def mark_incomplete(self, first: int, end: int) -> None:
-        """Keep that the seqs from ``first`` to ``end`` are no cursor."""
+        """Record that the seqs from ``first`` to ``end`` are not cursors."""
         if first < end:
             self._do(wal.SeqsIncomplete(self._number, self._at, first, end), self._out.now)
 
     def mark_refused(self, *, refused: bool) -> None:
-        """Note whether the stream's routers refuse the newest answer from 0."""
+        """Record whether the stream's routers refuse the newest answer from 0."""
         name = self.output.spec.name
         for _, source in self._out.sources_of(self.output, self._at):
             if refused:

@@ -1,4 +1,4 @@
-"""Words every part of the core shares: hashes, media and tiers, reasons for a rejection or a filter."""
+"""Shared definitions of the core: hashes, media and tiers, reasons for rejecting or filtering."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Final
 from msgspec import UnsetType
 
 Hash = int | bytes
-"""A block's identity as its engine names it: a signed or unsigned 64-bit integer, or raw bytes (vLLM: 32)."""
+"""A block's identity as its engine names it: a signed or unsigned 64-bit integer, or raw bytes (vLLM: 32 bytes)."""
 
 MAX_HASH_BYTES: Final = 64
 MAX_TOKEN_ID: Final = 2**32 - 1
 
 
 class Reason(StrEnum):
-    """Why a batch or an event was rejected. Bounded: these are the only values of the ``reason`` label."""
+    """Why a batch or an event was rejected. The ``reason`` label has no other values, so their number is bounded."""
 
     FRAME_COUNT = "frame_count"
     FRAME_SIZE = "frame_size"
@@ -45,10 +45,10 @@ class Reason(StrEnum):
 
 
 class Filtered(StrEnum):
-    """What was noticed about valid batches and events, or blocks of them. Bounded, as :class:`Reason`.
+    """Observations about valid batches, events or blocks. No other values exist, as for :class:`Reason`.
 
-    They are left out, but for ``ORPHAN_PASSED``, ``OTHER_RANK``, ``ODD_FIELD`` and ``HASH_ONLY``:
-    these leave, and are counted, too. ``OUTLIVED`` blocks are removed without an event of the engine.
+    They are left out, except for ``ORPHAN_PASSED``, ``OTHER_RANK``, ``ODD_FIELD`` and ``HASH_ONLY``: these are counted
+    and sent. ``OUTLIVED`` blocks are removed without an event of the engine.
     """
 
     GROUP = "group"
@@ -71,20 +71,20 @@ class Filtered(StrEnum):
 
 
 class Refused(StrEnum):
-    """Why a connection came to nothing: its handshake failed. Bounded, as :class:`Reason`."""
+    """Why the handshake of a connection failed. No other values exist, as for :class:`Reason`."""
 
     KEY = "unknown_key"
-    """CURVE, and the public key is not allowed."""
+    """CURVE is used, and the public key is not allowed."""
     MECHANISM = "mechanism"
     """One side wants CURVE and the other does not."""
     PROTOCOL = "protocol"
-    """Not ZMTP, or a CURVE peer that has the wrong public key of the server."""
+    """The peer does not speak ZMTP, or it is a CURVE peer with a wrong public key of the server."""
     CLOSED = "closed"
-    """The peer went away in the middle: a probe of the port, or a peer that found one of the above first."""
+    """The peer disconnected during the handshake: it probed the port, or it noticed one of the above first."""
 
 
 class Tier(StrEnum):
-    """Where a block lives, as the routers rank it: L1 device, L2 host, L3 disk, L4 external."""
+    """The level at which a block lies, as routers rank it: L1 device, L2 host, L3 disk, L4 external."""
 
     DEVICE = "device"
     HOST = "host"
@@ -114,28 +114,28 @@ MEDIA: Final[dict[str, Tier]] = {
     "NETWORK": Tier.EXTERNAL,
     "SHARED": Tier.EXTERNAL,
 }
-"""Every medium an engine has been seen to name (upper-cased), with its tier."""
+"""Every medium that engines are known to name (upper-cased), with its tier."""
 
 PREFIX_KINDS: Final = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
 """``kv_cache_spec_kind`` values whose blocks a prefix can be matched against (vLLM 0.22 and later)."""
 
 
 def printable(block: Hash | None) -> int | str | None:
-    """A hash for people and JSON: integers as they are, bytes as a hex string."""
+    """Return a hash for people and JSON: integers unchanged, bytes as a hex string."""
     return block.hex() if isinstance(block, bytes) else block
 
 
 def as_text(block: Hash | None) -> str | None:
-    """A hash for readers that keep every number as a double, as jq and browsers do: always text."""
+    """Return a hash as text, for readers that store every number as a double (jq, browsers)."""
     return None if block is None else str(printable(block))
 
 
 HASH_FORMS: Final[dict[str, Callable[[Hash | None], int | str | None]]] = {"number": printable, "string": as_text}
-"""How hashes are written in JSON: integers as they are, or nothing but texts."""
+"""The forms of hashes in JSON: integers unchanged, or always text."""
 
 
 def medium_key(medium: str | UnsetType | None) -> str | None:
-    """The key a medium is indexed under: its upper-cased name, every device name as ``GPU``; None if unknown.
+    """Return a medium's index key: its upper-cased name, ``GPU`` for every device name; None if unknown.
 
     A missing medium means device (vLLM before 0.10.2, SGLang before 0.5.9, TensorRT-LLM, the Dynamo mocker).
     """

@@ -1,9 +1,9 @@
-"""The write-ahead log's records: what the relay has decided since the last checkpoint, in the order of the decisions.
+"""The write-ahead log's records: the relay's decisions since the last checkpoint, in order.
 
-A record says what happens to indexes, numberings and journals; :mod:`kvbus.core.applying` does it. The relay decides,
-keeps the record and has it applied. After a restart the records of the log are applied again, on top of a checkpoint:
-that gives the same state, because applying is deterministic. A record is on its way to the disk before anything that
-follows from it is sent.
+A record describes a change of indexes, numberings and journals. :mod:`kvbus.core.applying` carries it out. The relay
+decides, keeps the record and has it applied. After a restart the records of the log are applied again, on top of a
+checkpoint. This gives the same state, because applying is deterministic. A record is handed to the disk before any of
+its consequences is sent.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from kvbus.core.sequencing.fingerprints import fingerprint, length
 
 
 class Delivered(msgspec.Struct, tag=0, array_like=True, gc=False):
-    """A batch is the next one of its source. On disk ``payload`` is empty: payloads are written as they came."""
+    """A batch is the next one of its source.
+
+    On disk, ``payload`` is empty: payloads are written separately, unencoded.
+    """
 
     source: int
     seq: int
@@ -26,9 +29,9 @@ class Delivered(msgspec.Struct, tag=0, array_like=True, gc=False):
 
 
 class EpochBegun(msgspec.Struct, tag=1, array_like=True, gc=False):
-    """The source's publisher begins anew, under this id: nothing is known of its cache.
+    """The source's publisher begins a new epoch, under this id: nothing is known about its cache.
 
-    ``partial``: not all of it can be had.
+    ``partial`` says that a part of the cache cannot be known.
     """
 
     source: int
@@ -44,19 +47,19 @@ class BatchesLost(msgspec.Struct, tag=2, array_like=True, gc=False):
 
 
 class Expired(msgspec.Struct, tag=3, array_like=True, gc=False):
-    """The engine was gone for too long: its blocks are cleared downstream, and kept in case it comes back."""
+    """The engine was gone for too long. Its blocks are cleared downstream, and kept in case it comes back."""
 
     source: int
 
 
 class Reannounced(msgspec.Struct, tag=4, array_like=True, gc=False):
-    """An engine that had expired is back in the same epoch: its blocks are announced again."""
+    """An expired engine is back in the same epoch. Its blocks are announced again."""
 
     source: int
 
 
 class Heartbeat(msgspec.Struct, tag=5, array_like=True, gc=False):
-    """An empty batch on one stream, ``wall`` its time of day."""
+    """An empty batch is sent on one stream. ``wall`` is its time of day."""
 
     output: int
     stream: int
@@ -64,9 +67,9 @@ class Heartbeat(msgspec.Struct, tag=5, array_like=True, gc=False):
 
 
 class Begun(msgspec.Struct, tag=6, array_like=True, gc=False):
-    """The relay began at the time of day ``wall``: a numbering that goes on opens with AllBlocksCleared.
+    """The relay started at the time of day ``wall``. A numbering that continues begins with AllBlocksCleared.
 
-    ``slots`` says for each output how many slots it may have had in a former process, where it is merged.
+    ``slots`` has the number of slots that each output may have had in a previous process, if the output is merged.
     """
 
     wall: float
@@ -74,7 +77,7 @@ class Begun(msgspec.Struct, tag=6, array_like=True, gc=False):
 
 
 class SnapshotTaken(msgspec.Struct, tag=7, array_like=True, gc=False):
-    """The publisher's snapshot as of batch ``seq`` takes the place of what was known of its cache."""
+    """The publisher's snapshot as of batch ``seq`` replaces the known state of its cache."""
 
     source: int
     seq: int
@@ -82,7 +85,7 @@ class SnapshotTaken(msgspec.Struct, tag=7, array_like=True, gc=False):
 
 
 class SeqsIncomplete(msgspec.Struct, tag=8, array_like=True, gc=False):
-    """The seqs from ``first`` to ``end`` of a stream are no cursor: see :mod:`kvbus.core.outputs.stream`."""
+    """The seqs from ``first`` to ``end`` of a stream are not cursors: see :mod:`kvbus.core.outputs.stream`."""
 
     output: int
     stream: int
@@ -91,27 +94,27 @@ class SeqsIncomplete(msgspec.Struct, tag=8, array_like=True, gc=False):
 
 
 class PartialSince(msgspec.Struct, tag=9, array_like=True, gc=False):
-    """The source is partial since this time of day; None: it is not."""
+    """The source is partial since this time of day; None: it is not partial."""
 
     source: int
     wall: float | None
 
 
 class PublisherKnown(msgspec.Struct, tag=11, array_like=True, gc=False):
-    """The id of the source's publisher, in the epoch it is in; None: its batches carry none."""
+    """The id of the source's publisher in its current epoch; None: its batches carry no id."""
 
     source: int
     publisher_id: bytes | None
 
 
 class CacheEmptied(msgspec.Struct, tag=13, array_like=True, gc=False):
-    """The source's engine holds no block any more, and its stream does not say so yet."""
+    """The source's engine holds no blocks any more, but its stream does not say so yet."""
 
     source: int
 
 
 class BlocksOutlived(msgspec.Struct, tag=14, array_like=True, gc=False):
-    """These blocks, by group, medium and hash, have expired: :mod:`kvbus.core.lifetimes`."""
+    """These blocks (group, medium, hash) have expired, see :mod:`kvbus.core.lifetimes`."""
 
     source: int
     blocks: list[tuple[int | None, str, int | bytes]]
@@ -138,18 +141,18 @@ _decode: Final = msgspec.msgpack.Decoder(list[Record]).decode
 
 
 class StateError(ValueError):
-    """Records that are not a state of this relay: another version's, or another configuration's."""
+    """The records are not a state of this relay, but of another version or another configuration."""
 
 
 class Frame(NamedTuple):
-    """What is written at a time; whoever reads it again has the payloads joined."""
+    """The records of one write. A reader joins the payloads."""
 
     body: bytes
     payloads: list[bytes]
 
 
 class Records:
-    """What has happened since the last frame."""
+    """The records since the last frame."""
 
     __slots__ = ("heads",)
 
@@ -157,7 +160,7 @@ class Records:
         self.heads: list[Record] = []
 
     def take(self) -> Frame:
-        """All of them, as they are written; from now on there are none."""
+        """Encode and clear the pending records."""
         heads, self.heads = self.heads, []
         payloads = []
         for record in heads:
@@ -168,10 +171,10 @@ class Records:
 
 
 def decode_records(body: bytes, payloads: bytes) -> list[Record] | None:
-    """The records a frame was made of; None if a payload is not what it was.
+    """Return the records of a frame; None if a payload is damaged.
 
     Raises:
-        StateError: they are no records.
+        StateError: the body does not hold records.
     """
     try:
         records = _decode(body)
