@@ -1,28 +1,28 @@
-"""The peers of kvbus in the tests, and kvbus itself where a test needs a whole one.
+"""Test doubles of kvbus's peers (engines, routers, network), and kvbus itself for tests that need a complete one.
 
-Routers. `router.PlainSetRouter` holds the logic of a set of blocks, and is the only place that does. `router.RankedRouter`
-keeps one set for each rank. `socket_routers` reads it from real sockets; its routers differ in when they ask for a replay:
-`Deaf` and `NeverAsks` never, `RouterOnASet` at a hole, `StrictRouter` and `LlmdWithReplay` by the rules of llm-d's
-subscriber. `TopicRouter` reads many workers on one connection. `ping_as_message` is a router whose ZeroMQ knows no
-commands. `stage.Trusting`, `Checking` and `FromZero` are the same families without sockets. A test of interop shows what
-a router of each family believes, right or wrong.
+Routers. `router.PlainSetRouter` keeps a set of blocks, and no other class implements that logic. `router.RankedRouter`
+keeps one set for each rank. `socket_routers` reads the stream from real sockets; its routers differ in when they ask
+for a replay: `Deaf` and `NeverAsks` never do, `RouterOnASet` does at a hole, and `StrictRouter` and `LlmdWithReplay`
+follow the rules of llm-d's subscriber. `TopicRouter` reads many workers on one connection. `ping_as_message` is a
+router whose ZeroMQ does not know commands. `stage.Trusting`, `Checking` and `FromZero` are the same families without
+sockets. An interop test shows what a router of each family believes, right or wrong.
 
-Engines with a truth. There are two, because they answer different questions.
+Engines whose real cache contents are known. There are two, because they answer different questions.
 
-* ``tests.properties.world.Engine`` is pure. It does what a script says (this block, this medium, one copy more), so that
+* ``tests.properties.world.Engine`` is pure. It follows a script (this block, this medium, another copy), so that
   a failing run can be shortened to the few changes that matter. It has its own seqs, buffer, replay and snapshots. The
-  simulation of the whole daemon (``tests.vopr``) puts it behind simulated sockets.
+  simulation of the complete daemon (``tests.vopr``) connects it to simulated sockets.
 * `engine.Engine` is :class:`kvbus.tools.sim.engine.SimEngine`, a cache under a workload, on the real publisher of
   `kvbus sim`. It makes batches like a release of a real engine. `engine.EngineWithApi` has an HTTP API too.
   ``tests.chaos.engines`` runs `kvbus sim` and `kvbus play` as processes.
 
-Kvbus. `stage.Stage` is a relay without sockets or a clock. `bus.running_bus` is a daemon on real sockets in the process of
-the test. `kvbus_process.KvbusProcess` is `kvbus run` as a process.
+Kvbus. `stage.Stage` is a relay without sockets or a clock. `bus.running_bus` is a daemon on real sockets in the test's
+process. `kvbus_process.KvbusProcess` is `kvbus run` as a separate process.
 
-Network and processes. `link.Link` is a TCP link that can be made bad, and `child.Child` is a program that can be stopped,
-killed and looked at.
+Network and processes. `link.Link` is a TCP proxy that injects faults. `child.Child` is a program that can be stopped,
+killed and inspected.
 
-`payloads` has the events and batches, `answers` reads an answer part by part, and `accounting` has what holds of every
-source at every moment. The words of a conversation with a whole relay are in :mod:`tests.core.dsl`;
-:mod:`tests.core.sequencing.script` speaks them with a sequencer alone.
+`payloads` builds events and batches, `answers` reads a replay answer message by message, and `accounting` checks the
+invariants of a source. The steps of a conversation with a complete relay are in :mod:`tests.core.dsl`;
+:mod:`tests.core.sequencing.script` uses them with a sequencer only.
 """

@@ -1,4 +1,4 @@
-"""What holds at every moment, whatever has happened: no missing batch is uncounted."""
+"""Invariants that hold at every moment of every test: each missing batch is counted, and so is each block."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from kvbus.core.stats import SourceStats
 
 
 class Counted(Protocol):
-    """A source, or whatever stands for one."""
+    """A source, or a test's substitute for one."""
 
     stats: SourceStats
     sequencer: Sequencer
 
 
 def all_accounted_for(source: Counted) -> None:
-    """Each batch found missing came after all, was given up, or is pending: exactly the holes there are."""
+    """Check that each missing batch is recovered, lost or pending, and that the pending ones are exactly the holes."""
     stats, sequencer = source.stats, source.sequencer
     pending = sequencer.pending
     waiting = sum(sequencer.next <= seq < sequencer.tracker.log_end for seq in sequencer.held)
@@ -28,7 +28,7 @@ def all_accounted_for(source: Counted) -> None:
 
 
 def size_is_true(normalizer: Normalizer) -> None:
-    """What an index is counted to hold is what it holds."""
+    """Check that an index's counters of blocks and bytes match its tables."""
     for index in normalizer.indexes:
         tables = index.tables.values()
         held = {id(chunk): chunk.memory for table in tables for chunk in table.blocks.values()}

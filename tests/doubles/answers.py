@@ -1,4 +1,4 @@
-"""Answers read message by message: with a relay behind them, or with a stream alone."""
+"""Readers of answers, message by message, from a relay or from a stream without a relay."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kvbus.core.wire.frames import ReplayRequest
 
 
 class StateReader:
-    """One router's way through a state."""
+    """A router's position in a state transfer."""
 
     def __init__(self, transfer: Transfer) -> None:
         self.transfer = transfer
@@ -25,11 +25,11 @@ class StateReader:
 
     @property
     def done(self) -> bool:
-        """Every batch was taken."""
+        """Return whether every batch was read."""
         return self._next == self.transfer.end_seq
 
     def next_batch(self) -> tuple[int, bytes] | None:
-        """Take the next batch as seq and payload; None while it is being made."""
+        """Return the next batch as seq and payload, or None while the batch is being made."""
         batch = next(self._batches)
         if batch is not None:
             self._next = batch[0] + 1
@@ -37,17 +37,17 @@ class StateReader:
 
 
 def joined(pieces: Iterable[list[bytes]]) -> list[bytes]:
-    """The whole message of a reply that is read in pieces. Each piece begins with the router's identity."""
+    """Join the pieces of a reply to one message. Each piece begins with the router's identity."""
     first, *others = [piece for piece in pieces if piece]
     return [*first, *(frame for piece in others for frame in piece[1:])]
 
 
 class AnswerReader:
-    """One router's way through an answer.
+    """A router's position in an answer.
 
     Args:
         answer: the answer.
-        after: called when a message was read, before it is given.
+        after: called after each message is read, before the message is returned.
     """
 
     def __init__(self, answer: Answer, after: Callable[[], object] = lambda: None) -> None:
@@ -61,11 +61,11 @@ class AnswerReader:
 
     @property
     def done(self) -> bool:
-        """The last message was taken."""
+        """Return whether the last message was read."""
         return self._answer.over
 
     def next_message(self) -> list[bytes] | None:
-        """Take the next message; None past the last one."""
+        """Return the next message, or None after the last one."""
         message = next(self._messages, None)
         self._after()
         return message
@@ -76,22 +76,22 @@ def reading(
     command: AnswerReplay | AnswerSnapshot,
     carry_out: Callable[[list[Command]], object] = lambda _commands: None,
 ) -> AnswerReader:
-    """What reads an answer of a relay; ``carry_out`` gets the commands of each message before the message is given."""
+    """Return a reader of a relay's answer. ``carry_out`` gets the relay's commands before each message is returned."""
     return AnswerReader(command.answer, lambda: carry_out(relay.take_commands()))
 
 
 class StreamAlone:
-    """A stream without a relay; ``ending_after`` makes its states."""
+    """A stand-in for a stream's state in tests without a relay. ``ending_after`` makes the snapshots."""
 
     def __init__(self, stream: OutputStream, ending_after: Callable[[int], StateSnapshot]) -> None:
         self.stream = stream
         self.ending_after = ending_after
 
     def mark_incomplete(self, first: int, end: int) -> None:
-        """Nobody asks for what is no cursor."""
+        """Do nothing: no test asks for a replay from these seqs."""
 
     def mark_refused(self, *, refused: bool) -> None:
-        """No source looks at it."""
+        """Do nothing: there is no source to be informed."""
 
 
 def answer_of(
@@ -100,5 +100,5 @@ def answer_of(
     snapshot: Callable[[int], StateSnapshot],
     **options: bool,
 ) -> ReplayAnswer:
-    """The answer of a stream without a relay."""
+    """Return a stream's answer to a replay request, without a relay."""
     return ReplayAnswer(cast("StreamState", StreamAlone(stream, snapshot)), request, **options)

@@ -1,4 +1,4 @@
-"""A bus under test on real sockets, in the process of the test."""
+"""A daemon under test on real sockets, in the process of the test."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.doubles.runtimes import runtime_of
 from tests.ports import free_ports
 
 PATIENCE = 150.0
-"""Seconds after which a condition that should hold is a failure."""
+"""Seconds after which a condition that should hold counts as a failure."""
 
 
 async def eventually(condition: Callable[..., object], what: str, patience: float = PATIENCE) -> None:
@@ -31,7 +31,7 @@ async def eventually(condition: Callable[..., object], what: str, patience: floa
 
 
 def wait_for(condition: Callable[[], Any], what: str, patience: float = PATIENCE) -> Any:
-    """Wait until the condition holds, without a loop, and return what it returned."""
+    """Block until the condition holds, without an event loop, and return its result."""
     end = time.monotonic() + patience
     while not (found := condition()):
         assert time.monotonic() < end, f"not within {patience:g} s: {what}"
@@ -40,7 +40,7 @@ def wait_for(condition: Callable[[], Any], what: str, patience: float = PATIENCE
 
 
 class Bus:
-    """A running daemon with one engine rank (unless told otherwise) and one output, on free ports of loopback."""
+    """A running daemon with one output and, by default, one engine rank, on free loopback ports."""
 
     def __init__(self, daemon: Daemon, ports: list[int]) -> None:
         self.daemon = daemon
@@ -51,7 +51,7 @@ class Bus:
         return self.daemon.relay.sources[0]
 
     def caught_up(self, seq: int) -> bool:
-        """Whether the batch `seq` of the engine has been relayed and the source is at rest."""
+        """Return whether the engine's batch `seq` has been relayed and the source is ``live``."""
         return self.source.sequencer.next == seq + 1 and self.source.state == "live"
 
 
@@ -82,10 +82,10 @@ async def running_bus(*, bind: bool = False, one_port: bool = False, **settings:
 
 
 async def change_sources(daemon: Daemon, wanted: Config) -> None:
-    """Change to the sources of another configuration.
+    """Apply the sources of another configuration.
 
     Raises:
-        KvbusError: an endpoint, a numbering or a key file cannot be had; nothing has changed.
+        KvbusError: an endpoint, a state directory or a key file is not available; nothing has changed.
     """
     async with daemon.changing:
         change = change_to(daemon.config, wanted, daemon.source_sockets.is_open, daemon.placement)

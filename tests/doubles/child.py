@@ -1,4 +1,4 @@
-"""Child processes that can be stopped, killed and looked at, and that never outlive the process that began them."""
+"""Child processes that can be stopped, killed and inspected, and that never outlive their parent."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[2]
 
 _DIES_WITH_PARENT: Final = ("setpriv", "--pdeathsig", "KILL", "--")
-"""Before a command. To do this in Python needs a real fork, and libraries have handlers for one: where gRPC has been in
-use in this process, one child in thirty aborts before it has become the program."""
+"""Prefix of each command. Doing this in Python needs a real fork, and libraries register handlers for forks: if this
+process has used gRPC, one child in thirty aborts before it executes the program."""
 
 
 class Child:
-    """A program, restarted as often as one likes; its stderr goes to a file, or to a reader of lines.
+    """A program that can be started again and again. Its stderr is written to a file, and each line to a callback.
 
     Args:
-        name: in messages.
-        command: what to run; may be changed between two starts.
-        directory: where its log is kept.
-        piped: stdin and stdout are pipes.
+        name: the program's name in error messages and of its log file.
+        command: command line; may be changed between two starts.
+        directory: directory of the log file.
+        piped: whether stdin and stdout are pipes.
         on_line: called with each line of stderr.
     """
 
@@ -46,11 +46,11 @@ class Child:
         self._reader: asyncio.Task[None] | None = None
         self.process: asyncio.subprocess.Process | None = None
         self.lock = asyncio.Lock()
-        """Held by whoever stops, kills or restarts it."""
+        """Held by the task that stops, kills or restarts the program."""
         self.starts = 0
         self.expected_end = False
         self.env = {name: value for name, value in os.environ.items() if not name.startswith("KVBUS_")}
-        self.env["PYTHONPATH"] = str(ROOT)  # whoever enters a mount namespace is somewhere else
+        self.env["PYTHONPATH"] = str(ROOT)  # A child in its own mount namespace may have another working directory.
 
     async def start(self) -> None:
         self.starts += 1
@@ -92,7 +92,7 @@ class Child:
             os.kill(self.pid, number)
 
     async def stop_for(self, seconds: float) -> bool:
-        """SIGSTOP, and SIGCONT after so long; whether it really stood still."""
+        """Send SIGSTOP, and SIGCONT after some seconds. Return whether the program was stopped in between."""
         self.send(signal.SIGSTOP)
         try:
             await asyncio.sleep(seconds)
@@ -101,11 +101,15 @@ class Child:
             self.send(signal.SIGCONT)
 
     async def kill(self) -> int:
-        """SIGKILL; its exit status."""
+        """Send SIGKILL and return the exit status."""
         return await self.end(signal.SIGKILL)
 
     async def end(self, number: int = signal.SIGTERM, patience: float = 20.0) -> int:
-        """Send a signal and wait for the end; SIGKILL, and an error, if it does not come."""
+        """Send a signal, wait for the program to end and return its exit status.
+
+        Raises:
+            AssertionError: the program did not end within ``patience`` seconds. It was killed.
+        """
         assert self.process is not None
         self.expected_end = True
         self.send(number)
@@ -118,7 +122,7 @@ class Child:
             raise AssertionError(f"{self.name} did not end within {patience:g} s of signal {number}") from None
 
     async def close(self) -> None:
-        """Whatever it is doing, it is over."""
+        """Kill the program if it is running, and read its stderr to the end."""
         if self.process is not None and self.process.returncode is None:
             self.expected_end = True
             with contextlib.suppress(ProcessLookupError):
@@ -127,15 +131,15 @@ class Child:
         if self._reader is not None:
             await asyncio.gather(self._reader, return_exceptions=True)
 
-    # -- what the kernel says of it ----------------------------------------------------------------------------------
+    # -- values from /proc -------------------------------------------------------------------------------------------
 
     def state(self) -> str:
-        """One letter, as in ps: ``T`` is stopped."""
+        """Return the state letter that ``ps`` shows: ``T`` is stopped."""
         text = Path(f"/proc/{self.pid}/stat").read_text()
         return text.rpartition(")")[2].split()[0]
 
     def rss(self) -> int:
-        """Resident memory in bytes."""
+        """Return the resident memory in bytes."""
         pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
 
@@ -144,5 +148,5 @@ class Child:
 
 
 def python(*arguments: str) -> list[str]:
-    """The command of a module of this project."""
+    """Return the command line of a Python module of this project."""
     return [sys.executable, "-m", *arguments]

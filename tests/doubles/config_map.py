@@ -1,4 +1,4 @@
-"""A ConfigMap or Secret as a kubelet mounts it."""
+"""A ConfigMap or Secret volume as a kubelet mounts it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 class Volume:
-    """One file of its volume: ``kvbus.yaml`` -> ``..data/kvbus.yaml`` -> ``..N/kvbus.yaml``."""
+    """A file of such a volume: ``kvbus.yaml`` -> ``..data/kvbus.yaml`` -> ``..N/kvbus.yaml``."""
 
     def __init__(self, directory: Path, text: str) -> None:
         self._directory = directory
@@ -16,7 +16,7 @@ class Volume:
         self.file.symlink_to(Path("..data", "kvbus.yaml"))
 
     def swap(self, text: str) -> None:
-        """Give the file another content, all at once: the new one is behind a link that is renamed."""
+        """Replace the file's content atomically, by renaming the link to its directory."""
         before, self._number = f"..{self._number}", self._number + 1
         now = self._directory / f"..{self._number}"
         now.mkdir()

@@ -1,4 +1,4 @@
-"""Simulated engines on real publishers, and the HTTP API of one."""
+"""Simulated engines on real publishers, with or without an HTTP API."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from tests.wire.captures import Key
 
 BUFFER: Final = 50
 OLD: Final = 400
-"""Batches before kvbus comes."""
+"""Number of batches that the engine publishes before kvbus connects."""
 
 Handler = Callable[[web.Request], web.Response]
 
 
 class Engine:
-    """A simulated engine rank on a real publisher; its blocks are small, so that a few hundred tokens make many events.
+    """A simulated engine rank on a real publisher. Its blocks are small: a few hundred tokens make many events.
 
-    Why it is not the world's engine: `tests.doubles`. A batch's ``ts`` is the number of batches that this engine has
-    published, all its lives counted.
+    `tests.doubles` explains the difference from `tests.properties.world.Engine`. A batch's ``ts`` is the number of
+    batches that this engine has published in all its epochs.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Engine:
         self._rng = random.Random(7)
 
     async def publish(self, count: int) -> None:
-        """Publish batches; each is lost on its way with the probability `drop`."""
+        """Publish batches. Each is lost on the live stream with the probability `drop`."""
         for at in range(count):
             payload = self.sim.step(self.published + 1.0)
             assert payload is not None
@@ -63,18 +63,18 @@ class Engine:
                 await asyncio.sleep(0)
 
     def settle(self) -> set[Key]:
-        """Publish the rest of the last step, and return the blocks that are cached then."""
+        """Publish the remaining batches of the last step, and return the blocks that are cached then."""
         for payload in self.sim.flush(self.published + 1.0):
             self._send(payload)
         return {(block["group_idx"], str(medium_key(block["medium"])), block["hash"]) for block in self.sim.truth()}
 
     def reset(self) -> None:
-        """Empty the cache, and say so in the stream."""
+        """Empty the cache, and publish a clear."""
         self.sim.clear()
         self.settle()
 
     def restart(self) -> None:
-        """Die and come back with nothing."""
+        """Restart with an empty cache and seq 0."""
         self.publisher.restart()
         self.sim.restart()
 
@@ -86,7 +86,7 @@ class Engine:
 
 
 class EngineWithApi:
-    """Ranks that are older than their replay buffers, and the HTTP API in front of them."""
+    """An engine's ranks, older than their replay buffers, and the engine's HTTP API."""
 
     def __init__(self, dialect: str = "vllm-0.33", tiers: dict[str, int] | None = None, ranks: int = 1) -> None:
         first = ports_in_a_row(2 * ranks)
@@ -108,13 +108,13 @@ class EngineWithApi:
             for rank in range(ranks)
         ]
         self.asked: list[str] = []
-        """The requests that might have changed something."""
+        """Method and path of each request that a handler of :meth:`offers` got."""
         self.port = free_port()
         self.api = f"http://127.0.0.1:{self.port}"
         self.routes: dict[tuple[str, str], Handler] = {}
 
     def offers(self, method: str, path: str, handler: Handler | None = None) -> None:
-        """One more path; what it does, or reset the cache."""
+        """Add a path to the API. Its handler answers; without a handler, the path resets every rank's cache."""
 
         def asked(request: web.Request) -> web.Response:
             self.asked.append(f"{request.method} {request.path}")

@@ -1,7 +1,8 @@
-"""kthena's sidecar, by the rules of its source (volcano-sh/kthena, python/kthena/runtime, 2026): nobody can install it.
+"""kthena's sidecar, by the rules of its source (volcano-sh/kthena, python/kthena/runtime, 2026). No package of it
+exists.
 
-It reads arrays of typed fields alone, compares the topic of each message with ``kv-events``, and looks at neither seq,
-rank, group, medium nor parent. It files a block under a hash of the block's own tokens.
+It accepts only arrays of typed fields, compares each message's topic with ``kv-events``, and ignores seq, rank, group,
+medium and parent. It files a block under a hash of the block's own tokens.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ TOPIC: Final = b"kv-events"
 
 
 class BlockStored(msgspec.Struct, array_like=True, tag=True):
-    """The fields of a store that the sidecar declares; more that follow are ignored."""
+    """The fields of a store that the sidecar declares. It ignores the fields after them."""
 
     block_hashes: list[int]
     parent_block_hash: int | None
@@ -25,14 +26,14 @@ class BlockStored(msgspec.Struct, array_like=True, tag=True):
 
 
 class BlockRemoved(msgspec.Struct, array_like=True, tag=True):
-    """The fields of a removal."""
+    """The fields of a removal that the sidecar declares."""
 
     block_hashes: list[int]
     medium: str | None = None
 
 
 class AllBlocksCleared(msgspec.Struct, array_like=True, tag=True):
-    """A clear: of all ranks."""
+    """A clear, which empties all ranks."""
 
 
 class _Batch(msgspec.Struct, array_like=True):
@@ -42,10 +43,10 @@ class _Batch(msgspec.Struct, array_like=True):
 
 
 class KthenaSidecar:
-    """What the sidecar has filed for its pod.
+    """The blocks that the sidecar has filed for its pod.
 
     Attributes:
-        blocks: by the engine's hash, the tokens that a block is filed under.
+        blocks: the tokens that a block is filed under, by the engine's hash.
     """
 
     def __init__(self) -> None:
@@ -53,11 +54,11 @@ class KthenaSidecar:
         self._decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(_Batch)
 
     def take(self, topic: bytes, payload: bytes) -> None:
-        """Take in one message.
+        """Apply a message.
 
         Raises:
-            msgspec.ValidationError: the sidecar cannot decode the batch. It would drop all of it.
-            ValueError: the tokens of a store cannot be divided among its hashes. It would drop the store.
+            msgspec.ValidationError: the sidecar cannot decode the batch. The real sidecar drops the complete batch.
+            ValueError: a store's tokens cannot be divided among its hashes. The real sidecar drops the store.
         """
         if topic != TOPIC:
             return

@@ -1,4 +1,4 @@
-"""`kvbus run` as a process of its own: started, asked over HTTP, stopped, killed and started again."""
+"""`kvbus run` as a separate process that tests start, query over HTTP, stop, kill and restart."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from tests.ports import free_port, free_ports, ports_in_a_row
 
 
 class Program:
-    """One command of kvbus: one process after the other, each ended by its own id.
+    """A kvbus command that can be run several times. Each process is ended by its own id.
 
     Args:
-        directory: for its log, what it prints, its state and its runtime directory.
-        args: its command line.
-        name: of its log.
+        directory: directory of the log, the standard output, the state and the runtime files.
+        args: command line after ``python -m kvbus``.
+        name: name of the log file.
     """
 
     def __init__(self, directory: Path, *args: str, name: str = "kvbus") -> None:
@@ -40,7 +40,7 @@ class Program:
         self.env = {name: value for name, value in os.environ.items() if not name.startswith("KVBUS_")}
         self.env |= {"XDG_RUNTIME_DIR": str(directory), "STATE_DIRECTORY": str(directory)}
         self.version = "kvbus"
-        """What ``python -m`` runs."""
+        """The module that ``python -m`` runs, and arguments before `args`."""
         self._out = directory / f"{name}.out"
         self._process: subprocess.Popen[bytes] | None = None
         self._watch: Watch | None = None
@@ -50,7 +50,7 @@ class Program:
         return [sys.executable, "-m", *self.version.split(), *self.args]
 
     def start(self, before: Callable[[], None] | None = None) -> None:
-        """Start a process; it calls ``before`` before everything else."""
+        """Start a process. The child calls ``before`` before it executes the program."""
         with self.log.open("ab") as log, self._out.open("ab") as out:
             self._process = subprocess.Popen(
                 self.command,
@@ -77,7 +77,7 @@ class Program:
 
     @property
     def running(self) -> subprocess.Popen[bytes]:
-        """The newest process, which has not ended."""
+        """The newest process, which must be running."""
         assert self.process.poll() is None, f"kvbus ended by itself:\n{self.said}"
         return self.process
 
@@ -87,16 +87,16 @@ class Program:
 
     @property
     def said(self) -> str:
-        """The log of every process so far."""
+        """The logs of all processes so far."""
         return self.log.read_text()
 
     @property
     def printed(self) -> str:
-        """The standard output of every process so far."""
+        """The standard output of all processes so far."""
         return self._out.read_text()
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:
-        """Send a signal, wait for the end and return the exit code."""
+        """Send a signal, wait for the process to end and return the exit code."""
         self.signal(number)
         return self.ended()
 
@@ -104,7 +104,7 @@ class Program:
         self.running.send_signal(number)
 
     def ended(self, patience: float = 60) -> int:
-        """Wait for the end and return the exit code."""
+        """Wait for the process to end and return the exit code."""
         code = self.process.wait(patience)
         if self._watch is not None:
             self._watch.close()
@@ -112,23 +112,23 @@ class Program:
         return code
 
     async def ends(self, patience: float = 60) -> int:
-        """Wait for the end and return the exit code, while the loop goes on."""
+        """Wait for the process to end without blocking the event loop, and return the exit code."""
         await eventually(lambda: self.process.poll() is not None, f"the end: {self.said}", patience)
         return self.ended()
 
     def close(self) -> None:
-        """Kill the process if it still runs."""
+        """Kill the process if it is running."""
         if self._process is not None:
-            self._process.kill()  # does nothing to one that has ended
+            self._process.kill()  # kill() does nothing if the process has ended
             self.ended()
 
 
 class KvbusProcess(Program):
-    """`kvbus run` on a configuration, which may be changed between two starts.
+    """`kvbus run` with a configuration that may be changed between two starts.
 
     Args:
-        directory: for the configuration, the log and the runtime directory.
-        config: of kvbus; ``http`` is a free port of loopback unless given.
+        directory: directory of the configuration, the log and the runtime files.
+        config: kvbus's configuration; ``http`` is a free loopback port by default.
     """
 
     def __init__(self, directory: Path, config: dict[str, Any]) -> None:
@@ -146,7 +146,7 @@ class KvbusProcess(Program):
         return self.directory / "kvbus.yaml"
 
     def write(self) -> None:
-        """Write the configuration."""
+        """Write the configuration file."""
         self.file.write_text(json.dumps(self.config))  # JSON is YAML
 
     def start(self, before: Callable[[], None] | None = None) -> None:
@@ -158,7 +158,7 @@ class KvbusProcess(Program):
         return self.running.pid
 
     def get(self, path: str) -> bytes:
-        """Return the answer to a path, or nothing if kvbus does not listen yet or refuses."""
+        """Return the body of a GET, or nothing if kvbus does not listen yet or answers with an error."""
         try:
             with urllib.request.urlopen(f"http://{self.http}{path}", timeout=60) as answer:
                 return bytes(answer.read())
@@ -166,23 +166,27 @@ class KvbusProcess(Program):
             return b""
 
     def ready(self) -> bool:
-        """Whether kvbus says that it is ready; an error if it has ended."""
+        """Return whether `/readyz` succeeds.
+
+        Raises:
+            AssertionError: kvbus has ended.
+        """
         return bool(self.running and self.get("/readyz"))
 
     def sources(self) -> list[dict[str, Any]]:
-        """Return what `/sources` says."""
+        """Return the rows of `/sources`."""
         said: list[dict[str, Any]] = json.loads(self.get("/sources") or b"[]")
         return said
 
     def metric(self, sample: str) -> float:
-        """Return one sample of `/metrics`, by its name and labels in the order of the alphabet."""
+        """Return a sample of `/metrics`, given as name and labels in alphabetical order."""
         lines = self.get("/metrics").decode().splitlines()
         found = [line.rpartition(" ")[2] for line in lines if line.startswith(f"{sample} ")]
         assert found, f"no {sample} in /metrics"
         return float(found[0])
 
     def pause(self) -> None:
-        """Stop it where it stands, as a node without a free core does."""
+        """Stop the process with SIGSTOP, as on a node without a free core."""
         self.signal(signal.SIGSTOP)
 
     def resume(self) -> None:
@@ -197,7 +201,7 @@ class KvbusProcess(Program):
 
 
 class Process(KvbusProcess):
-    """`kvbus run` on the ranks of one engine; the endpoints are those of rank 0."""
+    """`kvbus run` with the ranks of an engine as sources. The endpoint attributes are those of rank 0."""
 
     def __init__(self, directory: Path, *, keeps_state: bool, ranks: int = 1, replay_timeout: float = 2.0) -> None:
         self._ports = [ports_in_a_row(ranks) for _ in range(4)]
@@ -213,14 +217,14 @@ class Process(KvbusProcess):
         super().__init__(directory, config)
 
     def endpoints(self, rank: int) -> list[str]:
-        """Of the engine, of its replay, of the output and of its replay."""
+        """Return a rank's endpoints: engine live, engine replay, output live, output replay."""
         return [f"tcp://127.0.0.1:{port + rank}" for port in self._ports]
 
 
 class QuickProcess(Process):
-    """The same, forked off a process that has imported everything: a start takes milliseconds instead of half a second.
+    """A `Process` forked from a process that has imported every module, so that a start takes milliseconds, not 500 ms.
 
-    A checkpoint is due after 64 KiB of log instead of 128 MiB, so that kills meet checkpoints that are being written.
+    A checkpoint is due after 64 KiB of log instead of 128 MiB, so that some kills hit a checkpoint being written.
     """
 
     def __init__(self, directory: Path, *, keeps_state: bool) -> None:
@@ -244,11 +248,11 @@ class QuickProcess(Process):
         assert self._told("kill") == f"{signal.SIGKILL.value}\n", f"kvbus ended by itself:\n{self.log.read_text()}"
 
     def exhaust(self) -> None:
-        """Let it run out of memory, at whatever it is doing."""
+        """Raise MemoryError in kvbus, wherever its main thread is."""
         assert self._told("exhaust") == f"-{ExitCode.INTERNAL.value}\n", self.log.read_text()
 
     def close(self) -> None:
-        """End the process that the others are forked off, and the last of them with it."""
+        """End the process that forks kvbus, which also kills the running kvbus."""
         with self._nursery:
             _pipe(self._nursery.stdin).close()
             self._nursery.wait(60)
@@ -270,7 +274,7 @@ def run_async(main: Any) -> None:
 
 
 class Place:
-    """Endpoints on free ports, and the configuration of a bus on them."""
+    """Endpoints on free ports, and a configuration of kvbus with them."""
 
     def __init__(self, directory: Path, **settings: Any) -> None:
         ports = free_ports(5)
@@ -289,16 +293,16 @@ class Place:
         }
 
     def write(self) -> None:
-        """Write the configuration."""
+        """Write the configuration file."""
         self.file.write_text(json.dumps(self.config))  # JSON is YAML
 
     def kvbus(self) -> Program:
-        """`kvbus run` here, once it is entered."""
+        """Return `kvbus run` with this configuration; entering it starts the process."""
         self.write()
         return Program(self.directory, "run", "-c", str(self.file))
 
     def get(self, path: str) -> tuple[int, str]:
-        """Status and body; 0 while nobody answers."""
+        """Return the status and body of a GET. The status is 0 while nothing listens."""
         try:
             with urllib.request.urlopen(f"http://{self.http}{path}", timeout=60) as answer:
                 return answer.status, answer.read().decode()
@@ -314,7 +318,7 @@ class Place:
         await eventually(there, "a bus that is ready")
 
     async def subscribed(self) -> None:
-        """Until then what is published goes to nobody."""
+        """Wait until a router has subscribed. Batches published before that reach no router."""
         there = 'kvbus_output_subscribers{output="routers"} 1.0'
         await eventually(lambda: there in self.get("/metrics")[1], "a router's subscription")
 

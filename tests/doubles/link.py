@@ -1,4 +1,4 @@
-"""A TCP link that can be made bad: cut, stalled, slowed, half-open, closed, and robbed of single ZMQ messages."""
+"""A TCP proxy that injects faults: cut, stalled, slow, half-open and refused connections, and lost ZMQ messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _RESET: Final = struct.pack("ii", 1, 0)
 
 @dataclass
 class WireFaults:
-    """What happens to the next messages of the watched direction."""
+    """How many of the next messages of the watched direction get each fault, and how many have got it."""
 
     drop: int = 0
     double: int = 0
@@ -28,7 +28,7 @@ class WireFaults:
 
 
 class Connection:
-    """One client's connection and the one behind it."""
+    """A client's connection to the proxy, and the proxy's connection to the server."""
 
     def __init__(self, client: asyncio.StreamWriter, server: asyncio.StreamWriter) -> None:
         self.client = client
@@ -42,20 +42,20 @@ class Connection:
 
 def _close(writer: asyncio.StreamWriter, *, reset: bool) -> None:
     if reset and (raw := writer.get_extra_info("socket")) is not None:
-        with contextlib.suppress(OSError, ValueError):  # it is closed already
+        with contextlib.suppress(OSError, ValueError):  # the socket is closed already
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
     writer.transport.abort()
 
 
 class Link:
-    """Listens on ``port`` and passes every connection on to ``target`` on loopback.
+    """A proxy that listens on ``port`` and forwards every connection to ``target`` on loopback.
 
     Args:
-        name: of the link, in reports.
-        port: to listen on.
-        target: port behind it.
-        talks: which side's messages `wire` looks at; None: neither.
-        host: to listen on.
+        name: name of the link in reports.
+        port: port to listen on.
+        target: port to forward to.
+        talks: side whose messages `wire` affects, or None for no side.
+        host: address to listen on.
     """
 
     def __init__(self, name: str, port: int, target: int, talks: Side | None = None, host: str = "127.0.0.1") -> None:
@@ -74,14 +74,15 @@ class Link:
         self._allowance: int | None = None
         self.wire = WireFaults()
         self.cut_at = 0
-        """The number of the chunk that ends its connection and is not passed on, counted over both ways; 0: none."""
+        """Number of the chunk, counted over both directions, that is discarded and ends its connection; 0 for no
+        chunk."""
         self.cut_answer = False
-        """The next chunk of the server ends its connection and is not passed on."""
+        """Discard the server's next chunk and end its connection."""
         self.chunks = self.cuts = 0
-        """Chunks of both ways, and those that ended their connection."""
+        """`chunks` counts the chunks of both directions, `cuts` the chunks that ended their connections."""
         self.accepted = 0
         self.delayed = 0
-        """Chunks that were held up."""
+        """Number of delayed chunks."""
 
     async def start(self) -> None:
         self._server = await asyncio.start_server(self._accept, self.host, self.port, limit=_CHUNK)
@@ -110,42 +111,42 @@ class Link:
     # -- faults ------------------------------------------------------------------------------------------------------
 
     def cut(self, *, reset: bool) -> int:
-        """Close every connection, with FIN or with RST; how many there were."""
+        """Close every connection, with FIN or with RST, and return their number."""
         cut = list(self._connections)
         for connection in cut:
             connection.close(reset=reset)
         return len(cut)
 
     def cut_after(self, size: int | None) -> None:
-        """Cut the connection when the watched side has sent so many bytes more, once; None: do not."""
+        """Cut the connection once, after the watched side has sent ``size`` more bytes; None cancels the cut."""
         self._allowance = size
 
     @property
     def to_be_cut(self) -> bool:
-        """The cut is still to come."""
+        """Return whether a cut of `cut_after` is still pending."""
         return self._allowance is not None
 
     def move(self, target: int) -> None:
-        """Pass everything on to another port, and cut the connections to the one before."""
+        """Cut all connections, and forward new ones to another port."""
         self._target = target
         self.cut(reset=False)
 
     def stall(self) -> int:
-        """Take nothing more from either side; how many connections that holds up."""
+        """Stop forwarding in both directions, and return the number of stalled connections."""
         self._open.clear()
         return len(self._connections)
 
     def flow(self) -> None:
-        """Go on."""
+        """End a stall and a delay."""
         self._open.set()
         self._delay = 0.0
 
     def slow(self, seconds: float) -> None:
-        """Hold up every chunk for so long."""
+        """Delay every chunk by this many seconds."""
         self._delay = seconds
 
     def half_open(self) -> int:
-        """Whoever is behind vanishes without the client being told; how many clients that are."""
+        """Close the server's side of each connection but not the client's. Return the number of affected clients."""
         lonely = [connection for connection in self._connections if not connection.half_open]
         for connection in lonely:
             connection.half_open = True
@@ -153,13 +154,13 @@ class Link:
         return len(lonely)
 
     def drop_half_open(self) -> None:
-        """The client is told after all."""
+        """Close the half-open connections on the client's side too."""
         for connection in list(self._connections):
             if connection.half_open:
                 connection.close(reset=True)
 
     async def refuse(self) -> None:
-        """Nobody listens any more."""
+        """Stop listening, and cut all connections."""
         async with self._binding:
             if self._server is not None:
                 self._server.close()
@@ -181,7 +182,7 @@ class Link:
         try:
             await self._serve(reader, writer)
         except (OSError, asyncio.CancelledError):
-            pass  # a connection that breaks is what this is for
+            pass  # connections are meant to break here
         finally:
             writer.transport.abort()
             self._tasks.discard(task)
@@ -225,7 +226,7 @@ class Link:
                 await asyncio.sleep(self._delay)
             await self._open.wait()
             if connection.half_open:
-                continue  # swallowed: there is nobody behind
+                continue  # discard the chunk: the server's connection is closed
             if splitter is None:
                 writer.write(chunk)
             else:
@@ -242,7 +243,8 @@ class Link:
     def _watch(
         self, writer: asyncio.StreamWriter, frames: list[bytes] | None, piece: bytes, held: bytes | None
     ) -> bytes | None:
-        """Pass a piece on, unless it is a message whose turn it is; the message that waits to be overtaken."""
+        """Forward a piece, or apply the next fault to it. Return the message that is held until another overtakes
+        it."""
         wire = self.wire
         if frames is None or len(frames) != 3:
             writer.write(piece)
@@ -272,17 +274,17 @@ _MORE, _LONG, _COMMAND = 1, 2, 4
 
 
 class Splitter:
-    """Cut a stream into pieces that lose nothing when put together: greeting, commands, whole messages.
+    """Splits a byte stream into greeting, commands and complete messages. The pieces together are the stream.
 
     >>> splitter = Splitter()
     >>> for frames, piece in splitter.feed(chunk): ...
 
-    ``frames`` is None where the piece is not a message.
+    ``frames`` is None if the piece is not a message.
     """
 
     def __init__(self) -> None:
         self._buffer = bytearray()
-        self._greeting = GREETING  # bytes of it still to come; the two sides send theirs in turns
+        self._greeting = GREETING  # bytes of the greeting still to come; the two sides send parts of it alternately
 
     def feed(self, chunk: bytes) -> Iterator[tuple[list[bytes] | None, bytes]]:
         self._buffer += chunk
@@ -294,7 +296,7 @@ class Splitter:
 
     @property
     def waiting(self) -> int:
-        """Bytes of a piece that has not come whole."""
+        """Number of bytes of the incomplete piece."""
         return len(self._buffer)
 
     def _next(self) -> tuple[list[bytes] | None, int] | None:

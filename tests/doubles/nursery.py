@@ -1,8 +1,8 @@
 """Forks `kvbus run` on demand: ``python -m tests.doubles.nursery CONFIG LOG_BYTES``, commands on stdin.
 
-``start`` forks one (answer: ``started``); ``kill`` sends SIGKILL and answers with the signal it died of, or minus its
-exit code if it had ended by itself. ``exhaust`` raises MemoryError wherever its main thread is, and answers likewise.
-The end of stdin ends both.
+``start`` forks a kvbus and answers ``started``. ``kill`` sends SIGKILL to it, and answers with the signal that ended
+the process, or minus its exit code if it had ended by itself. ``exhaust`` raises MemoryError in its main thread, and
+answers likewise. The end of stdin ends this process and its kvbus.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kvbus.state import sqlite
 
 
 def child(config: str) -> None:
-    """Be ``kvbus run``; never comes back."""
+    """Run ``kvbus run`` and exit; never return."""
     code = 70
     try:
         sys.stdin.close()
@@ -39,13 +39,13 @@ def exhausted(_number: int, _frame: object) -> None:
 
 
 def killed(pid: int) -> int:
-    """End a child; what it died of."""
+    """Kill a child, and return what `died_of` says of its status."""
     os.kill(pid, signal.SIGKILL)
     return died_of(os.waitpid(pid, 0)[1])
 
 
 def exhaust(pid: int) -> int:
-    """Raise MemoryError in a child until it ends: one that is raised in a finalizer is ignored by Python itself."""
+    """Raise MemoryError in a child until it ends. One signal may not be enough: Python ignores errors in finalizers."""
     while True:
         os.kill(pid, signal.SIGUSR1)
         for _ in range(50):
@@ -60,8 +60,8 @@ def died_of(status: int) -> int:
 
 
 def serve(config: str) -> None:
-    """Take commands until there are no more."""
-    signal.signal(signal.SIGUSR1, exhausted)  # before a fork: a child has it from its first moment
+    """Execute the commands on stdin until it ends."""
+    signal.signal(signal.SIGUSR1, exhausted)  # set before the fork, so that a child has the handler from its start
     pid = 0
     for line in sys.stdin:
         if line == "start\n":
@@ -70,7 +70,7 @@ def serve(config: str) -> None:
                 child(config)
             sys.stdout.write("started\n")
         elif line in {"kill\n", "exhaust\n"}:
-            assert pid, "nothing was started"  # 0 would be the whole process group
+            assert pid, "nothing was started"  # a pid of 0 would kill the complete process group
             end = killed if line == "kill\n" else exhaust
             pid, ended = 0, pid
             sys.stdout.write(f"{end(ended)}\n")

@@ -1,4 +1,4 @@
-"""What engines say: events as maps, batches and messages as bytes, and how two spellings of an event are compared."""
+"""Builders of engines' events, batches and messages, and a normal form to compare events."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ unpack: Final = msgspec.msgpack.decode
 
 
 def tokens_of(block: Hash, size: int = 16) -> list[int]:
-    """Tokens no other block has: equal for equal hashes, different otherwise."""
+    """Return tokens that only this block has: equal for equal hashes, different otherwise."""
     first = zlib.crc32(repr(block).encode()) % 2**31
     return list(range(first, first + size))
 
@@ -31,7 +31,7 @@ def store(
     group: Any = None,
     **more: Any,
 ) -> dict[str, Any]:
-    """A BlockStored as a map; tokens follow from the hashes unless given. ``more`` is added as it is."""
+    """Return a BlockStored as a map. Tokens follow from the hashes by default. ``more`` are additional fields."""
     if tokens is None:
         tokens = [token for block in hashes for token in tokens_of(block, block_size)]
     event = {
@@ -48,7 +48,7 @@ def store(
 
 
 def removed(hashes: list[Any], *, medium: Any = "GPU", group: Any = None, **more: Any) -> dict[str, Any]:
-    """A BlockRemoved as a map."""
+    """Return a BlockRemoved as a map."""
     event = {"type": "BlockRemoved", "block_hashes": hashes, "medium": medium}
     if group is not None:
         event["group_idx"] = group
@@ -56,33 +56,33 @@ def removed(hashes: list[Any], *, medium: Any = "GPU", group: Any = None, **more
 
 
 def cleared(medium: str | None = None) -> dict[str, Any]:
-    """An AllBlocksCleared as a map, of one medium if one is given."""
+    """Return an AllBlocksCleared as a map, for one medium if one is given."""
     return {"type": "AllBlocksCleared"} | ({} if medium is None else {"medium": medium})
 
 
 def payload(*events: Any, ts: Any = 1.0, rank: Any = 0) -> bytes:
-    """One batch, ``[ts, events, rank]``."""
+    """Return an encoded batch, ``[ts, events, rank]``."""
     return pack([ts, list(events), rank])
 
 
 def batch(seq: int, *events: Any, ts: Any = 1.0, rank: Any = 0, topic: bytes = b"") -> list[bytes]:
-    """One live message, ``[topic, seq, payload]``."""
+    """Return the frames of a live message, ``[topic, seq, payload]``."""
     return [topic, seq.to_bytes(8, "big"), payload(*events, ts=ts, rank=rank)]
 
 
 def plain(event: AnyEvent | dict[str, Any]) -> dict[str, Any]:
-    """An event as a map without what is None or was never sent, so that any two spellings of it are equal."""
+    """Return an event as a map without its fields that are None or absent, so that equal events compare equal."""
     fields = unpack(pack(event))
     return {name: value for name, value in fields.items() if value is not None}
 
 
 def plain_all(events: Iterable[AnyEvent | dict[str, Any]]) -> list[dict[str, Any]]:
-    """All of them, see :func:`plain`."""
+    """Return each event as :func:`plain` does."""
     return [plain(event) for event in events]
 
 
 def short(event: dict[str, Any]) -> str:
-    """One event in a line."""
+    """Return an event in one line."""
     kind = event.get("type")
     where = "".join(f" {name}={event[name]}" for name in ("medium", "group_idx") if event.get(name) is not None)
     if kind == "BlockStored":

@@ -1,6 +1,6 @@
-"""A subscriber whose ZeroMQ knows no commands, as go-zeromq's: a PING is a message of one frame, and is never answered.
+"""A subscriber whose ZeroMQ does not know commands, like go-zeromq: it takes a PING for a message and never answers it.
 
-It dials again 5 s after a connection broke, as llm-d does, and never asks for what it missed.
+It reconnects 5 s after a connection broke, as llm-d does, and never asks for the batches that it missed.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ REDIAL: Final = 5.0
 
 
 class PingAsMessage:
-    """One connection to a live stream, made again as often as it breaks."""
+    """A connection to a live stream, made again whenever it breaks."""
 
     def __init__(self, endpoint: str) -> None:
         self.view = PlainSetRouter()
         self.odd = 0
-        """Messages that are no batch."""
+        """Number of messages that are not a batch."""
         self.lost = 0
-        """Connections that broke."""
+        """Number of connections that broke."""
         self._at = urlsplit(endpoint)
         self._running = asyncio.ensure_future(self._run())
 
@@ -60,7 +60,7 @@ class PingAsMessage:
             self.odd += 1
 
     def hashes(self) -> set[int]:
-        """Of all blocks."""
+        """Return the integer hashes of all blocks."""
         return {block for _, _, block in self.view.blocks if isinstance(block, int)}
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Two runs of the relay that are the same but for names, and whether the names are one renaming."""
+"""Compares two runs of the relay that may differ only by a consistent renaming of values."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from tests.core.dsl import Script, asked, tick
 from tests.doubles.answers import reading
 
 STAYS: Final = frozenset({"type", "block_size", "medium", "group_idx", "kv_cache_spec_sliding_window"})
-"""Fields of events that have the same values under any names."""
+"""Event fields whose values must be the same in both runs."""
 
 COUNTS: Final = "remaining_copy_counts"
-"""A list of numbers that stay; a store carries it whatever is in it, and anything else has a name."""
+"""A store's list of numbers, which are the same in both runs. Values of another type are renamed."""
 
 
 class Renaming:
-    """A bijection between the values of two runs that is found out as they are compared."""
+    """A one-to-one mapping between the values of two runs, discovered while the runs are compared."""
 
     def __init__(self) -> None:
         self.names: dict[tuple[type, Any], Any] = {}
         self._values: dict[tuple[type, Any], Any] = {}
 
     def pair(self, value: Any, name: Any) -> None:
-        """The value has this name, and none has it beside it."""
-        if isinstance(value, float):  # NaN equals nothing
+        """Record that ``name`` is the name of ``value``, and check that neither has another partner."""
+        if isinstance(value, float):  # a NaN is not equal to itself
             value, name = value.hex(), name.hex()
         kind = type(value)
         assert type(name) is kind
@@ -53,7 +53,7 @@ class Renaming:
                 self.same(inner, renamed)
 
     def same(self, value: Any, name: Any) -> None:
-        """Two values of one shape, every scalar in the one named by that in the other."""
+        """Check that two values have the same shape, and pair their scalars."""
         assert type(value) is type(name), (value, name)
         if isinstance(value, dict):
             assert len(value) == len(name)
@@ -64,7 +64,7 @@ class Renaming:
                     self._same_counts(inner, renamed)
                 elif key in STAYS:
                     assert inner == renamed
-                elif key != "kv_cache_spec_kind" or inner != renamed:  # a word of the engine's stays, others do not
+                elif key != "kv_cache_spec_kind" or inner != renamed:  # the engine's known kinds are not renamed
                     self.same(inner, renamed)
         elif isinstance(value, list | tuple):
             assert len(value) == len(name)
@@ -76,14 +76,14 @@ class Renaming:
             self.pair(value, name)
 
     def same_batch(self, value: bytes, name: bytes) -> None:
-        """Two batches that a relay has sent: its words are the same, and what engines said is renamed."""
+        """Check that two batches of a relay are the same except for the renamed fields of engines' events."""
         (ts, events, rank), (other, renamed, same_rank) = msgspec.msgpack.decode(value), msgspec.msgpack.decode(name)
         assert (ts, rank, len(value)) == (other, same_rank, len(name))
         self.same([_named(event) for event in events], [_named(event) for event in renamed])
 
 
 def _named(event: Any) -> Any:
-    """A positional event by the names of its fields, so that what stays is known."""
+    """Return a positional event as a map, so that the fields of `STAYS` are recognized."""
     if isinstance(event, dict):
         return event
     fields = (
@@ -103,7 +103,7 @@ def _named(event: Any) -> Any:
 
 @dataclasses.dataclass
 class Run:
-    """What a relay did, and what it says of itself."""
+    """A relay's commands and replay answers, and what it reports of itself."""
 
     commands: list[Command]
     replays: list[list[bytes]]
@@ -111,7 +111,7 @@ class Run:
 
 
 def run(messages: Sequence[Message], *, lost: float = 0.0, seed: int = 0, replay: bool = True, **rules: Any) -> Run:
-    """Relay what an engine published: some batches are lost live, and its replay has all of them."""
+    """Relay an engine's messages. Some are lost on the live stream; the engine's replay has all of them."""
     script = Script(replay=replay, profiles=("vllm", "dynamo", "aibrix"), journal_batches=5, **rules)
     rng = random.Random(seed)
     commands: list[Command] = []
@@ -170,7 +170,7 @@ def _facts(script: Script) -> dict[str, Any]:
 
 
 def same_but_for_names(value: Run, name: Run) -> Renaming:
-    """Two runs that did the same, each batch of the one the other's under other names."""
+    """Check that two runs did the same except for one renaming, and return the renaming."""
     assert value.facts == name.facts
     renaming = Renaming()
     assert [type(command) for command in value.commands] == [type(command) for command in name.commands]

@@ -1,4 +1,5 @@
-"""Faults of an engine's replay, for `EnginePublisher.replay_fault`: what is sent in place of an answer, whose END is last."""
+"""Faults of an engine's replay for `EnginePublisher.replay_fault`. Each gets an answer, END last, and returns its
+substitute."""
 
 from __future__ import annotations
 
@@ -9,30 +10,30 @@ Messages = list[list[bytes]]
 
 
 def silent(_: Messages) -> Messages:
-    """No answer at all."""
+    """Send no answer."""
     return []
 
 
 def empty(messages: Messages) -> Messages:
-    """END at once, without batches."""
+    """Send END without batches."""
     return messages[-1:]
 
 
 def no_end(messages: Messages) -> Messages:
-    """Every batch and no END marker, as an engine whose ROUTER dropped END at its high-water mark."""
+    """Send every batch but no END marker, like an engine whose ROUTER dropped END at its high-water mark."""
     return messages[:-1]
 
 
 def endless(messages: Messages) -> Iterable[list[bytes]]:
-    """The same batches without end, and no END marker."""
+    """Send the same batches for ever, and no END marker."""
     return itertools.cycle(messages[:-1])
 
 
 def duplicate(messages: Messages) -> Messages:
-    """Every batch twice."""
+    """Send every batch twice."""
     return [*(message for message in messages[:-1] for _ in range(2)), messages[-1]]
 
 
 def interleave(messages: Messages) -> Messages:
-    """Two interleaved answers, each with its END, as if two requests were outstanding."""
+    """Send two interleaved answers, each with its END, as if two requests were outstanding."""
     return [message for message in messages for _ in range(2)]

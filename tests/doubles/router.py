@@ -1,4 +1,5 @@
-"""The plainest router that can be compared with an engine: a set of blocks. Every other router of the tests wraps it.
+"""A router that keeps a plain set of blocks to compare with an engine's cache. Every other router of the tests wraps
+it.
 
 >>> router = PlainSetRouter()
 >>> for message in published:
@@ -31,12 +32,12 @@ REMOVED_NAMES: Final = ("block_hashes", "medium", "group_idx")
 
 
 def events_of(payload: bytes) -> list[dict[str, Any]]:
-    """The events of a batch as maps, whether they were sent as maps or by position."""
+    """Return a batch's events as maps, whether they were sent as maps or by position."""
     return [_named(event) for event in msgspec.msgpack.decode(payload)[1]]
 
 
 def unpack_rank(payload: bytes) -> int:
-    """The rank of a batch."""
+    """Return a batch's rank."""
     rank: int = msgspec.msgpack.decode(payload)[2]
     return rank
 
@@ -49,17 +50,17 @@ def _named(event: list[Any] | dict[str, Any]) -> dict[str, Any]:
 
 
 class Block(NamedTuple):
-    """What a router knows of one block. Tokens are ids, or ``(a, b)`` pairs with EAGLE."""
+    """A router's record of a block. Tokens are ids, or ``(a, b)`` pairs with EAGLE."""
 
     parent: int | bytes | None
     tokens: tuple[Any, ...]
 
 
 class PlainSetRouter:
-    """A router that keeps a set: a store adds, a removal deletes, a clear empties. Copies are unknown to it.
+    """A router that keeps a set: a store adds, a removal deletes, a clear empties. It does not count copies.
 
-    Everything that a stream of fixed-size, gap-free, validated blocks must not do is written down in ``violations``;
-    stores behind a parent that is not there are legal and counted in ``orphans``.
+    ``violations`` lists every breach of the rules of a stream of fixed-size, gap-free, validated blocks. A store whose
+    parent is unknown is legal, and counted in ``orphans``.
     """
 
     def __init__(self) -> None:
@@ -74,7 +75,7 @@ class PlainSetRouter:
         self._run: list[tuple[tuple[int | None, str], int | bytes, int | bytes | None]] = []
 
     def apply(self, seq: int, payload: bytes) -> None:
-        """Take in one batch. One that was seen before (replay and live stream may overlap) is ignored."""
+        """Apply a batch. A batch that was seen before is ignored: replay and live stream may overlap."""
         if self.next_seq is not None:
             if seq < self.next_seq:
                 return
@@ -84,7 +85,7 @@ class PlainSetRouter:
         self.take(seq, payload)
 
     def take(self, seq: int, payload: bytes) -> None:
-        """Take in one batch, whatever was before it; ``seq`` is for the violations alone."""
+        """Apply a batch, whatever came before it. ``seq`` is only used in violations."""
         batch = msgspec.msgpack.decode(payload)
         if not isinstance(batch, list) or len(batch) != 3:
             self._wrong(seq, "a batch is an array of three")
@@ -97,14 +98,15 @@ class PlainSetRouter:
         self._end_of_run(seq)
 
     def prefixes(self) -> set[str]:
-        """Every block as the hex sha256 of all tokens from the root to its end, four bytes little endian each."""
+        """Return each block as the hex sha256 of all tokens from the root to its end, four bytes little endian per
+        token."""
         return {
             hashlib.sha256(b"".join(token.to_bytes(4, "little") for token in self.path(group, block))).hexdigest()
             for group, _, block in self.blocks
         }
 
     def path(self, group: int | None, block: int | bytes) -> list[Any]:
-        """The tokens from the root (or the first unknown ancestor) to the end of a block."""
+        """Return the tokens from the root (or the first unknown ancestor) to the end of a block."""
         parts: list[tuple[Any, ...]] = []
         seen: set[int | bytes] = set()
         at: int | bytes | None = block
@@ -177,7 +179,10 @@ class PlainSetRouter:
                 self._run.append(((group, medium), block, known.parent))
 
     def _end_of_run(self, seq: int) -> None:
-        """Within a run of removals a child goes before its parent (a cycle has no leaf: one of its members is first)."""
+        """Check that within a run of removals a child is removed before its parent.
+
+        A cycle of parents has no leaf, so any of its members may be first.
+        """
         where = {(table, block): at for at, (table, block, _) in enumerate(self._run)}
         parents = {(table, block): parent for table, block, parent in self._run}
         for at, (table, block, parent) in enumerate(self._run):
@@ -194,14 +199,14 @@ class PlainSetRouter:
 
 
 class RankedRouter:
-    """A router of a merged stream: one numbering, and a plain set for each rank."""
+    """A router of a merged stream: one series of seqs, and a plain set for each rank."""
 
     def __init__(self, first: int = 0) -> None:
         self.next = first
         self.views: dict[int, PlainSetRouter] = {}
 
     def apply(self, seq: int, payload: bytes) -> bool:
-        """Take in one batch, once; False if there is a hole before it."""
+        """Apply a batch once. Return False if there is a hole before it."""
         if seq == self.next:
             self.next += 1
             self.take(payload)
@@ -209,7 +214,7 @@ class RankedRouter:
         return seq < self.next
 
     def take(self, payload: bytes) -> None:
-        """Take in one batch, whatever its number."""
+        """Apply a batch, whatever its seq."""
         rank = msgspec.msgpack.decode(payload)[2]
         self.views.setdefault(rank, PlainSetRouter()).take(self.next - 1, payload)
 
@@ -219,9 +224,9 @@ class RankedRouter:
 
     @property
     def blocks(self) -> set[tuple[Any, ...]]:
-        """Rank, group, medium key and hash of each."""
+        """Rank, group, medium key and hash of each block."""
         return {(rank, *key) for rank, view in self.views.items() for key in view.blocks}
 
     def hashes(self) -> dict[int, set[int | bytes]]:
-        """By rank, on any medium, in any group."""
+        """Return the hashes of each rank's blocks, on any medium and in any group."""
         return {rank: {block for *_, block in view.blocks} for rank, view in self.views.items()}

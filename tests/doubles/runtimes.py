@@ -1,13 +1,13 @@
-"""Other runtimes for daemons of tests."""
+"""Runtimes for daemons under test."""
 
 from __future__ import annotations
 
 from kvbus.daemon.runtime import Runtime
 
 WITHOUT_STORE = Runtime(open_store=lambda _: None)
-"""This machine, with nowhere to keep the numbering."""
+"""The machine's runtime without a store for seqs."""
 
 
 def runtime_of(settings: dict[str, object]) -> Runtime:
-    """Return this machine; without a store if the settings of a test name no ``state_dir``."""
+    """Return the machine's runtime; without a store unless the test's settings name a ``state_dir``."""
     return Runtime() if "state_dir" in settings else WITHOUT_STORE

@@ -1,4 +1,4 @@
-"""Routers on real sockets, around a plain set of blocks. They differ in when they ask for a replay."""
+"""Routers on real sockets, each with a plain set of blocks. They differ in when they ask for a replay."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ Context = zmq.Context[zmq.Socket[bytes]]
 
 
 class SocketRouter:
-    """A real SUB, and a DEALER of its own for each request.
+    """A router with a real SUB, and a new DEALER for each request.
 
     Args:
-        endpoint: the live stream.
-        replay_endpoint: the standard replay.
-        context: one with keys; ended by :meth:`close`.
+        endpoint: endpoint of the live stream.
+        replay_endpoint: endpoint of the standard replay.
+        context: a ZMQ context with CURVE keys; :meth:`close` terminates it.
     """
 
     rebuilds: ClassVar = True
-    """It says that it rebuilds itself by replays, and wants no state by its subscription."""
+    """Whether the router subscribes to `ASKS_REPLAY`: it rebuilds by replays and wants no state on subscription."""
 
     def __init__(self, endpoint: str, replay_endpoint: str, context: Context | None = None) -> None:
         self.context: Context = zmq.Context() if context is None else context
         self.view = PlainSetRouter()
         self.next = 0
         self.went_back = 0
-        """Live batches numbered no higher than one before."""
+        """Number of live batches whose seq was not above an earlier one."""
         self._endpoint = endpoint
         self._replay_endpoint = replay_endpoint
         self._live: zmq.Socket[bytes] | None = None
         self._monitor: zmq.Socket[bytes] | None = None
 
     def subscribe(self, buffer: int = 0) -> None:
-        """Connect to the live stream, with room for everything or for a few bytes."""
+        """Connect to the live stream. ``buffer`` limits the receive buffer in bytes; 0 means no limit."""
         self._live = self.context.socket(zmq.SUB)
         self._live.setsockopt(zmq.RCVHWM, 1 if buffer else 0)
         if buffer:
@@ -65,7 +65,7 @@ class SocketRouter:
             self._live = self._monitor = None
 
     def disconnected(self) -> int:
-        """How often the live connection has broken since the last time this was asked."""
+        """Return how often the live connection has broken since the last call."""
         assert self._monitor is not None
         count = 0
         while self._monitor.poll(0):
@@ -74,7 +74,7 @@ class SocketRouter:
         return count
 
     def arrived(self) -> Iterator[tuple[int, bytes]]:
-        """Seq and payload of whatever the live stream has at this moment."""
+        """Yield seq and payload of each batch that has arrived on the live stream."""
         assert self._live is not None
         while self._live.poll(0):
             _, seq, payload = self._live.recv_multipart()
@@ -82,7 +82,7 @@ class SocketRouter:
             yield int.from_bytes(seq, "big"), payload
 
     def request(self, start: int, hwm: int = 1000) -> zmq.Socket[bytes]:
-        """Ask the standard replay; the socket its answer comes on."""
+        """Ask the standard replay, and return the socket of the answer."""
         dealer = self.context.socket(zmq.DEALER)
         dealer.setsockopt(zmq.RCVHWM, hwm)
         dealer.connect(self._replay_endpoint)
@@ -95,10 +95,10 @@ class SocketRouter:
 
 
 class Deaf(SocketRouter):
-    """A router that applies each batch of the live stream, whatever its number, and never asks.
+    """A router that applies each live batch, whatever its seq, and never asks for a replay.
 
     Args:
-        buffer: bytes that its kernel takes in; 0: as many as there are.
+        buffer: receive buffer in bytes; 0 means no limit.
     """
 
     rebuilds = False
@@ -123,7 +123,7 @@ class Deaf(SocketRouter):
 
 
 class RouterOnASet(SocketRouter):
-    """A trusting router: repairs holes by the standard replay, as routers do, and takes whatever it is answered."""
+    """A trusting router: it repairs holes by the standard replay, as routers do, and applies every answer unchecked."""
 
     def __init__(self, endpoint: str, replay_endpoint: str, context: Context | None = None) -> None:
         super().__init__(endpoint, replay_endpoint, context)
@@ -135,13 +135,13 @@ class RouterOnASet(SocketRouter):
         self.next = max(self.next, seq + 1)
 
     def read(self) -> int:
-        """Take in whatever the live stream has; the next seq."""
+        """Apply the batches that have arrived live, and return the next seq."""
         for seq, payload in self.arrived():
             self._take(seq, payload)
         return self.next
 
     async def follow(self) -> None:
-        """Take in the live stream; where it has a hole, ask the replay for what is missing first."""
+        """Apply the live stream. At a hole, first ask the replay for the missing batches."""
         for seq, payload in self.arrived():
             self.went_back += seq <= self._highest
             self._highest = max(self._highest, seq)
@@ -150,11 +150,11 @@ class RouterOnASet(SocketRouter):
             if self._held[0][0] > self.next:
                 await self.replay(self.next)
                 if self._held[0][0] > self.next:
-                    return  # the bus itself is not that far: it is being started
+                    return  # kvbus is starting and has not published these batches yet
             self._take(*self._held.pop(0))
 
     async def replay(self, start: int = 0) -> list[int]:
-        """Ask the standard replay and take in the answer; its seqs."""
+        """Ask the standard replay, apply the answer and return its seqs."""
         seqs: list[int] = []
         dealer = self.request(start)
         try:
@@ -170,16 +170,17 @@ class RouterOnASet(SocketRouter):
 
 
 class GivenUpError(AssertionError):
-    """An answer did not come in time, or not as it has to."""
+    """An answer did not come in time, or broke the protocol."""
 
 
 class StrictRouter(SocketRouter):
-    """The rules of the strictest client known (llm-d's subscriber), on top of the plainest index there is.
+    """A plain set under the rules of the strictest known client, llm-d's subscriber.
 
-    Live batches wait while it rebuilds. An answer begins with the seq asked for and is contiguous, of four frames each;
-    no message takes longer than `idle` to come, and no answer longer than two minutes. After a hole it asks from the
-    next seq on, after a batch that goes back it begins again. An answer that breaks off is asked on from where it is, if
-    it `resumes`; after forty attempts without a batch it gives up: a bus that starts where others have the CPU is silent.
+    Live batches wait while it rebuilds. An answer must begin with the seq asked for and be contiguous, with four frames
+    per message. A message may take at most `idle` seconds, and an answer at most two minutes. After a hole the router
+    asks from the next seq on; after a batch whose seq goes back it starts from nothing. With `resumes`, it continues an
+    answer that breaks off. It gives up after forty attempts without a batch, because a kvbus that starts on a busy CPU
+    is silent for long.
     """
 
     TOTAL: Final = 120.0
@@ -190,11 +191,12 @@ class StrictRouter(SocketRouter):
     ) -> None:
         super().__init__(endpoint, replay_endpoint)
         self.holes = 0
-        """Live batches that did not follow what was known."""
+        """Number of live batches that did not follow the last known seq."""
         self.resumed = 0
-        """Answers that broke off and were asked on."""
+        """Number of answers that broke off and were continued."""
         self.late = 0
-        """Answers that began later than asked for: what was known is forgotten, as after a trimmed buffer."""
+        """Number of answers that began after the requested seq. The router then forgets its blocks, as after a trimmed
+        buffer."""
         self.newest_ts = 0.0
         """``ts`` of the newest batch with events."""
         self._newest = -1
@@ -202,7 +204,8 @@ class StrictRouter(SocketRouter):
         self._hwm = hwm
         self._idle = idle
         self._resumes = resumes
-        self.context.setsockopt(zmq.RECONNECT_IVL, 1)  # whatever a bus says first after a restart is heard
+        # reconnect fast enough to receive kvbus's first message after a restart
+        self.context.setsockopt(zmq.RECONNECT_IVL, 1)
         self._dealer: zmq.Socket[bytes] | None = None
         self._clock = RunningClock(time.monotonic)
         self._asked_at = 0.0
@@ -214,17 +217,17 @@ class StrictRouter(SocketRouter):
         return set(self.view.blocks)
 
     def ask(self) -> None:
-        """Send the standard request for everything from the next seq on."""
+        """Send the standard request for all batches from the next seq on."""
         assert self._dealer is None
         self._dealer = self.request(self.next, self._hwm)
         self._asked_at = self._clock.time()
         self._fresh = True
 
     async def read(self, count: int = -1) -> None:
-        """Read so many messages of the answer (all of it by default).
+        """Read ``count`` messages of the answer, or all of them by default.
 
         Raises:
-            GivenUpError: it broke one of the rules above.
+            GivenUpError: the answer broke a rule of the class.
         """
         while self._dealer is not None and count:
             await self._there_is_a_message(self._dealer)
@@ -245,7 +248,8 @@ class StrictRouter(SocketRouter):
             self._take(payload)
 
     async def _there_is_a_message(self, dealer: zmq.Socket[bytes]) -> None:
-        waiting_since = self._clock.time()  # without the time that this process, or its machine, stands still
+        # the clock does not count time in which this process or its machine is suspended
+        waiting_since = self._clock.time()
         await asyncio.sleep(0)
         while not dealer.poll(0):
             now = self._clock.time()
@@ -262,7 +266,7 @@ class StrictRouter(SocketRouter):
             self._dealer = None
 
     async def rebuild(self) -> None:
-        """Ask and read the whole answer, however the live stream goes on meanwhile."""
+        """Ask for a replay and read the complete answer. Live batches of the meantime wait."""
         attempts = 0
         while True:
             before = self.next
@@ -279,7 +283,7 @@ class StrictRouter(SocketRouter):
                 return
 
     async def follow(self) -> int:
-        """Take in the live stream as far as it is there; the next seq."""
+        """Apply the live batches that have arrived, and return the next seq."""
         self._hold()
         while self._held:
             seq, payload = self._held.popleft()
@@ -297,7 +301,7 @@ class StrictRouter(SocketRouter):
         return self.next
 
     def restart(self) -> None:
-        """Begin again with nothing, as a new process does."""
+        """Start again with nothing, like a new process."""
         self._hang_up()
         self.unsubscribe()
         self._held.clear()
@@ -331,26 +335,26 @@ async def soon(router: StrictRouter, condition: Callable[..., bool], what: str) 
 
 
 class LlmdWithReplay(StrictRouter):
-    """Asks from 0 at the beginning, and from the next seq on after a hole or a lost connection."""
+    """llm-d's subscriber: it asks from 0 at its start, and from the next seq on after a hole or a lost connection."""
 
     rebuilds = False
 
     def __init__(self, endpoint: str, replay_endpoint: str) -> None:
         super().__init__(endpoint, replay_endpoint, resumes=True)
         self.refused = 0
-        """Answers that were not what was asked for: what was known is forgotten."""
+        """Number of answers that did not match the request. The router then forgets its blocks."""
         self._late = 0
         self._begun = False
         self._anywhere = False
 
     async def read_on(self) -> set[int]:
-        """Ask if there is a reason to, and take in the live stream; the hashes of all blocks."""
+        """Ask if necessary, and apply the live stream. Return the integer hashes of all blocks."""
         try:
             if not self._begun or self.disconnected():
                 self._begun = True
                 await self.rebuild()
             await self.follow()
-        except AssertionError:  # it gave up, or a hole was not filled
+        except AssertionError:  # the router gave up, or the replay did not fill a hole
             self._refuse()
         return {block for _, _, block in self.view.blocks if isinstance(block, int)}
 
@@ -376,7 +380,7 @@ class LlmdWithReplay(StrictRouter):
 
 
 class NeverAsks:
-    """A SUB on each stream, and a plain set for each rank of each. Numbers are not looked at."""
+    """A router with a SUB for each stream, and a plain set for each rank of each stream. It ignores seqs."""
 
     def __init__(self, endpoints: Sequence[str]) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -394,7 +398,7 @@ class NeverAsks:
         return self._views.setdefault((stream, rank), PlainSetRouter())
 
     def read(self) -> set[int]:
-        """Take in whatever is there; the hashes of all blocks."""
+        """Apply the batches that have arrived. Return the integer hashes of all blocks."""
         for stream, socket in enumerate(self._sockets):
             while socket.poll(0):
                 _, seq, payload = socket.recv_multipart()
@@ -409,20 +413,20 @@ class NeverAsks:
 
 
 class ClearsByPod(NeverAsks):
-    """One set for all ranks of all streams."""
+    """A router with one set for all ranks of all streams."""
 
     def _view(self, stream: int, rank: int) -> PlainSetRouter:
         return self._views.setdefault((0, 0), PlainSetRouter())
 
 
 class TopicRouter:
-    """It asks nothing: the state comes with the subscription. It writes down whatever would mislead it.
+    """A router that never asks: its state comes with the subscription. It records every batch that would mislead it.
 
     Args:
-        endpoint: of the live streams.
+        endpoint: endpoint of the live streams.
         topics: prefixes that it subscribes to.
-        bind: it listens, and the bus dials.
-        context: one with keys; ended by :meth:`close`.
+        bind: whether it listens and kvbus dials.
+        context: a ZMQ context with CURVE keys; :meth:`close` terminates it.
     """
 
     def __init__(
@@ -432,7 +436,7 @@ class TopicRouter:
         self.next: dict[bytes, int] = {}
         self.violations: list[str] = []
         self.states: dict[bytes, int] = {}
-        """Clears by topic."""
+        """Number of clears by topic."""
         self._endpoint = endpoint
         self._topics: Final = topics or (b"",)
         self._bind = bind
@@ -441,7 +445,7 @@ class TopicRouter:
         self.connect()
 
     def connect(self) -> None:
-        """Subscribe; what is known stays known."""
+        """Subscribe. The known blocks are kept."""
         self._socket = self._context.socket(zmq.SUB)
         self._socket.setsockopt(zmq.RCVHWM, 0)
         for topic in self._topics:
@@ -452,7 +456,7 @@ class TopicRouter:
             self._socket.connect(self._endpoint)
 
     def listen_again(self) -> bool:
-        """Bind once more; False while the address is not free yet."""
+        """Bind again. Return False if the address is not free yet."""
         try:
             self.connect()
         except zmq.ZMQError:
@@ -461,28 +465,27 @@ class TopicRouter:
         return True
 
     def disconnect(self) -> None:
-        """Lose the connection, and whatever was on its way."""
+        """Close the connection. Messages on their way are lost."""
         if self._socket is not None:
             self._socket.close(0)
             self._socket = None
 
     def close(self) -> None:
-        """End."""
         self.disconnect()
         self._context.term()
 
     def blocks(self, topic: bytes) -> set[int | bytes]:
-        """The hashes of the blocks that it believes are with this worker, after whatever has arrived."""
+        """Return the hashes of a worker's blocks, after applying the batches that have arrived."""
         return self.held.get(topic, set())
 
     @property
     def held(self) -> dict[bytes, set[int | bytes]]:
-        """What it believes of every worker that has any block."""
+        """Hashes by topic, of every worker that has a block."""
         self.read()
         return {topic: {block for _, _, block in view.blocks} for topic, view in self.views.items() if view.blocks}
 
     def read(self) -> None:
-        """Take in whatever has arrived."""
+        """Apply the batches that have arrived."""
         while self._socket is not None and self._socket.poll(0):
             topic, seq, payload = self._socket.recv_multipart()
             if not topic.startswith(tuple(self._topics)):

@@ -1,9 +1,9 @@
 """A relay without sockets or a clock, and routers that read their connections step by step.
 
-A test decides what each engine publishes, and when each router reads, loses its connection or falls behind. The families
-of routers are those of docs/INTEROP.md: `Trusting` applies every batch (AIBrix, a bound llm-d), `Checking` drops what it
-has seen and asks for what it misses (Dynamo's indexer, SMG, the vLLM router), and `FromZero` asks from 0 whenever it
-connects (llm-d with replay).
+A test decides what each engine publishes, and when each router reads, loses its connection or is slow. The families of
+routers are those of docs/INTEROP.md: `Trusting` applies every batch (AIBrix, a bound llm-d), `Checking` drops batches
+that it has seen and asks for missing ones (Dynamo's indexer, SMG, the vLLM router), and `FromZero` asks from 0 whenever
+it connects (llm-d with replay).
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from tests.doubles.payloads import batch, unpack
 from tests.doubles.router import RankedRouter
 
 Place = tuple[int, int]
-"""An output, and a stream of it."""
+"""Index of an output, and index of one of its streams."""
 
 
 def cut_states(patch: pytest.MonkeyPatch, blocks: int, most: int | None = None) -> None:
-    """Let a state take several batches of ``blocks`` blocks, and, if there are few numbers, of ``most`` blocks at most."""
+    """Split states into batches of ``blocks`` blocks; of at most ``most`` blocks if there are few seqs."""
     patch.setattr(compaction, "BLOCKS_PER_BATCH", blocks)
     if most is not None:
         patch.setattr(compaction, "MOST_BLOCKS", most)
@@ -44,12 +44,12 @@ def keys_of(event: dict[str, Any], rank: int) -> list[tuple[Any, ...]]:
 
 
 class Connection:
-    """What a router's socket holds: a state that is read first, and the live batches that wait."""
+    """The content of a router's socket: a state, which is read first, and the live batches after it."""
 
     def __init__(self, number: int, place: Place) -> None:
         self.number, self.place = number, place
         self.waiting = True
-        """The router has no state yet."""
+        """Whether the router has no state yet."""
         self.reader: StateReader | None = None
         self.live: deque[tuple[int, bytes]] = deque()
 
@@ -67,7 +67,7 @@ class Connection:
 
 
 class Counting(RankedRouter):
-    """A plain set for each rank, and a count of references, both fed with the same batches."""
+    """A plain set for each rank, and a reference count for each block, both fed with the same batches."""
 
     def __init__(self, first: int = 0) -> None:
         super().__init__(first)
@@ -84,13 +84,13 @@ class Counting(RankedRouter):
                 self.counts[key] += 1 if event["type"] == "BlockStored" else -1
 
     def holds(self, expected: set[Any]) -> None:
-        """Check both: no block is missing, none is dead, and none was stored more often than removed."""
+        """Check both: no block is missing, none is dead, and each was stored once more than removed."""
         assert self.blocks == expected
         assert {key: n for key, n in self.counts.items() if n} == dict.fromkeys(expected, 1)
 
 
 class Trusting:
-    """A router that applies every batch in the order in which it comes."""
+    """A router that applies every batch in the order of arrival."""
 
     def __init__(self, place: Place = (0, 0)) -> None:
         self.place = place
@@ -101,13 +101,13 @@ class Trusting:
         self.connection = stage.connect(self.place)
 
     def cut(self, stage: Stage) -> None:
-        """Lose the connection with everything that it holds."""
+        """Lose the connection and everything in its socket."""
         if self.connection is not None:
             stage.connections.remove(self.connection)
         self.connection = None
 
     def take(self, stage: Stage) -> bool:
-        """Read one message; False if there is none."""
+        """Read a message. Return False if there is none."""
         message = None if self.connection is None else self.connection.next()
         if message is None:
             return False
@@ -126,13 +126,13 @@ class Trusting:
 
 
 class Checking(Trusting):
-    """A router that drops what it has seen, and asks the replay where numbers are missing."""
+    """A router that drops batches that it has seen, and asks the replay for missing ones."""
 
     def __init__(self, place: Place = (0, 0)) -> None:
         super().__init__(place)
         self.next = 0
         self.cut_after = -1
-        """Messages of the next answer until its connection breaks; -1: it does not break."""
+        """Number of messages until the connection of the next answer breaks; -1 means never."""
 
     def receive(self, stage: Stage, seq: int, payload: bytes) -> None:
         if seq > self.next:
@@ -155,7 +155,7 @@ class Checking(Trusting):
 
 
 class FromZero(Checking):
-    """A router that asks whenever it connects: from 0 at first, later from its next number."""
+    """A router that asks whenever it connects: first from 0, later from its next seq."""
 
     def connect(self, stage: Stage) -> None:
         super().connect(stage)
@@ -165,11 +165,11 @@ class FromZero(Checking):
 FAMILIES: list[type[Trusting]] = [Trusting, Checking, FromZero]
 
 _OF_ROUTERS = {"send", "connect", "break", "cut", "new", "lose", "take"}
-"""Steps of a script that a router takes; all others are methods of the stage."""
+"""Steps of a script that a router executes. All other steps are methods of the stage."""
 
 
 class Stage:
-    """Engines without a replay, the relay, and the part of the shell that carries out its commands."""
+    """Engines without a replay, the relay, and substitutes for the sockets that carry out its commands."""
 
     has_state: ClassVar = False
     """Whether every router that asks for a replay has the state of its subscription."""
@@ -179,7 +179,7 @@ class Stage:
         self.now = 0.0
         self.relay = Relay(*self.specs)
         self.said = [0] * len(sources)
-        """The number of each engine's newest batch; the first one is 1: a clear in a batch 0 is SGLang's."""
+        """Seq of each engine's newest batch. The first seq is 1, because a clear in batch 0 is SGLang's."""
         self.connections: list[Connection] = []
         self.numbers = 0
         for i in range(len(sources)):
@@ -188,7 +188,7 @@ class Stage:
     # -- the shell ---------------------------------------------------------------------------------------------------
 
     def handle(self, event: RelayEvent) -> list[AnswerReader]:
-        """Feed the relay, and carry out its commands; return the answers that have begun."""
+        """Feed an event to the relay and carry out its commands. Return the answers that have begun."""
         return self.carry_out(self.relay.handle(event, self.now))
 
     def carry_out(self, commands: Iterable[Command]) -> list[AnswerReader]:
@@ -209,7 +209,7 @@ class Stage:
         return answers
 
     def published(self, command: Publish) -> None:
-        """See each batch that leaves."""
+        """Called with each batch that the relay publishes."""
 
     # -- routers -----------------------------------------------------------------------------------------------------
 
@@ -219,19 +219,19 @@ class Stage:
         return self.connections[-1]
 
     def send_states(self, place: Place | None = None) -> None:
-        """Send one state to all routers of a place (by default, of every place) that wait for one."""
+        """Send a state to all waiting routers of a stream, or of every stream by default."""
         for at in dict.fromkeys(connection.place for connection in self.connections):
             waiting = tuple(each.number for each in self.connections if each.waiting and each.place == at)
             if waiting and place in (None, at):
                 self.handle(Subscribed(*at, waiting))
 
     def lose(self, connection: Connection) -> None:
-        """Drop a router's batches: it gets the state again."""
+        """Drop a router's queued batches. The router gets the state again."""
         connection.live.clear()
         connection.waiting, connection.reader = True, None
 
     def replay(self, place: Place, start: int) -> list[tuple[int, bytes]]:
-        """Return the batches of an answer."""
+        """Return the batches of a replay answer."""
         frames = [b"id", b"", start.to_bytes(8, "big")]
         (answer,) = self.handle(ReplayAsked(*place, frames, has_state=self.has_state))
         found = []
@@ -243,20 +243,20 @@ class Stage:
     # -- engines -----------------------------------------------------------------------------------------------------
 
     def send(self, source: int, *events: Any, rank: int = 0) -> None:
-        """An engine publishes one batch."""
+        """Publish a batch of an engine."""
         self.said[source] += 1
         self.handle(BatchReceived(source, batch(self.said[source], *events, rank=rank)))
 
     def say(self, source: int, wanted: Any) -> None:
-        """An engine does what a step of a script wants."""
+        """Execute a script's step for an engine."""
         raise NotImplementedError
 
     def lose_batch(self, source: int) -> None:
-        """A batch never comes; the next one shows it."""
+        """Lose an engine's batch. The engine's next batch shows the loss."""
         self.said[source % len(self.said)] += 1
 
     def restart_engine(self, source: int) -> None:
-        """An engine's process is replaced."""
+        """Replace an engine's process."""
         source %= len(self.said)
         self.handle(SourceDown(source))
         self.said[source] = 0
@@ -268,7 +268,7 @@ class Stage:
     # -- scripts -----------------------------------------------------------------------------------------------------
 
     def play(self, routers: list[Any], steps: Iterable[tuple[str, int, Any]]) -> None:
-        """Take the steps of a script: what, whose, and how many or which events."""
+        """Execute a script. A step is a method, the engine or router, and a count or events."""
         for what, which, more in steps:
             if what == "say":
                 self.say(which, more)
@@ -294,7 +294,7 @@ class Stage:
                     router.take(self)
 
     def connect_all(self, routers: list[Any]) -> None:
-        """End all faults: every router is connected, and has a state or one that it can read."""
+        """End all faults: connect every router and send states to those that wait for one."""
         for router in routers:
             if isinstance(router, Checking):
                 router.cut_after = -1

@@ -1,4 +1,4 @@
-"""Child processes: they begin whatever this process has loaded, and end with whoever started them."""
+"""Child processes start whatever libraries this process has loaded, and end with their parent."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ asyncio.run(main())
 
 @pytest.fixture
 def a_library_that_bears_no_fork() -> Iterator[None]:
-    """As gRPC's handler of forks, which aborts the child now and then."""
+    """Abort each forked child, as gRPC's fork handler does now and then."""
     _aborts.append(True)
     yield
     _aborts.clear()

@@ -1,4 +1,4 @@
-"""The fault proxy itself, between real sockets: what is not faulty passes unchanged, what is faulty is as planned."""
+"""The fault proxy between real sockets: it forwards messages unchanged, except for the planned faults."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def seqs(router: RawSubscriber, count: int) -> list[int]:
 
 async def test_everything_passes() -> None:
     async with linked() as (engine, _, router):
-        payloads = [bytes([n]) * (n * 1000) for n in range(60)]  # frames with short and long lengths
+        payloads = [bytes([n]) * (n * 1000) for n in range(60)]  # frames with short and with long lengths
         for payload in payloads:
             engine.publish(payload)
         async with asyncio.timeout(60):
@@ -82,7 +82,8 @@ async def test_a_stalled_link_holds_everything_back_and_loses_nothing() -> None:
 
 
 async def test_half_open() -> None:
-    """The engine has lost its peer, which has not been told; it is when that ends."""
+    """The proxy closes the engine's connection but not the router's. The router reconnects after its side is closed
+    too."""
     async with linked() as (engine, link, router):
         assert link.half_open() == 1
         for _ in range(3):
@@ -124,7 +125,7 @@ async def test_a_connection_is_cut_after_so_many_bytes_once() -> None:
         assert await seqs(router, 1) == [0]
         assert link.to_be_cut
         engine.publish(bytes(10_000))
-        await engine.wait_for_subscriber(60, count=2)  # it comes back, and nothing cuts it again
+        await engine.wait_for_subscriber(60, count=2)  # the router reconnects, and the connection is not cut again
         assert not link.to_be_cut
         engine.publish(bytes(10_000))
         assert await seqs(router, 1) == [2]
