@@ -1,7 +1,7 @@
-"""The whole daemon in simulated worlds: ``python -m tests.vopr --seed 1 --steps 1000000``, or ``--script FILE``.
+"""Simulates the complete daemon: ``python -m tests.vopr --seed 1 --steps 1000000``, or ``--script FILE``.
 
-Each world has its own seed. The first one that fails is shortened, and printed as a script that ``--script`` runs again;
-the exit code is 1 then.
+Each world has its own seed. The plan of the first world that fails is shortened and printed as a script, which
+``--script`` runs again. The exit code is then 1.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from tests.vopr import plan as plans
 from tests.vopr.world import World
 
 WORLDS = 1_000_000
-"""Worlds that one seed has."""
+"""Number of worlds per seed of the command line."""
 
 
 def say(line: str) -> None:
-    """To whoever waits for the end."""
+    """Print a line at once."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
@@ -34,14 +34,14 @@ def failed(seed: int, plan: list[plans.Entry], error: Exception, seconds: float)
 
 
 class Longest:
-    """The longest time to exactness, by the kind of fault that was before it, alone of its kind or not."""
+    """The longest times until every router was exact: of all faults, and of each kind of fault without others."""
 
     def __init__(self) -> None:
         self.alone: dict[str, float] = {}
         self.worst = 0.0
 
     def take(self, world: World) -> None:
-        """Take in the quiescences of a world."""
+        """Add the times of a finished world."""
         for seconds, faults in world.times:
             self.worst = max(self.worst, seconds)
             if len(faults) == 1:
@@ -50,7 +50,7 @@ class Longest:
 
 
 def finding(defect: str, first: int, worlds: int) -> list[int]:
-    """Return the worlds that fail with a defect and not without it."""
+    """Return the seeds of worlds that fail with a defect and succeed without it."""
     module = importlib.import_module(f"tests.vopr.defects.{defect}")
     found = []
     for seed in range(first, first + worlds):
@@ -63,7 +63,7 @@ def finding(defect: str, first: int, worlds: int) -> list[int]:
 
 
 def main() -> int:
-    """Run it."""
+    """Run the simulation, a script or the search for a defect. Return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--steps", type=int, default=1_000_000)

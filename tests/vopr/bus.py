@@ -1,4 +1,4 @@
-"""The real daemon as a simulated process: what it has of the outside is simulated, everything else is its own code."""
+"""The real daemon as a simulated process: network, disk and clock are simulated, and all other code is kvbus's own."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class SimEngineSockets(EngineSockets):
     """The sockets to simulated engines. No simulated source has keys.
 
     Args:
-        directory: the engines.
+        directory: addresses of the engines.
     """
 
     def __init__(self, directory: Directory) -> None:
@@ -41,23 +41,23 @@ class SimEngineSockets(EngineSockets):
         return SimRequest(self._directory, endpoint, *args)
 
     async def close(self) -> None:
-        """There is no context to end."""
+        """Do nothing: there is no context to terminate."""
 
 
 @contextlib.asynccontextmanager
 async def _refused(endpoint: str, *_: Any, **__: Any) -> AsyncIterator[Dialled]:
-    """Whoever asks why there is no connection hears that nothing listens."""
+    """Report to every diagnostic dial that nothing listens."""
     yield Dialled(Outcome(endpoint, Stop.REFUSED))
 
 
 def loop_time() -> float:
-    """Return the running process's clock."""
+    """Return the time of the running process's loop."""
     return asyncio.get_running_loop().time()
 
 
 @contextlib.contextmanager
 def silent() -> Iterator[None]:
-    """Log nothing: a simulated bus logs as much as many real ones."""
+    """Switch logging off: a simulated daemon logs as much as many real ones."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -67,21 +67,21 @@ def silent() -> Iterator[None]:
 
 
 class Setup:
-    """What a world is made of, drawn from a seed.
+    """A world's configuration, drawn from a seed.
 
     Args:
-        chance: the seed's.
+        chance: random numbers of the seed.
     """
 
     def __init__(self, chance: random.Random) -> None:
         kinds = ["replay", "replay", "replay", "replay", "snapshot", "deaf"]
         self.engines = [chance.choice(kinds) for _ in range(chance.choice([1, 2, 2, 3]))]
         self.ranks = [1, 2, 3] if len(self.engines) == 3 else [0] * len(self.engines)
-        """What each engine says its rank is; the configuration says 0."""
+        """The rank that each engine sends; the configuration says 0."""
         self.block_size: int | None = chance.choice([None, None, 1])
-        """What blocks leave as; engines have blocks of 2 tokens."""
+        """Block size that kvbus announces; engines have blocks of 2 tokens."""
         self.most = chance.choice([8, 64, 4095])
-        """Blocks of one batch that the bus puts together."""
+        """Maximum number of blocks in a batch of a state."""
         self.rotate = chance.choice([3_000, 30_000])
         self.ahead = chance.choice([8, 64, 64, 4096])
         self.buffer = chance.choice([5, 30, 300])
@@ -117,7 +117,7 @@ class Setup:
             )
 
     def config(self, sources: list[int], *, elsewhere: bool = False) -> Config:
-        """Return the configuration with these of the engines; ``elsewhere``: at other addresses."""
+        """Return a configuration with these engines as sources. With ``elsewhere``, outputs have other addresses."""
         moved = ("tcp://*:", "tcp://*:1") if elsewhere else ("", "")
         return load(
             None,
@@ -139,7 +139,7 @@ class Setup:
         return source
 
     def endpoints(self, output: int, slot: int) -> tuple[str, str]:
-        """Where routers find a stream."""
+        """Return the live and replay endpoints of a stream."""
         return (f"tcp://*:{6000 + slot}", f"tcp://*:{7000 + slot}") if output == 0 else ("tcp://*:8000", "tcp://*:8001")
 
 
@@ -148,14 +148,14 @@ def _moved(value: Any, old: str, new: str) -> Any:
 
 
 class Bus:
-    """One place where a daemon runs: it may be killed, and started again.
+    """A machine on which the daemon is started, stopped and killed.
 
     Args:
-        schedule: the world's.
-        network: the world's.
-        directory: the engines.
-        setup: its configuration.
-        failed: called with each exception that nobody caught.
+        schedule: the world's schedule.
+        network: the world's network.
+        directory: addresses of the engines.
+        setup: the world's configuration.
+        failed: called with each unhandled exception.
     """
 
     def __init__(self, schedule: Schedule, network: Network, directory: Directory, setup: Setup, failed: Any) -> None:
@@ -177,17 +177,17 @@ class Bus:
         self.loop: SimLoop | None = None
         self.daemon: Daemon | None = None
         self.refused = 0
-        """Starts that were refused."""
+        """Number of starts that the daemon refused."""
         self._changing: set[asyncio.Task[None]] = set()
         self.after_turn: Any = lambda: None
 
     @property
     def running(self) -> bool:
-        """Whether the daemon runs and serves."""
+        """Return whether the daemon is running and serving."""
         return self.loop is not None and self.daemon is not None and self.daemon.started
 
     def start(self) -> None:
-        """Start a process, if there is none."""
+        """Start a process unless one is running."""
         if self.loop is None:
             self.network.begin_numbering()
             self.loop = SimLoop(self.schedule, self._failed)
@@ -226,10 +226,10 @@ class Bus:
             self._changing.clear()
 
     def second(self, *, elsewhere: bool) -> bool:
-        """Start another process with the same state; return whether it runs beside this one.
+        """Start a second process with the same state directory. Return whether it got past opening its store.
 
         Args:
-            elsewhere: its outputs are at other addresses; else they are the same.
+            elsewhere: whether its outputs have other addresses than the first process's.
         """
         loop = SimLoop(self.schedule, self._failed)
         config = self.setup.config(self.sources, elsewhere=elsewhere)
@@ -246,12 +246,12 @@ class Bus:
         return True
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Kill the process, as SIGKILL does."""
         if self.loop is not None:
             self._gone(self.loop)
 
     def stop(self) -> None:
-        """SIGTERM."""
+        """Stop the process, as SIGTERM does."""
         if self.loop is not None and self.daemon is not None and self.daemon.started:
             self.daemon.started, daemon = False, self.daemon
             loop = self.loop
@@ -265,7 +265,7 @@ class Bus:
         loop.call_soon(self._gone, loop)
 
     def change_sources(self) -> None:
-        """Change to the sources as they are listed now, as discovery would."""
+        """Change the daemon's sources to those of `sources`, as discovery would."""
         if self.running and self.loop is not None and self.daemon is not None:
             self.loop.call_soon(self._begin_change, self.loop, self.daemon)
 

@@ -1,10 +1,11 @@
-"""Simulated engines, and what libzmq does between them and a bus.
+"""Simulated engines, and a simulation of libzmq between them and kvbus.
 
-An engine publishes on a PUB and answers replays on a ROUTER, as vLLM and SGLang do: from one thread, so an answer is
-what the buffer held at that moment. The sockets of a source are :class:`SimLive` and :class:`SimRequest`, in place of
-:class:`~kvbus.transport.ingress.LiveStream` and :class:`~kvbus.transport.ingress.RequestConnection`: queues that drop at
-their high-water mark, connections whose breaks lose what is on its way, a monitor whose events come by another way than
-the messages, subscriptions that take effect later than the connection, and answers in parts.
+An engine publishes on a PUB and answers replays on a ROUTER from one thread, as vLLM and SGLang do. An answer is
+therefore the content of the buffer at that moment. A source's sockets are :class:`SimLive` and :class:`SimRequest`, in
+place of :class:`~kvbus.transport.ingress.LiveStream` and :class:`~kvbus.transport.ingress.RequestConnection`. They
+simulate queues that drop at their high-water mark, broken connections that lose messages on their way, a monitor whose
+events may arrive before or after the messages around them, subscriptions that take effect after the connection, and
+answers in parts.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from tests.vopr.process import SimLoop
 from tests.vopr.schedule import Schedule
 
 RECONNECT = 0.1
-"""Seconds until libzmq dials again, at first."""
+"""Seconds until libzmq's first reconnection attempt."""
 
 
 class EngineNode:
-    """An engine's process at its address: the truth, its sockets, and whether it can be reached."""
+    """An engine's process at its address, with its cache, its sockets and its reachability."""
 
     def __init__(self, schedule: Schedule, name: str, kind: str, rank: int, buffer: int, hwm: int) -> None:
         self.schedule, self.name = schedule, name
@@ -36,23 +37,23 @@ class EngineNode:
         self.running = True
         self.reachable = True
         self.stalled = False
-        """The link carries nothing, and nobody notices."""
+        """Whether the link carries nothing while its connections stay open."""
         self.rate = 10.0
         self.live: list[SimLive] = []
         self.requests: list[SimRequest] = []
         self.sent = 0
-        """Bytes published."""
+        """Number of bytes published."""
         self.break_answer: int | None = None
-        """The next answer breaks off behind so many messages."""
+        """Number of messages after which the next answer breaks off, or None."""
         self.drop_of_answer: int | None = None
-        """The next answer lacks the message at this place."""
+        """Index of the message that is lost from the next answer, or None."""
         self.answer_pace = 0.0005
         self.first = True
         schedule.after(self.chance.random(), self._step)
 
     @property
     def up(self) -> bool:
-        """Whether connections to it succeed."""
+        """Return whether connections to the engine succeed."""
         return self.running and self.reachable
 
     # -- publishing --------------------------------------------------------------------------------------------------
@@ -64,7 +65,7 @@ class EngineNode:
 
     def changes(self) -> list[Change]:
         chance = self.chance
-        if self.first:  # an event of two blocks shows the engine's block size
+        if self.first:  # an event with two blocks shows the engine's block size
             self.first = False
             return [("chain", 2, "GPU"), ("remove", 1, "GPU"), ("remove", 2, "GPU")]
         changes: list[Change] = []
@@ -77,7 +78,7 @@ class EngineNode:
         return changes
 
     def publish(self, changes: list[Change]) -> None:
-        """Publish one batch to whoever subscribes."""
+        """Publish a batch to all subscribers."""
         seq, payload = self.engine.publish(changes)
         self.sent += len(payload)
         message = [b"", seq_frame(seq, self.engine.publisher), payload]
@@ -85,7 +86,7 @@ class EngineNode:
             live.send(message)
 
     def publish_again(self) -> None:
-        """Send the newest batch once more."""
+        """Send the newest batch again."""
         if self.running and self.engine.buffer:
             seq, payload = self.engine.buffer[-1]
             for live in self.live:
@@ -94,26 +95,26 @@ class EngineNode:
     # -- faults ------------------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """The process dies."""
+        """Kill the engine's process."""
         self.running = False
         self.disconnect()
 
     def start(self) -> None:
-        """A new one begins, with an empty cache and from seq 0."""
+        """Start a new process with an empty cache and seq 0."""
         if not self.running:
             self.engine.restart()
             self.first = True
             self.running = True
 
     def disconnect(self) -> None:
-        """Every connection breaks."""
+        """Break every connection."""
         for live in list(self.live):
             live.broken()
         for request in list(self.requests):
             request.broken()
 
     def stall(self, *, stalled: bool) -> None:
-        """The link carries nothing, or goes on with what waits."""
+        """Stop carrying messages, or deliver the waiting ones and carry on."""
         self.stalled = stalled
         if not stalled:
             for live in self.live:
@@ -124,7 +125,7 @@ class EngineNode:
     # -- answers -----------------------------------------------------------------------------------------------------
 
     def answer(self, frames: list[bytes]) -> list[list[bytes]]:
-        """Return what the ROUTER sends for a request."""
+        """Return the messages that the ROUTER sends for a request."""
         publisher = self.engine.publisher
         if len(frames) < 2:
             return [self.engine.snapshot()]
@@ -133,14 +134,14 @@ class EngineNode:
         answer.append([b"", b"", END_SEQ, b""])
         if self.break_answer is not None:
             answer, self.break_answer = answer[: self.break_answer], None
-        if self.drop_of_answer is not None and len(answer) > 1:  # its queue is empty at first: not the first one
+        if self.drop_of_answer is not None and len(answer) > 1:  # the queue has room for the first message
             del answer[1 + self.drop_of_answer % (len(answer) - 1)]
             self.drop_of_answer = None
         return answer
 
 
 class Directory:
-    """Which engine has which address. Names may move."""
+    """The engines by address. An address may be moved to another engine."""
 
     def __init__(self) -> None:
         self.nodes: dict[str, EngineNode] = {}
@@ -151,7 +152,7 @@ class Directory:
 
 
 class _Socket:
-    """What arrives on one libzmq socket, for the loop of its process."""
+    """A libzmq socket: it hands arriving messages to the loop of its process."""
 
     def __init__(self, directory: Directory, endpoint: str, handler: Callable[[list[bytes]], None]) -> None:
         loop: Any = asyncio.get_running_loop()
@@ -172,9 +173,10 @@ class _Socket:
         return bool(self.queue)
 
     def _paused(self, again: Callable[[], None], late: float = 0.003) -> bool:
-        """Whether libzmq's own threads stand still, as they do while the process is stopped; they go on a little later.
+        """Return whether the process is paused. If so, call ``again`` shortly after the pause.
 
-        So timers that are due run before anything that waited is seen.
+        libzmq's own threads are paused with the process and resume a little later. Timers that are due therefore run
+        before the messages that waited are seen.
         """
         until = self.loop.paused_until
         if until <= self.schedule.now:
@@ -183,7 +185,7 @@ class _Socket:
         return True
 
     def _arrive(self, most: int) -> None:
-        """So many messages come off the wire."""
+        """Move up to ``most`` messages from the wire to the queue."""
         for _ in range(min(most, len(self.wire))):
             self.queue.append(self.wire.popleft())
         if self.queue:
@@ -203,7 +205,7 @@ class _Socket:
             self.loop.mark(self, self._readable)
 
     def close(self) -> None:
-        """Close the socket: what it has not handed over is gone."""
+        """Close the socket. Messages that were not handed over are lost."""
         self.closed = True
         self.loop.sockets.pop(id(self), None)
         self.loop.unmark(self)
@@ -216,10 +218,10 @@ class _Socket:
 
 
 class SimLive(_Socket):
-    """The subscription to one engine; see :class:`kvbus.transport.ingress.LiveStream`."""
+    """The subscription to an engine; see :class:`kvbus.transport.ingress.LiveStream`."""
 
     reached = None
-    """The simulated network has no host names."""
+    """Always None: the simulated network has no host names."""
 
     def __init__(self, directory: Directory, endpoint: str, events: Events) -> None:
         super().__init__(directory, endpoint, events.message)
@@ -241,11 +243,11 @@ class SimLive(_Socket):
         self._wait = RECONNECT
         self.node = node
         self._monitor(True)
-        # the publisher takes in the subscription later than this side knows of the connection
+        # the publisher processes the subscription after this side has seen the connection
         self.schedule.after(self.chance.choice([0.0005, 0.0005, 0.05]), self._joined, node)
 
     def beside(self, endpoint: str) -> str:
-        """Return an endpoint of the engine that this subscription has reached."""
+        """Return an endpoint of the same engine that this subscription is connected to."""
         return endpoint if self.node is None else f"tcp://@{self.node.name}:{endpoint.rpartition(':')[2]}"
 
     def _joined(self, node: EngineNode) -> None:
@@ -265,7 +267,7 @@ class SimLive(_Socket):
             self._events.connection(self._told.popleft())
 
     def send(self, message: list[bytes]) -> None:
-        """The engine publishes: drop it if the queue is full."""
+        """Send a message of the engine, or drop it if the queue is full."""
         node = self.node
         if node is None or len(self.wire) + len(self.queue) >= node.hwm:
             return
@@ -273,14 +275,14 @@ class SimLive(_Socket):
         self.move()
 
     def move(self) -> None:
-        """What waits is on its way, unless the link stalls."""
+        """Deliver the waiting messages after a delay, unless the link stalls."""
         if not self._moving and self.wire and self.node is not None and not self.node.stalled:
             self._moving = True
             self.schedule.after(self.chance.choice([0.0002, 0.0002, 0.005]), self._come)
 
     def _come(self) -> None:
         if self.loop.paused_until > self.schedule.now:
-            # TCP tries at intervals that double: the next one may end as long after the pause as that was
+            # TCP's retry intervals double, so the next retry may be as long after the pause as the pause was long
             self._paused(self._come, self.chance.choice([0.003, 0.003, self.loop.paused_for]))
             return
         self._moving = False
@@ -289,7 +291,7 @@ class SimLive(_Socket):
             self.move()
 
     def broken(self) -> None:
-        """The connection breaks: what is on its way is lost, what has arrived is not."""
+        """Break the connection. Messages on their way are lost; messages that have arrived are not."""
         self._leave()
         self.wire.clear()
         if not self.closed:
@@ -303,7 +305,7 @@ class SimLive(_Socket):
 
 
 class SimRequest(_Socket):
-    """One request on its own connection; see :class:`kvbus.transport.ingress.RequestConnection`."""
+    """A request on its own connection; see :class:`kvbus.transport.ingress.RequestConnection`."""
 
     def __init__(self, directory: Directory, endpoint: str, request: list[bytes], handler: Any) -> None:
         super().__init__(directory, endpoint, handler)
@@ -330,7 +332,7 @@ class SimRequest(_Socket):
         self.move()
 
     def move(self) -> None:
-        """What waits is on its way, unless the link stalls."""
+        """Deliver the waiting messages after a delay, unless the link stalls."""
         if not self._moving and self.wire and self.node is not None and not self.node.stalled:
             self._moving = True
             self.schedule.after(self.node.answer_pace, self._come)
@@ -344,7 +346,7 @@ class SimRequest(_Socket):
             self.move()
 
     def broken(self) -> None:
-        """The connection breaks: libzmq connects again, and the engine knows nothing of the request."""
+        """Break the connection. libzmq reconnects, but the engine no longer knows the request."""
         self._leave()
         self.wire.clear()
 

@@ -1,7 +1,8 @@
-"""A simulated TCP: connections between routers and a bus, with buffers that fill and links that break.
+"""A simulated TCP: connections between routers and kvbus, with buffers that fill and links that break.
 
-The bus has a :class:`SimSocket` and asyncio's own rules for transports on it. A router has an :class:`End`, which hands
-over what arrives. Each direction is a :class:`Pipe`: bytes wait in the sender's kernel until the receiver's has room.
+kvbus has a :class:`SimSocket`, and a transport on it that follows asyncio's rules. A router has an :class:`End`, which
+delivers arriving bytes. Each direction is a :class:`Pipe`: bytes wait in the sender's kernel until the receiver has
+room.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from tests.vopr.schedule import Schedule
 
 
 class Pipe:
-    """One direction of a connection.
+    """A direction of a connection.
 
     Args:
-        schedule: the world's.
-        chance: delays and sizes.
-        capacity: bytes that the sender's kernel keeps.
-        room: bytes that the receiver takes now.
-        deliver: called with what arrives.
+        schedule: the world's schedule.
+        chance: random numbers for delays and sizes.
+        capacity: send buffer of the sender's kernel, in bytes.
+        room: returns the free bytes of the receiver's buffer.
+        deliver: called with arriving bytes.
         freed: called when the sender's kernel has room again.
     """
 
@@ -51,7 +52,7 @@ class Pipe:
         self._delay = chance.choice([0.0001, 0.001, 0.02])
 
     def put(self, data: bytes | bytearray | memoryview) -> int:
-        """Take as much as there is room for; return how many bytes."""
+        """Queue as many bytes as there is room for, and return their number."""
         taken = max(0, min(len(data), self.capacity - len(self.queued)))
         if taken:
             if not self.queued:
@@ -61,7 +62,7 @@ class Pipe:
         return taken
 
     def move(self) -> None:
-        """Send on, if there is something, and somebody takes it."""
+        """Send queued bytes after a delay, if the receiver has room for them."""
         if not self._moving and self.up and (self._ended is not None or (self.queued and self._room() > 0)):
             self._moving = True
             self._schedule.after(self._delay, self._arrive)
@@ -86,18 +87,18 @@ class Pipe:
         self.move()
 
     def end(self, ended: Callable[[], None]) -> None:
-        """Call ``ended`` once everything has arrived."""
+        """Call ``ended`` once all bytes have arrived."""
         self._ended = ended
         self.move()
 
     def cut(self) -> None:
-        """Nothing arrives any more."""
+        """Discard all bytes that have not arrived, and deliver nothing more."""
         self.up = False
         self.queued.clear()
 
 
 class SimSocket:
-    """The bus's end of a connection."""
+    """kvbus's end of a connection."""
 
     family = socket.AF_INET
 
@@ -119,14 +120,14 @@ class SimSocket:
         return -1 if self.closed else self.fd
 
     def setblocking(self, _flag: bool) -> None:
-        """It never blocks."""
+        """Do nothing: the socket never blocks."""
 
     def setsockopt(self, _level: int, option: int, value: int) -> None:
         if option == tcp.NOTSENT_LOWAT:
             self.down.capacity = min(self.down.capacity, value)
 
     def getsockopt(self, _level: int, _option: int, _size: int) -> bytes:
-        """``TCP_INFO`` of a connection whose peer answers, unless the link is down."""
+        """Return ``TCP_INFO`` of a connection whose peer acknowledges, unless the link is down."""
         silent = not self.down.up and bool(self.down.queued)
         milliseconds = int(1000 * (self.loop.schedule.now - self.down.acked_at)) if silent else 0
         return tcp.INFO.pack(9 if silent else 0, 0, 1 if silent else 0, milliseconds)
@@ -146,7 +147,7 @@ class SimSocket:
         return self.down.put(data)
 
     def notify(self) -> None:
-        """Say that there is something to read."""
+        """Tell the transport that there is something to read."""
         if self.transport is not None:
             self.transport.readable()
 
@@ -160,7 +161,7 @@ class SimSocket:
             self.transport.writable()
 
     def peer_closed(self, error: OSError | None) -> None:
-        """The router is gone: with an error, or in good order."""
+        """Close the router's end: with an error, or with FIN."""
         if self.closed:
             return
         self.eof, self.error = True, error
@@ -168,7 +169,8 @@ class SimSocket:
         self.notify()
 
     def close(self) -> None:
-        """Close it. What the kernel has still leaves, unless something was not read: that resets the connection."""
+        """Close the socket. The kernel still sends its queue, unless unread bytes are left: these reset the
+        connection."""
         if self.closed:
             return
         self.closed = True
@@ -182,7 +184,7 @@ class SimSocket:
 
 
 class SimTransport(asyncio.Transport):
-    """asyncio's rules for a connected socket."""
+    """A transport that follows asyncio's rules for a connected socket."""
 
     def __init__(self, sock: SimSocket, protocol: asyncio.BufferedProtocol, waiter: asyncio.Future[None]) -> None:
         super().__init__()
@@ -204,7 +206,7 @@ class SimTransport(asyncio.Transport):
         self.readable()
 
     def readable(self) -> None:
-        """Read in the next turn, if there is something and somebody wants it."""
+        """Read in the next iteration if there are bytes and reading is not paused."""
         if self._reading and (self._sock.inbox or self._sock.eof):
             self._loop.mark((self._sock.fd, "r"), self._read)
 
@@ -244,7 +246,7 @@ class SimTransport(asyncio.Transport):
             self._protocol.pause_writing()
 
     def writable(self) -> None:
-        """Write in the next turn, if something waits and the kernel has room."""
+        """Write in the next iteration if bytes wait and the kernel has room."""
         if self._buffer and len(self._sock.down.queued) < self._sock.down.capacity:
             self._loop.mark((self._sock.fd, "w"), self._write)
 
@@ -313,10 +315,10 @@ class End:
     """A router's end of a connection.
 
     Args:
-        network: the network.
+        network: the simulated network.
         host: the router's address.
-        received: called with what arrives, while the router reads.
-        closed: called when the connection is gone.
+        received: called with arriving bytes while the router reads.
+        closed: called when kvbus has closed the connection.
     """
 
     def __init__(
@@ -343,7 +345,7 @@ class End:
             self._buffer += data
 
     def read(self, *, on: bool) -> None:
-        """Read, or stop reading; the kernel goes on receiving until its buffer is full."""
+        """Start or stop reading. The router's kernel receives until its buffer is full."""
         self.reading = on
         if on and self._buffer:
             data, self._buffer = bytes(self._buffer), bytearray()
@@ -356,14 +358,14 @@ class End:
             self.socket.uplink.put(data)
 
     def hold(self, *, up: bool) -> None:
-        """The link carries nothing, or does again."""
+        """Stop or resume carrying bytes on the link."""
         if self.socket is not None and not self.gone:
             for pipe in (self.socket.down, self.socket.uplink):
                 pipe.up = up
                 pipe.move()
 
     def close(self, *, reset: bool = False) -> None:
-        """The router closes the connection, or it breaks."""
+        """Close the connection as the router, or break it with ``reset``."""
         if self.gone or self.socket is None:
             return
         self.gone = True
@@ -378,14 +380,14 @@ class End:
             sock.uplink.end(lambda: sock.peer_closed(error))
 
     def lost(self) -> None:
-        """The bus has closed the connection."""
+        """Report that kvbus has closed the connection."""
         if not self.gone:
             self.gone = True
             self._closed()
 
 
 class SimListener:
-    """A listening socket, in the shape of :class:`kvbus.transport.zmtp.addresses.Bound`."""
+    """A listening socket with the interface of :class:`kvbus.transport.zmtp.addresses.Bound`."""
 
     file = None
 
@@ -428,24 +430,24 @@ class Network:
         self.listeners: dict[str, SimListener] = {}
         self._descriptors = 10
         self.seen: dict[str, int] = {}
-        """The highest seq that any router has got live, by endpoint."""
+        """The highest seq that any router has received live, by endpoint."""
         self.floors: dict[str, int] = {}
-        """The same, when the present process began: it must go on above."""
+        """`seen` at the start of the present process: its seqs must be higher."""
 
     def begin_numbering(self) -> None:
-        """A new process of the bus begins."""
+        """Record the highest seqs at the start of a new process of kvbus."""
         self.floors = dict(self.seen)
 
     def descriptor(self) -> int:
-        """Return a number that nothing else has."""
+        """Return a new descriptor number."""
         self._descriptors += 1
         return self._descriptors
 
     def bind(self, endpoint: str) -> addresses.Bound:
-        """Bind for the running process.
+        """Bind an endpoint for the running process.
 
         Raises:
-            BindError: somebody else has the endpoint.
+            BindError: the endpoint is in use.
         """
         loop: Any = asyncio.get_running_loop()
         assert isinstance(loop, SimLoop)
@@ -457,7 +459,7 @@ class Network:
     def connect(
         self, endpoint: str, host: str, received: Callable[[bytes], None], closed: Callable[[], None]
     ) -> End | None:
-        """Connect a router; None if nobody listens."""
+        """Connect a router. Return None if nobody listens."""
         listener = self.listeners.get(endpoint)
         if listener is None:
             return None
@@ -469,5 +471,5 @@ class Network:
 
 
 def queued_bytes(connection: Any) -> int:
-    """Return the bytes that the router's kernel has not acknowledged."""
+    """Return the number of bytes that the router's kernel has not acknowledged."""
     return 0 if connection.closed else len(connection.down.queued)

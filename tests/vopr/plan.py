@@ -1,4 +1,4 @@
-"""Plans: drawn from a seed, printed and read as scripts, shortened when they fail."""
+"""Plans: drawn from a seed, printed and read as scripts, and shortened when they fail."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ SHRINK_SECONDS = 120.0
 
 
 def _faults(chance: random.Random, kinds: int, count: int) -> list[list[Entry]]:
-    """Draw so many faults of so many kinds."""
+    """Draw ``count`` faults of at most ``kinds`` kinds."""
     weights = [weight for weight, _ in _makers(chance)]
     allowed = chance.choices(range(len(weights)), weights, k=kinds)
     return [_makers(chance)[chance.choice(allowed)][1] for _ in range(count)]
 
 
 def _makers(chance: random.Random) -> list[tuple[int, list[Entry]]]:
-    """Everything that goes wrong, with its weight and what ends it: seconds from its beginning, method, arguments."""
+    """Return each fault's weight and steps, including the step that ends it: seconds from its start, method,
+    arguments."""
     n, m = chance.randrange(8), chance.randrange(64)
     kind = chance.choice(["unreadable", "a damaged slice"])
     later = chance.choice([0.05, 0.5, 2.0, 8.0])
@@ -75,7 +76,7 @@ def draw(seed: int, rounds: int = 4) -> list[Entry]:
     begin = 0.0
     for _ in range(rounds):
         length = chance.choice([3.0, 10.0, 20.0])
-        kinds = chance.choice([1, 2, 4, 100])  # few kinds at a time find what many at once drown
+        kinds = chance.choice([1, 2, 4, 100])  # many kinds of faults at a time can hide a defect that few kinds reveal
         for entries in _faults(chance, kinds, chance.randint(1, 14)):
             at = begin + chance.uniform(0, length)
             plan += [(at + after, name, args) for after, name, args in entries]
@@ -94,7 +95,7 @@ def text(seed: int, plan: list[Entry]) -> str:
 
 
 def parse(script: str) -> tuple[int, list[Entry]]:
-    """Read a script: its seed and its plan."""
+    """Return the seed and the plan of a script."""
     first, *lines = [line for line in script.splitlines() if line.strip() and not line.startswith("#")]
     plan: list[Entry] = []
     for line in lines:
@@ -107,22 +108,22 @@ def parse(script: str) -> tuple[int, list[Entry]]:
 
 
 def run(seed: int, plan: list[Entry]) -> tuple[World, Exception | None]:
-    """Run a plan; the world as it ended, and what failed."""
+    """Run a plan. Return the world at its end, and the failure or None."""
     world = World(seed)
     try:
         world.run(plan)
-    except Exception as error:  # noqa: BLE001 - whatever fails, the script is what matters
+    except Exception as error:  # noqa: BLE001 - every failure is turned into a script
         return world, error
     return world, None
 
 
 def what_failed(error: Exception) -> str:
-    """Return the place and the words of a failure, without the numbers: one check says several things."""
+    """Return where a failure was raised and its text without numbers: a single check can report several problems."""
     return f"{place_of(error)}:{''.join(letter for letter in str(error)[:60] if letter.isalpha())}"
 
 
 def shrink(seed: int, plan: list[Entry], error: Exception, seconds: float = SHRINK_SECONDS) -> list[Entry]:
-    """Leave out whatever the same failure does not need."""
+    """Return the plan without the entries that the same failure does not need."""
 
     def fails(fewer: list[Entry]) -> bool:
         _, again = run(seed, fewer)

@@ -1,8 +1,8 @@
 """A simulated process: an event loop in virtual time, which can be paused, slowed down and killed.
 
-A turn of the loop is a turn of asyncio's: what is readable, then the timers that are due, then everything that was
-ready, in this order. Each callback costs time, and while it runs nothing else of this process does. So events wait
-while deadlines pass, as on a machine with other work.
+An iteration of the loop has asyncio's order: readable descriptors, then due timers, then the callbacks that were ready.
+Each callback costs time, and nothing else of this process runs meanwhile. So events wait while deadlines pass, as on a
+busy machine.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from tests.vopr.schedule import Schedule
 from tests.vopr.store import KilledError
 
 COST = 0.000_02
-"""Seconds that a callback takes, and each look at the clock within it."""
+"""Seconds that a callback takes, and that each reading of the clock in it takes."""
 
 
 DESCRIPTORS = 10**6
-"""Descriptors that a process may have."""
+"""Default maximum number of a process's descriptors."""
 
 
 class SimLoop:
-    """The event loop of one process.
+    """The event loop of a process.
 
     Args:
-        schedule: the world's.
-        failed: called with each exception that nobody caught.
+        schedule: the world's schedule.
+        failed: called with each unhandled exception.
     """
 
     def __init__(self, schedule: Schedule, failed: Callable[[str, BaseException | None], None]) -> None:
         self.schedule = schedule
         self.asyncio: Any = self
-        """The same, for those who want one of asyncio's."""
+        """This object, typed for asyncio's classes."""
         self.dead = False
         self.cost = COST
         self.busy_until = self.paused_until = self.paused_for = 0.0
         self.sockets: dict[int, Any] = {}
-        """Everything that is open, by descriptor: it closes when the process dies."""
+        """All open sockets by descriptor, to be closed when the process dies."""
         self.max_descriptors = DESCRIPTORS
         self.after_turn: Callable[[], None] = lambda: None
         self._failed = failed
@@ -59,7 +59,7 @@ class SimLoop:
     # -- turns -------------------------------------------------------------------------------------------------------
 
     def time(self) -> float:
-        """Return the process's clock: it goes on while a callback runs."""
+        """Return the process's clock, which advances while a callback runs."""
         if self._running:
             self._cpu += self.cost
             return self._base + self._cpu
@@ -109,7 +109,7 @@ class SimLoop:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """This is the running loop meanwhile."""
+        """Make this loop asyncio's running loop for a block."""
         asyncio._set_running_loop(self.asyncio)  # noqa: SLF001
         self._running = True
         try:
@@ -119,18 +119,18 @@ class SimLoop:
             asyncio._set_running_loop(None)  # noqa: SLF001
 
     def spend(self, seconds: float) -> None:
-        """The callback that runs takes so much longer."""
+        """Prolong the running callback by these seconds."""
         self._cpu += seconds
 
     def pause(self, seconds: float) -> None:
-        """The process does nothing for so long: SIGSTOP, a frozen cgroup, no CPU."""
+        """Pause the process for these seconds, like SIGSTOP, a frozen cgroup or a lack of CPU."""
         if self.paused_until <= self.schedule.now:
             self.paused_for = 0.0
         self.paused_for += seconds
         self.busy_until = self.paused_until = max(self.busy_until, self.schedule.now) + seconds
 
     def kill(self) -> None:
-        """SIGKILL: nothing of it runs any more, and the kernel closes what it had open."""
+        """Kill the process as SIGKILL does: run nothing more of it, and close its sockets."""
         self.dead = True
         self._ready.clear()
         self._io.clear()
@@ -142,7 +142,7 @@ class SimLoop:
         for opened in list(self.sockets.values()):
             opened.close()
 
-    # -- what asyncio asks of a loop ---------------------------------------------------------------------------------
+    # -- asyncio's interface of a loop ---------------------------------------------------------------------------------
 
     def call_soon(
         self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
@@ -173,7 +173,7 @@ class SimLoop:
         return handle
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """Cancelled timers are passed over when they are due."""
+        """Do nothing: cancelled timers are skipped when they are due."""
 
     def create_future(self) -> asyncio.Future[Any]:
         return asyncio.Future(loop=self.asyncio)
@@ -192,7 +192,7 @@ class SimLoop:
             self.call_exception_handler({"message": "a task failed", "exception": task.exception()})
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
-        """Without threads, the work is done at once, and its result comes a turn later."""
+        """Run the function immediately, without a thread. Its result is set in the next iteration."""
         del executor
         future = self.create_future()
         try:
@@ -219,7 +219,7 @@ class SimLoop:
     # -- descriptors -------------------------------------------------------------------------------------------------
 
     def mark(self, key: Any, callback: Callable[..., object], *args: Any) -> None:
-        """Something is readable or writable: call back in the next turn, once however often it is said."""
+        """Call back in the next iteration because a descriptor is readable or writable; once for several calls."""
         if self.dead or key in self._io:
             return
         self._io[key] = asyncio.Handle(callback, args, self.asyncio)
@@ -227,7 +227,7 @@ class SimLoop:
             self._wake(self.schedule.now)
 
     def unmark(self, key: Any) -> None:
-        """It is of no interest any more."""
+        """Cancel a callback of `mark`."""
         self._io.pop(key, None)
 
     def add_reader(self, fd: Any, callback: Callable[..., Any], *args: Any) -> None:
@@ -239,7 +239,7 @@ class SimLoop:
         return self._readers.pop(fd, None) is not None
 
     def readable(self, fd: int) -> None:
-        """A descriptor with a reader has something."""
+        """Call the descriptor's reader in the next iteration."""
         handle = self._readers.get(fd)
         if handle is not None:
             self.mark((fd, "r"), handle._run)  # noqa: SLF001

@@ -1,8 +1,8 @@
-"""Simulated routers, each with its own reading of the protocol.
+"""Simulated routers, each with its own interpretation of the protocol.
 
-``trusting`` takes what comes and looks at no number. ``checking`` does the same, and takes exception to every number
-and event that is not what the protocol promises. ``asking`` asks the replay from 0 when it begins and from the next seq
-at a gap, as Dynamo and llm-d do. ``client`` is kvbus's own library, on the sequencer of the bus.
+``trusting`` applies every batch and ignores seqs. ``checking`` does the same, and fails at every seq and event that
+breaks the protocol. ``asking`` asks the replay from 0 when it starts and from the next seq at a gap, as Dynamo and
+llm-d do. ``client`` is kvbus's client library, which uses kvbus's own sequencer.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"NULL".ljust(20, b"\0") + byt
 decode = msgspec.msgpack.decode
 
 Key = tuple[int, str, int]
-"""Rank, medium, first token: what blocks are known by, whatever names they have."""
+"""Rank, medium and first token. They identify a block under any hash."""
 
 
 class WrongError(AssertionError):
-    """A router was told what the protocol does not allow."""
+    """A router received what the protocol does not allow."""
 
 
 def ready(kind: bytes, identity: bytes = b"") -> bytes:
@@ -46,13 +46,13 @@ def message(frames: list[bytes]) -> bytes:
 
 
 def begins_with_clear(payload: bytes) -> bool:
-    """Whether a batch is the beginning of a state."""
+    """Return whether a batch is the start of a state."""
     events = events_of(payload)
     return bool(events) and events[0]["type"] == "AllBlocksCleared"
 
 
 class Zmtp:
-    """A router's side of a ZMTP connection, for an honest peer."""
+    """A router's side of a ZMTP connection to a peer that is assumed to be correct."""
 
     def __init__(self, received: Callable[[list[bytes]], None], hello: bytes) -> None:
         self._buffer = bytearray()
@@ -62,7 +62,7 @@ class Zmtp:
         self.hello = GREETING + hello
 
     def feed(self, data: bytes) -> None:
-        """Take in bytes; hand on whole messages."""
+        """Add received bytes, and hand on complete messages."""
         buffer = self._buffer
         buffer += data
         at, size = 0, len(buffer)
@@ -90,11 +90,11 @@ class Zmtp:
 
 
 class View(RankedRouter):
-    """The plainest set of blocks, by rank."""
+    """A plain set of blocks for each rank."""
 
     @property
     def keys(self) -> set[Key]:
-        """The blocks by rank, medium and first token."""
+        """Rank, medium and first token of each block."""
         return {
             (rank, medium, block.tokens[0])
             for rank, view in self.views.items()
@@ -103,12 +103,12 @@ class View(RankedRouter):
 
 
 class Router:
-    """A router on one stream: a SUB that connects again and again.
+    """A router on one stream, whose SUB reconnects whenever its connection breaks.
 
     Args:
-        network: the network.
-        name: of the router, for messages.
-        endpoints: of the live stream and of its replay.
+        network: the simulated network.
+        name: the router's name in messages.
+        endpoints: endpoints of the live stream and of its replay.
         host: the router's address.
     """
 
@@ -126,7 +126,7 @@ class Router:
         self.gone = False
         self.reading = True
         self.newest = -1
-        """The highest seq that came live."""
+        """The highest seq received live."""
         self._floor = -1
         self._dial()
 
@@ -166,59 +166,59 @@ class Router:
         self.live(seq, frames)
 
     def connected(self) -> None:
-        """A connection stands."""
+        """Called when the live connection is established."""
 
     def interrupted(self) -> None:
-        """The connection is gone."""
+        """Called when the live connection is lost."""
 
     def live(self, seq: int, frames: list[bytes]) -> None:
-        """Take in a live batch."""
+        """Apply a live batch."""
         del seq
         self.view.take(frames[2])
 
     # -- faults ------------------------------------------------------------------------------------------------------
 
     def read(self, *, on: bool) -> None:
-        """Read, or stop reading."""
+        """Start or stop reading the live stream."""
         self.reading = on
         if self.sub is not None:
             self.sub.read(on=on)
 
     def break_connection(self) -> None:
-        """The live connection breaks, and is made again."""
+        """Break the live connection. The router reconnects."""
         if self.sub is not None:
             self.sub.close(reset=True)
             self._disconnected()
 
     def hold(self, *, up: bool) -> None:
-        """The live link carries nothing, or does again."""
+        """Stop or resume carrying bytes on the live link."""
         if self.sub is not None:
             self.sub.hold(up=up)
 
     def break_answer(self) -> None:
-        """The connection of a request breaks."""
+        """Break the connection of the current request."""
         if self.request is not None:
             self.request.close(reset=True)
 
     def read_answers(self, *, on: bool) -> None:
-        """Read what comes as an answer, or stop reading."""
+        """Start or stop reading the answer to the current request."""
         if self.request is not None:
             self.request.read(on=on)
 
     def leave(self) -> None:
-        """The router ends."""
+        """Stop the router."""
         self.gone = True
         if self.sub is not None:
             self.sub.close()
 
     @property
     def blocks(self) -> set[Key]:
-        """What it holds."""
+        """Rank, medium and first token of each of its blocks."""
         return self.view.keys
 
 
 class Checking(Router):
-    """Trusts, and takes exception to whatever a router that never asks is not to be told."""
+    """A trusting router that fails if it receives what a router that never asks must not receive."""
 
     def __init__(self, *args: Any) -> None:
         self._last: int | None = None
@@ -239,10 +239,10 @@ class Checking(Router):
 
 
 class Asking(Router):
-    """Asks from 0 when it begins, and from the next seq at a gap; live batches wait for the answer."""
+    """A router that asks from 0 at its start and from the next seq at a gap. Live batches wait for the answer."""
 
     PATIENCE = 3.0
-    """Seconds without a message until it asks again."""
+    """Seconds without a message after which the router asks again."""
 
     def __init__(self, *args: Any) -> None:
         self._next = 0
@@ -273,7 +273,8 @@ class Asking(Router):
             self._ask()
 
     def break_answer(self) -> None:
-        """It notices, and goes on with what is live, unless that shows a gap."""
+        """Break the answer. A router in sync notices it, continues with the live batches, and asks again only at a
+        gap."""
         super().break_answer()
         if self.request is not None and self._synced:
             self.request = None
@@ -335,12 +336,12 @@ class Asking(Router):
             del self._held[seq]
         self._synced = True
         self._advance()
-        if self._held:  # an answer with a hole, or END alone: the stream goes on with what the subscription has brought
+        if self._held:  # the answer had a hole or no batch: continue with the live batches of the subscription
             self._next = min(self._held)
             self._go_on()
 
     def ask_again(self) -> None:
-        """It restarts."""
+        """Restart the router."""
         if self.sub is not None:
             self.sub.close()
             self._disconnected()
@@ -353,7 +354,7 @@ class Asking(Router):
 
 
 class Client(Router):
-    """kvbus's own library, on simulated sockets."""
+    """kvbus's client library on simulated sockets."""
 
     topics = (b"", ASKS_REPLAY)
     identity = REBUILDS + b"vopr"

@@ -1,8 +1,8 @@
-"""A store in memory behind the seam of :mod:`kvbus.state.contract`, and the disk that outlives processes.
+"""A store in memory that implements :mod:`kvbus.state.contract`, and a simulated disk that outlives processes.
 
-A SIGKILL loses the open transaction, and nothing that was committed. A power cut loses any suffix of the commits since
-the last one that was synced, and it is another boot of the machine. Each call may fail, find the disk full or be slow,
-and the process may be killed in it. What a process finds may be damaged, or older than what was sent.
+A SIGKILL loses the open transaction but no commit. A power cut loses any suffix of the commits since the last synced
+one, and starts another boot of the machine. Each call may fail, find the disk full or be slow, and the process may be
+killed in it. A process may find a state that is damaged, or older than the batches that were sent.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from kvbus.state.contract import MARGIN, Reserved, StoreError
 from kvbus.state.place import MEMORY, Base, name_of
 
 HEAD = 200
-"""Bytes that a commit takes beside its content."""
+"""Bytes that a commit needs in addition to its content."""
 
 
 class KilledError(SystemExit):
-    """The process was killed in a call. It unwinds a process that is dead already."""
+    """The process was killed in a call. The exception unwinds the stack of the dead process."""
 
 
 class Frame(NamedTuple):
-    """What the log has of one burst."""
+    """The log record of one burst."""
 
     body: bytes
     payloads: bytes
 
 
 class Commit(NamedTuple):
-    """What a store holds after a commit.
+    """The content of a store after a commit.
 
     Attributes:
         reserved: the reservations, encoded.
-        boot: the boot in which it was written.
-        synced: whether it can be lost in a power cut.
-        older: routers may have more than this.
-        names: whose state it is; None: there is no state.
+        boot: the boot in which the commit was written.
+        synced: whether a power cut cannot lose the commit.
+        older: whether routers may have more than this state.
+        names: names of the state's streams; None if there is no state.
         slices: the checkpoint.
-        start: frames of the log that the checkpoint includes.
-        frames: frames of the log.
+        start: number of log frames that the checkpoint includes.
+        frames: number of log frames.
     """
 
     reserved: bytes
@@ -59,23 +59,23 @@ class Commit(NamedTuple):
 
 
 class Kept:
-    """What one directory has."""
+    """The content of a state directory."""
 
     def __init__(self) -> None:
         self.log: list[Frame] = []
         self.commits: list[Commit] = []
-        """Those that a power cut can lose, behind one that it cannot."""
+        """Commits that a power cut can lose, after one that it cannot."""
         self.highest = 0
-        """The mark: no number from this one on was used."""
+        """The high-water mark: no seq from this one on was used."""
         self.damage = ""
         self.holder: MemoryStore | None = None
 
 
 class Platter:
-    """The disk: what outlives processes.
+    """The disk: everything that outlives processes.
 
     Args:
-        chance: what a power cut leaves.
+        chance: random numbers that decide which commits survive a power cut.
     """
 
     def __init__(self, chance: random.Random) -> None:
@@ -83,18 +83,18 @@ class Platter:
         self.boot = 1
         self.places: dict[str, Kept] = {}
         self.room: int | None = None
-        """Bytes until the disk is full; None for as many as it takes."""
+        """Number of bytes until the disk is full; None for no limit."""
         self.failing = 0
-        """Calls that fail from now on."""
+        """Number of the next calls that fail."""
         self.cost = 0.0
         """Seconds that a call takes."""
         self.kill_in: int | None = None
-        """Commits until the process is killed in one."""
+        """Number of commits until the process is killed in one."""
         self.killed: Callable[[], None] = lambda: None
         self.spent: Callable[[float], None] = lambda _: None
 
     def power_cut(self) -> None:
-        """Lose any suffix of the commits that were not synced."""
+        """Lose any suffix of the unsynced commits."""
         self.boot += 1
         for kept in self.places.values():
             if kept.commits:
@@ -104,31 +104,39 @@ class Platter:
                 kept.holder = None
 
     def let_go(self) -> None:
-        """Release what the process had that is gone."""
+        """Release the directories of a process that has ended."""
         for kept in self.places.values():
             kept.holder = None
 
     def damage(self, kind: str) -> None:
-        """Let the next process find something else than what was written."""
+        """Damage every state that the next process will find."""
         for kept in self.places.values():
             kept.damage = kind
 
     def begin_call(self) -> None:
-        """Take the time that a call takes, and let it fail if it is to."""
+        """Spend the time of a call.
+
+        Raises:
+            StoreError: the call is one that `failing` lets fail.
+        """
         self.spent(self.cost)
         if self.failing:
             self.failing -= 1
             raise StoreError("/state: Input/output error")
 
     def take(self, size: int) -> None:
-        """Use up room."""
+        """Use up room on the disk.
+
+        Raises:
+            StoreError: the disk is full.
+        """
         if self.room is not None:
             if self.room < size + HEAD:
                 raise StoreError("/state: No space left on device")
             self.room -= size + HEAD
 
     def may_kill(self, commit: Callable[[], None]) -> None:
-        """Commit; but if the process is to be killed in this one, kill it just before or just after."""
+        """Commit. If the process is to be killed in this commit, kill it just before or just after."""
         if self.kill_in is not None:
             self.kill_in -= 1
             if self.kill_in <= 0:
@@ -141,7 +149,7 @@ class Platter:
 
 
 class MemoryStore:
-    """The store of one process. See :class:`kvbus.state.contract.Store`."""
+    """The store of a process. See :class:`kvbus.state.contract.Store`."""
 
     def __init__(self, platter: Platter, config: Config, *, checkpoint_after: int, reserve_ahead: int) -> None:
         self.checkpoint_after, self.reserve_ahead = checkpoint_after, reserve_ahead
@@ -210,7 +218,7 @@ class MemoryStore:
             self._fail(error)
 
     def _fail(self, error: StoreError) -> NoReturn:
-        """Give the state up. The mark takes the reservations even on a full disk."""
+        """Give the state up. The high-water mark records the reservations even on a full disk."""
         self._commit(self._now._replace(names=None, slices=(), start=0, frames=0), given_up=True)
         raise error
 

@@ -1,4 +1,5 @@
-"""The simulated daemon, in short: some worlds, the same run twice, and failures as scripts. At length: `make vopr`."""
+"""Short runs of the simulated daemon: some worlds, reproducibility, and failures as scripts. `make vopr` runs it for
+long."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ FOUND_IN = {
     "uncounted_loss": (2, 3, 6),
     "used_before_reserved": (13, 25),
 }
-"""The worlds that find each defect; `broken_answer` has a script instead."""
+"""Seeds of worlds that find each defect; `broken_answer` has a script instead."""
 
 SEEDS = range(1, 61 if LONG else 9)
 
@@ -56,7 +57,7 @@ def run_apart(hash_seed: int) -> str:
 
 
 def test_one_seed_is_one_run_byte_for_byte() -> None:
-    """The checksum is of every byte that every router received."""
+    """The checksum covers every byte that routers received. The two runs have different hash seeds."""
     said = [run_apart(hash_seed) for hash_seed in (1, 2)]
     checksums = [text.partition("checksum ")[2] for text in said]
     assert checksums[0]
@@ -71,7 +72,7 @@ def test_a_plan_can_be_printed_and_read() -> None:
 
 
 def test_a_failure_is_found_and_shortened(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A simulation that cannot fail proves nothing: here routers that subscribe get no state."""
+    """Break the daemon, so that subscribing routers get no state, to prove that the simulation can fail."""
     monkeypatch.setattr(LivePublisher, "_begin", lambda self, router: self._move(router, RouterState.LIVE))
     plan = plans.draw(1)
     _, error = plans.run(1, plan)
@@ -85,7 +86,7 @@ def test_a_failure_is_found_and_shortened(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("defect", sorted(FOUND_IN))
 def test_a_defect_that_is_put_back_is_found(defect: str) -> None:
-    """Where the draw of plans has changed, `make vopr ARGS="--defect NAME"` says which worlds find it now."""
+    """If the drawing of plans has changed, `make vopr ARGS="--defect NAME"` shows which worlds find the defect now."""
     worlds = FOUND_IN[defect]
     assert any(finding(defect, seed, 1) for seed in worlds[: None if LONG else 1])
 

@@ -1,8 +1,8 @@
-"""A world: engines, one bus, routers, and everything that can go wrong, each as a method with plain arguments.
+"""A world: engines, one kvbus, routers, and all faults, each a method with plain arguments.
 
-A plan is a list of entries: a time, the name of such a method, its arguments. Between them the world runs by itself.
-:meth:`World.settle` ends all faults, waits until every router holds exactly what its engine does, and fails if that
-takes longer than the bound.
+A plan is a list of entries: a time, the name of such a method, and its arguments. Between them the world runs by
+itself. :meth:`World.settle` ends all faults, waits until every router holds exactly its engine's blocks, and fails if
+that takes longer than the bound.
 """
 
 from __future__ import annotations
@@ -40,28 +40,28 @@ NO_RESTART = frozenset(
         "router_reads_answers",
     }
 )
-"""What no bus may take for a restart of an engine that answers replays."""
+"""Faults that kvbus must not mistake for a restart of an engine that answers replays."""
 
 Entry = tuple[float, str, tuple[Any, ...]]
-"""Seconds since the beginning (quiescences not counted), the name of a method, its arguments."""
+"""Seconds since the start (without those of `World.settle`), the name of a method, its arguments."""
 
 BLOCK = 64
-"""Bytes that a block counts as, where retained memory is compared with what engines have sent."""
+"""Bytes that a block counts for when the retained memory is compared with the bytes that engines have sent."""
 
 KEPT = 20_000
 KEPT_OF_A_BYTE = 3
-"""What a bus may keep, by its own measures: so many bytes, and so many on each output for each byte that it was sent
-(a positional event takes two and a half times as many bytes as a map)."""
+"""Maximum number of bytes that kvbus may retain, by its own counters: `KEPT`, plus `KEPT_OF_A_BYTE` for each output and
+each byte received. (A map has two and a half times as many bytes as a positional event.)"""
 
 BOUND = 60.0
-"""Virtual seconds from the end of the last fault until every router is exact."""
+"""Virtual seconds from the end of the last fault within which every router must be exact."""
 
 
 class World:
-    """Everything there is.
+    """A simulated world.
 
     Args:
-        seed: of the setup, and of every chance that is not in the plan.
+        seed: seed of the setup, and of all random numbers that are not part of the plan.
     """
 
     def __init__(self, seed: int) -> None:
@@ -79,7 +79,8 @@ class World:
             self.directory.nodes[node.name] = self.directory.nodes[f"@{node.name}"] = node
         self.routers: list[tuple[tuple[int, int], Router]] = []
         self.times: list[tuple[float, frozenset[str]]] = []
-        """Of each quiescence: the seconds until all was exact, and the faults before it."""
+        """For each call of `settle`, the seconds until all routers were exact, and the names of the faults before
+        it."""
         self._faults: set[str] = set()
         self._joined = 0
         self._moves = 0
@@ -93,7 +94,7 @@ class World:
     # -- running -----------------------------------------------------------------------------------------------------
 
     def run(self, plan: Iterable[Entry]) -> None:
-        """Carry out a plan. It raises whatever is wrong."""
+        """Execute a plan, and raise the first failure."""
         with silent():
             try:
                 begun = self.schedule.now
@@ -111,7 +112,7 @@ class World:
         self._errors.append(error or WrongError(message))
 
     def _look(self) -> None:
-        """What holds after each turn of the bus."""
+        """Check the invariants after each iteration of kvbus's loop."""
         if self._errors:
             raise self._errors[0]
         daemon = self.bus.daemon
@@ -124,11 +125,12 @@ class World:
             self._look_at_memory(daemon)
 
     def _look_at_memory(self, daemon: Daemon) -> None:
-        """All that is kept is within its limits, and in proportion to what engines have sent."""
+        """Check that the retained memory is within its limits, and in proportion to the bytes that engines have
+        sent."""
         kept = 0
         for source in daemon.relay.present:
             spec, held = source.spec, source.sequencer.held
-            assert len(held) <= spec.reorder_batches + 1, "batches held"  # and the very next one
+            assert len(held) <= spec.reorder_batches + 1, "batches held"  # plus the batch that is delivered next
             kept += held.bytes + BLOCK * source.normalizer.entries
         sent = sum(node.sent for node in (*self.engines, *self.old)) + self._sent_before
         for output in daemon.relay.outputs:
@@ -175,7 +177,7 @@ class World:
         engine.buffer = engine.buffer[-keep:]
 
     def engine_moves(self, number: int) -> None:
-        """Its name is another engine's from now on; who is connected stays with the one before."""
+        """Move an engine's name to a new engine. Existing connections stay with the old one."""
         number %= len(self.engines)
         old = self.engines[number]
         self._moves += 1
@@ -185,7 +187,7 @@ class World:
         self.old.append(old)
 
     def old_engines_stop(self) -> None:
-        """Those that stood on after their names had moved."""
+        """Stop the engines that kept running after their names had moved."""
         for node in self.old:
             node.stop()
             node.rate = 0.0
@@ -273,7 +275,7 @@ class World:
     # -- routers -----------------------------------------------------------------------------------------------------
 
     def join(self, kind: str, stream: int, host: int) -> None:
-        """A router comes."""
+        """Add a router."""
         places = [(0, slot) for slot in range(len(self.engines))]
         if len(self.setup.outputs) > 1:
             places.append((1, 0))
@@ -318,7 +320,7 @@ class World:
     # -- what must hold ----------------------------------------------------------------------------------------------
 
     def heal(self) -> None:
-        """Every fault is over."""
+        """End every fault."""
         self.old_engines_stop()
         for node in self.engines:
             node.start()
@@ -340,19 +342,21 @@ class World:
             router.read_answers(on=True)
 
     def settle(self, rate: float) -> None:
-        """Every fault ends, engines publish so many batches a second, and soon every router is exact."""
+        """End every fault, let engines publish ``rate`` batches a second, and wait until every router is exact."""
         self.heal()
         for node in self.engines:
             node.publish(node.changes())
-            node.rate = max(rate, 2.0) if node.engine.kind == "deaf" else rate  # else the lost tail is unknown
+            # without a later batch, nothing would show that the last batches were lost
+            node.rate = max(rate, 2.0) if node.engine.kind == "deaf" else rate
         loop = self.bus.loop
-        begun = max(self.schedule.now, 0.0 if loop is None else loop.busy_until)  # a pause is over when it is over
-        # what TCP held back meanwhile may come as long after it, and before that nobody knows that it was lost
+        begun = max(self.schedule.now, 0.0 if loop is None else loop.busy_until)  # a pause cannot be ended early
+        # TCP may deliver the batches held back in a pause as long after it as it lasted; only then can their loss be
+        # seen
         bound = BOUND + (loop.paused_for if loop is not None and "bus_pauses" in self._faults else 0.0)
         while True:
             self.schedule.run_until(self.schedule.now + 0.25)
             if self.bus.loop is None:
-                self.bus.start()  # a service manager would
+                self.bus.start()  # as a service manager would
             wrong = self._wrong()
             if not wrong:
                 break
@@ -365,7 +369,7 @@ class World:
             node.rate = 10.0
 
     def _nothing_restarted(self) -> None:
-        """A restart is counted where there may have been one, and nowhere else."""
+        """Check that kvbus has counted no restart if none of the faults can look like one."""
         daemon = self.bus.daemon
         assert daemon is not None
         counted = [source.stats.restarts for source in daemon.relay.sources]
@@ -376,7 +380,7 @@ class World:
         self._settled, self._restarts = daemon, counted
 
     def _wrong(self) -> str:
-        """What is not as it should be; empty if everything is."""
+        """Return what is not exact yet; an empty string if everything is."""
         daemon = self.bus.daemon
         if not self.bus.running or daemon is None:
             return "the bus does not run"
@@ -406,7 +410,7 @@ class World:
             known = {"GPU", *source.normalizer.dump()["media"]}
             held = [key for key, count in engine.truth.items() if count]
             truth = {(rank, medium, block) for medium, block in held}
-            if self.setup.block_size == 1:  # each of the engine's blocks leaves as two
+            if self.setup.block_size == 1:  # kvbus announces each block of the engine as two
                 truth |= {(rank, medium, block + 100) for medium, block in held}
             if source.partial:
                 free |= truth

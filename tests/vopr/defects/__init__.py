@@ -1,4 +1,4 @@
-"""Defects that were found by hand, put back one at a time: the simulation has to find each of them.
+"""Defects that were once found by hand. The simulation must find each one when it is put back.
 
-A module has ``put_back``, a context in which one or two functions are as they were.
+Each module has ``put_back``, a context manager that restores the old behaviour of one or two functions.
 """

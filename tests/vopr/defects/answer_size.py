@@ -1,4 +1,5 @@
-"""Blocks that leave in parts: an answer behind the journal was sized by the engine's blocks, and ended too early."""
+"""Reblocked stream: an answer from the state was sized by the engine's blocks, not the announced ones, and ended too
+early."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""An answer that broke off in the middle of the state went on from the journal: part of the state, and no gap."""
+"""After an answer broke off inside a state, the journal continued it: the router got part of the state without a
+gap."""
 
 from __future__ import annotations
 

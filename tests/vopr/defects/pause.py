@@ -1,4 +1,4 @@
-"""A pause of the bus: an answer that begins beyond the last batch delivered was taken for a restart of the engine."""
+"""After a pause of kvbus, an answer that began beyond the last delivered batch was mistaken for an engine's restart."""
 
 from __future__ import annotations
 

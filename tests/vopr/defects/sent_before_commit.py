@@ -1,4 +1,4 @@
-"""Batches were sent first, and their records were written when there was time."""
+"""Batches were sent before their records were written."""
 
 from __future__ import annotations
 

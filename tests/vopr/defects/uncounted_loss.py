@@ -1,4 +1,4 @@
-"""Batches that were missing when an epoch ended were counted as missing, and then in no other counter."""
+"""Batches still missing at the end of an epoch were counted as missing, but in no other counter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers were used first, and reserved when the ones reserved before had been used up."""
+"""Seqs were used before they were reserved: a reservation was made only when the previous one was used up."""
 
 from __future__ import annotations
 
