@@ -1,5 +1,5 @@
-"""Outputs: numbered streams, the journal that replays them, and answers to those who missed more.
+"""Numbered streams, the journal that replays them, and answers to routers that missed more than the journal keeps.
 
-In: encoded batches and requests of routers. Out: seqs, answers message by message.
-A seq never goes back, and what is sent under it is in the journal first. It may use all of the core below the relay.
+The input is encoded batches and requests of routers. The output is seqs, and answers message by message. A seq never
+goes back, and a batch is in the journal before it is sent. The package may use all of the core except the relay.
 """

@@ -1,9 +1,9 @@
-"""What a batch of one source becomes for routers that do not take it as it comes.
+"""Adapt a source's batches for routers that cannot read them unchanged.
 
 Routers that clear by pod forget every rank at an AllBlocksCleared. As long as another rank has blocks, they get
-removals of the rank's blocks instead. Routers that keep one copy of a block that several ranks hold get it from the
-first of them, and the removal with the last. Routers that take one group get no event of another. Batches that a router
-refuses for their size are divided.
+removals of the cleared rank's blocks instead. Routers that keep one copy of a block that several ranks hold get its
+store from the first of these ranks, and its removal from the last. Routers that accept one group get no event of
+another group. Batches that are too large for a router are divided.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from kvbus.core.wire.profiles import Profile
 from kvbus.core.wire.schema import AllBlocksCleared
 
 Cleared = Sequence[Callable[[], Sequence[AnyEvent]]]
-"""For each clear of a batch, what makes the removals that say the same."""
+"""For each clear of a batch, a function that builds the equivalent removals."""
 
 MAX_BATCH_EVENTS: Final = 1024
-"""Events in one outgoing batch; more (a whole cache announced again) leave as several."""
+"""Maximum number of events in an outgoing batch. More events (an announced complete cache) become several batches."""
 
 
 def fit(
@@ -38,16 +38,16 @@ def fit(
     group: int | None,
     stats: NumberingStats,
 ) -> list[AnyEvent]:
-    """The events of one source for routers of a family; the same object where nothing changes.
+    """Return a source's events for routers of a family; the same object if nothing changes.
 
     Args:
         profile: the family.
-        events: what leaves for everybody.
-        cleared: for each AllBlocksCleared among them, the removals that say the same.
-        others: the blocks of the other ranks that routers know of.
-        merged: all ranks share the stream.
-        group: the one group that leaves where the family takes one.
-        stats: where events that are left out are counted.
+        events: the events for routers of all families.
+        cleared: for each AllBlocksCleared in ``events``, a function that builds the equivalent removals.
+        others: the blocks of the other ranks that routers know.
+        merged: whether all ranks share the stream.
+        group: the only group that is sent if the family accepts one group.
+        stats: counts events that are left out.
     """
     if cleared and (profile.clears == "pod or nothing" or (profile.clears == "pod" and any(map(len, others)))):
         events = _named(events, cleared)
@@ -59,7 +59,7 @@ def fit(
 
 
 def in_batches(events: list[AnyEvent], block_size: int, named: int) -> list[list[AnyEvent]]:
-    """The events, which name so many blocks, in batches that every router takes."""
+    """Divide the events, which name ``named`` blocks, into batches that every router accepts."""
     if not events:
         return []
     most = most_blocks(block_size)
@@ -79,7 +79,7 @@ def in_batches(events: list[AnyEvent], block_size: int, named: int) -> list[list
 
 
 def halves(events: list[AnyEvent]) -> list[list[AnyEvent]]:
-    """A batch in two; in one where it cannot be divided."""
+    """Divide a batch into two; return it unchanged if it cannot be divided."""
     if len(events) > 1:
         middle = len(events) // 2
         return [events[:middle], events[middle:]]
@@ -109,7 +109,7 @@ def _of_group(events: list[AnyEvent], group: int | None, stats: NumberingStats) 
 
 
 def _first_or_last(event: AnyEvent, others: Sequence[Index]) -> Iterator[AnyEvent]:
-    """What is left of an event without the blocks that another rank holds."""
+    """Yield an event without the blocks that another rank holds."""
     if isinstance(event, AllBlocksCleared):
         yield event
         return
@@ -126,7 +126,7 @@ def _first_or_last(event: AnyEvent, others: Sequence[Index]) -> Iterator[AnyEven
 
 
 def runs_of(wanted: Sequence[bool]) -> Iterator[tuple[int, int]]:
-    """The runs ``[first, end)`` of what is wanted."""
+    """Yield the runs ``[first, end)`` of true values."""
     first = None
     for at, want in enumerate((*wanted, False)):
         if want and first is None:

@@ -1,7 +1,7 @@
 """The newest batches of one output stream, kept for replay.
 
-Bounded in batches and in bytes, both over what is stored; empty batches (heartbeats) in a row are one entry however
-many they are, so that an idle night does not push the day out of the journal.
+The journal is limited in batches and in bytes of its entries. Consecutive empty batches (heartbeats) are one entry, so
+that an idle night does not push the day's batches out of the journal.
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ from collections import deque
 from typing import Final, NamedTuple
 
 SPARE: Final = 1024
-"""Numbers of entries that are gone which are still kept, at most: they are let go together."""
+"""Maximum number of seqs of dropped entries that are kept. They are deleted together."""
 
 
 class Entry(NamedTuple):
-    """So many ``batches`` from ``seq`` on with the same payload; more than one only if the batch is ``empty``."""
+    """A number of consecutive ``batches`` from ``seq`` on with the same payload.
+
+    Only ``empty`` batches share an entry.
+    """
 
     seq: int
     payload: bytes
@@ -25,10 +28,10 @@ class Entry(NamedTuple):
 
 
 class Journal:
-    """A ring of entries addressed by seq; entries also have absolute positions, which do not change when it trims.
+    """A ring of entries, found by seq. Entries also have absolute positions, which do not change when it is trimmed.
 
-    There are ten thousand entries for each stream, so an entry is no object: it has a payload, eight bytes of number,
-    and if it is empty a count.
+    There are ten thousand entries for each stream, so an entry is not a Python object: it consists of a payload, eight
+    bytes for the seq, and a count if it is empty.
     """
 
     def __init__(self, max_batches: int, max_bytes: int) -> None:
@@ -37,34 +40,37 @@ class Journal:
         self.bytes = 0
         self._payloads: deque[bytes] = deque()
         self._seqs: array[int] = array("Q")
-        """Of the first batch of each entry, behind those of entries that are gone."""
+        """The first seq of each entry, after the seqs of :attr:`_spare` dropped entries."""
         self._spare = 0
-        """So many of these are gone."""
+        """Number of leading seqs whose entries were dropped."""
         self._empty: dict[int, int] = {}
-        """By absolute position: how many empty batches."""
+        """Number of empty batches per entry, by absolute position."""
         self.trimmed = 0
-        """Entries ever dropped from the front, for a limit: the absolute position of the first one kept."""
+        """Number of entries dropped at a limit so far. It is the absolute position of the first entry kept."""
 
     def __len__(self) -> int:
         return len(self._payloads)
 
     @property
     def first_seq(self) -> int | None:
-        """The oldest batch kept, None while empty."""
+        """The oldest seq kept; None if the journal is empty."""
         return self._seqs[self._spare] if self._payloads else None
 
     @property
     def beat(self) -> bytes | None:
-        """The newest batch if it is an empty one: what goes on its run is the same, so that a replay gives it back."""
+        """The payload of the newest batch if it is empty.
+
+        The next empty batch must have the same one, for exact replay.
+        """
         return self._payloads[-1] if self._newest in self._empty else None
 
     @property
     def _newest(self) -> int:
-        """The absolute position of the newest entry; of none if there is none."""
+        """The absolute position of the newest entry; one below the next position if there is none."""
         return self.trimmed + len(self._payloads) - 1
 
     def append(self, seq: int, payload: bytes, *, empty: bool = False) -> None:
-        """Keep one batch; the oldest ones go when a limit is passed, the newest never does."""
+        """Keep one batch. If a limit is exceeded, drop the oldest batches, but never the newest one."""
         payloads = self._payloads
         if empty:
             newest = self._newest
@@ -88,7 +94,7 @@ class Journal:
                 self._spare = 0
 
     def position(self, seq: int) -> int:
-        """Absolute position of the entry that holds ``seq``, or of the oldest one if ``seq`` is gone."""
+        """Return the absolute position of the entry that holds ``seq``; of the oldest entry if ``seq`` was dropped."""
         at = bisect_right(self._seqs, seq, self._spare) - 1 - self._spare
         return self.trimmed + max(at, 0)
 
@@ -98,12 +104,12 @@ class Journal:
         return [entry for position in positions if (entry := self.at(position)) is not None]
 
     def find(self, seq: int) -> Entry | None:
-        """Return the entry that holds ``seq``, None if the journal does not have it."""
+        """Return the entry that holds ``seq``; None if the journal does not have it."""
         entry = self.at(self.position(seq))
         return entry if entry is not None and entry.seq <= seq < entry.seq + entry.batches else None
 
     def at(self, position: int) -> Entry | None:
-        """The entry at an absolute position; the oldest if that one was trimmed, None past the end."""
+        """Return the entry at an absolute position; the oldest one if that was trimmed, None past the end."""
         at = max(position - self.trimmed, 0)
         if at >= len(self._payloads):
             return None

@@ -1,4 +1,4 @@
-"""An output's streams as they stand."""
+"""The streams of an output and their current state."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ class Output:
         self.stats = NumberingStats()
         rights = spec.rights
         self.view = View(rights, self.stats) if rights.loras is not None or rights.salts is not None else None
-        """What its routers may read of the sources; None: all of it."""
+        """The blocks that its routers may read; None: all blocks."""
         self.hidden = set(spec.hidden or ())
-        """Slots of sources of which they see nothing."""
+        """Slots of sources that its routers may not see."""
         self.streams: list[OutputStream] = []
         for i, topic in enumerate(spec.topics):
             rank = 0 if spec.merged else ranks[i]
             first = spec.first_seqs[i] if spec.first_seqs else 0
             self.add_stream(topic, rank, first, spec.publisher_ids[i] if spec.publisher_ids else b"")
         self.snapshots: WeakValueDictionary[int, StateSnapshot] = WeakValueDictionary()
-        """The newest snapshot of each stream, for as long as a reader holds it."""
+        """The newest snapshot of each stream, as long as a reader holds it."""
 
     def add_stream(self, topic: bytes | None, rank: int, first_seq: int, publisher_id: bytes) -> OutputStream:
-        """One more stream, behind the others."""
+        """Add a stream after all others; return it."""
         spec = self.spec
         journal = Journal(spec.journal_batches, spec.journal_bytes)
         stream = OutputStream(
@@ -54,27 +54,30 @@ class Output:
 
     @property
     def open_streams(self) -> dict[int, OutputStream]:
-        """The streams of sources that are there, by their place."""
+        """The streams of present sources, by their slot."""
         return {at: stream for at, stream in enumerate(self.streams) if not stream.closed}
 
     @property
     def as_it_comes(self) -> bool:
-        """Whether its routers take the batches of every source as they come, once they are encoded."""
+        """Whether its routers get every source's encoded batches one to one."""
         return self.spec.profile.as_it_comes and self.view is None and self.spec.hidden is None
 
     def index_of(self, i: int, source: Source) -> Index:
-        """The blocks of a source, as far as routers may know them."""
+        """Return the blocks of a source that routers may know."""
         return source.normalizer.index if self.view is None else self.view.index(i)
 
     @property
     def served_streams(self) -> dict[int, OutputStream]:
-        """The streams that routers find, by their place."""
+        """The streams that routers can read, by their slot."""
         return {at: stream for at, stream in enumerate(self.streams) if self.serves(stream)}
 
     def serves(self, stream: OutputStream) -> bool:
-        """Whether routers find a stream: on an output by topic also one whose source is gone."""
+        """Return whether routers can read a stream.
+
+        On an output by topic, this includes streams whose source is gone.
+        """
         return not stream.closed or (self.spec.by_topic and bool(stream.topic))
 
     def rank_of(self, i: int, source: Source) -> int:
-        """The rank in a batch: the engine's own; on a merged stream the source's place, which is unique there."""
+        """Return the rank in a batch: the engine's own; on a merged stream the source's slot, which is unique there."""
         return i if self.spec.merged else source.rank

@@ -1,10 +1,12 @@
 """The snapshot protocol (proposed for vLLM, being adopted by llm-d): the live state of a stream as one message.
 
-Request: one frame ``snapshot`` from a REQ or a DEALER. Reply, with the delimiter only where the request had one::
+The request is one frame ``snapshot`` from a REQ or a DEALER. The reply has the empty delimiter only if the request had
+one::
 
     [seq: i64 big-endian, publisher id: 16 bytes, KVEventBatch chunk, ...]
 
-``seq`` names the last batch the chunks include; -1: nothing was published yet, -2: not available; both without chunks.
+``seq`` is the last batch that the chunks include. -1 means that nothing was published yet, -2 that there is no
+snapshot. In both cases there are no chunks.
 """
 
 from __future__ import annotations
@@ -21,11 +23,14 @@ NOTHING_YET: Final = -1
 UNAVAILABLE: Final = -2
 
 FRAME_BYTES: Final = 64 * 1024
-"""Bytes of one chunk, about: as much as waits for a requester that does not read."""
+"""Approximate number of bytes of one chunk. That much waits for a requester that does not read."""
 
 
 class SnapshotRequest(msgspec.Struct):
-    """``envelope`` is what the reply starts with; ``valid`` whether the request was one."""
+    """A request for a snapshot. The reply starts with ``envelope``.
+
+    ``valid`` says whether the request was well-formed.
+    """
 
     envelope: list[bytes]
     valid: bool
@@ -40,7 +45,7 @@ def parse_snapshot_request(frames: Sequence[bytes]) -> SnapshotRequest | None:
 
 
 class Snapshot(msgspec.Struct):
-    """A publisher's reply: ``chunks`` are batches that build its state as of batch ``seq`` (-1, -2: see above)."""
+    """A publisher's reply. ``chunks`` are batches that build its state as of batch ``seq`` (-1, -2: see above)."""
 
     seq: int
     publisher_id: bytes
@@ -48,7 +53,7 @@ class Snapshot(msgspec.Struct):
 
 
 def parse_snapshot(frames: Sequence[bytes]) -> Snapshot | None:
-    """A reply at a DEALER, with or without the empty delimiter; None if it is none."""
+    """Parse a reply at a DEALER, with or without the empty delimiter; None if it is not a snapshot reply."""
     body = list(frames[1:] if frames and frames[0] == b"" else frames)
     if len(body) < 2 or len(body[0]) != SEQ_BYTES or len(body[1]) != PUBLISHER_ID_BYTES:
         return None
@@ -56,7 +61,7 @@ def parse_snapshot(frames: Sequence[bytes]) -> Snapshot | None:
 
 
 class Unfinished(list[bytes]):
-    """The next frames of a message, of which more frames follow: a receiver gets the message as one."""
+    """The next frames of a message that has more frames. A receiver gets the message as one."""
 
 
 def snapshot_head(seq: int, publisher_id: bytes) -> list[bytes]:

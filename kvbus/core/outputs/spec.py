@@ -1,4 +1,4 @@
-"""An output as configured."""
+"""The configuration of an output."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from kvbus.core.wire.profiles import Profile
 
 
 class Rights(msgspec.Struct, frozen=True):
-    """What routers may read of the sources that they may read at all; None: all of it.
+    """What routers may read of the sources that they see; None: everything.
 
-    ``loras`` is a regular expression that the names of LoRA adapters match. Who is limited to adapters, or to salts,
-    reads no block without one.
+    ``loras`` is a regular expression for the names of LoRA adapters. Routers that are limited to adapters, or to salts,
+    read no block without one.
     """
 
     loras: str | None = None
@@ -21,17 +21,23 @@ class Rights(msgspec.Struct, frozen=True):
 
 
 class OutputSpec(msgspec.Struct, frozen=True):
-    """One output. ``topics`` has one entry per stream: as many as sources, or one where the layout is merged.
+    """The configuration of one output.
 
-    A topic of None is the source's own. ``first_seqs`` says where each numbering begins. ``publisher_ids`` (16
-    bytes each) puts the snapshot protocol's 24-byte sequence frames on this output. ``known_slots`` of a merged output
-    is one past the highest slot whose rank its routers may know from a former process. With ``by_topic`` all streams
-    have one endpoint: that of a source which is gone stays, with an empty state, for routers that have not heard of it.
-    ``rights`` is what its routers
-    may read, and ``hidden`` has the slots of sources of which they see nothing; None: they see every source.
-    ``view_of`` is the number of the output that has the endpoints; None: it is this one. One that is ``closed`` is not
-    served. The streams of one that is ``numbered`` have the numbers of a log, see :mod:`kvbus.core.numbered`.
-    ``max_batch_blocks`` limits the blocks in a batch of a state; None: as many as routers take.
+    * ``topics``: one entry per stream: one for each source, or a single one if the layout is merged. None: the source's
+      own topic.
+    * ``first_seqs``: the first seq of each stream.
+    * ``publisher_ids``: 16 bytes for each stream. They put the snapshot protocol's 24-byte sequence frames on this
+      output.
+    * ``known_slots``: on a merged output, one past the highest slot whose rank its routers may know from a previous
+      process.
+    * ``by_topic``: whether all streams share one endpoint. The stream of a source that is gone then stays, with an
+      empty state, for routers that have not noticed.
+    * ``rights``: what its routers may read.
+    * ``hidden``: slots of sources that its routers may not see. None: they see every source.
+    * ``view_of``: the number of the output that has the endpoints. None: this output has them.
+    * ``closed``: whether the output is not served.
+    * ``numbered``: whether its streams have the numbers of a log, see :mod:`kvbus.core.numbered`.
+    * ``max_batch_blocks``: maximum number of blocks in a batch of a state. None: as many as routers accept.
     """
 
     name: str
@@ -54,7 +60,7 @@ class OutputSpec(msgspec.Struct, frozen=True):
 
 
 class NewStream(msgspec.Struct, frozen=True):
-    """How one output's stream of a source that is added shall be; fields as in :class:`OutputSpec`."""
+    """An output's stream of a new source. The fields are as in :class:`OutputSpec`."""
 
     topic: bytes | None = None
     first_seq: int = 0

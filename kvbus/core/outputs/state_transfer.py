@@ -1,8 +1,8 @@
-"""The state of one stream for routers that have just subscribed, or that lost batches: sent to these routers alone.
+"""The state of one stream for routers that have just subscribed or have lost batches. Only these routers get it.
 
-The batches of a transfer have the seqs that follow the stream's newest one. All other routers get an empty batch for
-each of these seqs, so that the numbering is dense for every router. AllBlocksCleared comes first, because a router may
-hold blocks that are gone. The live stream of the receiving routers goes on after the transfer.
+The batches of a transfer have the seqs after the stream's newest one. All other routers get an empty batch for each of
+these seqs, so that the numbering is dense for every router. AllBlocksCleared comes first, because a router may hold
+blocks that are gone. The live stream of the receiving routers continues after the transfer.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kvbus.core.outputs.stream import OutputStream
 
 
 class StateTransfer:
-    """A frozen state, numbered. Several routers share it; each pulls :meth:`batches` of its own.
+    """A frozen, numbered state. Several routers share it; each iterates over its own :meth:`batches`.
 
     Args:
         snapshot: the state.
@@ -33,7 +33,7 @@ class StateTransfer:
         """The seq of the first live batch after it."""
 
     def batches(self) -> Iterator[tuple[int, bytes] | None]:
-        """Give each batch as seq and payload; None while the next batch is being made."""
+        """Yield each batch as seq and payload; None while the next batch is being built."""
         chunks = self._chunks.reader()
         for seq in range(self.first_seq, self.end_seq):
             while not (payload := chunks.next_payload()):
@@ -44,10 +44,10 @@ class StateTransfer:
 
 
 class JournalTransfer:
-    """The state of a stream with a log's numbers: its journal, which begins with a state, as it is now.
+    """The state of a stream with a log's numbers: its current journal, which begins with a state.
 
-    All other routers have had these batches under these seqs. The transfer holds the batches themselves: a router that
-    reads slowly gets all of them even if the journal lets them go.
+    All other routers have had these batches under these seqs. The transfer holds the batches themselves: a slow router
+    gets all of them even if the journal drops them.
     """
 
     def __init__(self, stream: OutputStream) -> None:
@@ -59,7 +59,7 @@ class JournalTransfer:
         self._entries = stream.journal.entries()
 
     def batches(self) -> Iterator[tuple[int, bytes] | None]:
-        """Give each batch as seq and payload."""
+        """Yield each batch as seq and payload."""
         for entry in self._entries:
             for seq in range(entry.seq, entry.seq + entry.batches):
                 yield seq, entry.payload

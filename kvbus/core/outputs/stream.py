@@ -1,4 +1,4 @@
-"""One numbered stream of an output: dense seqs, the journal, heartbeats, and the seqs whose state was cut off."""
+"""One numbered stream of an output: dense seqs, the journal, heartbeats, and the seqs inside state snapshots."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from kvbus.core.outputs.journal import Journal
 from kvbus.core.wire.profiles import Profile
 
 MAX_RANGES: Final = 1000
-"""Maximum number of ranges. At the limit the two oldest ranges are joined, so a router that asks for a seq between them
-gets a state in place of a few batches of the journal."""
+"""Maximum number of ranges. At the limit, the two oldest ranges are joined.
+
+A router that asks for a seq between them then gets a state in place of a few batches of the journal."""
 
 
 class IncompleteSeqs:
     """The seqs of a stream at which a router may hold part of a state, as disjoint ranges in ascending order.
 
-    A state snapshot leaves in several batches, and each has a seq. A router whose connection breaks between two of them
-    asks for a replay from the next seq on. The journal has an empty batch there, because the snapshot was for that
-    router alone. So the journal's answer would leave the router with part of the state for ever. It gets the whole
-    state again (docs/decisions/state-on-subscription.md).
+    A state snapshot is sent in several batches, each with its own seq. If a router's connection breaks between two of
+    them, the router asks for a replay from the next seq on. The journal has empty batches there, because the snapshot
+    was only for that router. So the journal's answer would leave the router with part of the state for ever. It gets
+    the complete state again (docs/decisions/state-on-subscription.md).
     """
 
     def __init__(self) -> None:
@@ -48,7 +49,7 @@ class IncompleteSeqs:
 
 
 class OutputStream:
-    """The seq of a stream never goes back and never skips: what is not sent live is still in the journal."""
+    """A stream whose seq never goes back and never skips: batches that are not sent live are still in the journal."""
 
     def __init__(
         self,
@@ -69,27 +70,28 @@ class OutputStream:
         self.heartbeat = heartbeat
         self.rank = rank
         self.publisher_id = publisher_id
-        """16 bytes after the seq in every sequence frame where snapshots are offered, else nothing. Each epoch of the
-        numbering has a new one."""
+        """The 16 bytes after the seq in every sequence frame if snapshots are offered, otherwise empty.
+
+        Each epoch of the numbering has a new id."""
         self.topic = topic or b""
         self.first_seq = first_seq
-        """What the numbering of this process began with."""
+        """The first seq of the numbering in this process."""
         self.next_seq = first_seq
         self.changed_seq = first_seq - 1
-        """The newest batch that is not empty: a state as of this one is still the state."""
+        """The seq of the newest batch that is not empty: a state as of this batch is still current."""
         self.incomplete = IncompleteSeqs()
         self.closed = False
-        """Its source is gone; the numbering is kept for the next one in its place."""
+        """Whether its source is gone. The numbering is kept for the next source in its slot."""
         self.idle_since: float | None = None
         self.numbered = numbered
-        """Its numbers are those of a log (:mod:`kvbus.core.numbered`): none is taken for anything else."""
+        """Whether its numbers are those of a log (:mod:`kvbus.core.numbered`). Then they are used for nothing else."""
         self.outgrown = 0
-        """Times that a log's state, and what came behind it, had no room in the journal."""
+        """How often a log's state, and the batches after it, outgrew the journal."""
         self._state: Journal | None = None
-        """The beginning of a state that routers have."""
+        """The beginning of a state that routers already have."""
 
     def resume_at(self, seq: int) -> None:
-        """Go on at a later seq, with an empty journal."""
+        """Continue at a later seq, with an empty journal."""
         self.next_seq = self.first_seq = seq
         self.changed_seq = seq - 1
         self.journal = self._new_journal()
@@ -98,10 +100,11 @@ class OutputStream:
     def take(
         self, seq: int, payload: bytes, empty: bytes, now: float, *, begins: bool, ends: bool, known: bool
     ) -> bytes:
-        """Keep what comes next of a log's numbers, the journal from the newest whole state on; return what routers get.
+        """Keep the next record of a log; return the payload that routers get.
 
-        Those that have everything so far get empty batches in place of a state that says what they have. So does the
-        journal, until that state is whole: of half a state, and empty batches behind it, nobody would become right.
+        The journal starts at the newest complete state. Routers that have every record so far get empty batches in
+        place of a state whose content they have. The journal keeps the same empty batches until that state is complete:
+        a replay of half a state followed by empty batches would leave a router with wrong blocks.
         """
         if seq != self.next_seq or (begins and not known):
             self.resume_at(seq)
@@ -123,14 +126,17 @@ class OutputStream:
 
     @property
     def whole(self) -> bool:
-        """Of a log's numbers: the journal goes back to a state. Behind one that has outgrown it it does not."""
+        """Whether the journal goes back to a state; False once the journal has been trimmed.
+
+        Only for a log's numbers.
+        """
         return not self.journal.trimmed
 
     def _new_journal(self) -> Journal:
         return Journal(self.journal.max_batches, self.journal.max_bytes)
 
     def append(self, payload: bytes, now: float, *, empty: bool = False) -> int:
-        """Number one batch and keep it for replay; its seq."""
+        """Number one batch and keep it for replay; return its seq."""
         seq = self.next_seq
         self.next_seq = seq + 1
         self.journal.append(seq, payload, empty=empty)
@@ -140,7 +146,7 @@ class OutputStream:
         return seq
 
     def heartbeat_due(self, now: float) -> bool:
-        """Whether the stream has been silent for ``heartbeat`` seconds (0: never)."""
+        """Return whether the stream has been silent for ``heartbeat`` seconds (0: never)."""
         if not self.heartbeat or self.closed or self.numbered:
             return False
         if self.idle_since is None:

@@ -1,10 +1,10 @@
-"""What routers with limited rights see of the sources: the events and the blocks that they may read, and no others.
+"""The events and blocks that routers with limited rights may read.
 
-A store says its LoRA adapter. A salt is said by the first block of a chain, or by every store (SGLang), and holds for
-all blocks behind: a block is of the view if its parent is, also where the parent came long before. So the view keeps
-the blocks that its routers have. A removal leaves if the block is one of these, a clear always.
+A store names its LoRA adapter. A salt is named by the first block of a chain, or by every store (SGLang), and applies
+to all blocks after it. A block belongs to the view if its parent does, even if the parent came long before. So the view
+keeps the blocks that its routers have. A removal is sent if the view has the block. A clear is always sent.
 
-A store whose parent is unknown to everybody may be anybody's: it is left out, and counted.
+A store whose parent is unknown may belong to anybody: it is left out, and counted.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class View:
     """The blocks that the routers of one output may read.
 
     Args:
-        rights: what that is.
-        stats: where events that are left out are counted.
+        rights: what the routers may read.
+        stats: counts events that are left out.
     """
 
     def __init__(self, rights: Rights, stats: NumberingStats) -> None:
@@ -40,36 +40,36 @@ class View:
         self._salts = rights.salts
         self._stats = stats
         self.indexes: dict[int, Index] = {}
-        """By the source's slot, the blocks by the names that leave."""
+        """The blocks under the hashes that are sent, by the source's slot."""
 
     def index(self, slot: int) -> Index:
-        """The blocks of one source."""
+        """Return the blocks of one source."""
         found = self.indexes.get(slot)
         if found is None:
             found = self.indexes[slot] = Index()
         return found
 
     def forget(self, slot: int) -> None:
-        """Nothing is known of a source's cache any more."""
+        """Forget the blocks of a source, because nothing is known about its cache any more."""
         self.indexes.pop(slot, None)
 
     def merge_overlays(self) -> None:
-        """Frozen copies may have gone: see :meth:`kvbus.core.blocks.index.Table.merge_overlay`."""
+        """Merge overlays if frozen copies are gone; see :meth:`kvbus.core.blocks.index.Table.merge_overlay`."""
         for index in self.indexes.values():
             index.merge_overlays()
 
     def take(
         self, slot: int, events: Sequence[AnyEvent], known: Index
     ) -> tuple[list[AnyEvent], list[Callable[[], Sequence[AnyEvent]]]]:
-        """Take in what leaves of one source for routers with all rights.
+        """Apply the events that one source sends to routers with all rights.
 
         Args:
-            slot: the source's.
-            events: what leaves, in order.
+            slot: the slot of the source.
+            events: the events, in order.
             known: every live block of the source.
 
         Returns:
-            What leaves for the view; and for each clear among it what makes the removals that say the same.
+            The events of the view; and for each clear among them, a function that builds the equivalent removals.
         """
         index = self.index(slot)
         cleared: list[Callable[[], Sequence[AnyEvent]]] = []
@@ -91,7 +91,7 @@ class View:
         return kept, cleared
 
     def _takes(self, event: AnyEvent, index: Index, known: Index) -> bool:
-        """Whether a store is of the view; one that is not is counted."""
+        """Return whether a store belongs to the view. If it does not, count it."""
         takes = self._may_read(event, index)
         if takes is None:
             parent = value(event, "parent_block_hash")
@@ -104,7 +104,7 @@ class View:
         return bool(takes)
 
     def _may_read(self, event: AnyEvent, index: Index) -> bool | None:
-        """Whether the rights cover a store; None if its parent is not of the view."""
+        """Return whether the rights cover a store; None if its parent does not belong to the view."""
         if self._loras is not None:
             name = value(event, "lora_name")
             lora = value(event, "lora_id") if name is None else name
@@ -126,7 +126,7 @@ class View:
 
 
 def root_salt(event: AnyEvent) -> str | None:
-    """The salt among the extra keys of a chain's first block, None if there is none.
+    """Return the salt among the extra keys of a chain's first block; None if there is none.
 
     vLLM's extra keys are the adapter's name, images, the salt, and hashes of embeddings (bytes), in this order.
     """
@@ -159,7 +159,10 @@ def _put(index: Index, event: AnyEvent) -> None:
 
 
 def _remove(index: Index, event: AnyEvent) -> AnyEvent | None:
-    """Take out the blocks of a removal; the event of those that were there, None if none was."""
+    """Remove the blocks of a removal from the view.
+
+    Return the event with the blocks that were there, None if none was.
+    """
     table = index.tables.get((value(event, "group_idx"), _medium(event)))
     if table is None:
         return None
