@@ -1,7 +1,7 @@
-"""Configuration: flags over ``KVBUS_*`` variables over a YAML file over defaults, checked as a whole.
+"""Configuration: command-line flags override ``KVBUS_*`` variables, which override a YAML file.
 
-`load` accepts a configuration, or refuses it with all of its problems at once: unknown keys, undeclared variables, bad
-values and contradictions between keys. It returns a frozen `Config`.
+`load` returns a frozen `Config`, or raises one error that lists all problems: unknown keys, unknown variables, invalid
+values and contradictions between keys.
 """
 
 from kvbus.common.errors import ConfigError, Problem

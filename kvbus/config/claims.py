@@ -1,4 +1,4 @@
-"""Addresses that cannot be: two listeners at one, ports past the last one, and wildcards to connect to."""
+"""Checks of addresses: two listeners at one address, ports above the last one, and wildcards to connect to."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Claim:
-    """An address with a listener: kvbus itself, or the peer that kvbus connects to."""
+    """An address with a listener. The listener is kvbus (``ours``) or the peer that kvbus connects to."""
 
     key: Path
     who: str
     address: Address
     ours: bool
     both: bool = False
-    """A listener for engines and routers: a source's, or that of an output with ``interpose``."""
+    """Whether engines and routers may share the listener: that of a source, or of an output with ``interpose``."""
     topic: str | None = None
-    """What the topic of a source that dials begins with."""
+    """Topic prefix of a source whose engine kvbus connects to; None for other claims."""
 
     def collides(self, other: _Claim) -> bool:
         mine, theirs = self.address, other.address
         if self.both and other.both and self.key[0] != other.key[0] and mine == theirs:
-            return False  # it is one listener
+            return False  # with ``interpose``, the source and the output share one listener
         if self.shares(other) and not self.mixes(other):
             return False
         if mine.port != theirs.port:
             return False
         if mine.host == theirs.host:
             return True
-        # A wildcard takes the port on every interface. It collides with a peer only if the peer is on this machine.
+        # A wildcard occupies the port on every interface. It collides with a peer only if the peer is on this machine.
         return (mine.is_wildcard and (other.ours or theirs.is_loopback)) or (
             theirs.is_wildcard and (self.ours or mine.is_loopback)
         )
@@ -48,13 +48,13 @@ class _Claim:
         return None not in {self.topic, other.topic} and self.key[-1] == other.key[-1] and self.address == other.address
 
     def mixes(self, other: _Claim) -> bool:
-        """Return whether a topic may be both sources' own."""
+        """Return whether some topic matches the prefixes of both sources."""
         mine, theirs = self.topic or "", other.topic or ""
         return mine.startswith(theirs) or theirs.startswith(mine)
 
 
 def wildcards(found: Findings) -> None:
-    """Refuse ``*`` where kvbus connects, because it names no peer."""
+    """Reject a wildcard host in an endpoint that kvbus connects to, because it names no peer."""
     connected: list[tuple[Path, str | None]] = []
     for i, source in enumerate(found.config.sources):
         if source.discover is not None:
@@ -80,7 +80,7 @@ def wildcards(found: Findings) -> None:
 
 
 def ports(found: Findings) -> None:
-    """Refuse two listeners at one address, ranks and streams counted."""
+    """Reject two listeners at one address. Each rank and each stream has its own address."""
     by_port: dict[tuple[int, str], list[_Claim]] = {}
     reported: set[tuple[Path, Path]] = set()
     for claim in _claims(found):
@@ -130,7 +130,7 @@ def _claims(found: Findings) -> Iterable[_Claim]:
 def _run(
     found: Findings, key: Path, numbers: Sequence[int], unit: str, *, ours: bool, both: bool, topic: str | None = None
 ) -> Iterable[_Claim]:
-    """Yield the claims of one endpoint key: one for each rank or stream."""
+    """Yield a claim for each rank or stream of one endpoint key. Report a port above the last one."""
     endpoint = found.value(key)
     if endpoint is None or not found.sound(key):
         return
@@ -150,7 +150,7 @@ def _run(
 
 
 def _free(found: Findings, key: Path) -> str | None:
-    """Return an example of the same key with another port."""
+    """Return an example of the same key with another port or path."""
     value = found.value(key) or ""
     head, _, tail = value.rpartition(":")
     if value.startswith("ipc://") or not tail.isdigit():

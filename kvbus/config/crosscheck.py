@@ -1,4 +1,4 @@
-"""Contradictions between keys that are each valid on their own: the one list of all checks across keys."""
+"""Find contradictions between keys that are individually valid. `check` runs all checks across keys."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def check(config: Config, origins: Mapping[Path, str], bad: frozenset[Path] = fr
 
     Args:
         config: the configuration.
-        origins: where the value of each key path came from.
-        bad: keys that are reported already, for which ``config`` holds defaults; this function leaves them out.
+        origins: file line, variable or ``command line`` that set each key, by key path.
+        bad: keys with a reported problem. ``config`` has their defaults, and the checks skip them.
     """
     found = Findings(config, origins, bad)
     for rule in (
@@ -83,7 +83,7 @@ def _names(found: Findings) -> None:
 
 
 def _media(found: Findings) -> None:
-    """Refuse a lifetime for blocks that are left out."""
+    """Reject a medium in both ``expiring_media`` and ``without_media``, whose blocks are filtered out."""
     if found.sound(("without_media",), ("expiring_media",)):
         for i, medium in enumerate(found.config.expiring_media):
             if medium in found.config.without_media:
@@ -93,7 +93,7 @@ def _media(found: Findings) -> None:
 
 
 def _tokens(found: Findings) -> None:
-    """Refuse an output without tokens for routers that hash them: their index would be wrong in silence."""
+    """Reject an output without token ids for routers that hash them. Their index would silently be wrong."""
     for i, output in enumerate(found.config.outputs):
         key: Path = ("outputs", i, "token_ids")
         profile = PROFILES[output.profile]
@@ -106,7 +106,7 @@ def _tokens(found: Findings) -> None:
 
 
 def _snapshots(found: Findings) -> None:
-    """Refuse a source's snapshots without a replay, because a gap of one batch must not cost a whole snapshot."""
+    """Reject a source's snapshots without a replay, because a gap of one batch must not cost a complete snapshot."""
     for i, source in enumerate(found.config.sources):
         keys: tuple[Path, Path] = (("sources", i, "snapshot_endpoint"), ("sources", i, "replay_endpoint"))
         if found.sound(*keys) and source.snapshot_endpoint is not None and source.replay_endpoint is None:
@@ -115,7 +115,11 @@ def _snapshots(found: Findings) -> None:
 
 
 def _discovery(found: Findings) -> None:
-    """Refuse what cannot be where engines are found: keys that only one engine can have, and ports of their own."""
+    """Check configurations with ``discover``.
+
+    Reject keys that are specific to one engine beside ``discover``. Reject fixed slots and per-source ports, because
+    discovery assigns slots as engines come and go.
+    """
     sources = found.config.sources
     finding = [i for i, source in enumerate(sources) if source.discover is not None]
     if not finding:
@@ -141,7 +145,10 @@ def _discovery(found: Findings) -> None:
 
 
 def _slots(found: Findings) -> None:
-    """Refuse two sources in one slot. Where none has a port by its slot, only those that name one have it."""
+    """Reject two sources with the same slot.
+
+    Without an output of ``layout: per_source`` no port depends on slots. Only slots that are set count then.
+    """
     if not found.streams_sound():
         return
     taken: dict[int, str] = {}
@@ -158,10 +165,10 @@ def _slots(found: Findings) -> None:
 
 
 def _carriers(found: Findings) -> None:
-    """Refuse a type whose package is missing here, and what an output's type does not have, or cannot carry."""
+    """Reject output types whose package is not installed, and keys that do not fit an output's type."""
     for i, output in enumerate(found.config.outputs):
         at = ("outputs", i, "type")
-        # zmq needs nothing but what kvbus itself needs, and takes a while to import
+        # skip zmq: its packages are always installed, and importing them takes time
         if found.sound(at) and output.type != "zmq" and (lacking := parts.missing(parts.OUTPUTS, output.type)):
             found.report(at, lacking, value=output.type, example="type: zmq")
         for name, wrong, value, example in (*dynamo.wrongs(found.config, i), *logs.wrongs(found.config, i)):
@@ -171,7 +178,7 @@ def _carriers(found: Findings) -> None:
 
 
 def _number_of_sources(found: Findings) -> None:
-    """Refuse more sources than there may be."""
+    """Reject more sources than ``limits.max_sources``, counting all ranks."""
     most, key = found.config.limits.max_sources, ("limits", "max_sources")
     if found.streams_sound() and found.sound(("limits",), key):
         count = len(found.config.slots())
@@ -181,7 +188,7 @@ def _number_of_sources(found: Findings) -> None:
 
 
 def _curve(found: Findings) -> None:
-    """Refuse an incomplete CURVE configuration: it would be open to everybody, or reach nobody."""
+    """Reject an incomplete CURVE configuration. It would let every peer connect, or none."""
     for i, source in enumerate(found.config.sources):
         dials = not source.bind or source.replay_endpoint is not None or source.snapshot_endpoint is not None
         _curve_keys(found, ("sources", i), source, dials=dials, binds=source.bind)
@@ -191,7 +198,10 @@ def _curve(found: Findings) -> None:
 
 
 def _curve_keys(found: Findings, section: Path, at: SourceConfig | OutputConfig, *, dials: bool, binds: bool) -> None:
-    """Check the three keys of one source or output; ``dials`` and ``binds`` say which of them it needs."""
+    """Check the CURVE keys of one source or output.
+
+    A section that ``dials`` needs the peer's key, and a section that ``binds`` needs the keys of its clients.
+    """
     own = (*section, "curve_secret_key_file")
     if not found.sound(own, (*section, "curve_server_key_file"), (*section, "curve_client_keys")):
         return
@@ -213,7 +223,7 @@ def _curve_keys(found: Findings, section: Path, at: SourceConfig | OutputConfig,
 
 
 def _libsodium(found: Findings) -> None:
-    """Refuse CURVE keys of an output, or of a source that binds, where nothing can use them."""
+    """Reject CURVE keys of a ZeroMQ output, or of a source that binds, if libsodium is not installed."""
     if parts.has_libsodium():
         return
     config = found.config
@@ -229,7 +239,7 @@ def _libsodium(found: Findings) -> None:
 
 
 def _tls(found: Findings) -> None:
-    """Refuse half of a TLS configuration."""
+    """Reject a TLS certificate without a key, or a key without a certificate."""
     certificate, key = "http_tls_certificate_file", "http_tls_key_file"
     for name, other, file in ((certificate, key, "tls.crt"), (key, certificate, "tls.key")):
         if getattr(found.config, other) is not None and getattr(found.config, name) is None and found.sound((other,)):
@@ -240,7 +250,10 @@ _KEYS: Final = ("curve_secret_key_file", "curve_server_key_file", "curve_client_
 
 
 def _interposed(found: Findings) -> None:
-    """Refuse an output at whose port engines dial in too, where they cannot or nobody would take them."""
+    """Check outputs with ``interpose``.
+
+    Engines must be able to dial them, and a source must have the same address.
+    """
     for i, output in enumerate(found.config.outputs):
         at: Path = ("outputs", i)
         if not output.interpose or not found.sound((*at, "interpose")):
@@ -293,7 +306,7 @@ def _interposed_sources(found: Findings, at: Path) -> None:
         try:
             here = endpoint_offset(output.endpoint, slot)
         except ValueError:
-            continue  # past the last port, which is reported
+            continue  # the port is above the last one, which `claims.ports` reports
         if found.sound((*key, "bind")) and not source.bind:
             wrong = f"engines dial {show(at)}.endpoint, so kvbus listens for this one"
             found.report((*key, "bind"), wrong, value=source.bind, example="bind: true")
@@ -311,7 +324,11 @@ _PORTS = {"http": 80, "https": 443}
 
 
 def _fronted(found: Findings) -> None:
-    """Refuse a front that asks itself, or has no one engine or nothing to give."""
+    """Check the fronts.
+
+    A front must not send requests to itself. Its engine must be unambiguous, and its output must have endpoints that
+    clients can use.
+    """
     for key, front in (("front", found.config.front), ("front_grpc", found.config.front_grpc)):
         if front is None or not found.sound((key,)):
             continue

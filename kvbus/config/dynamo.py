@@ -1,4 +1,4 @@
-"""The keys of ``outputs[].dynamo``, and what else an output of ``type: dynamo`` has to be."""
+"""The keys of ``outputs[].dynamo``, and the checks of an output of ``type: dynamo``."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 TYPE: Final = "dynamo"
 PROFILE: Final = "dynamo-plane"
 TOPIC: Final = "{source}@{rank}"
-"""How the driver hears whose stream it is. It is on no wire."""
+"""Topic template that tells the driver a stream's source and rank. This topic is never sent."""
 
 Wrong = tuple[str, str, object, str]
-"""A key, what is wrong with it, its value, and a better one."""
+"""A key, its problem, its value, and an example of a valid value."""
 
 
 def _discovery(value: str) -> str:
@@ -54,7 +54,7 @@ WorkerId = Annotated[int, Field(ge=0, le=2**64 - 1, strict=True)]
 
 
 class DynamoPlane(Section):
-    """Where an output of ``type: dynamo`` is announced, and for which workers."""
+    """Settings of an output of ``type: dynamo``: the discovery that announces it, and the workers."""
 
     discovery: Discovery = key(
         "file:///tmp/dynamo_store_kv",
@@ -80,12 +80,12 @@ class DynamoPlane(Section):
 
 
 def defaults(data: dict[str, Any]) -> dict[str, Any]:
-    """What follows from the type, where nothing else is said."""
+    """Return an output's data with the defaults of ``type: dynamo``."""
     return {"profile": PROFILE, "topic": TOPIC, "replay_endpoint": None, **data}
 
 
 def wrongs(config: Config, at: int) -> Iterator[Wrong]:
-    """What cannot be with one output."""
+    """Yield the problems of one output with respect to Dynamo."""
     output = config.outputs[at]
     if output.type != TYPE:
         if output.dynamo is not None:

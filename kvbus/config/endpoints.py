@@ -1,4 +1,4 @@
-"""Endpoints: ``tcp://host:port`` and ``ipc://path``, the n-th stream's endpoint, and the hosts of HTTP."""
+"""Parse endpoints (``tcp://host:port`` and ``ipc://path``) and hosts, and derive the endpoint of the n-th stream."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 MAX_PORT: Final = 65535
-_MAX_IPC_PATH: Final = 107  # sun_path is 108 bytes, one of them the terminating zero
+_MAX_IPC_PATH: Final = 107  # bytes; sun_path has 108 with the terminating zero
 _WILDCARDS: Final = frozenset({"*", "0.0.0.0", "::"})  # noqa: S104 - recognised, not bound
 _TCP: Final = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:/@\[\]]+):(?P<port>[0-9]{1,5})")
 _ADDRESS: Final = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:/@\[\]]+):(?P<port>[0-9]{1,5})")
@@ -24,7 +24,7 @@ _BROKERS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """An address to bind or to connect to: a TCP host and port, or (port 0) the path of a local socket."""
+    """An address to bind or to connect to: a TCP host and port, or the path of a local socket with port 0."""
 
     host: str
     port: int
@@ -36,18 +36,20 @@ class Address:
 
     @property
     def is_wildcard(self) -> bool:
-        """Whether this is the wildcard, for every interface."""
+        """Whether this is the wildcard, which binds every interface."""
         return not self.is_ipc and self.host in _WILDCARDS
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine (or pod) can reach it."""
+        """Whether only this machine (or pod) can reach the address."""
         return self.is_ipc or is_loopback(self.host)
 
 
-@functools.lru_cache(maxsize=256)  # the admin port asks three times for each request
+@functools.lru_cache(maxsize=256)  # the HTTP port calls this three times for each request
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine (or pod) has this host name or address, IPv4 mapped to IPv6 included.
+    """Return whether a host is loopback, which only this machine (or pod) can reach.
+
+    IPv4 addresses that are mapped to IPv6 are recognised.
 
     Args:
         host: name or address, without brackets.
@@ -68,7 +70,7 @@ def parse_endpoint(endpoint: str) -> Address:
     """Parse an endpoint.
 
     Raises:
-        ValueError: it is neither ``tcp://host:port`` nor ``ipc://path``; the text says what is wrong.
+        ValueError: the endpoint is neither ``tcp://host:port`` nor ``ipc://path``. The text explains the problem.
     """
     if endpoint.startswith("ipc://"):
         path = endpoint.removeprefix("ipc://")
@@ -86,7 +88,7 @@ def parse_endpoint(endpoint: str) -> Address:
 
 
 def _hint(text: str, scheme: str) -> str:
-    """Return how to write what a malformed address most likely means; empty if that is unknown."""
+    """Return advice on how to correct a malformed address; empty if the intended address is unknown."""
     name, separator, rest = text.rpartition("://")
     host, _, port = rest.rpartition(":")
     if name in _BROKERS:
@@ -105,16 +107,16 @@ def _hint(text: str, scheme: str) -> str:
 def _port(text: str) -> int:
     port = int(text)
     if not 1 <= port <= MAX_PORT:
-        # routers need to know the port, so a port that the system picks is useless
+        # port 0 (a port that the system picks) is useless, because routers need to know the port
         raise ValueError(f"the port must be between 1 and {MAX_PORT}")
     return port
 
 
 def parse_address(address: str) -> tuple[str, int]:
-    """Parse ``host:port``; port 0 lets the system pick one.
+    """Parse ``host:port``. Port 0 stands for a port that the system picks.
 
     Raises:
-        ValueError: it is not ``host:port``.
+        ValueError: the address is not ``host:port``.
     """
     match = _ADDRESS.fullmatch(address)
     if match is None:
@@ -127,10 +129,10 @@ def parse_address(address: str) -> tuple[str, int]:
 
 
 def host_name(authority: str) -> str | None:
-    """Return the name or address in a Host header, normalized for comparison, without port and brackets.
+    """Return the name or address in a Host header, without port and brackets, normalized for comparison.
 
     Returns:
-        None if the header has no valid host.
+        The host, or None if the header has no valid host.
     """
     match = _HOST.fullmatch(authority.lower())
     if match is None:
@@ -146,8 +148,9 @@ def host_name(authority: str) -> str | None:
 def endpoint_offset(endpoint: str, n: int) -> str:
     """Return the endpoint of the n-th stream, counted from 0.
 
-    For ``tcp://`` the port is port + n. For ``ipc://`` a ``{rank}`` in the path becomes n. Without it, stream 0 has the
-    unchanged path and the others end in ``-n``: ``ipc:///run/kv``, ``ipc:///run/kv-1``, and so on.
+    With ``tcp://`` the port is port + n. With ``ipc://`` a ``{rank}`` in the path is replaced by n. Without ``{rank}``,
+    stream 0 has the unchanged path and ``-n`` is appended for the other streams: ``ipc:///run/kv``,
+    ``ipc:///run/kv-1``, and so on.
 
     Raises:
         ValueError: the endpoint is malformed, or the port would be above 65535.

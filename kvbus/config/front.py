@@ -1,4 +1,4 @@
-"""The keys ``front`` and ``front_grpc``: kvbus before an engine's API, for those who ask it where its events are."""
+"""The keys ``front`` and ``front_grpc``: proxies for clients that ask an engine's API for its event endpoints."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def _grpc(value: str) -> str:
 
 
 class Fronting(Section):
-    """What is before an engine's API, of whatever kind.
+    """Keys that the proxies of both protocols have.
 
     Attributes:
-        part: the name under which it is registered.
+        part: the name under which the proxy is registered as a part.
     """
 
     part: ClassVar[str]
@@ -62,7 +62,7 @@ class Fronting(Section):
     )
 
     def number_of_output(self, outputs: Sequence[OutputConfig]) -> int | None:
-        """Return the position of the output whose endpoints are told; None if there is none of that name."""
+        """Return the position of the output whose endpoints clients get; None if no output has the configured name."""
         return next((i for i, each in enumerate(outputs) if self.output in (None, each.name)), None)
 
     @model_validator(mode="before")
@@ -74,7 +74,7 @@ class Fronting(Section):
 
 
 class Front(Fronting):
-    """An engine's HTTP API, with kvbus's endpoints where it says where its events are."""
+    """A proxy for an engine's HTTP API. It replaces the engine's event endpoints by kvbus's."""
 
     part = "http"
 
@@ -92,7 +92,7 @@ class Front(Fronting):
 
 
 class FrontGrpc(Fronting):
-    """An engine's gRPC API, likewise."""
+    """A proxy for an engine's gRPC API. It replaces the engine's event endpoints by kvbus's."""
 
     part = "grpc"
 

@@ -1,4 +1,4 @@
-"""Load a configuration from its three places (file, variables, command line) and check it as a whole."""
+"""Load a configuration from a file, environment variables and the command line, and check it completely."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 PREFIX: Final = "KVBUS_"
 RESERVED: Final = frozenset({"KVBUS_CONFIG", "KVBUS_TRACEBACK", "KVBUS_TOKEN_FILE", "KVBUS_CA_FILE"})
-"""Variables of the command line itself. They are no keys."""
+"""Variables that are options of commands, not configuration keys."""
 
-# Kubernetes gives every container such variables for each Service of its namespace. A Service may be called kvbus.
+# Kubernetes sets such variables in every container for each Service of its namespace. A Service may be named kvbus.
 _SERVICE: Final = re.compile(r"KVBUS_(?:[A-Z0-9_]+_)?SERVICE_(?:HOST|PORT(?:_[A-Z0-9_]+)?)")
 _SERVICE_PORT: Final = re.compile(r"KVBUS_(?:[A-Z0-9_]+_)?PORT")
 _SERVICE_LINK: Final = re.compile(r"KVBUS_(?:[A-Z0-9_]+_)?PORT_\d+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?")
@@ -34,27 +34,27 @@ _SERVICE_LINK: Final = re.compile(r"KVBUS_(?:[A-Z0-9_]+_)?PORT_\d+_(?:TCP|UDP|SC
 _DELIMITER: Final = "__"
 _LISTS: Final = frozenset({*paths.LISTS, *paths.PLAIN_LISTS})
 _BEGINS: Final = frozenset({"endpoint", "discover"})
-"""Keys without one of which nobody meant to begin a new element."""
+"""Keys that identify a new element. A new element without one of them is reported as a mistaken index."""
 
 Look = Callable[[Config], Iterable[Problem]]
-"""Looks at this machine for the things that a configuration names, such as files with keys."""
+"""A function that checks the files and directories of a configuration on this machine."""
 
 
 def load(
     path: Path | None, *, env: Mapping[str, str], overrides: Mapping[str, Any], look: Look = lambda _config: ()
 ) -> Config:
-    """Load the configuration: overrides over ``KVBUS_*`` variables over the file over the defaults.
+    """Load the configuration. Overrides replace ``KVBUS_*`` variables, variables the file, and the file the defaults.
 
     Args:
-        path: the YAML file, None for no file.
-        env: the environment. ``KVBUS_OUTPUTS__0__LAYOUT`` is ``outputs[0].layout``; ``null`` means null, and a whole
-            list or section (``KVBUS_SOURCES``) is YAML or JSON.
+        path: the YAML file; None for no file.
+        env: the environment. ``KVBUS_OUTPUTS__0__LAYOUT`` sets ``outputs[0].layout``. The value ``null`` means null.
+            The value of a complete list or section (``KVBUS_SOURCES``) is YAML or JSON.
         overrides: values by key path, such as ``http`` or ``outputs[0].layout``, in order of application. A text is
-            parsed as in a variable; a list replaces the whole list of lower layers.
-        look: finds further problems, which are reported together with those of the configuration itself.
+            parsed like the value of a variable. A list replaces the complete list of lower layers.
+        look: finds further problems on this machine, which are reported together with the configuration's.
 
     Raises:
-        ConfigError: the configuration has problems; the error names all of them.
+        ConfigError: the configuration has problems. The error lists all of them.
     """
     file = yamlfile.YamlFile({}) if path is None else yamlfile.read(path)
     layers = _Layers({key: _by_index(key, value) for key, value in file.data.items()}, file.origins, file.problems)
@@ -69,14 +69,14 @@ def load(
 
 @dataclass(frozen=True, slots=True)
 class _Layers:
-    """The file's data, which variables and the command line change.
+    """The file's data with the changes by variables and the command line.
 
-    A list of the configuration is a mapping by index here (``{"0": ..., "1": ...}``), so that one key can change one
+    Lists of the configuration are mappings by index here (``{"0": ..., "1": ...}``), so that a key path can change one
     element.
 
     Attributes:
         data: the values so far.
-        origins: a text such as ``kvbus.yaml line 12`` or ``KVBUS_HTTP`` for the value of each key path.
+        origins: where the value came from, by key path: a text such as ``kvbus.yaml line 12`` or ``KVBUS_HTTP``.
         problems: the problems so far.
     """
 
@@ -85,7 +85,7 @@ class _Layers:
     problems: list[Problem]
 
     def add_variables(self, env: Mapping[str, str]) -> None:
-        """Add the ``KVBUS_*`` variables, and report those that are no keys."""
+        """Apply the ``KVBUS_*`` variables, and report variables that name no key."""
         found: list[tuple[paths.Path, str, str]] = []
         for name, value in env.items():
             if not name.upper().startswith(PREFIX) or name in RESERVED:
@@ -98,11 +98,11 @@ class _Layers:
                 hint = "" if near is None else f", did you mean {variable(paths.parse(near))}?"
                 wrong = removed_key(path) or f"no such variable{hint}"
                 self.problems.append(Problem(name, wrong, value=shown(value), origin="environment"))
-        for path, name, value in sorted(found, key=lambda item: len(item[0])):  # a list before its elements
+        for path, name, value in sorted(found, key=lambda item: len(item[0])):  # apply a list before its elements
             self._give(path, value, name)
 
     def add_overrides(self, overrides: Mapping[str, Any]) -> None:
-        """Add the values of the command line, and report those that are no keys."""
+        """Apply the values of the command line, and report names that are not keys."""
         for key, value in overrides.items():
             try:
                 path = paths.parse(key)
@@ -116,7 +116,7 @@ class _Layers:
                 self.problems.append(Problem(paths.show(path), wrong, value=shown(value), origin="command line"))
 
     def _give(self, path: paths.Path, value: Any, origin: str) -> None:
-        """Set one value, in place of every value below its key path."""
+        """Set the value of a key path. It replaces all values below the path."""
         if value == "null":
             value = None
         elif isinstance(value, str) and paths.is_structure(path):
@@ -130,8 +130,8 @@ class _Layers:
         for piece in path[:-1]:
             inner = node.get(str(piece)) or _Begun()
             if not isinstance(inner, dict):
-                return  # there is a single value in place of a section; validation refuses it
-            inner = copy.copy(inner)  # the caller's data and other aliases in the file stay as they are
+                return  # a lower layer has a single value instead of a section, which validation rejects
+            inner = copy.copy(inner)  # do not change the caller's data or other YAML aliases of the same section
             node[str(piece)] = inner
             node = inner
         node[str(path[-1])] = _by_index(path[0], value) if len(path) == 1 else value
@@ -140,12 +140,12 @@ class _Layers:
         self.origins[path] = origin
 
     def with_lists(self) -> dict[Any, Any]:
-        """Return the data with lists in place of mappings by index."""
+        """Return the data with mappings by index converted to lists."""
         indexed = {name: value for name, value in self.data.items() if name in _LISTS and _is_indexed(value)}
         return {**self.data, **{name: self._listed(name, elements) for name, elements in indexed.items()}}
 
     def _listed(self, name: str, elements: dict[str, Any]) -> list[Any]:
-        """Return a list's elements in order. Report elements after a hole, and those that a mistaken index begins."""
+        """Return a list's elements in order. Report elements after a missing index, and elements with a wrong index."""
         items: list[Any] = []
         while str(len(items)) in elements:
             items.append(elements[str(len(items))])
@@ -165,7 +165,7 @@ class _Layers:
 
 
 class _Begun(dict[str, Any]):
-    """An element of a list that one of its keys has begun."""
+    """A list element or a section that exists only because a variable or the command line set one of its keys."""
 
 
 def _by_index(name: object, value: Any) -> Any:
@@ -193,13 +193,16 @@ def _is_service_link(name: str, value: str) -> bool:
 def _validated(
     data: dict[str, Any], origins: Mapping[paths.Path, str], look: Look
 ) -> tuple[Config | None, list[Problem]]:
-    """Return the configuration, None if a value is bad, and the problems."""
+    """Validate the data. Return the configuration and the problems.
+
+    Invalid values are replaced by defaults. The configuration is None if it is still invalid then.
+    """
     bad: dict[paths.Path, Problem] = {}
     try:
         config = Config.model_validate(data)
     except ValidationError as error:
         bad = {tuple(item["loc"]): from_pydantic(item, origins) for item in error.errors(include_url=False)}
-        # find the contradictions between the valid keys too, so that one run reports all problems
+        # also check for contradictions between the valid keys, so that one run reports all problems
         data = copy.deepcopy(data)
         for path in sorted(bad, key=len, reverse=True):
             _forget(data, path)
@@ -217,7 +220,7 @@ def _validated(
 
 
 def _forget(data: Any, path: paths.Path) -> None:
-    """Remove a bad value. A list's element becomes empty, so that the other elements keep their index."""
+    """Replace an invalid value by its default. A list's element becomes empty, so that later ones keep their index."""
     node: Any = data
     for piece in path[:-1]:
         node = node[piece]
@@ -228,4 +231,4 @@ def _forget(data: Any, path: paths.Path) -> None:
     if known is None or known.default_factory is not None:
         node.pop(path[-1], None)
     else:
-        node[path[-1]] = known.default  # keep the key set: the default of a replay endpoint depends on it
+        node[path[-1]] = known.default  # the key stays set, because the default of a replay endpoint depends on that

@@ -1,4 +1,4 @@
-"""Outputs and sources that are logs: their keys, and the checks across them."""
+"""Outputs that write a log and sources that are read from one: their keys, and the checks across keys."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
 
 
 TYPES: Final = {"kafka": "Kafka", "nats": "NATS", "redis": "Redis"}
-"""The types of outputs that are a log, which are the names of their keys, too, and what each is called."""
+"""Types of outputs that are a log, and the display name of each. A type is also the name of its section of keys."""
 
 PORTS: Final = {"kafka": 9092, "nats": 4222, "redis": 6379}
-"""The usual port of each."""
+"""Default port of the servers, by type."""
 
 SEPARATOR: Final = "\N{SYMBOL FOR UNIT SEPARATOR}"
 TOPIC: Final = SEPARATOR.join(("{model}", "{worker}/{source}", "{rank}"))
-"""How the driver hears whose stream it is. It is in no record."""
+"""Topic template that tells the driver a stream's model, worker, source and rank. No record contains it."""
 
 Wrong = tuple[str, str, object, str]
-"""A key, what is wrong with it, its value, and a better one."""
+"""A key, its problem, its value, and an example of a valid value."""
 
 
 class LogAccess(Section):
-    """Who kvbus is to the servers of a log."""
+    """Settings of TLS and authentication for the servers of a log."""
 
     tls_ca_file: Path | None = key(
         None,
@@ -60,7 +60,7 @@ class LogAccess(Section):
 
 
 class LogKeys(LogAccess):
-    """Whose streams are written, and how often their states."""
+    """Settings of every output that writes a log."""
 
     cluster: Text = key(
         "default", "First part of the streams' keys. It tells apart the clusters that share a log.", example="eu-1"
@@ -75,13 +75,13 @@ class LogKeys(LogAccess):
 
 
 def defaults(data: dict[str, Any]) -> dict[str, Any]:
-    """What follows from the type, where nothing else is said."""
+    """Return an output's data with the defaults of a log."""
     said = {"bind": False, "topic": TOPIC, "token_ids": "drop", "heartbeat": 0, "replay_endpoint": None}
     return {**said, **data}
 
 
 def wrongs(config: Config, at: int) -> Iterator[Wrong]:
-    """What cannot be with one output."""
+    """Yield the problems of one output with respect to logs."""
     output = config.outputs[at]
     for name in TYPES:
         if name != output.type and getattr(output, name) is not None:
@@ -119,12 +119,14 @@ NEEDED: Final = {
     "password_file": ("username",),
     "sentinel": ("more_servers",),
 }
-"""What has to be there where one of the others is, of the keys that a log has. Without TLS kvbus says to nobody who it
-is; a Redis has one primary, and Sentinels know which."""
+"""Keys that are needed if one of the listed keys is set.
+
+kvbus authenticates only over TLS. ``more_servers`` of Redis are Sentinels, so they need the primary's name.
+"""
 
 
 def half(section: str, keys: LogAccess) -> Iterator[Wrong]:
-    """Keys that say nothing without others."""
+    """Yield a problem for each key that is missing although a key that needs it is set."""
     fields = type(keys).model_fields
     for name, others in NEEDED.items():
         given = [other for other in others if getattr(keys, other, None)]
@@ -134,7 +136,7 @@ def half(section: str, keys: LogAccess) -> Iterator[Wrong]:
 
 
 def _name(marks: str, max_length: int | None = None) -> AfterValidator:
-    """Return the check of a name at a broker, which has letters, digits and these marks."""
+    """Return the check of a broker's name, which may have ASCII letters, digits and these marks."""
     *first, last = (f"'{mark}'" for mark in marks)
     limit = "" if max_length is None else f", {max_length} at most"
 
@@ -148,14 +150,14 @@ def _name(marks: str, max_length: int | None = None) -> AfterValidator:
 
 
 MAX_TOPIC: Final = 240
-"""Maximum length of a topic's name. Kafka's own is 249, and the topic of pointers ends in ``-pointers``."""
+"""Maximum length of a topic's name. Kafka's limit is 249, and the topic of pointers has the suffix ``-pointers``."""
 TopicName = Annotated[str, _name("._-", MAX_TOPIC)]
 StreamName = Annotated[str, _name("_-")]
 Prefix = Annotated[str, _name(".:_-")]
 
 
 class KafkaServers(LogAccess):
-    """Where in Kafka a log is; ``endpoint`` is a broker."""
+    """Location of a log in Kafka. ``endpoint`` is a broker."""
 
     topic: TopicName = key(
         "kvbus",
@@ -173,7 +175,7 @@ class KafkaTopic(KafkaServers, LogKeys):
 
 
 class NatsServers(LogAccess):
-    """Where in NATS JetStream a log is; ``endpoint`` is a server."""
+    """Location of a log in NATS JetStream. ``endpoint`` is a server."""
 
     stream: StreamName = key(
         "kvbus",
@@ -192,7 +194,7 @@ class NatsStream(NatsServers, LogKeys):
 
 
 class RedisServer(LogAccess):
-    """Where in Redis or Valkey a log is; ``endpoint`` is the primary, or a Sentinel."""
+    """Location of a log in Redis or Valkey. ``endpoint`` is the primary or a Sentinel."""
 
     prefix: Prefix = key(
         "kvbus", "Beginning of all key names. A stream has two keys, in one hash slot.", example="kvbus"
@@ -228,17 +230,17 @@ AS_WRITTEN: Final[dict[str, Any]] = {
     "without_media": (),
     "expiring_media": (),
 }
-"""Keys by which kvbus would tell something else than the log has, and what they have to be."""
+"""Required values of keys that would otherwise change the content of a log that kvbus reads."""
 
 
 def settings_of(source: SourceConfig) -> dict[str, Any] | None:
-    """Return the settings of a source that is read from a log."""
+    """Return the ``discover`` settings of a source that is read from a log; None for another source."""
     found = [settings for kind, settings in (source.discover or {}).items() if kind in TYPES]
     return found[0] if found else None
 
 
 def numbered(config: Config) -> tuple[OutputConfig, ...]:
-    """Return the outputs, with the log's numbers where sources are read from one and nothing else was said."""
+    """Return the outputs. If a source is read from a log, ``numbers`` is ``log`` unless the user has set it."""
     if not any(settings_of(source) is not None for source in config.sources):
         return config.outputs
     return tuple(
@@ -248,7 +250,7 @@ def numbered(config: Config) -> tuple[OutputConfig, ...]:
 
 
 def sources_of_a_log(found: Findings) -> None:
-    """Refuse what would give routers other numbers, or another content, than the log has."""
+    """Reject settings that would give routers other seqs or other content than the log has."""
     config = found.config
     read = [settings_of(source) for source in config.sources]
     logged = [settings for settings in read if settings is not None]

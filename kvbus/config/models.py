@@ -1,4 +1,4 @@
-"""The configuration as a whole, and the streams that follow from it."""
+"""The complete configuration, and the source streams that it describes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from kvbus.config.values import (
 
 
 class Limits(Section):
-    """Limits of what an engine or a router may make kvbus hold."""
+    """Limits on the memory and other resources that an engine or a router can make kvbus use."""
 
     max_frame_bytes: Size = key(
         67_108_864,
@@ -114,7 +114,7 @@ class Limits(Section):
 
 
 class Interpose(Section):
-    """An engine that dials, and routers that dial the address in the engine's own flags."""
+    """A port that both an engine and its routers connect to: the address in the engine's own flags."""
 
     name: Name = key("engine", "Name of the engine's source in metrics.", example="engine")
     endpoint: Endpoint = key(
@@ -140,7 +140,7 @@ class Interpose(Section):
     )
 
     def parts(self) -> tuple[SourceConfig, OutputConfig]:
-        """Return the source and the output that this is short for."""
+        """Return the source and the output that this section is an abbreviation of."""
         source = SourceConfig(
             name=self.name,
             endpoint=self.endpoint,
@@ -159,12 +159,12 @@ class Interpose(Section):
 
 
 def as_written(text: str, source: int, output: int) -> str:
-    """Name the keys of ``interpose`` in place of those of its source and its output, which nobody has written.
+    """Replace key names of the source and the output that ``interpose`` adds by the user's keys of ``interpose``.
 
     Args:
-        text: what is said of the configuration.
-        source: the source's position.
-        output: the output's position.
+        text: a message about the configuration.
+        source: position of the added source.
+        output: position of the added output.
     """
     text = text.replace(f"sources[{source}].replay_endpoint", "interpose.engine_replay_endpoint")
     return text.replace(f"sources[{source}]", "interpose").replace(f"outputs[{output}]", "interpose")
@@ -175,18 +175,18 @@ class SourceStream:
     """One engine publisher: a source and one of its ranks.
 
     Attributes:
-        label: metrics label: the source's name, or ``name/rank`` if it has several ranks.
+        label: label in metrics: the source's name, or ``name/rank`` if it has several ranks.
         source_index: position of the source in ``Config.sources``.
         rank: data-parallel rank within the source.
-        endpoint: the rank's publisher.
-        replay_endpoint: the rank's replay, if the source has one.
-        snapshot_endpoint: the rank's snapshots, if the source offers them.
+        endpoint: endpoint of the rank's live stream.
+        replay_endpoint: endpoint of the rank's replay; None without one.
+        snapshot_endpoint: endpoint of the rank's snapshots; None without one.
         bind: whether kvbus binds ``endpoint``.
-        topic: what the topic begins with.
-        clears: what the engine's AllBlocksCleared speaks of.
-        duplicates: what its removals of blocks with copies take away.
+        topic: prefix of the engine's topic.
+        clears: blocks that the engine's AllBlocksCleared removes; see ``SourceConfig.clears``.
+        duplicates: number of removals that end a block with several stores; see ``Config.duplicates``.
         index: the stream's slot; ``OutputConfig.stream_endpoints(index)`` are its endpoints on an output.
-        found: who found its engine where; empty if the configuration names it.
+        found: the ``discover`` entry and the place where it found the engine; empty if the configuration names it.
         interposed: whether routers dial ``endpoint`` too.
         shared: whether another source has the same ``endpoint`` or ``replay_endpoint``.
     """
@@ -213,7 +213,7 @@ class SourceStream:
 
 
 class Config(Section):
-    """The whole configuration. `kvbus.config.load` reads it and checks it as a whole."""
+    """The complete configuration. `kvbus.config.load` reads it and checks it for contradictions."""
 
     model: Text | None = key(
         None, "Replaces `{model}` in topics. Needed only if a topic uses it.", example="Qwen/Qwen3-32B"
@@ -404,7 +404,7 @@ class Config(Section):
 
     @property
     def log_numbers(self) -> bool:
-        """Whether routers get the numbers of a log."""
+        """Whether batches for routers keep the seqs of a log."""
         return any(output.numbers == "log" for output in self.outputs)
 
     @property
@@ -413,13 +413,16 @@ class Config(Section):
         return None if self.http is None else parse_address(self.http)
 
     def sections(self, sources: Iterable[SourceConfig]) -> list[str]:
-        """Return where each of these sources stands in this configuration; for an engine found, the entry that did."""
+        """Return the position of each source in this configuration, such as ``sources[0]``.
+
+        A discovered engine has the position of the entry that found it.
+        """
         positions = {source.name: index for index, source in enumerate(self.sources)}
         names = [each.where.partition(":")[0] if isinstance(each, FoundSource) else each.name for each in sources]
         return [f"sources[{positions.get(name, '')}]" for name in names]
 
     def slots(self) -> list[tuple[int, int, int]]:
-        """Return, for each source and rank in order, its position in ``sources``, its rank and its slot."""
+        """Return (position in ``sources``, rank, slot) for each rank of each source, in order."""
         out: list[tuple[int, int, int]] = []
         slot = 0
         for source_index, source in enumerate(self.sources):
@@ -430,7 +433,7 @@ class Config(Section):
         return out
 
     def streams(self) -> list[SourceStream]:
-        """Return every engine publisher: one for each source and rank, in order."""
+        """Return all engine publishers: one for each rank of each source, in order."""
         out: list[SourceStream] = []
         interposed = any(output.interpose for output in self.outputs)
         for source_index, rank, slot in self.slots():
@@ -462,11 +465,11 @@ class Config(Section):
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the effective configuration as plain JSON types, defaults included."""
+        """Return the effective configuration, including defaults, as JSON types."""
         return self.model_dump(mode="json")
 
     def to_yaml(self) -> str:
-        """Return the effective configuration as YAML, with defaults. `load` reads it back the same."""
+        """Return the effective configuration, including defaults, as YAML that `load` reads as an equal configuration."""
         yaml = YAML(typ="safe", pure=True)
         yaml.default_flow_style = False
         yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
@@ -476,7 +479,7 @@ class Config(Section):
 
 
 def _sockets(stream: SourceStream) -> set[str]:
-    """Return where the engine's live stream and its replay are, in one spelling of each address."""
+    """Return the addresses of the engine's live stream and replay, with localhost normalized to 127.0.0.1."""
     return {at.replace("//localhost:", "//127.0.0.1:") for at in (stream.endpoint, stream.replay_endpoint) if at}
 
 
@@ -486,5 +489,5 @@ def render_topic(template: str, stream: SourceStream, config: Config) -> bytes:
 
 
 def topic_for(template: str, config: Config, source: str, rank: int) -> bytes:
-    """Return the topic frame for a source of this name, which need not be in the configuration."""
+    """Return the topic frame for a source of this name. The configuration need not contain the source."""
     return render_template(template, model=config.model or "", worker=config.worker, source=source, rank=rank)

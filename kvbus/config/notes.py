@@ -1,4 +1,4 @@
-"""Sentences of ``kvbus check`` about a good configuration: who can read what, and which routers may be inexact."""
+"""Notes of ``kvbus check`` about a valid configuration: access rights, and routers whose view may be inexact."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvbus.core.wire.profiles import PROFILES
 
 
 def notes(config: Config) -> list[str]:
-    """Say which outputs have routers that cannot always be exact."""
+    """Return a note for each output whose routers may have an inexact view."""
     return [*_clears(config), *_replays(config)]
 
 
@@ -30,7 +30,11 @@ def _clears(config: Config) -> list[str]:
 
 
 def _replays(config: Config) -> list[str]:
-    """Routers at an engine's own address may take its replay for that of the stream they read."""
+    """Return notes about routers that may use the engine's replay endpoint for kvbus's stream.
+
+    With ``interpose``, routers dial the engine's own address. They may also learn the engine's replay endpoint, whose
+    seqs differ from kvbus's.
+    """
     engines = [source.replay_endpoint for source in config.sources if source.replay_endpoint is not None]
     return [
         f"outputs[{i}]: a router that takes the replay endpoint from the engine ({engines[0]}) gets the engine's "
@@ -42,7 +46,10 @@ def _replays(config: Config) -> list[str]:
 
 
 def _ranks_of_a_pod(config: Config, output: OutputConfig) -> int:
-    """Return the largest number of streams of one pod. By topic, if routers read the pod from the topic."""
+    """Return the largest number of streams that routers count as one pod.
+
+    Streams with the same topic are one pod if routers read the pod from the topic. Otherwise all streams are one pod.
+    """
     by_topic = PROFILES[output.profile].topics == "pod and model"
     pods = Counter(
         (stream.topic if output.topic is None else render_topic(output.topic, stream, config)) if by_topic else b""
@@ -52,7 +59,7 @@ def _ranks_of_a_pod(config: Config, output: OutputConfig) -> int:
 
 
 def exposure(config: Config) -> list[str]:
-    """Say who can read what: over HTTP, at each output, as each engine that dials in, and at each front."""
+    """Return sentences about access: over HTTP, to each output, to each source that kvbus binds, and to each front."""
     return [*_http(config), *_outputs(config), *_sources(config), *_fronts(config)]
 
 

@@ -1,4 +1,4 @@
-"""The keys of ``outputs[]``: what routers find where."""
+"""The keys of ``outputs[]``: the endpoints of routers, and the form of the streams there."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ class OutputConfig(Section):
 
     @property
     def log(self) -> LogKeys | None:
-        """The keys of the log that this output is; None where it is none."""
+        """Settings of the log if this output is a log, else None."""
         if self.type == "kafka":
             return self.kafka or KafkaTopic()
         if self.type == "nats":
@@ -203,13 +203,13 @@ class OutputConfig(Section):
 
     @property
     def framing(self) -> frames.Framing:
-        """Frames of a replay answer, with ``auto`` resolved by the profile."""
+        """Framing of replay answers. The profile determines it for ``auto``."""
         if self.replay_framing == "auto":
             return PROFILES[self.profile].framing
         return "3" if self.replay_framing == 3 else "4"
 
     def stream_endpoints(self, i: int) -> StreamEndpoints:
-        """Return the endpoints of the stream in slot ``i``; a merged output has one stream for all slots."""
+        """Return the endpoints of the stream in slot ``i``. They depend on the slot only with ``layout: per_source``."""
         n = i if self.layout == "per_source" and self.type not in logs.TYPES else 0
         replay, snapshot = self.replay_endpoint, self.snapshot_endpoint
         return StreamEndpoints(

@@ -1,9 +1,9 @@
-"""Optional parts. A part is a folder of code and an entry point that registers it; some need a library, by an extra.
+"""Optional parts. A part is a folder of code that an entry point registers. An extra installs its library, if any.
 
-Output drivers register under ``kvbus.outputs``, ways to find engines under ``kvbus.discovery``, what stands before an
-engine's API under ``kvbus.fronts``.
+Output drivers register in the entry point group ``kvbus.outputs``, discoverers of engines in ``kvbus.discovery``, and
+proxies in front of an engine's API in ``kvbus.fronts``.
 
-A configuration is refused if it names a part that is not registered, or one whose library is not installed.
+A configuration is rejected if it names a part that is not registered or whose library is not installed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ OUTPUTS: Final = "kvbus.outputs"
 DISCOVERY: Final = "kvbus.discovery"
 """Entry point group of the kinds of ``sources[].discover``; see :mod:`kvbus.parts.discovery`."""
 FRONTS: Final = "kvbus.fronts"
-"""Entry point group of what stands before an engine's API; see :mod:`kvbus.parts.front`."""
+"""Entry point group of the proxies in front of an engine's API; see :mod:`kvbus.parts.front`."""
 
 
 def _found(group: str) -> dict[str, EntryPoint]:
@@ -25,19 +25,19 @@ def _found(group: str) -> dict[str, EntryPoint]:
 
 
 def installed(group: str) -> list[str]:
-    """Return the names registered in a group, sorted."""
+    """Return the sorted names of the parts in a group."""
     return sorted(_found(group))
 
 
 def has_libsodium() -> bool:
-    """Whether the extra ``curve`` is installed: kvbus's own ZMTP has CURVE with it alone."""
+    """Return whether the extra ``curve`` is installed. kvbus's own implementation of ZMTP needs it for CURVE."""
     return find_spec("nacl") is not None
 
 
 def missing(group: str, name: str) -> str:
-    """Return a sentence that says what a part lacks on this machine; empty if nothing.
+    """Return a sentence about the package that a part needs and that is not installed; empty if none is missing.
 
-    The extra that brings the library has the part's name.
+    The extra that installs the package has the part's name.
     """
     try:
         load(group, name)
@@ -47,7 +47,7 @@ def missing(group: str, name: str) -> str:
 
 
 def load(group: str, name: str) -> Any:
-    """Import and return the object registered under a name.
+    """Import and return the object that is registered under a name.
 
     Raises:
         KeyError: no part has this name.

@@ -1,4 +1,4 @@
-"""Key paths such as ``outputs[0].layout``: parse them, write them, find them in the models."""
+"""Key paths such as ``outputs[0].layout``: parse them, format them, and look them up in the models."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LISTS: Final[dict[str, type[BaseModel]]] = {"sources": SourceConfig, "outputs": 
 PLAIN_LISTS: Final = frozenset({"http_allowed_hosts", "without_media", "expiring_media"})
 """Lists whose elements are single values."""
 PARTS: Final = frozenset({"discover"})
-"""Keys whose value is a mapping that an optional part reads."""
+"""Keys whose value is a mapping that an optional part validates."""
 SECTIONS: Final[dict[str, type[BaseModel]]] = {
     "front": Front,
     "front_grpc": FrontGrpc,
@@ -36,7 +36,7 @@ _MAX_INDEX_DIGITS: Final = 6
 
 
 def index(text: str) -> str | int:
-    """Return a piece of a path: an int if it looks like a list index, else the name."""
+    """Return an element of a path: an int if the text looks like a list index, else the text."""
     return int(text) if text.isascii() and text.isdigit() and len(text) <= _MAX_INDEX_DIGITS else text
 
 
@@ -44,7 +44,7 @@ def parse(text: str) -> Path:
     """Parse ``outputs[0].layout`` or ``outputs.0.layout``.
 
     Raises:
-        ValueError: the text is no key path.
+        ValueError: the text is not a key path.
     """
     pieces: list[str | int] = []
     at = 0
@@ -60,7 +60,7 @@ def parse(text: str) -> Path:
 
 
 def show(path: Iterable[str | int]) -> str:
-    """Write a path as ``outputs[0].layout``."""
+    """Format a path as ``outputs[0].layout``."""
     text = ""
     for piece in path:
         text += f"[{piece}]" if isinstance(piece, int) else f".{piece}" if text else piece
@@ -68,7 +68,7 @@ def show(path: Iterable[str | int]) -> str:
 
 
 def model_at(path: Path) -> type[BaseModel] | None:
-    """Return the model of a path's section, None if it is no section. The empty path is the whole configuration."""
+    """Return the model of a section; None if the path is not a section. The empty path is the configuration itself."""
     match path:
         case ():
             return Config
@@ -80,7 +80,7 @@ def model_at(path: Path) -> type[BaseModel] | None:
 
 
 def field_at(path: Path) -> FieldInfo | None:
-    """Return the field of a path, also for a whole list or section; None if there is none."""
+    """Return the model field of a path, even if its value is a list or a section; None for an unknown key."""
     if not path or not isinstance(path[-1], str):
         return None
     model = model_at(path[:-1])
@@ -88,14 +88,14 @@ def field_at(path: Path) -> FieldInfo | None:
 
 
 def is_structure(path: Path) -> bool:
-    """Return whether a path is a list, a list's element, a section or a part's mapping, and not a single value."""
+    """Return whether a path is a list, a list's element, a section or a part's mapping, but not a single value."""
     if len(path) == 3 and path[-1] in PARTS:
         return True
     return model_at(path) is not None or (len(path) == 1 and path[0] in {*LISTS, *PLAIN_LISTS})
 
 
 def is_known(path: Path) -> bool:
-    """Return whether a path is a key."""
+    """Return whether a path is a configuration key."""
     match path:
         case (str(name), int()) if name in PLAIN_LISTS:
             return True
@@ -103,11 +103,12 @@ def is_known(path: Path) -> bool:
 
 
 def suggest(path: Path) -> str | None:
-    """Return the known key closest to an unknown one, None if no key is close."""
+    """Return the known key that is closest to an unknown key; None if no key is close."""
     name = path[-1]
     if not isinstance(name, str):
         return None
-    # the same name elsewhere counts more than a similar one here: a source's key at the top level, and so on
+    # Prefer the same name in another section to a similar name in this section. For example, a user may have written
+    # a source's key at the top level.
     homes: list[tuple[Path, type[BaseModel]]] = [((), Config)]
     homes += [((name_, 0), cls) for name_, cls in LISTS.items()]
     homes += [((section,), cls) for section, cls in SECTIONS.items()]
@@ -120,6 +121,6 @@ def suggest(path: Path) -> str | None:
 
 
 def unknown(path: Path) -> str:
-    """Return the sentence about an unknown key, with the known key closest to it."""
+    """Return the message about an unknown key, with the closest known key if there is one."""
     near = suggest(path)
     return "unknown key" if near is None else f"unknown key, did you mean {near}?"

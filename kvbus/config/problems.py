@@ -1,4 +1,4 @@
-"""Problems of a configuration: those that pydantic finds in single keys, and those of checks across keys."""
+"""Problems of a configuration: pydantic's errors about single keys, and findings of the checks across keys."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _MAX_SHOWN: Final = 120
 
 
 def example_at(path: Path) -> str | None:
-    """Return an example for a key as a line of the file, such as ``layout: per_source``; None without an example."""
+    """Return a line of YAML with an example for a key, such as ``layout: per_source``; None without an example."""
     field = field_at(path)
     if field is None or not field.examples:
         return None
@@ -58,7 +58,7 @@ def plain(value: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """Return a bad value for a message: one line, shortened, in quotes if it is text."""
+    """Return an invalid value for a message: on one line, shortened, and quoted if it is text."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -70,7 +70,7 @@ def shown(value: Any) -> str:
 
 
 def from_pydantic(error: ErrorDetails, origins: Mapping[Path, str]) -> Problem:
-    """Make a problem from one of pydantic's errors."""
+    """Convert one of pydantic's errors to a problem."""
     path: Path = tuple(error["loc"])
     origin = _origin(path, origins)
     value = None if error["type"] == "missing" else shown(error["input"])
@@ -111,8 +111,8 @@ class Findings:
 
     Args:
         config: the configuration.
-        origins: where the value of each key path came from.
-        bad: keys that are reported already, for which ``config`` holds defaults; the checks leave them out.
+        origins: file line, variable or ``command line`` that set each key, by key path.
+        bad: keys with a reported problem. ``config`` has their defaults, and the checks skip them.
     """
 
     def __init__(self, config: Config, origins: Mapping[Path, str], bad: frozenset[Path]) -> None:
@@ -122,25 +122,25 @@ class Findings:
         self.problems: list[Problem] = []
 
     def sound(self, *keys: Path) -> bool:
-        """Return whether none of these keys, nor a section they are in, is reported already."""
+        """Return whether neither these keys nor the sections that contain them have a reported problem."""
         return not any(key[:length] in self.bad for key in keys for length in range(1, len(key) + 1))
 
     def report(self, key: Path, wrong: str, *, value: object = None, example: str | None = None) -> None:
-        """Add a contradiction at a key, unless a problem of this key is reported already."""
+        """Add a contradiction at a key, unless the key already has a reported problem."""
         if not self.sound(key):
             return
         text = None if value is None else shown(value)
         self.problems.append(Problem(show(key), wrong, text, example, self.origins.get(key)))
 
     def value(self, key: Path) -> str | None:
-        """Return the value of a key as text; None where it has none."""
+        """Return the value of a key as text; None if the value is null."""
         node: object = self.config
         for piece in key:
             node = node[piece] if isinstance(node, tuple) and isinstance(piece, int) else getattr(node, str(piece))
         return None if node is None else str(node)
 
     def streams_sound(self) -> bool:
-        """Return whether the slots of all sources are known."""
+        """Return whether the keys that determine the sources' slots have no reported problem."""
         several = range(len(self.config.sources))
         return self.sound(
             ("sources",), *(("sources", i, key) for i in several for key in ("data_parallel_size", "slot"))

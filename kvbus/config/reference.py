@@ -1,7 +1,7 @@
-"""The reference of all keys, from the models: ``python -m kvbus.config.reference`` prints it.
+"""Generate the reference of all keys from the models. ``python -m kvbus.config.reference`` prints it.
 
-The argument ``discover`` prints the settings of the kinds of ``sources[].discover``. ``example`` prints a configuration
-file with every key, its meaning and its default, which is deploy/kvbus.yaml.
+With the argument ``discover`` it prints the settings of the kinds of ``sources[].discover``. With ``example`` it prints
+a configuration file with every key, its meaning and its default. That file is deploy/kvbus.yaml.
 """
 
 from __future__ import annotations
@@ -55,23 +55,23 @@ def _rows(prefix: str, model: type[BaseModel]) -> Iterator[tuple[str, str, str, 
 
 
 def _extra(field: FieldInfo, name: str) -> str:
-    """Return what the key's documentation says besides its meaning."""
+    """Return a further entry of the key's documentation: ``unit`` or ``default_text``."""
     return str(field.json_schema_extra[name] or "") if isinstance(field.json_schema_extra, dict) else ""
 
 
 def _shown(field: FieldInfo) -> str:
-    """Return a key's default, in Markdown."""
+    """Return a key's default in Markdown."""
     return _extra(field, "default_text") or ("none" if field.is_required() else f"`{_yaml(field.default)}`")
 
 
 def kinds() -> Iterator[tuple[str, str, str, str, str]]:
-    """Yield the same of every setting of the kinds of ``sources[].discover`` that are installed."""
+    """Yield key, type, default, unit and meaning of every setting of the installed kinds of ``sources[].discover``."""
     for kind in parts.installed(parts.DISCOVERY):
         yield from _rows(f"discover.{kind}.", parts.load(parts.DISCOVERY, kind).Settings)
 
 
 def table(of: Iterable[tuple[str, str, str, str, str]] | None = None) -> str:
-    """Return rows as a Markdown table; those of all keys unless others are given."""
+    """Return rows as a Markdown table. The default is the rows of all keys."""
     lines = [f"| `{key}` | " + " | ".join(rest) + " |" for key, *rest in (rows() if of is None else of)]
     return "\n".join([HEADER, *lines]) + "\n"
 
@@ -84,14 +84,14 @@ _BEGINNING: Final = """\
 
 
 def example() -> str:
-    """Return a configuration file with every key, the same as deploy/kvbus.yaml."""
+    """Return a configuration file with every key. deploy/kvbus.yaml is its copy."""
     config = Config.model_validate({"sources": [{}], "outputs": [{}]})
     blocks = ("\n".join(_lines(name, field, getattr(config, name), "")) for name, field in Config.model_fields.items())
     return "\n\n".join([_BEGINNING.rstrip(), *blocks]) + "\n"
 
 
 def _lines(name: str, field: FieldInfo, value: Any, indent: str) -> Iterator[str]:
-    """Yield the lines of one key: its comment, then its value or the keys of its section."""
+    """Yield the lines of one key: its comment, followed by its value or the keys of its section."""
     section, example = _section(field.annotation), (field.examples or [None])[0]
     yield from textwrap.wrap(_comment(field), 118, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ")
     if section is None:
@@ -124,14 +124,14 @@ def _comment(field: FieldInfo) -> str:
 
 
 def _section(annotation: Any) -> type[BaseModel] | None:
-    """Return the model whose keys stand under a key, or under each element of its list."""
+    """Return the model of a section, or of the elements of a list; None for a single value."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next((found for arm in get_args(annotation) if (found := _section(arm)) is not None), None)
 
 
 def type_text(field: FieldInfo) -> str:
-    """Describe the values of a key, in words."""
+    """Describe the type and the bounds of a key's value in words."""
     text = " or ".join(dict.fromkeys(_words(field.annotation)))
     bounds = []
     for item in field.metadata:

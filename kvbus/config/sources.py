@@ -1,4 +1,4 @@
-"""The keys of ``sources[]``: where an engine's events are, or who finds engines."""
+"""The keys of ``sources[]``: an engine's endpoints, or the discovery that finds engines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvbus.config.values import ApiUrl, Discover, Endpoint, Int, Name, Section, 
 
 @dataclass(frozen=True, slots=True)
 class FoundRank:
-    """One publisher of an engine that was found."""
+    """The endpoints of one data-parallel rank of a discovered engine."""
 
     rank: int
     endpoint: str
@@ -22,7 +22,7 @@ class FoundRank:
 
 
 class SourceConfig(Section):
-    """One engine: its live stream, its replay, and how many data-parallel ranks it has."""
+    """One engine, or the discovery of engines."""
 
     name: Name = key("engine", "Unique name in metrics. Rank r of several is `NAME/r`.", example="engine")
     discover: Discover | None = key(
@@ -106,17 +106,17 @@ class SourceConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _default_replay(cls, data: Any) -> Any:
-        # the default replay endpoint belongs to the default endpoint: beside another one it would be another engine's
+        # With another endpoint, the default replay endpoint may be that of another engine.
         if isinstance(data, dict) and "endpoint" not in data and data.get("discover") is None:
             return {"replay_endpoint": "tcp://127.0.0.1:5558", **data}
         return data
 
     def rank_slots(self, first: int) -> list[tuple[int, int]]:
-        """Return each rank with its slot, where rank 0 has the first one; none where engines are to be found."""
+        """Return (rank, slot) of each rank. Rank 0 has the slot ``first``. An entry with ``discover`` has no ranks."""
         return [] if self.discover is not None else [(rank, first + rank) for rank in range(self.data_parallel_size)]
 
     def rank_endpoints(self, rank: int) -> tuple[str, str | None, str | None]:
-        """Return the publisher, the replay and the snapshots of one rank."""
+        """Return the live, replay and snapshot endpoints of one rank."""
         replay, snapshot = self.replay_endpoint, self.snapshot_endpoint
         return (
             endpoint_offset(self.endpoint, rank),
@@ -126,17 +126,17 @@ class SourceConfig(Section):
 
 
 class FoundSource(SourceConfig):
-    """An engine that was found: its keys are those of the entry that found it, and each rank has its own endpoints."""
+    """A discovered engine. It has the keys of the ``discover`` entry, but its own endpoints for each rank."""
 
     ranks: tuple[FoundRank, ...] = ()
     where: str = ""
-    """Who found it where, for people."""
+    """The ``discover`` entry and the place where it found the engine, as text for people."""
 
     def rank_slots(self, first: int) -> list[tuple[int, int]]:
-        """Return each rank with a slot, which it has unless its name has another one."""
+        """Return (rank, slot) of each rank. A worker that already has another slot keeps that slot."""
         return [(each.rank, first + at) for at, each in enumerate(self.ranks)]
 
     def rank_endpoints(self, rank: int) -> tuple[str, str | None, str | None]:
-        """Return the publisher and the replay of one rank; found engines have no snapshots."""
+        """Return the live and replay endpoints of one rank, and None, because discovery finds no snapshot endpoints."""
         found = next(each for each in self.ranks if each.rank == rank)
         return found.endpoint, found.replay_endpoint, None

@@ -1,4 +1,4 @@
-"""Topics that the routers of a profile cannot read, or that cannot tell streams from each other."""
+"""Checks of topics: a profile's routers must be able to read them, and they must distinguish streams."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LLM_D_PARTS: Final = 3
 
 
 def templates(found: Findings) -> None:
-    """Refuse topics that the routers of a profile cannot read, and those that need a model that is not known."""
+    """Reject topics that the routers of a profile cannot read, and topics with ``{model}`` if ``model`` is not set."""
     for i, output in enumerate(found.config.outputs):
         key: Path = ("outputs", i, "topic")
         if not found.sound(key):
@@ -39,7 +39,7 @@ def templates(found: Findings) -> None:
                 user = f"{show(key)} uses {{model}}" if output.topic != logs.TOPIC else f"{show(key[:-1])} needs it"
                 found.report(("model",), user, value=found.config.model, example=example)
         elif llm_d and found.sound(("worker",), ("model",)):
-            # one rendering stands for all: neither a source's name nor a rank can have an @
+            # check one rendering for all streams, because neither a source's name nor a rank can contain an @
             model, worker = found.config.model or "", found.config.worker
             text = render_template(output.topic, model=model, worker=worker, source="engine", rank=0).decode()
             if not _names_pod_and_model(text):
@@ -47,7 +47,7 @@ def templates(found: Findings) -> None:
 
 
 def one_topic_each(found: Findings) -> None:
-    """Refuse ``layout: per_topic`` where streams cannot be told from each other, or a late router is lost."""
+    """Reject ``layout: per_topic`` if topics do not distinguish streams, or if a late router cannot get the state."""
     for i, output in enumerate(found.config.outputs):
         at: Path = ("outputs", i)
         if output.layout != "per_topic" or not found.sound((*at, "layout")):
@@ -68,7 +68,7 @@ def one_topic_each(found: Findings) -> None:
 
 
 def _topic_of_each(found: Findings, key: Path, template: str | None) -> None:
-    """Refuse a template that is the same for two streams."""
+    """Reject a topic template that renders to the same topic for two streams."""
     if not found.streams_sound() or not found.sound(("worker",), ("model",)):
         return
     several_ranks = any(source.data_parallel_size > 1 for source in found.config.sources)
@@ -90,7 +90,10 @@ def _topic_of_each(found: Findings, key: Path, template: str | None) -> None:
 
 
 def _llm_d_own(found: Findings, key: Path) -> None:
-    """Refuse the sources' own topics where they are known only once the engine publishes."""
+    """Reject forwarding the sources' own topics to llm-d if ``sources[].topic`` is not a complete topic.
+
+    A partial or empty ``topic`` means that the engine's topic is known only after its first batch.
+    """
     for i, source in enumerate(found.config.sources):
         prefix: Path = ("sources", i, "topic")
         if found.sound(prefix) and not _names_pod_and_model(source.topic):
@@ -106,6 +109,6 @@ def _llm_d(found: Findings, key: Path, instead: str) -> None:
 
 
 def _names_pod_and_model(topic: str) -> bool:
-    """Whether llm-d's router, which listens to ``kv@``, finds a pod and a model in a topic."""
+    """Return whether llm-d's router finds a pod and a model in a topic. It subscribes to ``kv@``."""
     parts = topic.split("@")
     return len(parts) == _LLM_D_PARTS and parts[0] == "kv" and all(parts)

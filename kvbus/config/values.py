@@ -1,4 +1,4 @@
-"""The types of the keys' values, with a check and a message each, and the base of all sections."""
+"""The types of the keys' values with their checks and messages, and the base class of all sections."""
 
 from __future__ import annotations
 
@@ -25,14 +25,23 @@ def key(
     default_text: str | None = None,
     **bounds: float,
 ) -> Any:
-    """Make a field that also has its documentation, an example and a unit."""
+    """Return a pydantic field with documentation, an example and a unit.
+
+    Args:
+        default: the default, or a function that returns it.
+        about: the key's meaning, in Markdown.
+        example: a valid value.
+        unit: unit of the value; empty without one.
+        default_text: description of a default that depends on other keys or on the machine.
+        bounds: pydantic's bounds, such as ``ge``.
+    """
     extra = {"unit": unit, "default_text": default_text}
     given = {"default_factory": default} if callable(default) else {"default": default}
     return Field(**given, **bounds, description=about, examples=[example], json_schema_extra=extra)  # type: ignore[call-overload]
 
 
 class Section(BaseModel):
-    """Keys that cannot be changed once they are checked; a key that it does not have is refused."""
+    """Base class of a section of the configuration. It is immutable and rejects unknown keys."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", allow_inf_nan=False, validate_default=False, protected_namespaces=()
@@ -43,7 +52,7 @@ PLACEHOLDERS: Final = ("model", "worker", "source", "rank")
 
 
 def placeholders(template: str) -> set[str]:
-    """Return the placeholders that a template uses.
+    """Return the names of the placeholders in a template.
 
     Raises:
         ValueError: the template is malformed, or uses an unknown placeholder.
@@ -70,7 +79,7 @@ def _template(value: str) -> str:
 
 
 def render_template(template: str, *, model: str, worker: str, source: str, rank: int) -> bytes:
-    """Fill in the placeholders of a template; return UTF-8."""
+    """Return the template with its placeholders filled in, as UTF-8."""
     return template.format(model=model, worker=worker, source=source, rank=rank).encode()
 
 
@@ -79,7 +88,7 @@ _MAX_NAME: Final = 63
 
 
 def _not_bool(value: object) -> object:
-    if isinstance(value, bool):  # pydantic would take true for 1
+    if isinstance(value, bool):  # pydantic would convert true to 1
         raise ValueError("must be a number, not true or false")  # noqa: TRY004 - pydantic collects ValueErrors
     return value
 
@@ -88,7 +97,7 @@ _SIZE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(?:([kmgt])(i?))?b?", re.IGNO
 
 
 def _size(value: object) -> object:
-    """Return the bytes that a text such as 64MiB means."""
+    """Return the number of bytes of a size such as 64MiB."""
     if not isinstance(value, str):
         return _not_bool(value)
     match = _SIZE.fullmatch(value.strip())
@@ -100,7 +109,7 @@ def _size(value: object) -> object:
 
 
 def _port_alone(value: object) -> object:
-    """Take a number for the text that it is in YAML, so that the message is about the address."""
+    """Convert a number to text, so that the error message for a port without a host is about the address."""
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
@@ -168,7 +177,7 @@ _MAX_TEXT: Final = 1024
 
 
 def _text(value: str) -> str:
-    if not value.isprintable():  # control characters, lone surrogates: neither a topic nor a file can carry them
+    if not value.isprintable():  # neither a topic nor a file can contain control characters or lone surrogates
         raise ValueError("must be printable text")
     if len(value) > _MAX_TEXT:
         raise ValueError(f"must have at most {_MAX_TEXT:,} characters; it has {len(value):,}")
@@ -201,10 +210,10 @@ def _state_dir(value: object) -> object:
 
 
 def checked_discovery(value: object) -> dict[str, dict[str, Any]]:
-    """Return a discovery's kind with all its settings, defaults included.
+    """Return the value of ``discover``: the kind with all its settings, including defaults.
 
     Raises:
-        ValueError: it is not one kind that is installed with what it needs, or a setting is bad.
+        ValueError: the value is not exactly one installed kind, the kind's package is missing, or a setting is invalid.
     """
     found = parts.installed(parts.DISCOVERY)
     if not isinstance(value, dict) or len(value) != 1 or next(iter(value)) not in found:
@@ -226,7 +235,7 @@ def checked_discovery(value: object) -> dict[str, dict[str, Any]]:
 
 Int = Annotated[int, BeforeValidator(_not_bool)]
 Size = Annotated[int, BeforeValidator(_size)]
-"""A number of bytes."""
+"""A number of bytes, as a number or as a text such as 64MiB."""
 Seconds = Annotated[float, BeforeValidator(_not_bool)]
 Endpoint = Annotated[str, AfterValidator(_endpoint)]
 ApiUrl = Annotated[str, AfterValidator(_api)]
@@ -236,7 +245,7 @@ if TYPE_CHECKING:
     ProfileName = str
 else:
     ProfileName = Literal[*PROFILES]
-"""A family of routers. The core's table of profiles is their only list."""
+"""A family of routers. The core's table of profiles is the only list of names."""
 Discover = Annotated[dict[str, dict[str, Any]], PlainValidator(checked_discovery)]
 OutputType = Annotated[str, AfterValidator(_output_type)]
 Template = Annotated[Text, AfterValidator(_template)]

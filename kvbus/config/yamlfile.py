@@ -1,4 +1,4 @@
-"""The YAML file: a safe parser that finds the line of every key, and all duplicate keys."""
+"""Read a YAML file with a safe parser. Record the line of every key and all duplicate keys."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class YamlFile:
     """A file's content, the line of each key, and the duplicate keys.
 
     Attributes:
-        data: the mapping; the caller may change it.
-        origins: a text such as ``kvbus.yaml line 12`` for each key path.
-        problems: the duplicate keys.
+        data: the content, a mapping. The caller may change it.
+        origins: a text such as ``kvbus.yaml line 12`` by key path.
+        problems: a problem for each duplicate key.
     """
 
     data: dict[str, Any]
@@ -56,10 +56,10 @@ def read(path: Path) -> YamlFile:
 
 
 def parse(text: str, name: str) -> YamlFile:
-    """Parse a configuration's text; ``name`` is the file's name in messages.
+    """Parse a configuration's text. Messages call the file ``name``.
 
     Raises:
-        ConfigError: it is not YAML, or not a mapping.
+        ConfigError: the text is not a YAML mapping.
     """
     try:
         root = YAML(typ="safe", pure=True).compose(text)
@@ -89,7 +89,7 @@ def _refuse(where: str, wrong: str) -> ConfigError:
 
 @dataclass(slots=True)
 class _Walk:
-    """One pass over the node tree. It visits an aliased node once, so that aliases cannot make the pass long."""
+    """One pass over the node tree. It visits an aliased node only once, so that nested aliases cannot make it slow."""
 
     name: str
     result: YamlFile
@@ -107,7 +107,7 @@ class _Walk:
             first: dict[str, str] = {}
             for key_node, value_node in node.value:
                 if not isinstance(key_node, ScalarNode):
-                    continue  # the models refuse it, with its name
+                    continue  # the models reject it, and their message has the key
                 key = str(key_node.value)
                 where = self.line(key_node)
                 if key in first:

@@ -169,7 +169,7 @@ DIALECTS: Final[Mapping[str, Dialect]] = MappingProxyType(
             _sglang("sglang-0.5.18", _MEDIUM, units="run", removed_units="run", salt_element=True),
             _sglang_map("sglang-0.5.20", framing="3"),
             _sglang_map("sglang-0.5.23", "lora_name", framing="4"),
-            # As proposed in the pull request of this number: vLLM's required fields are always sent, and extra_keys
+            # As proposed in sglang#39991: vLLM's required fields are always sent, and extra_keys
             # also has the salt.
             _sglang(
                 "sglang-39991",
