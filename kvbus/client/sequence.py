@@ -67,7 +67,7 @@ class BufferLimits:
     Attributes:
         held_batches: maximum number of batches in the reorder buffer. Above it the subscriber drops newer batches and
             asks for them again.
-        held_bytes: maximum number of payload bytes in the reorder buffer, likewise.
+        held_bytes: maximum number of payload bytes in the reorder buffer. The same happens above it.
     """
 
     held_batches: int = 10_000

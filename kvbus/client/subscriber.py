@@ -199,7 +199,7 @@ class Subscriber:
         """Wait for the next update. Cancelling this loses nothing.
 
         Raises:
-            SubscriberClosedError: the subscriber is closed, or was closed meanwhile.
+            SubscriberClosedError: the subscriber is closed, or was closed during the wait.
             BindError: the first call opens the sockets; see `open`.
         """
         self.open()
