@@ -102,7 +102,7 @@ class Access:
         return caller.token is None or caller.token in self.credentials.tokens
 
     def _principal(self, request: web.Request) -> Caller | HttpRefusal | None:
-        """Return the owner of the request's token, or why the token is invalid; None if the request has no token."""
+        """Return the owner of the request's token, or why the token is invalid; None if it has none."""
         given = request.headers.getall("Authorization", [])
         if not given or not self.credentials.tokens:
             return None

@@ -87,7 +87,7 @@ def read_tokens(path: Path) -> tuple[Token, ...]:
 
 
 def find(tokens: tuple[Token, ...], given: str) -> Token | None:
-    """Return the token that matches, or None. The time it takes does not depend on the token given."""
+    """Return the matching token, or None. The time taken does not depend on the given text or on a match."""
     digest, found = _digest(given), None
     for token in tokens:
         if hmac.compare_digest(token.digest, digest):

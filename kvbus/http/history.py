@@ -1,7 +1,7 @@
 """The last five minutes of the bus, a sample a second: rates and levels of each source and each output.
 
-The history is recorded even if no page is open, so that a new page shows the past. A source takes 6 KB, an output 7 KB,
-and sampling takes 4 us of each second.
+The history is recorded even if no page is open, so that a new page shows the past. A source takes 6 KB and an output 7
+KB, however long the bus runs. Each of them takes the event loop 4 us a second.
 
 A sample of many sources is made in slices between batches, and appears when it is complete. With a thousand sources its
 slices are spread over 10 to 50 ms. Each rate uses the time between the source's own two readings.

@@ -65,7 +65,7 @@ class Observed(metrics.Observed, Protocol):
 
     @property
     def findings(self) -> list[Finding]:
-        """The findings about the bus as a whole."""
+        """The findings about the bus, not about single sources and routers."""
 
     def since(self, subject: int | RouterKey, finding: Finding) -> Finding:
         """Return a finding about the source in a slot, or about a router, with the time at which it began."""
