@@ -37,7 +37,7 @@ class Agreement:
         self._reported: set[tuple[Worker, Worker]] = set()
 
     def compare(self, named: Named, model_of: Callable[[Worker], str]) -> None:
-        """Compare the hash of each block with the first worker that holds the block's prompt.
+        """Compare the hash of each block with the hash at the first worker that holds the block's prompt.
 
         Log when two workers begin to differ, and when they agree again.
         """
