@@ -25,7 +25,7 @@ LogFormat = Literal["auto", "json", "text"]
 BURST: Final = 5
 WINDOW_S: Final = 10.0
 _MAX_TEMPLATES: Final = 8192
-"""Maximum number of templates per subject that are remembered: two for each rank of a source at its maximum."""
+"""Maximum number of pairs of template and subject that are remembered: two for each rank that a source may have."""
 _SUBJECTS: Final = ("source", "output", "stream", "caller", "path", "status")
 """Fields of a record that are part of the limit's key.
 
