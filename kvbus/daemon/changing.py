@@ -125,7 +125,7 @@ def must_reconnect(before: Curve | None, now: Curve | None) -> bool:
 
 
 class Changes:
-    """The changes of a running daemon's sources and keys.
+    """The means to change a running daemon's sources and keys.
 
     Args:
         daemon: the daemon.

@@ -244,7 +244,7 @@ class Daemon:
 
     @property
     def findings(self) -> list[Finding]:
-        """The findings about the bus as a whole."""
+        """The findings about the bus, not about single sources and routers."""
         return self._bus_log.findings
 
     def since(self, subject: int | RouterKey, finding: Finding) -> Finding:
@@ -339,7 +339,7 @@ class Daemon:
         self.carry_out(self.relay.handle(event, self.clock.time()))
 
     def _messages(self, answer: Answer) -> Iterator[list[bytes]]:
-        """Yield the messages of an answer. Before each one, commit and carry out what the relay decided to make it."""
+        """Yield the messages of an answer. Commit and carry out the relay's commands for a message before it."""
         for message in answer.messages():
             self.carry_out(self.relay.take_commands())
             yield message

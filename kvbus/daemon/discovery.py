@@ -79,7 +79,7 @@ def discoverer_of(source: SourceConfig, disconnected: asyncio.Event) -> Discover
 
 
 class Discovery:
-    """The followers of a daemon's discoverers.
+    """The discovery of a daemon: it follows the discoverers, and changes the sources.
 
     Args:
         daemon: the daemon with the sources.

@@ -36,7 +36,7 @@ class Listed:
     leaving: dict[str, float] = field(default_factory=dict)
 
     def take(self, engines: Iterable[Engine], leave_at: float) -> None:
-        """Replace the list. Engines that are missing from the new one are removed at ``leave_at``."""
+        """Update the engines to the newest list. Engines that are missing from it are removed at ``leave_at``."""
         now = {engine.name: engine for engine in sorted(engines, key=_order, reverse=True)}
         for name in self.engines.keys() - now.keys():
             self.leaving.setdefault(name, leave_at)
@@ -71,9 +71,8 @@ def with_found(config: Config, found: Mapping[str, Listed], there: Container[str
     """Add the found engines to a configuration.
 
     Of several engines with the same name, endpoint or topic, only one becomes a source. The number of sources is
-    limited, too. Listed engines come before engines that are no longer listed, because both may be the same process
-    under a new name. Then engines that are sources already come first, then the order of the entries decides, then the
-    name.
+    limited, too. The order of preference is: listed engines before engines that are no longer listed, because both may
+    be the same process under a new name; engines that are sources already; the order of the entries; the name.
 
     Args:
         config: the configuration without found engines.

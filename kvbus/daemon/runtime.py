@@ -60,7 +60,7 @@ class RunningClock:
 
 
 Dial = Callable[..., AbstractAsyncContextManager[Dialled]]
-"""Dials an endpoint once. See :func:`kvbus.transport.dialling.dial`."""
+"""A function that dials an endpoint once. See :func:`kvbus.transport.dialling.dial`."""
 
 
 class EngineSockets:
