@@ -1,4 +1,4 @@
-"""The ``kvbus`` command. A subcommand is a click command in a module, which is imported on use."""
+"""The ``kvbus`` command. Each subcommand is a click command in its own module, which is imported on use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``kvbus anonymize``: a capture that can be shown to others."""
+"""``kvbus anonymize``: write a copy of a capture that can be shared."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _STDIO: Final = Path("-")
 
 
 def key_file_option(function: F) -> F:
-    """Add the option for `anonymizer` to a command."""
+    """Add the option ``key_file`` to a command. Pass its value to `anonymizer`."""
     return click.option(
         "--key-file",
         type=click.Path(path_type=Path),
@@ -39,10 +39,10 @@ def key_file_option(function: F) -> F:
 
 
 def anonymizer(key_file: Path | None) -> Anonymizer:
-    """Return a renaming with the key of a file, or with a new key that nobody has.
+    """Return an anonymizer with the key of a file, or with a new random key that is not kept.
 
     Raises:
-        FileError: kvbus cannot read the file, or it is not a secret key.
+        FileError: the file cannot be read, is too short, or is accessible to other users.
     """
     return Anonymizer(Pseudonyms(secrets.token_bytes(_MIN_KEY) if key_file is None else _key(key_file)))
 
@@ -122,12 +122,15 @@ def _beside(file: Path) -> Path:
 
 @contextlib.contextmanager
 def _new_file(path: Path) -> Iterator[Path]:
-    """Where to write a file that gets its name when it is whole. It is gone if writing it fails."""
+    """Create a temporary file, and yield its path for writing.
+
+    The file is renamed to ``path`` when the block ends. It is deleted if the block raises.
+    """
     if path == _STDIO:
         yield path
         return
     _refuse(path)
-    # named before it is there: a signal that comes as soon as it is there removes it too
+    # The name is chosen before the file is created, so that the file is deleted even if a signal comes right after.
     partial = path.with_name(f".{path.stem}.{secrets.token_hex(8)}.partial{path.suffix}")
     try:
         try:
@@ -147,7 +150,7 @@ def _refuse(path: Path) -> None:
 
 
 def _progress(written: Callable[[], int]) -> Iterator[None]:
-    """Show how far it is, once a second, to whoever watches."""
+    """Print the number of written messages once a second if standard error is a terminal."""
     shown = time.monotonic()
     while True:
         if sys.stderr.isatty() and time.monotonic() - shown >= 1:

@@ -1,4 +1,4 @@
-"""``kvbus conform``: which clauses of the contract of the wire an engine or a router keeps."""
+"""``kvbus conform``: check an engine or a router against each clause of the wire specification."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ _REPORT: Final = (
 
 
 def _options(*options: Callable[[F], F]) -> Callable[[F], F]:
-    """Add options to a command, in the order of its help."""
+    """Return a decorator that adds options to a command, in this order in its help."""
 
     def add(function: F) -> F:
         for option in reversed(options):
@@ -100,7 +100,7 @@ def _options(*options: Callable[[F], F]) -> Callable[[F], F]:
 
 
 def deliver(report: Report, *, as_json: bool, strict: bool, without_bytes: bool) -> NoReturn:
-    """Print a report, and end with its exit code."""
+    """Print a report, and end the process with its exit code."""
     from kvbus.tools.conform import report as forms  # noqa: PLC0415 - brings rich
 
     if without_bytes:
@@ -174,7 +174,7 @@ def _ranks(target: Any, count: int) -> list[Any]:
 
 
 def watched(targets: Sequence[Any]) -> Report:
-    """Watch publishers until their time is over or somebody presses Ctrl-C, and return the report."""
+    """Watch publishers until their time is over or the user presses Ctrl-C, and return the report."""
     from kvbus.tools.conform import report as forms  # noqa: PLC0415 - brings rich
     from kvbus.tools.conform.engine.watch import Watch  # noqa: PLC0415 - brings zmq
     from kvbus.tools.doctor.findings import Line  # noqa: PLC0415 - imported on use

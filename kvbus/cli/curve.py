@@ -1,4 +1,4 @@
-"""Options of commands that read a stream with CURVE."""
+"""CURVE options of commands that connect to a publisher."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SERVER = "--curve-server-key"
 
 
 def curve_options(function: F) -> F:
-    """Add the options ``curve_secret_key`` and ``curve_server_key`` to a command, for `curve_keys`."""
+    """Add the options ``curve_secret_key`` and ``curve_server_key`` to a command. Pass their values to `curve_keys`."""
     for option in (
         click.option(
             _SERVER, type=click.Path(path_type=Path), metavar="FILE", help="CURVE: the publisher's public key."
@@ -34,11 +34,11 @@ def curve_options(function: F) -> F:
 
 
 def curve_keys(secret_key: Path | None, server_key: Path | None, *, bind: bool = False) -> Curve | None:
-    """Read the keys of a command's options; return None if there are none.
+    """Read the key files of a command's options. Return None if neither option is given.
 
     Raises:
-        UsageError: there is one option without the other, or the socket binds.
-        ConfigError: kvbus cannot use a key file.
+        UsageError: only one option is given, or the command binds instead of connecting.
+        ConfigError: a key file cannot be used.
     """
     if secret_key is None and server_key is None:
         return None

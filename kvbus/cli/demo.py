@@ -17,7 +17,7 @@ from kvbus.cli.until import run_until_signal
 from kvbus.common.errors import ExitCode
 
 _MAX_DIRECTORY: Final = 60
-"""Bytes of a directory for ipc sockets: their whole path has at most about 100."""
+"""Maximum length of the temporary directory. The complete path of an ipc socket may have about 100 bytes."""
 
 
 NEXT_STEPS: Final = """\
@@ -61,7 +61,7 @@ def command(seconds: float) -> None:
 
     async def session(stop: asyncio.Event) -> None:
         nonlocal exact
-        # a closed terminal ends the demo too
+        # closing the terminal ends the demo too
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, stop.set)
         short = len(tempfile.gettempdir()) < _MAX_DIRECTORY
         with tempfile.TemporaryDirectory(prefix="kvbus-demo-", dir=None if short else "/tmp") as directory:  # noqa: S108

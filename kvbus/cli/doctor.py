@@ -1,4 +1,4 @@
-"""``kvbus doctor``: what is wrong, and what to do about it."""
+"""``kvbus doctor``: find the problems of a configuration or a running bus, and their remedies."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def command(
 
 
 def examined(config: Config, timeout: float = TIMEOUT, *, history: bool = False) -> Report:
-    """Examine a configuration."""
+    """Probe every endpoint of a configuration, and return the report. End the process if the user interrupts it."""
     from kvbus.tools.doctor.examine import examine  # noqa: PLC0415 - brings zmq
 
     return _run(lambda progress: examine(config, timeout=timeout, history=history, progress=progress))
@@ -118,7 +118,7 @@ def _run(work: Callable[[Progress], Awaitable[Report]]) -> Report:
 
 
 def show(report: Report, *, as_json: bool = False, err: bool = False) -> None:
-    """Print a report, and end the process with 1 if there is a problem."""
+    """Print a report, and end the process with exit code 1 if the report has a problem."""
     from kvbus.tools.doctor.findings import coloured, render  # noqa: PLC0415 - imported on use
 
     out = sys.stderr if err else sys.stdout

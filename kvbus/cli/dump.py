@@ -1,4 +1,4 @@
-"""``kvbus dump``: rebuild the live block set through the standard replay or a snapshot."""
+"""``kvbus dump``: rebuild the set of live blocks by the standard replay or a snapshot."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _IDLE_S: Final = 2.0
 
 
 class NoAnswerError(KvbusError):
-    """Nobody answered in time, or the publisher has no snapshot."""
+    """The publisher did not answer in time, or has no snapshot."""
 
     exit_code = ExitCode.UNAVAILABLE
 
 
 @dataclass(slots=True)
 class Rebuilt:
-    """The blocks from a replay or a snapshot, and warnings where they may be incomplete or wrong."""
+    """The blocks from a replay or a snapshot, and warnings about missing or dead blocks."""
 
     view: BlockView
     warnings: list[str] = field(default_factory=list)
@@ -52,16 +52,17 @@ async def rebuild(
     copies: bool,
     curve: Curve | None = None,
 ) -> Rebuilt:
-    """Take a snapshot, or replay from seq 0 to the END, and apply everything.
+    """Request a snapshot, or a replay from seq 0 to END, and apply it to an empty view.
 
     Raises:
-        NoAnswerError: nobody answered for `within` seconds, or the publisher has no snapshot to give.
+        NoAnswerError: no answer came within `within` seconds, or the publisher has no snapshot.
         ValueError: the endpoint is malformed.
     """
-    # several short attempts, because a request that reached a dying publisher is lost
+    # make several short attempts, because a request is lost if the publisher dies after receiving it
     idle = min(within, _IDLE_S)
     attempts = math.ceil(within / idle)
-    # a snapshot is one message and may take long: its attempts share the time evenly
+    # A snapshot is one message and may take long. So one attempt gets all the time if there is a replay to fall back
+    # on. Otherwise the attempts share the time equally.
     timing = Timing(idle_s=idle, attempts=attempts, snapshot_s=within / (1 if replay_endpoint else attempts))
     rebuilt = Rebuilt(BlockView(copies=copies, on_lost="keep"))
     rejected = 0

@@ -1,4 +1,4 @@
-"""``kvbus index``: follow buses, engines or a log, and answer which worker holds which prefix."""
+"""``kvbus index``: follow buses, engines or a log, and answer which worker holds the longest prefix of a prompt."""
 
 from __future__ import annotations
 
@@ -121,10 +121,10 @@ def command(
 
 
 def named_streams(sources: list[str]) -> dict[str, Stream]:
-    """Return the streams of ``[NAME=]ENDPOINT[,REPLAY]`` by name.
+    """Parse sources of the form ``[NAME=]ENDPOINT[,REPLAY]``. Return streams by name; the default name is ENDPOINT.
 
     Raises:
-        click.UsageError: one is malformed, or two have one name.
+        click.UsageError: a source is malformed, or two sources have the same name.
     """
     from kvbus.index.bus import Stream  # noqa: PLC0415
 
@@ -146,7 +146,7 @@ def named_streams(sources: list[str]) -> dict[str, Stream]:
 
 
 def log_router(path: Path) -> LogRouter:
-    """Return the follower of the log that a file describes.
+    """Return the reader of the log that a YAML file describes.
 
     Raises:
         ConfigError: the file is malformed.

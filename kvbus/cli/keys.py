@@ -64,7 +64,7 @@ def keygen(*, name: str | None, directory: Path, force: bool, public_of: Path | 
 
 
 def _write(path: Path, text: str, mode: int, *, force: bool) -> None:
-    """Write a new file that never has more permissions than ``mode``."""
+    """Write a new file. At no time does it have more permissions than ``mode``."""
     if force:
         path.unlink(missing_ok=True)
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)

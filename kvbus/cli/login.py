@@ -1,4 +1,4 @@
-"""Options of commands that ask a bus over HTTP: its address, a token, and the authority of its certificate."""
+"""Options of commands that send HTTP requests to a bus: its address, a token, and its certificate authority."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound="Callable[..., Any]")
 
 LOCAL_BUS: Final = "http://127.0.0.1:9477"
-"""Where a bus on this machine answers by default."""
+"""Default HTTP address of a bus on this machine."""
 
 _TOKEN = "--http-token-file"
 _CA = "--http-ca"
 
 
 def login_options(function: F) -> F:
-    """Add the options ``http_token_file`` and ``http_ca`` to a command, for `login`."""
+    """Add the options ``http_token_file`` and ``http_ca`` to a command. Pass their values to `login`."""
     for option in (
         click.option(
             _CA,
@@ -48,10 +48,10 @@ def login_options(function: F) -> F:
 
 
 def bus_url(http: str) -> str:
-    """Return the URL of the bus that an option names.
+    """Return the base URL for the value of an option.
 
     Raises:
-        click.UsageError: it names none.
+        click.UsageError: the value is not an address or a URL.
     """
     from kvbus.tools.asking import base_url  # noqa: PLC0415 - imported on use, to keep `kvbus --help` fast
 
@@ -62,12 +62,12 @@ def bus_url(http: str) -> str:
 
 
 def login(url: str, token_file: Path | None, ca: Path | None) -> Login:
-    """Read the files of a command's options.
+    """Read the token and certificate files of a command's options. Warn if the token would be sent unencrypted.
 
     Raises:
-        ConfigError: one cannot be used.
+        ConfigError: a file cannot be used.
     """
-    # imported on use: both bring more
+    # imported on use, because both import other packages
     from kvbus.tools.asking import Login  # noqa: PLC0415
     from kvbus.transport.curve import KeyFileError, read_file  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""The configuration of ``run``, ``check`` and ``doctor``: the file as their argument, and options for single keys."""
+"""The configuration of ``run``, ``check`` and ``doctor``: a file as argument, and options for single keys."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ _OPTIONS = (
 
 
 def config_options(function: Callable[..., Any], *, http: bool = True) -> Callable[..., Any]:
-    """Add the argument and the options for `load_config` to a command, with ``--http`` or without it."""
+    """Add the argument and the options of `load_config` to a command. Leave out ``--http`` if ``http`` is false."""
 
     @functools.wraps(function)
     def command(*, config: Path | None, named: Path | None, **flags: Any) -> Any:
@@ -90,7 +90,7 @@ def config_options(function: Callable[..., Any], *, http: bool = True) -> Callab
 
 
 def names_a_config() -> bool:
-    """Return whether the current command's line names a configuration file. ``KVBUS_CONFIG`` does not count."""
+    """Return whether the command line names a configuration file. ``KVBUS_CONFIG`` does not count."""
     return _is_on_the_command_line("config") or _is_on_the_command_line("named")
 
 
@@ -112,22 +112,22 @@ def load_config(
     env: Mapping[str, str] | None = None,
     look: Look = lambda _config: (),
 ) -> Config:
-    """Load the configuration a command's options describe.
+    """Load the configuration that a command's options describe.
 
     Args:
-        config: the YAML file.
-        source: engines as ``ENDPOINT`` or ``ENDPOINT,REPLAY_ENDPOINT``; they replace those of the file.
-        output: outputs in the same form; they replace those of the file.
+        config: the YAML file; None for no file.
+        source: engines as ``ENDPOINT`` or ``ENDPOINT,REPLAY_ENDPOINT``. They replace the file's sources.
+        output: outputs in the same form. They replace the file's outputs.
         http: value of the key ``http``.
         model: value of the key ``model``.
         log_level: value of the key ``log_level``.
         log_format: value of the key ``log_format``.
-        settings: ``KEY=VALUE``, applied last and in order.
-        env: the environment, ``os.environ`` by default.
+        settings: settings ``KEY=VALUE``, applied in order after the other options.
+        env: the environment; ``os.environ`` by default.
         look: finds further problems on this machine.
 
     Raises:
-        ConfigError: the configuration has problems; the error names all of them.
+        ConfigError: the configuration has problems. The error lists all of them.
     """
     overrides: dict[str, Any] = {}
     if source:

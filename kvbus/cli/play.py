@@ -97,7 +97,7 @@ def command(
         raise click.UsageError("--rate and --speed exclude each other: --rate 200 or --speed 1")
     if loop and str(file) == "-":
         raise click.UsageError("--loop needs a file: standard input can be read once only")
-    # report a bad file before taking a port
+    # read the file before binding a port, to report an invalid file first
     first = None if str(file) == "-" else next(read_capture(file), None)
     publisher = EnginePublisher(
         endpoint,
@@ -143,7 +143,7 @@ def command(
 
 
 def open_publisher(publisher: EnginePublisher) -> None:
-    """Start a publisher and say where, because a user may expect it to bind an endpoint that it connects to.
+    """Start a publisher, and print whether it binds or connects, because the user may expect the other one.
 
     Raises:
         click.UsageError: an endpoint is malformed.

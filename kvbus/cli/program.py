@@ -1,4 +1,4 @@
-"""The program around the subcommands: it imports a subcommand on use, and gives each error an exit code."""
+"""The click group of all subcommands. It imports a subcommand on use, and maps each error to an exit code."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Subcommand:
-    """A subcommand before its import: the click command ``name`` of the module ``home``.
+    """A subcommand that is imported on use: the click command ``name`` of the module ``home``.
 
     Attributes:
         name: name of the subcommand.
         summary: its line in the list of subcommands.
-        home: its module below ``kvbus.cli``; without one, the module of its name, with the click command ``command``.
+        home: its module in ``kvbus.cli``. Empty if the module has the subcommand's name and the click command is
+            called ``command``.
     """
 
     name: str
@@ -37,7 +38,7 @@ class Subcommand:
 
     @property
     def module(self) -> str:
-        """Name of its module."""
+        """Full name of the subcommand's module."""
         return f"kvbus.cli.{self.home or self.name}"
 
     @property
@@ -64,13 +65,13 @@ class Program(click.Group):
         if subcommand is None or importlib.util.find_spec(subcommand.module) is None:
             return super().get_command(ctx, cmd_name)
         command = getattr(importlib.import_module(subcommand.module), subcommand.attribute)
-        assert isinstance(command, click.Command)  # noqa: S101 - a bug of ours, no user error
+        assert isinstance(command, click.Command)  # noqa: S101 - a bug of kvbus, not an error of the user
         return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the subcommand. For an unknown name, say what replaced it or which one is similar."""
+        """Find the subcommand. The error for an unknown name suggests its replacement or a similar subcommand."""
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
@@ -88,7 +89,7 @@ class Program(click.Group):
             formatter.write_dl(rows)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the exit codes."""
+        """Append the list of exit codes to the help text."""
         super().format_epilog(ctx, formatter)
         with formatter.section("Exit codes"):
             formatter.write_dl([(str(code.value), meaning) for code, meaning in EXIT_MEANINGS.items()])
@@ -101,12 +102,12 @@ class Program(click.Group):
         standalone_mode: bool = True,
         **extra: Any,
     ) -> Any:
-        """Run the command line and exit with its exit code."""
+        """Run the command line, and exit with its exit code."""
         if not standalone_mode:
             return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         if os.getpid() == 1:
-            # PID 1 of a container has no default actions: a SIGTERM before the loop installs its handlers would be
-            # lost, and Kubernetes would kill the container at the end of its grace period.
+            # PID 1 of a container has no default signal actions. A SIGTERM before the event loop installs its handlers
+            # would be lost, and Kubernetes would kill the container at the end of its grace period.
             signal.signal(signal.SIGTERM, _end)
         try:
             result = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
@@ -121,10 +122,10 @@ class Program(click.Group):
         sys.exit(result if isinstance(result, int) else ExitCode.OK)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the subcommand. An error ends the process with a message."""
+        """Run the subcommand. An error ends the process with a message and an exit code."""
         try:
             result = super().invoke(ctx)
-            sys.stdout.flush()  # flush now: at interpreter exit a closed pipe would print an error
+            sys.stdout.flush()  # flush here, because a closed pipe would print an error at interpreter exit
         except (click.exceptions.Exit, click.ClickException, click.Abort, KeyboardInterrupt):
             raise
         except BrokenPipeError:
@@ -140,7 +141,7 @@ def _end(number: int, _frame: object) -> NoReturn:
 
 
 def _replaced(error: click.NoSuchOption) -> click.UsageError:
-    """Return an error that says what replaced a removed option; for any other option the same error."""
+    """Return an error with the replacement of a removed option. Return the error unchanged for any other option."""
     words = [error.option_name]
     ctx = error.ctx
     while ctx is not None and ctx.parent is not None:
@@ -151,11 +152,11 @@ def _replaced(error: click.NoSuchOption) -> click.UsageError:
 
 
 def _forget_stdout() -> None:
-    """Keep the interpreter from flushing into a closed pipe at its exit."""
+    """Redirect standard output to the null device, so that the interpreter does not flush a closed pipe at exit."""
     devnull = os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(devnull, sys.stdout.fileno())
-    except (OSError, ValueError):  # stdout has no file descriptor (a test's buffer)
+    except (OSError, ValueError):  # standard output has no file descriptor, for example a test's buffer
         pass
     finally:
         os.close(devnull)
@@ -175,7 +176,7 @@ def _fail(error: Exception, *, debug: bool) -> NoReturn:
 
 
 def _deliberate(error: Exception) -> KvbusError | None:
-    """Return the `KvbusError` that an exception is, or that an exception group contains; else None."""
+    """Return the exception if it is a `KvbusError`, or the first one in an exception group; else None."""
     if isinstance(error, KvbusError):
         return error
     if isinstance(error, ExceptionGroup):

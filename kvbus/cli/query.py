@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 _OK: Final = 200
 _BAD: Final = {400, 413}
-"""The question is malformed, or too large."""
+"""HTTP statuses of a malformed or too large question."""
 
 _IDLE_S: Final = 2.0
 
 _is_ambiguous: Final = re.compile(r"(?:[0-9]{2}){1,10}").fullmatch
-"""Whether a hash in decimal digits is a byte string in hexadecimal, too."""
+"""Matches a hash of decimal digits that may also be a byte string in hexadecimal."""
 _is_short_number: Final = re.compile(r"[0-9]{1,20}").fullmatch
 
 
@@ -134,10 +134,10 @@ def _unsure(source: dict[str, Any]) -> str:
 
 
 def token_ids(text: str) -> list[int]:
-    """Return the token ids of a file.
+    """Parse the token ids in a file's text.
 
     Raises:
-        click.UsageError: the file holds something else.
+        click.UsageError: the text is not a list of token ids.
     """
     try:
         found = json.loads(text)
@@ -161,10 +161,10 @@ def token_ids(text: str) -> list[int]:
 
 
 async def ask(url: str, question: dict[str, Any], timeout: float, shown: Login) -> dict[str, Any]:  # noqa: ASYNC109 - the user's
-    """Ask an index.
+    """Send a question to an index, and return its answer.
 
     Raises:
-        NoAnswerError: nothing answers within ``timeout`` seconds, or the index refuses.
+        NoAnswerError: no answer comes within ``timeout`` seconds, or the index rejects the request.
         click.UsageError: the question is malformed.
     """
     from kvbus.tools.asking import NoAnswerError, asking  # noqa: PLC0415 - imported on use, to keep `kvbus --help` fast
@@ -196,7 +196,7 @@ async def rebuild(
     copies: bool,
     curve: Curve | None,
 ) -> dict[str, Any]:
-    """Read the replay of each source once, and answer.
+    """Read the replay of each source once, and answer the question from it.
 
     Raises:
         NoAnswerError: a source does not answer within ``timeout`` seconds.

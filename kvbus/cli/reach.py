@@ -1,4 +1,4 @@
-"""Why nothing comes from the endpoint that a command reads: silence has to have a reason."""
+"""Tell the user why no messages come from the endpoint that a command reads."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from kvbus.transport.curve import Curve
 
 LOOK_AFTER_S: Final = 1.0
-"""Seconds of silence before the first look, and between two."""
+"""Seconds without a message before the first check, and between two checks."""
 
 DIAL_S: Final = 1.0
-"""Seconds that a look may take."""
+"""Maximum seconds of a check."""
 
 
 class UnreachableError(KvbusError):
-    """Nobody publishes at an endpoint."""
+    """An endpoint has no publisher."""
 
     exit_code = ExitCode.UNAVAILABLE
 
 
 async def obstacle(endpoint: str, curve: Curve | None) -> str:
-    """Return why nobody publishes at an endpoint; empty if somebody does."""
+    """Dial an endpoint, and return why it has no publisher; empty if it has one."""
     async with dial(endpoint, Role.SUB, seconds=DIAL_S, curve=curve) as dialled:
         found = dialled.outcome.no_publisher()
         return "" if found is None else found.text
@@ -38,15 +38,17 @@ async def obstacle(endpoint: str, curve: Curve | None) -> str:
 
 @contextlib.asynccontextmanager
 async def explained(endpoint: str, curve: Curve | None, heard: Callable[[], bool]) -> AsyncIterator[None]:
-    """Say why nothing is heard, meanwhile and at the end.
+    """Explain missing messages while the block runs and at its end.
+
+    While no message has come, print each new reason on standard error.
 
     Args:
-        endpoint: what the command connects to.
-        curve: its keys.
-        heard: whether anything has come.
+        endpoint: the endpoint that the command connects to.
+        curve: the CURVE keys; None without CURVE.
+        heard: returns whether a message has come.
 
     Raises:
-        UnreachableError: nothing has come, and nobody publishes there.
+        UnreachableError: at the end no message has come, and the endpoint has no publisher.
     """
 
     async def look() -> None:

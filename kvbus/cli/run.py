@@ -1,4 +1,4 @@
-"""``kvbus run`` and ``kvbus check``: run the bus of a configuration, or look at the configuration."""
+"""``kvbus run`` and ``kvbus check``: run a bus, or validate its configuration."""
 
 from __future__ import annotations
 

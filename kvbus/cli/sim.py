@@ -1,4 +1,4 @@
-"""``kvbus sim``: a synthetic engine."""
+"""``kvbus sim``: run a synthetic engine."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def command(**options: Any) -> None:
     """  # noqa: D301 - \b is click's: keep these lines as they are
     truth = options["truth_file"]
     if truth is not None and not truth.parent.is_dir():
-        raise FileError(f"{truth}: no such directory")  # fail now, not after a long run
+        raise FileError(f"{truth}: no such directory")  # fail before a long run, not after it
     pairs = [_engine(rank, **options) for rank in range(options["ranks"])]
 
     async def session(stop: asyncio.Event) -> None:
@@ -180,7 +180,7 @@ def _engine(rank: int, **options: Any) -> tuple[SimEngine, EnginePublisher]:
 
 
 def _at_rank(endpoint: str, rank: int) -> str:
-    """Return a rank's endpoint. Where the system picks the port, all ranks have the same wildcard."""
+    """Return a rank's endpoint. All ranks have the same endpoint if the system picks the port."""
     return endpoint if endpoint.endswith((":*", ":0")) else endpoint_offset(endpoint, rank)
 
 
@@ -190,7 +190,7 @@ def _jobs(rank: int, **options: Any) -> Iterator[Job]:
         longest = min(4096, options["blocks"] * options["block_size"] // 2)
         return synthetic(options["seed"], rank, max_tokens=longest)
     jobs = read_trace(options["trace"], rank=rank, ranks=options["ranks"])
-    # report a bad file before taking a port
+    # read the first request before a port is bound, to report an invalid file first
     return chain(list(islice(jobs, 1)), jobs)
 
 
@@ -220,7 +220,7 @@ async def _drive(pairs: list[tuple[SimEngine, EnginePublisher]], stop: asyncio.E
 
 
 async def _sleep(stop: asyncio.Event, seconds: float | None) -> None:
-    """Wait for `seconds`, or for ever if None, but not past `stop`."""
+    """Wait for `seconds` (None: for ever) or until `stop` is set."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await stop.wait()

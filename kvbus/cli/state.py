@@ -1,4 +1,4 @@
-"""``kvbus state``: what is in ``state_dir``, and its end."""
+"""``kvbus state``: show or delete the content of ``state_dir``."""
 
 from __future__ import annotations
 
@@ -84,10 +84,10 @@ def _text(value: object) -> str:
 
 
 def _contents(path: Path) -> dict[str, object]:
-    """Return what the database of a directory holds, or what is wrong with it.
+    """Return facts about the database of a directory, or its problem.
 
     Raises:
-        InUseError: a bus has it.
+        InUseError: a running bus uses the directory.
     """
     from kvbus.state.database import FAULTS, NAME, contents, text_of  # noqa: PLC0415 - brings the core
     from kvbus.state.lock import unused  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""``kvbus tail``: watch a stream, decoded."""
+"""``kvbus tail``: print the decoded batches of a stream."""
 
 from __future__ import annotations
 
@@ -44,18 +44,18 @@ _SHOWN_HASHES: Final = 4
 
 
 class Printer:
-    """Print updates as lines for people, or as JSON lines."""
+    """Prints updates as lines for people, or as JSON lines."""
 
     def __init__(self, out: TextIO, *, as_json: bool, hashes: str = "number") -> None:
         self._hashes = hashes
         self.shown = self.batches = self.events = self.missing = 0
         self._out = out
         self._json = as_json
-        # https://no-color.org: any non-empty value turns colour off; files and pipes never get it
+        # Any non-empty NO_COLOR turns colour off (https://no-color.org). Files and pipes never get colour.
         self._colour = out.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
     def show(self, update: Update) -> None:
-        """Print one update and count it."""
+        """Print one update, and add it to the counters."""
         self.shown += not isinstance(update, Unreachable | Reachable)
         if isinstance(update, Received):
             self.batches += 1
@@ -82,7 +82,10 @@ class Printer:
 
 
 def to_json(update: Update, hashes: str = "number") -> dict[str, Any]:
-    """Return an update as plain values, ``kind`` first; byte hashes become hex strings, integers as ``hashes`` says."""
+    """Return an update as values for JSON.
+
+    The first key is ``kind``. Byte hashes are hex strings. ``hashes`` names the form of integer hashes.
+    """
     plain: dict[str, Any] = {"kind": update.kind}
     if isinstance(update, Received):
         plain |= {"seq": update.seq, "topic": _text(update.topic), "replayed": update.replayed}
@@ -225,12 +228,12 @@ def _span(first: int, last: int | None) -> str:
 
 
 def _text(raw: bytes) -> str:
-    # a topic is untrusted: it must not send control codes to the terminal
+    # escape unprintable characters, because an untrusted topic must not send control codes to the terminal
     return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in raw.decode("utf-8", "backslashreplace"))
 
 
 async def watch(subscriber: Subscriber, printer: Printer, *, count: int | None, seconds: float | None) -> None:
-    """Show updates until `count` batches or `seconds` are over."""
+    """Print updates until `count` batches have come or `seconds` have passed; None is no limit."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             while count is None or printer.batches < count:

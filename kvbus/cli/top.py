@@ -1,4 +1,4 @@
-"""``kvbus top``: a live bus on a terminal."""
+"""``kvbus top``: show a running bus on a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run a command's coroutine until it ends or somebody presses Ctrl-C."""
+"""Run a command's coroutine until it ends or the user presses Ctrl-C."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
 
 
 def say(text: str) -> None:
-    """Print a message for the user on standard error. Standard output is for data only."""
+    """Print a message for the user on standard error. Standard output is only for data."""
     click.echo(f"kvbus: {text}", err=True)
 
 
 def run_until_signal(main: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> None:
-    """Run `main(stop)`, on uvloop if it is installed; SIGINT and SIGTERM set `stop`.
+    """Run `main(stop)`, on uvloop if it is installed. SIGINT and SIGTERM set `stop`.
 
-    A second Ctrl-C does not wait for `main`.
+    A second signal ends the process without waiting for `main`.
     """
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(_watched(main))
 
 
 async def until(stop: asyncio.Event, work: Coroutine[Any, Any, Any]) -> None:
-    """Run `work` until it ends or `stop` is set. Its exception passes on."""
+    """Run `work` until it ends or `stop` is set. Raise the exception that `work` raises."""
     task = asyncio.ensure_future(work)
     stopped = asyncio.ensure_future(stop.wait())
     try:

@@ -469,7 +469,7 @@ class Config(Section):
         return self.model_dump(mode="json")
 
     def to_yaml(self) -> str:
-        """Return the effective configuration, including defaults, as YAML that `load` reads as an equal configuration."""
+        """Return the effective configuration, including defaults, as YAML that `load` reads unchanged."""
         yaml = YAML(typ="safe", pure=True)
         yaml.default_flow_style = False
         yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]

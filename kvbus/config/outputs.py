@@ -209,7 +209,7 @@ class OutputConfig(Section):
         return "3" if self.replay_framing == 3 else "4"
 
     def stream_endpoints(self, i: int) -> StreamEndpoints:
-        """Return the endpoints of the stream in slot ``i``. They depend on the slot only with ``layout: per_source``."""
+        """Return the endpoints of the stream in slot ``i``. Only ``layout: per_source`` has different ones per slot."""
         n = i if self.layout == "per_source" and self.type not in logs.TYPES else 0
         replay, snapshot = self.replay_endpoint, self.snapshot_endpoint
         return StreamEndpoints(
