@@ -1,4 +1,4 @@
-"""``make chaos``: faults over real sockets. Exit code 0: everything held; 1: something did not."""
+"""``make chaos``: a fault campaign on real sockets. The exit code is 0 if every check succeeded, else 1."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`kvbus run` as a process of its own, and what it says of itself."""
+"""`kvbus run` as a separate process, and readers of its metrics and log."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ SEND_HWM: Final = 1000
 
 
 class PortTakenError(Exception):
-    """Another process was faster: a port that was free a moment ago is not."""
+    """Another process has taken a port that was free a moment ago."""
 
 
 Metrics = dict[str, dict[tuple[str, ...], float]]
 
 
 def parse_metrics(text: str) -> Metrics:
-    """Name -> label values in the order they are written -> value."""
+    """Return the samples by metric name, and then by the label values in the order of the text."""
     found: Metrics = defaultdict(dict)
     for line in text.splitlines():
         if not line.startswith("kvbus_"):
@@ -46,7 +46,7 @@ def total(metrics: Metrics, name: str) -> float:
 
 
 def unaccounted(metrics: Metrics) -> list[str]:
-    """Sources for which ``missing = recovered + lost + pending`` does not hold, in words."""
+    """Describe each source for which ``missing = recovered + lost + pending`` does not hold."""
     wrong = []
     for labels, missing in metrics["kvbus_source_missing_batches_total"].items():
         recovered, lost, pending = (
@@ -61,12 +61,12 @@ def unaccounted(metrics: Metrics) -> list[str]:
 
 
 class Bus:
-    """One kvbus, killed and started again on the same configuration, directory and clock.
+    """A kvbus that is killed and restarted with the same configuration, directory and clock.
 
     Args:
-        directory: for everything it writes.
-        config: of kvbus; ``http`` is filled in here.
-        place: where it runs, None for here.
+        directory: directory of all files that it writes.
+        config: kvbus's configuration; ``http`` is added here.
+        place: namespaces that it runs in; None for those of this process.
         http: port of its HTTP server.
     """
 
@@ -76,7 +76,7 @@ class Bus:
         path.write_text(json.dumps({**config, "http": f"127.0.0.1:{http}"}))  # JSON is YAML
         self.clock = WrongClock(directory / "clock")
         command = python("tests.chaos.clocked", str(self.clock.path), "run", "-c", str(path), "--log-format", "json")
-        # through a pipe: a limit on the size of its files is not to hit its log
+        # the log is written by this process, so that a file-size limit of kvbus does not affect it
         self.child = Child("kvbus", place.inside(command) if place else command, directory, on_line=lambda line: None)
         runtime = directory / "run"
         runtime.mkdir()
@@ -90,10 +90,11 @@ class Bus:
         await self.answering()
 
     async def answering(self, patience: float = 90.0) -> None:
-        """Wait until it is ready.
+        """Wait until kvbus is ready.
 
         Raises:
-            AssertionError: it ended, or is not ready in time.
+            AssertionError: kvbus ended, or was not ready in time.
+            PortTakenError: kvbus's first start found a port in use.
         """
         loop = asyncio.get_running_loop()
         end = loop.time() + patience
@@ -116,7 +117,7 @@ class Bus:
             await asyncio.sleep(0.02)
 
     async def kill(self, *, orderly: bool = False) -> None:
-        """SIGKILL, or SIGTERM."""
+        """End kvbus with SIGKILL, or with SIGTERM if ``orderly``."""
         status = await self.child.end(signal.SIGTERM if orderly else signal.SIGKILL)
         if orderly:
             assert status == 0, f"kvbus ended with {status} after SIGTERM: {self.last_words()}"
@@ -137,7 +138,7 @@ class Bus:
         return " | ".join(self.child.log.read_text(errors="replace").splitlines()[-3:])
 
     def complaints(self) -> list[str]:
-        """Lines of its log that no fault of ours explains."""
+        """Return the errors in kvbus's log that no injected fault explains."""
         lines = self.child.log.read_text(errors="replace").splitlines()
         return [
             line

@@ -1,4 +1,4 @@
-"""Cells side by side until so many faults have been made; progress, and the summary."""
+"""Runs cells in parallel until enough faults have been made, shows the progress and prints the summary."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from tests.chaos.plan import SHAPES
 from tests.chaos.tally import Tally
 
 ROUNDS: Final = 10
-"""Rounds of a generation. The cell whose kvbus is never killed has one generation only, as long as the campaign."""
+"""Number of rounds in a generation. A cell whose kvbus is never killed has a single, endless generation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a campaign is to do.
+    """A campaign's options.
 
     Attributes:
-        seed: of every plan.
-        faults: stop after so many.
-        seconds: or after so long.
-        cells: by number.
-        generation: play this one only, once.
-        rounds: of a generation.
-        first: round to begin with.
-        width: generations of each cell played side by side (of those whose kvbus is killed).
+        seed: seed of every plan.
+        faults: stop after this many faults.
+        seconds: or stop after this many seconds.
+        cells: numbers of the cells.
+        generation: play only this generation, once.
+        rounds: number of rounds in a generation.
+        first: number of the first round.
+        width: number of generations of each cell played in parallel, for cells whose kvbus is killed.
     """
 
     seed: int
@@ -51,7 +51,7 @@ class Wanted:
 
 
 class Campaign:
-    """Runs what is wanted and counts it in `tally`."""
+    """Runs the cells as the options say, and counts the results in `tally`."""
 
     def __init__(self, wanted: Wanted, console: Console) -> None:
         self.wanted = wanted
@@ -69,7 +69,7 @@ class Campaign:
         return self.tally.total >= self.wanted.faults or self.elapsed > self.wanted.seconds
 
     async def run(self) -> Tally:
-        """Play until it is over; every failure is in the tally."""
+        """Run cells until the campaign's end. Failures are recorded in the tally."""
         lacking = {"mount": await why_not(network=False), "net": await why_not(network=True)}
         cells = list(self.wanted.cells)
         if lacking["mount"]:
@@ -105,7 +105,7 @@ class Campaign:
                 return
 
     async def _generation(self, number: int, generation: int, *, namespaces: bool) -> None:
-        """One generation of a cell, to its end or its first failure, whose directory is then kept."""
+        """Play a generation of a cell until its end or its first failure. A failed generation's directory is kept."""
         wanted = self.wanted
         last = wanted.rounds or (ROUNDS if SHAPES[number].kills_bus else sys.maxsize)
         directory = Path(tempfile.mkdtemp(prefix=f"kvbus-chaos-{number}-"))
@@ -120,7 +120,7 @@ class Campaign:
                 cell.sample()
         except PortTakenError:
             self.tally.skipped[f"cell {number}, generation {generation}"] = "somebody else had taken one of its ports"
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding
+        except Exception as error:  # noqa: BLE001 - every error is a finding
             failed = True
             self.tally.failures.append(f"{error}\n  logs: {directory}")
             self._console.print(f"FAILED: {self.tally.failures[-1]}", highlight=False, markup=False)
@@ -130,7 +130,7 @@ class Campaign:
                 shutil.rmtree(directory, ignore_errors=True)
 
     async def _progress(self) -> None:
-        """A line that is written over on a terminal, one every half minute elsewhere."""
+        """Show the progress: in one updated line on a terminal, elsewhere in a new line every 30 s."""
         terminal = self._console.is_terminal
         while True:
             await asyncio.sleep(1.0 if terminal else 30.0)
@@ -142,7 +142,7 @@ class Campaign:
             self._console.print(line, end="\r" if terminal else "\n", highlight=False)
 
     def summary(self) -> None:
-        """The tables at the end."""
+        """Print the summary."""
         tally, out = self.tally, self._console.print
         faults = Table(
             "fault", "made", "found nothing to hit", "worst recovery, s", title=f"faults (seed {self.wanted.seed})"
@@ -186,11 +186,11 @@ class Campaign:
 
 
 def machine() -> str:
-    """What this ran on, in words."""
+    """Describe the machine in a line."""
     cores = len(__import__("os").sched_getaffinity(0))
     return f"{cores} cores, {platform.system()} {platform.release().split('-')[0]}, Python {platform.python_version()}"
 
 
 def main_console() -> Console:
-    """Wide enough for the tables where nobody says how wide it is."""
+    """Return a console that is 120 columns wide unless it is a terminal."""
     return Console(file=sys.stdout, width=None if sys.stdout.isatty() else 120)

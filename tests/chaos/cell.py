@@ -1,4 +1,4 @@
-"""One cell: an engine, kvbus, its routers, the links between them; rounds of faults, and what must hold after each."""
+"""A cell: an engine, kvbus, its routers and the links between them, with rounds of faults and a check after each."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ HOST: Final = "127.0.0.1"
 
 
 class Cell:
-    """One generation of a cell: built, tried, and taken apart.
+    """A generation of a cell, from its construction to its end.
 
     Args:
-        seed, number, generation: of the plan.
-        directory: empty, for everything that is written.
-        tally: where it is counted.
-        namespaces: whether disks and networks of their own can be had.
+        seed, number, generation: arguments of the plan.
+        directory: an empty directory for all files.
+        tally: counts the results.
+        namespaces: whether mount and network namespaces are available.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Cell:
         self.shape = SHAPES[number]
         self.tally = tally
         self.asked = 0
-        """Replay requests of our own that kvbus owes a count."""
+        """Number of replay requests sent by faults, which kvbus must have counted."""
         self.bus_starts = 0
         self._directory = directory
         self._namespaces = namespaces
@@ -57,11 +57,11 @@ class Cell:
         self.tried: Router
         """The router that is stopped, killed and cut off."""
         self.bystander: Router
-        """The router that must never notice."""
+        """The router that must never be affected."""
         self.out = self.out_replay = ""
         self.listening: list[tuple[str, int]] = []
         self.lag = 0.0
-        """How late this process itself was in this round: what a machine that is busy makes of every deadline."""
+        """Maximum delay of this process in the round in seconds. On a busy machine, deadlines are extended by it."""
         self._checks = Checks(self)
 
     # -- building ----------------------------------------------------------------------------------------------------
@@ -94,7 +94,7 @@ class Cell:
         for link in self._all_links():
             await link.start()
 
-        # kvbus is behind the proxy where the engine dials in, the engine elsewhere
+        # if the engine dials in, the proxy is between it and kvbus's port; else between kvbus and the engine's port
         engine_live = via if shape.dials_in else live
         self.engine = ENGINES[shape.engine](
             shape,
@@ -172,7 +172,7 @@ class Cell:
         return time.time()
 
     async def soon(self, condition: Callable[[], object], patience: float) -> bool:
-        """Whether the condition holds within so many seconds."""
+        """Return whether the condition holds within ``patience`` seconds."""
         loop = asyncio.get_running_loop()
         end = loop.time() + patience
         while not condition():
@@ -186,7 +186,7 @@ class Cell:
             raise AssertionError(f"not within {patience:g} s: {what}")
 
     async def while_traffic(self, condition: Callable[[], object]) -> bool:
-        """Whether the condition comes to hold before the round's traffic is over."""
+        """Return whether the condition holds before the round's traffic ends."""
         while not condition():
             if self._traffic_over.is_set():
                 return False
@@ -197,15 +197,15 @@ class Cell:
         return total(await self.bus.metrics(), name)
 
     async def connected(self) -> None:
-        """kvbus follows every rank of the engine."""
+        """Wait until kvbus follows every rank of the engine."""
         async with asyncio.timeout(60):
             while not all(source["state"] == "live" for source in await self.bus.sources()):  # noqa: ASYNC110 - told by HTTP
                 await asyncio.sleep(0.05)
 
     async def recent_seq(self) -> int:
-        """A seq of the first output stream from which an answer is neither empty nor endless.
+        """Return a seq of the first output stream from which an answer is neither empty nor very long.
 
-        It is above 0: an answer from 0 that reaches behind the journal by now begins late.
+        It is above 0: once 0 is no longer in the journal, an answer from 0 begins at a later seq.
         """
         async with asyncio.timeout(120):
             while True:
@@ -213,10 +213,10 @@ class Cell:
                     newest = (await self.bus.metrics())["kvbus_output_sequence"]["routers", "0"]
                     return max(1, int(newest) - JOURNAL // 2)
                 except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
-                    await asyncio.sleep(0.1)  # it is being killed, or stands still
+                    await asyncio.sleep(0.1)  # kvbus is being killed or is stopped
 
     async def gives_up_state(self) -> bool:
-        """Whether kvbus says, soon, that it no longer writes its state."""
+        """Return whether kvbus reports within 5 s that it no longer writes its state."""
         end = asyncio.get_running_loop().time() + _STATE_PATIENCE
         while asyncio.get_running_loop().time() < end:
             if total(await self.bus.metrics(), "kvbus_state_writing") == 0:
@@ -225,7 +225,7 @@ class Cell:
         return False
 
     async def restart_bus(self, *, orderly: bool = False) -> None:
-        """Kill kvbus and start it again; the counters of the dead one are kept."""
+        """End kvbus and start it again."""
         await self.bus.kill(orderly=orderly)
         self.bus_starts += 1
         await self.bus.start()
@@ -233,10 +233,10 @@ class Cell:
     # -- rounds ------------------------------------------------------------------------------------------------------
 
     async def play(self, number: int) -> None:
-        """One round of the plan.
+        """Play a round of the plan.
 
         Raises:
-            AssertionError: something did not hold; the message says in which round, and how to repeat it.
+            AssertionError: a check failed. The message names the round and the command that repeats it.
         """
         plan = make_round(self.seed, self.number, self.generation, number)
         try:
@@ -291,7 +291,7 @@ class Cell:
 
     async def _make(self, fault: Fault, marks: Marks) -> None:
         if fault.kind in ("disk full", "restart on a full disk") and self.disk is None:
-            return  # not possible here: the summary says so
+            return  # the summary reports this fault as skipped
         try:
             evidence = await MAKERS[fault.kind](self, fault)
         except Exception as error:
@@ -301,7 +301,7 @@ class Cell:
             marks.kinds.add(fault.kind)
 
     async def _watch(self) -> None:
-        """While faults last: what must hold at every scrape, and that kvbus does not end by itself."""
+        """Check the accounting at each scrape during the round, and measure `lag`."""
         loop = asyncio.get_running_loop()
         while True:
             due = loop.time() + _SCRAPE_S
@@ -310,11 +310,11 @@ class Cell:
             try:
                 metrics: Metrics = await self.bus.metrics()
             except (aiohttp.ClientError, OSError, TimeoutError):
-                continue  # killed, stopped, or being started: whoever did that checks that it comes back
+                continue  # kvbus is killed, stopped or starting; the fault checks that it comes back
             self._checks.scrape(metrics)
 
     def sample(self) -> None:
-        """Memory and descriptors of those who live as long as the cell does."""
+        """Record memory and descriptors of the processes that live as long as the cell."""
         if not self.shape.kills_bus:
             self.tally.growth[f"kvbus ({self.shape.name})"].add(self.bus.child.rss(), self.bus.child.descriptors())
             child = self.bystander.child

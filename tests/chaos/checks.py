@@ -1,4 +1,4 @@
-"""What must hold: at every scrape, and after each round once all is quiet."""
+"""The checks: at every scrape, and after each round."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from tests.chaos.routers import Router
 
 PATIENCE: Final = 120.0
-"""Seconds after which views that are not exact are wrong."""
+"""Seconds within which a router must have received everything."""
 
 SETTLE: Final = 15.0
-"""Seconds that a view gets in which everything has arrived and which is not exact yet."""
+"""Seconds within which a view must be exact after everything has arrived."""
 
 LATE: Final = 1.0
-"""Seconds from the engine to a healthy router, while another one is ill-treated; more where more wants to run than can."""
+"""Maximum seconds to a healthy router while another router has faults. A busy machine is allowed more."""
 
 _ROUTER_KINDS: Final = frozenset(
     {
@@ -47,16 +47,16 @@ _UNANSWERED_KINDS: Final = frozenset(
         *("partition", "packet loss", "link down", "tcp reset"),
     }
 )
-"""Faults by which kvbus, or the way to it, is gone for a while."""
+"""Faults that make kvbus, or a network path to it, unavailable for a while."""
 
 
 BUSY: Final = 0.5
-"""Seconds of lateness of this process itself, from which on the machine is what keeps questions unanswered."""
+"""Seconds of this process's own delay from which on the machine's load explains unanswered requests."""
 
 
 @dataclass
 class Marks:
-    """How things stood when a round began, and what has hit since."""
+    """The counters at the start of a round, and the kinds of faults since."""
 
     metrics: Metrics
     starts: int
@@ -68,7 +68,7 @@ class Marks:
 
 
 class Checks:
-    """The checks of one cell."""
+    """The checks of a cell."""
 
     def __init__(self, cell: Cell) -> None:
         self._cell = cell
@@ -82,14 +82,14 @@ class Checks:
         return Marks(metrics, starts, holes, cell.asked, cell.engine.lives, asyncio.get_running_loop().time())
 
     def scrape(self, metrics: Metrics) -> None:
-        """The accounting, at any moment."""
+        """Check the accounting, which must hold at any moment."""
         wrong = unaccounted(metrics)
         self._tally.checks["accounting, at a scrape"] += 1
         if wrong:
             raise AssertionError(f"at a scrape: {'; '.join(wrong)}")
 
     async def end(self, plan: Round, marks: Marks) -> None:
-        """Everything, after the round's traffic and faults are over."""
+        """Check everything, after the round's traffic and faults have ended."""
         cell = self._cell
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -124,7 +124,7 @@ class Checks:
             raise AssertionError(f"{name}: {otherwise}")
 
     async def _caught_up(self, lasts: list[int]) -> None:
-        """kvbus has everything that the engine has published, and knows it: `partial` passes once it has answered."""
+        """Wait until kvbus has delivered all batches of the engine and counts no source as ``partial``."""
         loop = asyncio.get_running_loop()
         end = loop.time() + PATIENCE
         while True:
@@ -145,7 +145,7 @@ class Checks:
         self._tally.checks["caught up with the engine"] += len(lasts)
 
     async def _reached(self, router: Router, metrics: Metrics) -> dict[str, Any]:
-        """The router has all that kvbus had published, and is not in the middle of beginning anew; what it reports."""
+        """Wait until a router has every batch and block that kvbus has published, and return the router's report."""
         newest, blocks = metrics["kvbus_output_sequence"], metrics["kvbus_blocks"]
         loop = asyncio.get_running_loop()
         end = loop.time() + PATIENCE
@@ -166,7 +166,7 @@ class Checks:
             await asyncio.sleep(0.03)
 
     async def _exact(self, router: Router, report: dict[str, Any], truths: list[Truth], kinds: set[str]) -> None:
-        """Each view is the engine's cache: keys, and where the truth says them, tokens."""
+        """Check that each view equals the engine's cache: its keys and, if the truth has them, its tokens."""
         loop = asyncio.get_running_loop()
         end = loop.time() + SETTLE
         while True:
@@ -192,7 +192,7 @@ class Checks:
             for _, truth in _expected(name, truths):
                 self._tally.checks["exact view"] += 1
                 self._tally.blocks += len(truth.keys)
-            # a router whose questions nobody answers says so, begins anew, and is exact all the same
+            # a router whose requests were not answered reports lost batches, rebuilds its view and is exact again
             unanswered = [lost for lost in stream["lost"] if lost.endswith("no_answer")]
             excused = unanswered if kinds & _UNANSWERED_KINDS or self._cell.lag > BUSY else []
             self._tally.given_up += len(excused)
@@ -205,13 +205,13 @@ class Checks:
         rejected = {key: value for key, value in metrics["kvbus_events_rejected_total"].items() if value}
         self._check("no event refused", not rejected, f"{rejected}")
         sessions = total(metrics, "kvbus_replay_sessions") + total(metrics, "kvbus_replay_waiting")
-        # one of a requester that vanished without a word is kept for as long as its connection seems to stand
+        # kvbus keeps the session of a vanished requester until its connection is found broken
         self._check("replay sessions end", sessions <= 8, f"{sessions:g} sessions")
         queued = total(metrics, "kvbus_output_queue_depth")
         self._check("no queue left", not queued, f"{queued:g} batches")
 
     def _monotonic(self, report: dict[str, Any], marks: Marks) -> None:
-        """The raw live streams: never back, and no hole but where kvbus itself was restarted."""
+        """Check the raw live streams: seqs never go back, and there are holes only if kvbus was restarted."""
         restarted = self._cell.bus_starts != marks.starts
         for name, stream in report.items():
             raw = stream["raw"]
@@ -221,9 +221,9 @@ class Checks:
                 self._check("a healthy router misses nothing", holes == 0, f"{name}: {holes} batches")
 
     def _isolated(self, plan: Round, report: dict[str, Any]) -> None:
-        """While one router is ill-treated the other one is served in time."""
+        """Check that a healthy router gets its batches in time while another router has faults."""
         if plan.flavour != "router" or self._cell.shape.engine != "piped":
-            return  # recorded batches are old
+            return  # the timestamps of recorded batches are old
         late, busy = max(stream["late"] for stream in report.values()), self._cell.lag
         self._tally.latest = max(self._tally.latest, late - busy)
         crowded = max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
@@ -231,7 +231,7 @@ class Checks:
         self._check("a stalled router delays no other", late < (LATE + busy) * crowded, what)
 
     def _deltas(self, plan: Round, marks: Marks, metrics: Metrics) -> None:
-        """What one and the same process counted in this round."""
+        """Check the counters of a kvbus process that was not restarted in this round."""
 
         def more(name: str) -> float:
             return total(metrics, name) - total(marks.metrics, name)
@@ -278,13 +278,13 @@ def _labels(name: str) -> tuple[str, str]:
 
 
 def _in_stream(name: str, labels: tuple[str, ...]) -> bool:
-    """Whether a source's blocks are in this stream: all are in the merged one, those of its rank in another."""
+    """Return whether a source's blocks are in a stream: any source's in the merged one, only its rank's in others."""
     source = next(label for label in labels if label.startswith("engine"))
     return name == "merged" or (source.partition("/")[2] or "0") == name.partition("/")[2]
 
 
 def _expected(name: str, truths: list[Truth]) -> list[tuple[int, Truth]]:
-    """The ranks that a stream has, with their truths."""
+    """Return the ranks of a stream, each with its truth."""
     if name == "merged":
         return list(enumerate(truths))
     rank = int(name.partition("/")[2])
@@ -292,7 +292,7 @@ def _expected(name: str, truths: list[Truth]) -> list[tuple[int, Truth]]:
 
 
 def _same(views: dict[str, Any], truth: Truth, rank: int | None) -> bool:
-    """Whether a view is the truth: that of one rank of a merged stream, or the only one of a stream of its own."""
+    """Return whether a view is the truth. ``rank`` selects the view of a merged stream; other streams have one view."""
     if rank is None:
         assert len(views) <= 1, f"{sorted(views)} are in the stream of one rank"
         view = next(iter(views.values()), None)

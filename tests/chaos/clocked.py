@@ -1,7 +1,7 @@
-"""`kvbus` under a wall clock that somebody else sets: ``python -m tests.chaos.clocked FILE run -c kvbus.yaml``.
+"""`kvbus` with a wall clock that is set from outside: ``python -m tests.chaos.clocked FILE run -c kvbus.yaml``.
 
-FILE is mapped into memory: two doubles, the seconds by which the clock is wrong, and the last time that was told.
-Everything in Python that asks for the time of day gets the wrong one; the monotonic clock stays what it is.
+FILE is mapped into memory and holds two doubles: the clock's offset in seconds, and the last time that was returned.
+All Python code that reads the wall clock gets the shifted time. The monotonic clock is not changed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _DOUBLES: Final = struct.Struct("=dd")
 
 
 class WrongClock:
-    """The harness's side: the file that says how wrong a process's clock is."""
+    """The campaign's access to the file with a process's clock offset."""
 
     def __init__(self, path: Path) -> None:
         path.write_bytes(_DOUBLES.pack(0.0, 0.0))
@@ -31,7 +31,7 @@ class WrongClock:
 
     @property
     def told(self) -> float:
-        """The last time the process was told."""
+        """The last time that the process was given."""
         return _DOUBLES.unpack_from(self._map)[1]
 
     def set(self, offset: float) -> None:
@@ -42,9 +42,9 @@ class WrongClock:
 
 
 def install(path: str) -> None:
-    """Make this process believe in the wrong clock."""
+    """Shift the wall clock of this process."""
     real = time.time
-    file = Path(path).open("r+b")  # noqa: SIM115 - for as long as the process lives
+    file = Path(path).open("r+b")  # noqa: SIM115 - it stays open as long as the process lives
     shared = mmap.mmap(file.fileno(), _DOUBLES.size)
 
     def wrong() -> float:

@@ -1,4 +1,4 @@
-"""Engines as processes: `kvbus sim`, `kvbus play`, and what their caches really hold."""
+"""Engines as processes (`kvbus sim`, `kvbus play`), and the real contents of their caches."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.doubles.child import Child, python
 from tests.wire.captures import BY_PREFIX, CAPTURES, DATA, load, truth
 
 RATE: Final = 90.0
-"""Batches a second of each rank."""
+"""Batches per second of each rank."""
 
 BLOCKS: Final = 600
 _DIALECTS: Final = ("vllm-0.33", "sglang-0.5.23", "vllm-0.22", "sglang-0.5.9", "vllm-0.10.2", "dynamo-mocker")
@@ -34,7 +34,7 @@ _DIALECTS: Final = ("vllm-0.33", "sglang-0.5.23", "vllm-0.22", "sglang-0.5.9", "
 
 @dataclass(slots=True)
 class Truth:
-    """What one rank's cache holds."""
+    """The content of a rank's cache."""
 
     keys: set[Key] = field(default_factory=set)
     tokens: str | None = None
@@ -45,14 +45,14 @@ class Truth:
 
 
 class Engine:
-    """What the three kinds have in common.
+    """Base class of the three kinds of engines.
 
     Args:
-        shape: of the cell.
-        host: address that it listens on, or dials for its live stream.
+        shape: the cell's shape.
+        host: address that the engine listens on, or dials for its live stream.
         ports: live and replay port of rank 0.
-        directory: for logs and truth files.
-        place: where it runs, None for here.
+        directory: directory of logs and truth files.
+        place: namespaces that it runs in; None for those of this process.
     """
 
     def __init__(
@@ -84,11 +84,11 @@ class Engine:
         return self.place.inside(command) if self.place else command
 
     async def begin(self, seed: int) -> None:
-        """Begin a round's traffic."""
+        """Start a round's traffic."""
         raise NotImplementedError
 
     async def revive(self) -> None:
-        """Come back after a SIGKILL: a new life, and the traffic goes on."""
+        """Restart after a SIGKILL with a new epoch, and continue the traffic."""
         raise NotImplementedError
 
     async def idle(self) -> None:
@@ -96,11 +96,11 @@ class Engine:
         await self._idle.wait()
 
     async def truths(self) -> list[Truth]:
-        """What each rank's cache holds now. It may take the engine's life to find out."""
+        """Return the content of each rank's cache. Some kinds must end their process for it."""
         raise NotImplementedError
 
     async def last_seqs(self) -> list[int]:
-        """The newest seq of each rank, from its own replay, past every proxy."""
+        """Return the newest seq of each rank, asked from its replay without a proxy between."""
         return [await self._ask(self.replay + rank) for rank in range(self.shape.ranks)]
 
     async def _ask(self, port: int) -> int:
@@ -129,10 +129,10 @@ class Engine:
 
 
 class SimProcess(Engine):
-    """`kvbus sim`: each round is a life, and its truth is what the process writes when it is told to end."""
+    """`kvbus sim`: a new process each round, which writes its truth to a file on SIGTERM."""
 
     async def begin(self, seed: int) -> None:
-        await self.child.close()  # a crash of last round's engine, as far as kvbus can tell
+        await self.child.close()  # for kvbus this is a crash of the last round's engine
         self.rng = random.Random(f"engine/{seed}")
         self._dialect = self.rng.choice(_DIALECTS)
         await self.revive()
@@ -170,7 +170,7 @@ def truth_of(blocks: list[dict[str, Any]]) -> Truth:
 
 
 class PipedEngine(Engine):
-    """`kvbus play -`: a real publisher fed by a simulated cache, whose truth can be had at any moment of its life."""
+    """`kvbus play -`: a real publisher fed by a simulated cache, whose content can be read at any time."""
 
     def __init__(
         self, shape: Shape, host: str, ports: tuple[int, int], directory: Path, place: Place | None, seed: int
@@ -217,7 +217,7 @@ class PipedEngine(Engine):
                 await self._publish(payload)
 
     async def _publish(self, payload: bytes) -> None:
-        """What a dead process does not get, its next life does not miss: its cache is empty then."""
+        """Write a batch to the process. A dead process misses it, but its successor starts with an empty cache."""
         line = {"t": 0.0, "topic": "", "seq": self._seq, "payload": base64.b64encode(payload).decode()}
         self._seq += 1
         process = self.child.process
@@ -226,11 +226,11 @@ class PipedEngine(Engine):
         try:
             process.stdin.write(json.dumps(line).encode() + b"\n")
             await process.stdin.drain()
-        except (BrokenPipeError, ConnectionResetError, RuntimeError):  # uvloop says it by the last
+        except (BrokenPipeError, ConnectionResetError, RuntimeError):  # uvloop raises RuntimeError
             return
 
     async def idle(self) -> None:
-        """All was written to the pipe; wait until the process has published it."""
+        """Wait until the process has published all batches that were written to the pipe."""
         assert self._feeder is not None
         await self._feeder
         while await self._ask(self.replay) != self._seq - 1:  # noqa: ASYNC110 - told by the process
@@ -247,7 +247,7 @@ class PipedEngine(Engine):
 
 
 class CaptureEngine(Engine):
-    """`kvbus play FILE`: a recorded stream of a real engine; the truth is what that engine said it held at the end."""
+    """`kvbus play FILE`: a recorded stream of a real engine. The truth is the engine's own record of its cache."""
 
     async def begin(self, seed: int) -> None:
         await self.child.close()

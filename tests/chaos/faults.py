@@ -1,4 +1,4 @@
-"""How each kind of fault is made. Each returns the evidence that it took effect, or None if there was nothing to hit."""
+"""Makers of faults. Each returns evidence that its fault took effect, or None if there was nothing to hit."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ Maker = Callable[["Cell", Fault], Awaitable[str | None]]
 
 
 def _link(cell: Cell, fault: Fault) -> Link:
-    """One of the target's links (there is one for each rank), always the same one for the same fault."""
+    """Return the link of one rank on the fault's target, the same one for the same fault."""
     links = cell.links[fault.target]
     return links[int(fault.at * 1000) % len(links)]
 
 
 async def _armed(cell: Cell, link: Link) -> None:
-    """Replay links are open for moments: wait for one, as long as there is traffic that may need it."""
+    """Wait until the link has a connection or the traffic ends. Replay links are open only for moments."""
     await cell.while_traffic(lambda: link.connections)
 
 
@@ -74,7 +74,10 @@ async def _half_open(cell: Cell, fault: Fault) -> str | None:
 
 
 async def _half_open_unnoticed(cell: Cell, fault: Fault) -> str | None:
-    """Nobody tells kvbus, and the proxy's kernel answers its probes: only its questions bring what it misses."""
+    """Drop an engine's connection without kvbus's knowledge, until kvbus has recovered the missed batches.
+
+    The proxy's kernel answers kvbus's keepalive probes, so only kvbus's replay requests can show the loss.
+    """
     link = cell.links["live"][0]
     await cell.connected()
     before = await cell.counter("kvbus_source_recovered_batches_total")
@@ -91,9 +94,9 @@ async def _half_open_unnoticed(cell: Cell, fault: Fault) -> str | None:
 
 
 async def _forgotten(cell: Cell, fault: Fault) -> str | None:
-    """No packet of kvbus's connection to the engine gets through any more: its keepalive has to find out.
+    """Drop every packet of kvbus's connection to the engine, until kvbus's keepalive has noticed.
 
-    A firewall that has forgotten a connection does that. Others get through.
+    A firewall that has forgotten a connection does the same. New connections are not affected.
     """
     engine, network = cell.engine, cell.networks["engine"]
     await cell.connected()
@@ -115,7 +118,7 @@ async def _forgotten(cell: Cell, fault: Fault) -> str | None:
 
 
 async def _replay_silent(cell: Cell, fault: Fault) -> str | None:
-    """Batches are missing and the engine's replay says nothing until kvbus has given them up."""
+    """Lose batches while the engine's replay is silent, until kvbus has given them up."""
     await cell.connected()
     before = await cell.counter("kvbus_source_lost_batches_total")
     replay, live = cell.links["replay"][0], cell.links["live"][0]
@@ -146,7 +149,7 @@ async def _refuse(cell: Cell, fault: Fault) -> str | None:
 
 
 async def _wire(cell: Cell, fault: Fault) -> str | None:
-    """Single batches: lost, twice, or behind the next one. Waits for traffic to hit."""
+    """Drop, double or swap single batches. Wait for the traffic to provide them."""
     wire = _link(cell, fault).wire
     if fault.kind == "drop":
         wire.drop += fault.count
@@ -214,7 +217,7 @@ async def _rules(network: Network, rules: list[tuple[str, ...]]) -> AsyncIterato
 
 @contextlib.asynccontextmanager
 async def _out_of_reach(cell: Cell) -> AsyncIterator[None]:
-    """The engine's links refuse; in a network of its own no packet passes, and neither FIN nor RST tells kvbus."""
+    """Make the engine unreachable. Links refuse connections; a network namespace drops all packets."""
     if cell.networks:
         async with _rules(cell.networks["engine"], [(chain, "-j", "DROP") for chain in ("INPUT", "OUTPUT")]):
             yield
@@ -230,7 +233,7 @@ async def _out_of_reach(cell: Cell) -> AsyncIterator[None]:
 
 
 async def _engine_away(cell: Cell, fault: Fault) -> str | None:
-    """Out of reach until kvbus has noticed, and `source_timeout` is over."""
+    """Make the engine unreachable until kvbus has noticed it and `source_timeout` has passed."""
     async with cell.engine.child.lock:
         await cell.connected()
         before = await cell.counter("kvbus_source_timeouts_total")
@@ -260,7 +263,7 @@ async def _garbage(cell: Cell, fault: Fault) -> str | None:
 
 
 async def _crowd(cell: Cell, fault: Fault) -> str | None:
-    """200 at once; kvbus is left alive meanwhile, so that each of them is owed an answer."""
+    """Send 200 requests at once. kvbus is not killed meanwhile, so each of them must be answered."""
     async with cell.bus.child.lock:
         wrong = await peers.crowd(cell.out_replay, 200, await cell.recent_seq())
         cell.asked += 200
@@ -287,7 +290,7 @@ async def _clock(cell: Cell, fault: Fault) -> str | None:
 
 
 async def _disk_full(cell: Cell, fault: Fault) -> str | None:
-    """The state is given up, the relay goes on; a restart with room on the disk begins a new state."""
+    """Fill the disk: kvbus gives its state up and continues relaying. A restart with free space starts a new state."""
     bus, disk = cell.bus, cell.disk
     if disk is None:
         return None
@@ -305,7 +308,7 @@ async def _disk_full(cell: Cell, fault: Fault) -> str | None:
 
 
 async def _file_limit(cell: Cell, fault: Fault) -> str | None:
-    """EFBIG instead of ENOSPC: needs no root and no mount."""
+    """Limit the file size: EFBIG instead of ENOSPC needs neither root nor a mount."""
     async with cell.bus.child.lock:
         pid = cell.bus.child.pid
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
@@ -348,7 +351,7 @@ async def _cable(cell: Cell, fault: Fault) -> str | None:
 
 
 ARMED: Final = frozenset({"drop", "double", "swap", "cut", "reset", "half-open"})
-"""Kinds that may wait for something to hit until the round's traffic is over."""
+"""Kinds that may wait for something to hit until the round's traffic ends."""
 
 MAKERS: Final[dict[str, Maker]] = {
     "cut": _cut,

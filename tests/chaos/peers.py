@@ -1,4 +1,4 @@
-"""Peers that misbehave towards kvbus: ``python -m tests.chaos.peers ENDPOINT COUNT START`` is a crowd of requesters."""
+"""Peers that misbehave towards kvbus: ``python -m tests.chaos.peers ENDPOINT COUNT START`` sends many requests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ END: Final = b"\xff" * 8
 
 
 async def leave(endpoint: str, start: int, after: int, patience: float = 5.0) -> int:
-    """Ask for a replay, take so many messages of the answer, and go; how many came."""
+    """Ask for a replay, read up to ``after`` messages of the answer, disconnect, and return the number of messages."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
     dealer = context.socket(zmq.DEALER)
     dealer.setsockopt(zmq.RCVHWM, 1)
@@ -50,7 +50,7 @@ class Mute:
 
     @property
     def reached(self) -> bool:
-        """Something has arrived, which nobody will read."""
+        """Return whether something has arrived that will not be read."""
         return bool(self._socket.poll(0))
 
     def close(self) -> None:
@@ -58,7 +58,7 @@ class Mute:
 
 
 async def garbage(host: str, port: int, noise: bytes) -> bool:
-    """Say something that is no ZMTP; whether anybody took it."""
+    """Send bytes that are not ZMTP. Return whether a connection was accepted."""
     try:
         reader, writer = await asyncio.wait_for(asyncio.open_connection(host, port), 3)
     except (OSError, TimeoutError):
@@ -67,14 +67,14 @@ async def garbage(host: str, port: int, noise: bytes) -> bool:
         writer.write(noise)
         await asyncio.wait_for(reader.read(64), 0.2)
     except (OSError, TimeoutError, RuntimeError):
-        pass  # hung up on already, which is one way to take it
+        pass  # the peer has closed the connection, which is a correct reaction
     finally:
         writer.transport.abort()
     return True
 
 
 async def crowd(endpoint: str, count: int, start: int) -> str | None:
-    """So many requesters at once, in a process of their own; None if each got a whole answer, else what was wrong."""
+    """Send ``count`` requests at once from another process. Return None if all answers were complete, else the errors."""
     process = await asyncio.create_subprocess_exec(
         *python("tests.chaos.peers", endpoint, str(count), str(start)),
         stdout=asyncio.subprocess.PIPE,
@@ -91,7 +91,7 @@ async def crowd(endpoint: str, count: int, start: int) -> str | None:
 
 
 def _ask_all(endpoint: str, count: int, start: int) -> list[str]:
-    """Ask ``count`` times at once, and read every answer to its END; what was wrong with any of them."""
+    """Send ``count`` requests at once, read every answer to its END, and return the errors."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     context.set(zmq.MAX_SOCKETS, 4096)
     poller = zmq.Poller()

@@ -1,6 +1,6 @@
-"""Places of their own for processes: a mount namespace with a small disk, a network namespace behind a veth pair.
+"""Namespaces for processes: a mount namespace with a small disk, and a network namespace with a veth pair.
 
-Both need root. A place exists for as long as its holder process, which ends with the campaign however that ends.
+Both need root. A namespace exists as long as its holder process, which always ends with the campaign.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ async def _run(*command: str) -> None:
 
 
 async def why_not(*, network: bool) -> str | None:
-    """None if such places can be had here, else the reason why not."""
+    """Return None if such namespaces can be made on this machine, else the reason."""
     tools = ["unshare", "nsenter", "mount"] + (["ip", "iptables"] if network else [])
     lacking = [tool for tool in tools if shutil.which(tool) is None]
     if lacking:
@@ -61,10 +61,10 @@ async def why_not(*, network: bool) -> str | None:
 
 
 def connected_to(address: str, port: int) -> set[int]:
-    """Local ports of the connections out of this network namespace to an IPv4 address and port."""
+    """Return the local ports of this network namespace's connections to an IPv4 address and port."""
     wanted = f"{int.from_bytes(ipaddress.IPv4Address(address).packed, sys.byteorder):08X}:{port:04X}"
     found = set()
-    for table in ("tcp", "tcp6"):  # the one with IPv4 addresses in IPv6 ones
+    for table in ("tcp", "tcp6"):  # the tcp6 table has IPv4 addresses mapped to IPv6
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
             _, local, remote, state, *_ = line.split()
             if state == _ESTABLISHED and remote.endswith(wanted):
@@ -73,7 +73,7 @@ def connected_to(address: str, port: int) -> set[int]:
 
 
 class Place:
-    """A holder process whose namespaces others enter."""
+    """A holder process whose namespaces other processes can enter."""
 
     def __init__(self, directory: Path, name: str) -> None:
         self._holder = Child(f"place-{name}", [], directory, piped=True)
@@ -99,7 +99,7 @@ class Place:
         return self._holder.pid
 
     def inside(self, command: list[str]) -> list[str]:
-        """The command, run in this place."""
+        """Return the command that runs a command in these namespaces."""
         return [*self._enter, "--", *command]
 
     async def run(self, *command: str) -> None:
@@ -110,7 +110,7 @@ class Place:
 
 
 class SmallDisk(Place):
-    """A tmpfs of so many bytes, mounted on ``path`` for those inside."""
+    """A tmpfs of ``size`` bytes, mounted on ``path`` for the processes inside."""
 
     def __init__(self, directory: Path, path: Path, size: int) -> None:
         super().__init__(directory, "disk")
@@ -126,7 +126,7 @@ class SmallDisk(Place):
         return Path(f"/proc/{self.holder}/root{self._path}/filler")
 
     def fill(self) -> int:
-        """Take every byte that is left; how many there were."""
+        """Write a file until the disk is full, and return the number of bytes written."""
         taken = 0
         with self._filler.open("ab", buffering=0) as file:
             for size in (1 << 20, 4096, 1):
@@ -142,18 +142,19 @@ class SmallDisk(Place):
 
 
 class Network(Place):
-    """A network namespace with one way out: a veth pair, ``outside`` here and ``address`` in there."""
+    """A network namespace with a veth pair to this one; ``outside`` is the address here, ``address`` the one inside."""
 
     def __init__(self, directory: Path, name: str) -> None:
         super().__init__(directory, f"net-{name}")
         number = next(_NUMBERS)
         own = (os.getpid() * 16 + number) % 16_000
-        self.outside = f"198.18.{own // 64}.{own % 64 * 4 + 1}"  # the range for benchmarks: nobody routes it
+        # 198.18.0.0/15 is reserved for benchmarks and not routed
+        self.outside = f"198.18.{own // 64}.{own % 64 * 4 + 1}"
         self.address = f"198.18.{own // 64}.{own % 64 * 4 + 2}"
         self.device = f"kvc{own:x}"
         self._rules: list[tuple[str, ...]] = []
         self.busy = asyncio.Lock()
-        """Held by whoever has rules in here: one fault of the network at a time."""
+        """Held while a fault has rules in the namespace, so that there is only one such fault at a time."""
 
     async def open(self) -> None:
         await self._hold(["net"], "ip link set lo up")
@@ -165,7 +166,7 @@ class Network(Place):
         await self.run("ip", "link", "set", inner, "up")
 
     async def rule(self, *rule: str) -> None:
-        """Add an iptables rule inside; the rules of several faults at a time are all there."""
+        """Add an iptables rule inside, in addition to the existing rules."""
         await self.run("iptables", "-w", "-A", *rule)
         self._rules.append(rule)
 
@@ -175,7 +176,7 @@ class Network(Place):
             await self.run("iptables", "-w", "-D", *rule)
 
     async def hits(self) -> int:
-        """Packets that the rules have hit."""
+        """Return the number of packets that matched the rules."""
         process = await asyncio.create_subprocess_exec(
             *self.inside(["iptables", "-w", "-vxnL"]), stdout=asyncio.subprocess.PIPE
         )
@@ -184,7 +185,7 @@ class Network(Place):
         return sum(int(count) for count in counts if count.isdigit())
 
     async def link(self, *, up: bool) -> None:
-        """Pull the cable, at the inner end, or put it back: who is outside keeps their address."""
+        """Set the inner end of the pair up or down. The address of the outer end stays."""
         await self.run("ip", "link", "set", f"{self.device}i", "up" if up else "down")
 
     async def close(self) -> None:
@@ -192,4 +193,4 @@ class Network(Place):
         try:
             await _run("ip", "link", "del", self.device)
         except OSError:
-            return  # it went with its namespace
+            return  # the device was removed with its namespace

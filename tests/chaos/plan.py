@@ -1,8 +1,8 @@
-"""What goes wrong, when, and where: pure data, made from a seed.
+"""Plans of faults: kind, time and target of each, made from a seed.
 
-A *cell* is one engine, one kvbus, its routers, and the links between them. Its life is divided into *generations*
-(everything is built anew) and those into *rounds*: traffic with faults in it, then silence and a check. A round's plan
-depends on nothing but ``(seed, cell, generation, round)``, so any generation can be played again alone.
+A *cell* is an engine, a kvbus, its routers and the links between them. It is built anew for each *generation*. A
+generation consists of *rounds*: traffic with faults, then silence and a check. A round's plan depends only on ``(seed,
+cell, generation, round)``, so any generation can be repeated by itself.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ TRAFFIC: Final = 2.2
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a cell is made of.
+    """The parts of a cell.
 
     Attributes:
-        name: in reports.
-        engine: ``sim``: `kvbus sim`, a new life each round. ``piped``: `kvbus play -`, fed by a simulated cache, so one
-            life has many rounds. ``capture``: `kvbus play FILE`, another recorded stream each round.
-        ranks: data-parallel ranks of the engine.
-        state: with ``state_dir``.
-        dials_in: the engine dials in, kvbus binds.
-        snapshots: routers catch up by the snapshot protocol.
-        kills_bus: kvbus itself is killed; one cell keeps its process to the end, to see whether that grows.
-        namespaces: engine and one router are in network namespaces of their own, without proxies.
+        name: name in reports.
+        engine: ``sim``: `kvbus sim`, a new process each round. ``piped``: `kvbus play -`, fed by a simulated cache, with
+            the same process in many rounds. ``capture``: `kvbus play FILE`, another recorded stream each round.
+        ranks: number of the engine's data-parallel ranks.
+        state: whether kvbus has a ``state_dir``.
+        dials_in: whether the engine dials and kvbus binds.
+        snapshots: whether routers use the snapshot protocol.
+        kills_bus: whether kvbus is killed. One cell keeps its process to the end, to see whether its memory grows.
+        namespaces: whether the engine and one router have network namespaces, and no proxies.
     """
 
     name: str
@@ -55,7 +55,7 @@ SHAPES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault: ``at`` seconds after the traffic's start, for ``seconds``, on ``target``."""
+    """A fault on ``target``, ``at`` seconds after the start of the traffic, for ``seconds``."""
 
     at: float
     kind: str
@@ -75,11 +75,11 @@ Flavour = Literal["mixed", "wire", "router", "clock", "single", "long"]
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One round: its flavour, and its faults in order of time.
+    """A round's flavour, and its faults in order of time.
 
-    ``mixed``: anything goes. ``wire``: single live batches only, and the counters must say so exactly. ``router``: one
-    router is ill-treated, and the other must not notice. ``clock``: nothing but steps of the clock, which must not
-    show anywhere. ``single``: one fault. ``long``: one that lasts until kvbus itself has noticed.
+    ``mixed``: all kinds. ``wire``: faults of single live batches only, which the counters must show exactly.
+    ``router``: faults of one router, which must not affect the other. ``clock``: only steps of the wall clock, which
+    must have no effect. ``single``: one fault. ``long``: one fault that lasts until kvbus has noticed it.
     """
 
     flavour: Flavour
@@ -87,7 +87,7 @@ class Round:
     faults: tuple[Fault, ...]
 
 
-# kind -> weight in a mixed round
+# weight of each kind in a mixed round
 _LINK_KINDS: Final = {"cut": 10, "reset": 10, "stall": 8, "delay": 8, "half-open": 5, "refuse": 5}
 _ROUTER_KINDS: Final = {"stop router": 5, "kill router": 1, "cut": 6, "reset": 6, "stall": 6, "half-open": 2}
 _WIRE_KINDS: Final = {"drop": 5, "double": 3, "swap": 3}
@@ -114,7 +114,7 @@ ROUTER_LINKS: Final = ("out", "out replay")
 
 
 def make_round(seed: int, cell: int, generation: int, number: int) -> Round:
-    """The plan of one round."""
+    """Return the plan of a round."""
     shape = SHAPES[cell]
     own = zlib.crc32(f"{seed}/{cell}/{generation}/{number}".encode())
     rng = random.Random(own)

@@ -1,9 +1,9 @@
-"""A router in a process of its own: ``python -m tests.chaos.router JSON``, built on ``kvbus.client``.
+"""A router as a separate process: ``python -m tests.chaos.router JSON``, built on ``kvbus.client``.
 
-JSON is a list of ``{name, endpoint, replay, snapshot, raw}``. Each line on stdin is answered by one on stdout:
-``report`` (what each view holds, as digests, and what was counted), ``dump NAME`` (every key of one view).
+JSON is a list of ``{name, endpoint, replay, snapshot, raw}``. Each line on stdin is answered by a line on stdout:
+``report`` by counters and a digest of each view, ``dump NAME`` by every key of a stream's view.
 
-``raw`` adds a plain socket beside the subscriber that writes down what a live stream may never do: go back.
+``raw`` adds a plain SUB to the subscriber. It records seqs that go back, which a live stream must never have.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Key = tuple[str, str, str]
 
 
 def key_of(group: int | None, medium: str, block: Any) -> Key:
-    """A block's key in a form that can be sorted and sent."""
+    """Return a block's key in a form that can be sorted and sent as JSON."""
     return (str(group), medium, block.hex() if isinstance(block, bytes) else str(block))
 
 
@@ -40,7 +40,7 @@ def tokens_digest(pairs: list[tuple[Key, Any]]) -> str:
 
 
 class Following:
-    """One stream, followed twice: by the library, and, if asked for, raw."""
+    """A stream, followed by the client library and, if ``raw`` is set, also by a plain SUB."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
         self.name = spec["name"]
@@ -125,7 +125,7 @@ class Following:
 
 
 async def serve(following: list[Following]) -> None:
-    """Answer what is asked on stdin until it ends."""
+    """Answer the requests on stdin until it ends."""
     reader = asyncio.StreamReader(limit=1 << 20)
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     while line := (await reader.readline()).decode():

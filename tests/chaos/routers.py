@@ -1,4 +1,4 @@
-"""The campaign's side of a router process."""
+"""The campaign's access to a router process."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tests.doubles.child import Child, python
 
 
 class Router:
-    """A router process, and questions to it.
+    """A router process, and requests to it.
 
     Args:
-        name: of the process.
-        streams: what it follows, see `tests.chaos.router`.
+        name: name of the process.
+        streams: the streams that it follows, see `tests.chaos.router`.
     """
 
     def __init__(self, name: str, streams: list[dict[str, Any]], directory: Path, place: Place | None = None) -> None:
@@ -29,7 +29,7 @@ class Router:
         await self.child.start()
 
     async def restart(self) -> None:
-        """SIGKILL, and a new process that knows nothing."""
+        """Kill the process, and start a new one with an empty view."""
         async with self._asking:
             await self.child.kill()
             await self.child.start()
@@ -50,7 +50,7 @@ class Router:
         return await self._ask("report")
 
     async def dump(self, name: str) -> dict[str, set[Key]]:
-        """Every key of one stream's view, by rank."""
+        """Return every key of a stream's view, by rank."""
         found = await self._ask(f"dump {name}")
         return {rank: {(group, medium, block) for group, medium, block in keys} for rank, keys in found.items()}
 

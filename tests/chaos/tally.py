@@ -1,4 +1,4 @@
-"""What a campaign has done so far, and what it found."""
+"""A campaign's counters and findings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 ENOUGH: Final = 12
-"""Samples, from which on it can be told whether something grows."""
+"""Minimum number of samples from which growth can be detected."""
 
 _SLACK_BYTES: Final = 6 << 20
 _SLACK_SHARE: Final = 0.10
@@ -17,9 +17,9 @@ _SLACK_DESCRIPTORS: Final = 4
 
 
 def ends(samples: Sequence[float]) -> tuple[float, float]:
-    """Median of a part after the warm-up, a third of the campaign, and of the same length at the end.
+    """Return the medians of two parts of equal length: one after the first third, the warm-up, and one at the end.
 
-    A process takes what its first long answers need and keeps it; what leaks goes on growing.
+    A process keeps the memory that its first long answers needed. Only a leak grows after that.
     """
     part, warm = max(3, len(samples) // 8), len(samples) // 3
     return statistics.median(samples[warm : warm + part]), statistics.median(samples[-part:])
@@ -27,7 +27,7 @@ def ends(samples: Sequence[float]) -> tuple[float, float]:
 
 @dataclass
 class Growth:
-    """Samples of one long-lived process at its quiescences."""
+    """Samples of a long-lived process, one after each round."""
 
     rss: list[int] = field(default_factory=list)
     descriptors: list[int] = field(default_factory=list)
@@ -49,7 +49,7 @@ class Growth:
         return ends(self.descriptors)
 
     def grown(self) -> str | None:
-        """None if it is flat, or too short to tell; else how it is not."""
+        """Describe the growth. Return None if there is none, or too few samples."""
         if not self.enough:
             return None
         (first, last), (few, many) = self.memory, self.open_files
@@ -62,22 +62,22 @@ class Growth:
 
 @dataclass
 class Tally:
-    """Counts of everything."""
+    """All counters and findings of a campaign."""
 
     faults: Counter[str] = field(default_factory=Counter)
     void: Counter[str] = field(default_factory=Counter)
-    """Faults that found nothing to hit; they do not count."""
+    """Number of faults that found nothing to hit, by kind. They are not counted in `faults`."""
     recovery: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """Worst time by kind, from the end of the last fault and of the traffic to exact views, in any round with it."""
+    """Worst seconds, by kind of fault, from the end of a round's traffic and faults to exact views."""
     checks: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
     rounds: int = 0
     blocks: int = 0
-    """Blocks that were compared in exact views."""
+    """Number of blocks in exact views."""
     given_up: int = 0
-    """Questions of routers that nobody answered while kvbus, or the way to it, was gone."""
+    """Number of routers' requests that were not answered while kvbus, or a network path to it, was unavailable."""
     latest: float = 0.0
-    """Worst time from the engine to a router beside one that was ill-treated, in seconds."""
+    """Worst delay in seconds from the engine to a healthy router while another router had faults."""
     growth: dict[str, Growth] = field(default_factory=lambda: defaultdict(Growth))
     skipped: dict[str, str] = field(default_factory=dict)
 

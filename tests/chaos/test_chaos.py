@@ -1,4 +1,4 @@
-"""The fault campaign, in short: real processes, a few rounds of faults, everything exact. At length: `make chaos`."""
+"""A short fault campaign: real processes and a few rounds of faults. `make chaos` runs it for long."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def play(wanted: Wanted) -> tuple[Tally, str]:
 
 @pytest.mark.timeout(400)
 def test_a_short_campaign() -> None:
-    """A round or two of a simulated engine, of a kvbus that is not killed, and of a capture, side by side."""
+    """Play cells in parallel: a simulated engine, a kvbus that is not killed, and a recorded engine."""
     faults, cells, rounds = (40, (0, 1, 2), 2) if LONG else (15, (0, 1), 1)
     tally, said = play(Wanted(seed=1, faults=faults, seconds=300, cells=cells, generation=0, rounds=rounds))
     assert tally.failures == [], said
@@ -44,7 +44,7 @@ def test_a_short_campaign() -> None:
 @pytest.mark.skipif(not LONG, reason="a second campaign: make test-all has it")
 @pytest.mark.timeout(400)
 def test_a_wrong_view_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A campaign that cannot fail proves nothing: here the truth has one block more than the engine's cache."""
+    """Add a block to the truth that the engine does not have, to prove that the campaign can fail."""
     honest: Callable[..., engines.Truth] = engines.truth_of
 
     def lying(blocks: list[dict[str, object]]) -> engines.Truth:

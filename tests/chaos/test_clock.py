@@ -1,4 +1,4 @@
-"""kvbus decides nothing by the time of day: where that is read at all is written down here."""
+"""kvbus makes no decision by the wall clock: all modules that read it are listed here."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ READS = {
     "transport/zmtp/peer.py": "since when a router is connected, as people are shown",
 }
 PEERS = ("cli/", "common/logs.py", "tools/")
-"""Engines, and what people read: no part of the relay."""
+"""Simulated engines, and output for people: no part of the relay."""
 
 
 def wall_clock_reads(path: Path) -> set[str]:
@@ -49,7 +49,7 @@ def test_the_time_of_day_is_read_where_it_is_told_and_nowhere_else() -> None:
 
 
 def test_the_relay_has_no_clock_of_its_own() -> None:
-    """Time is an argument: monotonic seconds; the time of day comes with a Tick and leaves in a `ts`."""
+    """The relay gets monotonic seconds as an argument. The wall clock comes with a Tick, and is only sent as ``ts``."""
     nodes = [
         node
         for name in ("relay", "outgoing", "answering")
