@@ -1,1 +1,1 @@
-"""Every order of events up to a depth: the real relay, one engine, two routers (``make explore DEPTH=…``)."""
+"""Explores every order of events up to a depth, with the real relay, an engine and two routers (``make explore``)."""

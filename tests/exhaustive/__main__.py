@@ -1,4 +1,4 @@
-"""``make explore DEPTH=6``: search every scene to a depth, and say what there was; exit code 1 where a promise breaks."""
+"""``make explore DEPTH=6``: search every scene to a depth and report the results. Exit with 1 if a check fails."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.exhaustive.search import FAULTS, SCENES, CounterExampleError, Found, 
 
 
 def say(text: str) -> None:
-    """To whoever waits for the end."""
+    """Print a line at once."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
@@ -23,7 +23,7 @@ def line(scene: str, found: Found) -> str:
 
 
 def main() -> int:
-    """Run it."""
+    """Run the search. Return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--depth", type=int, default=5, help="actions behind the scene")
     parser.add_argument("--faults", type=int, default=3, help="faults on one path")

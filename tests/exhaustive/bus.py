@@ -1,6 +1,6 @@
-"""The real core as the model sees it: events, commands, the write-ahead log, and a process that is killed.
+"""The real core for the model: it feeds events, carries out commands, writes the log, and restarts a killed process.
 
-Everything that depends on how commands and records look is here.
+Everything that depends on the form of commands and records is in this module.
 """
 
 from __future__ import annotations
@@ -33,40 +33,40 @@ from tests.properties.world import everything
 
 JOURNAL = 3
 TIMEOUT = 3.0
-"""Seconds for which an engine may be away before its blocks are cleared."""
+"""Seconds for which an engine may be unreachable before its blocks are cleared."""
 
 Batch = tuple[int, bytes]
 """Seq and payload."""
 
 
 class Hooks(msgspec.Struct):
-    """What the relay tells its shell, in the model's words."""
+    """The model's handlers of the relay's commands and records."""
 
     published: Callable[[int, bytes], None]
     ask: Callable[[int, int], None]
-    """Request and start."""
+    """Called with a request's id and its start."""
     cancel: Callable[[int], None]
     delivered: Callable[[int, bytes], None]
-    """A batch was taken in: its seq at the engine, and its payload."""
+    """Called with the engine's seq and payload of each delivered batch."""
     epoch: Callable[[], None]
-    """A new epoch has begun."""
+    """Called when a new epoch begins."""
 
 
 def make_relay() -> Relay:
-    """One source with a replay, one output."""
+    """Return a relay with one source that has a replay, and one output."""
     spec = SourceSpec("engine", 0, source_timeout=TIMEOUT, copied_below=0)
     return Relay([spec], [OutputSpec("out", PROFILES["vllm"], [None], journal_batches=JOURNAL)])
 
 
 class Reading(msgspec.Struct):
-    """An answer, and how far it was read."""
+    """An answer, and the position in it."""
 
     answer: Answer
     messages: Iterator[list[bytes]]
 
 
 class Bus:
-    """One kvbus over all of its processes."""
+    """A kvbus across all of its processes."""
 
     def __init__(self, hooks: Hooks) -> None:
         self._hooks = hooks
@@ -81,7 +81,7 @@ class Bus:
 
     @property
     def index(self) -> set[int]:
-        """What was announced: the live blocks, or nothing while the engine is given up."""
+        """Hashes of the announced blocks: the live ones, or none while the source has expired."""
         tables = {} if self.source.expired else self.source.normalizer.index.tables
         return {block for table in tables.values() for block in table.blocks if isinstance(block, int)}
 
@@ -91,7 +91,7 @@ class Bus:
 
     @property
     def journal(self) -> int:
-        """Batches that it holds."""
+        """Number of batches in the journal."""
         return len(self.relay.outputs[0].streams[0].journal)
 
     def connected(self, now: float, *, up: bool) -> None:
@@ -113,19 +113,19 @@ class Bus:
         self._feed(Tick(), now)
 
     def subscribed(self, now: float) -> list[Batch]:
-        """A router has subscribed: the state for it."""
+        """Handle a router's subscription, and return the batches of the state that is sent to it."""
         (command,) = self._feed(Subscribed(0, 0, (1,)), now)
         assert isinstance(command, SendState)
         return [batch for batch in command.transfer.batches() if batch is not None]
 
     def asked(self, start: int, now: float) -> Reading:
-        """A router asks for a replay: what :meth:`answer` reads."""
+        """Handle a router's replay request, and return a position for :meth:`answer`."""
         (command,) = self._feed(ReplayAsked(0, 0, [b"router", b"", start.to_bytes(8, "big")]), now)
         assert isinstance(command, AnswerReplay)
         return Reading(command.answer, command.answer.messages())
 
     def answer(self, reading: Reading) -> Batch | None:
-        """The next batch of an answer, None at its END."""
+        """Return the next batch of an answer, or None at its END."""
         message = next(filter(None, reading.messages))
         assert not self._carry_out(self.relay.take_commands())
         if message[-2] == END_SEQ:
@@ -135,7 +135,7 @@ class Bus:
         return int.from_bytes(message[-2], "big"), message[-1]
 
     def killed(self, now: float, *, checkpoint: bool) -> None:
-        """The process ends at once, and another begins with what is on disk; a checkpoint may have been written last."""
+        """Kill the process and start another with the content of the disk. With ``checkpoint``, write one first."""
         if checkpoint:
             self.saved, self.log = list(dump(self.relay)), []
         before = self.relay
@@ -172,7 +172,7 @@ class Bus:
         return left
 
     def _write(self) -> None:
-        """Records are on disk before anything that follows from them is sent."""
+        """Write the records, which must be on disk before a batch that depends on them is sent."""
         records = self.relay.records
         assert records is not None
         for record in records.heads:

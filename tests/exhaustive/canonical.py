@@ -1,7 +1,7 @@
-"""One digest for all states that go on alike: plain data by value, times relative to now, counters left out.
+"""Computes a digest that is equal for states with the same future: values, times relative to now, and no counters.
 
-Whatever this module does not know is taken as it is. So a new field makes states differ that go on alike, which costs
-time. It never makes states equal that go on differently.
+Values of unknown types are included completely. A new field can therefore make equivalent states differ, which costs
+time, but it never makes different states equal.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from kvbus.core.wire.frames import FrameLimits
 from kvbus.core.wire.profiles import Profile, Wire
 
 CLOCK: Final = 1_000.0
-"""Where a model's clock begins. A float from here on is a time, one below is a value (a ``ts``, a duration)."""
+"""The start of a model's clock. A float from this value on is a time; a lower one is a value (a ``ts``, a duration)."""
 
 CONSTANT: Final = (SourceSpec, OutputSpec, FrameLimits, Profile, Wire, OutputStats)
-"""What never changes, and what only counts."""
+"""Types that never change, and types that only count."""
 
 CODE: Final = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, weakref.ref, type)
-"""What has no state of its own."""
+"""Types without a state."""
 
 NAMES_OF_REQUESTS: Final = frozenset({"_last_id", "id"})
-"""Requests are numbered, and answers on their way are always the newest request's."""
+"""Fields with request ids. They can be left out, because answers on their way always belong to the newest request."""
 
 ATOMS: Final = frozenset({int, bytes, str, bool, type(None)})
 
@@ -41,7 +41,7 @@ Plain = Callable[["_Walk", Any], Any]
 
 
 def digest(parts: Iterable[Any], now: float) -> bytes:
-    """The digest of these objects and all they refer to; objects that are shared are shared in it."""
+    """Return the digest of these objects and of all objects that they refer to, with the sharing of objects."""
     walk = _Walk(now)
     return hashlib.blake2b(marshal.dumps([walk.plain(part) for part in parts], 2), digest_size=12).digest()
 
@@ -52,7 +52,7 @@ class _Walk:
         self._seen: dict[int, int] = {}
 
     def plain(self, value: Any) -> Any:
-        """Lists, integers, texts and bytes that say the same."""
+        """Return a value as lists, integers, strings and bytes."""
         kind = type(value)
         if kind in ATOMS:
             return value
@@ -72,7 +72,7 @@ _ways: dict[type, Plain] = {}
 
 
 def _way(value: Any, kind: type) -> Plain:
-    """How values of a type become plain."""
+    """Return the function that converts values of a type."""
     name = kind.__name__
     if issubclass(kind, Enum):
         return lambda _, value: value.name
@@ -99,7 +99,7 @@ def _way(value: Any, kind: type) -> Plain:
 
 
 def _generator(walk: _Walk, value: types.GeneratorType[Any, Any, Any]) -> Any:
-    """Where a generator stands, what its variables are, and the generator that it waits for."""
+    """Return the position of a generator, its variables, and the generator that it waits for."""
     frame = value.gi_frame
     if frame is None:
         return "an exhausted generator"
@@ -109,5 +109,5 @@ def _generator(walk: _Walk, value: types.GeneratorType[Any, Any, Any]) -> Any:
 
 def _sequence(walk: _Walk, value: Any) -> Any:
     if len(value) > 100:
-        return list(value)  # the ring of fingerprints
+        return list(value)  # a ring of fingerprints, which has only plain values
     return list(map(walk.plain, value))

@@ -1,8 +1,8 @@
-"""One engine, its network, kvbus and two routers as a state machine: what may happen next, and what must hold always.
+"""A state machine of an engine, its network, kvbus and two routers: the possible actions, and the invariants.
 
-A batch holds one event, and its number says which: two stores, then the removal of the second. Blocks of different
-epochs differ. Batches wait on the wire for as long as the search likes, so the order of sending, reading, answering and
-ticking is the search's alone.
+A batch has one event, which follows from its seq: two stores, then the removal of the second. Blocks of different
+epochs have different hashes. Batches can wait on the wire indefinitely, so that the search alone decides the order of
+sending, reading, answering and ticking.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from tests.exhaustive.routers import Checking, Trusting
 BUFFER: Final = 3
 EPOCHS: Final = 2
 PAUSE: Final = 3.0
-"""Seconds of a pause: longer than an answer may take, and than an engine may be away."""
+"""Seconds of a pause, longer than the deadline of an answer and than `TIMEOUT`."""
 
 NEVER: Final = 60
-"""Seconds after which a fair finish has failed."""
+"""Seconds after which a finish without faults counts as failed."""
 
 CALM: Final = 4
-"""Seconds for which nothing may change then."""
+"""Seconds after a finish in which nothing may change."""
 
 END: Final = -1
 
 
 class PromiseError(AssertionError):
-    """A promise does not hold."""
+    """An invariant does not hold."""
 
 
 @cache
@@ -53,22 +53,22 @@ def batch(epoch: int, seq: int) -> bytes:
 
 @cache
 def cached(epoch: int, end: int) -> frozenset[int]:
-    """What the engine's cache holds after ``end`` batches of an epoch."""
+    """Return the content of the engine's cache after ``end`` batches of an epoch."""
     return frozenset(block(epoch, seq) for seq in range(end) if seq % 3 == 0 or (seq % 3 == 1 and seq == end - 1))
 
 
 @cache
 def origin(of: bytes) -> tuple[int, int]:
-    """The epoch and number of a payload."""
+    """Return the epoch and seq of a payload."""
     return next((epoch, seq) for epoch in range(EPOCHS) for seq in range(100) if batch(epoch, seq) == of)
 
 
 class Model:
-    """One state. An action is a method; :meth:`enabled` names those that are possible.
+    """A state. Each action is a method; :meth:`enabled` yields the possible ones.
 
     Args:
-        batches: how many the engine publishes in one epoch at most.
-        ticks: how often the clock moves at most, but for pauses.
+        batches: maximum number of batches that the engine publishes in an epoch.
+        ticks: maximum number of ticks of the clock, not counting pauses.
     """
 
     def __init__(self, batches: int, ticks: int) -> None:
@@ -82,26 +82,26 @@ class Model:
         # The network between it and kvbus.
         self.connected = False
         self.wire: list[tuple[int, int]] = []
-        """Epoch and number of what was sent and not read, oldest first."""
+        """Epoch and seq of each batch that was sent but not read, oldest first."""
         self.request: tuple[int, int] | None = None
-        """Id and start of the request that is open."""
+        """Id and start of the open request."""
         self.unserved = False
-        """The engine has not read it."""
+        """Whether the engine has not read the request yet."""
         self.answers: list[tuple[int, int]] = []
-        """Epoch and number of what is on its way to answer it; END as the number of the last."""
+        """Epoch and seq of each message of the answer that is on its way. The last one has END as its seq."""
         self.begun = False
-        """Something of the answer has arrived."""
+        """Whether a message of the answer has arrived."""
 
-        # kvbus, and what is known of what it has done.
+        # kvbus, and the model's record of its actions
         self.bus = Bus(Hooks(self._published, self._ask, self._cancel, self._delivered, self._new_epoch))
         self.last_seq = -1
         self.delivered: tuple[int, int] | None = None
-        """Epoch and number of the batch that was taken in last, of the epoch kvbus knows."""
+        """Epoch and seq of the last delivered batch, in the epoch that kvbus knows."""
 
         self.checking = Checking()
         self.trusting = Trusting()
 
-    # -- what kvbus does ---------------------------------------------------------------------------------------------
+    # -- actions of kvbus ----------------------------------------------------------------------------------------------
 
     def _published(self, seq: int, message: bytes) -> None:
         if seq != self.last_seq + 1:
@@ -130,7 +130,7 @@ class Model:
     def _new_epoch(self) -> None:
         self.delivered = None
 
-    # -- what may happen ---------------------------------------------------------------------------------------------
+    # -- possible actions (their docstrings are the steps of a counterexample) -----------------------------------------
 
     def publishes(self) -> None:
         """the engine publishes"""
@@ -278,7 +278,7 @@ class Model:
         self.bus.killed(self.now, checkpoint=checkpoint)
 
     def fair(self) -> Iterator[Callable[[], None]]:
-        """What is possible without a fault and without time, most urgent first."""
+        """Yield the actions that are possible without a fault and without time passing, most urgent first."""
         checking, wire, trusting = self.checking, self.wire, self.trusting
         if not self.connected:
             yield self.connects
@@ -300,7 +300,7 @@ class Model:
             yield self.checking_goes_on
 
     def faults(self) -> Iterator[Callable[[], None]]:
-        """What may go wrong."""
+        """Yield the possible faults."""
         checking, wire = self.checking, self.wire
         if wire:
             yield from (self.loses, self.doubles)
@@ -325,7 +325,7 @@ class Model:
             yield self.trusting_leaves
 
     def enabled(self, *, faults: bool) -> Iterator[Callable[[], None]]:
-        """Everything that is possible now."""
+        """Yield all possible actions."""
         if self.seq < self.batches:
             yield self.publishes
         yield from self.fair()
@@ -334,20 +334,24 @@ class Model:
         if faults:
             yield from self.faults()
 
-    # -- what must hold ----------------------------------------------------------------------------------------------
+    # -- invariants ----------------------------------------------------------------------------------------------------
 
     @property
     def truth(self) -> frozenset[int]:
-        """The engine's cache."""
+        """The content of the engine's cache."""
         return cached(self.epoch, self.seq)
 
     @property
     def knows_all(self) -> bool:
-        """kvbus has taken in the newest batch of the engine, in the epoch the engine is in."""
+        """Return whether kvbus has delivered the engine's newest batch, in the engine's epoch."""
         return self.delivered == (self.epoch, self.seq - 1) if self.seq else self.delivered is None
 
     def check(self) -> None:
-        """Raise :class:`PromiseError` where a promise does not hold."""
+        """Check the invariants.
+
+        Raises:
+            PromiseError: an invariant does not hold.
+        """
         source, index = self.bus.source, self.bus.index
         all_accounted_for(source)
         if self.bus.journal > JOURNAL:
@@ -367,9 +371,10 @@ class Model:
             raise PromiseError(f"nothing is partial, announced is {index}, the engine holds {set(self.truth)}")
 
     def finish(self) -> float:
-        """No more faults: everything arrives, time passes. The seconds until both routers are exact.
+        """Let all messages arrive and time pass without faults. Return the seconds until both routers are exact.
 
-        Where batches cannot be had any more, the routers hold a part and the source says so.
+        If batches are no longer available, the routers hold only part of the blocks, and the source must be
+        ``partial``.
         """
         began = self.now
         while self.now - began <= NEVER:
@@ -399,7 +404,7 @@ class Model:
 
     @property
     def settled(self) -> bool:
-        """Everything that can be had is at both routers."""
+        """Return whether both routers have everything that is available."""
         source = self.bus.source
         if self.request is not None or source.state is not State.LIVE or not self.knows_all:
             return False
@@ -408,7 +413,7 @@ class Model:
         return not source.partial or (self.seq > BUFFER and not source.sequencer.history.pending)
 
     def digest(self) -> bytes:
-        """Equal for states that go on alike."""
+        """Return a digest that is equal for states with the same future."""
         checking, trusting, bus = self.checking, self.trusting, self.bus
         request = None if self.request is None else self.request[1]
         parts = (

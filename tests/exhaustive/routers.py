@@ -1,4 +1,4 @@
-"""The two routers: one that asks for replays and checks numbers, one that never asks and takes the state it is sent."""
+"""The two routers: one asks for replays and checks seqs, the other never asks and uses the state that it is sent."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.exhaustive.bus import Batch, Bus
 
 
 class Router:
-    """A set of blocks, and whether it is connected."""
+    """A set of blocks, and whether the router is connected."""
 
     def __init__(self) -> None:
         self.connected = False
@@ -29,9 +29,9 @@ class Router:
 
 
 class Checking(Router):
-    """Asks when it subscribes and at each hole. What comes live while an answer is read waits.
+    """A router that asks when it subscribes and at each hole. Live batches wait while an answer is read.
 
-    In order and with nothing asked it reads at once: only a stalled one leaves its queue lying.
+    If it has nothing to ask, it reads at once. Only a stalled router keeps batches in its queue.
     """
 
     def __init__(self) -> None:
@@ -39,12 +39,12 @@ class Checking(Router):
         self.queue: deque[Batch] = deque()
         self.answer: Any = None
         self.wants = False
-        """It has to ask."""
+        """Whether the router has to ask."""
         self.stalled = False
 
     @property
     def idle(self) -> bool:
-        """Nothing is on its way to it."""
+        """Return whether the router has nothing to read or to ask."""
         return self.connected and not self.queue and self.answer is None and not self.wants
 
     def subscribe(self) -> None:
@@ -90,7 +90,7 @@ class Checking(Router):
 
 
 class Trusting(Router):
-    """Applies what comes. It reads at once: nothing it does is seen by anybody, and a new state replaces what it has."""
+    """A router that applies every batch at once. Its reads affect nothing else, and a new state replaces its blocks."""
 
     def subscribe(self, bus: Bus, now: float) -> None:
         batches = bus.subscribed(now)

@@ -1,7 +1,7 @@
-"""Breadth first over all orders: each state once, each promise in each state, and from each state to the end.
+"""A breadth-first search over all orders of actions. It visits each state once, checks it, and runs it to its end.
 
-A relay cannot be copied while an answer is being read, so a state is kept as the path that leads to it and is made
-again by walking that path: 25 microseconds a step, where a deep copy takes 480.
+A relay cannot be copied while an answer is being read. A state is therefore stored as the path to it, and rebuilt by
+walking the path: 25 microseconds per step, where a deep copy takes 480.
 """
 
 from __future__ import annotations
@@ -34,8 +34,11 @@ SCENES: Final[Mapping[str, Path]] = MappingProxyType(
         "running": (*READING, *["checking_reads"] * 2),
     }
 )
-"""Where a search begins: with nothing; behind the first batch; behind four (the engine's buffer has three of them);
-behind these and a reconnection; in the middle of an answer to a router; and with both routers exact."""
+"""Starting points of a search, each a path of actions.
+
+They are: nothing; the first batch; four batches (the engine's buffer has three of them); these and a reconnection; the
+middle of an answer to a router; both routers exact.
+"""
 
 FAULTS: Final = frozenset(
     {
@@ -51,41 +54,42 @@ DEADLINES: Final = 4.0
 EXACT_WITHIN: Final[Mapping[str, float]] = MappingProxyType(
     {"restarts": 2.0, "kill": 2.0, "kill_after_checkpoint": 2.0}
 )
-"""Seconds from the last fault, by its kind, until both routers are exact, if from then on everything arrives at once.
-Behind all others, and where batches have waited without a fault: DEADLINES.
+"""Maximum seconds from the last fault, by its kind, until both routers are exact, if all messages then arrive at once.
 
-What passes are deadlines of kvbus: 2 s for an answer and before history is asked for again (``replay_timeout``), 1 s of
-silence before a probe, twice as much before the next (``probe_interval``), 1 s between two heartbeats.
+After other faults, and if batches have waited without a fault, the maximum is DEADLINES.
+
+The time is spent on kvbus's deadlines: 2 s for an answer and before history is asked for again (``replay_timeout``), 1
+s of silence before a probe, 2 s before the next one (``probe_interval``), and 1 s between two heartbeats.
 """
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How far a search goes from its scene on."""
+    """Limits of a search from its scene on."""
 
     depth: int
     faults: int = 3
     batches: int = 3
-    """Batches the engine publishes beyond those of the scene."""
+    """Number of batches that the engine publishes after those of the scene."""
     ticks: int = 3
 
 
 @dataclass
 class Found:
-    """What a search has seen."""
+    """Counters of a search."""
 
     states: int = 0
     transitions: int = 0
     seconds: float = 0.0
-    """Of this process's CPU."""
+    """CPU seconds of this process."""
     levels: list[int] = field(default_factory=list)
-    """New states by depth."""
+    """Number of new states by depth."""
     exact_after: dict[str, float] = field(default_factory=dict)
-    """By the fault that came last: the longest a fair finish took right behind it. Behind anything else: NO_FAULT."""
+    """Maximum seconds of a finish without faults, by the fault just before it, or NO_FAULT."""
 
 
 class CounterExampleError(AssertionError):
-    """A promise is broken at the end of this path; no shorter one breaks any."""
+    """An invariant fails at the end of this path. No shorter path breaks one."""
 
     def __init__(self, scene: str, path: Path, error: Exception) -> None:
         self.path = path
@@ -94,26 +98,26 @@ class CounterExampleError(AssertionError):
 
 
 class Search:
-    """All orders from one scene."""
+    """The search of all orders from one scene."""
 
     def __init__(self, scene: str, limits: Limits) -> None:
         self._scene, self._limits = scene, limits
         self.found = Found()
         self._seen: dict[bytes, int] = {}
-        """By digest: the fewest faults a state was reached with. Reached with as many or more, nothing new follows."""
+        """The smallest number of faults on a path to each state, by digest. Paths with more lead to nothing new."""
 
     def at(self, path: Path) -> Model:
-        """The state at the end of a path."""
+        """Return the state at the end of a path."""
         model = Model(self._limits.batches + SCENES[self._scene].count("publishes"), self._limits.ticks)
         for name in (*SCENES[self._scene], *path):
             getattr(model, name)()
         return model
 
     def levels(self) -> Iterator[Found]:
-        """One more action at a time.
+        """Search one more level of actions at a time.
 
         Raises:
-            CounterExampleError: a promise does not hold.
+            CounterExampleError: an invariant does not hold.
         """
         began = time.process_time()
         frontier: list[tuple[Path, int, Path]] = []
@@ -155,7 +159,7 @@ class Search:
 
 @contextmanager
 def one_block_a_batch() -> Iterator[None]:
-    """Every state is sent in as many batches as it has blocks, so that it can break off in the middle."""
+    """Send each state in as many batches as it has blocks, so that it can be interrupted in the middle."""
     with pytest.MonkeyPatch.context() as patch:
         cut_states(patch, 1, 1)
         yield

@@ -1,4 +1,4 @@
-"""A short search finds nothing, and finds each of these defects when it is put in."""
+"""A short search finds no failure, and it finds each of these defects when it is put in."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_running_scene_is_quiet_and_exact() -> None:
     assert model.finish() == 0.0
 
 
-# -- what a short search finds -----------------------------------------------------------------------------------------
+# -- defects that a short search finds -----------------------------------------------------------------------------
 
 
 def forgotten(records: Records) -> Frame:
