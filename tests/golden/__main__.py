@@ -1,9 +1,9 @@
-"""Golden streams and texts: ``python -m tests.golden`` shows what differs from the recorded ones.
+"""Golden streams and texts: ``python -m tests.golden`` shows the differences from the recorded ones.
 
 python -m tests.golden                      compare every case with the recorded hash
-python -m tests.golden --diff COMMIT        and show the lines that COMMIT had and this tree has not
+python -m tests.golden --diff COMMIT        and show the lines that differ from COMMIT's
 python -m tests.golden --write              record the hashes of this tree
-python -m tests.golden --print CASE         the lines of one case
+python -m tests.golden --print CASE         print the lines of a case
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from tests.golden.texts import DATA, texts
 ROOT: Final = Path(__file__).parents[2]
 
 MOST_LINES: Final = 60
-"""Lines of a difference that are shown of each case."""
+"""Maximum number of lines shown of each difference."""
 
 
 def main() -> int:
-    """Run the command; 1 if a case differs."""
+    """Run the command. Return 1 if a case differs, else 0."""
     parser = argparse.ArgumentParser(prog="make golden", description="Compare golden streams.")
     parser.add_argument("--write", action="store_true", help="record the hashes of this tree")
     parser.add_argument("--diff", metavar="COMMIT", help="show what COMMIT sent instead, event by event")
@@ -57,7 +57,7 @@ def main() -> int:
 
 
 def _show(commit: str, name: str) -> None:
-    """Print how a commit's lines of a case differ from this tree's."""
+    """Print the difference between a commit's lines of a case and this tree's."""
     with tempfile.TemporaryDirectory() as directory:
         archive = subprocess.run(["git", "archive", commit], cwd=ROOT, capture_output=True, check=True)
         subprocess.run(["tar", "-x"], cwd=directory, input=archive.stdout, check=True)

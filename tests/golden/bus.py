@@ -1,6 +1,6 @@
-"""A bus without sockets, made from a configuration: frames in, the batches of every output stream out.
+"""A relay without sockets, made from a configuration: engines' frames in, batches of every output stream out.
 
-This module alone knows how kvbus is put together. Everything else in this folder speaks of frames, seqs and events.
+Only this module knows how kvbus is put together. The other modules of this package use frames, seqs and events.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from kvbus.telemetry.readings import read_source
 from tests.doubles.answers import joined, reading
 
 Stream = tuple[int, int]
-"""Output and stream, each by its position in the configuration."""
+"""Index of an output and of one of its streams, in the order of the configuration."""
 
 
 class Published(NamedTuple):
-    """One batch of an output stream. ``identity`` numbers the publishers' ids, which are random."""
+    """A published batch. ``identity`` is a number for the publisher's id, which is random."""
 
     stream: Stream
     topic: bytes
@@ -48,14 +48,14 @@ class Published(NamedTuple):
 
 
 class GoldenBus:
-    """A relay with the outputs and sources of one configuration.
+    """A relay with the outputs and sources of a configuration.
 
     Args:
-        config: as the configuration file has it.
+        config: the content of the configuration file.
 
     Attributes:
-        asked: replay requests to engines that nobody has answered yet, as source, request and start.
-        published: every batch that was published, in order.
+        asked: unanswered replay requests to engines, as source, request and start.
+        published: every published batch, in order.
     """
 
     def __init__(self, config: dict[str, Any]) -> None:
@@ -75,25 +75,25 @@ class GoldenBus:
         return [(at, each) for at, output in enumerate(self._relay.outputs) for each in range(len(output.streams))]
 
     def up(self, source: int) -> None:
-        """The engine's connection stands."""
+        """Connect an engine."""
         self._handle(SourceUp(source))
 
     def down(self, source: int) -> None:
-        """The engine's connection is gone."""
+        """Disconnect an engine."""
         self._handle(SourceDown(source))
 
     def live(self, source: int, frames: list[bytes]) -> None:
-        """The engine publishes one message."""
+        """Receive a live message of an engine."""
         self._handle(BatchReceived(source, frames))
 
     def replayed(self, source: int, request: int, frames: list[list[bytes]]) -> None:
-        """The engine answers a replay request with these messages, ``[seq, payload]`` each, and END."""
+        """Receive an engine's answer to a replay request: these messages, ``[seq, payload]`` each, and END."""
         for message in frames:
             self._handle(ReplayReceived(source, request, [b"", *message]))
         self._handle(ReplayReceived(source, request, [b"", END_SEQ, b""]))
 
     def wait(self, seconds: float) -> None:
-        """Let time go by, a tick every 0.1 s."""
+        """Let time pass, with a tick every 0.1 s."""
         for _ in range(round(seconds * 10)):
             self.now += 0.1
             self._handle(Tick(self.now))
@@ -101,7 +101,7 @@ class GoldenBus:
                 self._handle(Tick(self.now))
 
     def replay(self, stream: Stream, start: int) -> list[tuple[int, bytes]] | None:
-        """What a router gets that asks for a replay, without END; None if END is missing."""
+        """Return the batches of a replay answer to a router, or None if it has no END."""
         frames = [b"router", b"", start.to_bytes(8, "big")]
         found = self._answer(ReplayAsked(*stream, frames))
         if not found or found[-1][-2][:8] != END_SEQ:
@@ -109,11 +109,11 @@ class GoldenBus:
         return [(int.from_bytes(message[-2][:8], "big"), message[-1]) for message in found[:-1]]
 
     def snapshot(self, stream: Stream) -> list[bytes]:
-        """The reply to a router that asks for a snapshot: seq frame, publisher id and chunks."""
+        """Return the reply to a snapshot request: seq frame, publisher id and chunks."""
         return joined(self._answer(SnapshotAsked(*stream, [b"router", b"", b"snapshot"])))[2:]
 
     def subscribe(self, stream: Stream) -> list[tuple[int, bytes]]:
-        """The batches of the state that a router gets when it subscribes."""
+        """Return the batches of the state that a router gets on subscription."""
         found = []
         for command in self._handle(Subscribed(*stream, (1,))):
             if isinstance(command, SendState):
@@ -121,15 +121,16 @@ class GoldenBus:
         return found
 
     def offers_snapshots(self, stream: Stream) -> bool:
-        """Whether the stream's output has a snapshot endpoint."""
+        """Return whether the stream's output has a snapshot endpoint."""
         return self.config.outputs[stream[0]].snapshot_endpoint is not None
 
     def sources(self) -> list[dict[str, Any]]:
-        """The entries of ``/sources``, without addresses."""
+        """Return the entries of ``/sources``, without addresses."""
         entries: list[dict[str, Any]] = msgspec.to_builtins(
             [source_entry(read_source(source), "", None) for source in self._relay.sources]
         )
-        for entry in entries:  # batches have the time of day, and this world has its own
+        # clock_off compares the wall clock with the batches' ts, which do not fit this simulated time
+        for entry in entries:
             entry["findings"] = [each for each in entry["findings"] if each["id"] != "clock_off"]
         return entries
 

@@ -1,8 +1,8 @@
-"""The golden cases: what goes in, and a readable line for each thing that comes out.
+"""The golden cases: the input of each, and a readable line for each result.
 
-A case is a function that yields lines. Batches that the pure core publishes are written with a digest of their bytes.
-Answers and states are written by what they mean, because how they are cut into batches may change: the set of blocks
-that a router holds after them, whether seqs are dense, and after how many events a clear stands.
+A case is a function that yields lines. Published batches are shown with a digest of their bytes. Answers and states are
+shown by their meaning, because their division into batches may change: the set of blocks that a router holds after
+them, whether seqs are dense, and the number of blocks before each clear.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from tests.wire.captures import CAPTURES, load
 Case = Callable[[], Iterator[str]]
 
 SEEDS: Final = 60
-"""Simulated worlds."""
+"""Number of simulated worlds."""
 
 SECOND: Final = 60
-"""Messages of a capture that the second rank sends."""
+"""Number of a capture's messages that the second rank sends."""
 
 FORMS: Final[list[dict[str, Any]]] = [{"token_ids": "drop"}, {"layout": "merged"}, {"layout": "per_topic"}]
-"""Further outputs, beside one for each profile."""
+"""Outputs in addition to one for each profile."""
 
 
 def cases() -> dict[str, Case]:
-    """Every case by its name."""
+    """Return every case by its name."""
     found: dict[str, Case] = {}
     for name in CAPTURES:
         found[f"capture {name}"] = functools.partial(_capture, name)
@@ -53,7 +53,7 @@ def _output(number: int, **keys: Any) -> dict[str, Any]:
         "endpoint": f"tcp://127.0.0.1:{port}",
         "replay_endpoint": f"tcp://127.0.0.1:{port + 50}",
     }
-    if keys.get("layout") == "per_topic":  # a request for a replay names no topic
+    if keys.get("layout") == "per_topic":  # a replay request does not name a topic
         ends["replay_endpoint"] = None
     return {"name": f"out-{number}", **ends, "heartbeat": 0, **keys}
 
@@ -73,7 +73,7 @@ def _profile(name: str) -> dict[str, Any]:
 
 
 def _capture(name: str) -> Iterator[str]:
-    """A recorded engine, and its first messages again from a second rank, seen through an output of every profile."""
+    """Play a recorded engine as rank 0, and its first messages as rank 1, to an output of every profile."""
     outputs = [_profile(profile) for profile in PROFILES if profile != "dynamo-plane"]
     outputs += [
         {"topic": "kv@{source}@{rank}", **form} if form.get("layout") == "per_topic" else form for form in FORMS
@@ -97,12 +97,12 @@ def _capture(name: str) -> Iterator[str]:
 
 
 def frames(message: Message) -> list[bytes]:
-    """The frames of a recorded message."""
+    """Return the frames of a recorded message."""
     return [message.topic, message.seq.to_bytes(8, "big"), message.payload]
 
 
 def answer(bus: GoldenBus, kept: dict[int, list[Message]]) -> None:
-    """Answer every replay request from the batches that each engine keeps: of its present life alone."""
+    """Answer every replay request with the batches of the engine's current epoch among those that it keeps."""
     while bus.asked:
         source, request, start = bus.asked.pop(0)
         life: dict[int, bytes] = {}
@@ -120,7 +120,7 @@ def answer(bus: GoldenBus, kept: dict[int, list[Message]]) -> None:
 
 
 def _world(seed: int) -> Iterator[str]:
-    """Two ranks whose batches are lost, doubled and swapped, whose connection breaks, and whose engine restarts."""
+    """Play two ranks with lost, doubled and swapped batches, broken connections and restarts of the engine."""
     chance = random.Random(seed)
     profile = chance.choice([name for name in PROFILES if name != "dynamo-plane"])
     outputs = [_profile(profile), {"layout": "merged"}]
@@ -143,7 +143,7 @@ def _world(seed: int) -> Iterator[str]:
         fate = chance.random()
         messages = [captures[rank].pop(0) for _ in range(2 if 0.90 <= fate < 0.95 else 1) if captures[rank]]
         sent[rank] += messages
-        for message in reversed(messages):  # two are swapped
+        for message in reversed(messages):  # two messages are swapped
             if fate >= 0.05:
                 bus.live(rank, frames(message))
             if fate >= 0.95:
@@ -169,11 +169,11 @@ def _world(seed: int) -> Iterator[str]:
 
 
 def _again(sent: list[Message]) -> list[Message]:
-    """Another life of an engine: it begins at seq 0."""
+    """Return the messages of another epoch, which begins at seq 0."""
     return [msgspec.structs.replace(message, seq=seq) for seq, message in enumerate(sent[:40])]
 
 
-# -- what came out -----------------------------------------------------------------------------------------------------
+# -- results -------------------------------------------------------------------------------------------------------
 
 
 def _published(bus: GoldenBus) -> Iterator[str]:
@@ -199,7 +199,7 @@ def _plain(value: object) -> str:
 
 
 def _asked(bus: GoldenBus, stream: Stream) -> Iterator[str]:
-    """What routers get that ask for a replay, that subscribe, and that ask for a snapshot."""
+    """Yield the answers to a router's replay requests, subscription and snapshot request."""
     newest = max((seq for out, _, seq, _, _ in bus.published if out == stream), default=0)
     for start in (0, newest // 2, newest, newest + 10):
         batches = bus.replay(stream, start)

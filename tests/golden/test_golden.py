@@ -1,4 +1,4 @@
-"""What kvbus sends for recorded engines and simulated worlds is what was recorded: `make golden` shows a difference."""
+"""kvbus sends what is recorded for captured engines and simulated worlds. `make golden` shows a difference."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Golden texts: what users read and programs parse, recorded word by word in ``data``."""
+"""Golden texts: output for people and programs, recorded word by word in ``data``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DATA: Final = Path(__file__).with_name("data")
 
 
 def texts() -> dict[str, Callable[[], str]]:
-    """Every golden text by the name of its file in ``data``."""
+    """Return every golden text by the name of its file in ``data``."""
     return {
         "configurations.txt": lambda: "".join(_configurations()),
         "defaults.yaml": _defaults,
@@ -37,7 +37,7 @@ def texts() -> dict[str, Callable[[], str]]:
 
 
 def _configurations() -> Iterator[str]:
-    """What kvbus says of each configuration in ``configurations.jsonl``, all of which are bad."""
+    """Yield kvbus's error for each configuration in ``configurations.jsonl``. All of them are invalid."""
     for number, line in enumerate((DATA / "configurations.jsonl").read_text().splitlines(), 1):
         case: dict[str, Any] = json.loads(line)
         yield f"# line {number}\n{_refused(**case)}\n\n"
@@ -56,13 +56,13 @@ def _refused(file: str | None, environment: dict[str, str], flags: dict[str, Any
 
 
 def _defaults() -> str:
-    """The whole configuration that a bus with one source and one output has."""
+    """Return the complete configuration of a kvbus with one source and one output."""
     overrides = {"worker": "w", "sources": [{"endpoint": "tcp://127.0.0.1:5557"}], "outputs": [{}]}
     return load(None, env={}, overrides=overrides).to_yaml()
 
 
 def _metrics() -> Iterator[str]:
-    """Name, type and labels of every metric of a bus with each optional part."""
+    """Yield name, type and labels of every metric, with each optional part enabled."""
     for family in text_string_to_metric_families(asyncio.run(_scraped())):
         if family.name.startswith("kvbus_"):
             labels = sorted({label for sample in family.samples for label in sample.labels})
@@ -82,7 +82,7 @@ async def _scraped() -> str:
 
 
 def _fields() -> Iterator[str]:
-    """Every field of the JSON that a bus and the commands print, with the type of its value."""
+    """Yield every field of the JSON that kvbus and its commands print, with the type of its value."""
     with tempfile.TemporaryDirectory() as directory:
         for origin, values in asyncio.run(_printed(directory)).items():
             yield from sorted({f"{origin}  {line}" for value in values for line in _typed(value)})
@@ -100,7 +100,7 @@ def _typed(value: object, at: str = "") -> Iterator[str]:
 
 
 async def _printed(directory: str) -> dict[str, list[Any]]:
-    """The JSON that a bus with one engine and one router answers, and that each command prints, by its origin."""
+    """Return the JSON of a kvbus with one engine and one router, and of each command, by its origin."""
     async with running_bus(worker="w", state_dir=directory) as bus:
         assert bus.daemon.http_address is not None
         http = "http://{}:{}".format(*bus.daemon.http_address)
@@ -128,7 +128,7 @@ async def _printed(directory: str) -> dict[str, list[Any]]:
 
 
 async def _command(*words: str) -> tuple[str, list[Any]]:
-    """Run a command with ``--json``; its name and what it prints."""
+    """Run a command with ``--json``. Return its name and its output."""
     pipe = asyncio.subprocess.PIPE
     command = (sys.executable, "-m", "kvbus", *words, "--json")
     process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
@@ -137,5 +137,5 @@ async def _command(*words: str) -> tuple[str, list[Any]]:
     assert said, f"{name}: {errors.decode()}"
     try:
         return f"kvbus {name}", [json.loads(said)]
-    except json.JSONDecodeError:  # one object a line
+    except json.JSONDecodeError:  # one object per line
         return f"kvbus {name}", [json.loads(line) for line in said.splitlines()]
