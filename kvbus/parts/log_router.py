@@ -1,7 +1,7 @@
-"""`LogRouter`: streams of a log as one index of prefixes, for routers in Python that read the log themselves.
+"""`LogRouter`: an index of prefixes from the streams of a log, for Python routers that read the log themselves.
 
-It needs the extra of the log's kind (``kvbus[kafka]``, ``kvbus[nats]`` or ``kvbus[redis]``), and streams that were
-written with their tokens (``outputs[].token_ids: keep``).
+The log's kind needs its extra (``kvbus[kafka]``, ``kvbus[nats]`` or ``kvbus[redis]``). The streams have to contain
+token ids (``outputs[].token_ids: keep`` of their writers).
 
 >>> from kvbus.parts.log_router import LogRouter
 >>> async def choose(prompt: list[int]) -> None:
@@ -39,30 +39,31 @@ if TYPE_CHECKING:
     from kvbus.core.types import Hash
 
 PAUSE: Final = 1.0
-"""Seconds until a log that could not be read is tried again."""
+"""Seconds until kvbus tries again to read a log that it could not read."""
 
 
 @dataclass(slots=True)
 class _Stream:
-    """One stream of the log, and the index's worker that it is."""
+    """One stream of the log, with its feed into the index and its slot."""
 
     feed: Feed
     slot: int
 
 
 class LogRouter:
-    """Follow the streams of a log, and ask which worker holds the longest prefix of a prompt.
+    """Follow the streams of a log, and find the worker that holds the longest prefix of a prompt.
 
-    It is used by ``async with``, in the event loop that follows the log. A worker is called as an aggregator's source,
-    ``WORKER.SOURCE.RANK``. It is forgotten when its writer ends the stream, or is silent for 30 s while the log can be
-    read. Where the log cannot be read everything stays as it was, and :attr:`lag` grows.
+    Use it with ``async with``, in the event loop that follows the log. A worker has the name of an aggregator's source,
+    ``WORKER.SOURCE.RANK``. A worker is removed when its writer ends the stream, or is silent for 30 s while the log can
+    be read. While the log cannot be read, all blocks stay, and :attr:`lag` grows.
 
     Args:
-        kind: of the log: ``kafka``, ``nats`` or ``redis``.
-        keys: as under ``sources[].discover.KIND``: ``endpoint``, which streams, TLS and authentication.
+        kind: the kind of log: ``kafka``, ``nats`` or ``redis``.
+        keys: the keys of ``sources[].discover.KIND``: ``endpoint``, patterns of the streams, TLS and authentication.
 
     Raises:
-        ValueError: there is no such kind, what it needs is not installed, or a key is bad; each is named.
+        ValueError: the kind does not exist, its extra is not installed, or a key is not valid. The text names each
+            problem.
     """
 
     def __init__(self, kind: str, keys: Mapping[str, Any]) -> None:
@@ -86,7 +87,7 @@ class LogRouter:
     def longest_prefix(
         self, tokens: Sequence[int], *, lora: Adapter = None, salt: str | None = None
     ) -> dict[Worker, int]:
-        """Return how many blocks of a prompt each worker holds, longest first; workers without any are left out.
+        """Return how many blocks of a prompt each worker holds, longest first. Workers that hold none are omitted.
 
         Raises:
             ValueError: a token id does not fit into 32 bits.
@@ -95,7 +96,9 @@ class LogRouter:
         return {worker: match.blocks for worker, match in self.matches(tokens, lora=lora, salt=salt).items()}
 
     def matches(self, tokens: Tokens, *, lora: Adapter = None, salt: str | None = None) -> dict[Worker, Match]:
-        """Do the same with the block size, and with the number of blocks on each medium.
+        """Return the part of a prompt that each worker holds: blocks, block size, and blocks by medium; longest first.
+
+        Workers that hold none are omitted.
 
         Raises:
             ValueError: a token id does not fit into 32 bits.
@@ -105,7 +108,9 @@ class LogRouter:
         return self._index.matches(tokens, lora=lora, salt=salt)
 
     def matches_by_hash(self, hashes: Sequence[Hash]) -> dict[Worker, Match]:
-        """Do the same for a prompt given by its block hashes from the first to the last, as the engines compute them.
+        """Return the part of a prompt that each worker holds, given the prompt's block hashes.
+
+        The hashes are in the prompt's order, as the engines compute them.
 
         Raises:
             RouterError: the router is not open, or has failed.
@@ -114,7 +119,7 @@ class LogRouter:
         return self._index.matches_by_hash(hashes)
 
     def blocks(self) -> dict[Worker, dict[str, int]]:
-        """Count the blocks of each worker by medium."""
+        """Return the number of blocks of each worker by medium."""
         return {worker: self._index.on_media(worker) for worker in self._index.workers}
 
     def names(self, most: int) -> dict[Worker, dict[bytes, Hash]]:
@@ -129,7 +134,7 @@ class LogRouter:
         }
 
     def __len__(self) -> int:
-        """Count the blocks of all workers."""
+        """Return the number of blocks of all workers."""
         return len(self._index)
 
     @property
@@ -139,12 +144,12 @@ class LogRouter:
 
     @property
     def refused(self) -> dict[str, dict[Reason, int]]:
-        """Events and batches that were left out, by worker and reason."""
+        """Number of events and batches that were not applied, by worker and reason."""
         return {each.feed.names[0]: dict(each.feed.status.refused) for each in self._streams.values()}
 
     @property
     def lag(self) -> float:
-        """Seconds since the newest time of which is known that everything was read that the log had.
+        """Seconds since the latest time up to which everything in the log is known to be read.
 
         Raises:
             RouterError: the router is not open, or has failed.
@@ -152,7 +157,11 @@ class LogRouter:
         return self._check().lag
 
     async def settled(self) -> None:
-        """Wait until everything was read that the log had when reading began."""
+        """Wait until everything was read that the log had when reading began.
+
+        Raises:
+            RouterError: the router is not open, or has failed.
+        """
         self._check()
         await self._settled.wait()
         self._check()
@@ -203,7 +212,7 @@ class LogRouter:
                 stream = self._streams[endpoint] = _Stream(Feed(name, self._index, copies=False), self._slots)
                 carrier.open(endpoint, stream.slot, partial(self._take, carrier, stream.feed), lambda: None)
         if not self._streams:
-            self._settled.set()  # nobody is told as soon as the whole log was read
+            self._settled.set()  # an empty set is yielded only after the complete log was read
 
     def _take(self, carrier: LogStreams, feed: Feed, event: RelayEvent) -> None:
         if isinstance(event, RecordReceived):

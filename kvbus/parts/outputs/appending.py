@@ -1,8 +1,8 @@
-"""One stream appended to a log, with its state again wherever batches are missing, and when the state is due.
+"""Append one stream to a log. Append its state first, again after batches were dropped, and again when it is due.
 
-A broker is no router: it knows the engine's blocks only as far as its records reach. So a stream begins with the state,
-and gets it again when batches were dropped (the queue was full, the log was away), and when it is due. What waits is
-bounded, and no engine waits for the log.
+A router can ask kvbus for a state, but a broker knows the engine's blocks only from its records. So a stream in a log
+begins with the state. The state is appended again when batches were dropped, because the queue was full or the log was
+unreachable, and when it is due. The queue is bounded, and no engine waits for the log.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from kvbus.parts.log.record import SCHEMA, Kind, Record, Stream, block_size_of, 
 from kvbus.parts.outputs.contract import Services
 
 OVERDUE: Final = 10.0
-"""Seconds that a state may be late before somebody hears of it."""
+"""Seconds that a state may be late before it counts as overdue."""
 
 LEAST_TAIL: Final = 4 * 1024 * 1024
-"""Bytes behind a state before a smaller one is written again."""
+"""Minimum bytes of records after a state before the state is written again because of them."""
 
 
 class StateDue:
-    """Of one stream.
+    """A timer that tells when one stream's state is due in the log.
 
     Args:
         every: seconds after which the state is due.
         now: when the stream was opened.
 
     Attributes:
-        position: of the newest state of this turn; None if there is none.
-        trimmed: the log has that state no more.
+        position: the position of the newest state that this turn has appended; None if there is none.
+        trimmed: whether the log no longer has that state.
     """
 
     def __init__(self, every: float, now: float) -> None:
         self._every = every
         self._written_at = now
-        """When the newest state of all turns was written; before it, when the stream was opened."""
+        """When the newest state of all turns was written. Before the first state: when the stream was opened."""
         self._tail_bytes = self._state_bytes = 0
         self._state_at = self._look_at = 0.0
         self._pause = LEASE
@@ -55,16 +55,16 @@ class StateDue:
         self.trimmed = False
 
     def begin(self, now: float) -> None:
-        """A turn begins. Its first state is missing, and not due: the appender asks for that one."""
+        """Start a turn. Its first state counts as missing, not as due, and the appender asks for it."""
         self._state_at = now
         self.position, self.trimmed = None, False
 
     def wrote_batches(self, size: int) -> None:
-        """Records of batches were appended, of so many bytes."""
+        """Count ``size`` bytes of batch records that were appended."""
         self._tail_bytes += size
 
     def wrote_state(self, size: int, position: int, now: float) -> None:
-        """A state was appended, of so many bytes, for whatever reason."""
+        """Note that a state of ``size`` bytes was appended at ``position``, for whatever reason."""
         self._tail_bytes, self._state_bytes, self.position = 0, size, position
         self._state_at = self._written_at = now
         self._pause = min(2 * self._pause, max(LEASE, self._every)) if self.trimmed else self._pause
@@ -72,20 +72,20 @@ class StateDue:
         self.trimmed = False
 
     def due(self, now: float) -> bool:
-        """Whether the state is due."""
+        """Return whether the state is due: enough bytes follow it, the log has trimmed it, or it is too old."""
         paid = self._tail_bytes >= max(self._state_bytes, LEAST_TAIL)
         return paid or self.trimmed or now - self._state_at >= self._every
 
     def overdue(self, now: float) -> bool:
-        """Whether the newest state is older than it may be."""
+        """Return whether the newest state is older than allowed."""
         return now - self._written_at > self._every + OVERDUE
 
     def looks(self, now: float) -> bool:
-        """Whether it is time to see if the log has the newest state still."""
+        """Return whether it is time to check that the log still has the newest state."""
         return self.position is not None and not self.trimmed and now >= self._look_at
 
     def looked(self, now: float, *, kept: bool) -> None:
-        """What was seen."""
+        """Note whether the log still has the newest state."""
         self.trimmed = not kept
         if kept:
             self._pause = LEASE
@@ -96,49 +96,50 @@ log = logging.getLogger("kvbus.daemon")
 
 MOST_RECORDS: Final = 256
 MOST_BYTES: Final = 512 * 1024
-"""Of one append; a single record may have more."""
+"""Limits of one append, in records and in bytes. A single record may be larger."""
 
 PAUSE: Final = 0.2
 MOST_PAUSE: Final = 5.0
-"""Seconds before the log is tried again; they double."""
+"""First and longest pause in seconds before kvbus tries to reach the log again. Each pause doubles the one before."""
 
 ASK_AGAIN: Final = 1.0
-"""Seconds before the relay is asked again for a state that it could not say."""
+"""Seconds before kvbus asks the relay again for a state that the relay could not give."""
 
 FAREWELL: Final = 5.0
-"""Seconds in which the end of a stream has to be in the log."""
+"""Timeout for appending the end of a stream, in seconds."""
 
 READER: Final = 1
-"""The log as a router of the stream."""
+"""The router's id under which the log asks the relay for states."""
 
 QUEUE_FULL: Final = "queue_full"
 UNAVAILABLE: Final = "log_unavailable"
 FENCED: Final = "fenced"
 CLOSED: Final = "closed"
-"""Why a batch was let go."""
+"""Reasons for dropped batches."""
 
 
 @dataclass(frozen=True)
 class _State:
-    """A state to be appended, in its place between the batches."""
+    """A queued state, at its position among the batches."""
 
     transfer: Transfer
     reason: str
 
 
 class _Gone:
-    """The stream's end, in its place behind the batches."""
+    """The queued end of the stream, after all batches."""
 
 
 class Appender:
-    """One stream, from its first state to its end.
+    """The writer of one stream, from its first state to its end.
 
     Args:
-        place: where it is.
-        stream: whose batches.
+        place: the log.
+        stream: the stream in the log.
         config: the output's configuration.
-        services: the daemon's.
-        asks: asks the relay for the state: :meth:`state` is called, unless the relay cannot say it yet.
+        services: the daemon's services.
+        asks: the event that asks the relay for the state. The relay answers with a call of :meth:`state`, or not at all
+            if it cannot give the state yet.
         state_every: seconds after which the state is appended again.
     """
 
@@ -153,26 +154,27 @@ class Appender:
         self._asks = asks
         self._due = StateDue(state_every, asyncio.get_running_loop().time())
         self._others_pause = state_every + OVERDUE + LEASE_TTL
-        """Seconds in which another writer of the stream writes a state, and its pointer."""
+        """Seconds within which another writer of the stream writes a state and its pointer."""
         self._fresh: deque[Publish | _State | _Gone] = deque()
-        """Not yet flushed."""
+        """Queued items that are not flushed yet."""
         self._queue: deque[Publish | _State | _Gone] = deque()
         self._in_flight: list[Publish] = []
         self._wake = asyncio.Event()
         self._shown = True
-        """Its queue counts in the gauges."""
+        """Whether its queue counts in the gauges."""
         self._missing = "subscribed" if config.on_subscribe == "state" else ""
-        """Why nothing can be appended before a state; empty if nothing is missing."""
+        """Why a state has to be appended before any batch; empty if none has to."""
         self._reason = ""
-        """Under which the batches are counted that are let go until the state comes; empty before the first turn."""
+        """Reason that counts the batches dropped until the state comes. It is empty before the first loss: batches that
+        come before the first state are not counted."""
         self._asked = False
         self._coming = False
-        """A state waits in the queue."""
+        """Whether a state waits in the queue."""
         self._ask_at = 0.0
         self._seq = 0
         self._block_size = 0
         self._appended_at: float | None = None
-        """When the newest record of this turn was."""
+        """When the newest record of this turn was appended; None before the first one."""
         self._overdue = self._fenced = False
         stats.queue_limit += config.queue_batches
         self._task = asyncio.get_running_loop().create_task(self._run())
@@ -180,7 +182,10 @@ class Appender:
     # -- what comes ----------------------------------------------------------------------------------------------------
 
     def publish(self, command: Publish) -> None:
-        """Queue one batch, or let it go where a state has to come first. An empty one says nothing to a log."""
+        """Queue one batch, or drop it if a state has to come first.
+
+        An empty batch is ignored, because a log does not need it.
+        """
         if not command.events:
             return
         if self._missing:
@@ -197,7 +202,7 @@ class Appender:
         self._stats.queue_depth += 1
 
     def state(self, transfer: Transfer) -> None:
-        """Queue the state that was asked for; what is published from now on comes behind it."""
+        """Queue the state that was asked for. Batches that are published from now on come after it."""
         if self._asked:
             self._fresh.append(_State(transfer, self._missing))
             self._asked, self._coming = False, True
@@ -205,23 +210,23 @@ class Appender:
 
     @property
     def fresh(self) -> bool:
-        """Something was queued since the last flush."""
+        """Whether items were queued since the last flush."""
         return bool(self._fresh)
 
     def flush(self) -> None:
-        """Let go of what was queued."""
+        """Hand the items queued since the last flush to the writing task."""
         self._queue.extend(self._fresh)
         self._fresh.clear()
         self._wake.set()
 
     @property
     def busy(self) -> int:
-        """What has not reached the log."""
+        """Number of items that are not in the log yet. After closing: 1 until the writing task ends, then 0."""
         waiting = len(self._fresh) + len(self._queue) + len(self._in_flight)
         return waiting if self._shown else int(not self._task.done())
 
     def close(self, linger: float) -> None:
-        """Append what is queued, within ``linger`` seconds."""
+        """Stop writing. Append the queued items for up to ``linger`` seconds."""
         self.flush()
         waits = not self._fenced and not self._task.done()
         self._hide()
@@ -231,7 +236,7 @@ class Appender:
             self._end()
 
     def retire(self) -> None:
-        """Append what is queued, and that the stream is over."""
+        """Append the queued items and the end of the stream, then stop writing."""
         self._fresh.append(_Gone())
         self.close(FAREWELL)
 
@@ -243,7 +248,7 @@ class Appender:
             self._show_fenced(fenced=False)
 
     def _show_overdue(self) -> None:
-        """Count the stream where its state is to be newer than it is, and somebody writes it."""
+        """Count the stream in ``states_overdue`` if this kvbus writes its states and the newest one is overdue."""
         wanted = self._shown and not self._fenced and self._config.on_subscribe == "state"
         before, self._overdue = self._overdue, wanted and self._due.overdue(asyncio.get_running_loop().time())
         self._stats.states_overdue += self._overdue - before
@@ -257,7 +262,7 @@ class Appender:
         self._stats.dropped_events[reason] += command.events
 
     def _let_go(self, reason: str) -> None:
-        """Nothing of what waits will be appended."""
+        """Drop all waiting items. Count their batches under a reason."""
         for item in (*self._in_flight, *self._queue, *self._fresh):
             if isinstance(item, Publish):
                 self._drop(reason, item)
@@ -281,7 +286,7 @@ class Appender:
                 return
 
     async def _write(self) -> None:
-        """Write the stream in one turn after the other, until it is closed and everything is in the log."""
+        """Write the stream, one turn after another, until it is closed and everything is in the log."""
         pause, before = PAUSE, ""
         while True:
             self._show_overdue()
@@ -318,16 +323,17 @@ class Appender:
                 await self._until_left(writer.epoch)
 
     def _say(self, level: int, text: str) -> None:
-        """Log something of the stream, whose name stands for %s."""
+        """Log a text about the stream. The stream's key replaces ``%s``."""
         fields = {"output": self._config.name, "stream": self._stream.key}
         log.log(level, "output %s: %s", self._config.name, text.replace("%s", self._stream.key), extra=fields)
 
     async def _until_left(self, epoch: int) -> None:
-        """Wait until nobody else writes the stream: two writers would take it from each other for ever.
+        """Wait until no other writer writes the stream. Otherwise two writers would fence each other forever.
 
-        A writer puts a pointer with each state. Where the pointer of another one stays as it is, that writer is gone.
-        Where there is none, nobody writes: the stream was erased, or somebody has put something else there. And a
-        broker also fences a writer that keeps a transaction for too long: then the pointer is this writer's own.
+        A writer puts a pointer with each state. If the pointer of the other writer does not change for long enough,
+        that writer is gone. If there is no pointer, nobody writes the stream: it was erased, or its pointer was
+        overwritten by something else. A broker also fences a writer that keeps a transaction open for too long. The
+        pointer is then still this writer's own.
         """
         now = asyncio.get_running_loop().time
         seen: Pointer | None = Pointer(epoch)
@@ -365,7 +371,7 @@ class Appender:
             self._missing, self._reason = "lost", reason
 
     async def _turn(self, writer: Writer) -> None:
-        """One epoch. It returns when the stream is closed and everything is in the log."""
+        """Write one epoch. Return when the stream is closed and everything is in the log."""
         now = asyncio.get_running_loop().time
         self._seq = 0
         self._ask_at = now()
@@ -396,11 +402,11 @@ class Appender:
                     await self._wake.wait()
 
     async def _look(self, writer: Writer) -> None:
-        """See from time to time whether readers that begin find the newest state."""
+        """Check from time to time that the log still has the newest state, at which new readers begin."""
         now = asyncio.get_running_loop().time
         if not self._due.looks(now()):
             return
-        kept = True  # as long as nobody says otherwise
+        kept = True  # assume so if the log cannot tell
         try:
             kept = await writer.keeps(self._due.position or START)
         except UnavailableError as error:
@@ -408,9 +414,9 @@ class Appender:
         self._due.looked(now(), kept=kept)
 
     def _ask(self) -> None:
-        """Ask for a state where one is due, or missing and nothing waits before it.
+        """Ask the relay for a state if one is due, or if one is missing and the queue is empty.
 
-        The relay cannot say it while the source is not there.
+        The relay cannot give the state while the stream has no source.
         """
         now = asyncio.get_running_loop().time()
         due = self._config.on_subscribe == "state" and self._due.due(now) and not self._coming
@@ -419,7 +425,7 @@ class Appender:
             self._feed(self._asks)
 
     async def _append_batches(self, writer: Writer) -> None:
-        """Append what waits, in one go as far as it may."""
+        """Append the waiting batches together, up to the limits of one append."""
         records: list[bytes] = []
         size = 0
         while self._queue and len(records) < MOST_RECORDS and size < MOST_BYTES:
@@ -442,7 +448,7 @@ class Appender:
         self._in_flight.clear()
 
     async def _append_state(self, writer: Writer, item: _State) -> None:
-        """Append a state, then the pointer to it."""
+        """Append a state, then a pointer to it."""
         end = item.transfer.end_seq
         begin = self._seq
         position = size = 0
@@ -459,7 +465,7 @@ class Appender:
                 record = self._record(
                     writer, kind, piece, seq, more=more, resync=kind is Kind.CLEAR and bool(item.reason)
                 )
-                # to pack a large one takes milliseconds, and needs no interpreter
+                # packing a large payload takes milliseconds, and releases the GIL
                 records.append(await asyncio.to_thread(write, record))
                 size += len(records[-1])
                 if kind is Kind.CLEAR:
@@ -497,7 +503,11 @@ class Appender:
         more: bool = False,
         resync: bool = False,
     ) -> Record:
-        """The next record of the epoch."""
+        """Return the next record of the epoch.
+
+        Raises:
+            UnavailableError: the epoch has no seq left.
+        """
         if not self._block_size and payload:
             self._block_size = block_size_of(payload)
         if self._seq >= LAST:

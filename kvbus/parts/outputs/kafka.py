@@ -10,7 +10,7 @@ from kvbus.parts.outputs.log_output import LogOutput
 
 
 class KafkaOutput(LogOutput):
-    """One output's streams in Kafka.
+    """The driver of one output in Kafka.
 
     Args:
         output: index of the output in the configuration.

@@ -1,4 +1,4 @@
-"""The driver of outputs that are a log: one :class:`~kvbus.parts.outputs.appending.Appender` for each stream."""
+"""The driver of an output to a log, with one :class:`~kvbus.parts.outputs.appending.Appender` for each stream."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvbus.transport.sockets import PeerPolicy
 
 
 class LogOutput:
-    """One output's streams; see :class:`~kvbus.parts.outputs.contract.OutputDriver`.
+    """The driver of one output; see :class:`~kvbus.parts.outputs.contract.OutputDriver`.
 
     Args:
         output: index of the output in the configuration.
@@ -41,8 +41,8 @@ class LogOutput:
         self._closing: list[Appender] = []
 
     def open(self, stream: int, topic: bytes, policy: PeerPolicy) -> None:
-        """Take one stream in the log, as soon as the log can be reached."""
-        del policy  # the broker knows who may read
+        """Start writing one stream. Claim it in the log as soon as the log can be reached."""
+        del policy  # the broker decides who may read
         named = stream_of(self._cluster, topic, stream)
         asks = Subscribed(self._output, stream, (READER,))
         self._open[stream] = Appender(self._log, named, self._config, self._services, asks, self._state_every)
@@ -52,13 +52,13 @@ class LogOutput:
         self._open[command.stream].publish(command)
 
     def flush(self) -> None:
-        """Hand over the batches of this burst."""
+        """Hand the batches of this burst to the writing tasks."""
         for each in self._open.values():
             if each.fresh:
                 each.flush()
 
     def answer(self, command: AnswerReplay | AnswerSnapshot, messages: Iterator[list[bytes]]) -> None:
-        """Nobody can ask."""
+        """Do nothing: the readers of a log cannot ask kvbus."""
 
     def send_state(self, command: SendState) -> None:
         """Queue the state that was asked for."""
@@ -67,16 +67,16 @@ class LogOutput:
             appender.state(command.transfer)
 
     def allow(self, policy: PeerPolicy) -> bool:
-        """Who may read is the broker's business."""
+        """Ignore the policy and return True, because the broker decides who may read."""
         del policy
         return True
 
     def reopen(self, policy: PeerPolicy) -> None:
-        """Nobody is connected."""
+        """Do nothing: no reader is connected to kvbus."""
 
     @property
     def routers(self) -> list[RouterView]:
-        """Nobody knows who reads the log."""
+        """Always empty, because kvbus does not know who reads the log."""
         return []
 
     @property
@@ -86,22 +86,22 @@ class LogOutput:
 
     @property
     def busy(self) -> int:
-        """What is on its way to the log, of closed streams too."""
+        """Number of items that are not in the log yet, including those of closed streams."""
         self._closing = [each for each in self._closing if each.busy]
         return sum(each.busy for each in (*self._open.values(), *self._closing))
 
     def end_answers(self) -> int:
-        """There are none."""
+        """Return 0: there are no answers."""
         return 0
 
     def retire(self, stream: int) -> None:
-        """Append the end of one stream."""
+        """Append the end of one stream, and stop writing it."""
         appender = self._open.pop(stream)
         self._closing.append(appender)
         appender.retire()
 
     def close(self, stream: int, linger: float = 0.0) -> None:
-        """Stop writing one stream; what is queued has ``linger`` seconds to be appended."""
+        """Stop writing one stream. Append its queued batches for up to ``linger`` seconds."""
         appender = self._open.pop(stream, None)
         if appender is not None:
             self._closing.append(appender)
@@ -109,7 +109,10 @@ class LogOutput:
 
 
 def stream_of(cluster: str, topic: bytes, slot: int) -> Stream:
-    """The stream of a topic; one of another form names a worker, whose rank is the slot."""
+    """Return the stream in the log for a topic.
+
+    A topic of another form names a worker, and the rank is then the slot.
+    """
     parts = topic.decode().split(SEPARATOR)
     if len(parts) == 3 and parts[2].isdigit():
         return Stream(cluster, parts[0], parts[1], int(parts[2]))

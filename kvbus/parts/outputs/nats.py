@@ -10,7 +10,7 @@ from kvbus.parts.outputs.log_output import LogOutput
 
 
 class NatsOutput(LogOutput):
-    """One output's streams in NATS JetStream.
+    """The driver of one output in NATS JetStream.
 
     Args:
         output: index of the output in the configuration.

@@ -10,7 +10,7 @@ from kvbus.parts.outputs.log_output import LogOutput
 
 
 class RedisOutput(LogOutput):
-    """One output's streams in Redis or Valkey.
+    """The driver of one output in Redis or Valkey.
 
     Args:
         output: index of the output in the configuration.

@@ -1,9 +1,9 @@
-"""The ZeroMQ driver: for each stream a live side and, where configured, a replay and a snapshot server.
+"""The ZeroMQ driver: each stream has a live endpoint and, if configured, a replay and a snapshot server.
 
-With ``layout: per_topic`` all streams have one endpoint, and a :class:`~kvbus.transport.live.hub.Hub` has its routers.
+With ``layout: per_topic`` all streams share one endpoint, and a :class:`~kvbus.transport.live.hub.Hub` has its routers.
 
-kvbus speaks ZMTP itself (:mod:`kvbus.transport.zmtp`): so it knows each router, sends the state to one alone, and
-counts what each of them loses.
+kvbus implements ZMTP itself (:mod:`kvbus.transport.zmtp`). So it knows each router, can send the state to a single
+router, and counts the batches that each router loses.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from kvbus.transport.zmtp_keys import Keys
 log = logging.getLogger("kvbus.daemon")
 
 _HUB: Final = -1
-"""Stands for all streams of an output that share an endpoint."""
+"""The key for all streams of an output that share an endpoint."""
 
 
 class ViewDispatcher:
-    """Pass each connection of a stream's listener to the view of its key.
+    """A handler that passes each connection of a stream's listener to the view of its key.
 
     It is a :class:`~kvbus.transport.zmtp.peer.PeerHandler`.
 
     Args:
-        pick: returns the view that serves a peer with a known key; None: no view does.
+        pick: returns the handler of the view that serves a peer with a known key; None if no view does.
     """
 
     def __init__(self, pick: Callable[[Peer], PeerHandler | None]) -> None:
@@ -54,7 +54,7 @@ class ViewDispatcher:
         self._handlers: dict[int, PeerHandler] = {}
 
     def opened(self, peer: Peer) -> None:
-        """Pick the view of a new peer; close the connection if there is none."""
+        """Pick the view of a new peer. Close the connection if there is none."""
         handler = self._pick(peer)
         if handler is None:
             peer.close(Reason.REVOKED)
@@ -78,25 +78,25 @@ class ViewDispatcher:
             handler.received(peer, frames)
 
     def drained(self, peer: Peer) -> None:
-        """Pass on that a peer has read."""
+        """Pass on that a peer is writable again."""
         if (handler := self._handlers.get(peer.id)) is not None:
             handler.drained(peer)
 
     def closed(self, peer: Peer, reason: str) -> None:
-        """Forget a peer."""
+        """Pass on the end of a connection, and forget the peer."""
         if (handler := self._handlers.pop(peer.id, None)) is not None:
             handler.closed(peer, reason)
 
 
 class NoListener:
-    """Stands for the listener of a view. The stream's own listener has the connections and closes them."""
+    """A view's listener, which has no connections. The stream's own listener has them and closes them."""
 
     def close(self, linger: float = 0.0) -> None:
         """Do nothing."""
 
 
 class ZmqOutput:
-    """One output's sockets, by stream; see :class:`~kvbus.parts.outputs.contract.OutputDriver`.
+    """The driver of one output's sockets, by stream; see :class:`~kvbus.parts.outputs.contract.OutputDriver`.
 
     Args:
         output: index of the output in the configuration.
@@ -111,11 +111,11 @@ class ZmqOutput:
         self._sender = sender_of_output(services.stats, services.max_replay_sessions, services.clock)
         self._policy = PLAIN
         self._live: dict[tuple[int, int], LivePublisher] = {}
-        """By the number of the output, or of its view, and the stream."""
+        """Publishers by the number of the output or view, and the stream's slot."""
         self._waiting: list[Callable[[], None]] = []
         self._topics: dict[int, bytes] = {}
         self._keys: dict[int, Keys] = {}
-        """By stream; the hub's at :data:`_HUB`."""
+        """CURVE keys by stream; the hub's keys are at :data:`_HUB`."""
         self._hub: Hub | None = None
         self._replays: dict[int, ReplayServer] = {}
         self._snapshots: dict[int, ReplayServer] = {}
@@ -127,7 +127,7 @@ class ZmqOutput:
         """Bind one stream's endpoints, or connect its live endpoint.
 
         Raises:
-            BindError: an endpoint cannot be bound; nothing of the stream is left open.
+            BindError: an endpoint cannot be bound. Nothing of the stream is then left open.
         """
         config = self._config
         self._policy = policy
@@ -155,7 +155,7 @@ class ZmqOutput:
             raise
 
     def _opener(self, key: int, endpoint: str) -> Callable[[PeerHandler], Endpoint]:
-        """What binds or dials a live endpoint, for whoever handles its peers."""
+        """Return a function that binds or dials a live endpoint for a handler of its peers."""
         config, services, policy = self._config, self._services, self._policy.at(key)
         limits = DEFAULT
         if policy.max_frame_bytes >= 0:
@@ -214,11 +214,11 @@ class ZmqOutput:
         )
 
     def open_view(self, number: int, stream: int, topic: bytes) -> None:
-        """Serve one stream of a view to the routers that read it."""
+        """Start serving one stream of a view to the routers that read the view."""
         self._live[number, stream] = self._publisher(number, stream, topic, lambda _: NoListener())
 
     def close_view(self, number: int, stream: int) -> None:
-        """Stop serving one stream of a view, and end the connections of its routers."""
+        """Stop serving one stream of a view, and disconnect its routers."""
         live = self._live.pop((number, stream))
         for peer in live.peers:
             peer.close(Reason.REVOKED)
@@ -226,7 +226,7 @@ class ZmqOutput:
 
     @property
     def views(self) -> list[tuple[int, int]]:
-        """The streams of views that are served, with the views' numbers."""
+        """The open streams of views, each as the view's number and the stream's slot."""
         return [key for key in self._live if key[0] != self._output]
 
     def _view_of(self, key: bytes) -> int:
@@ -257,7 +257,10 @@ class ZmqOutput:
         )
 
     def _asked(self, stream: int, frames: list[bytes]) -> ReplayAsked | None:
-        """Return a replay request, and whether a state answers it; None if its view is not served any more."""
+        """Return a replay request, with whether a state answers it.
+
+        Return None if the router's view is not open any more.
+        """
         peer = self._replays[stream].peer_of(frames[0])
         number = self._view_of(peer.key)
         live = self._live.get((number, stream))
@@ -284,12 +287,12 @@ class ZmqOutput:
             waiting.pop()()
 
     def answer(self, command: AnswerReplay | AnswerSnapshot, messages: Iterator[list[bytes]]) -> None:
-        """Send an answer."""
+        """Send an answer to a replay or snapshot request."""
         servers = self._replays if isinstance(command, AnswerReplay) else self._snapshots
         servers[command.stream].send(command.answer, messages)
 
     def send_state(self, command: SendState) -> None:
-        """Send the state to routers that have subscribed."""
+        """Send the state to routers that have subscribed or lack batches."""
         live = self._live.get((command.output, command.stream))
         if live is not None:
             live.send_state(command)
@@ -307,26 +310,26 @@ class ZmqOutput:
 
     @property
     def rings(self) -> list[Ring]:
-        """For each stream the batches that some router lacks."""
+        """For each stream, a ring of the batches that some router lacks."""
         return [live.ring for live in self._live.values()]
 
     @property
     def queue_max(self) -> int:
-        """The most batches that wait for one router."""
+        """Maximum number of batches that wait for one router."""
         return max((live.queue_max for live in self._live.values()), default=0)
 
     @property
     def behind_seconds(self) -> float:
-        """How far behind the router is that is furthest behind."""
+        """Age in seconds of the oldest batch that a connected router lacks."""
         return max((live.behind_seconds for live in self._live.values()), default=0.0)
 
     def allow(self, policy: PeerPolicy) -> bool:
-        """Replace the allow-list, and end the connections of routers that are not on it any more."""
+        """Replace the list of allowed keys. Disconnect the routers whose keys are not on it any more."""
         if policy.curve is None:
             return False
         before, self._policy = self._policy.curve, policy
         known = {} if before is None else before.clients
-        # whoever has other rights now comes back to another view
+        # a router with other rights has to connect again, and then gets another view
         moved = {key for key, each in policy.curve.clients.items() if key in known and known[key].grant != each.grant}
         for stream, keys in self._keys.items():
             clients = policy.clients(stream)
@@ -345,7 +348,7 @@ class ZmqOutput:
         return [peer for (_, at), live in self._live.items() if at == stream for peer in live.peers]
 
     def reopen(self, policy: PeerPolicy) -> None:
-        """Open all sockets again, with other keys."""
+        """Close all sockets, and open them again with other keys."""
         self._policy = policy
         if self._hub is not None:
             self._hub.reopen(self._opener(_HUB, self._config.endpoint))
@@ -369,22 +372,22 @@ class ZmqOutput:
 
     @property
     def busy(self) -> int:
-        """Unfinished answers, and routers to which something is on its way."""
+        """Number of unfinished answers, and of routers that still receive data."""
         return sum(live.busy for live in self._live.values()) + sum(server.busy for server in self._servers)
 
     def end_answers(self) -> int:
-        """Send END for every answer that is not sent whole, and count them; how many they were."""
+        """Send END for every unfinished answer, count these answers, and return their number."""
         return sum(server.end() for server in self._servers)
 
     def retire(self, stream: int) -> None:
-        """Serve one stream no more. Whoever lacks something of it gets the state before, which is empty."""
+        """Stop serving one stream for good. Routers that lack batches get the state before, which is empty."""
         live = self._live.get((self._output, stream))
         if live is not None:
             live.retire()
         self.close(stream)
 
     def close(self, stream: int, linger: float = 0.0) -> None:
-        """Close one stream's sockets; queued messages have ``linger`` seconds to leave."""
+        """Close one stream's sockets. Send its queued messages for up to ``linger`` seconds."""
         for servers in (self._replays, self._snapshots):
             server = servers.pop(stream, None)
             if server is not None:

@@ -1,5 +1,6 @@
-"""Outputs on Dynamo's event plane: what an unmodified frontend with a KvRouter reads, found by its own discovery.
+"""Outputs on Dynamo's event plane, for an unmodified Dynamo frontend with a KvRouter.
 
-In: numbered batches of one rank each, in kvbus's encoding. Out: RouterEvents over ZMQ, and records in Dynamo's
-discovery. It needs the extra ``dynamo`` (xxhash). May use: ``config``, ``core`` and ``transport``.
+The driver receives numbered batches of one rank each, in kvbus's encoding. It sends RouterEvents over ZMQ, and writes
+records into Dynamo's discovery, where the frontend finds it. It needs the extra ``dynamo`` (xxhash). It may use
+``config``, ``core`` and ``transport``.
 """

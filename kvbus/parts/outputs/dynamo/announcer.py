@@ -1,4 +1,4 @@
-"""Says in Dynamo's discovery where each stream is, as long as the worker it belongs to has a model card there."""
+"""Announce in Dynamo's discovery where each stream is, as long as its worker has a model card there."""
 
 from __future__ import annotations
 
@@ -20,37 +20,40 @@ Asked = TypeVar("Asked")
 Got = TypeVar("Got")
 
 PACE: Final = 2.0
-"""Seconds between two looks. Records that nobody touches for ten seconds are gone."""
+"""Seconds between two updates. Dynamo ignores records that are not refreshed for ten seconds."""
 
 
 class Store(Protocol):
-    """Where the records are. Its methods block; what goes wrong is an :class:`OSError`."""
+    """A store of Dynamo's discovery records.
+
+    Its methods block. They raise :class:`OSError` if something goes wrong.
+    """
 
     def put(self, records: Mapping[str, bytes]) -> None:
-        """Write records, or show that they still hold."""
+        """Write records, or refresh the records that are already there."""
 
     def delete(self, paths: Iterable[str]) -> None:
-        """Take records away."""
+        """Delete records."""
 
     def find(self, prefix: str) -> dict[str, bytes]:
-        """The records whose path begins like this."""
+        """Return the records whose path begins with ``prefix``."""
 
     def close(self) -> None:
-        """Let go of what was held."""
+        """Release the store's resources."""
 
 
 @dataclass(eq=False)
 class Source:
-    """One stream, as discovery has to know it.
+    """One stream, as it is announced in discovery.
 
     Attributes:
         name: the worker's name in kvbus.
         rank: the data-parallel rank.
         endpoint: where routers find the stream.
-        wanted: the worker's id, or None: it is found.
-        publisher: a new publisher's id, which stands for one incarnation of the worker.
-        moved: called with the worker's id or None, the publisher's, and the rank, when any of them changes, before
-            anything is said.
+        wanted: the worker's id in Dynamo; None if kvbus has to find it.
+        publisher: returns a new publisher's id, which stands for one incarnation of the worker.
+        moved: called with the worker's id or None, the publisher's id and the rank when any of them changes, before the
+            records are written.
     """
 
     name: str
@@ -67,13 +70,13 @@ class Source:
 
 
 class Announcer:
-    """Keeps the records of all streams of one output.
+    """The writer of the records of all streams of one output.
 
     Args:
         output: the output's name, for logs.
         scope: the endpoint that the workers serve.
         store: where the records are.
-        host: the host at which routers find this process; a worker at the same one is the one beside it.
+        host: the host at which routers find this process. A worker with the same host is the worker beside kvbus.
     """
 
     def __init__(self, output: str, scope: Scope, store: Store, host: str) -> None:
@@ -87,17 +90,17 @@ class Announcer:
         self._unreachable = False
 
     def add(self, stream: int, source: Source) -> None:
-        """Announce one stream more."""
+        """Start announcing a stream."""
         self._sources[stream] = source
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     def set_rank(self, stream: int, rank: int) -> None:
-        """The engine says which rank a stream is of: it is announced anew under that one."""
+        """Announce a stream under another rank, because the engine's batches have that rank."""
         self._sources[stream].rank = rank
 
     def remove(self, stream: int) -> None:
-        """Announce a stream no more. The records go in a thread: a store that does not answer holds up nobody."""
+        """Stop announcing a stream. A thread deletes the records, so that a store without an answer delays nothing."""
         source = self._sources.pop(stream, None)
         last = not self._sources
         if last and self._task is not None:
@@ -107,7 +110,7 @@ class Announcer:
             threading.Thread(target=self._withdraw, args=(source.said, last)).start()
 
     def _withdraw(self, paths: tuple[str, ...], last: bool) -> None:
-        with self._lock, contextlib.suppress(OSError):  # what stays is forgotten in ten seconds
+        with self._lock, contextlib.suppress(OSError):  # the remaining records expire after ten seconds
             self._store.delete(paths)
             if last:
                 self._store.close()
@@ -141,11 +144,11 @@ class Announcer:
             await self._call(partial(self._put, source), about)
 
     def _put(self, source: Source, about: Mapping[str, bytes]) -> None:
-        if source in self._sources.values():  # it may have been removed meanwhile
+        if source in self._sources.values():  # the source may have been removed meanwhile
             self._store.put(about)
 
     async def _move(self, source: Source, worker: int | None) -> None:
-        """The stream belongs to another worker, or to none."""
+        """Move a stream to another worker, or to none."""
         if source.said:
             said, source.said = source.said, ()
             await self._call(self._store.delete, said)
@@ -159,7 +162,7 @@ class Announcer:
             log.info(text, self._output, source.name, source.said_rank, worker, extra=fields)
 
     def _worker(self, source: Source, found: list[Found]) -> int | None:
-        """The worker that a stream belongs to, if it has a card."""
+        """Return the id of the worker that a stream belongs to; None if that worker has no model card."""
         if source.wanted is not None:
             known = [each.worker for each in found if each.worker == source.wanted]
         elif len(found) == 1:
@@ -184,7 +187,7 @@ class Announcer:
     async def _clear_up(
         self, source: Source, worker: int, sources: dict[str, bytes], channels: dict[str, bytes]
     ) -> None:
-        """Take away what a former process of ours has left: two sources of one rank, and routers take neither."""
+        """Delete the records of a former process of this kvbus. Routers use neither of two sources of one rank."""
         strangers = []
         for other in registry.others(sources, channels, worker, source.said_rank, source.number):
             if other.endpoint == source.endpoint:

@@ -1,4 +1,7 @@
-"""The driver of Dynamo's event plane: a live side for each stream, whose peers get RouterEvents, and its records."""
+"""The driver of Dynamo's event plane.
+
+Each stream has a live endpoint, whose peers get RouterEvents, and records in Dynamo's discovery.
+"""
 
 from __future__ import annotations
 
@@ -31,26 +34,26 @@ from kvbus.transport.zmtp.reasons import DISCONNECTS, REFUSALS, Reason
 log = logging.getLogger("kvbus.daemon")
 
 SETTLE: Final = 1.0
-"""Seconds between a router's connection and its state. A router drops what comes before it has put the records of the
-source and the card of the worker together, and says nothing of it."""
+"""Seconds between a router's connection and its state. A router silently drops events that come before it has combined
+the records of the source with the model card of the worker."""
 
 PUBLISHER_BITS: Final = 53
-"""A publisher's id is a number that JSON has exactly."""
+"""Bits of a publisher's id. JSON represents integers of this size exactly."""
 
 
 class Stream(LivePublisher):
-    """The live side of one stream; each peer has ids of its own."""
+    """A live publisher of one stream. Each peer has event ids of its own."""
 
     numbering: Numbering
 
     def opened(self, peer: Peer) -> None:
-        """Number a new peer."""
+        """Give a new peer its own event ids."""
         peer.rewrite = self.numbering.connection().rewrite
         super().opened(peer)
 
 
 class DynamoOutput:
-    """One output's streams; see :class:`~kvbus.parts.outputs.contract.OutputDriver`.
+    """The driver of one output; see :class:`~kvbus.parts.outputs.contract.OutputDriver`.
 
     Args:
         output: index of the output in the configuration.
@@ -110,7 +113,10 @@ class DynamoOutput:
         return f"tcp://{self._host}:{parse_endpoint(endpoint).port}"
 
     def _moved(self, stream: int, worker: int | None, publisher: int, rank: int) -> None:
-        """A worker has come, another one, or none: whoever is connected knows the source under its former id."""
+        """Restart a stream's ids after its worker or rank has changed.
+
+        Disconnect its routers, because they know the source under its former id.
+        """
         live = self._live[stream]
         live.numbering = Numbering(publisher, worker or 0, rank, self._left_out)
         for peer in live.peers:
@@ -149,7 +155,10 @@ class DynamoOutput:
 
     def _requests(self, stream: int) -> Callable[[tuple[int, ...]], None]:
         def request_state(routers: tuple[int, ...]) -> None:
-            """Ask for those that have been here for long enough; for the others this is called again."""
+            """Ask for the state of the routers that are connected for long enough.
+
+            It is called again for the other routers.
+            """
             now = asyncio.get_running_loop().time()
             peers = self._live[stream].peers
             settled = tuple(peer.id for peer in peers if peer.id in routers and now - peer.since >= SETTLE)
@@ -172,10 +181,10 @@ class DynamoOutput:
             waiting.pop()()
 
     def answer(self, command: AnswerReplay | AnswerSnapshot, messages: Iterator[list[bytes]]) -> None:
-        """Nobody can ask."""
+        """Do nothing: the routers of this output cannot send requests."""
 
     def send_state(self, command: SendState) -> None:
-        """Send the state to routers that have subscribed."""
+        """Send the state to routers that have subscribed or lack batches."""
         live = self._live.get(command.stream)
         if live is not None:
             live.send_state(command)
@@ -187,21 +196,21 @@ class DynamoOutput:
 
     @property
     def queue_max(self) -> int:
-        """The most batches that wait for one router."""
+        """Maximum number of batches that wait for one router."""
         return max((live.queue_max for live in self._live.values()), default=0)
 
     @property
     def behind_seconds(self) -> float:
-        """How far behind the router is that is furthest behind."""
+        """Age in seconds of the oldest batch that a connected router lacks."""
         return max((live.behind_seconds for live in self._live.values()), default=0.0)
 
     def allow(self, policy: PeerPolicy) -> bool:
-        """There are no keys."""
+        """Return False: this output has no keys."""
         del policy
         return False
 
     def reopen(self, policy: PeerPolicy) -> None:
-        """Disconnect every router, and let them in again."""
+        """Disconnect all routers, and accept them again."""
         del policy
         for stream, live in list(self._live.items()):
             live.close()
@@ -215,15 +224,18 @@ class DynamoOutput:
 
     @property
     def busy(self) -> int:
-        """Routers to which something is on its way."""
+        """Number of routers that still receive data."""
         return sum(live.busy for live in self._live.values())
 
     def end_answers(self) -> int:
-        """There are none."""
+        """Return 0: there are no answers."""
         return 0
 
     def close(self, stream: int, linger: float = 0.0) -> None:
-        """Announce one stream no more, and close it; queued messages have ``linger`` seconds to leave."""
+        """Delete one stream's records in discovery, and close the stream.
+
+        Send its messages for up to ``linger`` seconds.
+        """
         self._announcer.remove(stream)
         live = self._live.pop(stream, None)
         if live is not None:
@@ -231,7 +243,7 @@ class DynamoOutput:
 
 
 def _own_address(endpoint: str) -> str:
-    """The address at which routers find this host: that of the endpoint, or what the host's name stands for."""
+    """Return the address at which routers find this host: the endpoint's, or the address of the host's name."""
     address = parse_endpoint(endpoint)
     if not address.is_wildcard:
         return address.host

@@ -1,4 +1,4 @@
-"""Batches as Dynamo's RouterEvents, with its hashes, and with event ids for each connection."""
+"""Translate batches into Dynamo's RouterEvents, with Dynamo's hashes and with event ids for each connection."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ SEED: Final = 1337
 MASK: Final = 2**64 - 1
 
 SALT_TAG: Final = "dynamo-cache-salt:"
-"""How Dynamo's workers mark a cache namespace among vLLM's ``extra_keys``."""
+"""The prefix by which Dynamo's workers mark a cache namespace among vLLM's ``extra_keys``."""
 
 _DIGEST: Final = 64
-"""Characters of a hexadecimal digest, as which vLLM names an image."""
+"""Length of the hexadecimal digest by which vLLM names an image, in characters."""
 
 
 def seed(lora: str | None, namespace: str | None) -> int:
-    """The seed of all blocks of one adapter and one cache namespace."""
+    """Return the hash seed of all blocks of one adapter and one cache namespace."""
     found = SEED
     if lora:
         found += xxh3_64_intdigest(lora.encode(), seed=0)
@@ -40,7 +40,10 @@ def seed(lora: str | None, namespace: str | None) -> int:
 
 
 def blocks_of(tokens: Sequence[Token], size: int) -> list[bytes]:
-    """The bytes of each block of so many tokens; with EAGLE's pairs a block reaches one token into the next."""
+    """Return the bytes of each block of ``size`` tokens.
+
+    With EAGLE's token pairs, a block also contains the first token of the next block.
+    """
     pairs = bool(tokens) and isinstance(tokens[0], tuple)
     firsts = [token[0] if isinstance(token, tuple) else token for token in tokens]
     data = struct.pack(f"<{len(firsts)}I", *firsts)
@@ -52,14 +55,15 @@ def blocks_of(tokens: Sequence[Token], size: int) -> list[bytes]:
 
 
 def tokens_hash(block: bytes, seed: int, images: Iterable[int] = ()) -> int:
-    """The hash of one block."""
+    """Return the hash of one block's bytes and images."""
     return xxh3_64_intdigest(block + b"".join(image.to_bytes(8, "little") for image in sorted(images)), seed=seed)
 
 
 def images_in(keys: Any, lora: str | None) -> list[int]:
-    """The hashes of the images in one block, from its entry in ``extra_keys``.
+    """Return the hashes of the images in one block, from the block's entry in ``extra_keys``.
 
-    A pair is an image with its offset. A bare text is one if it is a digest: others are adapters and salts.
+    A pair is an image with its offset. A bare string is an image only if it is a digest. Other strings are adapters and
+    salts.
     """
     found = []
     for each in keys if isinstance(keys, list) else ():
@@ -75,7 +79,10 @@ def images_in(keys: Any, lora: str | None) -> list[int]:
 
 
 def namespace_in(keys: Any, lora: str | None) -> str | None:
-    """The cache namespace of a store, from its first block's entry in ``extra_keys``; None if it names none."""
+    """Return the cache namespace of a store, from its first block's entry in ``extra_keys``.
+
+    Return None if the entry has no namespace.
+    """
     for each in keys if isinstance(keys, list) else ():
         if isinstance(each, str) and each != lora and len(each) > len(SALT_TAG) and each.startswith(SALT_TAG):
             return each.removeprefix(SALT_TAG)
@@ -85,8 +92,9 @@ def namespace_in(keys: Any, lora: str | None) -> str | None:
 TIERS: Final = {Tier.DEVICE: "device", Tier.HOST: "host_pinned", Tier.DISK: "disk", Tier.EXTERNAL: "external"}
 
 MAX_SALTED: Final = 1_000_000
-"""Blocks whose cache namespace is remembered: vLLM says it with the first block of a prompt, and its children have it
-too. Where a parent's is forgotten the child is hashed without one, and no request finds it."""
+"""Maximum number of blocks whose cache namespace is kept. vLLM sends the namespace with the first block of a prompt,
+and it also applies to the child blocks. If a parent's namespace was dropped, its child is hashed without one, and no
+request finds the child."""
 
 _HERE: Final = (None, "LOCAL")
 """Localities of blocks that the worker itself has."""
@@ -95,26 +103,26 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 
 
 class RouterEvent(NamedTuple):
-    """One encoded event in two parts: the bytes before its id, and the bytes after it."""
+    """One encoded event in two parts: the bytes before its id, and the bytes after its id."""
 
     head: bytes
     tail: bytes
 
 
 class Batch(NamedTuple):
-    """The events of one batch, and the time it says. None stands for a clear of the rank."""
+    """A batch's timestamp and its events. None among the events is a clear of the rank."""
 
     ts: float
     events: list[RouterEvent | None]
 
 
 class Translator:
-    """Translate the batches of one rank.
+    """A translator of one rank's batches.
 
     Args:
         worker: the worker's id in Dynamo.
-        rank: its data-parallel rank.
-        left_out: called with the number of events about blocks that are elsewhere, which no KvRouter takes.
+        rank: the worker's data-parallel rank.
+        left_out: called with the number of events about blocks that are elsewhere. KvRouters do not accept such events.
     """
 
     def __init__(self, worker: int, rank: int, left_out: Callable[[int], None]) -> None:
@@ -127,15 +135,15 @@ class Translator:
         self._rank = _encode("dp_rank") + _encode(rank)
         self._salted: dict[int, str] = {}
         self.filler = self._event(Tier.DEVICE, {"removed": {"block_hashes": []}})
-        """An event that changes nothing."""
+        """An encoded event that changes nothing."""
 
     def batch(self, payload: bytes) -> Batch:
         """Translate one batch.
 
         Raises:
-            ValueError: it is none that kvbus writes.
+            ValueError: the payload is not a batch as kvbus writes it.
         """
-        batch = decode_batch(payload, sys.maxsize)  # the relay has bounded it
+        batch = decode_batch(payload, sys.maxsize)  # the relay has bounded the batch
         if isinstance(batch, Reason):
             raise ValueError(f"no batch: {batch}")  # noqa: TRY004 - it is the value that is wrong
         local = [event for event in batch.events if _plain(event, "locality") in _HERE]
@@ -190,7 +198,7 @@ class Translator:
 
 
 def _plain(event: AnyEvent, name: str) -> Any:
-    """A field that is only carried elsewhere."""
+    """Return the decoded value of a field that kvbus otherwise only passes on; None if the event lacks it."""
     raw = value(event, name)
     return None if raw is None else decode_value(raw)
 
@@ -198,10 +206,11 @@ def _plain(event: AnyEvent, name: str) -> Any:
 TOPIC: Final = b"kv-events"
 
 LATEST: Final = 2**40
-"""Seconds. An engine may send any time, and Dynamo reads milliseconds of 64 bits."""
+"""Latest timestamp of a batch that is used, in seconds. An engine may send any number, and Dynamo reads milliseconds in
+64 bits."""
 
 _CACHED: Final = 64
-"""Translated batches that are kept for the next connection."""
+"""Number of translated batches that are kept for other connections."""
 
 _ranked: Final = msgspec.msgpack.Decoder(tuple[float, msgspec.Raw, int]).decode
 
@@ -209,7 +218,7 @@ _MSGPACK: Final = b"\x01"
 
 
 class Envelope(msgspec.Struct):
-    """What a message holds."""
+    """The envelope of a message on Dynamo's event plane."""
 
     publisher_id: int
     sequence: int
@@ -219,7 +228,7 @@ class Envelope(msgspec.Struct):
 
 
 class Numbering:
-    """The ids of one publisher.
+    """The event ids of one publisher.
 
     Args:
         publisher: the publisher's id.
@@ -237,31 +246,36 @@ class Numbering:
         translator = Translator(worker, rank, left_out)
         self.filler = translator.filler
         self.translate = lru_cache(maxsize=_CACHED)(translator.batch)
-        """Connections share the work: all of them get the same batches at about the same time."""
+        """Translate a batch. Connections share the results, because they get the same batches at about the same
+        time."""
 
     def connection(self) -> Connection:
-        """Number one connection more."""
+        """Return the numbering of a new connection."""
         return Connection(self)
 
 
 class Connection:
-    """One router's ids, and what it is sent. :meth:`rewrite` gets the live stream as every other router has it."""
+    """The event ids of one router's connection.
+
+    :meth:`rewrite` gets the live stream as kvbus sends it to every other router.
+    """
 
     def __init__(self, numbering: Numbering) -> None:
         self._numbering = numbering
         self._id = numbering.newest + 1
-        """The newest id. It was never used: a router that knows this source finds a hole before the first event."""
+        """The newest id. It starts at an id that no connection has used. So a router that knows this source finds a gap
+        before the first event."""
         self._seq: int | None = None
         self._encode = msgspec.msgpack.Encoder().encode
 
     def rewrite(self, data: bytes) -> bytes:
-        """Encoded messages of kvbus, whole ones, as messages of the event plane."""
+        """Rewrite complete encoded messages of kvbus as messages of the event plane."""
         out = b"".join([self._message(seq, self._numbering.translate(payload)) for seq, payload in _messages(data)])
         self._numbering.newest = max(self._numbering.newest, self._id)
         return out
 
     def _message(self, seq: int, batch: Batch) -> bytes:
-        """One batch; without events it has no ids, and a router does nothing at it."""
+        """Return the message of one batch. A batch without events uses no ids, and a router ignores its message."""
         if self._seq is not None and seq != self._seq + 1:
             self._id += 1
         self._seq = seq
@@ -281,12 +295,12 @@ class Connection:
 
 
 def rank_of(payload: bytes) -> int:
-    """The rank that a batch of kvbus says."""
+    """Return the rank in a batch of kvbus."""
     return _ranked(payload)[2]
 
 
 def _messages(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Seq and payload of each message."""
+    """Yield the seq and the payload of each message."""
     at = 0
     while at < len(data):
         frames = []

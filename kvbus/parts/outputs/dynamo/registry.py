@@ -1,4 +1,4 @@
-"""Dynamo's discovery: its records, and the two stores that hold them, a directory and etcd."""
+"""The records of Dynamo's discovery, and the two stores that hold them: a directory and etcd."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOPIC: Final = "kv-events"
 
 
 class Scope(NamedTuple):
-    """The endpoint that workers serve, whose cards and events belong together."""
+    """The endpoint that workers serve. It groups their model cards and their events."""
 
     namespace: str
     component: str
@@ -32,31 +32,34 @@ class Scope(NamedTuple):
 
     @property
     def workers(self) -> str:
-        """Where the cards and the instances of its workers are."""
+        """The path of the model cards and the instances of its workers."""
         return f"{self.namespace}/{self.component}/{self.endpoint}/"
 
     @property
     def events(self) -> str:
-        """Where its sources of events are."""
+        """The path of its event sources."""
         return f"namespace/{self.namespace}/component/{self.component}/endpoint/{self.endpoint}/topic/{TOPIC}/"
 
 
 class Found(NamedTuple):
-    """A worker with a model card, and the host that it serves at."""
+    """A worker with a model card, and the host at which it serves."""
 
     worker: int
     host: str
 
 
 class Other(NamedTuple):
-    """Somebody who says to be the source of a rank's events."""
+    """Another publisher that claims to be the source of a rank's events."""
 
     publisher: int
     endpoint: str
 
 
 def records(scope: Scope, publisher: int, worker: int, rank: int, endpoint: str) -> dict[str, bytes]:
-    """The records of one source by their paths. A router that finds the channel has to know the source before."""
+    """Return the records of one source by path.
+
+    The source's record comes before the channel's, because a router that finds the channel has to know the source.
+    """
     path = f"{scope.events}{publisher:x}"
     place = {"namespace": scope.namespace, "component": scope.component, "name": scope.endpoint}
     about = {"scope": {"kind": "endpoint", "endpoint": place}, "topic": TOPIC}
@@ -81,7 +84,7 @@ def records(scope: Scope, publisher: int, worker: int, rank: int, endpoint: str)
 
 
 def workers(cards: dict[str, bytes], instances: dict[str, bytes]) -> list[Found]:
-    """The workers with a card, by their ids."""
+    """Return the workers with a model card, sorted by id."""
     hosts = {_number(each, "instance_id"): _host(each) for each in map(_decoded, instances.values())}
     known = {_number(each, "instance_id") for each in map(_decoded, cards.values())} - {0}
     return [Found(worker, hosts.get(worker, "")) for worker in sorted(known)]
@@ -90,7 +93,10 @@ def workers(cards: dict[str, bytes], instances: dict[str, bytes]) -> list[Found]
 def others(
     sources: dict[str, bytes], channels: dict[str, bytes], worker: int, rank: int, publisher: int
 ) -> list[Other]:
-    """The sources of a rank but the one of this publisher. With two of them a router takes neither."""
+    """Return the sources of a rank except this publisher's.
+
+    A router uses neither of two sources.
+    """
     found = []
     for path, body in sources.items():
         about = _part(_decoded(body), "metadata")
@@ -106,20 +112,20 @@ def _host(instance: dict[str, Any]) -> str:
 
 
 def _part(record: Any, *names: str) -> Any:
-    """What a record, which others may have written, has at the end of this path; None if it does not."""
+    """Return the value at a path in a record, which others may have written; None if there is none."""
     for name in names:
         record = record.get(name) if isinstance(record, dict) else None
     return record
 
 
 def _number(record: Any, name: str) -> int:
-    """One of its numbers; 0 if there is none."""
+    """Return a number in a record; 0 if there is none."""
     found = _part(record, name)
     return found if isinstance(found, int) else 0
 
 
 def _decoded(body: bytes) -> dict[str, Any]:
-    """A record; empty where it is none, or is being written."""
+    """Return a decoded record; empty if it is not valid, or is being written."""
     try:
         found = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -128,21 +134,21 @@ def _decoded(body: bytes) -> dict[str, Any]:
 
 
 OLD: Final = 10.0
-"""Seconds after which a record that nobody touches counts no more."""
+"""Seconds after which a record that is not refreshed is ignored."""
 
 
 class FileStore:
-    """The records below one directory; ``$DYN_FILE_KV`` of the frontend and the workers.
+    """A store of the records in one directory, ``$DYN_FILE_KV`` of the frontend and the workers.
 
     Args:
-        directory: where they are.
+        directory: the directory.
     """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
     def put(self, records: Mapping[str, bytes]) -> None:
-        """Write records, or show that they still hold."""
+        """Write records, or refresh the records that are already there."""
         for path, body in records.items():
             file = self._file(path)
             try:
@@ -151,31 +157,31 @@ class FileStore:
                     continue
             except OSError:
                 file.parent.mkdir(parents=True, exist_ok=True)
-            # those who watch the directory read any file in it, so a half-written one is written beside it
+            # watchers read every file in the directory of a bucket, so write the file outside it first
             half = self._directory / f".{os.getpid()}-{file.name[-64:]}"
             half.write_bytes(body)
             half.replace(file)
 
     def delete(self, paths: Iterable[str]) -> None:
-        """Take records away."""
+        """Delete records."""
         for path in paths:
             self._file(path).unlink(missing_ok=True)
 
     def find(self, prefix: str) -> dict[str, bytes]:
-        """The records whose path begins like this, but for old ones."""
+        """Return the records whose path begins with ``prefix``, without expired ones."""
         version, bucket, path = prefix.split("/", 2)
         found = {}
         with contextlib.suppress(FileNotFoundError):
             for file in sorted((self._directory / version / bucket).iterdir()):
                 if not (name := unquote(file.name)).startswith(path):
                     continue
-                with contextlib.suppress(OSError):  # gone meanwhile
+                with contextlib.suppress(OSError):  # the file was deleted meanwhile
                     if time.time() - file.stat().st_mtime < OLD:
                         found[f"{version}/{bucket}/{name}"] = file.read_bytes()
         return found
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no file stays open."""
 
     def _file(self, path: str) -> Path:
         version, bucket, name = path.split("/", 2)
@@ -184,18 +190,18 @@ class FileStore:
 
 
 LEASE: Final = 10
-"""Seconds after which etcd forgets the records of a process that does not speak any more."""
+"""Seconds after which etcd deletes the records of a process that does not renew its lease."""
 
 TIMEOUT: Final = 3.0
-"""Seconds to wait for an answer."""
+"""Timeout for an answer of etcd, in seconds."""
 
 
 class EtcdStore:
-    """The records in one etcd.
+    """A store of the records in etcd.
 
     Args:
         url: ``http://host:2379``.
-        gone: called with the path of each record of ours that somebody else has taken away or replaced.
+        gone: called with the path of each record of this process that another process has deleted or replaced.
     """
 
     def __init__(self, url: str, gone: Callable[[str], None] = lambda _: None) -> None:
@@ -204,12 +210,13 @@ class EtcdStore:
         self._gone = gone
         self._lease: str | None = None
         self._held: dict[str, bytes] = {}
-        """What is known to be there under the lease."""
+        """Records that are known to be in etcd under the lease."""
         self._missing: set[str] = set()
-        """What was not, when it was looked for: somebody else took it, if the lease still holds."""
+        """Paths of own records that the last :meth:`find` did not find as they were put. If the lease still holds,
+        another process has deleted or replaced them."""
 
     def put(self, records: Mapping[str, bytes]) -> None:
-        """Write records, or show that they still hold.
+        """Write records, or refresh the records that are already there.
 
         Raises:
             OSError: etcd does not answer, or refuses.
@@ -235,7 +242,7 @@ class EtcdStore:
                 self._held[path] = body
 
     def delete(self, paths: Iterable[str]) -> None:
-        """Take records away.
+        """Delete records.
 
         Raises:
             OSError: as for :meth:`put`.
@@ -245,7 +252,9 @@ class EtcdStore:
             self._call("kv/deleterange", {"key": _coded(path.encode())})
 
     def find(self, prefix: str) -> dict[str, bytes]:
-        """The records whose path begins like this. One of ours that is not there as we put it, :meth:`put` puts again.
+        """Return the records whose path begins with ``prefix``.
+
+        :meth:`put` writes an own record again if it is not there as it was put.
 
         Raises:
             OSError: as for :meth:`put`.
@@ -282,7 +291,7 @@ class EtcdStore:
             raise OSError(f"etcd answers {answer.status} to {method}: {body[:200]!r}")
         try:
             found = json.loads(body)
-        except (ValueError, RecursionError):  # a proxy's page, say, or an answer that was cut off
+        except (ValueError, RecursionError):  # for example a proxy's error page, or a truncated answer
             found = None
         if not isinstance(found, dict):
             raise OSError(f"etcd answers {method} with what is no JSON object: {body[:200]!r}")
