@@ -24,7 +24,8 @@ from kvbus.core.wire.schema import AllBlocksCleared, Batch, BlockStored
 EPOCH_BITS: Final = 26
 """Number of low bits of a seq on the wire that hold the record's seq. The higher bits hold the epoch's turn.
 
-67 million records are 15 days at 50 records a second. Then the writer begins another epoch."""
+67 million records are 15 days at 50 records a second. Then the writer begins another epoch.
+"""
 
 LAST: Final = (1 << EPOCH_BITS) - 1
 """The seq that ends an abandoned epoch. No record has it."""

@@ -78,7 +78,8 @@ class Relay:
         """The sources by slot.
 
         Streams, ports and records of the write-ahead log use the same numbers. A slot keeps its number when other
-        sources are removed. A free slot has a source that is ``gone``."""
+        sources are removed. A free slot has a source that is ``gone``.
+        """
         ranks = [spec.rank for spec in sources]
         self.outputs = [Output(spec, ranks) for spec in outputs]
         self._out = Outgoing(self.sources, self.outputs, self._do)

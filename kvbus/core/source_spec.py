@@ -68,7 +68,8 @@ class SourceSpec(msgspec.Struct, frozen=True):
 
     Then the answer is only valid as a unit, live batches wait until it has ended, and its content proves nothing about
     a live batch with the same number. After a connection, an idle publisher is asked less and less often, even if live
-    batches come: it may have many such followers."""
+    batches come: it may have many such followers.
+    """
     from_now: bool = False
     """Whether the first epoch begins with the first live batch, without its history."""
     attempts: int = ATTEMPTS

@@ -19,7 +19,8 @@ from kvbus.core.wire.tokens import divide, joined, slice_array
 MOST_BLOCKS: Final = 4095
 """Maximum number of blocks in a batch that kvbus builds.
 
-With AllBlocksCleared before them, such a batch has at most 4,096 events. The vLLM router 0.1.17 refuses more."""
+With AllBlocksCleared before them, such a batch has at most 4,096 events. The vLLM router 0.1.17 refuses more.
+"""
 
 Piece = Chunk | tuple[Any, ...]
 """The blocks that one event announces.

@@ -32,7 +32,8 @@ BLOCKS_PER_BATCH: Final = 512
 MOST_BYTES: Final = 4 * 1024 * 1024
 """Maximum number of bytes of a batch that kvbus builds.
 
-SMG's gateway decodes at most 4 MiB (gRPC's default). The vLLM router 0.1.17 refuses more than 16 MiB."""
+SMG's gateway decodes at most 4 MiB (gRPC's default). The vLLM router 0.1.17 refuses more than 16 MiB.
+"""
 
 BYTES_PER_TOKEN: Final = 11
 """Size of the widest token in bytes: an EAGLE pair of two 32-bit ids."""
@@ -62,7 +63,8 @@ ClearsWhere = Literal["each", "first", "none"]
 """Where AllBlocksCleared is sent.
 
 ``each``: before each source's blocks. ``first``: for every source, before the first block, for routers that apply it to
-all sources. ``none``: nowhere."""
+all sources. ``none``: nowhere.
+"""
 
 
 Plan = tuple[int, bool, Sequence[Piece]]

@@ -28,7 +28,8 @@ TableKey = tuple[int | None, str]
 MAX_RUN: Final = 512
 """Maximum number of blocks in one chunk, and in one event that kvbus builds.
 
-A search for a block in a chunk takes as many comparisons as the chunk has blocks."""
+A search for a block in a chunk takes as many comparisons as the chunk has blocks.
+"""
 
 SMALL: Final = 150_000
 """Tables with fewer blocks are copied for a reader. A copy takes 1-2 ms, and a layer slows down later changes."""

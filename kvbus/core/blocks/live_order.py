@@ -31,7 +31,8 @@ FEW: Final = 64
 """Single blocks are not joined if their table has fewer blocks than this.
 
 Readers take the block size of an event with several blocks as proven. After so few blocks, kvbus may not yet know the
-engine's block size."""
+engine's block size.
+"""
 
 _NO_LOOKAHEAD: Final = (None, b"\xc0")
 _ONE_KEY: Final = 0x91

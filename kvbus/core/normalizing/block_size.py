@@ -52,7 +52,8 @@ RELEARN_EVENTS: Final = 16
 """After :data:`YOUNG` stores, this number of multi-block stores of another size replaces the proven size.
 
 Stores of a finer size count in total. Stores of a larger size count only in a row, without a store of the proven size
-between them: then the proven size came from an odd event. With fewer such stores, the proven size stays."""
+between them: then the proven size came from an odd event. With fewer such stores, the proven size stays.
+"""
 
 
 class BlockSizeDetector(msgspec.Struct):

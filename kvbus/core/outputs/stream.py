@@ -11,7 +11,8 @@ from kvbus.core.wire.profiles import Profile
 MAX_RANGES: Final = 1000
 """Maximum number of ranges. At the limit, the two oldest ranges are joined.
 
-A router that asks for a seq between them then gets a state in place of a few batches of the journal."""
+A router that asks for a seq between them then gets a state in place of a few batches of the journal.
+"""
 
 
 class IncompleteSeqs:
@@ -72,7 +73,8 @@ class OutputStream:
         self.publisher_id = publisher_id
         """The 16 bytes after the seq in every sequence frame if snapshots are offered, otherwise empty.
 
-        Each epoch of the numbering has a new id."""
+        Each epoch of the numbering has a new id.
+        """
         self.topic = topic or b""
         self.first_seq = first_seq
         """The first seq of the numbering in this process."""

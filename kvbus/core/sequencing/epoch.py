@@ -142,7 +142,8 @@ class PublisherBuffer:
         """Whether the publisher keeps a buffer. It has answered with batches, or with none although it publishes.
 
         None: unknown so far. If a publisher with a buffer answers without batches, it is in another epoch. If a
-        publisher without a buffer does so, that proves nothing."""
+        publisher without a buffer does so, that proves nothing.
+        """
         self._empty_at = -1
         """The live end at an answer that was unexpectedly empty; -1: there was no such answer."""
         self._silent = (-1, 0.0)

@@ -272,7 +272,7 @@ class Sequencer:
         if self.connected:
             return
         if self.tracker.synced and not self.spec.asks and self.spec.on_lost == "clear":
-            # no replay can show whether it is the same epoch, so the next batch begins a new one
+            # the publisher cannot be asked whether it is the same epoch, so a new one begins with the next batch
             self._begin_epoch(Restart(pending=False), now)
         self._idle_since = now
         if self.spec.compacted:
@@ -522,7 +522,7 @@ class Sequencer:
     def complete(self, *, certain: bool) -> None:
         """Note that the batch being delivered emptied the publisher's cache.
 
-        Nothing from before it is missing any more. |If a loss or a new epoch is queued after the batch, it concerns
+        Nothing from before it is missing any more. If a loss or a new epoch is queued after the batch, it concerns
         later batches, and nothing changes. Unless it is ``certain`` that the cache was emptied, kvbus still asks the
         publisher for history that it may have.
         """

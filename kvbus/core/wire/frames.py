@@ -105,19 +105,20 @@ ASKS_REPLAY: Final = b"kvbus:asks-replay"
 """Subscription of a router that rebuilds its state by replays and wants no state on subscription.
 
 No topic begins like this, so it matches nothing, at a kvbus or at an engine. kvbus's own subscribers send it if they
-can replay."""
+can replay.
+"""
 
 
 REBUILDS: Final = b"kvbus:rebuilds:"
 """Prefix of the routing id of a DEALER that rebuilds its state only from the replay.
 
 END alone does not help such a DEALER, even if a router at the same address has just got the state. Eight random bytes
-follow the prefix."""
+follow the prefix.
+"""
 
 
 STATE_REQUEST: Final = b"snapshot"
-"""Requests the live state when sent in place of a start (vllm#50134). It is as long as a seq, and no stream has so
-high a seq."""
+"""A request for the live state, sent in place of a start (vllm#50134). No stream has so high a seq."""
 
 
 class ReplayRequest(msgspec.Struct):

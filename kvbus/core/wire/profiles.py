@@ -33,7 +33,8 @@ Clears = Literal["rank", "pod", "pod or nothing"]
 """Which blocks a router of this family drops at AllBlocksCleared.
 
 ``rank``: the blocks of the batch's rank. ``pod``: the blocks of all ranks of the pod. ``pod or nothing``: some versions
-drop the blocks of the pod, and other versions ignore the event."""
+drop the blocks of the pod, and other versions ignore the event.
+"""
 
 Topics = Literal["any", "pod and model", "empty", "kv-events"]
 """The topics that a router of this family accepts: any, ``kv@POD@MODEL``, only the empty one, or only ``kv-events``."""
@@ -52,7 +53,8 @@ class Wire(msgspec.Struct, frozen=True, cache_hash=True):
     fill_kinds: bool = False
     """Send stores that have a group and no kind as ``full_attention``, for a family that drops them otherwise.
 
-    vLLM 0.20 and 0.21 name no kind. Groups of a kind that carries no prefixes have already been left out."""
+    vLLM 0.20 and 0.21 name no kind. Groups of a kind that carries no prefixes have already been left out.
+    """
     fold_pairs: bool = False
     """Send the first token of each EAGLE pair, for a family that reads only plain tokens."""
     drop_adapter_key: bool = False
@@ -87,16 +89,19 @@ class Profile(msgspec.Struct, frozen=True):
     filled_replay: bool = True
     """Whether an answer from a state has to be contiguous from the requested seq on.
 
-    If not, it begins later, at the state's own seqs."""
+    If not, it begins later, at the state's own seqs.
+    """
     late_replay: bool = True
     """Whether an answer from seq 0 may begin later, at the state's own seqs.
 
-    llm-d rejects such an answer and forgets the pod. Therefore its requests from 0 may get only END."""
+    llm-d rejects such an answer and forgets the pod. Therefore its requests from 0 may get only END.
+    """
     clears: Clears = "rank"
     one_copy: bool = False
     """Whether the router counts a block held by several ranks as one block, and drops it at the first removal.
 
-    On a merged stream, such a block is stored by the first rank that has it, and removed by the last rank."""
+    On a merged stream, such a block is stored by the first rank that has it, and removed by the last rank.
+    """
     one_group: bool = False
     """Whether the router accepts only one group. It gets only the first prefix-carrying group, without a number."""
     topics: Topics = "any"

@@ -19,7 +19,8 @@ Small = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 Large = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 """Integer ranges of the strictest routers (Dynamo: i32, u32 and u64; SMG: i64).
 
-A router drops the complete batch if it cannot read one integer."""
+A router drops the complete batch if it cannot read one integer.
+"""
 
 
 NO_TOKENS: Final = Raw()
@@ -97,7 +98,8 @@ CARRIED: Final = ("extra_keys", "locality", "ownership", "session_id", "cache_sa
 PER_BLOCK: Final = ("extra_keys", "lookahead_token_ids", "mm_keys")
 """Fields that are lists with an entry for each block. They are divided together with the blocks.
 
-No struct defines ``mm_keys``: it names the images of a prompt that each block holds (TensorRT-LLM#18810)."""
+No struct defines ``mm_keys``: it names the images of a prompt that each block holds (TensorRT-LLM#18810).
+"""
 
 
 class StoredArray(msgspec.Struct, array_like=True, tag="BlockStored", forbid_unknown_fields=True, gc=False):
