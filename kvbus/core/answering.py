@@ -212,7 +212,7 @@ class SnapshotAnswer:
 
 
 class RouterRequests:
-    """Starts the answers to the routers of every output.
+    """The entry point for requests of all outputs' routers: starts the answers.
 
     Args:
         out: the outgoing side, whose streams the answers read.

@@ -19,7 +19,7 @@ from kvbus.core.wire.codec import MAX_UNKNOWN, decode
 
 
 class Applier:
-    """Applies records.
+    """The applier of all record types.
 
     Args:
         sources: the relay's sources, by slot.

@@ -113,7 +113,7 @@ def _chunk_row(table: Table, chunk: Chunk) -> list[Any]:
 
 
 class Loader:
-    """Loads a dump into a new relay, blob by blob. The log follows, by :meth:`Relay.apply_record`."""
+    """A loader of a dump into a new relay, blob by blob. The log follows, by :meth:`Relay.apply_record`."""
 
     def __init__(self, relay: Relay) -> None:
         self._relay = relay

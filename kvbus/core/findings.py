@@ -18,7 +18,7 @@ RUNBOOK: Final = "docs/RUNBOOK.md"
 
 
 class Severity(StrEnum):
-    """Whether a finding is certainly a problem."""
+    """The certainty that a finding is a problem."""
 
     PROBLEM = "problem"
     NOTE = "note"

@@ -32,7 +32,7 @@ LAST: Final = (1 << EPOCH_BITS) - 1
 
 
 class Numbered:
-    """Receives the records of logs, and publishes them.
+    """The relay of log records: applies and publishes them.
 
     Args:
         sources: the relay's sources, by slot.

@@ -182,7 +182,7 @@ class Histogram:
 
 
 class HttpRefusal(StrEnum):
-    """Why an HTTP request was refused."""
+    """The reason why an HTTP request was refused."""
 
     PEER = "peer"
     FORWARDED = "forwarded"

@@ -16,7 +16,7 @@ MAX_TOKEN_ID: Final = 2**32 - 1
 
 
 class Reason(StrEnum):
-    """Why a batch or an event was rejected. The ``reason`` label has no other values, so their number is bounded."""
+    """The reason why a batch or an event was rejected. The ``reason`` label has no other values."""
 
     FRAME_COUNT = "frame_count"
     FRAME_SIZE = "frame_size"
@@ -71,7 +71,7 @@ class Filtered(StrEnum):
 
 
 class Refused(StrEnum):
-    """Why the handshake of a connection failed. No other values exist, as for :class:`Reason`."""
+    """The reason why the handshake of a connection failed. No other values exist, as for :class:`Reason`."""
 
     KEY = "unknown_key"
     """CURVE is used, and the public key is not allowed."""

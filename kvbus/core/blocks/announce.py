@@ -85,7 +85,7 @@ def layout(index: Index, size: int, known: Sequence[Index] = ()) -> Iterator[Seq
 
 
 class StoreEventBuilder:
-    """Builds the stores for pieces of one index."""
+    """A builder of the stores for pieces of one index."""
 
     def __init__(self, index: Index) -> None:
         self._index = index

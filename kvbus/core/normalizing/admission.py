@@ -46,7 +46,7 @@ Step = Checked | BlockRemoved | AllBlocksCleared
 
 
 class Admission:
-    """Checks the events of one source. It changes only counters and the record of what the stream has shown."""
+    """A source's check of events. It changes only counters and the record of what the stream has shown."""
 
     def __init__(self, cache: EngineCache) -> None:
         self._cache = cache

@@ -33,7 +33,7 @@ from kvbus.core.types import DEVICE_MEDIUM
 
 
 class Treatment(Enum):
-    """How a store of a given block size is handled."""
+    """The treatment of a store of a given block size."""
 
     NATIVE = auto()
     REBLOCK = auto()
@@ -57,7 +57,7 @@ between them: then the proven size came from an odd event. With fewer such store
 
 
 class BlockSizeDetector(msgspec.Struct):
-    """The block sizes seen in one group, and the conclusions. ``pinned`` is the operator's ``block_size``."""
+    """The block sizes of one group's stores, and the inferred size. ``pinned`` is the operator's ``block_size``."""
 
     # Known from the start.
     pinned: int | None = None

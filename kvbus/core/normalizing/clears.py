@@ -17,7 +17,7 @@ from kvbus.core.wire.schema import AllBlocksCleared
 
 
 class Clears:
-    """Applies the clears of one source."""
+    """A source's handler of clears."""
 
     def __init__(self, cache: EngineCache, removals: Removals) -> None:
         self._cache = cache

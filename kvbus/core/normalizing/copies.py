@@ -24,7 +24,7 @@ _decode_counts: Final = msgspec.msgpack.Decoder(list[Annotated[int, msgspec.Meta
 
 
 class Copies:
-    """Counts the copies of blocks beyond the first one.
+    """A source's counter of the copies of blocks beyond the first one.
 
     Args:
         rule: the operator's choice.

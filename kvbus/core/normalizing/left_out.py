@@ -25,7 +25,7 @@ _ANNOUNCED = (Treatment.NATIVE, Treatment.REBLOCK)
 
 
 class SuppressedBlocks:
-    """Blocks of one source that the engine's cache holds and the index does not.
+    """The blocks of one source that are in the engine's cache but not in the index.
 
     Args:
         stats: counts the suppressed blocks.

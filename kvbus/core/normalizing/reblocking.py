@@ -35,7 +35,7 @@ SubBlocks = dict[Hash, tuple[Hash | None, Chunk]]
 
 
 class Reblocking:
-    """Cuts blocks, and holds back the removals of sub-blocks during a batch.
+    """A source's reblocking: cuts blocks, and holds back the removals of sub-blocks during a batch.
 
     The removal of a sub-block is sent at the end of the batch, unless a later event stores it again. That happens when
     a radix node is split: it is removed, and stored again as two nodes. A router with a tree would lose all blocks

@@ -26,7 +26,7 @@ Gone = tuple[Hash, Hash | None]
 
 
 class Removals:
-    """Removes blocks from the cache, and queues the removals for routers."""
+    """A source's handler of removals: removes blocks from the cache, and queues removals for routers."""
 
     def __init__(self, cache: EngineCache, reblocking: Reblocking) -> None:
         self._cache = cache

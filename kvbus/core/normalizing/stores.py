@@ -26,7 +26,7 @@ from kvbus.core.wire.tokens import divide, joined
 
 
 class StoreApplier:
-    """Adds blocks to the cache, and queues the stores of new blocks for routers."""
+    """A source's handler of stores: adds blocks to the cache, and queues the stores of new blocks for routers."""
 
     def __init__(self, cache: EngineCache, removals: Removals, reblocking: Reblocking) -> None:
         self._cache = cache

@@ -8,7 +8,7 @@ import msgspec
 
 
 class LostReason(StrEnum):
-    """Why batches will never arrive."""
+    """The reason why batches will never arrive."""
 
     NO_REPLAY = "no_replay"
     """There is neither a replay nor a snapshot to ask for them."""

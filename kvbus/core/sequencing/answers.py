@@ -157,7 +157,7 @@ def start_of(purpose: Purpose, tracker: GapTracker, *, compacted: bool = False) 
 
 
 class Requests:
-    """Sends requests to the publisher, and processes its answers. At most one request is open.
+    """The requests to a publisher: sends them, and processes the answers. At most one request is open.
 
     Each request has its own id, so that answers to an old request are not mixed in.
 

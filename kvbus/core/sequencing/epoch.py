@@ -34,7 +34,7 @@ STALE_PAUSE: Final = 1.0
 """Seconds without requests about stale batches, after the publisher has shown that they were late copies."""
 
 MIN_CONSECUTIVE: Final = 3
-"""Number of consecutive batches that cannot be an accident."""
+"""Number of consecutive batches that proves a new epoch: fewer may be an accident."""
 
 MAX_EPOCHS: Final = 4
 """Maximum number of epochs on one connection within :data:`WINDOW` seconds that may be restarts behind a proxy."""
@@ -123,7 +123,7 @@ class History:
 
 
 class PublisherBuffer:
-    """Knows whether the publisher keeps a replay buffer, and whether it trimmed batches that are still in transit.
+    """The known facts about a publisher's replay buffer: whether there is one, and whether a trimmed batch is lost.
 
     A publisher answers on one connection and publishes on another. Batches sent on the publishing connection arrive in
     order, as long as the connection exists, but they may arrive late: they wait to be read in this process, or TCP
@@ -321,12 +321,12 @@ class Epoch:
         """Factor of ``probe_interval`` after which a silent publisher is probed next."""
 
     def forget_numbers(self) -> None:
-        """Restart the numbering. No batch was delivered by which another epoch could be recognized."""
+        """Reset the numbering. No batch was delivered by which another epoch could be recognized."""
         held = ReorderBuffer(self._spec.reorder_batches, self._spec.max_held_bytes)
         self.tracker = GapTracker(held, self._stats, self._actions)
 
     def forget_history(self) -> None:
-        """Restart the history: none of it is missing."""
+        """Reset the history: none of it is missing."""
         pause = self._spec.backfill_pause
         self.history = History(self._spec.replay_timeout if pause is None else pause)
 
@@ -437,7 +437,7 @@ class Epoch:
 
 
 class Conflict:
-    """Two publishers on one endpoint: epochs that follow each other on a standing connection.
+    """The detector of two publishers on one endpoint: epochs follow each other without a reconnection.
 
     An engine that restarts drops its connection. If new epochs begin without that, several publishers are behind the
     endpoint, and nothing in the messages distinguishes their batches. Each new epoch costs routers a clear and the

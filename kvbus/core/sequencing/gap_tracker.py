@@ -128,7 +128,7 @@ class ReorderBuffer:
 
 
 class GapTracker:
-    """Puts one epoch's batches in order. It emits :class:`Deliver` for the next batch.
+    """The positions of one epoch: puts its batches in order. It emits :class:`Deliver` for the next batch.
 
     Args:
         held: an empty buffer for waiting batches.

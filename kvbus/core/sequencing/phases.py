@@ -24,7 +24,7 @@ class State(StrEnum):
 
 
 class Purpose(StrEnum):
-    """Why kvbus asked a publisher."""
+    """The purpose of a request to a publisher."""
 
     SYNC = "sync"
     SNAPSHOT = "snapshot"

@@ -66,7 +66,7 @@ _decode_raw: Final = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 
 
 class Sniffer:
-    """Names the dialect of a source's batches. It remembers the name for each form of batch."""
+    """A source's detector of the dialect's name. It remembers the name for each form of batch."""
 
     def __init__(self) -> None:
         self.name: str | None = None

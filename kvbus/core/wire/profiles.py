@@ -41,7 +41,7 @@ Topics = Literal["any", "pod and model", "empty", "kv-events"]
 
 
 class Wire(msgspec.Struct, frozen=True, cache_hash=True):
-    """How a batch is encoded. Outputs with equal wires share the encoded bytes."""
+    """The encoding of a batch. Outputs with equal wires share the encoded bytes."""
 
     encoding: Encoding = "map"
     fold_hashes: bool = False
