@@ -198,14 +198,14 @@ async def _kafka(kind: Kafka, key: str) -> AsyncIterator[str]:
                 yield f"key {name!r}"
         for topic in (kind.topic, pointers):
             await client.force_metadata_update()
-            await append_undecodable(client, topic, partition_of(key, kind.partitions), key.encode())
+            await _with_a_header(client, topic, partition_of(key, kind.partitions), key.encode())
             yield f"a header in {topic}"
     finally:
         await producer.stop()
         await client.close()
 
 
-async def append_undecodable(client: AIOKafkaClient, topic: str, partition: int, key: bytes) -> None:
+async def _with_a_header(client: AIOKafkaClient, topic: str, partition: int, key: bytes) -> None:
     """Append a batch whose header's name is not UTF-8, which the broker takes and libraries do not write."""
     builder = DefaultRecordBatchBuilder(2, 0, 0, -1, -1, -1, 10_000)
     builder.append(0, timestamp=int(time.time() * 1000), key=key, value=b"x", headers=[("NAME", b"x")])

@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 
-from aiokafka.client import AIOKafkaClient
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvbus.parts.discovery import streams
-from kvbus.parts.log.contract import (
-    START,
-    UNREADABLE_BATCH,
-    UNREADABLE_POINTER,
-    Pointer,
-    Refused,
-    next_turn,
-    take_pointer,
-)
-from kvbus.parts.log.kafka_client import partition_of
+from kvbus.parts.log.contract import UNREADABLE_POINTER, Pointer, Refused, next_turn, take_pointer
 from kvbus.parts.log.nats_reader import SHIFT, records_of
 from kvbus.parts.outputs import appending
 from tests.doubles.bus import eventually
 from tests.doubles.socket_routers import TopicRouter
 from tests.log.fleet import KEY, fleet
-from tests.log.kinds import Directory, Kafka, insist
-from tests.log.poison import append_undecodable, poisons
+from tests.log.kinds import Directory
+from tests.log.poison import poisons
 from tests.log.test_aggregator import TOPIC, Aggregator
 
 HONEST = "m␟pod.honest/engine␟0".encode()
@@ -146,26 +135,3 @@ def test_a_message_of_nats_is_records_whatever_is_in_it(data):
 def test_a_message_with_more_records_than_have_positions_is_one_that_is_none():
     data = b"\xdc" + (2**SHIFT + 1).to_bytes(2, "big") + b"\xc4\0" * (2**SHIFT + 1)
     assert records_of(data) == [data]
-
-
-async def test_records_beside_a_batch_that_kafkas_client_cannot_decode_are_taken(kafka):
-    kind = Kafka(kafka)
-    await kind.make()
-    await insist(kind.open().pointers)
-    log = kind.open()
-    writer = await log.claim(KEY)
-    await writer.append([b"one", b"two"])
-    client = AIOKafkaClient(bootstrap_servers=kind.broker.address)
-    await client.bootstrap()
-    await append_undecodable(client, kind.topic, partition_of(KEY, kind.partitions), KEY.encode())
-    await client.close()
-    await writer.append([b"three"])
-    reader = await log.read({KEY: START})
-    taken: list[bytes] = []
-    async with asyncio.timeout(60):
-        while len(taken) < 3:
-            taken += [entry.data for entry in await reader.take(0.2)]
-    assert taken == [b"one", b"two", b"three"]
-    assert [reason for reason, _ in log.refused] == [UNREADABLE_BATCH]
-    await reader.close()
-    await writer.close()

@@ -7,6 +7,7 @@ from aiokafka.conn import AIOKafkaConnection
 from aiokafka.protocol.metadata import MetadataRequest
 from aiokafka.protocol.transaction import AddPartitionsToTxnRequest
 
+from kvbus.common import tasks
 from kvbus.parts.log import kafka as log_module
 from kvbus.parts.log import kafka_client as module
 from kvbus.parts.log.contract import START
@@ -57,33 +58,35 @@ async def test_who_is_cancelled_while_a_client_begins_leaves_none(kind, what, mo
     assert held.open == []
 
 
-async def test_a_client_that_does_not_end_in_time_ends_later(kind, monkeypatch):
+async def test_a_client_that_does_not_end_in_time_leaves_none(kind, monkeypatch):
     held = Held(monkeypatch)
     reader = await kind.open().read({KEY: START})
     await reader.take(0.1)
     assert held.open
     monkeypatch.setattr(module, "STOP", 0.0)
-    monkeypatch.setattr(log_module, "STOP", 0.0)
     await reader.close()
-    await all_closed(held)
+    assert held.open == []
 
 
 async def test_a_client_whose_end_nobody_waits_for_leaves_none(kind, monkeypatch):
     held = Held(monkeypatch)
+    ending: asyncio.Queue[asyncio.Task[None]] = asyncio.Queue()
+
+    async def watched(work, seconds):
+        task = asyncio.ensure_future(work)
+        ending.put_nowait(task)
+        await tasks.close_within(task, seconds)
+
     reader = await kind.open().read({KEY: START})
     await reader.take(0.1)
     assert held.open
+    monkeypatch.setattr(module, "close_within", watched)
     closing = asyncio.ensure_future(reader.close())
-    await asyncio.sleep(0)
+    ended = await ending.get()
     closing.cancel()
     await asyncio.wait([closing])
-    await all_closed(held)
-
-
-async def all_closed(held):
-    async with asyncio.timeout(10):
-        while held.open:  # noqa: ASYNC110 - a connection has no event
-            await asyncio.sleep(0.01)
+    assert held.open == []
+    await asyncio.wait([ended])
 
 
 async def test_a_producer_that_is_given_up_leaves_nothing_that_connects_again(kind, monkeypatch):
@@ -99,4 +102,4 @@ async def test_a_producer_that_is_given_up_leaves_nothing_that_connects_again(ki
     appending.cancel()
     _, left = await asyncio.wait({appending, *under_way}, timeout=10)
     assert left == set()
-    await all_closed(held)
+    assert held.open == []

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition, errors
-from aiokafka.client import AIOKafkaClient
+from aiokafka.protocol.offset import OffsetRequest
 
 from kvbus.parts.log.contract import (
     MAX_REFUSED,
@@ -30,22 +30,18 @@ from kvbus.parts.log.contract import (
     write_pointer,
 )
 from kvbus.parts.log.kafka_client import (
-    END,
-    FIRST,
     STOP,
-    Fetched,
+    Keys,
     Producer,
-    begin,
     client_options,
-    fetch,
+    inner,
     insisted,
     leaders,
-    offset,
     partition_of,
     partitions_of,
     said,
     stop,
-    topic_client,
+    whole,
 )
 from kvbus.parts.log.place import REQUEST, Place
 
@@ -58,8 +54,14 @@ COMMIT: Final = 5.0
 TRANSACTION: Final = 60.0
 """Seconds after which the broker ends a transaction by itself, and fences who had it."""
 
+EARLIEST: Final = -2
+"""A time before that of every record."""
+
 CONFIRM: Final = 5.0
-"""Seconds for which kvbus believes who leads a partition."""
+"""Seconds for which it counts that most brokers of a partition have said who leads it."""
+
+MOST: Final = 500
+"""Records taken at once."""
 
 
 class KafkaWriter:
@@ -86,11 +88,15 @@ class KafkaWriter:
 
     async def keeps(self, position: int) -> bool:
         """Ask the leader of the partition for its first offset."""
-        client = self._producer.client
+        client, topic = self._producer.client, self._place.topic
         async with said(self._place):
-            parts = partitions_of(client, self._place.topic)
-            part = parts[partition_of(self._key.decode(), len(parts))]
-            return await offset(client, client.cluster.leader_for_partition(part), part, FIRST) <= position
+            partition = partition_of(self._key.decode(), len(partitions_of(client, topic)))
+            leader = client.cluster.leader_for_partition(TopicPartition(topic, partition))
+            answer = await client.send(leader, OffsetRequest(-1, 0, [(topic, [(partition, EARLIEST)])]))
+            ((_, ((_, code, *_, first),)),) = answer.topics
+            if code:
+                raise errors.for_code(code)(topic)
+        return bool(first <= position)
 
     async def _send(self, topic: str, values: Sequence[bytes]) -> int:
         if self._over is not None:
@@ -124,93 +130,31 @@ class KafkaWriter:
         await stop(self._producer)
 
 
-class Consumer:
-    """A consumer of a topic, and a client that asks the brokers about the topic.
-
-    Args:
-        place: where the log is.
-        consumer: reads the records.
-        client: knows the brokers.
-        topic: the topic.
-        refused: gets batches that cannot be decoded.
-    """
-
-    def __init__(
-        self, place: Place, consumer: AIOKafkaConsumer, client: AIOKafkaClient, topic: str, refused: Refused
-    ) -> None:
-        self.consumer = consumer
-        self.parts = partitions_of(client, topic)
-        self._place = place
-        self._client = client
-        self._topic = topic
-        self._refused = refused
-        self._leaders: dict[TopicPartition, int] = {}
-        self._leaders_at = -CONFIRM
-
-    async def take(self, positions: Mapping[TopicPartition, int], seconds: float) -> Fetched:
-        """Take the next records of these partitions: of each from its position on."""
-        async with said(self._place):
-            return await fetch(self.consumer, positions, seconds, self._refused)
-
-    async def ends(self, parts: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Ask the leader of each partition for its end.
-
-        The leaders are those that most of the brokers name. A consumer that reads a broker which is cut off from the
-        others does not come to that end. Otherwise it would hide what was appended since: an epoch would be handed out
-        twice, or one that lives be given up.
-
-        Raises:
-            UnavailableError: too few brokers say who leads a partition, or the leader does not answer.
-        """
-        time = asyncio.get_running_loop().time
-        async with said(self._place):
-            if time() - self._leaders_at >= CONFIRM:
-                self._leaders = await leaders(self._client, self._place.options(), self._topic)
-                self._leaders_at = time()
-            ends = {}
-            for part in parts:
-                if part not in self._leaders:
-                    self._leaders_at = -CONFIRM
-                    raise UnavailableError("too few brokers say who leads a partition")
-                try:
-                    ends[part] = await offset(self._client, self._leaders[part], part, END)
-                except errors.KafkaError:
-                    self._leaders_at = -CONFIRM
-                    raise
-        return ends
-
-    async def reached(self, part: TopicPartition) -> int:
-        """Return the offset after the last record that was taken of a partition."""
-        async with said(self._place):
-            position: int = await self.consumer.position(part)
-        return position
-
-    async def close(self) -> None:
-        """Close the connections."""
-        await stop(self.consumer, self._client)
-
-
 class KafkaReader:
     """See :class:`~kvbus.parts.log.contract.Reader`."""
 
-    def __init__(self, consumer: Consumer, starts: Mapping[str, int], parts: Mapping[str, TopicPartition]) -> None:
+    def __init__(
+        self,
+        place: Place,
+        consumer: AIOKafkaConsumer,
+        starts: Mapping[str, int],
+        parts: Mapping[str, TopicPartition],
+    ) -> None:
+        self._place = place
         self._consumer = consumer
         self._parts = parts
         self._starts = {key.encode(): (key, start) for key, start in starts.items()}
-        self._begin: dict[TopicPartition, int] = {}
-        """The first offset wanted of each partition."""
         self._next: dict[TopicPartition, int] = {}
-        """The offset after the last record that was taken of a partition."""
-        for key, start in starts.items():
-            self._begin[parts[key]] = min(start, self._begin.get(parts[key], start))
-        consumer.consumer.assign(list(self._begin))
-        for part, start in self._begin.items():
-            consumer.consumer.seek(part, start)
+        """Offsets behind what was taken."""
+        self._known: dict[TopicPartition, int | None] = {}
+        """Who led them when that was confirmed."""
+        self._confirmed_at = 0.0
 
     async def take(self, seconds: float) -> list[Entry]:
         """Take what the client has fetched."""
         found = []
-        taken = await self._consumer.take(self._begin | self._next, seconds)
+        async with said(self._place):
+            taken = await self._consumer.getmany(timeout_ms=int(1000 * seconds), max_records=MOST)
         for part, records in taken.items():
             if records[0].offset < self._next.get(part, START):  # the log has lost what was taken, and begins again
                 for name, (key, _) in self._starts.items():
@@ -224,17 +168,48 @@ class KafkaReader:
         return found
 
     async def ends(self) -> dict[str, int]:
-        """Ask the brokers for the ends of the partitions."""
-        ends = await self._consumer.ends(self._begin)
+        """Ask the brokers for the ends of the partitions, and from time to time whether they lead them."""
+        parts = set(self._parts.values())
+        known = _led(self._consumer, parts)
+        async with said(self._place):
+            ends = await self._consumer.end_offsets(parts)
+        now = asyncio.get_running_loop().time()
+        if known != self._known or now - self._confirmed_at >= CONFIRM:
+            await _confirm(self._place, self._consumer, known)
+            self._known, self._confirmed_at = known, now
         return {key: ends[part] for key, part in self._parts.items()}
 
     async def reached(self, key: str) -> int:
         """Where the client is in the stream's partition."""
-        return await self._consumer.reached(self._parts[key])
+        async with said(self._place):
+            position: int = await self._consumer.position(self._parts[key])
+        return position
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._consumer.close()
+        await stop(self._consumer)
+
+
+def _led(consumer: AIOKafkaConsumer, parts: Iterable[TopicPartition]) -> dict[TopicPartition, int | None]:
+    """Who leads these partitions, as far as a client knows, which reads there."""
+    return {part: inner(consumer).cluster.leader_for_partition(part) for part in parts}
+
+
+async def _confirm(place: Place, consumer: AIOKafkaConsumer, known: dict[TopicPartition, int | None]) -> None:
+    """See that partitions were read where most of their brokers say that they are led.
+
+    One that is cut off and was read would hide what was appended since: an epoch would be handed out twice, or one that
+    lives be given up.
+
+    Raises:
+        UnavailableError: they were not, or too few brokers answer.
+    """
+    client = inner(consumer)
+    async with said(place):
+        found = await leaders(client, place.options(), list({part.topic for part in known}))
+    if any(found.get(part) != leader for part, leader in known.items()):
+        client.force_metadata_update()
+        raise UnavailableError("too few brokers say who leads a partition, or another one than was read")
 
 
 class KafkaLog:
@@ -259,9 +234,10 @@ class KafkaLog:
                 acks="all",
                 max_request_size=2 * 1024 * 1024,
             )
+        whole(producer)
         try:
             async with said(self._place):
-                await insisted(self._place, options, begin(producer.start()))
+                await insisted(self._place, options, producer.start())
             writer = KafkaWriter(self._place, options, key, producer, 0)
             # whoever had the stream has put its last pointer: nothing of it comes any more
             pointer = next_turn((await self.pointers(key)).get(key))
@@ -287,49 +263,70 @@ class KafkaLog:
             UnavailableError: they cannot be read to the end, or nobody knows whether that was the end.
         """
         time = asyncio.get_running_loop().time
-        opened = await self._consumer(topic)
-        try:
-            wanted = opened.parts if key is None else [opened.parts[partition_of(key, len(opened.parts))]]
-            ends = await opened.ends(wanted)
-            opened.consumer.assign(wanted)
-            await opened.consumer.seek_to_beginning(*wanted)
+        async with self._consumer(topic) as (consumer, parts):
+            wanted = parts if key is None else [parts[partition_of(key, len(parts))]]
+            known = _led(consumer, wanted)
+            async with said(self._place):
+                ends = await consumer.end_offsets(wanted)
+                consumer.assign(wanted)
+                await consumer.seek_to_beginning(*wanted)
             for part in wanted:
-                position, moved = await opened.reached(part), time()
+                position, moved = -1, time()
                 while position < ends[part]:
-                    records = (await opened.take({part: position}, FETCH)).get(part, [])
-                    before, position = position, await opened.reached(part)
+                    async with said(self._place):
+                        records = (await consumer.getmany(part, timeout_ms=int(1000 * FETCH))).get(part, [])
+                        before, position = position, await consumer.position(part)
                     if records or position > before:
                         moved = time()
                     elif time() - moved > REQUEST:
                         raise UnavailableError(f"{topic} cannot be read to its end")
                     for record in records:
                         yield record
-        finally:
-            await opened.close()
+            await _confirm(self._place, consumer, known)
 
     async def read(self, starts: Mapping[str, int]) -> KafkaReader:
         """Read the partitions of these streams, each from the first of their positions on."""
-        opened = await self._consumer(self._place.topic)
-        parts = {key: opened.parts[partition_of(key, len(opened.parts))] for key in starts}
-        return KafkaReader(opened, starts, parts)
+        async with self._consumer(self._place.topic, keep=True) as (consumer, parts):
+            of = {key: parts[partition_of(key, len(parts))] for key in starts}
+            first: dict[TopicPartition, int] = {}
+            for key, start in starts.items():
+                first[of[key]] = min(start, first.get(of[key], start))
+            async with said(self._place):
+                consumer.assign(list(first))
+                for part, start in first.items():
+                    consumer.seek(part, start)
+        return KafkaReader(self._place, consumer, starts, of)
 
-    async def _consumer(self, topic: str) -> Consumer:
-        """Open a consumer of a topic that reads no partition yet."""
+    @contextlib.asynccontextmanager
+    async def _consumer(
+        self, topic: str, *, keep: bool = False
+    ) -> AsyncIterator[tuple[AIOKafkaConsumer, list[TopicPartition]]]:
+        """A consumer, and the partitions of a topic.
+
+        It is stopped behind the block, with ``keep`` only if something went wrong.
+        """
+        # by a subscription it learns of the partitions; which of them it reads is another matter
         async with said(self._place):
             options = self._place.options()
-            client = await topic_client(self._place, options, topic)
             consumer = AIOKafkaConsumer(
+                topic,
                 **client_options(self._place, options),
                 auto_offset_reset="earliest",
                 enable_auto_commit=False,
-                metadata_max_age_ms=int(1000 * CONFIRM),
+                key_deserializer=Keys(self.refused),
             )
-            try:
-                await begin(consumer.start())
-                return Consumer(self._place, consumer, client, topic, self.refused)
-            except BaseException:
-                await stop(consumer, client)
-                raise
+        whole(consumer)
+        try:
+            async with said(self._place):
+                await consumer.start()
+                parts = partitions_of(inner(consumer), topic)
+                consumer.unsubscribe()
+            yield consumer, parts
+        except BaseException:
+            await stop(consumer)
+            raise
+        if not keep:
+            await stop(consumer)
 
     async def close(self) -> None:
         """Writers and readers have connections of their own."""

@@ -6,15 +6,15 @@ import asyncio
 import contextlib
 import zlib
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine
 from typing import Any, Final, TypeVar
 
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition, errors
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition, errors
 from aiokafka.client import AIOKafkaClient
-from aiokafka.conn import create_conn
+from aiokafka.conn import AIOKafkaConnection, create_conn
+from aiokafka.consumer import fetcher
 from aiokafka.partitioner import murmur2
 from aiokafka.protocol.metadata import MetadataRequest
-from aiokafka.protocol.offset import OffsetRequest
 
 from kvbus.common.tasks import close_within, end_tasks
 from kvbus.parts.log.contract import UNREACHABLE, UNREADABLE_BATCH, FencedError, Refused, UnavailableError
@@ -29,18 +29,6 @@ ASK: Final = 5.0
 
 CLOSE: Final = 1.0
 """Seconds that a connection has to close."""
-
-STOP: Final = 2.0
-"""Seconds that a client has to commit, and to close its connections."""
-
-MAX_RECORDS: Final = 500
-"""Maximum number of records taken at once."""
-
-END: Final = -1
-"""In an OffsetRequest: a time after that of every record."""
-
-FIRST: Final = -2
-"""In an OffsetRequest: a time before that of every record."""
 
 T = TypeVar("T")
 
@@ -168,139 +156,137 @@ def _named(error: BaseException) -> UnavailableError | None:
     return None
 
 
+STOP: Final = 2.0
+"""Seconds that a client has to commit, and to close its connections."""
+
+
+class Keys:
+    """Leave keys as they are. The client hands this to each partition's records, so they know where to report."""
+
+    def __init__(self, refused: Refused) -> None:
+        self.refused = refused
+
+    def __call__(self, key: bytes | None) -> bytes | None:
+        """Return the key."""
+        return key
+
+
+class _Batches:
+    """The batches of one answer; the newest one is remembered."""
+
+    def __init__(self, records: Any) -> None:
+        self.has_next = records.has_next
+        self._next_batch = records.next_batch
+        self.newest: Any = None
+
+    def next_batch(self) -> Any:
+        self.newest = self._next_batch()
+        return self.newest
+
+
+class _Readable(fetcher.PartitionRecords):  # type: ignore[misc]
+    """A partition's records, without the batches that the client cannot decode.
+
+    A header that is not UTF-8, or a compression that is not installed, would end the reading of the whole partition for
+    everybody. A batch is of one producer, so its records are missing in that producer's streams alone.
+    """
+
+    def __init__(self, part: TopicPartition, records: Any, *others: Any) -> None:
+        self._batches = _Batches(records)
+        super().__init__(part, self._batches, *others)
+        self.next_fetch_offset: int
+
+    def __next__(self) -> Any:
+        while True:
+            try:
+                return super().__next__()
+            except (ValueError, RuntimeError, EOFError, errors.UnsupportedCodecError, zlib.error):
+                offset: int = self.next_fetch_offset
+                self.next_fetch_offset = self._batches.newest.next_offset
+                self._records_iterator = self._unpack_records()
+                if isinstance(self._key_deserializer, Keys):
+                    where = f"{self._tp.topic}, partition {self._tp.partition}, offset {offset}"
+                    self._key_deserializer.refused.append((UNREADABLE_BATCH, where))
+
+
+fetcher.PartitionRecords = _Readable
+
+
 class Producer(AIOKafkaProducer):  # type: ignore[misc]
-    """A producer whose stop does not wait until the broker has taken every record, which may be never."""
+    """One that can be given up: its own end waits until everything is sent, for ever if the broker takes nothing."""
 
     async def stop(self) -> None:
-        """Close the connections. Records that are not committed are lost."""
-
-        def given_up(*_: object, **__: object) -> asyncio.Future[None]:
-            found = asyncio.get_running_loop().create_future()
-            found.cancel()
-            return found
-
+        """Close the connections. What is not committed is lost."""
         self._closed = True
-        # the sender's tasks retry for as long as a broker takes nothing: now they end at their next request
-        self.client.ready = self.client.force_metadata_update = given_up
+        if self._sender is not None:
+            await self._sender.close()
+        await self.client.close()
+
+
+def inner(client: AIOKafkaConsumer | AIOKafkaProducer) -> AIOKafkaClient:
+    """Return the inner client, which has the connections and knows the brokers."""
+    return client.client if isinstance(client, AIOKafkaProducer) else client._client  # noqa: SLF001 - it has no name
+
+
+def whole(of: AIOKafkaConsumer | AIOKafkaProducer) -> None:
+    """Have a client end its first questions though it is cancelled: aiokafka would forget the connection it asks by."""
+    client = inner(of)
+    ask = client.bootstrap
+
+    async def bootstrap() -> None:
+        asking = asyncio.ensure_future(ask())
+        asking.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
-            await self.client.close()  # requests under way fail now, and not after their time
-            if self._sender is not None:
-                await self._sender.close()
-        finally:
-            await self.client.close()
-
-
-async def begin(work: Coroutine[Any, Any, None]) -> None:
-    """Run what connects a client. It goes on for up to `STOP` seconds if the caller is cancelled.
-
-    aiokafka does not close a connection if its first request is cancelled.
-    """
-    beginning = asyncio.ensure_future(work)
-    try:
-        await asyncio.shield(beginning)
-    except asyncio.CancelledError:
-        await asyncio.wait([beginning], timeout=STOP)
-        raise
-    finally:
-        if not beginning.done():
-            await end_tasks([beginning])
-
-
-async def stop(*clients: AIOKafkaConsumer | AIOKafkaProducer | AIOKafkaClient) -> None:
-    """Close the connections of clients. What takes longer than `STOP` seconds goes on after that."""
-
-    async def stop_all() -> None:
-        for client in clients:
-            with contextlib.suppress(errors.KafkaError, OSError):
-                await (client.close() if isinstance(client, AIOKafkaClient) else client.stop())
-
-    await close_within(stop_all(), STOP)
-
-
-async def topic_client(place: Place, options: dict[str, Any], topic: str) -> AIOKafkaClient:
-    """Return a client without records, which knows the brokers and a topic's partitions."""
-    client = AIOKafkaClient(**client_options(place, options))
-    try:
-        await begin(client.bootstrap())
-        await client.set_topics([topic])
-    except BaseException:
-        await stop(client)
-        raise
-    return client
-
-
-class UndecodableError(Exception):
-    """The consumer cannot decode a batch: a header is not UTF-8, or a compression is not installed."""
-
-
-Fetched = dict[TopicPartition, list[ConsumerRecord]]
-
-
-async def fetch(
-    consumer: AIOKafkaConsumer, positions: Mapping[TopicPartition, int], seconds: float, refused: Refused
-) -> Fetched:
-    """Take the records that a consumer has fetched, without the batches that it cannot decode.
-
-    A batch has one producer, so records are missing in that producer's streams alone.
-
-    Args:
-        consumer: the consumer.
-        positions: the offset after the last record taken, of each partition that is read.
-        seconds: time to wait for a record.
-        refused: gets the batches that cannot be decoded.
-    """
-    with contextlib.suppress(UndecodableError):
-        return await _getmany(consumer, *positions, seconds=seconds)
-    # aiokafka has dropped records that it decoded before, of any partition: read them again
-    for part, position in positions.items():
-        consumer.seek(part, position)
-    fetched: Fetched = {}
-    for part, position in positions.items():
-        if position < (consumer.highwater(part) or 0):
+            await asyncio.shield(asking)
+        except asyncio.CancelledError:
             try:
-                fetched |= await _getmany(consumer, part, seconds=seconds)
-            except UndecodableError:
-                consumer.seek(part, position)
-                fetched |= await _fetch_past(consumer, part, seconds, refused)
-    return fetched
+                await asyncio.wait([asking], timeout=STOP)
+            finally:
+                asking.cancel()
+            raise
+
+    client.bootstrap = bootstrap
 
 
-async def _fetch_past(consumer: AIOKafkaConsumer, part: TopicPartition, seconds: float, refused: Refused) -> Fetched:
-    """Take records one by one, up to the first after a batch that cannot be decoded."""
-    records: list[ConsumerRecord] = []
-    bad = False
-    while True:
-        try:
-            found = await _getmany(consumer, part, seconds=seconds, most=1)
-        except UndecodableError:
-            offset = await consumer.position(part)
-            if not bad:
-                refused.append((UNREADABLE_BATCH, f"{part.topic}, partition {part.partition}, offset {offset}"))
-            bad = True
-            consumer.seek(part, offset + 1)  # it is fetched again as long as the next offset lies in it
-        else:
-            records += found.get(part, [])
-            if bad or not found:
-                return {part: records} if records else {}
+async def stop(client: AIOKafkaConsumer | AIOKafkaProducer) -> None:
+    """Close a client's connections, and have it make no others.
 
-
-async def _getmany(
-    consumer: AIOKafkaConsumer, *parts: TopicPartition, seconds: float, most: int = MAX_RECORDS
-) -> Fetched:
-    """Take fetched records.
-
-    Raises:
-        UndecodableError: the next batch of a partition cannot be decoded.
+    One that has only just begun is cancelled by its own stop, so this is a task of its own. Whatever else goes wrong,
+    nobody needs the client any more.
     """
     try:
-        fetched: Fetched = await consumer.getmany(*parts, timeout_ms=int(1000 * seconds), max_records=most)
-    except errors.UnsupportedCodecError as error:
-        raise UndecodableError from error
-    except errors.KafkaError:
-        raise
-    except (ValueError, RuntimeError, EOFError, zlib.error) as error:
-        raise UndecodableError from error
-    return fetched
+        await close_within(client.stop(), STOP)
+    finally:
+        _give_up(inner(client))
+
+
+def _give_up(client: AIOKafkaClient) -> None:
+    """Close what a stop that failed, or took too long, has left open, and end what it has left under way.
+
+    A producer cancels one of its tasks and waits for the others, which connect again for as long as a broker takes
+    nothing. They end as cancelled once they ask for a connection, or for the topics.
+    """
+
+    def nothing(*_: object, **__: object) -> asyncio.Future[None]:
+        found = asyncio.get_running_loop().create_future()
+        found.cancel()
+        return found
+
+    client._get_conn = client.force_metadata_update = nothing  # noqa: SLF001 - it has no other way
+    for waited in (client._sync_task, client._md_update_fut):  # noqa: SLF001
+        if waited is not None:
+            waited.cancel()
+    client._conns = _Closing(client._conns)  # noqa: SLF001 - nobody else closes them
+    for connection in client._conns.values():  # noqa: SLF001
+        connection.close()
+
+
+class _Closing(dict[tuple[Any, Any], AIOKafkaConnection]):
+    """Connections of a client that has been given up: what it was still making is closed when it is made."""
+
+    def __setitem__(self, key: tuple[Any, Any], connection: AIOKafkaConnection) -> None:
+        connection.close()
+        super().__setitem__(key, connection)
 
 
 def client_options(place: Place, options: dict[str, Any]) -> dict[str, Any]:
@@ -314,40 +300,28 @@ def partition_of(key: str, partitions: int) -> int:
 
 
 def partitions_of(client: AIOKafkaClient, topic: str) -> list[TopicPartition]:
-    """Return all partitions of a topic.
+    """All partitions of a topic.
 
     Raises:
-        TopicAuthorizationFailedError: no ACL allows kvbus to see it.
         UnknownTopicOrPartitionError: the broker that was asked knows none.
     """
-    if topic in client.cluster.unauthorized_topics:
-        raise errors.TopicAuthorizationFailedError(topic)
     found = sorted(client.cluster.partitions_for_topic(topic) or ())
     if not found:
         raise errors.UnknownTopicOrPartitionError(topic)
     return [TopicPartition(topic, number) for number in found]
 
 
-async def offset(client: AIOKafkaClient, leader: int | None, part: TopicPartition, time: int) -> int:
-    """Ask a partition's leader for its first offset (``FIRST``), or for the one after its last (``END``)."""
-    answer = await client.send(leader, OffsetRequest(-1, 0, [(part.topic, [(part.partition, time)])]))
-    ((_, ((_, code, *_, found),)),) = answer.topics
-    if code:
-        raise errors.for_code(code)(part.topic)
-    return int(found)
+async def leaders(client: AIOKafkaClient, options: dict[str, Any], topics: list[str]) -> dict[TopicPartition, int]:
+    """Who leads each partition, as most of the brokers say that have it: the node's number.
 
-
-async def leaders(client: AIOKafkaClient, options: dict[str, Any], topic: str) -> dict[TopicPartition, int]:
-    """Return the node that leads each partition, according to most of the brokers that have it.
-
-    A broker that is cut off from the others does not know that it leads no more, and its end of a partition is old. Of
-    two brokers one is enough: nobody could read otherwise while the other one is away. A partition is left out if too
-    few brokers agree.
+    A broker that is cut off from the others does not know that it leads no more, and what it says of its partitions is
+    old. Of two brokers one is enough, as nobody could read otherwise while the other one is away. A partition of which
+    too few say the same is left out.
     """
     votes: dict[TopicPartition, Counter[int]] = {}
     sizes: dict[TopicPartition, int] = {}
     asked = {
-        asyncio.ensure_future(shown(each.host, each.port, options, [topic])): each.nodeId
+        asyncio.ensure_future(shown(each.host, each.port, options, topics)): each.nodeId
         for each in client.cluster.brokers()
     }
 
@@ -362,7 +336,7 @@ async def leaders(client: AIOKafkaClient, options: dict[str, Any], topic: str) -
                 done, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
                 for each in done:
                     with contextlib.suppress(errors.KafkaError, OSError, TimeoutError):
-                        for code, _, _, parts in each.result().topics:
+                        for code, topic, _, parts in each.result().topics:
                             for _, number, leader, replicas, *_ in () if code else parts:
                                 if asked[each] in replicas:
                                     part = TopicPartition(topic, number)
