@@ -1,4 +1,4 @@
-"""The show: what happens to the engines, kvbus and the routers, how it is drawn, and the verdict."""
+"""The demo's sequence of faults, its drawing on the terminal, and its verdict."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ CAST: Final = (
     ("vllm-b", "vllm-0.33", 11.0, 400),
     ("sglang", "sglang-0.5.23", 9.0, 500),
 )
-"""Of each engine: its name, the release it imitates, its batches per second, its cache in blocks."""
+"""For each engine: name, simulated release, batches per second, size of the cache in blocks."""
 REPAIR_SECONDS: Final = 10.0
-"""Time that kvbus has to repair a fault."""
+"""Maximum seconds until the routers are exact after a fault."""
 
 _LOST_BATCHES: Final = 5
 _SAMPLE_SECONDS: Final = 0.25
@@ -37,7 +37,10 @@ _LEGEND: Final = Text(" missing: only the engine has the block. dead: only the r
 
 
 class Row(NamedTuple):
-    """One router compared with the caches of the engines. ``blocks`` is what it holds, None before it starts."""
+    """The comparison of one router with the engines' caches.
+
+    ``blocks`` is the number of blocks that the router holds; None before it starts.
+    """
 
     name: str
     direct: bool
@@ -47,17 +50,17 @@ class Row(NamedTuple):
 
     @property
     def wrong(self) -> int:
-        """Missing and dead blocks."""
+        """Number of missing and dead blocks."""
         return self.missing + self.dead
 
 
 class Show:
-    """Everything that the demo runs. Call `play` once, and `close` in any case.
+    """The engines, kvbus and the routers of the demo. Call `play` once, and always call `close`.
 
     Args:
-        seconds: its length.
-        directory: a temporary directory, for the sockets and for kvbus.
-        say: called with each event of the story: who it is about (``scene`` or a key of `_STYLES`), and what happened.
+        seconds: length of the demo.
+        directory: a temporary directory, for the sockets and for kvbus's files.
+        say: called with each line of the story: its subject (``scene`` or a key of `_STYLES`) and its text.
         stop: set it to end the show early.
     """
 
@@ -69,7 +72,7 @@ class Show:
         self.late: Final = Router("router-b", self.bus.streams)
         self.direct: Final = Router("no kvbus", {each.name: each.endpoints for each in self.engines}, direct=True)
         self.history: Final[dict[str, deque[int | None]]] = defaultdict(lambda: deque(maxlen=400))
-        """Wrong blocks of each router, newest last; None before it starts."""
+        """Number of wrong blocks of each router over time, newest last; None before the router starts."""
         self._clock: Final = asyncio.get_running_loop().time
         self._begin = self._clock()
         self._say: Final = say
@@ -81,7 +84,7 @@ class Show:
         return self._clock() - self._begin
 
     def rows(self) -> list[Row]:
-        """Compare each router with the engines now."""
+        """Compare each router with the engines' current caches."""
         rows = []
         for router in (self.early, self.late, self.direct):
             blocks = sum(len(view) for view in router.views.values()) if router.views else None
@@ -90,7 +93,9 @@ class Show:
         return rows
 
     async def play(self, group: asyncio.TaskGroup) -> bool | None:
-        """Play to the end, and return whether the routers behind kvbus are exact; None if kvbus does not run then.
+        """Play all scenes, and return whether the routers that read kvbus are exact.
+
+        Return None if kvbus does not run at the end, or if no engine has a block.
 
         Raises:
             BusError: ``kvbus run`` did not start.
@@ -118,14 +123,14 @@ class Show:
         return await self._until(self._is_exact) is not None
 
     async def sample(self) -> None:
-        """Read kvbus's counters, and add the wrong blocks of each router to the history."""
+        """Read kvbus's counters, and append the number of wrong blocks of each router to the history."""
         if self.bus.sources:
             await self.bus.read()
         for row in self.rows():
             self.history[row.name].append(None if row.blocks is None else row.wrong)
 
     async def close(self) -> None:
-        """Stop the routers, end kvbus, and close the engines."""
+        """Stop the routers, kill kvbus, and close the engines."""
         for router in (self.early, self.late, self.direct):
             await router.stop()
         await self.bus.kill()
@@ -183,7 +188,7 @@ class Show:
         )
 
     async def _until(self, holds: Callable[[], bool]) -> float | None:
-        """Wait until a condition holds, and return the seconds; None if it does not within `REPAIR_SECONDS`."""
+        """Wait until a condition holds, and return the waited seconds; None after `REPAIR_SECONDS`."""
         begin = self._clock()
         while not holds():
             if self._clock() > begin + REPAIR_SECONDS:
@@ -193,7 +198,7 @@ class Show:
 
 
 def render(show: Show, width: int, glyphs: Glyphs) -> Group:
-    """Draw the show as it is now, at least 80 columns wide."""
+    """Draw the current state of the show, at least 80 columns wide."""
     title = Text.assemble((" kvbus demo ", "reverse bold"), (f" {show.elapsed:4.0f} s of {show.seconds:g}", "dim"))
     head = Table.grid(expand=True)
     head.add_column()
@@ -221,7 +226,14 @@ def render(show: Show, width: int, glyphs: Glyphs) -> Group:
 
 
 def render_verdict(rows: Sequence[Row], blocks: int, exact: bool | None, glyphs: Glyphs) -> Panel:
-    """Draw how the show ended: ``exact`` is what `Show.play` returned, ``blocks`` the size of the engines' caches."""
+    """Draw the verdict at the end of the show.
+
+    Args:
+        rows: comparison of each router with the engines.
+        blocks: number of blocks in the engines' caches.
+        exact: the result of `Show.play`.
+        glyphs: signs that the terminal can show.
+    """
     rows = [row for row in rows if row.blocks is not None]
     said = []
     for row in rows:
@@ -265,10 +277,10 @@ def _chart(values: Sequence[int | None], most: int, glyphs: Glyphs) -> Text:
 
 
 async def play(console: Console, directory: str, stop: asyncio.Event, seconds: float) -> bool | None:
-    """Play the show on a console, and return what `Show.play` returns. The story scrolls above the drawing.
+    """Play the show on a console, and return the result of `Show.play`. The story scrolls above the drawing.
 
     Args:
-        console: a terminal. A file or a pipe gets the story and the verdict alone.
+        console: a terminal. A file or a pipe gets only the story and the verdict.
         directory: a temporary directory.
         stop: set it to end the show early.
         seconds: length of the show.
@@ -289,7 +301,7 @@ async def play(console: Console, directory: str, stop: asyncio.Event, seconds: f
             await asyncio.sleep(_SAMPLE_SECONDS)
 
     show = Show(seconds, directory, say, stop)
-    # the event loop draws: a thread could draw while the state changes
+    # drawing runs in the event loop, because a drawing thread could see state that is being changed
     try:
         with Live(console=console, transient=True, auto_refresh=False) as live:
             async with asyncio.TaskGroup() as group:

@@ -1,4 +1,4 @@
-"""The programs in the demo: simulated engines, ``kvbus run`` in a process of its own, and routers."""
+"""The programs of the demo: simulated engines, a separate ``kvbus run`` process, and routers."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ if TYPE_CHECKING:
 _START_SECONDS: Final = 30.0
 
 Key = tuple[int | None, str, int | str]
-"""(group, medium, hash). A hash of bytes is a hex string."""
+"""A block as (group, medium, hash). A byte hash is a hex string."""
 
 
 async def pause(seconds: float, stop: asyncio.Event) -> None:
-    """Wait for a time, or until ``stop`` is set."""
+    """Wait for this number of seconds, or until ``stop`` is set."""
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(stop.wait(), max(0.0, seconds))
 
 
 class Engine:
-    """An engine that publishes the events of its cache, and that can fail on request.
+    """A simulated engine that publishes the events of its cache and can fail on request.
 
     Args:
-        name: its name on the screen and in the bus.
-        dialect: the release to imitate.
+        name: its name on the screen and in kvbus.
+        dialect: dialect of the simulated release.
         rate: batches per second.
-        blocks: size of its cache.
+        blocks: size of its cache in blocks.
         seed: seed of its requests.
-        directory: where its sockets are.
+        directory: directory of its sockets.
     """
 
     def __init__(self, name: str, dialect: str, rate: float, blocks: int, seed: int, directory: str) -> None:
@@ -56,7 +56,7 @@ class Engine:
         self.dialect: Final = dialect
         self.endpoints: Final = (f"ipc://{directory}/{name}", f"ipc://{directory}/{name}-replay")
         self.published = 0
-        self.losing = 0  # batches that the network still has to lose; the engine keeps them for a replay
+        self.losing = 0  # number of next batches that are not sent live; the engine buffers them for a replay
         self.blocks: set[Key] = set()
         self._rate = rate
         jobs = synthetic(seed, turn_tokens=96, output_tokens=96, max_tokens=2048)
@@ -66,13 +66,13 @@ class Engine:
         self.close = self._publisher.close
 
     def crash(self) -> None:
-        """Restart with an empty cache, and number batches from 0 again."""
+        """Restart with an empty cache and with seq 0."""
         self._publisher.restart()
         self._cache.restart()
         self.blocks = set()
 
     async def serve(self, quiet: asyncio.Event) -> None:
-        """Publish batches until ``quiet`` is set. Begin when kvbus and the direct router are connected."""
+        """Wait until kvbus and the direct router are connected. Then publish batches until ``quiet`` is set."""
         while self._publisher.subscriptions < 2 and not quiet.is_set():
             await pause(0.01, quiet)
         while not quiet.is_set():
@@ -95,8 +95,8 @@ class Bus:
     """A ``kvbus run`` process that the demo starts, reads over HTTP, and kills.
 
     Args:
-        engines: its sources.
-        directory: for its configuration, state, log and sockets.
+        engines: the engines that are its sources.
+        directory: directory for its configuration, state, log and sockets.
     """
 
     def __init__(self, engines: Sequence[Engine], directory: str) -> None:
@@ -119,19 +119,19 @@ class Bus:
         (self._directory / "kvbus.yaml").write_text(json.dumps(configuration))  # JSON is YAML
 
     def total(self, count: str) -> int:
-        """Return one of the counts of ``/sources``, summed over the engines."""
+        """Return the sum of one count of ``/sources`` over all engines."""
         return sum(source["counts"][count] for source in self.sources)
 
     async def start(self) -> None:
-        """Start the process, and wait until it answers.
+        """Start the process, and wait until it answers over HTTP.
 
         Raises:
-            BusError: it ended, or it did not answer in time.
+            BusError: the process ended, or did not answer in time.
         """
         env = {name: value for name, value in os.environ.items() if not name.startswith("KVBUS_")}
         log = self._directory / "log"
         with log.open("w") as errors:
-            # in a session of its own: a Ctrl-C is for the demo alone, which then ends this process
+            # The process gets its own session, so that Ctrl-C signals only the demo. The demo then kills the process.
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "kvbus", "run", str(self._directory / "kvbus.yaml")),
                 stdin=asyncio.subprocess.DEVNULL, stdout=errors, stderr=errors, env=env, start_new_session=True,
@@ -153,12 +153,12 @@ class Bus:
             await process.wait()
 
     async def read(self) -> None:
-        """Read ``/sources``."""
+        """Update ``sources`` from ``/sources``."""
         process, answer = self._process, b"[]"
         with contextlib.suppress(NoAnswerError):
             async with asking(self.url, 2.0), Login().session() as session:
                 answer, _ = await get(session, f"{self.url}/sources")
-        if process is self._process is not None:  # else kvbus was killed, or started again, since the question
+        if process is self._process is not None:  # ignore the answer if kvbus was killed or restarted meanwhile
             self.sources = json.loads(answer)
 
 
@@ -167,10 +167,10 @@ class Router:
 
     Args:
         name: its name on the screen.
-        streams: the live and the replay endpoint, by engine.
-        direct: the streams are the engines' own, and the router reads them in the way of llm-d-kv-cache 0.9.0
-            (docs/INTEROP.md). It asks for no replay and looks at no sequence number, so it notices neither a lost
-            batch nor a restart. It counts copies of a block, so that only the faults make it wrong.
+        streams: live and replay endpoint by engine.
+        direct: whether the streams are the engines' own. The router then reads them as llm-d-kv-cache 0.9.0 does
+            (docs/INTEROP.md). It requests no replay and ignores seqs, so it notices neither a lost batch nor a
+            restart. It counts copies of a block, so that only the faults make it wrong.
     """
 
     def __init__(self, name: str, streams: Mapping[str, tuple[str, str]], *, direct: bool = False) -> None:
@@ -182,7 +182,7 @@ class Router:
         self._tasks: list[asyncio.Task[None]] = []
 
     def wrong(self, engines: Sequence[Engine]) -> tuple[int, int]:
-        """Count the blocks that only the engines have (missing), and those that only the router has (dead)."""
+        """Return the numbers of missing blocks (only an engine has them) and dead blocks (only the router has them)."""
         missing = dead = 0
         for engine in engines:
             held: set[Key] = {
@@ -194,20 +194,20 @@ class Router:
         return missing, dead
 
     def start(self, group: asyncio.TaskGroup) -> None:
-        """Start without any block."""
+        """Start with no blocks, and follow all streams."""
         self.views = {name: BlockView(copies=self.direct) for name in self._streams}
         self.restarts = 0
         self._tasks = [group.create_task(self.follow(name, *endpoints)) for name, endpoints in self._streams.items()]
 
     async def stop(self) -> None:
-        """Stop, and forget all blocks."""
+        """Stop following the streams, and drop all blocks."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks, self.views = [], {}
 
     async def follow(self, name: str, live: str, replay: str) -> None:
-        """Apply the updates of one engine, until cancelled."""
+        """Apply the updates of one engine until cancelled."""
         if not self.direct:
             async for update in Subscriber(live, replay):
                 self.apply(name, update)
@@ -219,6 +219,6 @@ class Router:
                     self.apply(name, Received(int.from_bytes(seq, "big"), topic, batch))
 
     def apply(self, name: str, update: Update) -> None:
-        """Apply one update."""
+        """Apply one update, and count restarts."""
         self.restarts += isinstance(update, Restarted)
         self.views[name].update(update)
