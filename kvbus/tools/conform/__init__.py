@@ -1,1 +1,1 @@
-"""The conformance kit: which clauses of docs/spec an engine's publisher or a router keeps, as seen from outside."""
+"""The conformance kit: checks from outside which clauses of docs/spec an engine's publisher or a router keeps."""

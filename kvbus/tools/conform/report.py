@@ -1,4 +1,4 @@
-"""Verdicts about the clauses of docs/spec, as a table for people and as JSON, and the exit code that follows."""
+"""Verdicts about the clauses of docs/spec, their output as a table or JSON, and the exit code."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from kvbus.common.errors import ExitCode
 from kvbus.tools.terminal import glyphs_for, plain_table
 
 MAX_EVIDENCE_BYTES: Final = 512
-"""Maximum bytes of one piece of evidence in JSON, beside its whole length."""
+"""Maximum number of bytes of one piece of evidence in JSON. Its full length is stated too."""
 
 
 class Outcome(StrEnum):
-    """The outcome for a clause."""
+    """Whether a clause was kept, broken or not seen."""
 
     KEPT = "kept"
     BROKEN = "broken"
@@ -28,7 +28,7 @@ class Outcome(StrEnum):
 
 
 class Level(StrEnum):
-    """How strongly a clause requires something (RFC 2119)."""
+    """Requirement level of a clause (RFC 2119)."""
 
     MUST = "MUST"
     SHOULD = "SHOULD"
@@ -39,8 +39,8 @@ class Clause:
     """A clause of docs/spec/kv-events.md, such as 4.3.
 
     Attributes:
-        number: the section and the place in it.
-        title: what the clause asks for, in a few words.
+        number: the section and the position in it.
+        title: the requirement in a few words.
     """
 
     number: tuple[int, int]
@@ -51,17 +51,17 @@ class Clause:
 
 
 def clause(number: str, title: str) -> Clause:
-    """Return the clause of a number such as ``4.3``."""
+    """Return the clause with a number such as ``4.3``."""
     section, _, place = number.partition(".")
     return Clause((int(section), int(place)), title)
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Bytes that show a verdict.
+    """Bytes that prove a verdict.
 
     Attributes:
-        what: name of the bytes, such as ``payload of batch 17``.
+        what: description of the bytes, such as ``payload of batch 17``.
         data: the bytes.
     """
 
@@ -69,21 +69,21 @@ class Evidence:
     data: bytes
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as plain values."""
+        """Return the evidence as values for JSON."""
         return {"what": self.what, "bytes": len(self.data), "hex": self.data[:MAX_EVIDENCE_BYTES].hex()}
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What was found about one clause, or about one case of it.
+    """The result for one clause, or for one case of a clause.
 
     Attributes:
         clause: the clause.
         outcome: kept, broken or not seen.
-        message: the observation, in a sentence.
-        level: how strongly the clause requires it; of a broken clause, the level of the broken part.
-        evidence: bytes that show it.
-        case: name of the case; empty for a verdict about the whole clause.
+        message: the observation as a sentence.
+        level: level of the clause, or of the broken part of a broken clause.
+        evidence: bytes that prove the observation.
+        case: name of the case; empty for a verdict about the complete clause.
         counts: numbers such as missing and dead blocks.
     """
 
@@ -97,21 +97,21 @@ class Verdict:
 
     @property
     def name(self) -> str:
-        """The clause, and the case if there is one."""
+        """Number of the clause, followed by the case if there is one."""
         return f"{self.clause} {self.case}".rstrip()
 
     @property
     def seen(self) -> str:
-        """The message, and what was counted."""
+        """The message, followed by the counts."""
         counts = ", ".join(f"{count} {name}" for name, count in self.counts.items())
         return f"{self.message} ({counts})" if counts else self.message
 
     def fails(self, *, strict: bool = False) -> bool:
-        """Whether the verdict is a failure: a broken MUST, or with ``strict`` also a broken SHOULD."""
+        """Return whether the verdict is a failure: a broken MUST, or with ``strict`` also a broken SHOULD."""
         return self.outcome is Outcome.BROKEN and (strict or self.level is Level.MUST)
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as plain values."""
+        """Return the verdict as values for JSON."""
         return {
             "clause": str(self.clause),
             "title": self.clause.title,
@@ -125,14 +125,14 @@ class Verdict:
 
 
 SPEC_VERSION: Final = "0.1"
-"""Version of docs/spec/kv-events.md, whose clauses are judged."""
+"""Version of docs/spec/kv-events.md that the verdicts refer to."""
 
 _COLUMNS: Final = 120
-"""Width of a table in a file or a pipe."""
+"""Width of the table in a file or a pipe, in characters."""
 
 
 _TABLE_BYTES: Final = 64
-"""Maximum bytes of one piece of evidence in a table."""
+"""Maximum number of bytes of one piece of evidence in the table."""
 
 
 @dataclass(slots=True)
@@ -141,11 +141,11 @@ class Report:
 
     Attributes:
         role: ``engine`` or ``router``.
-        subject: what was judged: an endpoint, a file or an adapter.
-        verdicts: one for each clause, or for each case of a clause.
-        seen: what was seen in all, such as ``120 batches``.
-        tried: whether anything could be judged at all.
-        notes: what a reader of the report has to know beyond the verdicts.
+        subject: the judged endpoint, file or router.
+        verdicts: verdicts, one for each clause or for each case of a clause.
+        seen: amount of observed data, such as ``120 batches``.
+        tried: whether any clause could be judged.
+        notes: further information for the reader of the report.
     """
 
     role: str
@@ -157,7 +157,7 @@ class Report:
 
     @classmethod
     def of_ranks(cls, reports: Sequence[Report]) -> Report:
-        """Return the reports of all ranks as one, in which each verdict names its rank."""
+        """Merge the reports of all ranks. Each verdict of the result names its rank."""
         verdicts = [
             replace(each, case=f"rank {rank}") for rank, report in enumerate(reports) for each in report.verdicts
         ]
@@ -168,31 +168,35 @@ class Report:
 
     @property
     def ordered(self) -> list[Verdict]:
-        """The verdicts, sorted by clause and case."""
+        """Verdicts sorted by clause and case."""
         return sorted(self.verdicts, key=lambda each: (each.clause, each.case))
 
     def count(self, outcome: Outcome) -> int:
-        """Count the verdicts with this outcome."""
+        """Return the number of verdicts with this outcome."""
         return sum(each.outcome is outcome for each in self.verdicts)
 
     def exit_code(self, *, strict: bool = False) -> ExitCode:
-        """Return 1 where a MUST is broken (with ``strict`` a SHOULD too), 2 where nothing could be tried, else 0."""
+        """Return the exit code.
+
+        It is ``UNAVAILABLE`` if nothing could be judged, ``FOUND`` if a MUST (with ``strict`` also a SHOULD) is broken,
+        else ``OK``.
+        """
         if not self.tried:
             return ExitCode.UNAVAILABLE
         return ExitCode.FOUND if any(each.fails(strict=strict) for each in self.verdicts) else ExitCode.OK
 
     def without_bytes(self) -> Report:
-        """Return the report without the bytes: they may hold token ids, which are prompts (14.3)."""
+        """Return the report without evidence, because it may contain token ids of prompts (14.3)."""
         return replace(self, verdicts=[replace(each, evidence=()) for each in self.verdicts])
 
     @property
     def summary(self) -> str:
-        """The counts in a sentence."""
+        """A sentence with the number of verdicts of each outcome."""
         counts = ", ".join(f"{self.count(outcome)} {outcome}" for outcome in Outcome)
         return f"{self.role} {self.subject}: {counts}" + (f" ({self.seen})" if self.seen else "")
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as plain values."""
+        """Return the report as values for JSON."""
         return {
             "spec": SPEC_VERSION,
             "role": self.role,
@@ -206,12 +210,12 @@ class Report:
 
 
 def as_json(report: Report) -> str:
-    """Return the report as JSON."""
+    """Return the report as JSON text."""
     return json.dumps(report.to_json(), indent=2) + "\n"
 
 
 def print_table(report: Report, file: IO[str]) -> None:
-    """Print the report for people, in colours on a terminal."""
+    """Print the report as a table for people, with colours on a terminal."""
     console = Console(file=file, highlight=False, soft_wrap=False)
     if not console.is_terminal:
         console = Console(file=file, highlight=False, width=_COLUMNS)
@@ -246,5 +250,5 @@ def _shown(piece: dict[str, Any], most: int = MAX_EVIDENCE_BYTES) -> str:
 
 
 def _printable(text: str) -> str:
-    """Escape what a peer must not send to a terminal."""
+    """Escape unprintable characters, so that a peer's text cannot control the terminal."""
     return "".join(each if each.isprintable() or each == "\n" else f"\\x{ord(each):02x}" for each in text)

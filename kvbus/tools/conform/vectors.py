@@ -1,6 +1,6 @@
-"""The vectors of docs/spec: what a publisher sends, in frames, and what a reader knows behind it.
+"""The test vectors of docs/spec: the frames that a publisher sends, and a reader's live blocks after them.
 
-A reader in any language can run them: it needs MessagePack and the two lists of a file, and no socket.
+A reader in any language can run them without a socket. It needs MessagePack and the lists in a vector's file.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ END: Final = [b"", b"", END_SEQ, b""]
 
 Frames = list[bytes]
 Block = tuple[int | None, str, int | bytes]
-"""Group, medium in capitals (the device: GPU), hash."""
+"""A block as (group, medium, hash). The medium is in upper case, and the device is ``GPU``."""
 
 
 def stored(*hashes: Any, parent: Any = None, size: int = 2, **fields: Any) -> dict[str, Any]:
-    """A store of blocks whose tokens are made of their hashes, as vLLM writes it."""
+    """Return a BlockStored event in vLLM's form. The blocks' tokens are derived from their hashes."""
     numbers = [each if isinstance(each, int) else each[0] for each in hashes]
     tokens = [number % 1000 * 10 + at for number in numbers for at in range(size)]
     event = {"type": "BlockStored", "block_hashes": list(hashes), "parent_block_hash": parent, "token_ids": tokens}
@@ -27,7 +27,7 @@ def stored(*hashes: Any, parent: Any = None, size: int = 2, **fields: Any) -> di
 
 
 def removed(*hashes: Any, medium: str | None = "GPU", **fields: Any) -> dict[str, Any]:
-    """The removal of blocks."""
+    """Return a BlockRemoved event."""
     return {"type": "BlockRemoved", "block_hashes": list(hashes), "medium": medium} | fields
 
 
@@ -35,35 +35,35 @@ CLEARED: Final = {"type": "AllBlocksCleared"}
 
 
 def pack(value: Any) -> bytes:
-    """A payload."""
+    """Encode a payload as msgpack."""
     return msgspec.msgpack.encode(value)
 
 
 def message(seq: int, *events: Any, rank: Any = 0, topic: bytes = b"") -> Frames:
-    """A message as a SUB receives it."""
+    """Return the frames of a batch as a SUB socket receives them."""
     return [topic, seq.to_bytes(8, "big"), pack([1.5, list(events), rank])]
 
 
 def raw(seq: int, payload: bytes) -> Frames:
-    """A message whose payload is no batch."""
+    """Return the frames of a message with this payload, which need not be a batch."""
     return [b"", seq.to_bytes(8, "big"), payload]
 
 
 def answer(*messages: Frames) -> list[Frames]:
-    """An answer to a replay request, with its END."""
+    """Return the messages of a replay answer, including END."""
     return [*([b"", *each] for each in messages), END]
 
 
 class Vector(msgspec.Struct, frozen=True):
-    """What is sent, and what a reader knows then.
+    """Messages of a publisher, and the blocks that a reader must hold after them.
 
     Attributes:
-        clauses: which ones it shows.
-        title: what happens.
-        live: messages as a SUB receives them.
-        view: the live blocks behind the last of them.
-        asks: the number that a replay request has to begin with, or an earlier one; None where nothing is missing.
-        replay: what a DEALER receives in answer to a request from 0, after the live messages; ``view`` is behind it.
+        clauses: numbers of the clauses that it tests.
+        title: description of the messages.
+        live: messages as a SUB socket receives them.
+        view: the live blocks after the last message of ``live`` and, if there is one, the answer ``replay``.
+        asks: highest seq at which a correct replay request may begin; None if no batch is missing.
+        replay: messages that a DEALER socket receives after ``live`` as the answer to a request from 0.
     """
 
     clauses: list[str]
@@ -75,7 +75,7 @@ class Vector(msgspec.Struct, frozen=True):
 
 
 def gpu(*hashes: Any, group: int | None = None) -> list[Block]:
-    """Blocks on the device."""
+    """Return blocks on the device."""
     return [(group, "GPU", each) for each in hashes]
 
 
@@ -165,4 +165,4 @@ VECTORS: Final[dict[str, Vector]] = {
                            [message(0, ["BlockStored", [1], None, [10, 11], 2, None, "GPU", None, None, None, None,
                                         None, "dreamt"])], gpu(1)),
 }  # fmt: skip
-"""By the name of their file."""
+"""Vectors by the name of their file."""

@@ -1,1 +1,1 @@
-"""What an engine's publisher is judged by: frames in, with their times, and verdicts out."""
+"""Judges an engine's publisher: reads the frames that it sends with their times, and returns verdicts."""

@@ -1,4 +1,4 @@
-"""The clauses of docs/spec that bind publishers, and the ledger of what was seen of each."""
+"""The clauses of docs/spec that bind publishers, and the ledger of observations about each clause."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Asked:
     Attributes:
         clause: the clause.
         noun: plural noun for the counted observations.
-        unseen: why the clause was not judged, and the option that helps.
+        unseen: usual reason that the clause was not judged, with the option that makes it visible.
         level: the clause's usual level.
     """
 
@@ -85,7 +85,7 @@ _ROWS: Final = (
 WATCHED: Final[dict[str, Asked]] = {
     number: Asked(clause(number, title), noun, unseen, level) for number, title, noun, unseen, level in _ROWS
 }
-"""By number, in the order of the text."""
+"""Judged clauses by number, in the order of the specification."""
 
 UNWATCHED: Final[dict[str, str]] = {
     "6.10": "a publisher may store and remove a hash in one batch: nothing to break; readers owe the order",
@@ -93,15 +93,15 @@ UNWATCHED: Final[dict[str, str]] = {
     "14.2": "a publisher may leave tokens out: nothing to break",
     "14.3": "logs and metrics of an engine cannot be seen from its sockets",
 }
-"""Clauses that bind publishers too, and why they are not judged."""
+"""Clauses that bind publishers but are not judged, with the reason."""
 
 OF_READERS: Final = frozenset({"2.4", "3.2", "3.4", "3.5", "3.7", "4.5", "4.7", "6.13", "10.2", "11.4", "12.2", "13.1"})
-"""Clauses that bind readers alone."""
+"""Clauses that bind only readers."""
 
 
 @dataclass(slots=True)
 class _Entry:
-    """Count how often one clause was kept, and hold the first observation that breaks it."""
+    """Observations about one clause: how often it was kept and broken, and the first one that breaks it."""
 
     kept: int = 0
     broken: int = 0
@@ -113,22 +113,22 @@ class _Entry:
 
 
 class Ledger:
-    """Collect the observations about all clauses.
+    """Collects observations about all clauses.
 
-    The first observation that breaks a clause is shown. A broken MUST takes the place of a broken SHOULD.
+    The verdict on a broken clause shows the first observation that breaks it. A broken MUST replaces a broken SHOULD.
     """
 
     def __init__(self) -> None:
         self._entries: Final = {number: _Entry() for number in WATCHED}
 
     def kept(self, number: str, times: int = 1) -> None:
-        """Count observations that keep a clause."""
+        """Record a number of observations that keep a clause."""
         self._entries[number].kept += times
 
     def broken(self, number: str, message: str, *evidence: Evidence, level: Level | None = None) -> None:
         """Record an observation that breaks a clause.
 
-        Without ``level`` the clause's usual level holds.
+        The default of ``level`` is the clause's usual level.
         """
         entry, level = self._entries[number], level or WATCHED[number].level
         if not entry.broken or (level is Level.MUST and entry.level is Level.SHOULD):
@@ -136,7 +136,7 @@ class Ledger:
         entry.broken += 1
 
     def judge(self, number: str, wrong: str, *evidence: Evidence, level: Level | None = None) -> None:
-        """Record what is wrong by a clause. An empty text means that the clause is kept."""
+        """Record an observation. ``wrong`` says how it breaks the clause; empty if it keeps the clause."""
         if wrong:
             self.broken(number, wrong, *evidence, level=level)
         else:
@@ -151,12 +151,12 @@ class Ledger:
         self._entries[number].instead = why
 
     def is_kept(self, number: str) -> bool:
-        """Whether some observation keeps the clause, and none breaks it."""
+        """Return whether some observation keeps the clause and none breaks it."""
         entry = self._entries[number]
         return entry.kept > 0 and not entry.broken
 
     def is_broken(self, number: str) -> bool:
-        """Whether some observation breaks the clause."""
+        """Return whether some observation breaks the clause."""
         return self._entries[number].broken > 0
 
     def verdicts(self) -> list[Verdict]:

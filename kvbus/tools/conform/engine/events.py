@@ -1,4 +1,4 @@
-"""Read payloads as events, strictly by section 6. A deviation is recorded, and the rest is still read."""
+"""Decode payloads strictly by section 6. Record each deviation, and decode the rest of the payload anyway."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _RANGES: Final = {
     "lora_id": 2**63 - 1,
 }
 _APART: Final = ("lora_id", "lora_name", "cache_salt")
-"""Keys that separate caches for all blocks of a store; ``extra_keys`` does so for each block."""
+"""Keys that distinguish all blocks of a store from blocks with the same tokens. ``extra_keys`` is per block."""
 
 Hash = int | bytes
 Place = tuple[int | None, str]
-"""Group and medium (the device: GPU)."""
+"""Group and medium. The device is ``GPU``."""
 
 _batch: Final = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 _any: Final = msgspec.msgpack.Decoder(Any, strict=True).decode
@@ -46,20 +46,20 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 
 @dataclass(slots=True)
 class Event:
-    """One event that could be read.
+    """One decoded event.
 
     Attributes:
         kind: the event's type.
-        place: group and medium; a clear of all media has an empty medium.
-        hashes: the blocks; integers as unsigned 64 bits.
-        parent: of the first block of a store; None at the root.
-        tokens: of a store, a list.
-        block_size: of a store.
-        apart: values that separate the blocks of a store from other blocks with the same tokens.
-        extras: such values for each block; empty if there are none.
-        remaining: remaining copies of each removed block; None if the event does not say.
-        raw: its bytes.
-        where: its place in the stream, for people.
+        place: group and medium. A clear of all media has an empty medium.
+        hashes: hashes of the blocks; integers as unsigned 64 bits.
+        parent: hash of the parent of a store's first block; None at the root.
+        tokens: token ids of a store.
+        block_size: block size of a store.
+        apart: values that distinguish the blocks of a store from other blocks with the same tokens.
+        extras: such a value for each block; empty without values.
+        remaining: number of remaining copies of each removed block; None if the event does not contain it.
+        raw: the event's bytes.
+        where: position in the stream as text, such as ``event 0 of batch 17``.
     """
 
     kind: str
@@ -80,7 +80,7 @@ class Event:
         return Evidence(self.where, self.raw)
 
     def content_of(self, block: int) -> bytes | None:
-        """Return the content of one block of a store, without its prefix; None if its tokens are unknown."""
+        """Return bytes that identify one block's content without its prefix; None if its tokens are unknown."""
         tokens = self.tokens[block * self.block_size : (block + 1) * self.block_size]
         if not tokens or len(tokens) != self.block_size:
             return None
@@ -89,13 +89,13 @@ class Event:
 
 @dataclass(slots=True)
 class Payload:
-    """One payload that could be read.
+    """One decoded payload.
 
     Attributes:
-        rank: as sent.
-        events: those that could be read.
-        empty: it has no events at all.
-        size: in bytes.
+        rank: the rank as sent.
+        events: the events that could be decoded.
+        empty: whether the payload has no events.
+        size: size in bytes.
     """
 
     rank: Any
@@ -105,12 +105,12 @@ class Payload:
 
     @property
     def clears_first(self) -> bool:
-        """Whether it begins with a clear of everything."""
+        """Whether the first event clears all media."""
         return bool(self.events) and self.events[0].kind == "AllBlocksCleared" and not self.events[0].place[1]
 
 
 class EventReader:
-    """Read the payloads of one stream, and judge them by sections 6, 8, 9 and 12."""
+    """Decodes the payloads of one stream, and judges them by sections 6, 8, 9 and 12."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -119,11 +119,11 @@ class EventReader:
         self._sizes: dict[int | None, int] = {}
 
     def new_epoch(self) -> None:
-        """Forget the block sizes: a new epoch may have others."""
+        """Drop the known block sizes, because a new epoch may have others."""
         self._sizes.clear()
 
     def read(self, payload: bytes, seq: int) -> Payload | None:
-        """Read a payload; return None if it is not a batch."""
+        """Decode and judge a payload. Return None if it is not a batch."""
         ledger, shown = self._ledger, Evidence(f"payload of batch {seq}", payload)
         ledger.kept("12.1")
         if len(payload) > MAX_BATCH_BYTES:
@@ -177,7 +177,7 @@ class EventReader:
             return None
         kind = fields["type"]
         if kind not in {"BlockStored", "BlockRemoved", "AllBlocksCleared"}:
-            return None  # of a later version: 13.1
+            return None  # an event type of a later version (13.1)
         event = Event(kind, self._place(fields, kind, where, shown), raw=data, where=where)
         if kind != "AllBlocksCleared":
             self._check_ranges(fields, where, shown)
@@ -236,7 +236,7 @@ class EventReader:
         self._ledger.judge("6.3", wrong, shown)
 
     def _hashes(self, event: Event, fields: dict[Any, Any], shown: Evidence) -> bool:
-        """Read the hashes; return False if the event names no blocks."""
+        """Decode the hashes into the event. Return False if they are missing or invalid."""
         clause = "6.4" if event.kind == "BlockStored" else "6.12"
         hashes = fields.get("block_hashes")
         if not isinstance(hashes, list):

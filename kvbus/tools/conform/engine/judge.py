@@ -1,6 +1,6 @@
-"""Judge one publisher by what came on its sockets, in order: live batches, answers, late subscribers.
+"""Judge one publisher by the messages of its sockets, in order: live batches, answers, and a late subscriber's.
 
-The judge has no socket and no clock. A recording and a running engine go through it alike.
+The judge has no socket and no clock, so it judges a recording and a running engine in the same way.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kvbus.tools.conform.engine.stream import SEQ_END, Message, Silence, Stream,
 from kvbus.tools.conform.report import Evidence, Level, Report, Verdict
 
 LONG: Final = 1_000
-"""Least length of an answer that shows filling, or losses at a slow requester."""
+"""Minimum number of messages of an answer that can show filling, or losses at a slow requester."""
 
 
 @dataclass(slots=True)
@@ -26,11 +26,11 @@ class Answer:
     """The messages that answer one replay request.
 
     Attributes:
-        start: the number that was asked for.
-        messages: all that came, frame by frame, as a DEALER receives them.
-        ended: END has come.
-        delimited: the request had the empty frame; its answer then has it, too.
-        slow: it was read slowly on purpose.
+        start: first requested seq.
+        messages: frames of all messages, as a DEALER socket receives them.
+        ended: whether END has come.
+        delimited: whether the request, and so the answer, has the empty delimiter frame.
+        slow: whether the answer was read slowly on purpose.
     """
 
     start: int
@@ -40,14 +40,14 @@ class Answer:
     slow: bool = False
 
     def add(self, frames: list[bytes]) -> bool:
-        """Add a message; return whether the answer has ended."""
+        """Add a message. Return whether it is END."""
         self.messages.append(frames)
         self.ended = any(frame[:8] == END_SEQ for frame in frames[-2:])
         return self.ended
 
     @property
     def batches(self) -> list[Message]:
-        """The readable batches of the answer, in either framing."""
+        """Batches of the answer with a valid seq, in either framing."""
         found = []
         for frames in self.messages:
             if len(frames) < 2 or len(frames[-2]) not in {8, 24}:
@@ -60,13 +60,13 @@ class Answer:
 
 
 class AnswerJudge:
-    """Judge answers one by one."""
+    """Judges replay answers."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
 
     def judge(self, answer: Answer, heartbeats: frozenset[int] = frozenset()) -> None:
-        """Judge an answer. ``heartbeats`` are the numbers of empty batches in the live stream."""
+        """Judge an answer. ``heartbeats`` are the seqs of empty batches in the live stream."""
         self._frames(answer)
         self._end(answer)
         batches = answer.batches
@@ -130,7 +130,7 @@ class AnswerJudge:
 
     @staticmethod
     def clears(message: Message) -> bool:
-        """Whether a batch begins with a clear of everything."""
+        """Return whether a batch begins with a clear of all media."""
         payload = EventReader(Ledger()).read(message.payload, message.seq)
         return payload is not None and payload.clears_first
 
@@ -149,13 +149,13 @@ def judge_late(ledger: Ledger, joined: Sequence[Message], others: Mapping[int, b
     """Judge the messages that a late subscriber received.
 
     Args:
-        ledger: what was seen of each clause.
-        joined: what it got, in order.
-        others: what an earlier subscriber got meanwhile, by number.
-        live: what is live at the last batch that it got; None where nobody knows.
+        ledger: records the observations.
+        joined: the late subscriber's messages, in order.
+        others: payloads that an earlier subscriber received meanwhile, by seq.
+        live: the live blocks after the late subscriber's last batch; None if unknown.
 
     Returns:
-        How many batches of it were the state.
+        The number of batches of the state.
     """
     if not joined:
         ledger.broken("5.1", "a second subscriber got nothing, while blocks were live")
@@ -199,19 +199,19 @@ def _batch_of_state(ledger: Ledger, message: Message, other: bytes) -> None:
 
 
 _HEARTBEATS: Final = 20_000
-"""Numbers of empty batches that are remembered."""
+"""Maximum number of empty batches whose seqs are remembered."""
 
 
 class EngineJudge:
-    """Judge a publisher by the messages from its sockets.
+    """Judges a publisher by the messages of its sockets.
 
     Args:
-        rank: of the publisher; None for the one that its first batch has.
+        rank: rank of the publisher; None for the rank in its first batch.
 
     Attributes:
-        ledger: what was seen of each clause; probes note there what they find.
-        batches: messages that came live.
-        events: events in them.
+        ledger: observations about each clause. Probes record their observations there too.
+        batches: number of live messages.
+        events: number of events in them.
     """
 
     def __init__(self, rank: int | None = None) -> None:
@@ -236,29 +236,32 @@ class EngineJudge:
 
     @property
     def restarts(self) -> int:
-        """Number of epochs after the first epoch of each stream."""
+        """Number of restarts: epochs after the first epoch of each stream."""
         return sum(each.epochs for each in {id(each): each for each in self._streams.values()}.values())
 
     def clears_first(self, message: Message) -> bool:
-        """Whether a batch begins with a clear of everything."""
+        """Return whether a batch begins with a clear of all media."""
         return self._answers.clears(message)
 
     def parse(self, frames: Sequence[bytes]) -> Message | None:
-        """Judge the frames of a live message."""
+        """Judge the frames of a live message, and decode them. Return None if they are unusable."""
         self.batches += 1
         return parse(frames, self.ledger)
 
     def gap_before(self, message: Message) -> int | None:
-        """Return the first number missing before a message."""
+        """Return the first missing seq before a message; None if no batch is missing."""
         stream = self._known(message)
         return None if stream is None else stream.gap_before(message)
 
     def welcome(self, message: Message) -> None:
-        """Record how a subscription begins: call it with the first message, before `take`."""
+        """Record whether a subscription begins with a clear. Call it with the first message, before `take`."""
         self._welcomes.append(self.clears_first(message))
 
     def take(self, message: Message, *, connected: bool = False) -> Payload | None:
-        """Judge a live batch, after the batches missing before it were requested."""
+        """Judge a live batch. Call it after requesting the batches that are missing before it.
+
+        ``connected``: the connection was not lost since the last batch.
+        """
         payload = self._stream_of(message).take(message, connected=connected)
         self.events += len(payload.events) if payload is not None else 0
         self.silence.ended(payload)
@@ -269,14 +272,17 @@ class EngineJudge:
         return payload
 
     def answer(self, answer: Answer) -> None:
-        """Judge an answer by itself, without adding its batches to the stream."""
+        """Judge an answer without adding its batches to the stream."""
         self._answers.judge(answer, frozenset(self._heartbeats))
 
     def begin(self, answer: Answer) -> None:
-        """Add the history from an answer to a replay from 0: before the first live batch, or after others."""
+        """Add the new batches of an answer to a replay from 0 to the stream.
+
+        Call it before the first live batch, or after a lost connection.
+        """
         batches = answer.batches
         if len({each.topic for each in batches}) > 1:
-            return  # of several publishers, which nobody can tell apart without their live streams
+            return  # several publishers, which cannot be told apart before their live batches have come
         for message in batches:
             if self.stream.expected is None or message.seq >= self.stream.expected:
                 self.stream.take(message)
@@ -284,7 +290,10 @@ class EngineJudge:
             self.stream.overlaps(state=self.clears_first(batches[0]))
 
     def reconnected(self, answer: Answer | None) -> None:
-        """Go on after the connection was lost. ``answer`` answers a replay from 0; None without a replay endpoint."""
+        """Continue after a new connection. ``answer`` answers a replay from 0; None without a replay endpoint.
+
+        The answer shows whether the publisher has restarted.
+        """
         stream = self.stream
         self.silence.restart()
         if answer is None or not answer.batches or stream.expected is None:
@@ -300,7 +309,7 @@ class EngineJudge:
         self.begin(answer)
 
     def fill(self, message: Message, answer: Answer) -> None:
-        """Add the batches of an answer that are missing before a live message."""
+        """Add the batches of an answer that are missing before a live message to the stream."""
         stream = self._known(message)
         if stream is None:
             return
@@ -323,9 +332,10 @@ class EngineJudge:
         return self.ledger.verdicts()
 
     def _cleared(self, uncleared: list[Evidence]) -> None:
-        """Judge 11.3: where each subscription begins with a clear, the numbering need not.
+        """Judge 11.3: either each epoch or each subscription must begin with a clear.
 
-        One that begins so may be an engine that was just reset, unless batch 0 or a late subscriber shows more.
+        A clear at the beginning of a subscription may be accidental, because the engine may just have been reset. So it
+        counts only if a batch 0 had no clear, or if a late subscriber got the state.
         """
         if all(self._welcomes or [False]) and (uncleared or self.ledger.is_kept("5.1")):
             self.ledger.kept("11.3", len(self._welcomes))
@@ -333,7 +343,7 @@ class EngineJudge:
             self.ledger.broken("11.3", "batch 0 does not begin with AllBlocksCleared", uncleared[0])
 
     def _known(self, message: Message) -> Stream | None:
-        """Return the known stream of a message, or the history that it continues."""
+        """Return the stream of a message's topic, or before the first live message the history; None if it is new."""
         return self._streams.get(message.topic) or (None if self._streams else self._newest)
 
     def _stream_of(self, message: Message) -> Stream:
@@ -366,7 +376,7 @@ def judge_recording(subject: str, messages: Iterable[Recorded]) -> Report:
     judge = EngineJudge()
     before: Recorded | None = None
     for recorded in messages:
-        if before is not None and recorded.seq > before.seq:  # while an engine restarts nobody can speak
+        if before is not None and recorded.seq > before.seq:  # the time of a restart does not count as silence
             judge.silence.passed(max(0.0, recorded.t - before.t))
         before = recorded
         message = judge.parse([recorded.topic, recorded.seq.to_bytes(8, "big"), recorded.payload])

@@ -1,4 +1,4 @@
-"""Probe a running publisher: ask its replay and snapshot endpoints, and its OpenAI-style API."""
+"""Probe a running publisher: send requests to its replay and snapshot endpoints, and to its OpenAI-style API."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ if TYPE_CHECKING:
 
 
 TIMEOUT: Final = 10.0
-"""Seconds for the next message of an answer."""
+"""Seconds to wait for the next message of an answer."""
 _SHORT: Final = 3.0
 """Seconds to wait for an optional answer."""
 _SILENT: Final = 8
-"""Requesters that do not read."""
+"""Number of requesters that do not read their answers."""
 _HOLD_S: Final = 1.0
 _BEYOND: Final = 2**40
-"""Distance from the newest number to a number that was never sent."""
+"""Distance from the newest seq to a seq that was never sent."""
 _MOST_FRAMES: Final = 1_000_000
 
 
 class Asking:
-    """Send requests, and judge the answers.
+    """Sends replay and snapshot requests, and judges the answers.
 
     Args:
-        judge: what is seen goes there.
-        replay: the replay endpoint, None for none.
-        snapshot: the snapshot endpoint, None for none.
-        curve: keys.
+        judge: records the observations.
+        replay: the replay endpoint; None without one.
+        snapshot: the snapshot endpoint; None without one.
+        curve: CURVE keys; None without CURVE.
     """
 
     def __init__(self, judge: EngineJudge, replay: str | None, snapshot: str | None, curve: Curve | None) -> None:
@@ -55,7 +55,7 @@ class Asking:
         self._curve = curve
 
     async def ask(self, start: int) -> Answer | None:
-        """Ask for a replay, and judge the answer; None where there is no replay endpoint."""
+        """Request a replay, judge the answer, and return it; None without a replay endpoint."""
         if self._replay is None:
             return None
         answer = Answer(start)
@@ -66,7 +66,7 @@ class Asking:
         return answer
 
     async def probe(self, heard: Callable[[], int]) -> None:
-        """Try unusual requests. ``heard`` returns the number of live batches so far."""
+        """Send unusual requests, and judge the answers. ``heard`` returns the number of live batches so far."""
         if self._replay is None:
             return
         before = heard()
@@ -95,7 +95,7 @@ class Asking:
         self._judge.ledger.judge("4.1", wrong, *shown)
 
     async def _beside_silent_ones(self) -> None:
-        """Ask while other requesters do not read, then let one of these read."""
+        """Request a replay while other requesters do not read. Then let one of these read its answer slowly."""
         assert self._replay is not None  # noqa: S101 - asked before
         async with AsyncExitStack() as stack:
             silent = []
@@ -112,7 +112,7 @@ class Asking:
             self._judge.answer(answer)
 
     async def snapshot(self) -> None:
-        """Ask for a snapshot, and judge its form."""
+        """Request a snapshot, and judge its form."""
         if self._snapshot is None:
             return
         ledger = self._judge.ledger
@@ -139,7 +139,7 @@ class Asking:
 
     @staticmethod
     async def _read(asker: Asker, answer: Answer, seconds: float) -> None:
-        """Read until END, or until nothing comes for so many seconds."""
+        """Read until END, or until no message comes for this number of seconds."""
         try:
             while not answer.add(await asyncio.wait_for(asker.recv(), seconds)):
                 pass
@@ -148,39 +148,42 @@ class Asking:
 
 
 WAIT_S: Final = 10.0
-"""Seconds for the events of a prompt."""
+"""Seconds to wait for the events of a prompt."""
 AT_ONCE_S: Final = 3.0
-"""Seconds for the clear of a cache that was emptied."""
+"""Seconds to wait for the clear of a cache that was emptied."""
 MAX_PAIRS: Final = 200
-"""Pairs of numbers in a prompt: several blocks at any usual block size, below the 2,048 tokens of small models."""
+"""Number of pairs of numbers in a prompt.
+
+They are several blocks at any usual block size, and fit in the 2,048 tokens of small models.
+"""
 _PAIR_TOKENS: Final = 8
-"""Tokens of a pair at most, where each digit and each space is a token."""
+"""Maximum number of tokens of a pair, if each digit and each space is a token."""
 _TOGETHER: Final = 4
 
 
 class ApiError(Exception):
-    """The API refuses a request, or fails to carry it out."""
+    """The API rejects a request or fails to execute it."""
 
 
 class Reset(StrEnum):
-    """The path of a cache reset; each engine has another one."""
+    """Path of the request that resets the cache, by engine."""
 
     VLLM = "/reset_prefix_cache"
-    """vLLM has it with ``VLLM_SERVER_DEV_MODE=1``, and resets the device's cache."""
+    """vLLM with ``VLLM_SERVER_DEV_MODE=1``. It resets the device's cache."""
     SGLANG = "/flush_cache"
-    """SGLang resets every tier."""
+    """SGLang. It resets every tier."""
 
 
 @dataclass(slots=True)
 class Api:
-    """An API, and the judge of the events that it causes.
+    """Causes events by requests to an API, and judges them.
 
     Attributes:
-        judge: what is seen goes there.
-        base: the URL, without a path.
-        model: the model to ask; empty for the first that the API names.
-        prompts: how many different ones are sent.
-        notes: what could not be done, for the report.
+        judge: records the observations.
+        base: the URL without a path.
+        model: model for prompts; empty for the first model that the API lists.
+        prompts: number of different prompts to send.
+        notes: failed steps, for the report.
     """
 
     judge: EngineJudge
@@ -191,7 +194,7 @@ class Api:
     _pairs: int = MAX_PAIRS
 
     async def provoke(self) -> None:
-        """Run all steps. A failed step adds a note, and the next steps still run."""
+        """Run all steps. A failed step adds a note. The next steps still run, unless no prompt could be sent."""
         async with engine_api.session() as client:
             await self._step("endpoints", self._endpoints(client))
             if not await self._step("prompts", self._prompts(client)):
@@ -235,7 +238,7 @@ class Api:
         blocks.stored_again = 0
         await self._complete(client, first)
         await asyncio.sleep(AT_ONCE_S / 3)
-        # engines compute the last block once more, for the sake of its last token: a copy
+        # engines compute the last block again to get its last token, which makes one copy
         wrong = f"a prompt that was sent twice stored {blocks.stored_again} of its live blocks again"
         self.judge.ledger.judge("7.3", wrong if blocks.stored_again > 1 else "")
         gate = asyncio.Semaphore(_TOGETHER)
@@ -251,7 +254,7 @@ class Api:
         await self._emptied(client, f"POST {path}", self._ask_reset(client, path))
 
     async def _reset_path(self, client: aiohttp.ClientSession) -> Reset:
-        """Find the engine's reset by OPTIONS requests, which change nothing."""
+        """Find the engine's reset path by OPTIONS requests, which change nothing."""
         for path in Reset:
             async with client.options(self.base + path, allow_redirects=False) as answer:
                 if answer.status != 404:
@@ -259,7 +262,7 @@ class Api:
         raise ApiError(f"neither {' nor '.join(Reset)} is there (vLLM needs VLLM_SERVER_DEV_MODE=1)")
 
     async def _ask_reset(self, client: aiohttp.ClientSession, path: Reset) -> None:
-        for method in ("POST", "GET"):  # the first versions of SGLang know GET alone
+        for method in ("POST", "GET"):  # early versions of SGLang accept only GET
             async with client.request(method, self.base + path, allow_redirects=False) as answer:
                 if answer.status == 405 and method == "POST":
                     continue
@@ -282,15 +285,15 @@ class Api:
         await self._complete(client, self._prompt(0))
 
     async def _emptied(self, client: aiohttp.ClientSession, what: str, work: Any) -> None:
-        """Empty the cache, and judge whether a clear comes at once; then store blocks again."""
-        await asyncio.sleep(AT_ONCE_S / 3)  # an engine with requests running may do nothing
+        """Empty the cache, and judge whether a clear comes within `AT_ONCE_S`. Then store blocks again."""
+        await asyncio.sleep(AT_ONCE_S / 3)  # an engine may ignore a reset while requests run
         blocks = self.judge.stream.blocks
         before, live = blocks.clears, len(blocks)
         await work
         if not live:
             raise ApiError(f"{what}: no block was live")
         at_once = await _until(lambda: blocks.clears > before, AT_ONCE_S)
-        if at_once or not len(blocks):  # by removals
+        if at_once or not len(blocks):  # removals of all blocks are as good as a clear
             self.judge.ledger.kept("11.2")
         if what != "POST /sleep":
             await self._complete(client, self._prompt(0))
@@ -300,7 +303,7 @@ class Api:
             self.judge.ledger.broken("11.2", f"{what}: no AllBlocksCleared within {AT_ONCE_S:g} s{later}")
 
     async def _find_model(self, client: aiohttp.ClientSession) -> None:
-        """Learn the model's name, and how long a prompt it takes (vLLM says ``max_model_len``)."""
+        """Read the model's name and the maximum length of a prompt (``max_model_len``, which vLLM reports)."""
         async with client.get(self.base + "/v1/models") as answer:
             found = await answer.json(content_type=None)
         try:
@@ -315,7 +318,7 @@ class Api:
             self._pairs = max(1, min(MAX_PAIRS, limit // _PAIR_TOKENS - 1))
 
     def _prompt(self, number: int) -> str:
-        """Return a prompt that shares no block with those of other numbers, and is the same in every run."""
+        """Return a prompt that shares no block with the prompts of other numbers. It is the same in every run."""
         return " ".join(f"{number} {word * 7919 % 1009}" for word in range(self._pairs))
 
     async def _complete(self, client: aiohttp.ClientSession, prompt: str) -> None:
@@ -330,13 +333,13 @@ class Api:
 def _says_no(text: str) -> bool:
     try:
         answer = json.loads(text)
-    except (ValueError, RecursionError):  # no JSON, or one that is nested without end
+    except (ValueError, RecursionError):  # the text is not JSON, or is nested too deeply
         return False
     return isinstance(answer, dict) and answer.get("success") is False
 
 
 async def _until(condition: Callable[[], bool], seconds: float) -> bool:
-    """Wait until the condition holds; return False if the time is over first."""
+    """Wait until the condition holds. Return False if the time is over first."""
     end = asyncio.get_running_loop().time() + seconds
     while not condition():
         if asyncio.get_running_loop().time() > end:

@@ -1,4 +1,4 @@
-"""One numbered stream of a publisher: frames, numbers, epochs, live blocks and what their hashes name."""
+"""Judge one numbered stream of a publisher: frames, seqs, epochs, live blocks, and the contents of their hashes."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ _ROOT: Final = b"root"
 
 
 class Contents:
-    """Compare hashes with contents: equal hashes must name equal prefixes (6.7, 6.8)."""
+    """Compares hashes with contents: equal hashes must name equal prefixes (6.7, 6.8)."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._epoch = 0
         self._prefix: dict[tuple[int | None, Hash], bytes] = {}
-        """Digest of a block and its whole prefix, by group and hash."""
+        """Digest of a block and its complete prefix, by group and hash."""
         self._named: dict[bytes, tuple[Hash, int]] = {}
-        """Hash and epoch of the newest store, by that digest."""
+        """Hash and epoch of the newest store, by the digest of the block and its prefix."""
         self._alone: dict[bytes, tuple[bytes, Hash]] = {}
-        """Prefix digest and hash of the first store, by the digest of the block alone."""
+        """Prefix digest and hash of the first store, by the digest of the block without its prefix."""
 
     def new_epoch(self) -> None:
-        """Begin a new epoch of the publisher."""
+        """Count a restart of the publisher."""
         self._epoch += 1
 
     def stored(self, event: Event) -> None:
-        """Compare a store with earlier stores. One hash may name blocks of several groups."""
+        """Compare a BlockStored event with earlier ones. Blocks of different groups may have the same hash."""
         group = event.place[0]
         parent = _ROOT if event.parent is None else self._prefix.get((group, event.parent))
         for at, block in enumerate(event.hashes):
@@ -60,7 +60,7 @@ class Contents:
         self._prefix.setdefault(key, prefix)
         other = self._alone.setdefault(alone, (prefix, block))
         if other[0] != prefix and other[1] != block:
-            ledger.kept("6.7")  # the same tokens behind another prefix have another hash
+            ledger.kept("6.7")  # the same tokens after another prefix have another hash
         known = self._named.get(prefix)
         if known is not None and known[1] != self._epoch:
             another = f"{event.where} has another hash than before the restart"
@@ -80,7 +80,7 @@ class _Table:
 
     def __init__(self) -> None:
         self.stores: Final[dict[Hash, int]] = {}
-        """Stores minus removals of each live block."""
+        """Number of stores minus removals of each live block."""
         self.parents: Final[dict[Hash, Hash | None]] = {}
         self.children: Final[Counter[Hash | None]] = Counter()
 
@@ -98,12 +98,13 @@ class _Table:
 
 
 class Blocks:
-    """The view of a reader that applies all events in order.
+    """The live blocks of a reader that applies all events in order.
 
     Attributes:
-        complete: nothing from before or between is missing, so that a block that is not here is not live.
-        stored_again: blocks that were stored while they were live, since somebody last set it to 0.
-        clears: AllBlocksCleared that came.
+        complete: whether no batch is missing since the epoch began or all blocks were cleared. A block that is not in
+            a complete view is not live.
+        stored_again: number of stores of live blocks since a caller set it to 0.
+        clears: number of AllBlocksCleared events.
     """
 
     def __init__(self, ledger: Ledger) -> None:
@@ -113,13 +114,13 @@ class Blocks:
         self._ledger = ledger
         self._tables: dict[Place, _Table] = {}
         self._cleared: set[tuple[Place, Hash]] = set()
-        """Blocks that the last clear of all media removed, and that were not stored since."""
+        """Blocks that the last clear of all media removed and that have not been stored since."""
         self._open_clears = 0
-        """Clears of live blocks that no event has followed yet."""
+        """Number of clears of live blocks that are not followed by an event yet."""
 
     @property
     def live(self) -> set[tuple[Place, Hash]]:
-        """The live blocks."""
+        """All live blocks."""
         return {(place, block) for place, table in self._tables.items() for block in table.stores}
 
     def __len__(self) -> int:
@@ -130,7 +131,7 @@ class Blocks:
         self.complete = False
 
     def reset(self, *, complete: bool) -> None:
-        """Forget all blocks at the beginning of an epoch."""
+        """Drop all blocks at the beginning of an epoch."""
         self._tables.clear()
         self._cleared.clear()
         self.complete = complete
@@ -246,16 +247,19 @@ class Blocks:
 
 SEQ_END: Final = 2**63
 SILENCE_S: Final = 2.5
-"""Seconds without a batch after which the empty batch is missing, and not late."""
+"""Seconds without a batch after which the empty batch counts as missing, not as late."""
 _PAUSE_S: Final = 0.8
-"""Least silence, in seconds, that an empty batch answers."""
+"""Minimum seconds of silence after which an empty batch keeps clause 3.6."""
 _REMEMBERED: Final = 10_000
-"""Number of payloads that are remembered, to recognise another epoch."""
+"""Maximum number of payload checksums that are remembered, to recognise another epoch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message with three frames as in section 2."""
+    """A message of three frames as in section 2.
+
+    ``publisher`` is the publisher's id, empty if the sequence frame has only 8 bytes.
+    """
 
     topic: bytes
     seq: int
@@ -264,7 +268,7 @@ class Message:
 
 
 def parse(frames: Sequence[bytes], ledger: Ledger) -> Message | None:
-    """Read a live message; return None if its number is unusable."""
+    """Judge and decode the frames of a live message. Return None if they are not three, or have no valid seq."""
     if len(frames) != 3:
         shown = [Evidence(f"frame {at}", frame) for at, frame in enumerate(frames[:4])]
         ledger.broken("2.1", f"a message has {len(frames)} frames", *shown)
@@ -280,14 +284,14 @@ def parse(frames: Sequence[bytes], ledger: Ledger) -> Message | None:
 
 
 class Stream:
-    """Judge the batches of one numbering in their order of arrival.
+    """Judges the batches of one numbered stream in their order of arrival.
 
     Args:
-        ledger: what was seen of each clause.
-        rank: of its publisher; None for the one that its first batch has.
+        ledger: records the observations.
+        rank: rank of the publisher; None for the rank in its first batch.
 
     Attributes:
-        expected: the next number; None before the first batch.
+        expected: seq of the next batch; None before the first batch.
         blocks: the live blocks.
     """
 
@@ -299,33 +303,36 @@ class Stream:
         self.uncleared: list[Evidence] = []
         """Each batch 0 that did not begin with AllBlocksCleared."""
         self.missing = 0
-        """Numbers that never arrived. Whether the publisher sent them is unknown."""
+        """Number of seqs that never arrived. It is unknown whether the publisher sent them."""
         self._ledger = ledger
         self._reader = EventReader(ledger)
         self._contents = Contents(ledger)
         self._sent: dict[int, int] = {}
-        """Checksums of the newest payloads, by number."""
+        """Checksums of the newest payloads, by seq."""
         self._publisher = b""
         self._wanted = rank
         self._rank: Any = None
         self._batches = 0
         self._rejoined = False
         self._overlap = 0
-        """Batches below this number came in an answer, and may still arrive live."""
+        """Batches below this seq came in an answer and may still arrive live."""
         self._state = False
-        """The answer brought a state, whose batches differ from the live ones of the same numbers."""
+        """Whether the answer was a state. Its batches differ from the live batches with the same seqs."""
 
     def overlaps(self, *, state: bool) -> None:
-        """Expect batches of an added answer once more, live. ``state``: the answer began with AllBlocksCleared."""
+        """Expect that the batches of an added answer also arrive live.
+
+        ``state``: the answer began with AllBlocksCleared.
+        """
         self._overlap, self._state = self.expected or 0, state
 
     def rejoin(self) -> None:
-        """Go on after a lost connection without a replay of the batches in between."""
+        """Continue after a lost connection without a replay of the batches in between."""
         self._rejoined = True
         self.blocks.lose()
 
     def gap_before(self, message: Message) -> int | None:
-        """Return the first number missing before a message, None if the message is the next one."""
+        """Return the first missing seq before a message; None if no batch is missing."""
         if self.expected is None or self._rejoined:
             return None
         if message.publisher != self._publisher or message.seq <= self.expected:
@@ -333,10 +340,10 @@ class Stream:
         return self.expected
 
     def take(self, message: Message, *, connected: bool = False) -> Payload | None:
-        """Judge the next batch. ``connected``: the connection was not lost since the batch before.
+        """Judge the next batch. ``connected``: the connection was not lost since the previous batch.
 
         Returns:
-            What could be read of it, None where it is none or was there already.
+            The decoded payload; None if it is not a batch or a repetition.
         """
         first = self.expected is None
         if not first and not self._number(message, connected=connected):
@@ -364,11 +371,11 @@ class Stream:
         return payload
 
     def skipped(self, number: int, shown: Evidence) -> None:
-        """Record a number that an answer lacks between others: it was never sent."""
+        """Record that the publisher never sent a seq, because an answer has batches before and after it."""
         self._ledger.broken("3.1", f"number {number} was never sent, and a replay does not have it", shown)
 
     def new_epoch(self) -> None:
-        """Begin an epoch with the next batch."""
+        """Begin a new epoch with the next batch."""
         self.epochs += 1
         self._overlap = 0
         self._batches = 0
@@ -379,15 +386,15 @@ class Stream:
         self.blocks.reset(complete=False)
 
     def knows(self, message: Message) -> bool:
-        """Whether a batch with this number and the same bytes was taken."""
+        """Return whether a batch with this seq and the same payload has been processed."""
         return self._sent.get(message.seq) == zlib.crc32(message.payload)
 
     def contradicts(self, message: Message) -> bool:
-        """Whether a batch with this number and other bytes was taken."""
+        """Return whether a batch with this seq and another payload has been processed."""
         return message.seq in self._sent and not self.knows(message)
 
     def _number(self, message: Message, *, connected: bool) -> bool:
-        """Judge the number; return False if the batch is a repetition."""
+        """Judge the seq of a batch. Return False if the batch is a repetition."""
         ledger, expected, rejoined = self._ledger, self.expected or 0, self._rejoined
         self._rejoined = False
         if message.publisher != self._publisher:
@@ -398,12 +405,12 @@ class Stream:
             ledger.kept("3.1")
             self._overlap *= message.seq < self._overlap
         elif message.seq > expected and rejoined:
-            pass  # what is missing was sent to nobody
+            pass  # the missing batches were sent while there was no connection
         elif message.seq > expected:
             self.missing += message.seq - expected
             self.blocks.lose()
         elif message.seq < self._overlap and (self._state or self.knows(message)):
-            self._overlap *= message.seq < self._overlap - 1  # that was the last of them
+            self._overlap *= message.seq < self._overlap - 1  # 0 after the last batch of the answer
             return False
         elif self.knows(message) and not rejoined:
             shown = Evidence(f"payload of batch {message.seq}", message.payload)
@@ -424,7 +431,7 @@ class Stream:
         self.new_epoch()
 
     def _begin(self, message: Message, payload: Payload) -> None:
-        """Judge the first known batch of an epoch."""
+        """Judge the first received batch of an epoch."""
         self.blocks.reset(complete=message.seq == 0)
         if message.seq != 0:
             return
@@ -449,7 +456,7 @@ class Stream:
 
 
 class Silence:
-    """Measure silence, and judge whether empty batches end it (3.6)."""
+    """Measures silence, and judges whether empty batches end it (3.6)."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -457,18 +464,18 @@ class Silence:
         self._said = False
 
     def passed(self, seconds: float) -> None:
-        """Add seconds of silence while the connection stood."""
+        """Add seconds of silence on a live connection."""
         self._silent += seconds
         if self._silent >= SILENCE_S and not self._said:
             self._said = True
             self._ledger.broken("3.6", f"nothing was sent for more than {SILENCE_S:g} s")
 
     def ended(self, payload: Payload | None) -> None:
-        """End the silence by a batch."""
+        """Record that a batch has ended the silence."""
         if self._silent >= _PAUSE_S and not self._said and payload is not None and payload.empty:
             self._ledger.kept("3.6")
         self.restart()
 
     def restart(self) -> None:
-        """Measure anew, for example after a new connection."""
+        """Reset the measurement, for example after a new connection."""
         self._silent, self._said = 0.0, False

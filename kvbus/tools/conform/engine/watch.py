@@ -1,4 +1,4 @@
-"""Watch a running publisher on its sockets, ask for missing batches, and pass all messages to the judge."""
+"""Subscribe to a running publisher, request missing batches, and pass all messages to the judge."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ _TICK_S: Final = 0.1
 _DIAL_S: Final = 5.0
 _CONNECT_S: Final = 10.0
 _LATE_S: Final = 3.0
-"""Seconds for what a late subscriber gets."""
+"""Seconds to wait for the messages of a late subscriber."""
 _PING: Final = b"\x04PING"
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The publisher to watch, and how.
+    """The publisher to watch, and the options.
 
     Attributes:
-        endpoint: of the live stream.
-        replay: of the replay, None for none.
-        snapshot: of snapshots, None for none.
-        api: URL of an OpenAI-style API, None for none.
-        model: to ask there; empty for the first that it names.
+        endpoint: endpoint of the live stream.
+        replay: endpoint of the replay; None without one.
+        snapshot: endpoint of snapshots; None without one.
+        api: URL of an OpenAI-style API; None without one.
+        model: model for prompts; empty for the first model that the API lists.
         topic: subscription prefix.
-        bind: listen at the endpoint.
-        curve: keys.
-        seconds: to watch, at least.
-        prompts: different ones to send.
-        await_restart: watch on until an epoch has begun.
-        rank: of the publisher; None for the one that its first batch has.
+        bind: whether to bind the endpoint instead of connecting.
+        curve: CURVE keys; None without CURVE.
+        seconds: minimum time to watch.
+        prompts: number of different prompts to send.
+        await_restart: whether to watch until the publisher has restarted.
+        rank: rank of the publisher; None for the rank in its first batch.
     """
 
     endpoint: str
@@ -64,28 +64,28 @@ class Target:
 
     @classmethod
     def of(cls, endpoint: str, curve: Curve | None = None, **options: Any) -> Target:
-        """Return the target that the options of ``kvbus conform engine`` name."""
+        """Return the target for the options of ``kvbus conform engine``."""
         api, topic = options.pop("api"), options.pop("topic").encode()
         url = None if api is None else (api if "://" in api else f"http://{api}").rstrip("/")
         return cls(endpoint, api=url, topic=topic, curve=curve, **options)
 
     def of_rank(self, rank: int) -> Target:
-        """Return the target of another rank, whose ports are those of rank 0 plus the rank (1.2).
+        """Return the target of another rank. Its ports are those of rank 0 plus the rank (1.2).
 
         Raises:
-            ValueError: an endpoint has no port to count from.
+            ValueError: an endpoint is malformed, or its port would be above 65535.
         """
         replay, snapshot = (each and endpoint_offset(each, rank) for each in (self.replay, self.snapshot))
         return replace(self, endpoint=endpoint_offset(self.endpoint, rank), replay=replay, snapshot=snapshot, rank=rank)
 
 
 class Tap:
-    """A subscription whose messages are taken one by one."""
+    """A subscription that queues its messages and connection changes."""
 
     def __init__(self, target: Target) -> None:
         self.messages: Final[deque[list[bytes]]] = deque()
         self.ups: Final[deque[bool]] = deque()
-        """Connections made and lost, in order."""
+        """Connection changes in order: True for a new connection, False for a lost one."""
         self.arrived: Final = asyncio.Event()
         self.refused: Refused | None = None
         self.sockets: Final = StreamSockets(
@@ -101,29 +101,29 @@ class Tap:
         await self.sockets.aclose()
 
     def on_live(self, frames: list[bytes]) -> None:
-        """Take a live message."""
+        """Queue a live message."""
         self.messages.append(frames)
         self.arrived.set()
 
     def on_connection(self, up: bool) -> None:
-        """Queue a connection made or lost after the messages before it."""
+        """Queue a new or lost connection in order with the messages."""
         self.ups.append(up)
-        self.messages.append([])  # holds its place
+        self.messages.append([])  # marks the position of the connection change among the messages
         self.arrived.set()
 
     def on_refused(self, reason: Refused) -> None:
-        """Remember why there is no connection."""
+        """Record why the connection was refused."""
         self.refused = reason
 
     def on_replayed(self, frames: list[bytes]) -> None:
-        """Nothing is asked on these sockets."""
+        """Do nothing, because these sockets send no requests."""
 
     def on_snapshot(self, frames: list[bytes]) -> None:
-        """Nothing is asked on these sockets."""
+        """Do nothing, because these sockets send no requests."""
 
 
 class Watch:
-    """Watch a publisher for a while; `report` returns the verdicts so far."""
+    """Watches a publisher for some time. `report` returns the verdicts so far."""
 
     def __init__(self, target: Target, progress: Callable[[str], None] = lambda _: None) -> None:
         self.judge: Final = EngineJudge(target.rank)
@@ -132,15 +132,15 @@ class Watch:
         self._asking = Asking(self.judge, target.replay, target.snapshot, target.curve)
         self._notes: list[str] = []
         self.connected = False
-        """Whether the connection stands after the messages taken so far."""
+        """Whether the connection was up after the last processed message."""
         self._steady = False
-        """Whether the connection was not lost since the last batch."""
+        """Whether the connection has been up without interruption since the last batch."""
         self._ups = 0
         self._judged = False
-        """There is a verdict although no connection could be watched."""
+        """Whether a clause was judged although no live connection could be watched."""
         self._doing = "connecting"
         self._others: dict[int, bytes] | None = None
-        """Payloads by number, while a late subscriber is compared with this one."""
+        """Payloads by seq while a late subscriber is compared with this one; else None."""
 
     def report(self) -> Report:
         """Return the verdicts so far."""
@@ -151,7 +151,7 @@ class Watch:
         return Report("engine", self._target.endpoint, verdicts, seen, tried=tried, notes=self._notes)
 
     async def run(self) -> None:
-        """Watch until all probes are done and the time is over."""
+        """Watch until all probes have ended and the time is over."""
         target = self._target
         if not target.bind and not await self._look():
             return
@@ -168,7 +168,7 @@ class Watch:
                 await asyncio.gather(pinged, return_exceptions=True)
 
     async def _look(self) -> bool:
-        """Dial once without libzmq, to learn the socket type and whether it wants keys."""
+        """Dial once without libzmq, to learn the socket type and the mechanism. Return whether to go on."""
         endpoint, ledger = self._target.endpoint, self.judge.ledger
         async with dial(endpoint, Role.SUB, seconds=_DIAL_S, curve=self._target.curve) as dialled:
             outcome = dialled.outcome
@@ -219,7 +219,7 @@ class Watch:
             await asyncio.gather(probing, return_exceptions=True)
 
     async def _take(self, tap: Tap) -> None:
-        """Take the next message, or wait a moment for it."""
+        """Process the next message, or wait up to `_TICK_S` for one."""
         if not tap.messages:
             tap.arrived.clear()
             with contextlib.suppress(TimeoutError):
@@ -241,7 +241,7 @@ class Watch:
             return
         gap = self.judge.gap_before(message)
         if gap is not None:
-            # ask from a batch that is known to exist: a number missing after it was never sent
+            # Request the replay from a batch that is known to exist. A seq that is missing after it was never sent.
             answer = await self._asking.ask(max(0, gap - 1))
             if answer is not None:
                 self.judge.fill(message, answer)
@@ -274,7 +274,7 @@ class Watch:
         self._doing = "watching"
 
     async def _late(self) -> None:
-        """Subscribe a second time, and compare both subscribers."""
+        """Subscribe a second time, and compare the messages of both subscribers."""
         if not len(self.judge.stream.blocks) or self._target.bind:
             return
         self._others = {}
@@ -294,7 +294,10 @@ class Watch:
             )
 
     async def _at_one(self, late: Tap) -> tuple[list[Message], View | None]:
-        """Wait until both subscribers have the same batches; return the late one's messages, and the view then."""
+        """Wait until both subscribers have received the same batches.
+
+        Return the late subscriber's messages, and the live blocks then. The blocks are None if the wait timed out.
+        """
         joined: list[Message] = []
         end = asyncio.get_running_loop().time() + _LATE_S
         while True:
@@ -308,7 +311,7 @@ class Watch:
             await asyncio.sleep(0.01)
 
     async def _unanswered_pings(self) -> None:
-        """Stay connected without answering a PING."""
+        """Stay connected without answering PINGs, and judge whether the publisher cuts the connection (1.5)."""
         if self._target.curve is not None or self._target.bind:
             return
         ledger, endpoint = self.judge.ledger, self._target.endpoint

@@ -1,1 +1,1 @@
-"""Plays an engine with every fault that docs/spec names, and asks a router what it holds behind each."""
+"""Judges a router: acts as an engine with every fault in docs/spec, and asks the router for its blocks after each."""

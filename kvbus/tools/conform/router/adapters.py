@@ -1,4 +1,4 @@
-"""The ways to ask a router what it holds."""
+"""Adapters: the ways to ask a router for the blocks that it holds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvbus.client import BlockView, Subscriber
 from kvbus.tools.conform.router.views import MASK, Held, Known, View, ViewError, canonical, parse, view_of
 
 BLOCK_SIZE: Final = 2
-"""Tokens in a block of every case."""
+"""Number of tokens of a block in every case."""
 
 _TIMEOUT_S: Final = 30.0
 _END_S: Final = 5.0
@@ -25,7 +25,7 @@ _LINE: Final = 256 * 1024 * 1024
 
 
 class Stream(NamedTuple):
-    """Where a router reads the batches of one rank."""
+    """The endpoints and the topic at which a router reads the batches of one rank."""
 
     live: str
     replay: str
@@ -33,7 +33,7 @@ class Stream(NamedTuple):
 
 
 class AdapterError(Exception):
-    """The router cannot be asked. ``crashed``: an earlier question was answered."""
+    """The router does not answer. ``crashed``: it has answered an earlier question."""
 
     def __init__(self, text: str, *, crashed: bool = False) -> None:
         super().__init__(text)
@@ -44,29 +44,29 @@ class Adapter(abc.ABC):
     """A router, and the way to ask it.
 
     Attributes:
-        fresh: each case has a router that holds nothing, and reads streams of its own.
+        fresh: whether each case begins with an empty router that reads new streams.
     """
 
     fresh: ClassVar[bool] = False
 
     async def start(self, streams: Sequence[Stream]) -> None:  # noqa: B027 - a router that runs needs nothing
-        """Let the router read these streams."""
+        """Make the router read these streams."""
 
     @abc.abstractmethod
     async def view(self, known: Known) -> View:
-        """Ask which blocks it holds.
+        """Ask the router which of the ``known`` blocks it holds.
 
         Raises:
-            AdapterError: it does not answer, or not with blocks.
+            AdapterError: the router does not answer, or the answer is not a view.
         """
 
     async def ended(self) -> str:
-        """Wait until the router ends by itself, and say how; wait for ever if its end cannot be seen."""
+        """Wait until the router ends by itself, and return how it ended. Wait for ever if the end is not observable."""
         never: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         return await never
 
     async def stop(self) -> None:  # noqa: B027 - the same
-        """End the router."""
+        """Stop the router."""
 
 
 def _asked(known: Known) -> dict[str, Any]:
@@ -74,10 +74,10 @@ def _asked(known: Known) -> dict[str, Any]:
 
 
 class Driver(Adapter):
-    """A program that runs a router: it is given the streams as a line of JSON, and answers each further line.
+    """A program that runs a router. Its first line of input has the streams as JSON, and it answers each further line.
 
     Args:
-        command: that starts it, once for each case.
+        command: command that starts the program, once for each case.
     """
 
     fresh = True
@@ -88,7 +88,7 @@ class Driver(Adapter):
         self._answered = False
 
     async def start(self, streams: Sequence[Stream]) -> None:
-        """Run the program."""
+        """Start the program, and write the streams to its input."""
         self._answered = False
         try:
             self._process = await asyncio.create_subprocess_exec(
@@ -104,7 +104,7 @@ class Driver(Adapter):
         await self._write({"streams": named, "block_size": BLOCK_SIZE})
 
     async def view(self, known: Known) -> View:
-        """Ask by a line of JSON, and read the answer."""
+        """Write the known blocks as a line of JSON, and read the answer."""
         await self._write(_asked(known))
         process = self._running()
         assert process.stdout is not None  # noqa: S101 - it is a pipe
@@ -123,11 +123,11 @@ class Driver(Adapter):
         return view
 
     async def ended(self) -> str:
-        """Wait for the program's exit code."""
+        """Wait for the end of the program, and return a text with its exit code."""
         return f"the router ended (exit code {await self._running().wait()})"
 
     async def stop(self) -> None:
-        """Close the program's input, then end it with its children."""
+        """Close the program's input. Terminate, and finally kill, its process group if it does not end."""
         if self._process is None:
             return
         process, self._process = self._process, None
@@ -147,7 +147,7 @@ class Driver(Adapter):
         process = self._running()
         assert process.stdin is not None  # noqa: S101 - it is a pipe
         process.stdin.write(json.dumps(line).encode() + b"\n")
-        with contextlib.suppress(ConnectionError):  # it has ended: its output says so
+        with contextlib.suppress(ConnectionError):  # the program has ended, which the next read of its output shows
             await process.stdin.drain()
 
     def _running(self) -> asyncio.subprocess.Process:
@@ -175,21 +175,21 @@ class _Http(Adapter):
 
 
 class ViewUrl(_Http):
-    """A URL that answers with what a running router holds."""
+    """A running router with a URL that answers with its view."""
 
     def __init__(self, url: str) -> None:
         self._url: Final = url
 
     async def view(self, known: Known) -> View:  # noqa: ARG002 - it tells all
-        """Ask the URL."""
+        """Return the view at the URL."""
         return _parsed(await self._call("GET", self._url))
 
 
 class DynamoIndexer(_Http):
-    """Dynamo's standalone indexer: each case is a model of its own.
+    """Dynamo's standalone indexer. Each case has its own model.
 
     Args:
-        url: where it answers.
+        url: base URL of the indexer.
     """
 
     fresh = True
@@ -200,7 +200,7 @@ class DynamoIndexer(_Http):
         self._cases = 0
 
     async def start(self, streams: Sequence[Stream]) -> None:
-        """Register each stream as a rank of a worker."""
+        """Register a new worker with a rank for each stream."""
         self._cases += 1
         self._model = f"kvbus-conform-{os.getpid()}-{self._cases}"
         for rank, stream in enumerate(streams):
@@ -210,7 +210,7 @@ class DynamoIndexer(_Http):
             })  # fmt: skip
 
     async def view(self, known: Known) -> View:  # noqa: ARG002 - it tells all
-        """Read the indexer's dump."""
+        """Return the blocks in the indexer's dump."""
         dump = json.loads(await self._call("GET", f"{self._url}/dump"))
         held = set()
         for entry in dump.get(f"{self._model}:default", {}).get("events", []):
@@ -220,7 +220,7 @@ class DynamoIndexer(_Http):
         return View(frozenset(held), frozenset({"medium", "rank"}))
 
     async def stop(self) -> None:
-        """Unregister the model."""
+        """Unregister the worker."""
         with contextlib.suppress(AdapterError):
             body = {"instance_id": self._cases, "model_name": self._model}
             await self._call("POST", f"{self._url}/unregister", body)
@@ -230,10 +230,10 @@ _DYNAMO_TIERS: Final = {"device": "GPU", "host_pinned": "CPU", "disk": "DISK"}
 
 
 class Client(Adapter):
-    """kvbus's own library for routers, in this process.
+    """kvbus's own client library, in this process.
 
     Args:
-        copies: it reads an engine, which may count copies; kvbus does not.
+        copies: whether to count copies: True for an engine's stream, False for kvbus's.
     """
 
     fresh = True
@@ -252,7 +252,7 @@ class Client(Adapter):
         ]
 
     async def view(self, known: Known) -> View:  # noqa: ARG002 - it tells all
-        """Return the blocks of all views."""
+        """Return the blocks of all streams."""
         for task in self._tasks:
             if task.done():
                 task.result()
@@ -263,7 +263,7 @@ class Client(Adapter):
         return View(frozenset(held), frozenset({"medium", "group", "rank"}))
 
     async def stop(self) -> None:
-        """Close the subscriptions."""
+        """Cancel the subscriptions."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

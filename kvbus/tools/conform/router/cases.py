@@ -1,4 +1,4 @@
-"""Every case that a router is tried with: the faults that docs/spec names, and its vectors."""
+"""All cases for routers: the faults and the vectors of docs/spec."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvbus.tools.conform.vectors import CLEARED, VECTORS, Frames, Vector, messag
 
 
 class Batch(NamedTuple):
-    """Publish the next batch, counted from 0 in each rank. ``lost``: only a replay has it."""
+    """Step: publish the next batch of a rank. ``lost``: the batch is not sent live, and only a replay has it."""
 
     events: Sequence[Any] = ()
     lost: bool = False
@@ -22,54 +22,54 @@ class Batch(NamedTuple):
 
 
 class Message(NamedTuple):
-    """Send a message unchanged, but with its number counted from the beginning of the case."""
+    """Step: send a message unchanged, except that its seq is relative to the first seq of the case."""
 
     frames: Frames
     lost: bool = False
 
 
 class Again(NamedTuple):
-    """Send an earlier batch again: a duplicate, or a late one."""
+    """Step: send an earlier batch live, as a duplicate or late. ``batch`` is counted from 0 in each rank."""
 
     batch: int
     rank: int = 0
 
 
 class Restart(NamedTuple):
-    """Begin a new epoch with an empty replay buffer. ``connected``: a proxy keeps the connection."""
+    """Step: begin a new epoch with an empty replay buffer. ``connected``: the connection stays, as with a proxy."""
 
     rank: int = 0
     connected: bool = False
 
 
 class Seen(NamedTuple):
-    """Wait until the router has read all messages, so that a following fault can do harm."""
+    """Step: wait until the router has read all messages, so that the next fault can do harm."""
 
 
 class Pause(NamedTuple):
-    """Send nothing for a time."""
+    """Step: send nothing for some seconds."""
 
     seconds: float
 
 
 class Join(NamedTuple):
-    """Start the router here, and not before the first step."""
+    """Step: start the router now. Without this step the router starts before the first step."""
 
 
 class Trimmed(NamedTuple):
-    """Begin later answers with this batch, or a later one."""
+    """Step: later replay answers have no batch before this one."""
 
     first: int
 
 
 class Late(NamedTuple):
-    """Delay later answers."""
+    """Step: delay later replay answers by some seconds."""
 
     seconds: float
 
 
 class BrokenOff(NamedTuple):
-    """Break the next answer off after a number of batches, without END."""
+    """Step: end the next replay answer after ``keep`` batches, without END."""
 
     keep: int
 
@@ -79,22 +79,23 @@ Step = Batch | Message | Again | Restart | Seen | Pause | Join | Trimmed | Late 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What an engine does, and what a router that reads it must hold.
+    """Steps of an engine, and the blocks that a router must hold after them.
 
     Attributes:
-        name: unique.
-        clauses: the numbers of those that it tries.
-        title: what happens.
-        steps: what the engine does.
-        cache: what it has behind the last one.
-        level: how strongly the clauses ask for it.
-        marker: whether a block that is stored behind all shows that the router has read on; it would give a loss away.
-        framing: of replay answers.
-        heartbeats: whether the publisher sends PING, and cuts off whoever does not answer.
-        maps: whether it is about events as maps, which stay so for a router that gets arrays otherwise.
-        arrays: events are sent as arrays, but for those that stay maps.
-        first: whether it is only right as the first thing that a publisher ever sends.
-        timeouts: how many times the time to settle it may take.
+        name: unique name.
+        clauses: numbers of the clauses that it tests.
+        title: description of the steps.
+        steps: steps of the engine.
+        cache: blocks in the engine's cache after the last step.
+        level: requirement level of the clauses.
+        marker: whether the engine stores a marker block after the last step, which shows that the router has read
+            everything. A case about lost last batches has no marker, because it would reveal the loss.
+        framing: framing of replay answers.
+        heartbeats: whether the publisher sends PINGs, and disconnects a router that does not answer them.
+        maps: whether the case is about events as maps. They are not converted for a router that reads only arrays.
+        arrays: whether `as_arrays` has converted the case. The kit's own events are then sent as arrays too.
+        first: whether the case needs a publisher that has not sent anything before.
+        timeouts: maximum time until the router's view is right, as a multiple of the time to settle.
     """
 
     name: str
@@ -118,17 +119,17 @@ class Case:
 
     @property
     def joins(self) -> bool:
-        """Whether the router starts in the course of the case."""
+        """Whether the router starts during the case."""
         return any(isinstance(step, Join) for step in self.steps)
 
 
 def device(*hashes: int, rank: int = 0) -> frozenset[Held]:
-    """Blocks on the device of a rank."""
+    """Return blocks on the device of a rank."""
     return frozenset(Held(canonical(block), "GPU", None, rank) for block in hashes)
 
 
 class Churn:
-    """A cache of 24 blocks in chains of 8 that stores one and evicts one with each batch."""
+    """A cache of 24 blocks in chains of 8. Each batch stores a block and, when the cache is full, evicts one."""
 
     def __init__(self, event: Any, removal: Any, *, first: int = 100) -> None:
         self._stored = event
@@ -136,7 +137,7 @@ class Churn:
         self._first = first
 
     def batches(self, start: int, stop: int, rank: int = 0) -> Iterator[Batch]:
-        """Return the batches from one number to before another."""
+        """Yield the batches from position ``start`` up to ``stop`` - 1."""
         for at in range(start, stop):
             block = self._first + at
             events = [self._stored(block, parent=block - 1 if at % 8 else None)]
@@ -145,17 +146,17 @@ class Churn:
             yield Batch(events, rank=rank)
 
     def live(self, count: int, rank: int = 0) -> frozenset[Held]:
-        """Return the live blocks after a number of batches."""
+        """Return the live blocks after ``count`` batches."""
         gone = {self._evicted(at) for at in range(24, count)}
         return device(*({self._first + at for at in range(count)} - gone), rank=rank)
 
     def _evicted(self, at: int) -> int:
-        """Return the evicted block: the chain three before, from its leaf on."""
+        """Return the block that batch ``at`` evicts. The third chain before the current one is evicted leaf first."""
         return self._first + 8 * (at // 8 - 3) + 7 - at % 8
 
 
 def changed(step: Step, change: Callable[[Any], Any]) -> Step:
-    """Return a step with each of its events changed."""
+    """Return a copy of a step in which each event is changed."""
     if isinstance(step, Batch):
         return step._replace(events=[change(event) for event in step.events])
     if not isinstance(step, Message):
@@ -163,7 +164,7 @@ def changed(step: Step, change: Callable[[Any], Any]) -> Step:
     try:
         batch = msgspec.msgpack.decode(step.frames[-1])
         payload = pack([batch[0], [change(event) for event in batch[1]], *batch[2:]])
-    except (msgspec.DecodeError, TypeError, ValueError):  # no batch, and sent as it is
+    except (msgspec.DecodeError, TypeError, ValueError):  # a payload that is not a batch stays unchanged
         return step
     return step._replace(frames=[*step.frames[:-1], payload])
 
@@ -175,11 +176,11 @@ _FIELDS: Final = {
     ),
     "BlockRemoved": ("block_hashes", "medium", "group_idx"),
 }  # fmt: skip
-"""In the order of 6.2."""
+"""Fields of positional events by type, in the order of 6.2."""
 
 
 def positional(event: Any) -> Any:
-    """Return a map as an array that ends with the medium, or with the last field after it that has a value."""
+    """Convert an event that is a map to an array. Trailing nulls after the medium are left out."""
     if not isinstance(event, dict):
         return event
     fields = _FIELDS.get(event["type"], ())
@@ -190,7 +191,7 @@ def positional(event: Any) -> Any:
 
 
 def as_arrays(case: Case) -> Case:
-    """Return a case for a router that reads arrays only. Cases about maps keep their maps."""
+    """Return a case for a router that reads only arrays. Cases about maps keep their maps."""
     steps = case.steps if case.maps else tuple(changed(step, positional) for step in case.steps)
     return replace(case, arrays=True, steps=steps)
 
@@ -239,23 +240,23 @@ CLAUSES: Final[dict[str, Clause]] = {
         "13.1": "what nobody knows yet",
     }.items()
 }
-"""Clauses that bind routers, and that the cases try."""
+"""Clauses that bind routers and that the cases test."""
 
 UNTRIED: Final[dict[str, str]] = {
     "2.4": "a topic that is dialled needs an address that nobody should dial",
     "5.5": "snapshots are the router's choice",
     "14.3": "logs and metrics are not asked for",
 }
-"""Clauses that bind routers, and why no case tries them."""
+"""Clauses that bind routers but that no case tests, with the reason."""
 
 FLOW: Final = Churn(stored, removed)
 COUNT: Final = 64
 OTHER: Final = Churn(stored, removed, first=300)
-"""The cache after a restart."""
+"""The engine's cache after a restart."""
 
 
 def flow(*, start: int = 0, stop: int = COUNT, lost: range = range(0)) -> list[Batch]:
-    """Batches of `FLOW`, some of them lost."""
+    """Return batches of `FLOW`. Those in ``lost`` are not sent live."""
     return [each._replace(lost=at in lost) for at, each in enumerate(FLOW.batches(start, stop), start=start)]
 
 
@@ -264,7 +265,7 @@ def _twice() -> list[Step]:
 
 
 def _swapped() -> list[Step]:
-    """Let the second of each two batches arrive first."""
+    """Return steps in which the second batch of each pair arrives first."""
     steps: list[Step] = []
     for at, each in enumerate(flow()):
         steps.append(each._replace(lost=at % 2 == 0))
@@ -274,16 +275,19 @@ def _swapped() -> list[Step]:
 
 
 def _own(block: int) -> dict[str, Any]:
-    """Return the store of a block whose tokens are unique among thousands."""
+    """Return a BlockStored event of a block whose tokens differ from those of thousands of other blocks."""
     return stored(block, token_ids=[20_000 + 2 * block, 20_001 + 2 * block])
 
 
 _LONG: Final = 2_195
-"""Stores of 64 blocks in a batch that is just below 4 MiB: two hashes of 9 bytes and two tokens of 5 for each block."""
+"""Number of stores of 64 blocks in a batch just below 4 MiB.
+
+Each block needs two hashes of 9 bytes and two tokens of 5 bytes.
+"""
 
 
 def _long() -> Batch:
-    """Return a batch of a prompt that comes in so many stores, and is evicted but for its first two blocks."""
+    """Return a batch that stores a prompt by `_LONG` events and evicts all its blocks except the first two."""
     stores = [
         stored(
             *range(first, first + 64),
@@ -367,14 +371,14 @@ RESTARTS: Final = (
     Case(name="restart-longer", clauses=("3.2",), title="the same, and the new epoch becomes longer than the old one",
          steps=(*flow(stop=40), Seen(), Restart(), *OTHER.batches(0, COUNT)), cache=OTHER.live(COUNT)),
 )  # fmt: skip
-"""Last: where no router is started anew, one that does not survive a restart reads nothing of the cases behind it."""
+"""Cases with restarts. They come last, because a running router that does not survive one fails all later cases."""
 
 
 _SHOULD: Final = {"publisher-id", "arrays"}
-"""Vectors of which the text says so."""
+"""Vectors whose clauses are a SHOULD in the specification."""
 
 _OF_MAPS: Final = {"nulls-left-out", "unknown-field"}
-"""Vectors of which arrays have nothing to show."""
+"""Vectors that test maps and cannot be converted to arrays."""
 
 
 def _number(frames: Frames) -> bytes:
@@ -382,7 +386,10 @@ def _number(frames: Frames) -> bytes:
 
 
 def of_vector(name: str, vector: Vector, *, small: bool = False) -> Case:
-    """Return a vector as a case: what only its answer has is lost. ``small``: with hashes as they are in its file."""
+    """Convert a vector to a case. Batches that are only in the vector's replay answer are lost.
+
+    ``small``: keep the small hashes of the vector's file.
+    """
     sent = {_number(frames) for frames in vector.live}
     answered = {_number(frames): frames for frames in vector.replay[:-1]}
     steps = [Message(frames) for frames in vector.live]
@@ -400,17 +407,17 @@ def of_vector(name: str, vector: Vector, *, small: bool = False) -> Case:
         ),
         level=Level.SHOULD if name in _SHOULD else Level.MUST,
         maps=name in _OF_MAPS,
-        first=isinstance(vector.view[0][2] if vector.view else 0, bytes),  # hashes of a stream are of one kind (6.6)
+        first=isinstance(vector.view[0][2] if vector.view else 0, bytes),  # a stream has one type of hashes (6.6)
         framing="3" if vector.replay and len(vector.replay[0]) == 3 else "4",
     )
 
 
 WIDE: Final = 2**62
-"""Added to small hashes: those of engines fill 64 bits, and some readers take no others."""
+"""Number added to small hashes. Engines' hashes have 64 bits, and some readers accept only such hashes."""
 
 
 def wide(value: Any) -> Any:
-    """Return a hash as engines make them."""
+    """Convert a small integer hash to one of engines' size. Return other values unchanged."""
     if not isinstance(value, int) or abs(value) >= 2**32:
         return value
     return value + WIDE if value >= 0 else value - WIDE
@@ -453,4 +460,4 @@ CASES: Final = (
     _MAPS,
     *map(_wide_case, RESTARTS),
 )
-"""In the order in which they are played: the plainest first."""
+"""All cases in the order in which they are played. The simplest case is first."""

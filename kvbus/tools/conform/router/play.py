@@ -1,4 +1,4 @@
-"""Play cases to a router: do what each says as the engine, and judge what the router holds then."""
+"""Play cases to a router: carry out the steps as the engine, and compare the router's blocks with the cache."""
 
 from __future__ import annotations
 
@@ -43,30 +43,30 @@ from kvbus.tools.conform.vectors import CLEARED, Frames, pack, stored
 from kvbus.transport.engine.publisher import EnginePublisher
 
 WAYS: Final = ("driver", "view_url", "dynamo_indexer", "client")
-"""To ask a router what it holds; one of them is named."""
+"""Options that select the adapter. Exactly one of them must be given."""
 
 MARKERS: Final = range(2**40, 2**41)
-"""Hashes of marker blocks, which show how far a router has read and are not judged."""
+"""Hashes of marker blocks. They show how far a router has read, and are not judged."""
 
 _NUMBERS: Final = itertools.count()
 _TOKENS: Final = 100_000
-"""The first token of marker blocks."""
+"""First token id of marker blocks."""
 _ASKED: Final = 4096
-"""Maximum number of blocks of a batch that a router is asked for."""
+"""Maximum number of blocks of a batch about which a router is asked."""
 
 
 @dataclass
 class _Rank:
-    """A publisher in the course of a case.
+    """The state of a rank's publisher during a case.
 
     Attributes:
-        publisher: the sockets.
-        base: the number with which the epoch begins.
-        framing: of answers.
-        numbers: of the batches of the case so far.
-        first: the batch before which answers hold nothing.
-        late: seconds by which answers are late.
-        keep: messages of the next answer, if it breaks off.
+        publisher: the publisher.
+        base: first seq of the case or of the epoch.
+        framing: framing of replay answers.
+        numbers: seqs of the batches so far.
+        first: position of the oldest batch in replay answers; 0 for no limit.
+        late: seconds by which replay answers are delayed.
+        keep: number of batches after which the next answer ends without END; None for a complete answer.
     """
 
     publisher: EnginePublisher
@@ -78,7 +78,7 @@ class _Rank:
     keep: int | None = None
 
     def answer(self, messages: list[Frames]) -> Iterable[Frames]:
-        """Apply the faults to an answer, in the publisher's replay thread."""
+        """Apply the faults to a replay answer. The publisher's replay thread calls this."""
         if self.late:
             time.sleep(self.late)
         kept = messages[:-1]
@@ -94,21 +94,21 @@ class _Rank:
 
 
 class Engine:
-    """The publishers of a case.
+    """Carries out the steps of a case with its publishers.
 
     Args:
-        case: what is going to happen.
-        publishers: one for each rank, started.
+        case: the case.
+        publishers: a started publisher for each rank.
     """
 
     def __init__(self, case: Case, publishers: Sequence[EnginePublisher]) -> None:
         self.known: Final[Known] = {}
         self.before_loss: Final[set[int]] = set()
-        """Blocks that were stored before the last lost batch; empty without a loss."""
+        """Blocks that were stored before the last lost batch; empty without a lost batch."""
         self.markers: Final[set[int]] = set()
-        """The marker blocks of the newest call of `mark`."""
+        """Hashes of the marker blocks of the last `mark` call."""
         self.payloads: Final[list[bytes]] = []
-        """Payloads of messages that were sent unchanged."""
+        """Payloads of `Message` steps."""
         self._positional: Final = case.arrays
         self._ranks: Final = [_Rank(each, each.next_seq, case.framing) for each in publishers]
         self._asked: Final = sum(each.replay_requests for each in publishers)
@@ -122,11 +122,11 @@ class Engine:
 
     @property
     def subscriptions(self) -> int:
-        """Number of subscriptions so far."""
+        """Number of subscriptions at all publishers so far."""
         return sum(rank.publisher.subscriptions for rank in self._ranks)
 
     def do(self, step: Step) -> None:
-        """Carry out a step of the engine."""
+        """Carry out one step of the engine."""
         match step:
             case Batch(events, lost, at):
                 self._publish(self._ranks[at], pack([time.time(), list(events), at]), lost=lost)
@@ -147,7 +147,7 @@ class Engine:
                 self._ranks[0].keep = keep
 
     def mark(self) -> None:
-        """Store a block in each rank that shows that the router has read all before it."""
+        """Store a marker block in each rank. A router that holds it has read all earlier messages."""
         self.markers.clear()
         for at, rank in enumerate(self._ranks):
             number = next(_NUMBERS)
@@ -159,13 +159,13 @@ class Engine:
             rank.publisher.publish(payload)
 
     def clear(self) -> None:
-        """Clear all blocks and faults for the next case."""
+        """Clear all blocks, and turn off the faults, for the next case."""
         for at, rank in enumerate(self._ranks):
             rank.publisher.replay_fault = list
             rank.publisher.publish(self._pack([CLEARED], at))
 
     def _pack(self, events: Sequence[Any], rank: int) -> bytes:
-        """Return a payload of the kit's own events, in the form of the case."""
+        """Return a payload of the kit's own events, as arrays or maps according to the case."""
         return pack([time.time(), [positional(event) if self._positional else event for event in events], rank])
 
     def _publish(self, rank: _Rank, payload: bytes, *, lost: bool, frames: Frames | None = None) -> None:
@@ -191,7 +191,7 @@ class Engine:
             self._publish(rank, frames[2], lost=lost, frames=[frames[0], wide, frames[2]])
 
     def _learn(self, payload: bytes) -> None:
-        """Remember the tokens by which a prompt finds the blocks of a payload."""
+        """Record the parents and tokens of the blocks in a payload, which a router needs to look them up."""
         batch = decode_batch(payload)
         if isinstance(batch, Reason):
             return
@@ -205,7 +205,7 @@ class Engine:
 
 
 def _first(token: Any) -> int:
-    """Return the token, or the first of a pair: blocks of pairs overlap by one."""
+    """Return the token, or the first token of a pair. Successive pairs overlap by one token."""
     return int(token if isinstance(token, int) else token[0])
 
 
@@ -217,15 +217,16 @@ _ANYWHERE: Final = "tcp://127.0.0.1:0"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How a router is tried.
+    """Endpoints and timeouts for a router.
 
     Attributes:
-        endpoints: live and replay of each rank's publisher, kept over all cases; empty: new ones for each case.
-        places: live and replay endpoint of each publisher otherwise.
-        streams: where the router reads; empty: from the publishers themselves.
-        topic: of all batches; empty: none.
-        settle: seconds that a router has to come to what it must hold.
-        connect: seconds that it has to subscribe.
+        endpoints: live and replay endpoint of each rank's publisher, the same in all cases. Empty for new endpoints in
+            each case.
+        places: returns new live and replay endpoints of a publisher if ``endpoints`` is empty.
+        streams: streams that the router reads, if something is between it and the publishers; else empty.
+        topic: topic of all batches.
+        settle: maximum seconds until the router holds the right blocks.
+        connect: maximum seconds until the router subscribes.
     """
 
     endpoints: Sequence[tuple[str, str]] = ()
@@ -238,13 +239,13 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came of a case.
+    """The result of a case.
 
     Attributes:
-        outcome, message: for its verdicts.
-        score: what the router lacks, and what it has too much of.
-        evidence: what was sent, where that is no batch.
-        deaf: the router cannot be reached or asked at all.
+        outcome, message: outcome and message of the case's verdicts.
+        score: number of missing and dead blocks of the router.
+        evidence: payloads of `Message` steps, if the case is broken.
+        deaf: whether the router does not subscribe or does not answer at all.
     """
 
     outcome: Outcome
@@ -255,7 +256,7 @@ class Result:
 
 
 class UntriedError(Exception):
-    """The case cannot be tried with this router; the text says why."""
+    """The case cannot be played to this router. The text says why."""
 
     def __init__(self, text: str, *, deaf: bool = False) -> None:
         super().__init__(text)
@@ -266,8 +267,8 @@ class Player:
     """Plays cases to one router.
 
     Args:
-        adapter: asks it.
-        settings: where and how.
+        adapter: starts and asks the router.
+        settings: endpoints and timeouts.
     """
 
     def __init__(self, adapter: Adapter, settings: Settings) -> None:
@@ -276,7 +277,7 @@ class Player:
         self._kept: list[EnginePublisher] = []
 
     async def play(self, case: Case) -> Result:
-        """Play a case, and judge the router's blocks after it."""
+        """Play a case, and judge the router's blocks after its last step."""
         try:
             self._refuse(case)
             async with self._publishers(case) as publishers:
@@ -295,7 +296,7 @@ class Player:
             return Result(outcome, str(error), deaf=not error.crashed)
 
     def close(self) -> None:
-        """Close the publishers that were kept over the cases."""
+        """Close the publishers that all cases share."""
         for each in self._kept:
             each.close()
 
@@ -375,7 +376,11 @@ class Player:
             raise UntriedError("it still holds blocks that were cleared before this case: start it anew")
 
     async def _connected(self, publishers: Sequence[EnginePublisher]) -> bool:
-        """Wait for the first subscription of a router. One that has ended will not send it."""
+        """Wait until the router has subscribed to all publishers. Return False if the time is over first.
+
+        Raises:
+            AdapterError: the router ended before it subscribed.
+        """
         subscribed = asyncio.ensure_future(self._subscribed(publishers, self._settings.connect))
         ended = asyncio.ensure_future(self._adapter.ended())
         try:
@@ -398,7 +403,7 @@ class Player:
         return True
 
     async def _until(self, condition: Callable[[], Awaitable[bool]]) -> bool:
-        """Wait until the condition holds; return False if the time is over first."""
+        """Wait until the condition holds. Return False if the time to settle is over first."""
         deadline = asyncio.get_running_loop().time() + self._settings.settle
         while not await condition():
             if asyncio.get_running_loop().time() >= deadline:
@@ -410,14 +415,14 @@ class Player:
         return not _without_markers(await self._adapter.view({})).held
 
     async def _read(self, engine: Engine) -> bool:
-        """Say whether the router has read all messages."""
+        """Return whether the router has read all messages before the last `Engine.mark`."""
         return _has(await self._adapter.view(engine.known), engine.markers)
 
     async def _judged(self, case: Case, engine: Engine) -> Result:
-        """Wait until the router holds what it must, or has had the time to.
+        """Wait until the router holds the right blocks or the time is over, and return the result.
 
-        Many routers are asked for one block after the other. So what a view shows is from before all was read, unless
-        the view before it has shown that.
+        Many routers are asked about one block after the other. So a part of a view may be older than the marker block
+        in it. A view counts only if the previous view already had the marker block.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._settings.settle * case.timeouts
@@ -462,10 +467,10 @@ def _without_markers(view: View) -> View:
 
 
 def chosen(names: Iterable[str]) -> list[Case]:
-    """Return the cases of these names or clauses, and the plainest before them; all if there is none.
+    """Return the cases with these names or clauses, preceded by the simplest case. Return all cases without names.
 
     Raises:
-        ValueError: there is no such case and no such clause.
+        ValueError: a name is neither a case nor a clause.
     """
     wanted = set(names)
     known = {case.name for case in CASES} | CLAUSES.keys()
@@ -476,9 +481,9 @@ def chosen(names: Iterable[str]) -> list[Case]:
 
 
 async def judge(player: Player, cases: Iterable[Case], report: Report, progress: Callable[[str], object]) -> None:
-    """Play the cases, and add what comes of each to the report.
+    """Play the cases, and add their results to the report.
 
-    Where the first shows that the router does not listen, the others are not played.
+    Stop after the first case if it shows that the router does not subscribe or answer.
     """
     for played, case in enumerate(cases, start=1):
         progress(f"{case.name}: {case.title}")
@@ -509,7 +514,7 @@ def _verdicts(case: Case, result: Result) -> list[Verdict]:
 
 
 def table() -> list[tuple[str, str, str]]:
-    """Return each case: its name, its clauses, what happens."""
+    """Return the name, the clauses and the title of each case."""
     return [(case.name, ", ".join(case.clauses), re.sub(r"\s+", " ", case.title)) for case in CASES]
 
 
@@ -518,14 +523,14 @@ _RUNNING = "tcp://127.0.0.1:5557,tcp://127.0.0.1:5558"
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A router, the cases that are played to it, and the report that they make."""
+    """A router, the cases to play to it, and the report of the results."""
 
     player: Player
     cases: list[Case]
     report: Report
 
     async def run(self, progress: Callable[[str], object]) -> None:
-        """Play the cases."""
+        """Play the cases, and fill the report."""
         try:
             await judge(self.player, self.cases, self.report, progress)
         finally:
@@ -533,14 +538,14 @@ class Trial:
 
 
 def trial(said: Mapping[str, Any], names: Iterable[str] = ()) -> Trial:
-    """Return the trial of a router.
+    """Return the trial of a router for the options of the command.
 
     Args:
         said: the options of ``kvbus conform router``.
-        names: of cases or clauses; none: all.
+        names: names of cases or numbers of clauses; empty for all cases.
 
     Raises:
-        ValueError: the options do not fit each other, or one cannot be read.
+        ValueError: the options contradict each other, or a value is malformed.
     """
     ways = [way for way in WAYS if said[way]]
     if len(ways) != 1:

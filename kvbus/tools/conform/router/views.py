@@ -1,4 +1,4 @@
-"""What a router says it holds, in whichever form it says so, and how far that is from what the engine has."""
+"""Parse a router's view of the live blocks, and compare it with the engine's cache."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _HEXADECIMAL: Final = re.compile(r"(?:0[xX])?([0-9a-fA-F]+)")
 
 
 class Held(NamedTuple):
-    """One live block. What a router does not tell is None."""
+    """One live block. A field that the router does not report is None."""
 
     hash: int
     medium: str | None = None
@@ -24,13 +24,13 @@ class Held(NamedTuple):
 
 
 class View(NamedTuple):
-    """What a router holds.
+    """The blocks that a router holds.
 
     Attributes:
         held: the blocks.
-        tells: the names of the fields of `Held` that the router tells.
-        incomplete: it says itself that blocks may be missing or dead.
-        by_prefix: it finds a block only where it holds all blocks before it.
+        tells: names of the fields of `Held` that the router reports, besides the hash.
+        incomplete: whether the router reports that blocks may be missing or dead.
+        by_prefix: whether the router finds a block only if it holds all previous blocks of the prefix.
     """
 
     held: frozenset[Held]
@@ -40,32 +40,32 @@ class View(NamedTuple):
 
 
 class Source(NamedTuple):
-    """What a request has to contain to hit a block."""
+    """The content of a block that a request needs to hit it: parent's hash and tokens."""
 
     parent: int | None
     tokens: list[int]
 
 
 Known = dict[int, Source]
-"""Every block that the engine has stored in a case, by its hash as 64 unsigned bits, parents before children."""
+"""Contents of all blocks that the engine has stored in a case, by hash as 64 unsigned bits, parents first."""
 
 
 class Score(NamedTuple):
-    """A router's view against the engine's cache, in blocks."""
+    """Number of missing and dead blocks of a router's view, compared with the engine's cache."""
 
     missing: int
     dead: int
 
 
 class ViewError(ValueError):
-    """What a router said is no view."""
+    """A router's answer is not a view."""
 
 
 def canonical(value: object) -> int:
-    """Return a hash as 64 unsigned bits. Of bytes these are the last eight, as vLLM itself folds them.
+    """Return a hash as 64 unsigned bits. Of a byte hash, these are the last eight bytes, as in vLLM.
 
     Raises:
-        ViewError: it is no hash.
+        ViewError: the value is not a hash.
     """
     if isinstance(value, bytes):
         return int.from_bytes(value[-8:], "big")
@@ -80,14 +80,14 @@ def canonical(value: object) -> int:
 
 
 def parse(text: str) -> View:
-    """Return the view that a command prints or a URL answers.
+    """Parse the view in the answer of a URL.
 
-    It is JSON (a list of blocks, or an object with the list as ``held``, and ``incomplete`` and ``by_prefix`` where
-    they are true), or a block a line. A block is a hash, or an object with a ``hash`` and, where the router tells them,
-    ``medium``, ``group`` and ``rank``.
+    The answer is JSON or has a block on each line. JSON is a list of blocks, or an object with the list as ``held``
+    and optionally ``incomplete`` and ``by_prefix``. A block is a hash, or an object with ``hash`` and, if the router
+    reports them, ``medium``, ``group`` and ``rank``.
 
     Raises:
-        ViewError: it is something else.
+        ViewError: the text has another form.
     """
     try:
         found = json.loads(text)
@@ -99,10 +99,10 @@ def parse(text: str) -> View:
 
 
 def view_of(said: Mapping[str, Any]) -> View:
-    """Return the view in an object with ``held``.
+    """Convert an object with ``held`` to a view.
 
     Raises:
-        ViewError: there is none in it.
+        ViewError: the object has no list of blocks, or a block has no valid hash.
     """
     blocks = said.get("held")
     if not isinstance(blocks, list):
@@ -121,7 +121,7 @@ def view_of(said: Mapping[str, Any]) -> View:
 
 
 def score(cache: Iterable[Held], view: View, known: Known) -> Score:
-    """Compare a router's view with the engine's cache, by what the router tells."""
+    """Compare a router's view with the engine's cache. Only fields that the router reports are compared."""
     expected = set(cache)
     if view.by_prefix:
         hashes = {block.hash for block in expected}
@@ -135,7 +135,7 @@ def score(cache: Iterable[Held], view: View, known: Known) -> Score:
 
 
 def _path(block: int, known: Known) -> set[int]:
-    """Return a block and all before it."""
+    """Return the hashes of a block and of all previous blocks of its prefix."""
     path: set[int] = set()
     at: int | None = block
     while at is not None and at not in path:
