@@ -1,7 +1,7 @@
-"""The random relay for a long time: ``python -m tests.properties.soak --steps 1000000 --seed 1``.
+"""Runs the random relay for a long time: ``python -m tests.properties.soak --steps 1000000 --seed 1``.
 
-Worlds of 60 steps each, drawn from a seed, in as many processes as asked for. The first failing one is shortened (steps
-are left out for as long as it still fails in the same way) and printed as a test; the exit code is 1 then.
+Worlds of 60 steps each are drawn from a seed and run in several processes. The first world that fails is shortened
+(steps are removed as long as the same failure remains) and printed as a test. The exit code is then 1.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.properties.world import Setup, World
 from tests.shrinking import place_of, shorten
 
 STEPS = 60
-"""Steps of one world, the last of them a quiescence."""
+"""Number of steps in a world, plus the quiescence at its end."""
 
 SHRINK_SECONDS = 60.0
 
@@ -103,10 +103,10 @@ def draw_step(rng: random.Random) -> Step:
 
 
 def draw(seed: int) -> tuple[Setup, list[Step]]:
-    """A world's setup and steps."""
+    """Return a world's setup and steps."""
     rng = random.Random(seed)
     setup = draw_setup(rng)
-    # a first event of two blocks shows every engine's block size
+    # a first event with two blocks shows every engine's block size
     first: list[Step] = [
         ("publish", (source, [("chain", 2, "GPU"), ("remove", 1, "GPU"), ("remove", 2, "GPU")], 1))
         for source in range(len(setup.engines))
@@ -115,7 +115,7 @@ def draw(seed: int) -> tuple[Setup, list[Step]]:
 
 
 def run(setup: Setup, steps: list[Step]) -> tuple[World, Exception | None]:
-    """Take all steps, or as many as there are before one fails."""
+    """Execute the steps until one fails. Return the world, and the failure or None."""
     world = World(setup)
     for name, args in steps:
         try:
@@ -126,7 +126,7 @@ def run(setup: Setup, steps: list[Step]) -> tuple[World, Exception | None]:
 
 
 def shortened(setup: Setup, steps: list[Step], error: Exception) -> list[Step]:
-    """Leave out whatever is not needed for the same failure."""
+    """Return the steps without those that the same failure does not need."""
 
     def fails(fewer: list[Step]) -> bool:
         _, again = run(setup, fewer)
@@ -136,7 +136,7 @@ def shortened(setup: Setup, steps: list[Step], error: Exception) -> list[Step]:
 
 
 def soak(seed: int, steps: int) -> tuple[int, int, str | None]:
-    """Run worlds from this seed on until so many steps are done; steps, worlds, and the first failure as a test."""
+    """Run worlds from a seed on until ``steps`` steps are done. Return steps, worlds, and a failure as a test."""
     World.steps = worlds = 0
     while World.steps < steps:
         setup, script = draw(seed * 10_000_000 + worlds)
@@ -152,13 +152,13 @@ def soak(seed: int, steps: int) -> tuple[int, int, str | None]:
 
 
 def say(text: str) -> None:
-    """To whoever waits for the end."""
+    """Print a line at once."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 
 def main() -> int:
-    """Run it."""
+    """Run worlds in several processes. Return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=1)

@@ -1,4 +1,4 @@
-"""The account of missing batches can be wrong: with each of these defects the random worlds say so."""
+"""The random worlds notice each of these defects in the accounting of missing batches."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _exposes_uncounted(self: GapTracker, end: int) -> None:
 
 
 def _ends_with_holes(self: GapTracker) -> None:
-    """The epoch is over, and what was pending in it is in no counter."""
+    """Leave the pending batches of the finished epoch out of every counter."""
 
 
 DEFECTS: dict[str, Callable[..., None]] = {

@@ -1,4 +1,4 @@
-"""What is learned of block sizes, for any order of events."""
+"""What the block size detector learns, for any order of events."""
 
 import math
 

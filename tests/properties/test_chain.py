@@ -1,4 +1,4 @@
-"""Relays behind relays, all of them pure: whatever was lost or stayed without an answer, each holds the engine's blocks."""
+"""Chained relays without sockets: each ends with the engine's blocks, whatever was lost or not answered."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ Step = tuple[Any, ...]
 
 
 class Bus:
-    """One relay of the chain, and its connection to whoever is before it."""
+    """A relay of the chain, and its connection to its publisher: the engine or the relay before it."""
 
     def __init__(self, profile: str, journal: int, heartbeat: float) -> None:
         self._profile, self._journal, self._heartbeat = profile, journal, heartbeat
         self.connected = True
         self.lose = 0
-        """How many of the next live batches it does not get."""
+        """Number of the next live batches that are lost."""
         self.silent = False
-        """Its requests stay without an answer."""
+        """Whether its requests are not answered."""
         self.breaks_after = -1
-        """Its next answer breaks off behind so many messages; -1: it does not."""
+        """Number of messages after which its next answer breaks off; -1 for none."""
         self.request = -1
         self.begin(0)
 
     def begin(self, first_seq: int) -> None:
-        """It knows nothing, and numbers from here on."""
+        """Start a new relay without state, whose first seq is ``first_seq``."""
         source = SourceSpec("engine", 0, probe_interval=2.5, clears="all")
         output = OutputSpec(
             "out",
@@ -58,7 +58,7 @@ class Bus:
 
 
 class Chain:
-    """An engine that keeps every batch for replay, and buses behind one another."""
+    """An engine that keeps every batch for replay, and a chain of relays after it."""
 
     def __init__(self, *profiles: str, journal: int = 10_000, heartbeat: float = 1.0) -> None:
         self.now = 100.0
@@ -72,7 +72,7 @@ class Chain:
     # -- what happens ------------------------------------------------------------------------------------------------
 
     def step(self, what: str, at: int, number: int) -> None:
-        self.now += 0.001  # no two epochs begin with the same bytes
+        self.now += 0.001  # no two epochs start with the same bytes
         bus = self.buses[at % len(self.buses)]
         at %= len(self.buses)
         if what == "store" and number not in self.truth:
@@ -106,7 +106,7 @@ class Chain:
             self.seconds_pass(number)
 
     def settle(self) -> None:
-        """Faults are over, and the engine goes on."""
+        """End all faults, and let the engine publish."""
         for at, bus in enumerate(self.buses):
             bus.lose, bus.silent, bus.breaks_after = 0, False, -1
             if not bus.connected:
@@ -127,7 +127,7 @@ class Chain:
         self.arrive(0, self.sent[-1])
 
     def arrive(self, at: int, frames: list[bytes]) -> None:
-        """A live batch comes to a bus, if it does."""
+        """Deliver a live batch to a relay, unless the batch is lost."""
         if at == len(self.buses) or not self.buses[at].connected:
             return
         if self.buses[at].lose:
@@ -136,7 +136,7 @@ class Chain:
         self.tell(at, BatchReceived(0, frames))
 
     def drop(self, at: int, *, back: bool) -> None:
-        """The connection to whoever is before it breaks, and comes back or not."""
+        """Break a relay's connection to its publisher, and restore it if ``back``."""
         bus = self.buses[at]
         if bus.connected:
             bus.connected = False
@@ -160,7 +160,7 @@ class Chain:
             self.answer(at, asked)
 
     def answer(self, at: int, asked: RequestReplay) -> None:
-        """What whoever is before a bus answers, until it breaks off, or the bus wants no more."""
+        """Answer a relay's request, until the answer breaks off or the relay cancels it."""
         bus = self.buses[at]
         room, bus.breaks_after = bus.breaks_after, -1
         messages = self.of_engine(asked.start) if at == 0 else self.of_bus(at - 1, asked.start)
@@ -224,7 +224,7 @@ STEPS = st.lists(
     profile="vllm",
 )
 @example(
-    # the bus in the middle sends the same history once more, from 0: what the last one holds was of the epoch before
+    # the middle relay sends the same history again from 0, and the last relay's blocks are of the epoch before
     steps=[
         ("silent", 2, 0),
         ("clear", 0, 0),
@@ -251,14 +251,14 @@ def test_each_bus_of_a_chain_holds_the_engines_blocks(steps: list[Step], journal
 
 
 def test_heartbeats_are_no_other_epoch() -> None:
-    """Asked after a loss, a reconnection and when idle; a run of them came back with one time for all."""
+    """The last relay asks after a loss, a reconnection and silence. Replayed heartbeats all have the same time."""
     chain = Chain("vllm", "vllm")
     chain.step("store", 0, 1)
     chain.seconds_pass(20)
     chain.step("lose", 1, 2)
     chain.seconds_pass(5)
     chain.drop(1, back=True)
-    chain.step("lose", 1, 6)  # long enough for a question of an idle stream
+    chain.step("lose", 1, 6)  # long enough for a probe of the idle stream
     chain.seconds_pass(20)
     (source,) = chain.buses[1].relay.sources
     assert source.stats.restarts == 0
@@ -269,7 +269,7 @@ def test_heartbeats_are_no_other_epoch() -> None:
 
 @pytest.mark.parametrize("journal", [1, 2, 5, 8])
 def test_a_state_in_the_answer_to_a_probe_is_no_other_epoch(journal: int) -> None:
-    """Its journal does not reach back as far as a probe does; then not even over what the last bus has missed."""
+    """The first relay's journal is shorter than a probe asks for, and later shorter than the last relay's gap."""
     chain = Chain("vllm", "vllm", journal=journal, heartbeat=1000.0)
     for n in range(20):
         chain.step("store", 0, n)
@@ -280,7 +280,7 @@ def test_a_state_in_the_answer_to_a_probe_is_no_other_epoch(journal: int) -> Non
     chain.step("lose", 1, 10)
     for n in range(20, 30):
         chain.step("store", 0, n)
-    # an idle stream is asked after 80 s at the latest; what it was silent for TCP may hold back as long again
+    # an idle stream is probed after at most 80 s, and TCP may delay batches for as long as the silence was
     chain.seconds_pass(170)
     assert chain.buses[1].blocks == chain.truth == set(range(30))
     assert source.stats.restarts == 0
@@ -288,7 +288,7 @@ def test_a_state_in_the_answer_to_a_probe_is_no_other_epoch(journal: int) -> Non
 
 @pytest.mark.parametrize("again", ["live", "away"])
 def test_a_state_in_place_of_missed_batches_is_no_restart(again: str) -> None:
-    """What follows shows a gap, or the connection comes back: the journal does not reach back to either."""
+    """The next batch shows a gap, or the connection is restored. The journal does not reach back to the missed batches."""
     chain = Chain("vllm", "vllm", journal=5)
     for n in range(20):
         chain.step("store", 0, n)

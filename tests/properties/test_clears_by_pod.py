@@ -1,9 +1,9 @@
-"""Routers to which AllBlocksCleared speaks of the whole pod end with the union of what the pod's ranks hold.
+"""Routers for which AllBlocksCleared concerns the complete pod end with the union of the blocks of the pod's ranks.
 
-Engines restart, lose batches, go and come back; routers join late, are cut off and miss batches, on a merged stream. One
-stream feeds every kind of reader that is known of such a family at once: a count of stores and removals, whatever the
-rank (llm-d), sets by rank with a clear of all (llm-d in between) or of the rank's own (llm-d's newest), and for AIBrix
-a plain set. A version of AIBrix that ignores clears is right as long as it has missed nothing.
+Engines restart, lose batches, disconnect and come back. Routers join late, are cut off and miss batches, on a merged
+stream. The stream feeds all known readers of this kind at once: a count of stores and removals that ignores the rank
+(llm-d), sets by rank with a clear of all ranks (llm-d for a while) or of the event's rank (llm-d's newest), and a plain
+set for AIBrix. A version of AIBrix that ignores clears is right as long as it has missed nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TIMEOUT = 30.0
 
 
 class Views:
-    """What each kind of reader makes of the same batches."""
+    """The blocks that each kind of reader has after the same batches."""
 
     def __init__(self) -> None:
         self.counted: Counter[Any] = Counter()
@@ -82,22 +82,22 @@ class OfAPod:
 
 
 class Takes(OfAPod, Trusting):
-    """Applies every batch."""
+    """A router that applies every batch."""
 
 
 class Checks(OfAPod, Checking):
-    """Asks for what it misses."""
+    """A router that asks for missing batches."""
 
 
 class AsksFromZero(OfAPod, FromZero):
-    """Asks from 0 whenever it connects."""
+    """A router that asks from 0 whenever it connects."""
 
 
 FAMILIES: list[Any] = [Takes, Checks, AsksFromZero]
 
 
 class PodStage(Modelled):
-    """Ranks of one pod on a merged stream of a profile; engines without replay, so each reconnection is a restart."""
+    """Ranks of a pod on a merged stream. The engines have no replay, so each reconnection counts as a restart."""
 
     def __init__(self, sources: int, journal: int, profile: str) -> None:
         self.witness = Views()
@@ -112,7 +112,7 @@ class PodStage(Modelled):
         super().restart_engine(source)
 
     def expire(self, source: int) -> None:
-        """An engine is away for too long."""
+        """Disconnect an engine for longer than its timeout."""
         self.handle(SourceDown(source % len(self.models)))
         self.now += TIMEOUT + 1
         self.beat()
@@ -182,7 +182,7 @@ def test_a_block_of_an_engine_that_is_gone_is_stored_by_the_next_one_that_has_it
 
 
 def test_a_block_size_learned_late_takes_nothing_from_another_rank() -> None:
-    """The engine's blocks are announced again under other names, behind what would be a clear."""
+    """The engine's blocks are announced again under other hashes. A clear would also remove the other rank's."""
     stage = PodStage(2, 100, "llm-d")
     stage.handle(BatchReceived(1, batch(1, store([9], tokens=list(range(4)), block_size=4))))
     stage.handle(BatchReceived(0, batch(1, store([1], tokens=list(range(8)), block_size=8))))
@@ -207,7 +207,7 @@ def types(payloads: list[bytes]) -> list[str]:
 
 
 class TestOneStreamARank:
-    """The streams are different connections, so nothing orders a clear on one against the blocks on another."""
+    """Each rank's stream is a connection of its own, so a clear on one is not ordered against the blocks on another."""
 
     def test_a_clear_leaves_as_removals_while_another_rank_has_blocks(self) -> None:
         relay = per_source()
@@ -226,7 +226,7 @@ class TestOneStreamARank:
         relay = per_source()
         relay.handle(BatchReceived(0, batch(1, store([1]))), 0.0)
         assert types(state_of(relay, 0)) == ["AllBlocksCleared", "BlockStored"]
-        kept = relay.handle(Subscribed(0, 0, (1,)), 0.0)  # its snapshot may be shared, and must not be
+        kept = relay.handle(Subscribed(0, 0, (1,)), 0.0)  # a snapshot that could be shared but must not be
         relay.handle(BatchReceived(1, batch(1, store([1]))), 0.0)
         assert types(state_of(relay, 0)) == ["BlockStored"]
         assert types(state_of(relay, 1)) == ["BlockStored"]
@@ -236,7 +236,7 @@ class TestOneStreamARank:
         relay = per_source()
         for i in range(2):
             relay.handle(BatchReceived(i, batch(1, store([1]))), 0.0)
-        kept = relay.handle(Subscribed(0, 0, (1,)), 0.0)  # its snapshot clears nothing, and must not be shared
+        kept = relay.handle(Subscribed(0, 0, (1,)), 0.0)  # its snapshot starts without a clear and must not be shared
         relay.handle(BatchReceived(1, batch(2, removed([1]))), 0.0)
         assert types(state_of(relay, 0)) == ["AllBlocksCleared", "BlockStored"]
         assert kept

@@ -1,4 +1,4 @@
-"""Any bytes at all, and real payloads with a few bytes changed: nothing raises, nothing half-valid gets through."""
+"""Random bytes, and real payloads with changed bytes, raise no error, and no partly valid event is accepted."""
 
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -39,7 +39,7 @@ ARRAYS = st.tuples(*FIELDS.values()).flatmap(lambda items: st.integers(0, len(it
 
 @st.composite
 def mutated(draw):
-    """A captured payload after a few accidents."""
+    """Return a captured payload with a few random changes."""
     body = bytearray(draw(st.sampled_from(SAMPLES)))
     for _ in range(draw(st.integers(1, 4))):
         at = draw(st.integers(0, min(len(body), 400)))

@@ -1,9 +1,9 @@
-"""Kafka's guarantees of a compacted log, for every history and every cut: who replays holds what who was there holds.
+"""Kafka's guarantees of a compacted log, for every history and every snapshot: late readers end like early ones.
 
-Whoever reads from the start sees at least the final state of every live block; the order within what is told is kept
-(parents before children, one medium at a time, groups as they were); a batch never changes its seq; who keeps up with
-the head misses nothing. They hold for a router on a plain set and for one that counts references, starting with nothing
-or with what it knew long ago, while live traffic goes on between any two messages of the answer.
+A reader from the start sees at least the final state of every live block. The order within a state is kept (parents
+before children, one medium at a time, groups unchanged). A batch never changes its seq. A reader that keeps up with the
+head misses nothing. The guarantees hold for a router with a plain set and for one that counts references, both empty at
+the start or with old blocks, while live batches are published between any two messages of the answer.
 """
 
 from itertools import groupby
@@ -27,7 +27,7 @@ from tests.properties.test_normalize import EVENTS, KINDS
 from tests.properties.test_state_on_subscription import Modelled, specs
 
 SCRIPTS = st.lists(st.tuples(st.integers(0, 2), st.lists(EVENTS, max_size=6)), min_size=1, max_size=15)
-"""Which source publishes, and what."""
+"""The source that publishes, and its changes."""
 
 SOURCES = st.integers(1, 3)
 STORE = ("store", None, "GPU", [0])
@@ -35,20 +35,20 @@ JOURNALS = st.sampled_from([1, 2, 5, 10_000])
 
 
 class Routers(Counting):
-    """A router that takes contiguous batches alone."""
+    """A router that only accepts contiguous batches."""
 
     def take_next(self, seq, payload):
         assert seq == self.next, "contiguous, and every batch at its seq"
         self.apply(seq, payload)
 
     def believe(self, rank, block):
-        """What is not true, told twice."""
+        """Give the router a block that does not exist, stored twice."""
         self.views.setdefault(rank, PlainSetRouter()).blocks[None, "GPU", block] = Block(None, ())
         self.counts[rank, None, "GPU", block] += 2
 
 
 class Stage(Modelled):
-    """Naive engines, and a router that was there all the time."""
+    """Naive engines, and a router that has been connected from the start."""
 
     def __init__(self, sources, journal, kind, profile="vllm", *, first=0, block_size=None):
         self.first = first
@@ -72,12 +72,12 @@ class Stage(Modelled):
 
     @property
     def end(self):
-        """One past the newest seq."""
+        """The seq after the newest one."""
         return self.first + len(self.batches)
 
 
 class Reader:
-    """Whoever asks: ``router`` holds what it held before, its next seq is what is asked for."""
+    """A requester. It asks for the next seq of ``router``, which keeps the blocks that it held before."""
 
     def __init__(self, stage, router=None):
         self.stage = stage
@@ -105,7 +105,7 @@ class Reader:
             self.router.take_next(seq, message[-1])
 
     def finish(self):
-        """The rest of the answer, then what was live meanwhile, from where the answer ended."""
+        """Read the rest of the answer, then the live batches from the answer's end on."""
         while not self.over:
             self.pull()
         assert self.answer.next_message() is None
@@ -117,12 +117,12 @@ class Reader:
 
     @property
     def told(self):
-        """The batches of the answer before its journal part: nothing was published since it was asked for."""
+        """The batches of the answer, for tests that publish nothing after the request."""
         return [unpack(self.payloads[seq]) for seq in sorted(self.payloads)]
 
 
 def stale(stage, upto):
-    """A router that was there until ``upto``, and holds blocks of ranks nobody has cleared since."""
+    """Return a router that was connected until ``upto``, and may hold blocks that were removed since."""
     router = Routers()
     for seq in range(min(upto, len(stage.batches))):
         router.take_next(seq, stage.batches[seq])
@@ -130,7 +130,7 @@ def stale(stage, upto):
 
 
 def with_junk(router, sources):
-    """What a stale router may believe in, none of it true."""
+    """Give a router blocks that do not exist."""
     for rank in range(sources):
         router.believe(rank, f"long gone {rank}")
     return router
@@ -147,9 +147,10 @@ def test_every_cut_of_every_history_is_the_state_at_that_moment(script, sources,
 
 
 def ask_at_once(stage, router, sources):
-    stage.relay.outputs[0].snapshots.clear()  # a cut of this moment: sharing has tests of its own
+    stage.relay.outputs[0].snapshots.clear()  # do not share an earlier snapshot: other tests cover sharing
     behind = router.next < len(stage.batches) - 1
-    torn = router.next in stage.relay.outputs[0].streams[0].incomplete  # an answer of before may have broken off there
+    # an earlier answer may have broken off at this seq
+    torn = router.next in stage.relay.outputs[0].streams[0].incomplete
     reader = Reader(stage, with_junk(router, sources) if behind else router)
     reader.finish().holds(stage.truth)
     assert (reader.answer.outcome != "complete") == (behind or torn)
@@ -160,7 +161,7 @@ def test_what_is_told_is_told_in_order(script, sources, kind):
     stage = Stage(sources, 1, kind)
     for source, wanted in script:
         stage.say(source, wanted)
-    for _ in range(2):  # at least two batches: the answer from 0 is behind a journal of one
+    for _ in range(2):  # at least two batches, so that a journal of one does not reach back to 0
         stage.say(0, [("store", None, "GPU", [0]), ("clear", None, None, None)])
         for at in range(sources):
             stage.say(at, script[-1][1])
@@ -211,7 +212,7 @@ def test_live_traffic_between_any_two_messages_of_an_answer(before, during, sour
 
 @given(SCRIPTS, SCRIPTS, SOURCES, JOURNALS, KINDS, st.data())
 def test_a_requester_that_is_cut_off_asks_on_from_where_it_is(before, during, sources, journal, kind, data):
-    """As llm-d does: what it has of an answer it keeps, and asks for the rest, with traffic and others in between."""
+    """It keeps the received part of an answer and asks for the rest, as llm-d does, with other traffic in between."""
     stage = Stage(sources, journal, kind)
     for source, wanted in before:
         stage.say(source, wanted)
@@ -231,7 +232,7 @@ def test_a_requester_that_is_cut_off_asks_on_from_where_it_is(before, during, so
 @pytest.mark.parametrize("blocks", [1, 512])
 @pytest.mark.parametrize("journal", [1, 3, 6])
 def test_wherever_an_answer_is_cut_off(monkeypatch, journal, blocks):
-    """A state in many batches, asked for from just behind the journal: the next question is about numbers it has."""
+    """The state has many batches and is requested from just before the journal. The next request starts inside the state."""
     cut_states(monkeypatch, blocks)
     for start in range(12):
         for messages in range(1, 13 - start):
@@ -246,7 +247,7 @@ def test_wherever_an_answer_is_cut_off(monkeypatch, journal, blocks):
 @given(SCRIPTS, SCRIPTS, SOURCES, KINDS, st.data())
 def test_answers_share_a_cut_byte_for_byte(before, during, sources, kind, data):
     stage = Stage(sources, 2, kind)
-    for node in range(3):  # behind a journal of two, whatever comes
+    for node in range(3):  # a journal of two never reaches back
         stage.say(0, [("store", None, "GPU", [node])])
     for source, wanted in before:
         stage.say(source, wanted)
@@ -285,7 +286,7 @@ def test_every_source_is_told_however_few_numbers_are_left_before_a_shared_cut(s
     for node in range(12):
         stage.say(node, [("store", None, "GPU", [node])])
     one = Reader(stage)
-    one.pull()  # it holds the cut
+    one.pull()  # this answer holds the snapshot
     for node in range(12, 15):
         stage.say(node, [("store", None, "GPU", [node])])
     other = Reader(stage, stale(stage, start))
@@ -301,7 +302,7 @@ FIELDS = {
 
 
 class Heard(Routers):
-    """Reads arrays too."""
+    """A router that also reads arrays."""
 
     def take_next(self, seq, payload):
         ts, events, rank = unpack(payload)
@@ -313,7 +314,7 @@ class Heard(Routers):
 
 
 def long_stage(profile, number):
-    """A stream with so many numbers behind it and the state of three sources, one block each."""
+    """Return a stream that has used ``number`` seqs, with a state of three sources, one block each."""
     stage = Stage(3, 4, "unsigned", profile=profile, first=number)
     stage.there = Heard(number)
     for node in range(12):
@@ -323,7 +324,7 @@ def long_stage(profile, number):
 
 @pytest.mark.parametrize("profile", [name for name, profile in PROFILES.items() if profile.late_replay])
 def test_what_a_router_that_knows_nothing_is_sent_does_not_depend_on_the_uptime(profile):
-    """Counted in messages: the state, and then the journal."""
+    """The answer is the state and then the journal, and its number of messages does not grow."""
     sent = set()
     for number in (10**4, 10**6, 10**8):
         stage = long_stage(profile, number)
@@ -337,7 +338,7 @@ def test_what_a_router_that_knows_nothing_is_sent_does_not_depend_on_the_uptime(
 
 @pytest.mark.parametrize("profile", ["llm-d", "llm-d-sglang"])
 def test_llm_d_is_sent_every_number(profile):
-    """It refuses an answer that begins late. On its subscription it gets the state, and END alone after that."""
+    """llm-d refuses an answer that begins late. After a state on subscription it gets END without batches."""
     stage = long_stage(profile, 10**4)
     reader = Reader(stage, Heard())
     assert reader.finish().blocks == stage.there.blocks
@@ -355,7 +356,7 @@ def test_llm_d_is_sent_end_alone_if_its_subscription_brings_the_state(profile, n
 
 
 def test_who_stands_before_a_late_answer_gets_the_journal():
-    """Only the seqs of the state are no cursor: a gap of a few batches costs a few batches, whoever has joined."""
+    """Only the seqs inside a state have no cursor. A gap of a few batches costs only these batches."""
     stage = long_stage("vllm", 10**6)
     Reader(stage).finish()
     there = Routers(stage.first)

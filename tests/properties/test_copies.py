@@ -1,4 +1,4 @@
-"""Engines that remove each copy of a block, and engines that remove it once: each is exact under its rule."""
+"""Engines that remove each copy of a block, and engines that remove it once. Each is exact under its rule."""
 
 from collections import Counter
 from itertools import product
@@ -14,12 +14,12 @@ from tests.properties.test_normalize import Naming, named, tokens
 
 WHERE = st.sampled_from([(0, "GPU"), (0, "GPU"), (0, "CPU"), (1, "GPU")])
 NODES = 5
-"""So few that most of them have copies."""
+"""Few nodes, so that most blocks have copies."""
 
 
 @st.composite
 def paths(draw):
-    """Blocks in a row of a chain."""
+    """Return consecutive blocks of a chain."""
     first = draw(st.integers(0, NODES - 1))
     return list(range(first, draw(st.integers(first, NODES - 1)) + 1))
 
@@ -39,21 +39,21 @@ HISTORIES = st.lists(st.lists(EVENTS, max_size=5), min_size=1, max_size=20)
 
 
 class Pool:
-    """The engine's physical blocks, and how it speaks of them."""
+    """An engine's physical blocks, and the events that it sends for them."""
 
     def __init__(self, *, each: bool, says: bool = False) -> None:
         self.copies = Counter[Any]()
         self.each = each
-        """It removes each copy; else only the last one."""
+        """Whether it sends a removal for each copy, not only for the last one."""
         self.says = says
-        """It says how many copies are left."""
+        """Whether it sends the number of remaining copies."""
 
     @property
     def live(self):
         return {key for key, copies in self.copies.items() if copies}
 
     def events(self, name, batch):
-        """What is sent of a batch of changes."""
+        """Return the events of a batch of changes."""
         sent = []
         for what, (group, medium), detail in batch:
             if what == "clear":
@@ -87,9 +87,10 @@ class Pool:
 
 
 class Lru:
-    """vLLM's pool of blocks: the one that was free for longest is taken next, and is evicted if it has a name.
+    """vLLM's block pool: it reuses the block that was free for longest, and evicts it if it has a hash.
 
-    Requests that run together do not find each other's blocks. Each has a last block that is not full, and no name.
+    Requests that run together do not share blocks with each other. Each has a last block that is not full and has no
+    hash.
     """
 
     def __init__(self, size, *, each):
@@ -135,13 +136,13 @@ class Lru:
 
 
 WORKLOADS = list(product([([1], [1]), ([1],), ([],), ([2],)], repeat=4))
-"""A prompt of one block twice at once, once, one that fills no block, and another prompt."""
+"""Prompts: one block in two requests at once, one block, no full block, and another block."""
 
 
 def test_no_stream_says_that_only_the_last_copy_is_removed():
-    """Two pools of one size, an LRU each, send the same bytes. One has a block that the other has not.
+    """Two LRU pools of the same size send the same bytes, but one has a block that the other does not have.
 
-    So no rule that sees the stream alone is right for both: neither ``count`` nor ``last``, and no other.
+    Therefore no rule that only sees the stream is right for both: neither ``count`` nor ``last`` nor any other.
     """
     held: list[dict[Any, list[set[int]]]] = [{}, {}]
     for each, workload in product([False, True], WORKLOADS):

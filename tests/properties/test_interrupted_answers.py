@@ -1,9 +1,9 @@
-"""An answer that is broken off anywhere, and a live queue that goes on: a router that trusts numbers alone ends exact.
+"""An answer breaks off anywhere while the live stream continues: a router that only checks seqs ends exact.
 
-The router asks by seq only where it sees a gap, and never looks at what is inside. The connection on which it asks
-breaks after any number of messages. Its live connection goes on, with all of the stream queued, or from a state on that
-kvbus sent because it had to drop batches. It reads before, between and after its requests. kvbus sends no END alone.
-A router that does not ask on after a broken answer is exact if the state fits into one batch.
+The router asks by seq when it sees a gap, and ignores the content. The connection of its request breaks after any
+number of messages. Its live connection continues, with the complete stream queued, or from a state that kvbus sent
+because it had to drop batches. It reads before, between and after its requests. kvbus never sends an END without
+batches. A router that does not ask again after a broken answer is exact if the state fits into one batch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ WORLDS = 500
 
 
 class Trusting(Applying):
-    """Applies what has the next number, drops what is older, and asks where a number is missing."""
+    """A router that applies the next seq, drops older ones, and asks at a gap."""
 
     def __init__(self, rng: random.Random, *, asks_on: bool) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Trusting(Applying):
             self.next = seq + 1
 
     def replay(self, stage: Stage) -> bool:
-        """Ask once; whether the answer was whole. It may break off after any message."""
+        """Ask once. Return whether the answer was complete; it may break off after any message."""
         answer = stage.replay(self.place, self.next)
         whole = not self.breaks or self.rng.random() < 0.3
         cut = len(answer) if whole else self.rng.randint(0, len(answer))
@@ -53,7 +53,7 @@ class Trusting(Applying):
 
 
 def world(seed: int, *, asks_on: bool) -> tuple[Trusting, Modelled]:
-    """A router with one to three connections in a row, and a stream that trims its journal soon or never."""
+    """Run a router with several connections in succession, on a stream whose journal is trimmed early or never."""
     rng = random.Random(seed)
     sources = rng.choice([1, 1, 2]) if asks_on else 1  # each source has a batch of its own in a state
     stage = stage_of(sources, rng.choice([1, 3, 10, 10_000]), filled=rng.random() < 0.5)
@@ -78,7 +78,7 @@ def world(seed: int, *, asks_on: bool) -> tuple[Trusting, Modelled]:
                 router.take(stage)
     stage.send_states()
     router.breaks = False
-    stage.say(0, [("store", None, "GPU", [40])])  # new to everybody: whatever is missing before it shows
+    stage.say(0, [("store", None, "GPU", [40])])  # a block that nobody has: it makes a gap before it visible
     while router.take(stage):
         pass
     return router, stage
@@ -99,10 +99,10 @@ def test_no_interruption_leaves_a_router_wrong(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_an_interruption_may_not_show_where_a_state_is_several_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The limit that docs/PROTOCOL.md states: a router has to ask on until an answer ends with END.
+    """The limit stated in docs/PROTOCOL.md: a router has to ask again until an answer ends with END.
 
-    Batch 2 is lost, the journal has not kept it, and the rest waits in the live queue. The answer is the state, in the
-    seqs from 2 on. It breaks off after the first, and the live queue goes on with the next seq.
+    Batch 2 is lost, the journal no longer has it, and the later batches wait in the live queue. The answer is the
+    state, in the seqs from 2 on. It breaks off after the first one, and the live queue continues with the next seq.
     """
     stage = stage_of(1, 1, filled=True)
     cut_states(monkeypatch, 1)

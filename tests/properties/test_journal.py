@@ -1,4 +1,4 @@
-"""The journal against a plain list of everything that was ever appended."""
+"""Compares the journal with a plain list of every appended batch."""
 
 from itertools import pairwise
 
@@ -14,7 +14,7 @@ from tests.doubles.answers import AnswerReader, answer_of
 from tests.typed import there
 
 BATCHES = st.lists(st.one_of(st.just(None), st.integers(0, 20)), max_size=60)
-"""None: an empty batch; otherwise the size of a batch that is not."""
+"""None is an empty batch; a number is the size of another batch."""
 
 
 def body(seq, size):

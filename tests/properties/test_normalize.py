@@ -1,4 +1,4 @@
-"""Histories of a naive engine cache through the normalizer: the plain-set router behind it holds what the model holds."""
+"""Histories of a naive engine cache, through the normalizer: a plain-set router ends with the model's blocks."""
 
 from collections import Counter
 from itertools import pairwise
@@ -19,7 +19,7 @@ SIZE = 4
 
 
 def parent_of(node):
-    """Blocks are the nodes of a binary tree: a name has one prefix, as in every engine that chains its hashes."""
+    """Return a node's parent. Blocks form a binary tree, so a hash has one prefix, as in engines that chain hashes."""
     return (node - 1) // 2 if node else None
 
 
@@ -28,7 +28,7 @@ def tokens(node, size=SIZE):
 
 
 class Naming:
-    """How an engine calls its blocks: signed, unsigned, or 32 raw bytes."""
+    """An engine's form of block hashes: signed, unsigned, or 32 raw bytes."""
 
     def __init__(self, kind):
         self.kind = kind
@@ -44,7 +44,7 @@ class Naming:
 
 @st.composite
 def paths(draw, length=4):
-    """Blocks in a row, from anywhere downwards."""
+    """Return a path downwards from any node."""
     path = [draw(st.integers(0, NODES - 1))]
     while len(path) < length and 2 * path[-1] + 2 < NODES and draw(st.booleans()):
         path.append(2 * path[-1] + draw(st.integers(1, 2)))
@@ -66,7 +66,7 @@ HISTORIES = st.lists(st.lists(EVENTS, max_size=8), min_size=1, max_size=15)
 
 
 class Model:
-    """The cache: copies by group, medium and block, nothing else."""
+    """The cache as a count of copies by group, medium and block."""
 
     def __init__(self, *, count=True, clears_all=False):
         self.copies = Counter[Any]()
@@ -88,7 +88,7 @@ class Model:
         return [node for (g, m, node), n in self.copies.items() if n and (g, m) == (group, NAMES[medium])][:count]
 
     def clear(self, *, again=False):
-        """``again``: another clear of the same batch, which is of the other tiers."""
+        """Clear the GPU's blocks. With ``again``, a second clear in the same batch clears the other tiers."""
         for key in list(self.copies):
             if self.clears_all or (key[1] == "GPU") != again:
                 del self.copies[key]
@@ -103,7 +103,7 @@ class Model:
 
 
 def play(model, name, history, *, groups=True, size=SIZE):
-    """Batches of wire events of a history; the model is where they lead, each time one is taken."""
+    """Yield the batches of a history as wire events. The model is updated before each batch is yielded."""
     for batch in history:
         events = []
         for what, group, medium, detail in batch:
@@ -123,7 +123,7 @@ def play(model, name, history, *, groups=True, size=SIZE):
                 events.append(store(hashes, parent, tokens=body, block_size=size, medium=medium, group=here))
                 continue
             nodes = model.evictable(here, medium, detail) if what == "evict" else detail
-            if here is None:  # a name without a group that is not there may be found in a group: not what is tried here
+            if here is None:  # a removal without a group may match a block of a group, which this test does not cover
                 left = {node: model.copies[None, NAMES[medium], node] for node in nodes}
                 nodes = [node for at, node in enumerate(nodes) if nodes[:at].count(node) < left[node]]
             model.remove(here, medium, nodes)
@@ -190,7 +190,7 @@ def counted(bench):
 
 
 def cache_of(bench):
-    """What the index holds, block by block."""
+    """Return the content of the index, block by block."""
     return {
         (key, block): (chunk.parent_of(at), chunk.tokens_of(at, at + 1), chunk.meta)
         for key, table in bench.normalizer.index.tables.items()
@@ -201,7 +201,7 @@ def cache_of(bench):
 
 @given(HISTORIES, KINDS)
 def test_how_an_event_is_spelled_makes_no_difference(history, kind):
-    """Fields that say nothing are not sent, and token ids are longer than they need be: the cache is the same."""
+    """Null fields are not sent, and token ids have more bytes than necessary. The cache is the same."""
     benches, name = [Bench(), Bench()], Naming(kind)
     for events in play(Model(), name, history):
         terse = [{k: wide(v) if k == "token_ids" else v for k, v in event.items() if v is not None} for event in events]
@@ -214,7 +214,7 @@ def test_how_an_event_is_spelled_makes_no_difference(history, kind):
 
 @given(HISTORIES, KINDS)
 def test_what_is_cached_makes_no_difference(history, kind):
-    """As after a restart, which begins without it: the same bytes leave, and the same is held."""
+    """As after a restart, which starts without caches: the same bytes are sent and the same blocks are held."""
     benches, name = [Bench(), Bench()], Naming(kind)
     for events in play(Model(), name, history):
         warm, cold = benches
@@ -226,7 +226,7 @@ def test_what_is_cached_makes_no_difference(history, kind):
 
 
 def wide(tokens):
-    """Each token id in nine bytes."""
+    """Return an array with nine bytes for each token id."""
     return Raw(array_head(len(tokens)) + b"".join(b"\xcf" + token.to_bytes(8, "big") for token in tokens))
 
 
@@ -266,7 +266,7 @@ def test_cut_into_finer_blocks_it_is_the_same_cache(history, base):
 
 @given(HISTORIES, st.data())
 def test_coarse_duplicates_change_nothing(history, data):
-    """A hybrid model: the same tokens announced a second time, two blocks at once, under names of their own."""
+    """Send each pair of blocks again as one coarse block with its own hash, as a hybrid model does."""
     bench, model, name = Bench(), Model(), Naming("signed")
     bench.feed(store([1, 2], tokens=[1] * (2 * SIZE), block_size=SIZE), removed([1, 2]))
     coarse = Counter[Any]()
@@ -295,7 +295,7 @@ def test_coarse_duplicates_change_nothing(history, data):
 
 @given(HISTORIES, st.data(), st.booleans())
 def test_a_tier_with_larger_blocks_is_cut_into_blocks_of_the_devices_size(history, data, proven):
-    """A connector keeps chunks of two blocks on the disk, under names of its own. Each goes when its removal comes."""
+    """A connector stores chunks of two blocks on disk under its own hashes. A removal deletes each chunk."""
     bench, model, name = Bench(), Model(), Naming("signed")
     if proven:
         bench.feed(store([1, 2], tokens=[1] * (2 * SIZE), block_size=SIZE), removed([1, 2]))
@@ -305,7 +305,7 @@ def test_a_tier_with_larger_blocks_is_cut_into_blocks_of_the_devices_size(histor
         mixed = []
         for event in events:
             if event["type"] == "AllBlocksCleared" and "medium" not in event and cleared() in mixed:
-                chunks.clear()  # the second one of a batch is of the other tiers
+                chunks.clear()  # the second clear of a batch is for the other tiers
             mixed.append(event)
             path = data.draw(paths(2))
             if len(path) == 2:
@@ -322,9 +322,8 @@ def test_a_tier_with_larger_blocks_is_cut_into_blocks_of_the_devices_size(histor
         assert bench.router.violations == []
         if proven:
             assert {key for key in blocks if key[1] != "DISK"} == named(model, name)
-            held = (
-                set()
-            )  # a block is known by all tokens up to its end: chunks that begin alike share their first block
+            # a block is identified by all tokens up to its end, so chunks with the same start share their first block
+            held = set()
             for twin, count in chunks.items():
                 first, second = tokens((twin - 10_001) // 2), tokens(twin - 10_000)
                 held |= {tuple(first), (*first, *second)} if count else set()
@@ -334,17 +333,17 @@ def test_a_tier_with_larger_blocks_is_cut_into_blocks_of_the_devices_size(histor
     check_announced(bench)
 
 
-# -- one hash for a whole radix node -----------------------------------------------------------------------------------
+# -- one hash for a complete radix node --------------------------------------------------------------------------------
 
 PAGE = 4
 
 
 class Radix:
-    """A radix tree of pages that announces whole nodes, and splits them (removed, then stored again as two)."""
+    """A radix tree of pages. It announces complete nodes, and splits them: a removal, then two stores."""
 
     def __init__(self):
         self.nodes = {}
-        """Name to (parent's name, pages)."""
+        """A node's parent and pages, by its name."""
         self.fresh = 1
 
     def path(self, name):
@@ -394,7 +393,7 @@ class Radix:
             if leaf is not None:
                 del self.nodes[leaf]
                 gone.append(leaf)
-        # parents first, as SGLang names them
+        # parents first, in SGLang's order
         return [removed([name], medium=None) for name in sorted(gone)]
 
     def prefixes(self, base):
@@ -434,7 +433,7 @@ def test_nodes_of_any_size_are_the_same_prefixes(turns):
     assert bench.rejected == {}
 
 
-# -- batches that are wrong --------------------------------------------------------------------------------------------
+# -- invalid batches ---------------------------------------------------------------------------------------------------
 
 HASHES = st.one_of(st.integers(0, 9), st.sampled_from([b"x", b"y" * 32, b"", "s", None, 1.5, -1, 2**64 - 1]))
 WILD_STORES = st.fixed_dictionaries(
@@ -479,7 +478,7 @@ def test_whatever_comes_what_leaves_keeps_every_rule(batches, duplicates, block_
 
 @given(st.lists(st.lists(WILD, max_size=6), max_size=12))
 def test_every_event_is_accounted_for(batches):
-    """Counters of what came, and a reason for each event that left no trace."""
+    """Check the counters of events, and that each event without an effect has a rejection."""
     bench = Bench()
     stores = removals = clears = unknown = 0
     for events in batches:
@@ -498,7 +497,7 @@ def test_every_event_is_accounted_for(batches):
 
 
 def test_the_tree_of_this_model_is_one():
-    """The control: prefixes are told apart, splits happen, so the tests above have something to find."""
+    """Check the model: prefixes are distinguished and nodes are split, so that the tests above can fail."""
     radix = Radix()
     kinds = [event["type"] for pages in ([0, 1, 2], [0, 1, 1], [0, 0]) for event in radix.insert(pages)]
     assert kinds.count("BlockRemoved") == 2

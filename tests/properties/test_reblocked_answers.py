@@ -1,7 +1,7 @@
-"""Streams that leave re-cut, told to whoever comes late: the whole state, in batches of a bounded number of blocks.
+"""Reblocked streams, sent to late routers: the complete state, in batches of a limited number of blocks.
 
-An engine's block may be many of the router's: what an answer needs is counted in the router's. The stage is that of
-``test_compaction``; the state is compared with a router that was there all the time, and counted against the model.
+An engine's block may be many of the router's, and the size of an answer is counted in the router's blocks. The stage is
+that of ``test_compaction``. The state is compared with a router that was connected from the start, and with the model.
 """
 
 from collections import Counter
@@ -21,7 +21,7 @@ from tests.properties.test_normalize import EVENTS, SIZE, TURNS, Radix
 
 
 class Blocks(Stage):
-    """Engines of one coarse block size, cut to the pinned one."""
+    """Engines with one coarse block size, divided into blocks of the pinned size."""
 
     def __init__(self, sources, first, base):
         super().__init__(sources, 1, "unsigned", first=first, block_size=base)
@@ -34,7 +34,7 @@ class Blocks(Stage):
 
 
 class Nodes(Stage):
-    """Engines that announce whole radix nodes, so that pages are covered by several of them."""
+    """Engines that announce complete radix nodes, so that a page may be part of several."""
 
     def __init__(self, sources, first, base):
         super().__init__(sources, 1, "unsigned", first=first, block_size=base)
@@ -73,14 +73,14 @@ def blocks_of(events):
 
 
 def state_of(reader):
-    """How many blocks each batch of the state itself holds: what is not in an answer as it was sent."""
+    """Return the number of blocks in each batch of the state: the batches of the answer that were not sent live."""
     stage = reader.stage
     sent = dict(enumerate(stage.batches, stage.first))
     return [blocks_of(unpack(body)[1]) for seq, body in reader.payloads.items() if sent.get(seq) != body]
 
 
 def reader_of(stage, start):
-    """Who asks from ``start``: it holds what it was sent before, and what is long gone if it needs the state."""
+    """Return a reader that asks from ``start`` and holds the blocks sent before, and dead ones if it needs the state."""
     router = Routers(min(start, stage.first))
     for seq in range(stage.first, start):
         router.take_next(seq, stage.batches[seq - stage.first])
@@ -122,7 +122,7 @@ EVENT = 8
 
 
 def coarse_stage(batches, events, first=0):
-    """A source of blocks of 1,024 tokens, eight an event, which are cut to 16; the journal holds the newest batch."""
+    """Return a stage whose blocks of 1,024 tokens, eight per event, are divided to 16. The journal holds one batch."""
     stage = Stage(1, 1, "unsigned", first=first, block_size=ROUTER)
     names = count(1)
     for _ in range(batches):
@@ -144,9 +144,9 @@ def test_blocks_of_1024_tokens_cut_to_16(batches, events, first):
 
 @pytest.mark.parametrize("back", [1, 2, 3])
 def test_a_state_that_does_not_fit_the_numbers_there_are_is_given_room(back):
-    """Whoever misses the newest batches behind the journal: empty ones are published until the numbers suffice."""
+    """If a router misses the batches just before the journal, empty batches are published until the seqs suffice."""
     stage = coarse_stage(6, 6)
-    Reader(stage).pull()  # somebody is told the state: the journal does not answer for these numbers any more
+    Reader(stage).pull()  # this reader gets a state, so the journal no longer answers for its seqs
     newest = stage.end
     reader = reader_of(stage, newest - back)
     router = reader.finish()

@@ -1,7 +1,7 @@
-"""A pool as vLLM's with partial hits: prompts whose last tokens do not fill a block are announced all the same.
+"""A pool like vLLM's with partial hits: a prompt's last tokens are announced even if they do not fill a block.
 
-The end of a prompt gets a name of its own, at the granularity of hashes: one block of ``FINE`` tokens, whose parent is
-the name one step before it, announced or not. A block that fills up loses those names and gets the whole block's.
+The end of a prompt gets its own hash, at the granularity of hashes: a block of ``FINE`` tokens. Its parent is the hash
+one step before it, announced or not. A block that fills up loses these hashes and gets the complete block's.
 """
 
 from collections import Counter
@@ -33,16 +33,16 @@ TURNS = st.lists(
 
 
 def name_of(prompt, end):
-    """The name of a prefix: the same at every granularity."""
+    """Return the hash of a prefix, which is the same at every granularity."""
     return int.from_bytes(blake2b(bytes(prompt[:end]), digest_size=8).digest(), "big") if end else None
 
 
 class Pool:
-    """Blocks in memory; each is known by the name of a whole block, or by those of the prefixes that end inside it."""
+    """Blocks in memory. Each has the hash of a complete block, or the hashes of prefixes that end inside it."""
 
     def __init__(self):
         self.memory = []
-        """Of each block its prompt up to its end, and its names."""
+        """For each block, the prompt up to the block's end, and the block's hashes."""
         self.events = []
 
     def take_events(self):
@@ -55,14 +55,14 @@ class Pool:
 
     @property
     def whole(self):
-        """Names of whole blocks."""
+        """Hashes of complete blocks."""
         return {names[0] for prompt, names in self.memory if names and len(prompt) % WHOLE == 0}
 
     def forget(self, block):
         self.events += [removed([name], group=0) for name in block[1]]
 
     def prompt(self, tokens, reuse):
-        """The whole blocks that are new in one event, then the tail."""
+        """Add a prompt: its new complete blocks in one event, then the tail block."""
         ends = range(WHOLE, len(tokens) + 1, WHOLE)
         new = [end for end in ends if not (reuse and name_of(tokens, end) in self.whole)]
         if new:
@@ -84,7 +84,7 @@ class Pool:
             self.events.append(store([name], parent, tokens=tokens[end - FINE : end], block_size=FINE, group=0))
 
     def grow(self, at, tokens):
-        """A request goes on inside a block that is not full: it keeps its names until it has a longer one."""
+        """Extend a prompt whose last block is not full. The block keeps its hashes until it has a longer one."""
         unfinished = [block for block in self.memory if len(block[0]) % WHOLE]
         if not unfinished:
             return
@@ -110,7 +110,7 @@ class Pool:
 
 @given(TURNS, st.sampled_from([None, WHOLE, FINE]), st.booleans())
 def test_routers_hold_the_whole_blocks_and_nothing_else(turns, pinned, proven):
-    """As soon as there was a whole block, if the size is not pinned: before that a tail may be one."""
+    """Check after the first complete block, unless the size is pinned: before that, a tail may count as a block."""
     bench, pool = Bench(block_size=pinned), Pool()
     if proven:
         pool.fill([2] * (2 * WHOLE), 0, 2 * WHOLE)
@@ -141,7 +141,7 @@ def test_routers_hold_the_whole_blocks_and_nothing_else(turns, pinned, proven):
 
 
 def prefixes(pool):
-    """What the pieces of whole blocks are the ends of."""
+    """Yield the prefixes that end at each piece of the complete blocks."""
     for prompt, _ in pool.memory:
         if len(prompt) % WHOLE == 0:
             yield from (tuple(prompt[:end]) for end in range(len(prompt) - WHOLE + FINE, len(prompt) + 1, FINE))

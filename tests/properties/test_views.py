@@ -1,8 +1,8 @@
-"""Routers with limited rights: each ends with its tenant's blocks, and never gets a byte of another's.
+"""Routers with limited rights: each ends with its tenant's blocks, and never receives data of another tenant.
 
-Two tenants have a tree of blocks each in the same engines. One relay serves a view of each tenant, and everything to a
-witness. A model of sets follows the witness: a store is of a view if it says the tenant, or if what it is stored behind
-is of the view. Routers come and go, lose batches and ask for replays, engines restart, kvbus restarts with its state.
+Each of two tenants has a tree of blocks in the same engines. A relay serves a view for each tenant, and all blocks to a
+witness. A model of sets follows the witness: a store belongs to a view if it names the tenant, or if its parent belongs
+to the view. Routers join and leave, lose batches and ask for replays, engines restart, kvbus restarts with its state.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ TOKENS = {token: tenant for tenant in TENANTS for n in range(NODES) for token in
 
 @st.composite
 def paths(draw: st.DrawFn) -> list[Node]:
-    """Blocks in a row of one tenant, from anywhere downwards."""
+    """Return a tenant's blocks on a path downwards from any node."""
     tenant = draw(st.sampled_from(TENANTS))
     path = [draw(st.integers(0, NODES - 1))]
     while len(path) < 3 and 2 * path[-1] + 2 < NODES and draw(st.booleans()):
@@ -73,7 +73,7 @@ EVENTS = st.one_of(
 
 
 def says(dialect: str, path: list[Node]) -> dict[str, Any]:
-    """How an engine names the tenant of a store."""
+    """Return the fields in which an engine names the tenant of a store."""
     tenant, n = path[0]
     if dialect == "lora":
         return {"lora_name": tenant, "lora_id": 1}
@@ -110,7 +110,7 @@ def rights(dialect: str, tenant: str) -> Rights:
 
 
 class Shown:
-    """The plain model of a view, fed with what everybody may read."""
+    """The model of a view, fed with the witness's batches."""
 
     def __init__(self, tenant: str, *, inherits: bool) -> None:
         self.tenant = tenant
@@ -135,7 +135,7 @@ class Shown:
 
 
 class Views(Stage):
-    """Engines, and a relay with a view for each tenant and a witness."""
+    """Engines, and a relay with a view for each tenant and an output for the witness."""
 
     has_state = True
 
@@ -172,7 +172,7 @@ class Views(Stage):
         self.send(i, *wire_events(self.dialect, wanted), rank=i)
 
     def restart(self, _: int) -> None:
-        """kvbus stops and comes back with its state."""
+        """Restart kvbus with its state."""
         relay = Relay(*self.specs)
         loader = Loader(relay)
         for blob in list(dump(self.relay)):
@@ -182,7 +182,7 @@ class Views(Stage):
         assert self.held() == before
 
     def held(self) -> list[Any]:
-        """What each view has of each source, in the order in which a state would say it."""
+        """Return the blocks of each view and source, in the order of a state."""
         views = [output.view for output in self.relay.outputs if output.view is not None]
         return [[plain_all(announce(view.index(slot))) for slot in range(len(self.said))] for view in views]
 
@@ -191,7 +191,7 @@ class Views(Stage):
 
 
 class Tenant:
-    """A router on the first stream of its tenant's output: it looks for what is another tenant's in every batch."""
+    """A router on its tenant's first stream. It checks every batch for another tenant's blocks and tokens."""
 
     place: Place
 
@@ -204,15 +204,15 @@ class Tenant:
 
 
 class Takes(Tenant, Trusting):
-    """Applies every batch."""
+    """A router that applies every batch."""
 
 
 class Checks(Tenant, Checking):
-    """Asks for what it misses."""
+    """A router that asks for missing batches."""
 
 
 class AsksFromZero(Tenant, FromZero):
-    """Asks from 0 whenever it connects."""
+    """A router that asks from 0 whenever it connects."""
 
 
 STEPS = st.lists(
@@ -258,7 +258,7 @@ def test_a_tenant_ends_with_its_own_blocks_and_gets_nothing_else(
 
 
 def of_tenant(wanted: list[Any], tenant: str) -> list[Any]:
-    """What is left of a batch if no other tenant is there."""
+    """Return a batch without the changes of other tenants."""
     found: list[Any] = []
     for what, medium, detail in wanted:
         own = None if detail is None else [node for node in detail if node[0] == tenant]
@@ -273,7 +273,7 @@ def of_tenant(wanted: list[Any], tenant: str) -> list[Any]:
     st.sampled_from(["vllm", "sglang", "lora"]),
 )
 def test_what_a_tenant_gets_does_not_depend_on_what_others_do(history: list[Any], dialect: str) -> None:
-    """The same numbers, and the same blocks after each of them, as if the tenant were alone."""
+    """A tenant gets the same seqs, and the same blocks after each, as without the other tenant."""
     together, alone = (Views(dialect, 1, 100, merged=False, filled=True) for _ in range(2))
     for wanted in history:
         together.say(0, wanted)
@@ -282,7 +282,7 @@ def test_what_a_tenant_gets_does_not_depend_on_what_others_do(history: list[Any]
 
 
 def course(stage: Views) -> list[Any]:
-    """The numbers of a stream, and the blocks that a router has after each of them."""
+    """Return the seqs of a stream, each with a router's blocks after it."""
     router, found = Takes(place_of("a")), []
     for seq, payload in stage.sent.get((1, 0), []):
         router.apply(payload)

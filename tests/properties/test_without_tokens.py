@@ -1,7 +1,7 @@
-"""An output that drops token ids: nothing it ever sends has one, and its routers hold the blocks that the others hold.
+"""An output without token ids never sends one, and its routers hold the same blocks as with them.
 
-Every capture goes through the relay with its tokens, salts, sessions and keys replaced by ones that are recognised in
-any bytes. Each profile has an output with tokens and one without, side by side.
+In every capture, tokens, salts, sessions and keys are replaced by marked values, which can be found in any bytes. Each
+profile has an output with tokens and one without.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PUBLISHER: Final = b"p" * 16
 
 
 def marked(value: Any) -> Any:
-    """The same value with recognisable tokens and texts."""
+    """Return a value with marked tokens and texts."""
     if isinstance(value, list):
         return [marked(each) for each in value]
     if isinstance(value, dict):
@@ -72,7 +72,7 @@ def state_of(relay: Relay, number: int) -> list[tuple[int, bytes]]:
 
 
 def keys_of(sent: list[tuple[int, bytes]]) -> set[Any]:
-    """The blocks that a router on the client library holds."""
+    """Return the keys of the blocks in a client library's view."""
     view = BlockView()
     for _, payload in sent:
         view.apply_batch(well_formed(payload))
@@ -80,7 +80,7 @@ def keys_of(sent: list[tuple[int, bytes]]) -> set[Any]:
 
 
 def without(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What is left of events as maps without their content, and without what is null."""
+    """Return events as maps without content and null fields."""
     left = CONTENT | {"novelty"}
     return [{name: each for name, each in event.items() if name not in left and each is not None} for event in events]
 

@@ -1,11 +1,12 @@
-"""Engines, a network, kvbus and routers, as one pure object whose every step is a line of a script.
+"""Engines, a network, kvbus and routers in one object without I/O, whose every step is a line of a script.
 
-A :class:`World` is driven by hand (``test_regressions.py``) or from a seed: in short by ``test_random_worlds.py``, for a
-long time by ``python -m tests.properties.soak``. Each step is a method with plain arguments that works in any state, so
-that a failing run can be printed as a script, shortened, and kept as a test.
+A :class:`World` is driven by hand (``test_regressions.py``) or from a seed: shortly by ``test_random_worlds.py``, for
+long by ``python -m tests.properties.soak``. Each step is a method with plain arguments that works in any state, so that
+a failing run can be printed as a script, shortened, and kept as a test.
 
-Engines hold a tree of blocks (block ``n`` behind ``n // 2``) on two media, with copies, and know the truth. The network
-loses, doubles, delays, reorders and cuts. Routers are plain sets that ask the standard replay when they see a hole.
+Engines hold a tree of blocks (the parent of block ``n`` is ``n // 2``) on two media, with copies, and know their real
+content. The network loses, doubles, delays, reorders and cuts. Routers are plain sets that ask the standard replay at a
+hole.
 """
 
 from __future__ import annotations
@@ -60,25 +61,29 @@ encode = msgspec.msgpack.encode
 decode = msgspec.msgpack.decode
 
 Change = tuple[Any, ...]
-"""``("store", block, medium)``, ``("chain", block, medium)``: the block and all before it, in one event;
-``("remove", block, medium)``; ``("tail", block, medium)``, ``("untail", block, medium)``: half a block behind that one,
-where the block size is pinned; ``("clear",)``: the GPU's, and another one in the same batch the other tiers';
-``("clear", None, medium)``: that medium's."""
+"""A change of an engine's cache.
+
+* ``("store", block, medium)``; ``("chain", block, medium)``: the block and its ancestors in one event.
+* ``("remove", block, medium)``.
+* ``("tail", block, medium)``, ``("untail", block, medium)``: half a block after that block, if the size is pinned.
+* ``("clear",)``: clears the GPU; a second one in the same batch clears the other tiers.
+* ``("clear", None, medium)``: clears the medium.
+"""
 
 CLEARED = {"type": "AllBlocksCleared"}
 
 TAIL = 1000
-"""What the name of a tail is above that of the block it follows."""
+"""Difference between the hash of a tail and that of the block before it."""
 
 Blocks = set[tuple[str, Any]]
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What is configured. One entry of ``engines`` for each source, ``profile`` or ``merged:profile`` for outputs."""
+    """A world's configuration."""
 
     engines: tuple[str, ...] = ("replay",)
-    """``replay``, ``deaf`` (no replay endpoint), ``snapshot`` (replay and snapshots, 24-byte sequence frames)."""
+    """For each source: ``replay``, ``deaf`` (no replay) or ``snapshot`` (replay and snapshots, 24-byte seq frames)."""
     outputs: tuple[str, ...] = ("vllm",)
     buffer_steps: int = 1000
     bytes_hashes: bool = False
@@ -93,9 +98,9 @@ class Setup:
     max_blocks: int = 10**6
     block_size: int | None = None
     blocks_per_batch: int | None = None
-    """Of a state. None: as many as kvbus takes, which is all of them here."""
+    """Number of blocks in a batch of a state; None for kvbus's default, which is never reached here."""
     host: bool = True
-    """Engines keep blocks on the CPU too; False: what would be there is on the GPU."""
+    """Whether engines also keep blocks on the CPU. If not, these blocks are on the GPU."""
 
 
 def seq_frame(seq: int, publisher: bytes = b"") -> bytes:
@@ -103,12 +108,12 @@ def seq_frame(seq: int, publisher: bytes = b"") -> bytes:
 
 
 def path(block: int) -> list[int]:
-    """From the root of the tree to the block."""
+    """Return the blocks from the root of the tree to the block."""
     return [*path(block // 2), block] if block > 1 else [block]
 
 
 class Engine:
-    """A publisher and the truth behind it: one life at a time. Pure; why it is not the simulator: `tests.doubles`."""
+    """A publisher and its cache, without I/O. `tests.doubles` explains the difference from the simulator."""
 
     def __init__(self, kind: str, setup: Setup, rank: int) -> None:
         self.kind, self.setup, self.rank = kind, setup, rank
@@ -120,11 +125,11 @@ class Engine:
         self.seq = 0
         self.buffer: list[tuple[int, bytes]] = []
         self.truth: Counter[tuple[str, int]] = Counter()
-        """Copies by medium and block."""
+        """Number of copies by medium and block."""
         self.visible: Counter[tuple[str, int]] = Counter()
-        """What a router may be told of: the truth, without dropped orphans."""
+        """The blocks that kvbus may announce to routers: `truth` without dropped orphans."""
         self.tails: Counter[tuple[str, int]] = Counter()
-        """What a router is not told of."""
+        """Tail blocks, which are not announced to routers."""
 
     @property
     def publisher(self) -> bytes:
@@ -188,7 +193,8 @@ class Engine:
                 for counts in (self.truth, self.visible, self.tails):
                     for key in [key for key in counts if key[0] == rest[1]]:
                         del counts[key]
-            elif self.seq or events:  # a life that opens with a clear is SGLang's, whose clears mean every medium
+            # an epoch whose first event is a clear would be SGLang's, whose clears concern every medium
+            elif self.seq or events:
                 self._see(run)
                 again = CLEARED in events
                 events.append(CLEARED)
@@ -207,7 +213,7 @@ class Engine:
             counts[medium, block] = counts[medium, block] + 1 if self.setup.duplicates == "count" else 1
 
     def _see(self, run: list[tuple[list[int], str]]) -> None:
-        """Consecutive stores reach a router if their parents are there, or come in the same run."""
+        """Add consecutive stores to `visible` if their parents are there or come in the same run."""
         waiting, run[:] = list(run), []
         while waiting:
             known = {block for (_, block), count in self.visible.items() if count}
@@ -219,10 +225,10 @@ class Engine:
                 self._add(self.visible, blocks, medium)
 
     def snapshot(self) -> list[bytes]:
-        """The reply to a snapshot request: every copy of every block, parents first."""
+        """Return the reply to a snapshot request: every copy of every block, parents first."""
         live = sorted((key for key, count in self.truth.items() if count), key=lambda key: (key[0] != "GPU", key[1]))
         events = [self.store([block], medium) for medium, block in live for _ in range(self.truth[medium, block])]
-        # two blocks in one event, so that the size of a block is known for certain
+        # an event with two blocks shows the block size
         events.insert(0, self.store([1, 3], "GPU"))
         hashes = [self.hash_of(1), self.hash_of(3)]
         events.insert(1, {"type": "BlockRemoved", "block_hashes": hashes, "medium": "GPU"})
@@ -231,27 +237,27 @@ class Engine:
 
 
 class Router(RankedRouter):
-    """A plain set for each rank that takes exception to whatever a stream may not do; ``deaf`` while its link stalls.
+    """A plain set for each rank that fails at any breach of the stream's rules. It ignores live batches while ``deaf``.
 
-    With ``one_copy`` it knows no ranks: it is one set, and each removal and clear speaks of all.
+    With ``one_copy`` it ignores ranks: it is one set, and each removal and clear concerns all ranks.
     """
 
     def __init__(self, *, one_copy: bool = False, takes_late: bool = False) -> None:
         super().__init__()
         self.one_copy = one_copy
         self.takes_late = takes_late
-        """Its profile has answers that begin late, whatever it asked for."""
+        """Whether the profile's answers may begin later than asked for."""
         self.deaf = False
         self.stale = False
-        """It got a state without AllBlocksCleared on top of blocks: dead ones may stay until a clear, or its restart.
+        """Whether the router got a state without AllBlocksCleared on top of blocks. It may hold dead blocks.
 
-        That is the promise where routers clear by pod and each rank has a stream of its own: kvbus clears nothing there
-        while another rank has blocks, because nothing orders one connection against another
+        This is allowed for profiles whose routers clear by pod, if each rank has a stream of its own. While another
+        rank has blocks, kvbus sends no clear, because connections are not ordered against each other
         (docs/decisions/profiles-of-routers.md).
         """
 
     def begin_late(self, seq: int) -> None:
-        """The first batch of an answer has this seq: later than asked for, if the router holds nothing or takes that."""
+        """Accept an answer that begins late, if the profile allows it or the router holds nothing."""
         if self.takes_late or (not self.next and not self.blocks):
             self.next = max(seq, self.next)
 
@@ -268,7 +274,7 @@ class Router(RankedRouter):
 
 
 class LateRouter:
-    """Subscribes, asks everything from 0, and reads the answer slowly while the live stream goes on."""
+    """A router that subscribes, asks from 0, and reads the answer slowly while the live stream continues."""
 
     def __init__(self, router: Router, answer: Any) -> None:
         self.router = router
@@ -277,7 +283,7 @@ class LateRouter:
         self.live: list[tuple[int, bytes]] = []
 
     def read(self) -> None:
-        """The next message of the answer, if it is not over."""
+        """Read the next message of the answer, unless it has ended."""
         message = self.answer.next_message() if self.answer is not None else None
         if message is None:
             return
@@ -293,7 +299,7 @@ class LateRouter:
         self.router.apply(seq, message[-1])
 
     def finish(self) -> None:
-        """All of the answer, and what came live since the request."""
+        """Read the complete answer, and the live batches since the request."""
         while self.answer is not None:
             self.read()
         for seq, payload in self.live:
@@ -302,23 +308,23 @@ class LateRouter:
 
 
 class Subscriber:
-    """A router that gets the state by its subscription, at its own pace, and then the live stream. It may be cut off."""
+    """A router that gets a state on subscription, reads it slowly, and then reads the live stream."""
 
     def __init__(self, router: Router) -> None:
         self.router = router
         self.connected = False
         self.state: StateReader | None = None
-        """What is still to come of the state."""
+        """The unread part of the state."""
         self.clears = True
-        """Whether the state has to begin with AllBlocksCleared."""
+        """Whether the state must begin with AllBlocksCleared."""
         self.waiting: list[tuple[int, bytes]] | None = None
-        """What came live behind a state or an answer that is not over; None once nothing is under way."""
+        """Live batches that wait until a state or an answer has ended; None if neither is being read."""
 
     def cut(self) -> None:
         self.connected, self.state, self.waiting = False, None, None
 
     def receive(self, seq: int, payload: bytes) -> None:
-        """One live batch."""
+        """Receive a live batch."""
         if not self.connected:
             return
         if self.waiting is not None:
@@ -327,7 +333,7 @@ class Subscriber:
             assert self.router.apply(seq, payload), "a hole in the live stream"
 
     def read(self, batches: int) -> None:
-        """So many batches of the state; behind the last one, all that waited."""
+        """Read batches of the state. After the last one, apply the live batches that have waited."""
         state, router = self.state, self.router
         if state is None:
             return
@@ -342,7 +348,7 @@ class Subscriber:
             self.go_on()
 
     def go_on(self) -> None:
-        """The state or the answer is over."""
+        """End the state or the answer."""
         waited, self.waiting, self.state = self.waiting or [], None, None
         for seq, payload in waited:
             self.receive(seq, payload)
@@ -350,24 +356,24 @@ class Subscriber:
 
 @dataclass
 class Line:
-    """One source as the network has it."""
+    """A source's engine, and its messages in the network."""
 
     engine: Engine
     connected: bool = False
     wire: list[tuple[int, bytes, bytes]] = field(default_factory=list)
     answers: list[tuple[int, list[bytes]]] = field(default_factory=list)
     asked: int | None = None
-    """The request that is open."""
+    """The open request."""
     heard: tuple[int, int] = (0, -1)
-    """Life and number of the newest live batch kvbus got."""
+    """Epoch and seq of the newest live batch that kvbus received."""
     hidden: int = -1
-    """The publisher changed lives without a word, or was not alone: exactness waits until kvbus has seen a new life."""
+    """The epoch in which the publisher restarted unseen or was not alone, else -1. Exactness needs a later epoch."""
     refused: bool = False
-    """A process of kvbus before this one refused blocks at the index's limit; its counters went with it."""
+    """Whether an earlier process of kvbus, whose counters are lost, refused blocks at the index's limit."""
 
 
 def step(method: Callable[..., None]) -> Callable[..., None]:
-    """A public step: written down before it is taken, and followed by what must hold after each."""
+    """Make a method a step: record it before it runs, and check the invariants after it."""
 
     @functools.wraps(method)
     def taken(self: World, *args: Any) -> None:
@@ -385,10 +391,10 @@ def step(method: Callable[..., None]) -> Callable[..., None]:
 
 
 class World:
-    """Everything there is. Sources, outputs and messages are named by any number: it is taken modulo how many."""
+    """A simulated world. Sources, outputs and messages are chosen by any number, modulo their count."""
 
     steps = 0
-    """Steps taken by all worlds of this process."""
+    """Number of steps of all worlds in this process."""
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
@@ -401,17 +407,17 @@ class World:
         self.last_seq = dict.fromkeys(self.places, -1)
         self.routers = {place: self._new_router(place) for place in self.places}
         self.rebuilding: dict[tuple[int, int], list[tuple[int, bytes]]] = {}
-        """What came live while a router asked."""
+        """Live batches that a router received while it read an answer."""
         self.late: dict[tuple[int, int], LateRouter] = {}
         self.subscribers: dict[tuple[int, int], Subscriber] = {}
         self.saved = list(dump(self.relay))
         self.log: list[Frame] = []
         self.begun: tuple[Iterator[bytes], int] | None = None
-        """A checkpoint whose slices are still to be taken, and which frame of the log is the first behind it."""
+        """An open checkpoint: its remaining slices, and the index of the first log frame after it."""
 
     @property
     def places(self) -> list[tuple[int, int]]:
-        """Every stream: output, and stream within it."""
+        """Every stream, as index of its output and index in it."""
         return [(n, at) for n, output in enumerate(self.relay.outputs) for at in range(len(output.streams))]
 
     def make_relay(self) -> Relay:
@@ -430,7 +436,7 @@ class World:
                 max_blocks=setup.max_blocks,
                 on_lost=setup.on_lost,  # type: ignore[arg-type]
                 source_timeout=setup.timeout,
-                copied_below=0,  # every snapshot holds the index still, however small it is
+                copied_below=0,  # with 0, every snapshot freezes the index, even a small one
             )
             for rank, kind in enumerate(setup.engines)
         ]
@@ -457,7 +463,8 @@ class World:
         self._carry_out(self.relay.handle(event, self.now))
 
     def _carry_out(self, commands: list[Any]) -> None:
-        asking = []  # until all is carried out: an answer may number batches, and these leave behind what came before
+        # asked after all commands: an answer may publish batches, which must follow those of these commands
+        asking = []
         for command in commands:
             if isinstance(command, Publish):
                 place = (command.output, command.stream)
@@ -510,7 +517,7 @@ class World:
         ending_after = state.ending_after
 
         def marking(start: int) -> StateSnapshot:
-            """A state begins: without a clear the router keeps blocks that are gone."""
+            """Start a state. Without a clear in it, the router may keep dead blocks."""
             if router.blocks and self._others_hold_blocks(*place):
                 router.stale = True
             return ending_after(start)
@@ -524,7 +531,7 @@ class World:
         subscriber.clears = not self._others_hold_blocks(command.output, command.stream)
 
     def _others_hold_blocks(self, number: int, at: int) -> bool:
-        """Whether a clear on this stream could take away what routers got on another one."""
+        """Return whether a clear on this stream would clear blocks that routers got on another one."""
         spec = self.relay.outputs[number].spec
         return (
             spec.profile.clears != "rank"
@@ -579,7 +586,7 @@ class World:
 
     @step
     def publish(self, source: int, changes: list[Change], times: int) -> None:
-        """The engine's cache changes; if kvbus is connected, the batch is on its way."""
+        """Change the engine's cache. If kvbus is connected, the batch is on its way."""
         line = self.lines[source % len(self.lines)]
         for _ in range(times):
             seq, payload = line.engine.publish(changes)
@@ -588,22 +595,23 @@ class World:
 
     @step
     def skip_a_number(self, source: int) -> None:
-        """A number that is used up and never sent (vLLM, after an exception)."""
+        """Use up a seq without sending a batch, as vLLM does after an exception."""
         self.lines[source % len(self.lines)].engine.seq += 1
 
     @step
     def restart_engine(self, source: int) -> None:
-        """The process dies: connections drop, what was on its way is gone."""
+        """Kill the engine's process: its connections break, and messages on their way are lost."""
         source %= len(self.lines)
         self._cut(source)
         self.lines[source].engine.restart()
-        # `on_lost: keep` believes a publisher that does not answer, and one that is taken for having no buffer is believed
+        # kvbus keeps the old epoch without an answer if `on_lost` is `keep`, or if it thinks that there is no replay
+        # buffer
         believed = self.setup.on_lost == "keep" or self.relay.sources[source].sequencer.dump()["buffer"] is False
         self.lines[source].hidden = self._epoch(source) if believed else -1
 
     @step
     def restart_behind_a_proxy(self, source: int) -> None:
-        """The process dies, and kvbus's connection, which ends elsewhere, stays."""
+        """Kill the engine's process, while kvbus's connection to a proxy stays."""
         line = self.lines[source % len(self.lines)]
         line.engine.restart()
         line.answers.clear()
@@ -611,7 +619,7 @@ class World:
 
     @step
     def stranger(self, source: int, seq: int, block: int) -> None:
-        """Somebody else publishes on the same endpoint."""
+        """Publish a batch of another publisher on the same endpoint."""
         source %= len(self.lines)
         line = self.lines[source]
         if not line.connected:
@@ -635,7 +643,7 @@ class World:
 
     @step
     def live_batch(self, source: int, at: int, how: str) -> None:
-        """One batch arrives (at 0: in order), gets lost, or arrives twice."""
+        """Deliver a batch (the oldest one for 0), lose it, or deliver it twice."""
         source %= len(self.lines)
         wire = self.lines[source].wire
         if not wire:
@@ -652,7 +660,7 @@ class World:
 
     @step
     def answer(self, source: int, count: int) -> None:
-        """So many messages of replay answers arrive."""
+        """Deliver up to ``count`` messages of replay answers."""
         source %= len(self.lines)
         for _ in range(count):
             if self.lines[source].answers:
@@ -664,7 +672,7 @@ class World:
 
     @step
     def a_reply_to_nothing(self, source: int, request: int, seq: int) -> None:
-        """An answer to a request that was never made, or is over."""
+        """Deliver an answer to a request that was never made or has ended."""
         source %= len(self.lines)
         if self.lines[source].asked != request:
             self._feed(ReplayReceived(source, request, [b"", seq_frame(seq), encode([0.0, [], 0])]))
@@ -678,15 +686,15 @@ class World:
 
     @step
     def checkpoint_begins(self) -> None:
-        """Its slices are taken when kvbus is killed, so all that happens until then happens beside it."""
+        """Start a checkpoint. Its slices are read when kvbus is killed, so that all later changes happen during it."""
         self._write_log()
         self.begun = dump(self.relay), len(self.log)
 
     @step
     def kvbus_is_killed(self, new_generation: bool) -> None:
-        """And comes back with its state: same index, same numbering; counters and connections begin anew.
+        """Kill kvbus and restart it with its state: same index and seqs, new counters and connections.
 
-        With a new generation a checkpoint is complete by then: the one that began, else one of this moment.
+        With a new generation, a checkpoint is completed before the kill: the open one, or one of that moment.
         """
         self._write_log()
         marks = [source.sequencer.next for source in self.relay.sources]
@@ -697,7 +705,7 @@ class World:
         self.begun = None
         for source in range(len(self.lines)):
             self._cut(source)
-            self.lines[source].heard = (-1, -1)  # what was held is gone
+            self.lines[source].heard = (-1, -1)  # held batches are lost with the process
             self.lines[source].refused |= self.relay.sources[source].stats.rejected["index_full"] > 0
         self._write_log()
         relay = self.make_relay()
@@ -720,7 +728,7 @@ class World:
         recovered, live = everything(relay, kept), everything(self.relay, kept)
         for now, before, known in zip(recovered["sources"], live["sources"], relay.sources, strict=True):
             if not known.sequencer.next:
-                # an answer with nothing in it may have made an empty epoch whole: no record says so, kvbus asks again
+                # no record says that an empty answer completed an empty epoch, so a restarted kvbus asks again
                 before["partial"] |= now["partial"]
         assert recovered == live
         relay.records = Records()
@@ -729,7 +737,7 @@ class World:
 
     @step
     def kvbus_is_killed_without_state(self) -> None:
-        """The numbering jumps ahead, and everything is learned again."""
+        """Restart kvbus without state: seqs jump ahead, and the index is learned again."""
         for source in range(len(self.lines)):
             self._cut(source)
             self.lines[source].heard = (-1, -1)
@@ -737,14 +745,14 @@ class World:
         self.relay = self.make_relay()
         self.relay.records = Records()
         for line in self.lines:
-            line.hidden, line.refused = -1, False  # it knows of no other life
+            line.hidden, line.refused = -1, False  # the new process knows no earlier epoch
         self.last_seq = {place: seq - 1 for place, seq in self.first_seqs.items()}
         self.saved, self.log, self.begun = list(dump(self.relay)), [], None
         self._answers_are_gone()
         self._feed(Started(self.now))
 
     def _answers_are_gone(self) -> None:
-        """Late routers lose their answers with the process, and begin anew; subscribers keep what they have."""
+        """Break late routers' answers and subscribers' connections. Subscribers keep their blocks."""
         self.late.clear()
         for subscriber in self.subscribers.values():
             subscriber.cut()
@@ -766,7 +774,7 @@ class World:
 
     @step
     def router_link(self, place: int, deaf: bool) -> None:
-        """A router's live stream stalls, or goes on."""
+        """Stall or resume a router's live stream."""
         self.routers[self._place(place)].deaf = deaf
 
     @step
@@ -790,7 +798,7 @@ class World:
 
     @step
     def subscriber_connects(self, place: int, batches: int) -> None:
-        """A router subscribes, or does so again, and takes so many batches of the state; what it had stays until then."""
+        """Subscribe a new or an existing router, and read some batches of the state. Until then its blocks are kept."""
         at = self._place(place)
         if at not in self.subscribers:
             self.subscribers[at] = Subscriber(self._new_router(at))
@@ -800,7 +808,7 @@ class World:
 
     @step
     def subscriber_resumes(self, place: int) -> None:
-        """It is cut off and comes back by a replay from where it stood, be that in the middle of a state."""
+        """Cut a subscriber off, and continue by a replay from its next seq, even in the middle of a state."""
         at = self._place(place)
         subscriber = self.subscribers.get(at)
         if subscriber is None:
@@ -831,7 +839,7 @@ class World:
 
     @step
     def router_asks_for_a_snapshot(self, place: int) -> None:
-        """On an output that offers none it is still answered."""
+        """Ask for a snapshot. An output without a snapshot endpoint answers too."""
         at = self._place(place)
         (command,) = self.relay.handle(SnapshotAsked(*at, [b"r", b"snapshot"]), self.now)
         assert isinstance(command, AnswerSnapshot)
@@ -839,7 +847,7 @@ class World:
         messages = [message for message in iter(reader.next_message, None) if message]
         assert [isinstance(message, Unfinished) for message in messages] == [True] * (len(messages) - 1) + [False]
 
-    # -- what must hold ------------------------------------------------------------------------------------------
+    # -- invariants ------------------------------------------------------------------------------------------------
 
     def nothing_uncounted(self) -> None:
         for source in self.relay.sources:
@@ -851,7 +859,7 @@ class World:
         for source in self.relay.sources:
             held = source.sequencer.held
             largest = max((len(held.get(seq)) for seq in held), default=0)
-            assert len(held) <= setup.reorder_batches + 1, "held batches"  # and the very next one
+            assert len(held) <= setup.reorder_batches + 1, "held batches"  # plus the batch that is delivered next
             assert held.bytes <= max(setup.reorder_bytes, largest) + largest, "held bytes"
             assert source.normalizer.entries <= setup.max_blocks
         for output in self.relay.outputs:
@@ -859,13 +867,13 @@ class World:
                 assert len(stream.journal) <= setup.journal_batches
 
     def nothing_kept_back(self) -> None:
-        """Every number has left with the event that used it."""
+        """Check that every seq was published together with the event that used it."""
         for n, at in self.places:
             assert self.relay.outputs[n].streams[at].next_seq == self.last_seq[n, at] + 1
 
     @step
     def quiescence(self) -> None:
-        """Everything on its way arrives, time passes, and every router knows what its engines hold."""
+        """Deliver everything, let time pass, and check that every router holds its engines' blocks."""
         for source, line in enumerate(self.lines):
             if not line.connected:
                 line.connected = True
@@ -912,7 +920,8 @@ class World:
         if engine.kind != "deaf" and line.hidden < 0 and numbers == list(range(engine.seq)):
             partial = source.partial and not source.normalizer.full
             assert not partial, f"source {i} could have been told everything and is partial"
-        refused = line.refused or source.stats.rejected["index_full"]  # a tail, perhaps, which nobody misses
+        # a tail may have been refused, which no router notices
+        refused = line.refused or source.stats.rejected["index_full"]
         if not source.partial and engine.kind != "snapshot" and not refused:
             tails = {(key[1], block) for key, t in source.normalizer.tails.tables.items() for block in t.blocks}
             assert tails == {
@@ -924,16 +933,16 @@ class World:
     def _can_be_known(self, i: int) -> bool:
         source, line = self.relay.sources[i], self.lines[i]
         engine = line.engine
-        # a replay that reaches back gives every stranger away, once it is known that there is something to reach back to;
-        # one that begins with 1, because 0 was used up and never sent, looks as if it did not
+        # a replay that reaches back to the start exposes every stranger, once kvbus knows that there is a buffer; an
+        # answer that begins with 1, because 0 was used and never sent, looks as if the buffer were trimmed
         reaches_back = engine.setup.buffer_steps == 1000 and [seq for seq, _ in engine.buffer[:1]] == [0][: engine.seq]
         if line.hidden >= 0 and not (reaches_back and source.sequencer.dump()["buffer"]):
-            return False  # nothing may give it away until the engine begins anew in the open
-        # without a replay an idle engine's lost tail, or its quiet new life, cannot be known of
+            return False  # nothing may expose the stranger until the engine visibly restarts
+        # without a replay, kvbus cannot know of an idle engine's lost last batches or of its silent new epoch
         return engine.kind != "deaf" or line.heard == (engine.life, engine.seq - 1)
 
     def _knows_its_engines(self, place: tuple[int, int], router: Router) -> None:
-        """Hold a router's blocks against the engines' of its stream: of each, or of all where it knows no ranks."""
+        """Compare a router's blocks with those of its stream's engines, by rank unless the router ignores ranks."""
         output = self.relay.outputs[place[0]]
         sources = list(range(len(self.lines))) if output.merged else [place[1]]
         for those in [sources] if router.one_copy else [[i] for i in sources]:
@@ -954,31 +963,32 @@ class World:
                 assert view == expected, f"sources {those}, stream {place}: {view} is not {expected}"
 
     def _visible(self, i: int, folded: bool) -> Blocks | None:
-        """What routers hold of one engine; None where kvbus does not claim to know."""
+        """Return the blocks that routers hold of an engine, or None if kvbus does not claim to know them."""
         source, engine = self.relay.sources[i], self.lines[i].engine
         if source.partial:
             return None
         if engine.kind == "snapshot" and self.setup.orphans == "drop":
-            return None  # a snapshot tells orphans whose parents were there when they were stored
-        # a clear ends the unknown beginning of an epoch; a tier that nothing has spoken of since may hold blocks
+            return None  # a snapshot has orphans whose parents were there when the orphans were stored
+        # a clear ends the unknown start of an epoch only for its tier; a tier without events may still hold blocks
         visible = self._named(engine, engine.visible, folded)
         told = {key for key in visible if key[0] in {"GPU", *source.normalizer.dump()["media"]}}
-        return None if told != visible and self.setup.orphans == "drop" else told  # and they may be parents
+        # the unknown blocks may be parents of orphans
+        return None if told != visible and self.setup.orphans == "drop" else told
 
     def _named(self, engine: Engine, counts: Counter[tuple[str, int]], folded: bool) -> Blocks:
         name: Callable[[int], Any] = (lambda b: fold(engine.hash_of(b))) if folded else engine.hash_of
         return {(medium, name(block)) for (medium, block), count in counts.items() if count}
 
     def lines_of_script(self) -> Iterator[str]:
-        """The run so far as a test."""
+        """Yield the lines of a test that repeats the run."""
         yield "def test_this() -> None:"
         yield from (f"    {line}" for line in self.script)
 
 
 def everything(relay: Relay, kept: dict[tuple[int, int], int | None]) -> dict[str, Any]:
-    """The state that records are applied to: the same live, and after a restart that applies them again.
+    """Return the part of a relay's state that records rebuild; it must be equal before and after a recovery.
 
-    ``kept`` says with which seq each journal begins that has only what came after the checkpoint.
+    ``kept`` has the first seq of each journal that contains only batches after the checkpoint.
     """
     return {
         "sources": [
@@ -1011,7 +1021,7 @@ OF_A_SOURCE = ("rank", "ranked", "ts", "topic", "publisher_id", "lost", "partial
 
 
 def tables_of(index: Any) -> dict[Any, Any]:
-    """What an index holds, by table: blocks with their copies, sub-blocks with their references."""
+    """Return an index's content by table: blocks with their copies, and sub-blocks with their references."""
     return {
         key: ({block: table.copies.get(block, 0) for block in table.blocks}, dict(table.refs))
         for key, table in index.tables.items()
