@@ -1,4 +1,4 @@
-"""Bad input, by name: what a broken, old or hostile publisher may send, and the reason it is counted under."""
+"""Bad input by name: messages of a broken, old or hostile publisher, and the reason that each is counted under."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from kvbus.core.types import Filtered, Reason
 from tests.doubles.payloads import pack, payload, removed, store
 
 HEAD = b"\x93\xcb" + bytes(8)
-"""The beginning of a batch: an array of three, and its ts."""
+"""The start of a batch: an array of three, and its ts."""
 DEEP = 1_000_000
-"""Levels that no Python decodes: up to 3.13 it counts them, from 3.14 on the bytes of its stack."""
+"""More levels than Python decodes. Python up to 3.13 limits the levels, from 3.14 on the bytes of its stack."""
 
 
 @dataclass(frozen=True)
 class Bad:
-    """A payload, and how often each reason is counted for it."""
+    """A bad payload, and the count of each reason for it."""
 
     name: str
     payload: bytes
@@ -24,7 +24,7 @@ class Bad:
 
 
 def one_event(name: str, event: Any, counted: Reason | Filtered | None) -> Bad:
-    """A batch of one bad event between two good ones."""
+    """Return a batch with a bad event between two good ones."""
     good = (store([901]), removed([901]))
     return Bad(name, payload(good[0], event, good[1]), {} if counted is None else {str(counted): 1})
 
@@ -41,24 +41,24 @@ RIGHT: dict[str, list[Any]] = {
     "lora_name": [None, "text"],
     "group_idx": [None],
 }
-"""Values of :data:`WRONG` that are not wrong there (or whose event is refused for another reason, see ``MISFITS``)."""
+"""Values of :data:`WRONG` that are valid for the field, or whose event is refused for another reason."""
 
 
 def fields() -> list[tuple[str, Any, str]]:
-    """Every field of a store with every value of a wrong type, as a map and as an array."""
+    """Return every field of a store with every value of a wrong type, as a map and as an array."""
     cases = []
     for field in FIELDS:
         for value in WRONG:
             fine = any(type(value) is type(ok) and value == ok for ok in RIGHT[field])
             if not fine:
                 cases.append((field, value, "map"))
-                if (field, type(value)) != ("lora_name", dict):  # there an array may have a map
+                if (field, type(value)) != ("lora_name", dict):  # in an array, this field may be a map
                     cases.append((field, value, "array"))
     return cases
 
 
 def with_field(field: str, value: Any, form: str) -> Any:
-    """A store that is in order but for one field."""
+    """Return a store with one bad field."""
     event = store([902], lora_id=None, lora_name=None, group=None) | {"group_idx": 0}
     event[field] = value
     if form == "map":
@@ -68,7 +68,7 @@ def with_field(field: str, value: Any, form: str) -> Any:
 
 
 def without(field: str, form: str) -> Any:
-    """A store that lacks a field (as an array: everything from it on)."""
+    """Return a store without a field. As an array, it also lacks all later fields."""
     event = store([902])
     if form == "map":
         return {name: value for name, value in event.items() if name != field}

@@ -1,6 +1,6 @@
-"""Attacks on memory and time: requests that nobody reads, a message without an end, a start on a large state.
+"""Attacks on memory and time: requests whose answers are not read, an endless message, SIGTERM while a state is loaded.
 
-Each test states the bound to keep. The tests that are expected to fail name attacks that kvbus does not withstand yet.
+Each test states the bound that kvbus must keep.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from tests.transport.zmtp.peers import hello
 MB: Final = 10**6
 
 PEERS: Final = 40
-"""Peers that ask for a snapshot and read one byte of it."""
+"""Number of peers that ask for a snapshot and read one byte of it."""
 
 BLOCKS: Final = 2_000
-"""Blocks of the snapshot, which takes 2.6 MB."""
+"""Number of blocks in the snapshot, which has 2.6 MB."""
 
 BLOCK_SIZE: Final = 256
-"""Tokens of a block. A token takes five bytes."""
+"""Number of tokens in a block. A token takes five bytes."""
 
 PER_PEER: Final = 500_000
-"""Bytes that may wait for one peer. A whole snapshot does not fit."""
+"""Maximum bytes that may wait for a peer. A complete snapshot does not fit."""
 
 SENT: Final = 4 * MB
-"""Bytes of the message without an end."""
+"""Bytes of the endless message."""
 
 STATE_BLOCKS: Final = 10_000
-"""Blocks of the state, whose write-ahead log has 13 MB. kvbus reads it in a quarter of a second."""
+"""Number of blocks in the state, whose write-ahead log has 13 MB. kvbus reads it in a quarter of a second."""
 
 
 class BoundExceeded(Exception):  # noqa: N818
-    """The attack succeeds. Any other exception is a mistake of the test."""
+    """The attack succeeded. Any other exception is an error in the test."""
 
 
 def require(kept: bool, found: str) -> None:
@@ -51,7 +51,7 @@ def require(kept: bool, found: str) -> None:
 
 
 def configure(process: Process, source: dict[str, Any], output: dict[str, Any], state_dir: Path | None = None) -> None:
-    """Give a process one source and one output."""
+    """Configure a process with one source and one output."""
     sources = [{"name": "engine", "endpoint": process.engine, **source}]
     outputs = [{"endpoint": process.out, **output}]
     state = None if state_dir is None else str(state_dir)
@@ -61,7 +61,7 @@ def configure(process: Process, source: dict[str, Any], output: dict[str, Any], 
 
 @contextlib.contextmanager
 def connected(port: int, kind: bytes) -> Iterator[socket.socket]:
-    """A raw connection to kvbus after the ZMTP handshake, with a small receive buffer."""
+    """Yield a raw connection to kvbus after the ZMTP handshake, with a small receive buffer."""
     with socket.socket() as peer:
         peer.settimeout(60)
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -84,7 +84,7 @@ def read(peer: socket.socket, size: int) -> bytes:
 
 @contextlib.contextmanager
 def engine_of(process: Process) -> Iterator[zmq.Socket[bytes]]:
-    """The engine that a process dials."""
+    """Yield the engine that a process dials."""
     with zmq.Context() as context, context.socket(zmq.XPUB) as engine:
         engine.setsockopt(zmq.LINGER, 0)
         engine.setsockopt(zmq.SNDHWM, 0)
@@ -94,7 +94,7 @@ def engine_of(process: Process) -> Iterator[zmq.Socket[bytes]]:
 
 
 def publish_blocks(engine: zmq.Socket[bytes], process: Process, count: int) -> None:
-    """Wait for the subscription of kvbus, publish blocks, and wait until kvbus holds them."""
+    """Wait for kvbus's subscription, publish blocks, and wait until kvbus holds them."""
     engine.recv()
     for seq in range(count):
         first = 2**20 + seq
@@ -114,7 +114,7 @@ def test_peers_that_do_not_read_share_one_snapshot(tmp_path: Path) -> None:
             peer.sendall(b"\x00\x08snapshot")
             return peer
 
-        read(ask(), 1)  # the bytes after the handshake are those of the answer
+        read(ask(), 1)  # the bytes after the handshake belong to the answer
         with_one = resident(process.pid)
         for peer in [ask() for _ in range(PEERS)]:
             read(peer, 1)
@@ -133,7 +133,7 @@ def test_a_message_without_an_end_takes_little_memory(tmp_path: Path) -> None:
                 peer.sendall(b"\x01\x00" * (SENT // 2))  # empty frames with the MORE flag
                 peer.sendall(b"\x04\x07\x04PING\x00\x00")
                 said = b""
-                while b"PONG" not in said:  # kvbus has read all of it then
+                while b"PONG" not in said:  # PONG shows that kvbus has read everything before the PING
                     said += read(peer, 1)
             grown = resident(process.pid) - before
             assert process.get("/livez") == b"ok\n"
@@ -141,7 +141,7 @@ def test_a_message_without_an_end_takes_little_memory(tmp_path: Path) -> None:
 
 
 def reads_state(pid: int, state: Path) -> bool:
-    """Whether a process has the database of the state open."""
+    """Return whether a process has the state's database open."""
     with contextlib.suppress(FileNotFoundError):  # a descriptor may be closed meanwhile
         files = [each.readlink() for each in Path(f"/proc/{pid}/fd").iterdir()]
         return any(file.parent == state and file.name == "state.db" for file in files)

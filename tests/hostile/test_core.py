@@ -1,4 +1,4 @@
-"""Bad input to the pure relay: its reason is counted, it costs its own batch, and everything else goes on."""
+"""Bad input to the pure relay: its reason is counted, only its own batch is affected, and everything else works."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ AFTER = [store([3], 1), removed([1])]
 
 
 def begun(**settings) -> Script:
-    """A relay in sync that has relayed one batch: block 1 is live."""
+    """Return a relay in sync that has relayed a batch. Block 1 is live."""
     script = Script(**settings)
     script >> live(0, *BEFORE)
     script.whatever()
@@ -26,7 +26,7 @@ def begun(**settings) -> Script:
 
 
 def say(script: Script, *happens) -> list:
-    """One after the other; the commands of all."""
+    """Feed several steps, and return the commands of all."""
     told = []
     for one in happens:
         script >> one
@@ -35,7 +35,7 @@ def say(script: Script, *happens) -> list:
 
 
 def goes_on(script: Script, seq: int = 1) -> None:
-    """The next batch of the engine is relayed, and the router is exact."""
+    """Check that the engine's next batch is relayed, and that the router is exact."""
     script >> live(seq, *AFTER)
     script.whatever()
     live_blocks = {block for _, _, block in script.router.blocks}
@@ -74,7 +74,8 @@ def test_a_field_of_a_wrong_type(field, value, form):
     bad = payload(store([904]), with_field(field, value, form), removed([904]))
     script >> raw(b"", (1).to_bytes(8, "big"), bad)
     script.whatever()
-    counted = script.stats.filtered if field == "lora_name" else script.stats.rejected  # only carried, or read
+    # lora_name is only relayed; kvbus reads the other fields
+    counted = script.stats.filtered if field == "lora_name" else script.stats.rejected
     assert sum(counted.values()) == 1, counted
     goes_on(script, 2)
 
@@ -85,7 +86,7 @@ def test_a_field_that_is_missing(field, form):
     script = begun()
     script >> raw(b"", (1).to_bytes(8, "big"), payload(without(field, form)))
     script.whatever()
-    optional = field == "parent_block_hash" and form == "map"  # SGLang leaves out what is null
+    optional = field == "parent_block_hash" and form == "map"  # SGLang omits null fields
     assert script.stats.rejected == ({} if optional else {Reason.MISSING_FIELD: 1})
     goes_on(script, 2)
 
@@ -95,13 +96,13 @@ def test_a_hash_with_other_tokens_is_a_copy_and_a_collision():
     assert script.whatever() == []
     assert script.stats.rejected == {Reason.HASH_COLLISION: 1}
     script >> live(2, removed([1]))
-    assert script.whatever() == []  # the first copy of two
+    assert script.whatever() == []  # this removes the first of two copies
     goes_on(script, 3)
 
 
 @pytest.mark.parametrize("length", [2, 3, 50])
 def test_a_cycle_of_parents_ends(length):
-    """Each block names the one before it, and the first one the last: nothing runs in circles, not the replay either."""
+    """Each block's parent is the block before it, and the first one's is the last. The replay ends too."""
     ring = [store([100 + n], 100 + (n - 1) % length) for n in range(length)]
     script = begun() >> live(1, *ring)
     script.whatever()
@@ -114,7 +115,7 @@ def test_a_cycle_of_parents_ends(length):
 
 @pytest.mark.slow
 def test_a_million_hashes_in_one_event():
-    """Tokens of one id a block; taken in, and removed again in a time that does not grow with the square."""
+    """Blocks of one token. Storing and removing them takes linear time."""
     many = list(range(10_000, 1_010_000))
     script = begun(max_blocks=2_000_000)
     stored = store(many, tokens=[1] * len(many), block_size=1, group=7)
@@ -163,7 +164,7 @@ def test_a_rank_that_changes_is_counted_and_routers_keep_the_first():
 
 
 def test_a_replay_that_never_ends_is_given_up():
-    """Batches without end, each of them progress: 120 s, and the source is live."""
+    """After 120 s of batches without an END, the request is given up and the source is live."""
     script = Script(replay=True, probe_interval=1.0) >> up()
     script.whatever()
     seq = 0
@@ -225,7 +226,7 @@ def test_bad_replies_are_counted_and_the_answer_goes_on(frames):
 
 
 def test_groups_without_end_are_bounded():
-    """Every event names a group of its own: what is kept of groups is bounded by the blocks that are."""
+    """Each event has a new group. The number of groups is limited by the number of blocks."""
     script = begun(max_blocks=100)
     for n in range(1000):
         script >> live(1 + n, store([10_000 + n], group=n), removed([10_000 + n], group=n))
@@ -236,14 +237,14 @@ def test_groups_without_end_are_bounded():
 
 
 def test_every_message_with_one_byte_changed():
-    """Whatever a bit of noise makes of a batch, the relay counts it or takes it, and the next life is exact."""
+    """The relay rejects or applies each damaged batch, and is exact in the next epoch."""
     good = payload(store([5, 6], 1), removed([5]))
     script = begun()
     for at in range(len(good)):
         for value in (0x00, 0xC1, 0xFF, good[at] ^ 0x80):
             bad = good[:at] + bytes([value]) + good[at + 1 :]
             script.relay.handle(BatchReceived(0, [b"", (1).to_bytes(8, "big"), bad]), script.now)
-            script.now += 100.0  # lives that follow one another at leisure
+            script.now += 100.0  # so that restarts do not look like a conflict
             begin = batch(0, store([70, 71]), ts=float(at * 256 + value))
             script.relay.handle(BatchReceived(0, begin), script.now)
             assert len(script.source.normalizer.index) == 2

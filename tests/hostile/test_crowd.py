@@ -1,7 +1,7 @@
-"""A steady load with eight routers, one that reads nothing, and one that joins every ten seconds.
+"""A steady load with eight routers, a router that reads nothing, and a router that joins every ten seconds.
 
-The bus's event loop is never late for long, its memory is flat, and its routers are exact afterwards. The long form is
-``make flood SECONDS=600``; it prints what it measured.
+kvbus's event loop is rarely late, its memory is flat, and its routers are exact afterwards. The long form is ``make
+flood SECONDS=600``, which prints the measured values.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ LONG = SECONDS >= 60
 
 ROUTERS = 8
 RATE = 500
-"""Batches a second, each of 8 blocks."""
+"""Batches per second, each with 8 blocks."""
 
 LIVE = 2_500 if LONG else 500
-"""Batches whose blocks are live."""
+"""Number of batches whose blocks are live."""
 
 JOINS = 10.0 if LONG else 1.0
 """Seconds between two routers that join."""
 
 ENOUGH = SECONDS / JOINS / 3
-"""Routers that have joined in the end."""
+"""Minimum number of routers that have joined at the end."""
 
 LOOKS = 6
-"""At the memory, at least."""
+"""Minimum number of memory samples."""
 
 MOST_AT_ONCE = 100
-"""Batches."""
+"""Maximum number of batches published at once."""
 
 LATE = 0.05 if LONG else 0.5
-"""Seconds that the event loop may be late, but for one time in a hundred; once where there are fewer: a machine stands."""
+"""Maximum seconds that the event loop may be late, except in 1 % of its ticks, or in one tick of a short run."""
 
 
 class Crowd:
-    """The peers of one bus, and what they see of it."""
+    """The peers of a kvbus, and the memory samples of its process."""
 
     def __init__(self, place: Place, engine: EnginePublisher) -> None:
         self.place = place
@@ -59,16 +59,16 @@ class Crowd:
         self.routers = [RouterOnASet(place.out, place.out_replay) for _ in range(ROUTERS)]
         self.joined = 0
         self.sizes: list[tuple[float, float]] = []
-        """Seconds, and the bus's memory in MiB."""
+        """Each sample's time in seconds, and kvbus's memory in MiB."""
         self._stored: list[list[int]] = []
 
     @property
     def live(self) -> set[int]:
-        """The blocks that the engine has."""
+        """The blocks in the engine's cache."""
         return {block for blocks in self._stored for block in blocks}
 
     def publish(self) -> None:
-        """One batch: eight new blocks, and the oldest eight leave."""
+        """Publish a batch that stores eight blocks and removes the oldest eight."""
         first = 8 * self.engine.next_seq
         self._stored.append(list(range(first, first + 8)))
         events = [store(self._stored[-1])]
@@ -77,7 +77,7 @@ class Crowd:
         self.engine.publish(payload(*events))
 
     async def load(self, command: Program) -> None:
-        """The load, for as long as it is to last."""
+        """Run the load for its duration."""
         loop = asyncio.get_running_loop()
         begun = loop.time()
         joiner = asyncio.create_task(self._join())
@@ -85,9 +85,9 @@ class Crowd:
         while (
             (elapsed := loop.time() - begun) < SECONDS
             or len(self.sizes) < LOOKS
-            or (self.joined < ENOUGH and not LONG)  # a busy machine has its time for the state
+            or (self.joined < ENOUGH and not LONG)  # a busy machine needs longer to send the state
         ):
-            # where others have the CPU the rate is missed, and not the looks
+            # on a busy machine fewer batches are sent, but the samples are still taken
             for _ in range(min(MOST_AT_ONCE, int(elapsed * RATE) - sent)):
                 self.publish()
                 sent += 1
@@ -103,7 +103,7 @@ class Crowd:
             await joiner
 
     async def _join(self) -> None:
-        """A router that comes for the state, reads it all, and leaves, over and over."""
+        """Join a router, read the complete state, and leave, again and again."""
         while True:
             await asyncio.sleep(JOINS)
             router = RouterOnASet(self.place.out, self.place.out_replay)
@@ -118,7 +118,7 @@ class Crowd:
                 router.close()
 
     async def exact(self) -> None:
-        """The engine has said its last: every router comes to hold what it holds."""
+        """Check that every router ends with the engine's blocks, after the engine's last batch."""
         for router in self.routers:
 
             def there(router: RouterOnASet = router) -> bool:
@@ -130,13 +130,13 @@ class Crowd:
 
 
 def lag(metrics: str) -> dict[float, float]:
-    """How often the event loop was late by no more than so many seconds."""
+    """Return the number of ticks that were late by at most each bound in seconds."""
     buckets = re.findall(r'kvbus_event_loop_lag_seconds_bucket\{le="([^"]+)"\} (\S+)', metrics)
     return {float(bound): float(count) for bound, count in buckets}
 
 
 def waited(process: int) -> float:
-    """Seconds that a process was ready to run and others had the CPU."""
+    """Return the seconds that a process waited for a CPU."""
     return int(Path(f"/proc/{process}/schedstat").read_text().split()[1]) / 1e9
 
 

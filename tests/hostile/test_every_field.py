@@ -1,6 +1,6 @@
-"""Every field of every event, in every dialect, with every kind of wrong value: it leaves whole, or is counted once.
+"""Every field of every event, in every dialect, with wrong values: the event is relayed correctly, or counted once.
 
-What leaves is read with the types of the strictest routers. One value that they cannot read costs them a whole batch.
+Published batches are decoded with the types of the strictest routers, which drop a complete batch for one bad value.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.core.dsl import Script
 from tests.doubles.payloads import pack, payload
 from tests.long import LONG
 
-# -- what routers read -------------------------------------------------------------------------------------------------
+# -- types of routers --------------------------------------------------------------------------------------------------
 
 U32 = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 U63 = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -27,11 +27,11 @@ I32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 Name = int | Annotated[bytes, msgspec.Meta(min_length=1, max_length=64)]
 Names = Annotated[list[Name], msgspec.Meta(min_length=1)]
 Keys = list[list[Any] | None] | None
-"""Dynamo reads i64 or u64, u32, an optional text, an optional list of optional lists; SMG i64 in place of u64."""
+"""The types of Dynamo: i64 or u64, u32, an optional string, an optional list of optional lists. SMG has i64 for u64."""
 
 
 class Stored(msgspec.Struct, tag_field="type", tag="BlockStored"):
-    """As a map."""
+    """A store as a map."""
 
     block_hashes: Names
     parent_block_hash: Name | None
@@ -52,7 +52,7 @@ class Stored(msgspec.Struct, tag_field="type", tag="BlockStored"):
 
 
 class Removed(msgspec.Struct, tag_field="type", tag="BlockRemoved"):
-    """As a map."""
+    """A removal as a map."""
 
     block_hashes: Names
     medium: str | None = None
@@ -60,11 +60,11 @@ class Removed(msgspec.Struct, tag_field="type", tag="BlockRemoved"):
 
 
 class Cleared(msgspec.Struct, tag_field="type", tag="AllBlocksCleared", forbid_unknown_fields=True):
-    """As a map."""
+    """A clear as a map."""
 
 
 class StoredArray(msgspec.Struct, array_like=True, tag="BlockStored", forbid_unknown_fields=True):
-    """As an array."""
+    """A store as an array."""
 
     block_hashes: Names
     parent_block_hash: Name | None
@@ -78,7 +78,7 @@ class StoredArray(msgspec.Struct, array_like=True, tag="BlockStored", forbid_unk
 
 
 class RemovedArray(msgspec.Struct, array_like=True, tag="BlockRemoved", forbid_unknown_fields=True):
-    """As an array."""
+    """A removal as an array."""
 
     block_hashes: Names
     medium: str | None = None
@@ -86,17 +86,17 @@ class RemovedArray(msgspec.Struct, array_like=True, tag="BlockRemoved", forbid_u
 
 
 class ClearedArray(msgspec.Struct, array_like=True, tag="AllBlocksCleared", forbid_unknown_fields=True):
-    """As an array."""
+    """A clear as an array."""
 
 
 _maps = msgspec.msgpack.Decoder(tuple[float, list[Stored | Removed | Cleared], I32]).decode
 _arrays = msgspec.msgpack.Decoder(tuple[float, list[StoredArray | RemovedArray | ClearedArray], I32]).decode
 PROFILES: Final = ("vllm", "dynamo", "llm-d-sglang", "mooncake")
-"""Maps as they come, maps with other values, arrays, and maps without groups."""
+"""Unchanged maps, maps with changed values, arrays, and maps without groups."""
 
 
 def read_by_a_router(profile: str, published: bytes) -> list[Any]:
-    """The events of a batch, by whoever reads exactly these types."""
+    """Return the events of a batch, decoded like a router that accepts only these types."""
     _, events, _ = _arrays(published) if profile == "llm-d-sglang" else _maps(published)
     for event in events:
         if isinstance(event, Stored | StoredArray):
@@ -115,10 +115,10 @@ def read_by_a_router(profile: str, published: bytes) -> list[Any]:
     return events
 
 
-# -- what engines send -------------------------------------------------------------------------------------------------
+# -- events of engines -------------------------------------------------------------------------------------------------
 
 NOTICED: Final = (Filtered.ORPHAN_PASSED, Filtered.OTHER_RANK, Filtered.ODD_FIELD, Filtered.HASH_ONLY)
-"""Counted of events that leave."""
+"""Reasons that are counted for events that are relayed."""
 PER_BLOCK: Final = (Filtered.COPY, Filtered.UNKNOWN_BLOCK)
 MISSING: Final = object()
 NOT_UTF8: Final = msgspec.Raw(b"\xa1\xff")
@@ -153,7 +153,7 @@ REMOVED: Final[dict[str, Any]] = STORED | {"block_hashes": [2]}
 
 
 def event_of(dialect: Dialect, tag: Any, fields: dict[str, Any]) -> Any:
-    """An event as this engine writes it; a field that is missing ends an array."""
+    """Return an event in the engine's form. In an array, a missing field is the end."""
     names = {"BlockStored": dialect.stored, "BlockRemoved": dialect.removed}.get(fields.pop("?", tag), ())
     if dialect.maps:
         kept = {name: fields[name] for name in names if fields[name] is not MISSING}
@@ -163,7 +163,7 @@ def event_of(dialect: Dialect, tag: Any, fields: dict[str, Any]) -> Any:
 
 
 def begun(dialect: Dialect, *, settled: bool) -> Script:
-    """A relay that knows blocks 1 and 2; settled, so well that nothing more is learned of it."""
+    """Return a relay that knows blocks 1 and 2. If ``settled``, it has also learned all that it learns from events."""
     script = Script(profiles=PROFILES)
     chain = [(1, 2), *((10 * n, 10 * n + 1) for n in range(1, 7 if settled else 1))]
     for seq, pair in enumerate(chain):
@@ -176,7 +176,7 @@ def begun(dialect: Dialect, *, settled: bool) -> Script:
 
 
 def check(script: Script, sent: bytes, what: Any) -> None:
-    """One batch with one odd event or envelope: something leaves that routers read, or it is counted once."""
+    """Relay a batch with one odd event or envelope: routers can read the result, or one reason is counted."""
     stats = script.stats
     seq = script.source.sequencer.next
     commands = script.relay.handle(BatchReceived(0, [b"", seq.to_bytes(8, "big"), sent]), 2.0)
@@ -201,7 +201,7 @@ def check(script: Script, sent: bytes, what: Any) -> None:
 
 
 def odd_events(dialect: Dialect) -> Iterator[tuple[Any, Any]]:
-    """Every event of a dialect with one field changed, and what was changed."""
+    """Yield every event of a dialect with one changed field, and a description of the change."""
     for tag, base in (("BlockStored", STORED), ("BlockRemoved", REMOVED), ("AllBlocksCleared", {})):
         for value in VALUES:
             yield event_of(dialect, value, {**base, "?": tag}), (dialect.name, tag, "type", value)
@@ -240,7 +240,7 @@ def test_an_odd_envelope_leaves_whole_or_is_counted_once() -> None:
             values: list[Any] = [1.0, [good], 0]
             values[at] = value
             if name == "events" and isinstance(value, list) and len(value) != 1:
-                continue  # several odd events are counted one by one, and none is a heartbeat
+                continue  # several odd events are counted separately, and an empty list is a heartbeat
             forms: list[Any] = [values[: values.index(MISSING)] if value is MISSING else values]
             forms.append(
                 {

@@ -1,6 +1,6 @@
-"""Ten times of everything: each limit holds, memory stays flat, and the stream is exact afterwards.
+"""Ten times more input than each limit allows: the limits hold, memory stays flat, and the stream is exact afterwards.
 
-``FLOOD_SECONDS=60`` (``make flood``) makes the long form of the last one.
+``FLOOD_SECONDS=60`` (``make flood``) runs `test_a_running_bus_stays_as_large_as_it_is` for longer.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from tests.doubles.socket_routers import RouterOnASet
 SECONDS = float(os.environ.get("FLOOD_SECONDS", "1"))
 
 ROUND = 200
-"""Batches that are sent at once."""
+"""Number of batches sent at once."""
 
 BUFFER = 1_000
-"""Batches that the engine keeps: each answer to a replay request is all of them."""
+"""Size of the engine's replay buffer in batches. Each answer to a replay request has all of them."""
 
 SETTLED = 15
-"""Rounds after which all that has a limit has reached it."""
+"""Number of rounds after which everything with a limit has reached it."""
 
 
 class TakesTheState(RouterOnASet):
-    """It does not rebuild itself, so its subscription brings it the state."""
+    """A router that does not rebuild itself, so that it gets the state on subscription."""
 
     rebuilds = False
 
 
 def test_the_core_keeps_no_more_than_its_limits() -> None:
-    """Gaps that nothing fills, blocks without end, doubtful lives, and late answers: over and over."""
+    """Holes that nothing fills, endless new blocks, stale batches, and late answers, again and again."""
     script = Script(
         replay=True,
         max_blocks=200,
@@ -59,7 +59,7 @@ def test_the_core_keeps_no_more_than_its_limits() -> None:
     tracemalloc.start()
     seq = 0
     for round_ in range(16):
-        for n in range(500):  # ten times what may be held, with a hole in front
+        for n in range(500):  # ten times more than the reorder buffer, with a hole before it
             seq += 1 + (n == 0 and round_ % 2)
             events = [store([seq * 4 + k for k in range(4)])]
             answers += script.relay.handle(BatchReceived(0, batch(seq, *events)), script.now)
@@ -89,7 +89,7 @@ def test_the_core_keeps_no_more_than_its_limits() -> None:
 
 
 def test_suspects_are_bounded() -> None:
-    """An engine that is not asked (its replay hangs) and a stranger with old numbers."""
+    """The engine's replay hangs, and another publisher sends old seqs."""
     script = Script(replay=True)
     script.relay.handle(BatchReceived(0, batch(0, store([1]))), script.now)
     for n in range(1, 3000):
@@ -102,23 +102,23 @@ def test_suspects_are_bounded() -> None:
 
 
 def resident(process: int) -> int:
-    """Bytes of memory that a process holds."""
+    """Return the resident memory of a process in bytes."""
     status = Path(f"/proc/{process}/status").read_text()
     return int(status.partition("VmRSS:")[2].split()[0]) * 1024
 
 
 def arrived(source: dict[str, Any]) -> int:
-    """The highest seq that the bus has read: behind the last one in order each is held or pending."""
+    """Return the highest seq that kvbus has read. Each seq after the last delivered one is held or pending."""
     return int(source["last_seq"] or 0) + int(source["counts"]["pending"]) + int(source["queue_depth"])
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 600)
 def test_a_running_bus_stays_as_large_as_it_is(tmp_path: Path) -> None:
-    """FrameLimits ten times too small for the engine, lost batches, and a router that follows: memory is flat.
+    """The limits are too small for the engine, batches are lost, and a router follows: memory is flat.
 
-    The engine goes on when all it has sent was read: what waits in a queue of 200,000 batches is as much as the bus has
-    had too little CPU for.
+    The engine waits until kvbus has read its batches. Otherwise the queue of 200,000 batches would grow with the CPU
+    time that kvbus lacks.
     """
 
     async def main() -> None:
@@ -151,14 +151,14 @@ def test_a_running_bus_stays_as_large_as_it_is(tmp_path: Path) -> None:
                         "kvbus_source_held_overflow_total{",
                     ):
                         assert float(metrics.partition(f"\n{full}")[2].partition("} ")[2].split()[0]) > 0, full
-                    # each hole is asked for twice, and each answer is the engine's whole buffer
+                    # each hole is asked for twice, and each answer is the engine's complete buffer
                     await eventually(lambda: place.sources()[0]["state"] == "live", "the bus at rest", SECONDS + 200)
                     assert place.sources()[0]["partial"]
                     engine.publish(payload({"type": "AllBlocksCleared"}, store([7])))
                     last = engine.next_seq - 1
                     await eventually(lambda: place.sources()[0]["last_seq"] == last, "the last batch")
-                # another one: what the first one has waiting is from before. It subscribes, because a replay alone may be sent
-                # to the state that the first one, at the same address, is still to get
+                # A new router, because the first one has old batches in its queue. It subscribes, because a request for
+                # a replay from the same address may count on the state that the first router is still to get.
                 late = TakesTheState(place.out, place.out_replay)
                 try:
                     late.subscribe()

@@ -1,4 +1,4 @@
-"""Tokens of good and bad input are nowhere that people look: not in logs, not on HTTP, whatever is refused and why."""
+"""Tokens of good and bad input appear neither in logs nor on HTTP, whatever is refused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.hostile.bad import BATCHES, FIELDS, FRAMES, with_field
 MARK = 0xF0F00000
 SECRET = "XYZZY"
 TOKENS = re.compile(rf"{MARK // 10**5}\d{{5}}|{SECRET}|f0f0[0-9a-f]{{4}}|f0\\xf0", re.IGNORECASE)
-"""A token in decimal, in hexadecimal or as bytes, and every text that is content."""
+"""A token in decimal, in hexadecimal or as bytes, and the marker of all other content."""
 
 TOKEN_FIELDS: tuple[Any, ...] = (
     [MARK + 1] * 15,
@@ -41,7 +41,7 @@ def marked(value: Any) -> Any:
 
 
 def with_marks(bad: bytes) -> bytes:
-    """The same payload with recognisable tokens, if it can be read at all."""
+    """Return a payload with marked tokens, if it can be decoded."""
     try:
         batch = unpack(bad)
         for event in batch[1]:
@@ -67,7 +67,7 @@ def every_bad_batch() -> list[bytes]:
 
 
 def streamed(place: Place) -> str:
-    """Transitions as they are sent, until the first rates."""
+    """Return the stream of `/events` up to the first rates."""
     found = ""
     with urllib.request.urlopen(f"http://{place.http}/events", timeout=60) as answer:
         while "event: rates" not in found:

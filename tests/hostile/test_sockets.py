@@ -1,4 +1,4 @@
-"""Bad input to a real ``kvbus run``: it is counted, the process lives, and the router behind it is exact."""
+"""Bad input to a real ``kvbus run``: it is counted, the process survives, and the router is exact."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def rejected(place: Place) -> dict[str, int]:
 
 
 async def holds(router: RouterOnASet, *blocks: int) -> None:
-    """Wait until the router holds these blocks, and no others."""
+    """Wait until the router holds exactly these blocks."""
 
     def there() -> bool:
         router.read()
@@ -53,7 +53,7 @@ def test_every_kind_of_bad_message_and_batch(tmp_path: Path) -> None:
                     engine.publish(payload(store([3], 1), removed([1])))
                     last = engine.next_seq - 1
                     await eventually(lambda: place.sources()[0]["last_seq"] == last, "all of it taken in")
-                    # what of the bad batches was good may be live; a clear ends that
+                    # good events of the bad batches may have stored blocks, which the clear removes
                     engine.publish(payload({"type": "AllBlocksCleared"}, store([4, 5])))
                     await holds(router, 4, 5)
                     got = rejected(place)
@@ -69,7 +69,7 @@ def test_every_kind_of_bad_message_and_batch(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("interpose", [False, True], ids=["bind", "interpose"])
 def test_two_engines_on_one_endpoint(tmp_path: Path, interpose: bool) -> None:
-    """kvbus binds, two engines dial in and count from 0 each; when one is left, the router is exact about it."""
+    """kvbus binds, and two engines dial in, each with seqs from 0. When one remains, the router is exact."""
 
     async def main() -> None:
         place = Place(tmp_path)
