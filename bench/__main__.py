@@ -33,21 +33,21 @@ BENCHMARKS: Final[dict[str, Callable[..., report.Result]]] = {
 
 
 def machine() -> str:
-    """Return what the figures were measured on."""
+    """Return a description of the machine, for the results."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     model = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
     return f"{model}, {len(CORES)} cores, Linux {platform.release()}, Python {platform.python_version()}"
 
 
 def others_seconds() -> float:
-    """Return the CPU time that everybody else has used so far, on all cores."""
+    """Return the CPU time that all other processes have used so far, on all cores."""
     fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
-    busy = sum(fields) - fields[3] - fields[4]  # without idle and waiting for disks
+    busy = sum(fields) - fields[3] - fields[4]  # without idle and iowait
     return busy / os.sysconf("SC_CLK_TCK") - sum(os.times()[:4])
 
 
 def commit() -> str:
-    """Return the last commit that changed kvbus, with a plus if there are changes that are in no commit."""
+    """Return the last commit that changed kvbus, with a plus if there are uncommitted changes."""
 
     def git(*arguments: str) -> str:
         return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()

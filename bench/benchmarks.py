@@ -1,4 +1,4 @@
-"""The benchmarks. Each takes alternating runs of kvbus and of what it is compared with, and returns a result."""
+"""The benchmarks. Each alternates runs of kvbus and of other relays, and returns a result."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RELAYS: Final[tuple[Kind, ...]] = ("kvbus", "naive", "proxy")
 
 
 def alternate(items: Sequence[Item], runs: int, measure: Callable[[Item], Found]) -> dict[Item, list[Found]]:
-    """Measure every item so many times: forwards, backwards, forwards and so on."""
+    """Measure every item ``runs`` times: forwards, backwards, forwards and so on."""
     found: dict[Item, list[Found]] = {item: [] for item in items}
     for run in range(runs):
         for item in items if run % 2 == 0 else reversed(items):
@@ -34,7 +34,7 @@ def alternate(items: Sequence[Item], runs: int, measure: Callable[[Item], Found]
 
 
 def ranks(*, quick: bool, runs: int) -> Result:
-    """Measure the CPU time beside an engine of eight ranks at its usual rate. Caches are full."""
+    """Measure the CPU time for an engine of eight ranks at a typical rate, with full caches."""
     ranks, rate, seconds = 8, 50, 4 if quick else 15
     warm = 4096 // 8
 
@@ -54,7 +54,7 @@ def ranks(*, quick: bool, runs: int) -> Result:
 
 
 def saturation(*, quick: bool, runs: int) -> Result:
-    """Measure the CPU time of a batch when batches come as fast as they are taken."""
+    """Measure the CPU time per batch at the maximum rate."""
     shapes = {
         "1 block": (1, 1, 20_000 if quick else 200_000),
         "8 events of 8 blocks": (8, 8, 4_000 if quick else 30_000),
@@ -81,7 +81,7 @@ def saturation(*, quick: bool, runs: int) -> Result:
 
 
 def latency(*, quick: bool, runs: int) -> Result:
-    """Measure the time from engine to router, in pairs of kvbus and libzmq's proxy."""
+    """Measure the time from engine to router, in paired runs of kvbus and libzmq's proxy."""
     rate, seconds = 2000, 2 if quick else 6
     load = list(islice(stores(1, 1), rate * seconds))
 
@@ -105,7 +105,7 @@ def latency(*, quick: bool, runs: int) -> Result:
 
 
 def late(*, quick: bool, runs: int) -> Result:
-    """Measure how long a late router waits for all blocks, before and after all of them have been replaced."""
+    """Measure the time until a late router has all blocks, before and after all blocks have been replaced."""
     blocks = 200_000 if quick else 1_000_000
 
     def asked(through: Traffic) -> Late:
@@ -141,7 +141,7 @@ def late(*, quick: bool, runs: int) -> Result:
 
 
 def routers(*, quick: bool, runs: int) -> Result:
-    """Measure the CPU time of the process with one router and with many, beside libzmq's proxy."""
+    """Measure the CPU time with one router and with many, in comparison with libzmq's proxy."""
     rate, seconds = 1000, 2 if quick else 10
     load = list(islice(stores(1, 1), rate * seconds))
     counts = (1, 16, 64)
@@ -163,7 +163,7 @@ def routers(*, quick: bool, runs: int) -> Result:
 
 
 def sources(*, quick: bool, runs: int) -> Result:
-    """Relay a thousand sources in one process. Nothing may be missing; a run that loses a batch fails."""
+    """Relay 1,000 sources in one process. A run that loses a batch fails."""
     count, rate, seconds = 1000, 10, 3 if quick else 10
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -184,7 +184,7 @@ def sources(*, quick: bool, runs: int) -> Result:
 
 
 def memory(*, quick: bool, runs: int) -> Result:
-    """Measure what the process has resident at rest, and how much it grows for a live block."""
+    """Measure the resident memory at rest, and its growth per live block."""
     blocks = 100_000 if quick else 1_000_000
     shapes = {"8 events of 8 blocks": (8, 8), "1 event of 1 block": (1, 1)}
     idle: list[float] = []
@@ -212,7 +212,7 @@ def memory(*, quick: bool, runs: int) -> Result:
 
 
 def start(*, quick: bool, runs: int) -> Result:
-    """Measure the time from the start of the process until it is ready."""
+    """Measure the time from the start of the process until kvbus is ready."""
 
     def measure(_: str) -> float:
         with relay("kvbus") as started:
@@ -225,7 +225,7 @@ def start(*, quick: bool, runs: int) -> Result:
 
 
 def state(*, quick: bool, runs: int) -> Result:
-    """Measure what ``state_dir`` costs at saturation, where every microsecond shows. The cache is full."""
+    """Measure the cost of ``state_dir`` at the maximum rate, with a full cache."""
     live, batches = 65_536, 5_000 if quick else 60_000
     load = list(islice(churn(8, 8, live), live // 64 + batches))
     warm, rest = load[: live // 64], load[live // 64 :]

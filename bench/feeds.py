@@ -1,4 +1,4 @@
-"""How a simulated router learns what workers have cached: from each engine's events, or through kvbus's pure core."""
+"""The feeds of a simulated router: each engine's own events, or kvbus's pure core."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ from kvbus.core.wire.profiles import PROFILES
 from .fleet import Feed, View, Worker
 
 JUMP: Final = 4096
-"""How far kvbus's numbering jumps ahead after a kill without its state."""
+"""Number of seqs that kvbus skips after a kill without its state."""
 
 
 class Reader:
-    """A router's view of one worker, and the seq that it expects next."""
+    """A router's view of a worker, and the next seq that it expects."""
 
     def __init__(self, *, copies: bool) -> None:
         self.view = BlockView(copies=copies)
         self.next: int | None = None
         self.waiting: list[tuple[int, bytes]] | None = None
-        """Live batches that wait for the end of a state or an answer; None if neither is under way."""
+        """Live batches that wait for the end of a state or an answer; None if neither is being read."""
 
     def take(self, seq: int, payload: bytes) -> None:
-        """Apply one batch."""
+        """Apply a batch."""
         batch = decode_batch(payload)
         assert not isinstance(batch, Reason), f"seq {seq}: {batch}"
         self.view.apply_batch(batch)
@@ -80,12 +80,12 @@ class Direct(Feed):
 
 
 class Bus(Feed):
-    """A router that subscribes to kvbus. Each worker is a source of one relay and has a stream of its own.
+    """A router that subscribes to kvbus. Each worker is a source of one relay and has its own stream.
 
     Args:
-        profile: of the output.
-        asks: True: the router asks for a replay from 0 at its start and at a gap. False: it gets the state when it
-            subscribes.
+        profile: the output's profile.
+        asks: True if the router asks for a replay from 0 at its start and at a gap, False if it gets the state on
+            subscription.
     """
 
     aware = True
@@ -185,7 +185,7 @@ class Bus(Feed):
         self._go_on(number, now)
 
     def _feed(self, event: Any, now: float) -> None:
-        """Hand an event to the relay, and carry out its commands. Engines answer at once."""
+        """Feed an event to the relay and carry out its commands. Engines answer immediately."""
         self._events.append(event)
         while self._events:
             self._carry_out(self._relay.handle(self._events.popleft(), now), now)
@@ -222,7 +222,7 @@ class Bus(Feed):
         self._go_on(command.stream, now)
 
     def _go_on(self, number: int, now: float) -> None:
-        """End a state or an answer: take the live batches that waited, unless they were part of it."""
+        """End a state or an answer: apply the waiting live batches that were not part of it."""
         waited, self._readers[number].waiting = self._readers[number].waiting or [], None
         for seq, payload in waited:
             self._receive(number, seq, payload, now)

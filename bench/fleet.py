@@ -1,8 +1,8 @@
-"""Workers and a KV-aware router in simulated time: a generated load, caches that evict, and one policy.
+"""Workers and a KV-aware router in simulated time: a generated load, caches that evict, and a routing policy.
 
-The router chooses the worker with the longest cached prefix in its view, less a term for the requests that run there.
-This policy is the same in every arm. Only the view differs. Events arrive at once, so that a view is wrong only if the
-router cannot know better. Everything follows from the seed.
+The router chooses the worker with the longest cached prefix in its view, minus a term for the worker's running
+requests. The policy is the same in every arm, and only the view differs. Events arrive immediately, so that a view is
+wrong only if the router cannot know better. A run depends only on its seed.
 """
 
 from __future__ import annotations
@@ -22,48 +22,48 @@ from kvbus.tools.sim.dialects import DIALECTS, BatchEncoder
 
 DIALECT: Final = DIALECTS["vllm-0.33"]
 LOAD_TERM: Final = 8
-"""One running request counts as much as this many blocks of prefix."""
+"""Number of blocks of prefix that outweigh a running request."""
 
 PREFILL_RATE: Final = 8000
 DECODE_RATE: Final = 40
-"""Tokens a second."""
+"""Tokens per second."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """Sizes and times of a run. Sessions are a Poisson process. Tokens and turns are drawn evenly from ranges."""
+    """Sizes and times of a run. Sessions are a Poisson process; tokens and turns are drawn uniformly from ranges."""
 
     workers: int = 8
     blocks: int = 1000
-    """Blocks of each worker's cache."""
+    """Number of blocks in each worker's cache."""
     block: int = 64
-    """Tokens of a block."""
+    """Number of tokens in a block."""
     seconds: float = 700.0
     fault_at: float = 400.0
     window: float = 300.0
-    """Seconds after the fault that count."""
+    """Seconds after the fault in which tokens are counted."""
     sessions: float = 0.5
-    """Sessions a second."""
+    """Sessions per second."""
     shared: int = 1024
-    """Tokens of the system prompt that every session begins with."""
+    """Number of tokens in the system prompt, with which every session begins."""
     opening: tuple[int, int] = (256, 2048)
-    """Tokens of a session's first question, without the system prompt."""
+    """Minimum and maximum tokens of a session's first question, without the system prompt."""
     question: tuple[int, int] = (32, 384)
     answer: tuple[int, int] = (64, 256)
     turns: tuple[int, int] = (2, 8)
     think: float = 40.0
     """Mean seconds between an answer and the next question."""
     buffered: float = 200.0
-    """Seconds that an engine's replay buffer reaches back: vLLM's 10,000 batches at 50 a second."""
+    """Seconds covered by an engine's replay buffer: vLLM's 10,000 batches at 50 per second."""
     away: float = 10.0
-    """Seconds that kvbus is away when it is killed."""
+    """Seconds until a killed kvbus is back."""
 
 
 View = Container[int | bytes]
 
 
 class Arrival(NamedTuple):
-    """A request: its time, all of its tokens, how many of them are prompt, and the hashes of its prompt's blocks."""
+    """A request: its time, all of its tokens, the number of prompt tokens, and the hashes of the prompt's blocks."""
 
     at: float
     tokens: tuple[int, ...]
@@ -72,7 +72,7 @@ class Arrival(NamedTuple):
 
 
 def arrivals(seed: int, load: Load) -> list[Arrival]:
-    """Return the requests of a run, in the order of their times."""
+    """Return the requests of a run, ordered by time."""
     rng = random.Random(f"kvbus/worth/{seed}")
     system = _tokens(rng, load.shared)
     found: list[Arrival] = []
@@ -102,7 +102,7 @@ def _tokens(rng: random.Random, number: int) -> tuple[int, ...]:
 
 
 class Worker:
-    """One engine: its cache, its batches and its replay buffer."""
+    """An engine: its cache, its batches and its replay buffer."""
 
     def __init__(self, load: Load, feed: Feed, number: int) -> None:
         self._load, self._feed, self.number = load, feed, number
@@ -111,13 +111,13 @@ class Worker:
         self.begin()
 
     def begin(self) -> None:
-        """Begin a new epoch with an empty cache."""
+        """Start a new epoch with an empty cache."""
         self.epoch += 1
         self.cache = PrefixCache(self._load.blocks, self._load.block, copies=DIALECT.copies)
         self.seq = 0
         self.running = 0
         self.live: Counter[int | bytes] = Counter()
-        """Copies of each cached block, by its hash."""
+        """Number of copies of each cached block, by its hash."""
         self._buffer: deque[tuple[float, int, bytes]] = deque()
 
     def publish(self, now: float) -> None:
@@ -134,43 +134,43 @@ class Worker:
             self._feed.batch(self, self.seq - 1, payload, now)
 
     def replay(self, start: int, now: float) -> list[tuple[int, bytes]]:
-        """Return the batches from a seq on that the replay buffer still has."""
+        """Return the batches from a seq on that are still in the replay buffer."""
         while self._buffer and self._buffer[0][0] < now - self._load.buffered:
             self._buffer.popleft()
         return [(seq, payload) for _, seq, payload in self._buffer if seq >= start]
 
 
 class Feed:
-    """How an arm learns what the workers have cached. This one learns nothing: the router takes the workers in turn."""
+    """An arm's source of information on caches. This class has none: the router uses the workers in turn."""
 
     aware = False
-    """Whether the router looks at prefixes."""
+    """Whether the router considers prefixes."""
 
     def connect(self, workers: Sequence[Worker]) -> None:
-        """Meet the workers, whose caches are empty."""
+        """Connect to the workers, whose caches are empty."""
         self.workers = workers
 
     def views(self) -> Sequence[View]:
-        """Return the blocks of each worker as the router knows them."""
+        """Return the router's view of each worker's blocks."""
         return ()
 
     def batch(self, worker: Worker, seq: int, payload: bytes, now: float) -> None:
-        """Take a batch that a worker publishes."""
+        """Receive a batch that a worker publishes."""
 
     def tick(self, now: float) -> None:
-        """Do what is done every second."""
+        """Do the work of every second."""
 
     def crashed(self, worker: Worker, now: float) -> None:
-        """Notice that a worker has crashed and is back in a new epoch."""
+        """Handle a worker's crash. The worker is already back in a new epoch."""
 
     def router_restarts(self, now: float) -> None:
-        """Restart the router, which has then forgotten everything."""
+        """Restart the router without its views."""
 
     def kvbus_killed(self) -> None:
-        """Kill kvbus, if this arm has one."""
+        """Kill kvbus, if the arm has one."""
 
     def kvbus_back(self, now: float, *, state: bool) -> None:
-        """Start kvbus again, with its state or without it."""
+        """Restart kvbus, with or without its state."""
 
     @property
     def promises(self) -> bool:
@@ -178,11 +178,11 @@ class Feed:
         return False
 
     def check(self) -> None:
-        """Check the views at the end of the run, when every batch has arrived."""
+        """Check the views at the end of the run, after every batch has arrived."""
 
 
 class Oracle(Feed):
-    """An arm that sees the caches themselves."""
+    """An arm that reads the caches directly."""
 
     aware = True
 
@@ -200,19 +200,19 @@ class Oracle(Feed):
 
 
 class Choice(NamedTuple):
-    """The worker that one request was sent to, and what it had to compute there."""
+    """The worker chosen for a request, and the tokens computed there."""
 
     at: float
     worker: int
     prompt: int
     computed: int
-    """Tokens of the prompt that the worker had not cached."""
+    """Number of prompt tokens that were not in the worker's cache."""
     mispredicted: int
-    """Blocks of the prefix that were in the view and not in the worker's cache."""
+    """Number of blocks of the prefix that were in the view but not in the worker's cache."""
 
 
 def prefix(view: View, hashes: Sequence[int | bytes]) -> int:
-    """Return how many blocks from the beginning of a prompt are in a view."""
+    """Return the number of blocks at the start of a prompt that are in a view."""
     for number, block in enumerate(hashes):
         if block not in view:
             return number
@@ -221,7 +221,7 @@ def prefix(view: View, hashes: Sequence[int | bytes]) -> int:
 
 @dataclass
 class Fleet:
-    """A run: the workers, the router, and the events in simulated time."""
+    """A simulated run of workers and a router, with its queue of events."""
 
     load: Load
     feed: Feed
@@ -252,7 +252,7 @@ class Fleet:
         return self.choices
 
     def crash(self, number: int) -> None:
-        """Crash a worker, which is back at once. Its cache and its running requests are gone."""
+        """Crash a worker, which restarts immediately without its cache and its running requests."""
         self.workers[number].begin()
         self.feed.crashed(self.workers[number], self.now)
 

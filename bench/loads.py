@@ -1,8 +1,8 @@
-"""Synthetic engine traffic, encoded before the clock starts.
+"""Synthetic engine traffic, encoded before the measurement.
 
-A load is a stream of msgpack batches ``[ts, events, rank]`` as vLLM publishes them: maps, integer hashes, blocks of 16
-tokens, token ids of three bytes. Each sequence of tokens has 256 blocks. Parents are always known and no hash comes
-twice. The same load is the same bytes in every process.
+A load is a series of msgpack batches ``[ts, events, rank]`` in vLLM's form: maps, integer hashes, blocks of 16 tokens,
+token ids of three bytes. Each sequence of tokens has 256 blocks. Parents are always known, and each hash is stored
+once. A load has the same bytes in every process.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from typing import Final
 import msgspec
 
 SEQUENCE: Final = 256
-"""Blocks of one sequence."""
+"""Number of blocks in a sequence."""
 
 BLOCK: Final = 16
-"""Tokens of one block."""
+"""Number of tokens in a block."""
 
 LANES: Final = 8
-"""Sequences that grow side by side."""
+"""Number of sequences that grow in parallel."""
 
 PROBE: Final = -1.0
-"""The ``ts`` of a batch that only shows that a router is connected."""
+"""The ``ts`` of a batch that only tests whether a router is connected."""
 
 HASH: Final = 9
-"""Bytes of one encoded hash."""
+"""Size of an encoded hash in bytes."""
 
 TOKENS: Final = 3 * BLOCK
-"""Bytes of one block's encoded token ids."""
+"""Size of a block's encoded token ids in bytes."""
 
 _NOT_ZERO: Final = bytes([1, *range(1, 256)])
-"""Leading bytes are never zero, so that each integer has its shortest msgpack form."""
+"""Translation to leading bytes that are never zero, so that each integer has its shortest msgpack form."""
 
 
 def _text(*words: str) -> bytes:
@@ -59,17 +59,17 @@ _REMOVED_END: Final = _text("medium", "GPU")
 
 
 def stamp(payload: bytes, ts: float) -> bytes:
-    """Return the same batch with another ``ts``."""
+    """Return a batch with another ``ts``."""
     return payload[:2] + struct.pack(">d", ts) + payload[10:]
 
 
 def stamped(payload: bytes) -> float:
-    """Return the ``ts`` of a batch. It is a float64 in the batches of every engine and of kvbus."""
+    """Return a batch's ``ts``, which is a float64 in all batches of engines and of kvbus."""
     return float(struct.unpack_from(">d", payload, 2)[0])
 
 
 def is_empty(payload: bytes) -> bool:
-    """Return whether a batch has no events: it is a heartbeat."""
+    """Return whether a batch has no events, as a heartbeat."""
     return payload[10] == 0x90
 
 
@@ -78,7 +78,7 @@ def _array(length: int) -> bytes:
 
 
 class Sequence:
-    """One sequence of 256 blocks, which can be cut into events. The same number gives the same sequence."""
+    """A sequence of 256 blocks that can be divided into events. Its content depends only on its number."""
 
     def __init__(self, number: int) -> None:
         rng = random.Random(f"kvbus/bench/{number}")
@@ -93,35 +93,35 @@ class Sequence:
         self.hashes, self.tokens = bytes(hashes), bytes(tokens)
 
     def stored(self, first: int, end: int) -> bytes:
-        """Return BlockStored of the blocks from ``first`` up to ``end``."""
+        """Return a BlockStored of the blocks from ``first`` up to ``end``."""
         parent = self.hashes[(first - 1) * HASH : first * HASH] if first else b"\xc0"
         hashes = _array(end - first) + self.hashes[first * HASH : end * HASH]
         ids = b"\xdc" + ((end - first) * BLOCK).to_bytes(2, "big") + self.tokens[first * TOKENS : end * TOKENS]
         return b"".join((_STORED, hashes, _PARENT, parent, _TOKEN_IDS, ids, _STORED_END))
 
     def removed(self, first: int, end: int) -> bytes:
-        """Return BlockRemoved of the blocks from ``first`` up to ``end``, the leaf first."""
+        """Return a BlockRemoved of the blocks from ``first`` up to ``end``, the leaf first."""
         leaf_first = (self.hashes[block * HASH : (block + 1) * HASH] for block in range(end - 1, first - 1, -1))
         return b"".join((_REMOVED, _array(end - first), *leaf_first, _REMOVED_END))
 
 
 def batch(events: list[bytes], rank: int) -> bytes:
-    """Return encoded events as one batch whose ``ts`` is 0."""
+    """Return a batch of encoded events with the ``ts`` 0."""
     return b"\x93\xcb" + bytes(8) + _array(len(events)) + b"".join(events) + msgspec.msgpack.encode(rank)
 
 
 def probe(number: int, rank: int) -> bytes:
-    """Return a batch with one block that belongs to no load."""
+    """Return a batch with a block that is not part of a load."""
     return stamp(batch([Sequence(-1 - number).stored(0, 1)], rank), PROBE)
 
 
 def churn(events: int, blocks: int, live: int, rank: int = 0) -> Iterator[bytes]:
-    """Yield batches without end: stores alone until so many blocks are live, then as many removals as stores.
+    """Yield batches for ever: only stores until ``live`` blocks are live, then equally many removals and stores.
 
     Args:
-        events: events of a batch.
-        blocks: blocks of an event; a divisor of 256.
-        live: at least 2,048, the blocks of the sequences that grow.
+        events: number of events in a batch.
+        blocks: number of blocks in an event; a divisor of 256.
+        live: number of live blocks, at least the 2,048 of the growing sequences.
         rank: the engine's rank.
     """
     numbers = count(rank << 32)
@@ -149,5 +149,5 @@ def churn(events: int, blocks: int, live: int, rank: int = 0) -> Iterator[bytes]
 
 
 def stores(events: int, blocks: int, rank: int = 0) -> Iterator[bytes]:
-    """Yield batches of stores without end."""
+    """Yield batches of stores for ever."""
     return churn(events, blocks, 1 << 60, rank)

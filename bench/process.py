@@ -1,4 +1,4 @@
-"""One relay as a process on a core of its own: kvbus, or one of those that it is compared with."""
+"""A relay as a process on its own core: kvbus, or a relay that it is compared with."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from tests.ports import free_port, ports_in_a_row
 ROOT: Final = Path(__file__).parents[1]
 CORES: Final = sorted(os.sched_getaffinity(0))
 LOAD_CORE: Final = CORES[0]
-"""Engines and routers run here, in the benchmark's own process."""
+"""Core of the engines and routers, which run in the benchmark's process."""
 
 RELAY_CORE: Final = CORES[-1]
-"""The relay runs here. It is alone if there are two cores and nobody else uses them."""
+"""Core of the relay, which has it to itself if there are at least two cores and no other load."""
 
 Kind = Literal["kvbus", "naive", "proxy"]
 
 
 class Relay:
-    """A running relay.
+    """A relay process.
 
     Attributes:
         live, replay: the engine's endpoints, one for each rank.
         out, out_replay: the relay's endpoints for routers, one for each rank.
-        directory: its configuration, log and state.
+        directory: directory of its configuration, log and state.
     """
 
     def __init__(self, kind: Kind, ranks: int, directory: Path) -> None:
@@ -69,7 +69,7 @@ class Relay:
         self.started_in = time.monotonic() - began
 
     def stop(self) -> None:
-        """End the process by its id."""
+        """Terminate the process."""
         if self._process is not None:
             self._process.terminate()
             try:
@@ -80,21 +80,21 @@ class Relay:
 
     @property
     def pid(self) -> int:
-        """The id of the process."""
+        """The process's id."""
         assert self._process is not None
         return self._process.pid
 
     def cpu_seconds(self) -> float:
-        """Return the CPU time of all threads of the process so far."""
-        return time.clock_gettime((~self.pid << 3) | 2)  # Linux's clock of another process's CPU time
+        """Return the CPU seconds of all threads of the process so far."""
+        return time.clock_gettime((~self.pid << 3) | 2)  # Linux's id of another process's CPU clock
 
     def resident_bytes(self) -> int:
-        """Return the memory that the process has resident now."""
+        """Return the resident memory of the process in bytes."""
         pages = Path(f"/proc/{self.pid}/statm").read_text().split()[1]
         return int(pages) * resource.getpagesize()
 
     def get(self, path: str) -> str:
-        """Return what kvbus's admin server answers."""
+        """Return the body of a GET from kvbus's HTTP server."""
         with urllib.request.urlopen(f"http://{self.http}{path}", timeout=60) as answer:
             return str(answer.read().decode())
 
@@ -104,11 +104,15 @@ class Relay:
         return found
 
     def live_blocks(self) -> int:
-        """Return how many blocks kvbus holds of all ranks together."""
+        """Return the number of blocks that kvbus holds of all ranks."""
         return sum(sum(source["blocks"].values()) for source in self.sources())
 
     def check(self) -> None:
-        """Refuse a run in which kvbus lost, refused or dropped a batch. Others count nothing."""
+        """Check that kvbus lost, rejected or dropped nothing. Other relays have no counters.
+
+        Raises:
+            RuntimeError: kvbus lost, rejected or dropped something.
+        """
         if self.kind != "kvbus":
             return
         for source in self.sources():
@@ -148,9 +152,10 @@ def relay(kind: Kind, ranks: int = 1, **settings: Any) -> Iterator[Relay]:
     """Run a relay until the block ends.
 
     Args:
-        kind: which one.
-        ranks: streams that it relays.
-        settings: of kvbus alone. ``output``: further keys of its output; ``state``: True keeps its state on disk.
+        kind: the relay's kind.
+        ranks: number of streams that it relays.
+        settings: settings for kvbus only. ``output``: additional keys of its output; ``state``: whether it keeps its
+            state on disk.
     """
     with tempfile.TemporaryDirectory(prefix="kvbus-bench-") as directory:
         found = Relay(kind, ranks, Path(directory))

@@ -1,8 +1,8 @@
-"""What kvbus is compared with, each as a process: ``python -m bench.relays KIND IN OUT [IN OUT …]``.
+"""The relays that kvbus is compared with, each as a process: ``python -m bench.relays KIND IN OUT [IN OUT …]``.
 
-``proxy`` is libzmq's own ``zmq_proxy``, in C, between XSUB and XPUB. It understands nothing. ``naive`` is the relay
-that people write in Python: it polls, receives, decodes the batch with msgspec and sends it on. It keeps no index and
-no journal, repairs no gap and validates nothing. Their high-water marks are off, so that they lose nothing here.
+``proxy`` is libzmq's own ``zmq_proxy``, in C, between XSUB and XPUB. It does not decode messages. ``naive`` is the
+relay that people write in Python: it polls, receives, decodes the batch with msgspec and forwards it. It has no index
+and no journal, repairs no gap and validates nothing. Both run without high-water marks, so that they lose nothing here.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ def _open(context: zmq.Context[Any], kind: int, endpoint: str, *, bind: bool) ->
 
 
 def run_proxy(pairs: list[tuple[Any, Any]]) -> None:
-    """Give each stream a thread that forwards until the process ends."""
+    """Forward each stream in a thread of its own until the process ends."""
     for pair in pairs[1:]:
         threading.Thread(target=zmq.proxy, args=pair, daemon=True).start()
     zmq.proxy(*pairs[0])
 
 
 def run_naive(pairs: list[tuple[Any, Any]]) -> None:
-    """Poll all streams until the process ends."""
+    """Poll and forward all streams until the process ends."""
     decode = msgspec.msgpack.Decoder().decode
     outs = dict(pairs)
     poller = zmq.Poller()
@@ -47,7 +47,7 @@ def run_naive(pairs: list[tuple[Any, Any]]) -> None:
 
 
 def main(kind: str, *endpoints: str) -> None:
-    """Relay from each first endpoint to the second one."""
+    """Forward the first endpoint of each pair to the second."""
     context: zmq.Context[Any] = zmq.Context()
     kinds = (zmq.XSUB, zmq.XPUB) if kind == "proxy" else (zmq.SUB, zmq.PUB)
     pairs = [

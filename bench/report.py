@@ -1,4 +1,4 @@
-"""Results: what was measured beside its bound, as JSON, on a terminal and in docs/BENCHMARKS.md."""
+"""Results of benchmarks and their bounds, as JSON, on a terminal and in docs/BENCHMARKS.md."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ RESULTS: Final = ROOT / "docs" / "bench" / "results.json"
 PAGE: Final = ROOT / "docs" / "BENCHMARKS.md"
 BEGIN: Final = "<!-- rendered from bench/results.json: make bench ARGS=--render -->"
 QUIET: Final = 5
-"""Percent of all cores that others may use. Above it times say little, and a bound that is not met proves nothing."""
+"""Maximum percentage of all cores that other processes may use. Above it, times and missed bounds prove nothing."""
 
 END: Final = "<!-- end of the rendered part -->"
 
 
 class Bound(msgspec.Struct):
-    """A bound that was set beforehand, and what the runs gave. The median counts."""
+    """A bound that was set beforehand, and the measured values, whose median must keep it."""
 
     what: str
     limit: float
     unit: str
     values: list[float]
     before: str = ""
-    """The median of the results that were written before, if the machine was quiet, and their date."""
+    """The median and date of the previous result from a quiet machine."""
 
     @property
     def met(self) -> bool:
@@ -36,14 +36,14 @@ class Bound(msgspec.Struct):
 
 
 class Table(msgspec.Struct):
-    """Rows of text."""
+    """A table of text cells."""
 
     columns: list[str]
     rows: list[list[str]]
 
 
 class Result(msgspec.Struct):
-    """What one benchmark gave, and when, where and of which commit."""
+    """A benchmark's result, with its date, machine and commit."""
 
     title: str
     bounds: list[Bound]
@@ -54,35 +54,35 @@ class Result(msgspec.Struct):
     runs: int = 0
     seconds: int = 0
     others: int = 0
-    """Percent of all cores that other processes used meanwhile."""
+    """Percentage of all cores that other processes used during the benchmark."""
 
 
 def number(value: float) -> str:
-    """Return three significant digits, with commas between thousands."""
+    """Return a number with three significant digits, with commas between thousands."""
     if abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
 
 def told(values: list[float], unit: str = "") -> str:
-    """Return the median, and the least and the greatest value."""
+    """Return the median, and the range if there are several values."""
     text = f"{number(median(values))} {unit}".rstrip()
     return text if len(values) == 1 else f"{text} ({number(min(values))} to {number(max(values))})"
 
 
 def ratios(values: list[float], others: list[float]) -> list[float]:
-    """Return each run's value by the other's of the same turn."""
+    """Return the ratio of the two values of each run."""
     return [one / other for one, other in zip(values, others, strict=True)]
 
 
 def markdown(columns: list[str], rows: list[list[str]]) -> str:
-    """Return a table whose cells after the first stand to the right."""
+    """Return a table whose columns after the first are aligned to the right."""
     head, *lines = ["| " + " | ".join(line) + " |" for line in (columns, *rows)]
     return "\n".join([head, "|---|" + "--:|" * (len(columns) - 1), *lines])
 
 
 def bounds_table(results: list[Result]) -> tuple[list[str], list[list[str]]]:
-    """Return each bound beside what was measured."""
+    """Return the columns and rows of a table of bounds and measured values."""
     rows = [
         [
             bound.what,
@@ -98,7 +98,7 @@ def bounds_table(results: list[Result]) -> tuple[list[str], list[list[str]]]:
 
 
 def plain(result: Result) -> str:
-    """Return a result for a terminal."""
+    """Return a result as text for a terminal."""
     columns, rows = bounds_table([result])
     tables = [[columns, *rows]] if rows else []
     tables.append([result.table.columns, *result.table.rows])
@@ -110,12 +110,12 @@ def plain(result: Result) -> str:
 
 
 def load() -> dict[str, Result]:
-    """Return what was written last, by the benchmark's name."""
+    """Return the saved results by the benchmarks' names."""
     return msgspec.json.decode(RESULTS.read_bytes(), type=dict[str, Result]) if RESULTS.exists() else {}
 
 
 def save(name: str, result: Result, order: list[str]) -> None:
-    """Put one benchmark's result into the file. Its bounds keep what a quiet machine gave before."""
+    """Save a benchmark's result. Its bounds keep the previous value of a quiet machine."""
     results = load()
     before = results.get(name, result)
     earlier = {bound.what: bound for bound in before.bounds if before is not result}
@@ -129,7 +129,7 @@ def save(name: str, result: Result, order: list[str]) -> None:
 
 
 def tables(results: list[Result]) -> str:
-    """Return the rendered part of the page."""
+    """Return the rendered part of docs/BENCHMARKS.md."""
     machines = "; ".join(sorted({result.machine for result in results}))
     parts = [f"Measured on: {machines}.", markdown(*bounds_table(results))]
     for result in results:
@@ -143,7 +143,7 @@ def put(text: str, rendered: str, begin: str = BEGIN, end: str = END) -> str:
     """Return a document with the part between two comments replaced.
 
     Raises:
-        ValueError: the document has no such comments.
+        ValueError: the document does not have these comments.
     """
     before, found, rest = text.partition(begin)
     _, ended, after = rest.partition(end)
@@ -153,5 +153,5 @@ def put(text: str, rendered: str, begin: str = BEGIN, end: str = END) -> str:
 
 
 def page() -> str:
-    """Return the text of docs/BENCHMARKS.md with the tables of the results."""
+    """Return docs/BENCHMARKS.md with the tables of the saved results."""
     return put(PAGE.read_text(), tables(list(load().values())))

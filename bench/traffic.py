@@ -1,4 +1,4 @@
-"""Engines and routers around a relay, all of them in this process."""
+"""Engines and routers around a relay, all in this process."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from .loads import is_empty, probe, stamp, stamped
 from .process import Kind, Relay, relay
 
 PATIENCE: Final = 60.0
-"""Seconds without any progress after which a run has failed."""
+"""Seconds without progress after which a run has failed."""
 
 WINDOW_BYTES: Final = 4 * 2**20
 WINDOW: Final = 1000
-"""The most bytes and batches that are on their way to the slowest router at saturation."""
+"""Maximum bytes and batches on their way to the slowest router at the maximum rate."""
 
 
 @dataclass
 class Result:
-    """What one run gave. Every batch arrived at every router."""
+    """The measurements of a run in which every batch arrived at every router."""
 
     seconds: float
     batches: int
-    """Of all ranks."""
+    """Number of batches of all ranks."""
     cpu_seconds: float
-    """CPU time of the relay's process meanwhile."""
+    """CPU seconds of the relay's process during the run."""
     latencies: list[float]
-    """Seconds from the engine's send to the router's receive, sorted; of a paced run alone."""
+    """Seconds from the engine's send to the router's receive, sorted; empty unless the run is paced."""
 
     @property
     def cpu_us(self) -> float:
-        """CPU time of the relay for one batch, in microseconds."""
+        """CPU time of the relay per batch, in microseconds."""
         return self.cpu_seconds / self.batches * 1e6
 
     @property
@@ -51,28 +51,28 @@ class Result:
         return self.cpu_seconds / self.seconds * 100
 
     def percentile(self, share: float) -> float:
-        """Return the latency below which this share of the batches lies, in microseconds."""
+        """Return the latency in microseconds that is not exceeded by this share of the batches."""
         return self.latencies[min(int(share * len(self.latencies)), len(self.latencies) - 1)] * 1e6
 
 
 class Router:
-    """A SUB socket that is connected to the streams of all ranks. It counts, and measures latencies."""
+    """A SUB connected to the streams of all ranks. It counts batches and measures latencies."""
 
     def __init__(self, context: zmq.Context[Any], endpoints: Sequence[str]) -> None:
         self.socket = context.socket(zmq.SUB)
         self.socket.setsockopt(zmq.RCVHWM, 0)
         self.socket.setsockopt(zmq.SUBSCRIBE, b"")
-        self.socket.setsockopt(zmq.SUBSCRIBE, ASKS_REPLAY)  # a kvbus then sends no state by itself
+        self.socket.setsockopt(zmq.SUBSCRIBE, ASKS_REPLAY)  # so that kvbus sends no state on subscription
         for endpoint in endpoints:
             self.socket.connect(endpoint)
         self.probed: set[int] = set()
         """Ranks whose probes have arrived."""
         self.received = 0
-        """Batches of the load."""
+        """Number of received batches of the load."""
         self.latencies: list[float] = []
 
     def drain(self) -> None:
-        """Take in whatever has arrived."""
+        """Read all messages that have arrived."""
         receive = self.socket.recv
         while True:
             try:
@@ -93,11 +93,11 @@ class Router:
 
 
 class Traffic:
-    """Engines on one side of a relay, routers on the other.
+    """Engines before a relay, and routers after it.
 
     Args:
-        through: the relay, which runs.
-        routers: how many; each has a connection to every rank's stream.
+        through: the running relay.
+        routers: number of routers, each connected to every rank's stream.
     """
 
     def __init__(self, through: Relay, routers: int = 1) -> None:
@@ -124,7 +124,7 @@ class Traffic:
         self._routers_context.destroy(0)
 
     def connect(self) -> None:
-        """Publish probes until every router has received one of each rank, and nothing more is on its way."""
+        """Publish probes until every router has received one of each rank, and no more arrive."""
         until = time.monotonic() + PATIENCE
         number = 0
         while missing := [
@@ -140,11 +140,11 @@ class Traffic:
             pass
 
     def saturate(self, *loads: Iterable[bytes], batches: int) -> Result:
-        """Publish so many batches of each rank as fast as the routers take them.
+        """Publish batches of each rank as fast as the routers read them.
 
         Args:
-            loads: one for each rank.
-            batches: of each rank.
+            loads: a load for each rank.
+            batches: number of batches of each rank.
         """
         mean = 0.0
         with self._measured(batches) as found:
@@ -161,7 +161,7 @@ class Traffic:
         return found
 
     def pace(self, *loads: Sequence[bytes], rate: float) -> Result:
-        """Publish the batches of each rank at a rate a second. The ranks take turns, evenly spread."""
+        """Publish each rank's batches at ``rate`` per second, with the ranks evenly interleaved."""
         batches = len(loads[0])
         turns = [(batch, rank) for batch in range(batches) for rank in range(len(loads))]
 
@@ -197,7 +197,7 @@ class Traffic:
         self.relay.check()
 
     def _read_until(self, batches: int) -> None:
-        """Read until every router has received so many batches of the load."""
+        """Read until every router has received ``batches`` batches of the load."""
         until = time.monotonic() + PATIENCE
         while min(router.received for router in self._routers) < batches:
             if self._read(0.1):
@@ -206,7 +206,7 @@ class Traffic:
                 raise TimeoutError(f"of {batches} batches the routers got {[r.received for r in self._routers]}")
 
     def _read(self, seconds: float) -> bool:
-        """Take in what arrives within this time; whether anything did."""
+        """Read what arrives within ``seconds``. Return whether anything arrived."""
         ready = dict(self._poller.poll(int(seconds * 1000)))
         for router in self._routers:
             if router.socket in ready:
@@ -228,18 +228,18 @@ def traffic(kind: Kind, ranks: int = 1, routers: int = 1, **settings: Any) -> It
 
 @dataclass
 class Late:
-    """The answer that a late router got."""
+    """A late router's measurements of its answer."""
 
     seconds: float
-    """Until its end arrived."""
+    """Seconds until END arrived."""
     cpu_seconds: float
-    """CPU time of the relay."""
+    """CPU seconds of the relay."""
     bytes: int
     blocks: int
 
 
 def ask_from_zero(through: Relay) -> Late:
-    """Ask the standard replay of rank 0 from number 0, as a late router does. The answer is decoded after the clock."""
+    """Ask rank 0's standard replay from 0, as a late router does. The answer is decoded after the measurement."""
     context: zmq.Context[Any] = zmq.Context()
     dealer = context.socket(zmq.DEALER)
     dealer.setsockopt(zmq.RCVHWM, 0)

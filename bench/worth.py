@@ -1,8 +1,8 @@
-"""``python -m bench.worth``: what exact views are worth in prefill, in simulated time.
+"""``python -m bench.worth``: the prefill that exact views save, in simulated time.
 
-Each case and each arm runs the same requests through :class:`~bench.fleet.Fleet`, seed by seed. Two things are asserted
-in each run. Without a fault, every arm that looks at prefixes makes the same choices as one that sees the caches
-themselves. A router behind kvbus never counts on a block that its worker does not have, except while kvbus is away.
+Each case and arm runs the same requests through :class:`~bench.fleet.Fleet`, for several seeds. Each run asserts two
+things. Without a fault, every arm that considers prefixes makes the same choices as the arm that reads the caches
+directly. A router of kvbus never counts on a block that its worker does not have, except while kvbus is down.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ TOUCHES: Final = {
     "kept": {"kvbus", "kvbus, asks"},
     "lost": {"kvbus", "kvbus, asks"},
 }
-"""The arms that a fault can change. The other arms run without a fault, once for all faults."""
+"""The arms that a fault can affect. The other arms run without a fault, once for all faults."""
 
 CASES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "nothing happens": ("", {}),
@@ -58,16 +58,16 @@ CASES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "kvbus is killed, with its state": ("kept", {}),
     "kvbus is killed, without it": ("lost", {}),
 }
-"""The fault of each case, and how its load differs."""
+"""The fault of each case, and the differences of its load."""
 
 SMALL: Final = Load(workers=3, blocks=300, seconds=120, fault_at=60, window=60, sessions=0.3, buffered=30)
 
 Runs = dict[str, dict[str, list[dict[str, int]]]]
-"""By case and arm, a summary for each seed."""
+"""A summary for each seed, by case and arm."""
 
 
 def simulate(load: Load, feed: Feed, fault: str, requests: Sequence[Arrival]) -> list[Choice]:
-    """Run one arm with one fault."""
+    """Run an arm with a fault."""
     fleet = Fleet(load, feed)
     if fault == "router":
         fleet.at(load.fault_at, lambda: feed.router_restarts(fleet.now))
@@ -80,7 +80,7 @@ def simulate(load: Load, feed: Feed, fault: str, requests: Sequence[Arrival]) ->
 
 
 def summary(choices: Sequence[Choice], load: Load) -> dict[str, int]:
-    """Count tokens after the fault and in the whole run, and blocks that the chosen worker did not have."""
+    """Count tokens after the fault and in the complete run, and blocks that the chosen worker did not have."""
     after = [choice for choice in choices if load.fault_at <= choice.at < load.fault_at + load.window]
     return {
         "prompt": sum(choice.prompt for choice in after),
@@ -108,7 +108,7 @@ def measure(base: Load, seeds: int) -> Runs:
 
 
 def controls(load: Load, requests: Sequence[Arrival], *, all_arms: bool) -> dict[str, list[Choice]]:
-    """Run without a fault. Every arm that looks at prefixes must choose as the one that sees the caches."""
+    """Run arms without a fault, and check that every KV-aware arm chooses like the arm that reads the caches."""
     arms = list(ARMS) if all_arms else list(ARMS)[:2]
     runs = {arm: simulate(load, ARMS[arm](), "", requests) for arm in arms}
     for arm in arms[1:]:
@@ -117,7 +117,7 @@ def controls(load: Load, requests: Sequence[Arrival], *, all_arms: bool) -> dict
 
 
 def share(runs: list[dict[str, int]]) -> float:
-    """Return the percentage of prompt tokens that were computed after the fault, the median of the seeds."""
+    """Return the median percentage of prompt tokens that were computed after the fault."""
     return median(100 * run["computed"] / run["prompt"] for run in runs)
 
 
@@ -137,7 +137,7 @@ def short_table(found: Runs) -> str:
 
 
 def pages() -> dict[Path, str]:
-    """Return README.md and docs/BENCHMARKS.md with the tables of the results that were written last."""
+    """Return README.md and docs/BENCHMARKS.md with the tables of the saved results."""
     found = json.loads(RESULTS.read_text())
     return {
         PAGE: put(page(), full_table(found), BEGIN, END),
