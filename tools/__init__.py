@@ -1,1 +1,1 @@
-"""What builds and releases kvbus; nothing of it is installed."""
+"""Tools that build and release kvbus. They are not installed with it."""

@@ -1,7 +1,7 @@
-"""Builds `kvbus-client`: of the tree, `kvbus.client` and what it imports. `make client-wheel` runs it.
+"""Builds the wheel `kvbus-client` from `kvbus.client` and the modules that it imports. `make client-wheel` runs it.
 
-Version, requirements and everything else come from pyproject.toml. Why one tree has two wheels, and what happens where
-both are installed, is in docs/decisions/releases.md.
+Version, requirements and other metadata come from pyproject.toml. docs/decisions/releases.md explains why the project
+has two wheels, and what happens if both are installed.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _NOT_OF_A_LIBRARY: Final = ("scripts", "entry-points", "optional-dependencies")
 
 
 def files(root: Path) -> list[str]:
-    """Return what the wheel has of the tree: the modules, and the marker that they have types."""
+    """Return the files of the wheel: the modules and the marker `py.typed`."""
     found = (path.relative_to(root).as_posix() for path in closure(root, "kvbus.client").values())
     return sorted((*found, "kvbus/py.typed"))
 
 
 def configuration(root: Path) -> dict[str, Any]:
-    """Return pyproject.toml as the client's would be."""
+    """Return pyproject.toml with the client's metadata."""
     config = tomllib.loads((root / "pyproject.toml").read_text())
     project: Mapping[str, Any] = config["project"]
     config["project"] = {key: value for key, value in project.items() if key not in _NOT_OF_A_LIBRARY} | {
@@ -42,7 +42,7 @@ def configuration(root: Path) -> dict[str, Any]:
 
 
 def main(where: str) -> None:
-    """Build the wheel in this directory."""
+    """Build the wheel in a directory."""
     from hatchling.builders.wheel import WheelBuilder  # noqa: PLC0415 - tests have no build backend
     from hatchling.metadata.core import ProjectMetadata  # noqa: PLC0415
     from hatchling.plugin.manager import PluginManager  # noqa: PLC0415

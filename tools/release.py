@@ -1,12 +1,12 @@
-"""Puts the files of a release together, or says why there can be none. `make release` runs it.
+"""Assembles the files of a release, or lists the reasons that prevent it. `make release` runs it.
 
-    release.py check [TAG]       refuse, with every reason, what must not be released
-    release.py assemble [TAG]    what `dist` and `build/image` hold, charts, SBOM, notes and checksums, in build/release
-        --complete               refuse unless nothing is missing that another machine would have to build
-        --rehearsal              refuse nothing, and say what would be
+    release.py check [TAG]       refuse a release that must not be made, with every reason
+    release.py assemble [TAG]    put `dist`, `build/image`, charts, SBOM, notes and checksums into build/release
+        --complete               refuse if a file is missing that another machine would have to build
+        --rehearsal              print the reasons without refusing
 
-The same commit gives the same bytes with the same tools: dates are SOURCE_DATE_EPOCH, archives are packed in order.
-Publishing is left to whoever has the keys: MAINTAINERS.md.
+The same commit gives the same bytes with the same tools: dates are SOURCE_DATE_EPOCH, and archives are packed in order.
+A maintainer with the keys publishes the release: MAINTAINERS.md.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from typing import Any, Final
 ROOT: Final = Path(__file__).parents[1]
 CHARTS: Final = ("kvbus", "kvbus-lib")
 ARCHITECTURES: Final = ("amd64", "arm64")
-"""Of the images of a release."""
+"""Architectures of a release's images."""
 
 
 def project(root: Path) -> dict[str, Any]:
-    """Return the project's table of pyproject.toml."""
+    """Return the project table of pyproject.toml."""
     return dict(tomllib.loads((root / "pyproject.toml").read_text())["project"])
 
 
 def notes(root: Path, version: str) -> str:
-    """Return the changelog's section of a version without its heading, empty if there is none with a date."""
+    """Return a version's section of the changelog without its heading; empty if there is no section with a date."""
     heading = rf"^## \[{re.escape(version)}\] - \d{{4}}-\d\d-\d\d\n"
     found = re.search(rf"{heading}(.*?)(?=^## |\Z)", (root / "CHANGELOG.md").read_text(), re.MULTILINE | re.DOTALL)
     return found[1].strip() if found else ""
 
 
 def refusals(root: Path, tag: str | None = None) -> Iterator[str]:
-    """Say everything that stands against a release of this tree."""
+    """Yield every reason against a release of this tree."""
     if changed := _git(root, "status", "--porcelain").splitlines():
         yield f"the tree is not that of a commit: {', '.join(line[3:] for line in changed[:5])}"
     version = str(project(root)["version"])
@@ -66,7 +66,7 @@ def refusals(root: Path, tag: str | None = None) -> Iterator[str]:
 
 
 def absent(where: Path, root: Path) -> Iterator[str]:
-    """Say which files of a whole release are not there."""
+    """Yield the missing files of a complete release."""
     version = project(root)["version"]
     wanted = [
         f"kvbus-{version}.tar.gz",
@@ -80,7 +80,7 @@ def absent(where: Path, root: Path) -> Iterator[str]:
 
 
 def assemble(root: Path, where: Path) -> None:
-    """Put everything into an empty directory, checksums last."""
+    """Put all files into an empty directory, the checksums last."""
     shutil.rmtree(where, ignore_errors=True)
     where.mkdir(parents=True)
     version = project(root)["version"]
@@ -101,8 +101,8 @@ def assemble(root: Path, where: Path) -> None:
 
 
 def chart(source: Path, where: Path, date: int) -> None:
-    """Package a chart as Helm does, and pack it anew with one date for everything: Helm takes the time of day."""
-    import helm_python  # noqa: PLC0415 - the check does without it
+    """Package a chart with Helm, and pack it again with one date for all files, because Helm uses the current time."""
+    import helm_python  # noqa: PLC0415 - the check does not need it
 
     packed = Path(helm_python.package(str(source), destination=str(where)))
     with tarfile.open(packed) as archive:
@@ -119,7 +119,7 @@ def chart(source: Path, where: Path, date: int) -> None:
 
 
 def pack(layout: Path, target: Path, date: int) -> None:
-    """Pack an image's OCI layout into an archive that docker, podman and skopeo load."""
+    """Pack an image's OCI layout into an archive that docker, podman and skopeo can load."""
 
     def plain(each: tarfile.TarInfo) -> tarfile.TarInfo:
         each.uid = each.gid = 0
@@ -133,7 +133,7 @@ def pack(layout: Path, target: Path, date: int) -> None:
 
 
 def bill(root: Path, target: Path) -> None:
-    """Write the SBOM of what an installation by requirements-runtime.lock brings along."""
+    """Write the SBOM of the packages that requirements-runtime.lock installs."""
     tools = Path(os.environ["SBOM_HOME"])
     _run(
         *(root, tools / "bin" / "cyclonedx-py", "environment", "--output-reproducible", "--output-format", "JSON"),
@@ -156,7 +156,7 @@ def _run(root: Path, *command: str | Path) -> str:
 
 
 def main(command: str, *words: str) -> None:
-    """Do what the command line says."""
+    """Execute the command line."""
     tag = next((word for word in words if not word.startswith("-")), None)
     rehearsal = "--rehearsal" in words
     reasons, missing = list(refusals(ROOT, tag)), []
