@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
-_SECRET = "--curve-secret-key"  # the option's name
+_SECRET = "--curve-secret-key"
 _SERVER = "--curve-server-key"
 
 

@@ -37,7 +37,7 @@ class StreamEndpoints(NamedTuple):
 
 
 class OutputConfig(Section):
-    """One set of outgoing endpoints, with the framing and encoding that its routers understand."""
+    """A set of outgoing endpoints with the framing and encoding of its routers."""
 
     name: Name = key("routers", "Unique name in metrics.", example="routers")
     type: OutputType = key("zmq", "Transport of the stream: `zmq`, or another type that is installed.", example="zmq")

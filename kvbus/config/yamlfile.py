@@ -64,7 +64,7 @@ def parse(text: str, name: str) -> YamlFile:
     try:
         root = YAML(typ="safe", pure=True).compose(text)
         loader = YAML(typ="safe", pure=True)
-        loader.allow_duplicate_keys = True  # the walk below finds all of them, not only the first
+        loader.allow_duplicate_keys = True  # `_Walk` reports all duplicates, the loader only the first
         data = loader.load(text)
     except MarkedYAMLError as error:
         position = error.problem_mark or error.context_mark

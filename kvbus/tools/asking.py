@@ -64,7 +64,7 @@ def base_url(address: str) -> str:
     try:
         parts = urlsplit(url)
         known = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that there is none of
+    except ValueError:  # the port is not a number or is out of range
         known = False
     if not known:
         raise ValueError(f"{address!r} is not HOST:PORT or http://HOST:PORT")

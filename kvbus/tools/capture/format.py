@@ -102,7 +102,7 @@ class CaptureWriter:
         """
         try:
             self._file.write(_ENCODER.encode(message) + b"\n")
-            # flushing every line would undo the compression
+            # flushing after every line would make the compression useless
             if self.path.suffix != ".gz":
                 self._file.flush()
         except BrokenPipeError:
@@ -123,7 +123,7 @@ class CaptureWriter:
         try:
             self._file.close()
         except OSError as error:
-            if not self._failed:  # `write` has reported it already
+            if not self._failed:  # `write` has already raised this error
                 raise CaptureError(f"{self.path}: {error.strerror}") from error
 
     def __enter__(self) -> Self:

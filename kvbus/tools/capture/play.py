@@ -80,7 +80,7 @@ def schedule(messages: Iterable[Message], faults: Faults, stats: Stats) -> Itera
     """Yield the publisher's steps that play `messages` with faults, and count them in `stats`."""
     rng = random.Random(faults.seed)  # noqa: S311 - repeatable on purpose
     last = -1
-    late: int | None = None  # a swapped batch that waits for the next one
+    late: int | None = None  # seq of a swapped batch, which is sent after the next batch
 
     def overtaken() -> Iterator[Step]:
         nonlocal late

@@ -102,7 +102,7 @@ class Bus:
     def __init__(self, engines: Sequence[Engine], directory: str) -> None:
         with socket.create_server(("127.0.0.1", 0)) as probe:
             self.url: Final = f"http://127.0.0.1:{probe.getsockname()[1]}"
-        self.sources: list[dict[str, Any]] = []  # the newest answer of /sources; empty while kvbus is down
+        self.sources: list[dict[str, Any]] = []  # newest answer of /sources; empty while kvbus is down
         self._process: asyncio.subprocess.Process | None = None
         self._directory: Final = Path(directory)
         live, replay = f"ipc://{directory}/kvbus-", f"ipc://{directory}/kvbus-replay-"
@@ -116,7 +116,7 @@ class Bus:
             ],
             "outputs": [{"name": "routers", "endpoint": live + "{rank}", "replay_endpoint": replay + "{rank}"}],
         }
-        (self._directory / "kvbus.yaml").write_text(json.dumps(configuration))  # JSON is YAML
+        (self._directory / "kvbus.yaml").write_text(json.dumps(configuration))  # JSON is valid YAML
 
     def total(self, count: str) -> int:
         """Return the sum of one count of ``/sources`` over all engines."""
@@ -176,7 +176,7 @@ class Router:
     def __init__(self, name: str, streams: Mapping[str, tuple[str, str]], *, direct: bool = False) -> None:
         self.name: Final = name
         self.direct: Final = direct
-        self.views: dict[str, BlockView] = {}  # the blocks of each engine; empty while it does not run
+        self.views: dict[str, BlockView] = {}  # blocks by engine; empty while the router does not run
         self.restarts = 0
         self._streams: Final = streams
         self._tasks: list[asyncio.Task[None]] = []

@@ -80,7 +80,7 @@ class _Resolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
-        del family  # both are tried
+        del family  # names are resolved for IPv4 and IPv6
         found = await find(f"tcp://{host}:{port}")
         return [
             ResolveResult(hostname=host, host=shown(each), port=port, family=each[0], proto=0, flags=0)

@@ -1,12 +1,12 @@
 """A small prefix cache with real allocation, hits, reference counts and eviction, but without a model.
 
-The cache is pure and deterministic. It keeps a fixed pool of blocks, as vLLM's block pool does. A request references
-the blocks of its longest cached prefix, and allocates the rest from the least recently freed blocks, which evicts their
-old content. A finished request frees its last block first, so leaves are evicted before their parents. Engines differ
+The cache does no I/O and is deterministic. It has a fixed pool of blocks, as vLLM has. A request references the blocks
+of its longest cached prefix. It allocates its other blocks from the least recently freed ones, which evicts their old
+content. A finished request frees its last block first, so leaves are evicted before their parents. Engines differ
 in one rule, which determines the events:
 
-* With ``copies=True`` (vLLM) a prompt that is cached in full still computes its last block again, into a
-  second physical block with the same hash: the hash is stored twice and removed twice.
+* With ``copies=True`` (vLLM) a prompt that is completely cached still computes its last block again, into a
+  second physical block with the same hash. The hash is then stored twice and removed twice.
 * With ``copies=False`` (SGLang's radix cache) the request uses the cached block instead of its own. Each hash
   is stored once.
 
@@ -329,7 +329,7 @@ class PrefixCache:
             if len(held) >= capacity:
                 oldest = next(iter(held), None)
                 if oldest is None or oldest in own:
-                    break  # the chain is larger than the tier, and a child without its parent is useless
+                    break  # the chain is larger than the tier, and a block is useless without its parent
                 self._flush(stored, tier)
                 self._events.append(Removed((held.pop(oldest),), tier, self.group_idx))
             held[block.digest] = block

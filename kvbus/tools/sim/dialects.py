@@ -227,12 +227,12 @@ DIALECTS: Final[Mapping[str, Dialect]] = MappingProxyType(
 
 
 class BatchEncoder:
-    """Encode abstract events as the payloads of one engine rank.
+    """Encodes abstract events as the payloads of one engine rank.
 
     Args:
         dialect: the dialect to write.
         rank: data-parallel rank that every batch names.
-        kinds: ``kv_cache_spec_kind`` by group index, for releases that send it.
+        kinds: ``kv_cache_spec_kind`` by group index, for releases that send this field.
     """
 
     def __init__(self, dialect: Dialect, *, rank: int = 0, kinds: tuple[str, ...] = ("full_attention",)) -> None:

@@ -152,7 +152,7 @@ class SimEngine:
         self._events: list[Event] = [Cleared()] if self.dialect.clears_first else []
 
     def _advance(self) -> bool:
-        """Do one engine step; return False at the end of the workload."""
+        """Do one engine step. Return False at the end of the workload."""
         self._steps += 1
         if self.options.reset_every and self._steps % self.options.reset_every == 0:
             self.clear()

@@ -229,7 +229,7 @@ class EngineJudge:
 
     @property
     def stream(self) -> Stream:
-        """The stream of the newest message."""
+        """The stream of the newest message, or a new stream before the first message."""
         if self._newest is None:
             self._newest = Stream(self.ledger, self._rank)
         return self._newest

@@ -137,7 +137,7 @@ class Blocks:
         self.complete = complete
 
     def apply(self, events: list[Event]) -> None:
-        """Apply the events of a batch."""
+        """Apply and judge the events of a batch."""
         clears, self._open_clears = self._open_clears, 0
         for event in events:
             if event.kind == "AllBlocksCleared":

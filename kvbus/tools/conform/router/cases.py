@@ -347,7 +347,7 @@ FAULTS: Final = (
          steps=(_long(),), cache=device(1, 2)),
     Case(name="two-ranks", clauses=("10.2",), title="a rank removes a block that another has as well",
          steps=(Batch([stored(1), stored(2)]), Batch([stored(1), stored(3)], rank=1), Seen(),
-                Batch([removed(1)], rank=1)),  # not before rank 0 is read
+                Batch([removed(1)], rank=1)),  # only after the router has read rank 0
          cache=device(1, 2) | device(3, rank=1)),
     Case(name="two-ranks-clear", clauses=("10.2", "11.1"), title="a rank is cleared, and the other is not",
          steps=(Batch([stored(1), stored(2)]), Batch([stored(3), stored(4)], rank=1), Seen(),
