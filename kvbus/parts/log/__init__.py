@@ -1,4 +1,4 @@
-"""Streams in a log that outlives the bus: the format of its records, what a log has to do, and how one is read back.
+"""Streams in a log that outlives kvbus: the format of records, the contract of a log, and how a stream is read back.
 
-Nothing here knows a server but ``kafka*``, ``nats*`` and ``redis*``, which need the extras of these names.
+Only ``kafka*``, ``nats*`` and ``redis*`` depend on a server. They need the extras of these names.
 """

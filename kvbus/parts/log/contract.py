@@ -1,4 +1,4 @@
-"""The contract of a log: what a writer, a reader and a pointer of one stream have to keep to."""
+"""The contract of a log: what its writers, readers and pointers have to guarantee for a stream."""
 
 from __future__ import annotations
 
@@ -14,27 +14,31 @@ from kvbus.core.numbered import LAST
 from kvbus.parts.log.record import RANDOM_BITS, TURN_BITS, Epoch
 
 START: Final = 0
-"""A position before everything that a log keeps of a stream."""
+"""A position before all records that a log keeps of a stream."""
 
 
 TICKS: Final = 32
-"""Turns that a second has room for. The clock's turn since 1970 has :data:`TURN_BITS` bits until 2106."""
+"""Number of turns per second. The clock's turn since 1970 fits into :data:`TURN_BITS` bits until 2106."""
 
 UNREACHABLE: Final = "unreachable"
 
 
 class FencedError(Exception):
-    """Another writer has taken the stream. What this one has appended stays, and it can append no more."""
+    """Another writer has claimed the stream.
+
+    Records that this writer has appended stay, but it cannot append any more.
+    """
 
 
 class UnavailableError(Exception):
-    """The log cannot be reached, or takes nothing now.
+    """The log cannot be reached, or does not accept records now.
 
-    Whether the records of a failed append are in the log is unknown. The writer's turn is over: close it, claim again,
-    and begin with the state. Readers drop doubles by epoch and seq, and what the turn before has left undone by epoch.
+    It is unknown whether the records of a failed append are in the log. The writer's turn is over: close the writer,
+    claim the stream again, and begin with the state. Readers drop duplicates by epoch and seq. They drop an unfinished
+    state of the former turn by its epoch.
 
     Attributes:
-        reason: why, in a word for counters; :data:`UNREACHABLE` where nothing is known.
+        reason: the cause in one word, for counters; :data:`UNREACHABLE` if it is not known.
     """
 
     def __init__(self, text: str, reason: str = UNREACHABLE) -> None:
@@ -43,10 +47,10 @@ class UnavailableError(Exception):
 
 
 Refused = deque[tuple[str, str]]
-"""A reason for counters, and the name of what was refused; both may come again."""
+"""Refusals, each as a reason for counters and the name of what was refused. A refusal may be repeated."""
 
 MAX_REFUSED: Final = 1000
-"""Refusals that a log keeps for whoever counts them."""
+"""Maximum number of refusals that a log keeps until they are counted."""
 
 UNREADABLE_POINTER: Final = "unreadable_pointer"
 UNREADABLE_BATCH: Final = "unreadable_batch"
@@ -58,11 +62,13 @@ SAME_NAME: Final = "same_name"
 class Entry(NamedTuple):
     """One record, with the key of its stream.
 
-    ``position`` ascends along a stream, and says nothing of other streams. Reading goes on at ``position + 1``. A log
-    that has lost what it had may begin again at lower ones; a reader then goes on at the first that it has.
+    ``position`` ascends along a stream. Positions of different streams cannot be compared. Reading continues at
+    ``position + 1``. A log that has lost its records may begin again at lower positions. A reader then continues at the
+    first record that the log has.
 
-    ``time`` is when the log got it, in seconds by the log's own clock: only two of them can be compared, and they are
-    as far out of step as that log's servers are (in Kafka, without LogAppendTime, as its writers).
+    ``time`` is when the log got the record, in seconds by the log's own clock. It can only be compared with the time of
+    another entry. Two times are as inaccurate as the clocks of the log's servers differ. In Kafka without
+    LogAppendTime, the clocks are those of the writers.
     """
 
     key: str
@@ -72,12 +78,13 @@ class Entry(NamedTuple):
 
 
 class Pointer(msgspec.Struct, array_like=True, frozen=True):
-    """Where a rebuild of one stream begins.
+    """Where reading one stream from scratch begins.
 
     Attributes:
         epoch: the newest epoch that was handed out.
-        seq: of the CLEAR before the newest whole state; -1 if this epoch has none yet.
-        position: of that CLEAR; of the stream's beginning or of an older state if this epoch has none yet.
+        seq: the seq of the CLEAR of the newest complete state; -1 if this epoch has none yet.
+        position: the position of that CLEAR. If this epoch has none yet: the position of an older state, or of the
+            stream's beginning.
     """
 
     epoch: Epoch
@@ -86,83 +93,88 @@ class Pointer(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Writer(Protocol):
-    """One turn of writing one stream. Its ``epoch`` is greater than that of every turn before."""
+    """The writer of one stream for one turn. Its ``epoch`` is greater than that of every earlier turn."""
 
     epoch: int
 
     async def append(self, records: Sequence[bytes]) -> int:
-        """Append in this order, behind all that was appended before; return the last one's position.
+        """Append records in this order, after all records that were appended before. Return the last one's position.
 
-        When it returns, the records survive whatever the log promises to survive.
+        After it has returned, the records survive every failure that the log promises to survive.
 
         Raises:
-            FencedError: another writer has taken the stream; none of these records is in the log.
+            FencedError: another writer has claimed the stream. None of these records is in the log.
             UnavailableError: see there.
         """
 
     async def point(self, pointer: Pointer) -> None:
-        """Put the stream's pointer in place of the one before.
+        """Replace the stream's pointer.
 
         Raises:
-            FencedError: another writer has taken the stream; its pointer stands.
-            UnavailableError: the pointer may stand, or the one before.
+            FencedError: another writer has claimed the stream, and its pointer stays.
+            UnavailableError: the log has either the new pointer or the former one.
         """
 
     async def keeps(self, position: int) -> bool:
-        """Whether retention has left what was appended from this position on.
+        """Return whether the log still has the records from this position on.
 
         Raises:
-            UnavailableError: nobody knows; the turn goes on.
+            UnavailableError: the log cannot tell. The turn continues.
         """
 
     async def close(self) -> None:
-        """Stop writing. Nothing is withdrawn."""
+        """Stop writing. Appended records stay."""
 
 
 class Reader(Protocol):
-    """Streams from where they are wanted on, and then live."""
+    """A reader of several streams, each from a given position on, and then live."""
 
     async def take(self, seconds: float) -> list[Entry]:
-        """What comes next, in each stream's order; empty if nothing has come for so long.
+        """Return the next records, in the order of each stream; an empty list if none has come within ``seconds``.
 
-        Where records that were wanted are not kept any more, the oldest ones that are kept come next.
+        If the log does not have the wanted records any more, the oldest records that it has come next.
 
         Raises:
-            UnavailableError: nothing was taken, and this may be called again.
+            UnavailableError: no record was taken. The call may be repeated.
         """
 
     async def ends(self) -> dict[str, int]:
-        """For each stream a mark: what :meth:`reached` says of it once everything was taken that the log has now.
+        """Return a mark for each stream.
+
+        :meth:`reached` returns at least this mark once everything was taken that the log has now.
 
         Raises:
             UnavailableError: the log cannot be reached.
         """
 
     async def reached(self, key: str) -> int:
-        """A mark as :meth:`ends` gives it; everything up to there was taken, or is not kept."""
+        """Return how far a stream was read, as a mark like those of :meth:`ends`.
+
+        Everything up to the mark was taken, or is not kept.
+        """
 
     async def close(self) -> None:
         """Stop reading."""
 
 
 class Log(Protocol):
-    """Records by the keys of their streams, and one pointer a stream.
+    """A log of records under the keys of their streams, with one pointer for each stream.
 
     Attributes:
-        refused: what somebody has put there and this version cannot read. Whoever counts it empties it.
+        refused: content of the log that this version cannot read. The caller empties it after counting.
     """
 
     refused: Refused
 
     async def claim(self, key: str) -> Writer:
-        """Take a stream: whoever had it is fenced when this returns.
+        """Become the writer of a stream. The former writer is fenced when this returns.
 
         Raises:
-            UnavailableError: nobody was fenced, or somebody was and the stream is nobody's; claim again.
+            UnavailableError: the stream was not claimed, and the former writer may be fenced. Claim the stream again.
         """
 
     async def pointers(self, key: str | None = None) -> dict[str, Pointer]:
-        """The pointers of all streams, or of one, the newest of each. One that cannot be read is refused.
+        """Return the newest pointer of each stream, or of one stream. A pointer that cannot be read is refused.
 
         Raises:
             UnavailableError: the log cannot be reached.
@@ -176,31 +188,31 @@ class Log(Protocol):
         """
 
     async def close(self) -> None:
-        """Let go of everything but writers and readers, which are closed before."""
+        """Release all resources. Writers and readers have to be closed before."""
 
 
 def now_as_turn() -> int:
-    """The wall clock as the turn of an epoch."""
+    """Return the wall clock as the turn of an epoch."""
     return int(time.time() * TICKS)
 
 
 def next_epoch(last: int) -> int:
-    """An epoch after the last one that is known; 0 where none is.
+    """Return an epoch after the last known one. ``last`` is 0 if none is known.
 
-    The log counts turns, and the clock moves the count on: a log that has lost everything, with a writer that remembers
-    nothing, hands out no turn again. Where the clock was set back, too, the random bits tell the two epochs apart. A
-    turn that has no room (somebody has written that pointer) is the clock's again.
+    The log counts turns, and the clock raises the count. So no turn is handed out again, even if a log has lost
+    everything and its writer remembers nothing. If the clock was set back, too, the random bits distinguish the two
+    epochs. If the next turn does not fit, because the pointer was not written by kvbus, the clock's turn is used.
     """
     turn = max((last >> RANDOM_BITS) + 1, now_as_turn())
     return (turn if turn < 1 << TURN_BITS else now_as_turn()) << RANDOM_BITS | random.getrandbits(RANDOM_BITS)
 
 
 def next_turn(last: Pointer | None, former: int = 0) -> Pointer:
-    """The pointer of the next writer: it has no state in the log yet, but the writer before may have one.
+    """Return the pointer of the next writer. It has no state yet, but the former writer's state may be in the log.
 
     Args:
-        last: the pointer in the log, if there is one.
-        former: the newest epoch that this process has had, which the log may have lost.
+        last: the pointer in the log; None if there is none.
+        former: the newest epoch that this process has had. The log may have lost it.
     """
     epoch = next_epoch(max(former, 0 if last is None else last.epoch))
     return Pointer(epoch, -1, START if last is None else last.position)
@@ -210,15 +222,15 @@ _decoder: Final = msgspec.msgpack.Decoder(Pointer)
 
 
 def write_pointer(pointer: Pointer) -> bytes:
-    """A pointer as it stands in a log."""
+    """Encode a pointer for a log."""
     return msgspec.msgpack.encode(pointer)
 
 
 def read_pointer(data: bytes) -> Pointer:
-    """A pointer of a log.
+    """Decode a pointer of a log.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the data is not a pointer.
     """
     try:
         return _decoder.decode(data)
@@ -227,10 +239,10 @@ def read_pointer(data: bytes) -> Pointer:
 
 
 def pointer_of(fields: Sequence[bytes]) -> Pointer:
-    """A pointer whose fields are decimal numbers.
+    """Return the pointer with these fields, which are decimal numbers.
 
     Raises:
-        ValueError: it is none.
+        ValueError: a field is not a number, or out of range.
     """
     try:
         return msgspec.convert([int(field) for field in fields], Pointer)
@@ -241,9 +253,10 @@ def pointer_of(fields: Sequence[bytes]) -> Pointer:
 def take_pointer(
     found: dict[str, Pointer], refused: Refused, name: bytes | str, value: bytes | Sequence[bytes]
 ) -> None:
-    """Take what stands in the place of a pointer; nothing there says that the stream was erased.
+    """Add the pointer in ``value`` to ``found``. An empty value means that the stream was erased.
 
-    Whoever may write the pointer of one stream may write anything there. That is refused, and no other stream suffers.
+    A client that may write one stream's pointer can write anything there. A value that is not a pointer is refused, and
+    other streams are not affected.
     """
     text = name if isinstance(name, str) else name.decode(errors="backslashreplace")
     found.pop(text, None)

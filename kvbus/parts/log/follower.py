@@ -1,8 +1,8 @@
-"""Follow a stream in its log: which records count, what a reader then holds, and what the relay is told. Pure.
+"""Follow one stream in its log: decide which records count, which blocks a reader then holds, and what the relay gets.
 
-A follower takes records in the log's order, with doubles, with records of fenced writers, and with holes where
-retention was faster. It gives the writer's own stream: a state that begins with AllBlocksCleared, and every batch after
-it once.
+The module does no I/O. A follower receives records in the log's order, with duplicates, with records of fenced writers,
+and with gaps where retention has deleted records. It returns the writer's own stream: a state that begins with
+AllBlocksCleared, and then every batch once.
 """
 
 from __future__ import annotations
@@ -20,43 +20,45 @@ LEASE: Final = 5.0
 """Seconds between two leases of a writer."""
 
 SILENCE: Final = 10.0
-"""Seconds between two records of an epoch. A writer that finds more between its own begins another epoch, so a reader
-that knows of more may give the epoch up for good."""
+"""Maximum seconds between two records of an epoch. A writer that finds a longer interval between two of its own records
+begins another epoch. So a reader that knows of a longer interval may give the epoch up for good."""
 
 LEASE_TTL: Final = 30.0
-"""Seconds without a record after which a stream's blocks are void; where the log was read to its end since, its epoch
-is over for good.
+"""Seconds without a record after which a stream's blocks are void.
 
-``2 * SILENCE < LEASE_TTL``: each record was sent behind the answer to the one before, and no two answers are
-:data:`SILENCE` apart, so two records of one epoch are in the log less than twice that apart. The rest is how much later
-than the first a reader may get the second.
+If the log was read to its end since then, the stream's epoch is over for good.
+
+It has to be more than ``2 * SILENCE``. A writer sends each record after the answer to the one before, and the interval
+between two answers is shorter than :data:`SILENCE`. So the log gets two successive records of one epoch within less
+than twice that time. The rest allows for delivery: a reader may get the second record that much later than the first.
 """
 
 
 OTHER_SCHEMA: Final = "other_schema"
 REASONS: Final[dict[type[Exception], str]] = {DamagedError: "damaged", SchemaError: OTHER_SCHEMA}
-"""Under which a record is counted that cannot be read; the others are ``malformed``."""
+"""Reasons that count a record that cannot be read, by the error of `read`. Any other error counts as ``malformed``."""
 
 
 class Holds(Enum):
-    """What a reader holds of a stream."""
+    """The part of a stream's blocks that a reader holds."""
 
     NOTHING = "nothing"
-    """No block of it counts: nothing was given, it is over, or nobody knows what is true."""
+    """No block of the stream counts: no state was given yet, the stream is over, or records are missing."""
     PART = "part"
-    """The beginning of a state; the rest is on its way."""
+    """The beginning of a state. The rest of the state follows."""
     ALL = "all"
-    """A whole state, and every batch behind it."""
+    """A complete state, and every batch after it."""
     FORMER = "former"
-    """What the writer before has said. The new one has not begun its state."""
+    """The blocks of the former writer. The new writer has not begun its state."""
 
 
 class Step(NamedTuple):
-    """The next record of a stream.
+    """A record at which the reader can continue.
 
     Attributes:
         record: the record.
-        known: it changes nothing: a lease, or a part of a state that the reader has.
+        known: whether the record changes nothing, because it is a lease, or a part of a state that the reader has
+            already.
     """
 
     record: Record
@@ -64,17 +66,18 @@ class Step(NamedTuple):
 
 
 class Follower:
-    """One stream.
+    """A follower of one stream.
 
     Attributes:
-        epoch: of the newest record that counts; 0 before the first one.
-        seq: of the record that comes next.
-        holds: what the reader holds now.
-        counts: records that were not given, by reason: ``double``, ``old_epoch``, ``malformed``, ``damaged`` (another
-            checksum), ``other_schema`` (this version does not read it), ``known`` (of a state that the reader has
-            already), ``unusable`` (behind a hole, up to the next state) and ``late`` (of an epoch that was given up).
-            And ``lost``, the records in holes, ``expired``, the leases, and ``clock_set_back``, the times that a
-            stream began again at a lower epoch: the log has lost its epochs, and the writer's clock was set back.
+        epoch: the epoch of the newest record that counts; 0 before the first one.
+        seq: the seq of the next record.
+        holds: the part of the stream's blocks that the reader holds now.
+        counts: records that were not given to the reader, by reason: ``double``, ``old_epoch``, ``malformed``,
+            ``damaged`` (the checksum is wrong), ``other_schema`` (this version does not read it), ``known`` (part of a
+            state that the reader has already), ``unusable`` (after a gap, up to the next state) and ``late`` (of an
+            epoch that was given up). It also counts ``lost`` (the records in gaps), ``expired`` (the times that the
+            lease expired) and ``clock_set_back``: the times that a stream began again at a lower epoch, because the log
+            had lost its epochs and the writer's clock was set back.
     """
 
     def __init__(self) -> None:
@@ -83,32 +86,37 @@ class Follower:
         self.holds = Holds.NOTHING
         self.counts: Counter[str] = Counter()
         self._known_state = False
-        """The state that comes is one that the reader has."""
+        """Whether the state that is being read is one that the reader has already."""
         self._unusable = False
-        """Records came, or are missing, that say nothing to this reader since its newest state."""
+        """Whether records after the newest state were unusable or are missing."""
         self._given_up = False
-        """Nothing more of this epoch counts."""
+        """Whether the epoch was given up. No further record of it counts."""
         self.heard = 0.0
         """When the newest record came."""
 
     @property
     def stranded(self) -> bool:
-        """Records come, and none can be given before the next state: an older one has to be read from the log."""
+        """Whether records come, but none is usable before the next state.
+
+        An older state has to be read from the log.
+        """
         return self.holds is Holds.NOTHING and self._unusable
 
     def take(self, data: bytes, now: float) -> Record | None:
-        """Take the next record of the log; return it if it changes what the reader holds.
+        """Process the next record of the log. Return it if it changes what the reader holds, else None.
 
-        A CLEAR begins with AllBlocksCleared, a STATE and a BATCH are applied, and a GONE clears. A hole clears too:
-        :attr:`holds` is then ``NOTHING``.
+        The reader has to apply the record. A CLEAR begins with AllBlocksCleared, a STATE and a BATCH are applied, and a
+        GONE clears the stream. A gap clears the stream, too: :attr:`holds` is then ``NOTHING``.
         """
         step = self.follow(data, now)
         return None if step is None or step.known else step.record
 
     def follow(self, data: bytes, now: float) -> Step | None:
-        """Take the next record of the log; return it if the reader can stand at its seq, whether it changes anything.
+        """Process the next record of the log.
 
-        Whoever hands on the stream under the log's own numbers needs each of them.
+        Return it if the reader can continue at its seq, even if it changes nothing.
+
+        A relay that republishes the stream with the log's own numbers needs each of these records.
         """
         try:
             record = read(data)
@@ -150,7 +158,7 @@ class Follower:
         self.holds = Holds.NOTHING if self.holds is Holds.NOTHING else Holds.FORMER
 
     def _reach(self, seq: int) -> None:
-        """Records before this one will not come any more: nobody knows what they have changed."""
+        """Count the missing records before ``seq`` as lost. Nobody knows what they have changed."""
         if seq > self.seq:
             self.counts["lost"] += seq - self.seq
             self.seq = seq
@@ -159,7 +167,7 @@ class Follower:
             self._unusable = True
 
     def _given(self, record: Record) -> str | None:
-        """Why a record is not given."""
+        """Return why a record is not given to the reader; None if it is given."""
         if record.kind is Kind.GONE:
             self.holds = Holds.NOTHING
             return None
@@ -181,9 +189,10 @@ class Follower:
         return None
 
     def expire(self, now: float) -> bool:
-        """Whether the stream's blocks are void from now on, because nothing was heard of its writer for too long.
+        """Return whether the stream's blocks are void from now on, because its writer was silent for too long.
 
-        For whoever follows one stream by itself; an aggregator looks at how far it has read, too, and gives up.
+        This is for a reader that follows a single stream. An aggregator also considers how far it has read, and calls
+        :meth:`give_up`.
         """
         if self.holds is Holds.NOTHING or now - self.heard < LEASE_TTL:
             return False
@@ -192,9 +201,9 @@ class Follower:
         return True
 
     def give_up(self) -> None:
-        """The epoch is over: who asks knows that the log had nothing of it for :data:`LEASE_TTL`.
+        """Give the epoch up. The caller knows that the log had no record of it for :data:`LEASE_TTL`.
 
-        What comes of it after all is dropped; its writer begins another one.
+        Later records of the epoch are dropped. Its writer begins another epoch.
         """
         self.counts["expired"] += 1
         self.holds = Holds.NOTHING
@@ -202,21 +211,21 @@ class Follower:
 
 
 class Relayed:
-    """One stream on its way from its log to the relay.
+    """One stream that is read from its log and fed to the relay.
 
     Args:
-        key: the stream's.
+        key: the stream's key.
         pointer: where reading begins.
 
     Attributes:
-        stream: whose it is.
-        pointer: the newest one that was seen.
-        position: where reading goes on.
-        slot: the source's; None while it is none.
-        over: nothing is left of the stream, up to the next epoch.
-        written: when the log got its newest record, by the log's clock.
-        alive: that came while this reader was level: its writer lives, or did a moment ago.
-        follower: which records count.
+        stream: the stream's names, from its key.
+        pointer: the newest pointer that was seen.
+        position: where reading continues.
+        slot: the source's slot; None while the stream is not a source.
+        over: whether the stream has no blocks left, until its next epoch.
+        written: when the log got the stream's newest record, by the log's clock.
+        alive: whether a record came while this reader was level. The writer lives then, or did a moment ago.
+        follower: decides which records count.
     """
 
     def __init__(self, key: str, pointer: Pointer) -> None:
@@ -230,16 +239,16 @@ class Relayed:
         self.alive = False
         self.follower = Follower()
         self._announced = False
-        """The source in this slot has had a record."""
+        """Whether the source in this slot has had a record."""
         self._sent = 0
-        """Epoch of the newest record that counted; it stays when reading begins again."""
+        """The epoch of the newest record that counted. It is kept when reading begins again."""
         self._begun = pointer
-        """Where reading began last."""
+        """The pointer at which reading began last."""
         self._sent_at = START
-        """Its position, since reading began."""
+        """The position of the newest record that counted since reading began."""
 
     def begin_again(self) -> None:
-        """Read from the newest state on, as somebody who knows nothing."""
+        """Read again from the newest state on, as a new reader does."""
         before, self.follower = self.follower, Follower()
         self.follower.heard = before.heard
         self.follower.counts = before.counts
@@ -248,12 +257,16 @@ class Relayed:
 
     @property
     def misses_state(self) -> bool:
-        """There is a state in the log that was not read, and nothing is known without it.
+        """Whether the log has a state that was not read, and nothing is known without it.
 
-        Records come that say nothing, or a later epoch is where records of an earlier one were read: positions ascend,
-        so the log has lost what it had, and begins again. A state behind what was told cannot say what was missing
-        since, and its numbers are used. A later epoch's may have been passed over: who read a server that the network
-        had cut off may be, by its positions, ahead of what the others had begun meanwhile. It is looked for once.
+        There are two cases. In the first one, records come and none is usable. In the second one, the pointer has a
+        later epoch, but its position is not after the records of an earlier epoch that were read. Positions ascend, so
+        the log has lost its records and begins again.
+
+        A state from before the records that were sent does not help: it cannot contain what was missing since, and its
+        numbers are used. But the state of a later epoch may have been skipped. The reader of a server that was cut off
+        from the network may be at a higher position than the one at which the other servers began that epoch. Such a
+        state is looked for once.
         """
         newest, follower = self.pointer, self.follower
         if newest.seq < 0:
@@ -264,7 +277,7 @@ class Relayed:
         return follower.stranded and (passed_over or (newest.epoch, newest.seq) >= (follower.epoch, follower.seq))
 
     def take(self, data: bytes, position: int, now: float) -> RecordReceived | None:
-        """Take the next record; return what the relay has to know of it, if anything."""
+        """Process the next record of the log. Return the event for the relay; None if there is none."""
         self.position = position + 1
         step = self.follower.follow(data, now)
         if step is None:
@@ -274,7 +287,7 @@ class Relayed:
         seq = _number(record.epoch, record.seq)
         self.over = record.kind is Kind.GONE
         if self.slot is None or (self.over and not self._announced):
-            return None  # an erased stream's end is all that is left before what is written anew
+            return None  # the end of an erased stream is its only record before the next writer's
         self._announced = True
         if self.over:
             return self._empty(seq)
@@ -290,17 +303,20 @@ class Relayed:
         )
 
     def give_up(self) -> RecordReceived | None:
-        """The writer is silent for so long that its epoch is over: nothing is left of the stream."""
+        """Give the epoch up, because its writer was silent for too long.
+
+        Return the event that removes the stream's blocks; None if the stream is not a source.
+        """
         self.follower.epoch = self.follower.epoch or self._sent
         self.follower.give_up()
         self.over = True
         return None if self.slot is None else self._empty(_number(self.follower.epoch, LAST))
 
     def _empty(self, seq: int) -> RecordReceived:
-        """A state without a block."""
+        """Return a state without blocks."""
         return RecordReceived(self.slot or 0, seq, begins=True, ends=True)
 
 
 def _number(epoch: int, seq: int) -> int:
-    """The number under which routers get a record: its epoch's turn, and its seq."""
+    """Return the number under which routers get a record: the turn of its epoch, then its seq."""
     return epoch >> RANDOM_BITS << EPOCH_BITS | seq

@@ -1,4 +1,4 @@
-"""Where a log is, as whom kvbus comes there, and why a server refuses it: the files of TLS and authentication."""
+"""Where a log is, how kvbus authenticates there, and why a server refuses kvbus."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from kvbus.parts.log.contract import UNREACHABLE, UnavailableError
 from kvbus.transport.tls_files import TlsFileError, read_text, show, trust
 
 POINTERS: Final = "-pointers"
-"""What Kafka's topic, or NATS's stream, of pointers has behind the name of the other one."""
+"""Suffix of the Kafka topic, or the JetStream stream, that holds the pointers."""
 
 MECHANISM: Final = "SCRAM-SHA-512"
 
 
 @dataclass(frozen=True)
 class Servers:
-    """Where a log is.
+    """The servers of a log.
 
     Attributes:
         servers: ``host:port``, several with commas.
-        keys: of the output: TLS, and who kvbus is there.
+        keys: the configuration of TLS and authentication.
     """
 
     servers: str
@@ -34,13 +34,13 @@ class Servers:
 
     @property
     def addresses(self) -> Iterator[tuple[str, int]]:
-        """Each server's host and port."""
+        """The host and the port of each server."""
         for server in self.servers.split(","):
             host, _, port = server.rpartition(":")
             yield host.strip("[]"), int(port)
 
     def tls(self) -> ssl.SSLContext | None:
-        """What a connection needs, of the files as they are now; None: it is in clear.
+        """Return the TLS context of a connection, made from the files as they are now; None without TLS.
 
         Raises:
             TlsFileError: a file cannot be used.
@@ -58,7 +58,7 @@ class Servers:
         return context
 
     def password(self) -> str | None:
-        """The password, as it is in its file now; None: there is none.
+        """Return the password that is in its file now; None without a password.
 
         Raises:
             TlsFileError: the file cannot be used.
@@ -74,22 +74,22 @@ class Servers:
 
 @dataclass(frozen=True)
 class Place(Servers):
-    """Where a log in Kafka is: ``keys`` name the topic, too."""
+    """A log in Kafka. ``keys`` also has the topic."""
 
     keys: KafkaServers = field(default_factory=KafkaServers)
 
     @property
     def topic(self) -> str:
-        """The topic of the records."""
+        """Name of the topic of the records."""
         return self.keys.topic
 
     @property
     def pointers(self) -> str:
-        """The topic of the pointers."""
+        """Name of the topic of the pointers."""
         return self.keys.topic + POINTERS
 
     def options(self) -> dict[str, Any]:
-        """What a connection needs, of the files as they are now.
+        """Return the options of a client for TLS and authentication, made from the files as they are now.
 
         Raises:
             TlsFileError: a file cannot be used.
@@ -110,35 +110,35 @@ class Place(Servers):
 
 @dataclass(frozen=True)
 class NatsPlace(Servers):
-    """Where a log in NATS is: ``keys`` name the stream, too."""
+    """A log in NATS. ``keys`` also has the stream."""
 
     keys: NatsServers = field(default_factory=NatsServers)
 
     @property
     def pointers(self) -> str:
-        """The stream of the pointers."""
+        """Name of the stream of the pointers."""
         return self.keys.stream + POINTERS
 
 
 @dataclass(frozen=True)
 class RedisPlace(Servers):
-    """Where a log in Redis is: ``keys`` name the database and the prefix, too."""
+    """A log in Redis or Valkey. ``keys`` also has the database and the prefix."""
 
     keys: RedisServer = field(default_factory=RedisServer)
 
     @property
     def retention(self) -> float:
-        """Seconds for which a writer keeps what is needless."""
+        """Seconds for which a writer keeps records that no new reader needs."""
         return (self.keys if isinstance(self.keys, RedisKeys) else RedisKeys()).retention
 
 
 def place_of(output: OutputConfig) -> Any:
-    """The log that an output writes: a :class:`Servers` of its type."""
+    """Return the log that an output writes, as a :class:`Servers` of its type."""
     return place_at(output.endpoint, output.log or KafkaTopic())
 
 
 def place_at(endpoint: str, keys: LogAccess) -> Any:
-    """The log that is at an endpoint: a :class:`Servers` of the keys' type."""
+    """Return the log at an endpoint, as a :class:`Servers` of the keys' type."""
     more = keys.more_servers if isinstance(keys, (KafkaServers, NatsServers, RedisServer)) else ()
     servers = ",".join(each.removeprefix("tcp://") for each in (endpoint, *more))
     if isinstance(keys, NatsServers):
@@ -149,10 +149,10 @@ def place_at(endpoint: str, keys: LogAccess) -> Any:
 
 
 def check_files(config: Config) -> None:
-    """Read every file that kvbus needs at the servers of logs, whether it writes or reads there.
+    """Read every file that kvbus needs for the servers of logs, both for writing and for reading.
 
     Raises:
-        ConfigError: it cannot use one. It names all such files, and never quotes one.
+        ConfigError: kvbus cannot use a file. The error names all such files, and never quotes their content.
     """
     problems = []
     for at, keys in _accesses(config):
@@ -167,7 +167,7 @@ def check_files(config: Config) -> None:
 
 
 def _accesses(config: Config) -> Iterator[tuple[str, LogAccess]]:
-    """Where the configuration says who kvbus is to a log, and what it says there."""
+    """Yield the path and the settings of each access to a log in the configuration."""
     for number, source in enumerate(config.sources):
         for kind, settings in (source.discover or {}).items():
             if kind in TYPES:
@@ -179,26 +179,26 @@ def _accesses(config: Config) -> Iterator[tuple[str, LogAccess]]:
 
 
 REQUEST: Final = 10.0
-"""Seconds that the server has for a request, all attempts together."""
+"""Timeout of a request with all its attempts, in seconds."""
 
 PAUSE: Final = 0.1
 """Seconds between two attempts."""
 
 PROBE: Final = 1.0
-"""Seconds in which a server that refuses a certificate says so."""
+"""Seconds within which a server that refuses a certificate reports this."""
 
 EXPIRED: Final = {9, 10}
 WRONG_HOST: Final = {62, 63, 64}
-"""OpenSSL's numbers for what is wrong with a certificate."""
+"""OpenSSL's error numbers for a certificate that is not valid now, and for a certificate of another host."""
 
 Result = TypeVar("Result")
 
 
 async def insisted(attempt: Callable[[float], Awaitable[Result]]) -> Result:
-    """Try again until :data:`REQUEST` is over, unless the server says why not.
+    """Repeat an attempt for up to :data:`REQUEST` seconds, or until the server gives a reason for its refusal.
 
     Args:
-        attempt: takes the seconds that are left, and raises an UnavailableError if nothing came of it.
+        attempt: called with the remaining seconds. It raises an UnavailableError if it fails.
     """
     time = asyncio.get_running_loop().time
     until = time() + REQUEST
@@ -212,17 +212,20 @@ async def insisted(attempt: Callable[[float], Awaitable[Result]]) -> Result:
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """An error, and what it came from."""
+    """Yield an error, and the errors that caused it."""
     at: BaseException | None = error
     found = set()
-    while at is not None and id(at) not in found:  # one that is raised again may be its own context
+    while at is not None and id(at) not in found:  # an error that is raised again may be its own context
         found.add(id(at))
         yield at
         at = at.__cause__ if at.__suppress_context__ else at.__context__
 
 
 def refusal(error: BaseException, section: str) -> UnavailableError | None:
-    """The reason that one error has of TLS, or of a file of ``outputs[].SECTION``; None: it is about something else."""
+    """Return why TLS, or a file of ``outputs[].SECTION``, has failed, from one error.
+
+    Return None if the error is about something else.
+    """
     if isinstance(error, TlsFileError):
         return UnavailableError(f"{section}.{error.key} {error}", "key_file")
     if isinstance(error, ssl.SSLCertVerificationError):
@@ -238,12 +241,14 @@ def refusal(error: BaseException, section: str) -> UnavailableError | None:
 
 
 async def probed(place: Servers, section: str, *, greets: bool = False) -> UnavailableError | None:
-    """What a server has against kvbus's certificate: it says so behind the handshake, and who writes may miss it.
+    """Return why a server refuses kvbus's certificate; None if no server does.
+
+    A server reports the refusal after the handshake, and a client that is writing may miss it.
 
     Args:
-        place: where the servers are.
-        section: of the output.
-        greets: a server says a line in clear before TLS.
+        place: the servers.
+        section: the section of the output's configuration.
+        greets: whether a server sends a line in clear before TLS.
     """
     for host, port in place.addresses if place.keys.tls_ca_file is not None else ():
         try:
@@ -256,7 +261,7 @@ async def probed(place: Servers, section: str, *, greets: bool = False) -> Unava
                         await writer.start_tls(context, server_hostname=host)
                     await reader.read(1)
                 finally:
-                    writer.transport.abort()  # a close waits for the server's farewell
+                    writer.transport.abort()  # a close would wait for the server to close TLS
         except (OSError, TimeoutError, TlsFileError) as error:
             found = refusal(error, section)
             if found is not None:

@@ -1,8 +1,8 @@
-"""The records of a log: one batch of one stream each, bounded, and the name of the stream. Pure.
+"""The records of a log, which hold at most one batch of one stream and are bounded, and the keys of streams.
 
-A record is a msgpack array, see :class:`Record`; docs/LOG.md is its specification. Its key is the stream's, so a broker
-that orders by key keeps the order. A block's hash is never a key: a parent that is stored again would land behind its
-child.
+The module does no I/O. A record is a msgpack array, see :class:`Record`. docs/LOG.md is its specification. A record's
+key is the key of its stream, so a broker that orders records by key keeps their order. A block's hash is never a key: a
+parent that is stored again could then come after its child.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from kvbus.core.wire.encoding import decode_value, parts
 
 SCHEMA: Final = 2
 RANDOM_BITS: Final = 16
-"""Low bits of an epoch. They are random, and its turn stands above them."""
+"""Number of low bits of an epoch that are random. The turn is in the bits above them."""
 
 TURN_BITS: Final = 37
 MAX_EVENTS: Final = 128
 MAX_BYTES: Final = 512 * 1024
-"""Of a record's payload. A single block may be larger; it cannot be divided."""
+"""Maximum bytes of a record's payload. A single block may be larger, because it cannot be divided."""
 
 LEAST_PACKED: Final = 256
-"""Bytes of a state's payload from which on it is packed: below, names of fields do not repeat."""
+"""Minimum bytes of a state's payload that is packed. In a smaller payload the names of fields do not repeat."""
 
 LEVEL: Final = 1
-"""Of zlib. A higher one takes up to twice the time, and makes hashes no smaller."""
+"""zlib's compression level. A higher level takes up to twice the time, and does not make hashes smaller."""
 
 PREFIX: Final = "kvbus.v1"
 EMPTY: Final = "%"
-"""An empty segment. Alone, a percent sign is no other segment's encoding."""
+"""The encoding of an empty segment. No other segment is encoded as a single percent sign."""
 
 Epoch = Annotated[int, msgspec.Meta(ge=1, lt=1 << TURN_BITS + RANDOM_BITS)]
 Seq = Annotated[int, msgspec.Meta(ge=0, lt=LAST)]
@@ -46,16 +46,17 @@ Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class Kind(IntEnum):
-    """What a record is."""
+    """The kind of a record."""
 
     BATCH = 0
     """A batch of the engine's events."""
     CLEAR = 1
-    """The first batch of a state, which begins with AllBlocksCleared; the others follow, each a STATE."""
+    """The first batch of a state. It begins with AllBlocksCleared. The state's other batches follow, each as a
+    STATE."""
     LEASE = 2
-    """The writer is alive. It takes a number as every record does: whoever hands on the stream has a beat for it."""
+    """The writer is alive. A lease has a seq as every record does, so a relay can send a heartbeat for it."""
     GONE = 3
-    """The stream is over, and none of its blocks is left."""
+    """The stream is over, and has no blocks left."""
     STATE = 4
     """A further batch of a state."""
 
@@ -63,20 +64,20 @@ class Kind(IntEnum):
 class Record(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """One record.
 
-    No field has a default: of a record with fewer, the checksum would be read as one of them.
+    No field has a default. Otherwise the checksum of a record with fewer fields would be read as a field.
 
     Attributes:
         schema: :data:`SCHEMA`.
         kind: one of :class:`Kind`.
-        epoch: the writer's turn, and random bits behind it. Epochs ascend in a log, and none comes twice.
-        seq: dense in an epoch, from 0.
-        payload: a batch ``[ts, events, rank]`` in msgpack; empty for a lease and an end.
-        origin: the batch's seq on the writer's own stream; the parts of a divided batch share it.
-        block_size: tokens of a block, 0 where the writer does not know it yet.
-        more: of a CLEAR or STATE: the state goes on with the next record.
-        resync: of a CLEAR: records are missing before it, so that every reader has to begin anew. Without it, who has
-            all records before it has this state already, and may leave it out.
-        packed: the payload is in zlib's format; :func:`read` has unpacked it.
+        epoch: the writer's turn, followed by random bits. Epochs ascend in a log, and none is used twice.
+        seq: a number from 0, dense in an epoch.
+        payload: a batch ``[ts, events, rank]`` in msgpack; empty for a lease and for the end of a stream.
+        origin: the batch's seq on the writer's own stream. The parts of a divided batch share it.
+        block_size: tokens of a block; 0 if the writer does not know it yet.
+        more: for a CLEAR or STATE: whether the state continues with the next record.
+        resync: for a CLEAR: whether records are missing before it, so that every reader has to apply the state.
+            Otherwise a reader that has all records before it has this state already, and may skip it.
+        packed: whether the payload is in zlib's format. :func:`read` has unpacked it.
     """
 
     schema: int
@@ -92,17 +93,17 @@ class Record(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class DamagedError(ValueError):
-    """A record is not what was written."""
+    """A record's checksum does not match its content."""
 
 
 class SchemaError(ValueError):
-    """A record of a schema that this version does not read."""
+    """A record has a schema that this version does not read."""
 
 
 class Stream(NamedTuple):
-    """Whose batches: one rank of one worker.
+    """The worker and the rank whose batches a stream has.
 
-    The names may hold any text.
+    The names may contain any characters.
     """
 
     cluster: str
@@ -112,12 +113,12 @@ class Stream(NamedTuple):
 
     @property
     def key(self) -> str:
-        """The key of its records, a subject of six tokens for NATS: ``kvbus.v1.CLUSTER.MODEL.WORKER.RANK``."""
+        """The key of its records, which is a NATS subject of six tokens: ``kvbus.v1.CLUSTER.MODEL.WORKER.RANK``."""
         return ".".join((PREFIX, *map(_escaped, (self.cluster, self.model, self.worker)), str(self.rank)))
 
     @classmethod
     def parse(cls, key: str) -> Stream:
-        """The stream of a key.
+        """Return the stream with this key.
 
         Raises:
             ValueError: no stream has this key.
@@ -148,7 +149,10 @@ _decoder: Final = msgspec.msgpack.Decoder(Record)
 
 
 class _Schema(msgspec.Struct, array_like=True):
-    """What the first field says, in every version; the checksum is none, so there is another one behind it."""
+    """The schema of a record, which is its first field in every version.
+
+    The second element is required, so that a checksum that is the only element is not read as the schema.
+    """
 
     schema: int
     behind: msgspec.Raw
@@ -158,10 +162,10 @@ _schema: Final = msgspec.msgpack.Decoder(_Schema)
 
 
 def write(record: Record) -> bytes:
-    """A record as it stands in the log.
+    """Encode a record for the log.
 
-    A state's payload is packed where that makes it smaller. The last element is the CRC-32 of all bytes before it, so
-    that fields which a later version has are covered, too.
+    A state's payload is packed if that makes it smaller. The last element is the CRC-32 of all bytes before it. So it
+    also covers fields that a later version adds.
     """
     if record.kind in (Kind.CLEAR, Kind.STATE) and LEAST_PACKED <= len(record.payload) <= MAX_BYTES:
         packed = zlib.compress(record.payload, LEVEL)
@@ -169,21 +173,21 @@ def write(record: Record) -> bytes:
             record = msgspec.structs.replace(record, payload=packed, packed=True)
     data = bytearray()
     _encoder.encode_into(record, data)
-    data[0] += 1  # the array has an element more
+    data[0] += 1  # the checksum is another element of the array
     return bytes(data + CHECK + zlib.crc32(data).to_bytes(4, "big"))
 
 
 CHECK: Final = b"\xce"
-"""What is before the last four bytes of a record: msgpack's sign for a number of 32 bits."""
+"""The byte before the last four bytes of a record: msgpack's marker of a 32-bit number."""
 
 
 def read(data: bytes) -> Record:
-    """A record of the log.
+    """Decode a record of the log.
 
     Raises:
-        DamagedError: its checksum is another one.
-        SchemaError: it is of another schema.
-        ValueError: it is none.
+        DamagedError: the checksum does not match the content.
+        SchemaError: the record has another schema.
+        ValueError: the data is not a record.
     """
     if data[-5:-4] != CHECK:
         raise ValueError("no record: it ends without a checksum")
@@ -192,14 +196,14 @@ def read(data: bytes) -> Record:
     try:
         record = _decoder.decode(data)
     except (msgspec.MsgspecError, RecursionError) as error:
-        _check(_schema_of(data))  # another one may have other fields
+        _check(_schema_of(data))  # a record of another schema may have other fields
         raise ValueError(f"no record: {error}") from None
     _check(record.schema)
     return msgspec.structs.replace(record, payload=_unpacked(record.payload), packed=False) if record.packed else record
 
 
 def _schema_of(data: bytes) -> int:
-    """What the first field says; of what has none, that it is of this schema."""
+    """Return the schema in a record's first field; :data:`SCHEMA` if the data has no such field."""
     with contextlib.suppress(msgspec.MsgspecError, RecursionError):
         return _schema.decode(data).schema
     return SCHEMA
@@ -222,7 +226,7 @@ def _unpacked(payload: bytes) -> bytes:
 
 
 class _Batch(msgspec.Struct, array_like=True):
-    """A batch whose events nobody looks at."""
+    """A batch whose events are not decoded."""
 
     ts: float
     events: list[msgspec.Raw]
@@ -232,15 +236,15 @@ class _Batch(msgspec.Struct, array_like=True):
 _batch: Final = msgspec.msgpack.Decoder(_Batch)
 _fields: Final = msgspec.msgpack.Decoder(dict[str, msgspec.Raw])
 READ: Final = ("type", "block_hashes", "block_size")
-"""The fields of an event that a division reads; it hands on all others as they are."""
+"""Fields of an event that a division decodes. It passes on all other fields without decoding them."""
 
 
 def divided(payload: bytes, events: int) -> list[bytes]:
-    """A batch as payloads of records.
+    """Divide a batch into payloads of records.
 
     Args:
-        payload: as the relay has written it, with events that are maps.
-        events: how many it carries, or more.
+        payload: the batch as the relay has written it, with events that are maps.
+        events: the number of events in the batch, or a larger number.
     """
     if events <= MAX_EVENTS and len(payload) <= MAX_BYTES:
         return [payload]
@@ -285,5 +289,5 @@ _sized: Final = msgspec.msgpack.Decoder(_SizedBatch)
 
 
 def block_size_of(payload: bytes) -> int:
-    """Tokens of a block of the first store in a batch; 0 if there is none."""
+    """Return the number of tokens of a block in a batch's first store; 0 if the batch has none."""
     return next((event.block_size for event in _sized.decode(payload).events if event.block_size > 0), 0)
