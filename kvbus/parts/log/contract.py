@@ -67,8 +67,8 @@ class Entry(NamedTuple):
     first record that the log has.
 
     ``time`` is when the log got the record, in seconds by the log's own clock. It can only be compared with the time of
-    another entry. Two times are as inaccurate as the clocks of the log's servers differ. In Kafka without
-    LogAppendTime, the clocks are those of the writers.
+    another entry, and the clocks of the log's servers may differ. In Kafka without LogAppendTime, the clocks are those
+    of the writers.
     """
 
     key: str
