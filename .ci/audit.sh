@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Look up every pinned dependency in the advisory databases.
 #
-#   .ci/audit.sh DIR       DIR holds pip-audit's own environment, made if it is not there
+#   .ci/audit.sh DIR       DIR has pip-audit's own environment, which is made if it is missing
 #
-# Exit code 0: nothing is known against them; 1: something is, it is printed; 69: no advisory service can be reached.
+# Exit code 0: no advisory is known; 1: there are advisories, which are printed; 69: no advisory service can be reached.
 set -Eeuo pipefail
 unavailable=69
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -15,7 +15,7 @@ locked_venv "$venv" .ci/audit.lock || exit $unavailable
 
 for service in pypi osv; do
     rm -f "$report"
-    # exit code 1 means advisories as well as no answer: what counts is the report
+    # pip-audit exits with 1 both for advisories and without an answer, so only the report counts
     timeout 60 "$venv/bin/python" -m pip_audit -s "$service" --timeout 10 --progress-spinner off -f json \
         --require-hashes --disable-pip -r requirements.lock -o "$report" >/dev/null 2>&1 || true
     [[ -s $report ]] || continue
@@ -32,7 +32,7 @@ for each, advisory in bad:
     fixed = ", ".join(advisory["fix_versions"]) or "no version yet"
     print(f"{each['name']} {each['version']}: {advisory['id']}, fixed in {fixed}")
 print(f"{len(found)} packages, {len(unknown)} of them unknown to {sys.argv[2]}: {len(bad)} advisories")
-# an index that knows none of them, or not all, is no advisory service
+# an index that does not know all packages is not an advisory service
 sys.exit(1 if bad else 69 if unknown or not found else 0)
 PYTHON
     [[ $status == "$unavailable" ]] || exit "$status"

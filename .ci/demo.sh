@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The demo in an environment of its own: what kvbus needs at run time, and nothing else.
+# Run the demo in an environment of its own, with only the run-time dependencies of kvbus.
 #
 #   .ci/demo.sh .venv/demo [arguments of kvbus demo]
 set -Eeuo pipefail
@@ -7,7 +7,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python=${PYTHON:-python3} venv=$1 lock=requirements-runtime.lock
 shift
 
-install() { # each step says itself what its failure means: behind || the shell's -e does nothing
+install() { # each step returns its own failure, because the shell's -e has no effect before ||
     local all done=0
     all=$(grep -c '^[a-z].*==' "$lock")
     echo "setting up $venv (once): $all packages"
@@ -23,26 +23,26 @@ install() { # each step says itself what its failure means: behind || the shell'
         done || return
     "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --editable . || return
     if [[ -t 1 ]]; then printf '\r\033[K'; fi
-    cat "$lock" pyproject.toml >"$venv/.installed" # the last step: without it the next call begins anew
+    cat "$lock" pyproject.toml >"$venv/.installed" # written last, so that an interrupted installation starts again
 }
 
 main() {
     local errors status=0 stopped=
     errors=$(mktemp)
     trap 'rm -f "$errors"' EXIT
-    # what Python says about a Ctrl-C in its first milliseconds helps nobody; everything else is shown
+    # hide Python's message about a Ctrl-C in its first milliseconds, and show everything else on failure
     trap 'if [[ -t 1 ]]; then echo; fi; exit 130' INT TERM
     if ! cat "$lock" pyproject.toml 2>/dev/null | cmp -s - "$venv/.installed"; then
         "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>>"$errors" ||
             { echo "kvbus needs Python 3.11 or newer: make demo PYTHON=python3.12" >&2; exit 1; }
         (install) 2>>"$errors" || { cat "$errors" >&2; exit 1; }
     fi
-    trap 'stopped=130' INT TERM # the demo ends by itself, with its verdict
+    trap 'stopped=130' INT TERM # the demo ends by itself and prints its result
     "$venv/bin/python" -m kvbus demo "$@" 2>>"$errors" || status=${stopped:-$?}
     if ((status != 0 && status != 130)); then cat "$errors" >&2; fi
     exit "$status"
 }
 
-# a process group of its own: a Ctrl-C reaches the demo and not make, which would call the verdict an error
+# a process group of its own: a Ctrl-C then reaches the demo but not make, which would report an error
 if [[ -t 0 ]]; then set -m 2>/dev/null; fi
 (main "$@")

@@ -1,12 +1,11 @@
 #!/usr/bin/env bash
-# Take the publishers of published engines out of their wheels, for tests/conform and tests/spec.
+# Extract the publishers of released engines from their wheels, for tests/conform and tests/spec.
 #
-#   .ci/engines.sh DIR       into DIR; TEST_ENGINES_HOME=DIR names them to the tests
+#   .ci/engines.sh DIR       writes into DIR; TEST_ENGINES_HOME=DIR names them to the tests
 #
-# NEWEST=1 takes the newest release of each into DIR/NAME-newest, whatever the lock says (newest.yml).
-# 380 MB are downloaded (eight seconds at 50 MB/s), 60 MB of them are kept. What is taken is Python, so that wheels for
-# one Python and one platform do for all, and vLLM's Rust front end, which runs on x86-64. Exit code 69: a wheel cannot be
-# had here.
+# NEWEST=1 extracts the newest release of each into DIR/NAME-newest and ignores the lock (newest.yml). The download has
+# 380 MB (eight seconds at 50 MB/s), of which 60 MB are kept. The publishers are pure Python, so wheels for one Python
+# and one platform suffice; vLLM's Rust front end runs on x86-64. Exit code 69: a wheel is not available here.
 set -Eeuo pipefail
 unavailable=69
 mkdir -p "$1"

@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
-# Build the Dockerfile with buildah and leave behind a podman that runs it: no Docker engine, no registry of images.
+# Build the Dockerfile with buildah, and provide a podman that runs the image, without a Docker engine or an image
+# registry.
 #
-#   .ci/image.sh DIR       needs root and apt; DIR holds the base, the image and the containers' storage
+#   .ci/image.sh DIR       needs root and apt; DIR has the base, the image and the containers' storage
 #
-# The Dockerfile's base is not pulled. A Debian of the same release with its python3 stands in for it, so what is proven is
-# kvbus's own part: that it builds from wheels by hash, and how it runs. Sizes are those of the stand-in plus kvbus.
+# The Dockerfile's base is not pulled. A Debian of the same release with its python3 replaces it, so only kvbus's own
+# part is tested: the build from hashed wheels, and the running container. Sizes are those of this base plus kvbus.
 #
-# Exit code 1: the Dockerfile does not build; 69: what it takes is not to be had here.
+# Exit code 1: the Dockerfile does not build; 69: a requirement is not available here.
 #
-# Afterwards DIR/podman is podman on that storage, and DIR/facts has the image's name, size and build time.
+# Afterwards DIR/podman runs podman on that storage, and DIR/facts has the image's name, size and build time.
 set -Eeuo pipefail
 unavailable=69
 trap 'exit $unavailable' ERR
@@ -31,12 +32,12 @@ if ((${#packages[@]})); then
     apt-get install -y -qq --no-install-recommends "${packages[@]}" >/dev/null
 fi
 
-# python:3.13.1-slim-trixie@sha256:… -> name and tag, and the release of Debian
+# from python:3.13.1-slim-trixie@sha256:… take name and tag, and the release of Debian
 pinned=$(sed -n 's/^ARG PYTHON_IMAGE=//p' Dockerfile)
 base=localhost/${pinned%@*}
 release=${base##*-}
 
-# podman refuses a long path for what lives as long as the machine runs
+# podman refuses long paths for its run-time directories
 short=/run/kvbus-$(cksum <<<"$home" | cut -d' ' -f1)
 mkdir -p "$home/storage" "$short/run" "$short/tmp"
 cat >"$home/containers.conf" <<CONF
@@ -54,12 +55,12 @@ cat >"$home/podman" <<WRAPPER
 CONTAINERS_CONF='$home/containers.conf' exec podman ${storage[*]@Q} --tmpdir '$short/tmp' "\$@"
 WRAPPER
 chmod +x "$home/podman"
-# its database remembers where it was: after a move it begins anew, the images stay
+# podman's database stores its path: if the directory was moved, delete the database but keep the images
 "$home/podman" info >/dev/null 2>&1 || rm -rf "$home/storage/libpod"
 "$home/podman" info >/dev/null
 
 if ! buildah "${storage[@]}" inspect --type image "$base" >/dev/null 2>&1; then
-    # one that was killed has left its /proc mounted
+    # a killed build leaves its /proc mounted
     mountpoint -q "$home/rootfs/proc" && umount "$home/rootfs/proc"
     rm -rf "$home/rootfs"
     debootstrap --variant=minbase --include=python3,python3-dev,python3-venv,python3-pip,ca-certificates "$release" "$home/rootfs" >"$home/debootstrap.log" 2>&1 ||
@@ -71,11 +72,11 @@ if ! buildah "${storage[@]}" inspect --type image "$base" >/dev/null 2>&1; then
     rm -rf "$home/rootfs"
 fi
 
-# pip in the build trusts whom this machine trusts
+# pip in the build trusts the same certificates as this machine
 printf '[global]\ncert = /etc/ssl/certs/ca-certificates.crt\n' >"$home/pip.conf"
 trap - ERR
 began=$SECONDS
-# all files have the commit's date: a commit gives the same image each time
+# all files get the commit's date, so that a commit always gives the same image
 buildah "${storage[@]}" bud --isolation chroot --pull-never --layers --format oci \
     --volume /etc/ssl/certs:/etc/ssl/certs:ro --volume "$home/pip.conf:/etc/pip.conf:ro" \
     --build-arg "PYTHON_IMAGE=$base" --build-arg "REVISION=$(git rev-parse HEAD 2>/dev/null || echo unknown)" \

@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# Fetch Kafka's published jars, for the broker that tests/log starts.
+# Download Kafka's released jars, for the broker that tests/log starts.
 #
-#   .ci/kafka.sh DIR    into DIR; TEST_KAFKA_HOME=DIR names it to the tests
+#   .ci/kafka.sh DIR    writes into DIR; TEST_KAFKA_HOME=DIR names it to the tests
 #
-# It takes Java 17 or newer and Maven. Exit code 69: they cannot be had here; 1: the jars are not those of jars.sha256.
+# It needs Java 17 or newer and Maven. Exit code 69: they are not available here; 1: the jars differ from jars.sha256.
 set -Eeuo pipefail
 unavailable=69
 mkdir -p "$1"
 jars=$(cd "$1" && pwd)/jars
 cd "$(dirname "${BASH_SOURCE[0]}")/../tests/log/kafka"
 
-same_jars() { # those of jars.sha256, and no others
+same_jars() { # exactly the jars of jars.sha256
     (cd "$jars" && sha256sum -- *.jar) | diff jars.sha256 -
 }
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Unpack Debian's nats-server, unless there is one: nothing is installed and no service is started.
+# Unpack Debian's nats-server, unless one is installed. Nothing is installed, and no service is started.
 #
-#   .ci/nats.sh DIR       TEST_NATS_HOME=DIR names it to the tests; it is empty where the server is installed
+#   .ci/nats.sh DIR       TEST_NATS_HOME=DIR names it to the tests; DIR is empty if the server is installed
 set -Eeuo pipefail
 mkdir -p "$1"
 if command -v nats-server; then exit 0; fi
@@ -9,7 +9,7 @@ cd "$1"
 if [[ ! -x usr/sbin/nats-server ]]; then
     if [[ $(id -u) == 0 ]]; then
         apt-get update -qq
-        # what downloads packages in apt's sandbox has to be able to write here
+        # apt's sandbox user could not write to this directory
         set -- -o APT::Sandbox::User=root
     else
         set --

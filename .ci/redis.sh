@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Unpack Debian's Redis, unless there is Redis or Valkey: nothing is installed and no service is started.
+# Unpack Debian's Redis, unless Redis or Valkey is installed. Nothing is installed, and no service is started.
 #
-#   .ci/redis.sh DIR       TEST_REDIS_HOME=DIR names it to the tests; it is empty where the server is installed
+#   .ci/redis.sh DIR       TEST_REDIS_HOME=DIR names it to the tests; DIR is empty if a server is installed
 set -Eeuo pipefail
 mkdir -p "$1"
 if command -v redis-server || command -v valkey-server; then exit 0; fi
@@ -9,7 +9,7 @@ cd "$1"
 if [[ ! -x usr/bin/redis-server ]]; then
     if [[ $(id -u) == 0 ]]; then
         apt-get update -qq
-        # what downloads packages in apt's sandbox has to be able to write here
+        # apt's sandbox user could not write to this directory
         set -- -o APT::Sandbox::User=root
     else
         set --

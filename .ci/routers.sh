@@ -1,22 +1,22 @@
 #!/usr/bin/env bash
-# Install the routers of other projects that tests/interop runs, each by its own package client.
+# Install other projects' routers for tests/interop, each by its own package client.
 #
-#   .ci/routers.sh DIR [NAME...]       into DIR; TEST_ROUTERS_HOME=DIR names them to the tests
+#   .ci/routers.sh DIR [NAME...]       writes into DIR; TEST_ROUTERS_HOME=DIR names them to the tests
 #
-# With NEWEST=1 it is the newest release of each, in a directory of its own: what would be pinned next.
+# NEWEST=1 installs the newest release of each, in a directory of its own, to test it before its version is pinned.
 #
-# NAME is llmd (Go), aibrix (Go, gcc, Debian's libzmq, unpacked), vllm-router, smg or dynamo (Python); by default all of
-# them but dynamo, which .ci/run has a step for.
-# Exit code 1: what it takes is there, and a program does not build; 69: one cannot be had here, and is said to be missing.
+# NAME is llmd (Go), aibrix (Go, gcc, Debian's libzmq, unpacked), vllm-router, smg or dynamo (Python). The default is
+# all except dynamo, for which .ci/run has its own step. Exit code 1: the requirements are there, but a program does not
+# build; 69: a router is not available here, and is named.
 set -Eeuo pipefail
 unavailable=69
 mkdir -p "$1"
 home=$(cd "$1" && pwd)
 shift
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-PATH=$PATH:/usr/local/go/bin # where Go's own installer puts it
+PATH=$PATH:/usr/local/go/bin # the directory of Go's own installer
 
-go_program() { # $1: name, $2: the router's module, rest: arguments of go build; go.sum holds what the modules must be
+go_program() { # $1: name, $2: the router's module, rest: arguments of go build; go.sum has the modules' checksums
     local name=$1 module=$2
     shift 2
     (
@@ -33,7 +33,7 @@ go_program() { # $1: name, $2: the router's module, rest: arguments of go build;
 
 llmd() { CGO_ENABLED=0 go_program llmd github.com/llm-d/llm-d-kv-cache; }
 
-# its ZMQ client is libzmq by cgo: headers and library are unpacked, not installed
+# aibrix's ZMQ client is libzmq by cgo; headers and library are unpacked, not installed
 aibrix() {
     local lib
     command -v gcc pkg-config >/dev/null || return $unavailable
@@ -42,7 +42,7 @@ aibrix() {
         cd "$home/libzmq"
         if [[ ! -e usr/include/zmq.h ]]; then
             sandbox=()
-            # what downloads packages in apt's sandbox has to be able to write here
+            # apt's sandbox user could not write to this directory
             if [[ $(id -u) == 0 ]]; then apt-get update -qq && sandbox=(-o APT::Sandbox::User=root); fi
             apt-get "${sandbox[@]}" download -qq libzmq3-dev libzmq5 libpgm-5.3-0 libnorm1 libsodium23 || exit $unavailable
             for package in *.deb; do dpkg-deb -x "$package" .; done
@@ -51,12 +51,12 @@ aibrix() {
     lib=$(dirname "$(find "$home/libzmq" -name libzmq.so)")
     printf 'Name: libzmq\nDescription: libzmq\nVersion: 4.3\nLibs: -L%s -lzmq\nCflags: -I%s\n' \
         "$lib" "$home/libzmq/usr/include" >"$home/libzmq/libzmq.pc"
-    # the old kind of rpath: it finds what libzmq itself needs too
+    # an old-style rpath also finds the libraries that libzmq needs
     PKG_CONFIG_LIBDIR="$home/libzmq" CGO_LDFLAGS_ALLOW='-Wl,.*' \
         CGO_LDFLAGS="-Wl,--disable-new-dtags -Wl,-rpath,$lib -Wl,-rpath-link,$lib" go_program aibrix github.com/vllm-project/aibrix -tags zmq
 }
 
-python_router() { # $1: name; pinned with hashes
+python_router() { # $1: name of the router, whose packages are pinned with hashes
     local venv=$home/$1 lock=.ci/$1.lock
     local -a wanted=(--require-hashes -r "$lock")
     if [[ -n ${NEWEST:-} ]]; then mapfile -t wanted < <(sed -n 's/^\([A-Za-z0-9._-]*\)==.*/\1/p' "$lock"); fi

@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
-# Build the peers of tests/interop on other ZeroMQ libraries, and the reader of tests/spec in Rust.
+# Build the peers of tests/interop with other ZeroMQ libraries, and the reader of tests/spec in Rust.
 #
-#   .ci/zmtp-peers.sh DIR [NAME...]    into DIR; TEST_ZMTP_PEERS_HOME=DIR names them to the tests
+#   .ci/zmtp-peers.sh DIR [NAME...]    writes into DIR; TEST_ZMTP_PEERS_HOME=DIR names them to the tests
 #
-# NAME is jeromq (Java 11 or newer, Maven), zeromq-rs or spec-reader (Rust 1.89 or newer, cargo); by default all.
-# Exit code 1: what it takes is there, and a program does not build; 69: one cannot be had here, and is said to be missing.
+# NAME is jeromq (Java 11 or newer, Maven), zeromq-rs or spec-reader (Rust 1.89 or newer, cargo); the default is all.
+# Exit code 1: the requirements are there, but a program does not build; 69: a peer is not available here, and is named.
 set -Eeuo pipefail
 unavailable=69
 mkdir -p "$1"
 home=$(cd "$1" && pwd)
 shift
 cd "$(dirname "${BASH_SOURCE[0]}")/../tests"
-PATH=$PATH:$HOME/.cargo/bin # where Rust's own installer puts it
+PATH=$PATH:$HOME/.cargo/bin # the directory of Rust's own installer
 
-same_jars() { # $1: directory; those of jars.sha256, and no others
+same_jars() { # $1: directory, which must have exactly the jars of jars.sha256
     (cd "$1" && sha256sum -- *.jar) | diff jars.sha256 -
 }
 
@@ -42,7 +42,7 @@ in_rust() { # $1: name, $2: directory of the crate, $3: its program
     mkdir -p "$home/$1" && rm -rf "$crate"
     cp -r "$2" "$crate"
     cd "$crate"
-    # Cargo.lock.in holds what it must be; only where from is cargo's own configuration
+    # Cargo.lock.in has the checksums; only the registry's address comes from cargo's configuration
     cargo generate-lockfile --quiet || return $unavailable
     registry=$(sed -n 's/^source = "\(.*\)"$/\1/p' Cargo.lock | sort -u)
     sed "s|@REGISTRY@|$registry|" Cargo.lock.in >Cargo.lock
