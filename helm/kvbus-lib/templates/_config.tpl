@@ -1,6 +1,6 @@
 {{- /*
-kvbus's configuration, from .Values.kvbus. Everything that shows the configuration somewhere else (ports, environment, ConfigMap)
-reads it from "kvbus.config", so they cannot disagree.
+kvbus's configuration, made from .Values.kvbus. Ports, environment and ConfigMap all read it from "kvbus.config", so that they
+always agree.
 */ -}}
 
 {{- define "kvbus.presets" -}}
@@ -9,13 +9,13 @@ dynamo:   {profile: dynamo, events: 5657, layout: per_source}
 mooncake: {profile: mooncake, events: 5657, layout: per_source}
 sglang:   {profile: sglang, events: 5657, layout: per_source}
 smg:      {profile: smg, events: 5657, layout: per_source}
-# takes nothing under a topic: the profile sends none
+# ignores messages with a topic: the profile sends none
 vllm-router: {profile: vllm-router, events: 5657, layout: per_source}
-# reads pod and model off the topic: exactly three parts; a clear is the whole pod's, so all ranks share a stream
+# reads pod and model from the topic, which must have three parts; a clear is for the complete pod, so all ranks share a stream
 llm-d:    {profile: llm-d, events: 5657, layout: merged, topic: "kv@{worker}@{model}"}
-# files all ranks under its own pod
+# files the blocks of all ranks under its own pod
 kthena:   {profile: kthena, events: 5657, layout: merged}
-# knows one pair of ports, so all ranks share it
+# connects to only two ports, so all ranks share them
 aibrix:   {profile: aibrix, events: 5557, layout: merged}
 {{- end -}}
 
@@ -27,13 +27,13 @@ aibrix:   {profile: aibrix, events: 5557, layout: merged}
 {{- end -}}
 {{- end -}}
 
-{{- /* The whole configuration as JSON. */ -}}
+{{- /* The complete configuration as JSON. */ -}}
 {{- define "kvbus.config" -}}
 {{- include "kvbus.check" . -}}
 {{- $v := .Values.kvbus -}}
 {{- $preset := get (include "kvbus.presets" . | fromYaml) $v.router -}}
 {{- $config := deepCopy $v.config -}}
-{{- /* on the pod's address, where the kubelet and Prometheus ask; what shows token ids kvbus gives to loopback and principals alone */ -}}
+{{- /* on the pod's address, for the kubelet and Prometheus; kvbus only shows token ids to loopback and clients with credentials */ -}}
 {{- $_ := set $config "http" (printf "0.0.0.0:%d" (int $v.ports.http)) -}}
 {{- with include "kvbus.modelName" . -}}
 {{- $_ := set $config "model" . -}}
@@ -72,7 +72,7 @@ aibrix:   {profile: aibrix, events: 5557, layout: merged}
 {{- $_ := set $config "outputs" (list $output) -}}
 {{- end -}}
 {{- if not $config.outputs -}}
-{{- /* found engines come and go: a port for each of them would move; of a log each stream has numbers of its own */ -}}
+{{- /* a port per discovered engine would change when engines come and go; each stream of a log has its own seqs */ -}}
 {{- $logged := ne (include "kvbus.logged" $config.sources) "" -}}
 {{- $layout := ternary (ternary "per_topic" "merged" $logged) $preset.layout (ne (include "kvbus.discovers" $config.sources) "") -}}
 {{- $streams := ternary (len (include "kvbus.slots" $config.sources | fromJsonArray)) 1 (eq $layout "per_source") -}}
@@ -82,7 +82,7 @@ aibrix:   {profile: aibrix, events: 5557, layout: merged}
   "endpoint" (printf "tcp://*:%d" $port)
   "layout" $layout
   "profile" $preset.profile -}}
-{{- /* a request for a replay names no topic */ -}}
+{{- /* a replay request does not name a topic */ -}}
 {{- if not $logged -}}
 {{- $_ := set $output "replay_endpoint" (printf "tcp://*:%d" (int ($v.ports.replay | default (add $port (ternary 1 (max 100 $streams) (eq $streams 1)))))) -}}
 {{- end -}}
@@ -105,14 +105,14 @@ aibrix:   {profile: aibrix, events: 5557, layout: merged}
 {{- toJson $config -}}
 {{- end -}}
 
-{{- /* "true" or nothing: some of these sources are found. */ -}}
+{{- /* "true" if one of these sources is discovered, else empty. */ -}}
 {{- define "kvbus.discovers" -}}
 {{- range . -}}
 {{- if .discover }}true{{ end -}}
 {{- end -}}
 {{- end -}}
 
-{{- /* "true" or nothing: some of these sources are read from a log. */ -}}
+{{- /* "true" if one of these sources is read from a log, else empty. */ -}}
 {{- define "kvbus.logged" -}}
 {{- range . -}}
 {{- $discover := .discover | default dict -}}
@@ -120,12 +120,12 @@ aibrix:   {profile: aibrix, events: 5557, layout: merged}
 {{- end -}}
 {{- end -}}
 
-{{- /* "true" or nothing: at this output routers dial in. A log's servers are dialled. */ -}}
+{{- /* "true" if routers dial in at this output, else empty. kvbus dials a log's servers itself. */ -}}
 {{- define "kvbus.listens" -}}
 {{- if not (or (has .type (list "kafka" "nats" "redis")) (and (hasKey . "bind") (not .bind))) }}true{{ end -}}
 {{- end -}}
 
-{{- /* The namespaces whose pods the account must be able to watch, as JSON; "" is the release's own. */ -}}
+{{- /* The namespaces in which the account must be able to watch pods, as JSON; "" is the release's own. */ -}}
 {{- define "kvbus.watched" -}}
 {{- $found := list -}}
 {{- range .Values.kvbus.config.sources -}}
@@ -136,7 +136,7 @@ aibrix:   {profile: aibrix, events: 5557, layout: merged}
 {{- toJson ($found | uniq | sortAlpha) -}}
 {{- end -}}
 
-{{- /* The slot of each stream of a list of sources, every rank counted: a stream is at port + slot. As JSON. */ -}}
+{{- /* The slot of each rank of a list of sources, as JSON. A stream is at port + slot. */ -}}
 {{- define "kvbus.slots" -}}
 {{- $slots := list -}}
 {{- $next := 0 -}}
@@ -152,7 +152,7 @@ aibrix:   {profile: aibrix, events: 5557, layout: merged}
 {{- toJson $slots -}}
 {{- end -}}
 
-{{- /* The keys that are set by variable: all of them, or those that need the cluster to fill in $(NAME). As JSON. */ -}}
+{{- /* The keys that are set by environment variables, as JSON: all of them, or those in which the cluster fills in $(NAME). */ -}}
 {{- define "kvbus.config.variables" -}}
 {{- $all := eq .Values.kvbus.configFrom "environment" -}}
 {{- $found := dict -}}
@@ -164,7 +164,7 @@ aibrix:   {profile: aibrix, events: 5557, layout: merged}
 {{- toJson $found -}}
 {{- end -}}
 
-{{- /* kvbus.yaml, without the keys that are set by variable. */ -}}
+{{- /* kvbus.yaml, without the keys that are set by environment variables. */ -}}
 {{- define "kvbus.config.file" -}}
 {{- $config := include "kvbus.config" . | fromJson -}}
 {{- range $key, $_ := include "kvbus.config.variables" . | fromJson -}}
@@ -181,7 +181,7 @@ The value of an engine's --kv-events-config that matches the first source: (list
 {{- $source := index $config.sources 0 -}}
 {{- $events := dict "publisher" "zmq" "topic" "" -}}
 {{- if eq (index . 1) "vllm" -}}
-{{- /* SGLang has no such key: a publisher is enough */ -}}
+{{- /* SGLang does not have this key: there a publisher enables the events */ -}}
 {{- $_ := set $events "enable_kv_cache_events" true -}}
 {{- end -}}
 {{- /* engines dial a concrete host and bind a wildcard */ -}}

@@ -1,6 +1,6 @@
 {{- /*
-Every port of the pod that this configuration takes, as JSON: [{name, port, key, open}]. key is the value to change, open
-whether others are to reach it (an engine's own ports are not).
+Every port of the pod that this configuration uses, as JSON: [{name, port, key, open}]. `key` is the value to change. `open` is
+whether peers outside the pod may connect; it is false for an engine's own ports.
 */ -}}
 {{- define "kvbus.claims" -}}
 {{- $v := .Values.kvbus -}}
@@ -17,7 +17,7 @@ whether others are to reach it (an engine's own ports are not).
 {{- range $i := ternary $slots (list 0) (eq ($output.layout | default "per_source") "per_source") -}}
 {{- $i = int $i -}}
 {{- $key := ternary (printf "kvbus.config.outputs[%d].%s" $o (index $item 1)) (printf "kvbus.ports.%s" $what) (not (empty $v.config.outputs)) -}}
-{{- /* the engine's own address is on loopback: its routers are in the pod, too */ -}}
+{{- /* the engine's own address is on loopback, so its routers are in the pod */ -}}
 {{- $open := not (and $output.interpose (hasPrefix "tcp://127." $endpoint)) -}}
 {{- $name := printf "kv%s-%s%s" (ternary "" (toString $o) (eq $o 0)) $what (ternary (printf "-%d" $i) "" $several) -}}
 {{- $claims = append $claims (dict "name" $name "port" (add (include "kvbus.portOf" $endpoint | int) $i) "key" $key "open" $open) -}}
@@ -60,7 +60,7 @@ whether others are to reach it (an engine's own ports are not).
 {{- regexFind "[0-9]+$" . -}}
 {{- end -}}
 
-{{- /* Container ports. They are for readers only. */ -}}
+{{- /* Container ports, which are only informative. */ -}}
 {{- define "kvbus.ports" -}}
 {{- range (include "kvbus.claims" . | fromJson).claims -}}
 {{- if .open }}
@@ -70,7 +70,7 @@ whether others are to reach it (an engine's own ports are not).
 {{- end -}}
 {{- end -}}
 
-{{- /* The same ports of a Service; by number, because not every cluster finds a native sidecar's ports by name. */ -}}
+{{- /* The open ports for a Service, by number, because not every cluster finds a native sidecar's ports by name. */ -}}
 {{- define "kvbus.servicePorts" -}}
 {{- range (include "kvbus.claims" . | fromJson).claims -}}
 {{- if .open }}

@@ -1,5 +1,5 @@
 {{- /*
-kvbus as one element of a pod's initContainers:
+kvbus as an element of a pod's initContainers:
 
   initContainers:
     {{- include "kvbus.sidecar" . | nindent 4 }}
@@ -11,8 +11,8 @@ kvbus as one element of a pod's initContainers:
 {{- end -}}
 
 {{- /*
-All three probes ask kvbus about kvbus. A sidecar's readiness is the pod's readiness, and its startup gates the engine's start:
-none of them may depend on the engine or on the health of its stream.
+All three probes only check kvbus itself. A sidecar's readiness is part of the pod's, and the engine starts after the sidecar's
+startup probe. None of the probes may therefore depend on the engine or on the health of its stream.
 */ -}}
 {{- define "kvbus.container" -}}
 {{- $root := .root -}}
@@ -40,7 +40,7 @@ none of them may depend on the engine or on the health of its stream.
   {{- end }}
   ports:
     {{- include "kvbus.ports" $root | trim | nindent 4 }}
-  # the engine waits for this, so it is asked every second; after a restart a large state is read before anything is bound
+  # every second, because the engine waits for it; after a restart, kvbus loads its state before it binds a port
   startupProbe:
     {{- merge (dict "periodSeconds" 1 "failureThreshold" 300) $live | toYaml | nindent 4 }}
   livenessProbe:
@@ -59,12 +59,12 @@ none of them may depend on the engine or on the health of its stream.
   {{- end }}
 {{- end -}}
 
-{{- /* Something if the HTTP port speaks TLS. */ -}}
+{{- /* Not empty if the HTTP port speaks TLS. */ -}}
 {{- define "kvbus.tls" -}}
 {{- (include "kvbus.config" . | fromJson).http_tls_certificate_file | default "" -}}
 {{- end -}}
 
-{{- /* A security context, without what platformUser leaves to the platform: (list . CONTEXT). */ -}}
+{{- /* A security context, without the users and groups that the platform sets if platformUser is true: (list . CONTEXT). */ -}}
 {{- define "kvbus.securityContext" -}}
 {{- $context := index . 1 -}}
 {{- if (index . 0).Values.kvbus.platformUser -}}

@@ -1,4 +1,4 @@
-{{- /* The simulated engine: kvbus's own image. Its event ports are on loopback and therefore not listed. */ -}}
+{{- /* The simulated engine, which runs kvbus's image. Its event ports are on loopback and therefore not listed. */ -}}
 {{- define "kvbus.engine" -}}
 {{- $events := include "kvbus.kvEventsConfig" (list . "vllm") | fromJson -}}
 - name: engine

@@ -2,7 +2,7 @@
 {{- .Values.fullnameOverride | default .Release.Name | trunc 52 | trimSuffix "-" -}}
 {{- end -}}
 
-{{- /* Never changes over upgrades, not even with the mode. */ -}}
+{{- /* The selector labels. They never change in an upgrade, not even with the mode. */ -}}
 {{- define "kvbus.selector" -}}
 app.kubernetes.io/name: {{ .Chart.Name }}
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -19,35 +19,35 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- .Values.serviceAccount.name | default (ternary (include "kvbus.name" .) "default" .Values.serviceAccount.create) -}}
 {{- end -}}
 
-{{- /* "true" or nothing: several pods, each with a numbering of its own. A router has to know each pod by its address. */ -}}
+{{- /* "true" if there are several pods, each with its own seqs, so that routers must address each pod; else empty. */ -}}
 {{- define "kvbus.headless" -}}
 {{- if eq .Values.service.type "ClusterIP" -}}
 {{- if or (ne .Values.mode "deployment") (and (include "kvbus.severalPods" .) (not (include "kvbus.logged" .Values.kvbus.config.sources))) }}true{{ end -}}
 {{- end -}}
 {{- end -}}
 
-{{- /* "true" or nothing: a policy restricts who may connect. */ -}}
+{{- /* "true" if a NetworkPolicy restricts connections, else empty. */ -}}
 {{- define "kvbus.policy" -}}
 {{- if kindIs "bool" .Values.networkPolicy.enabled -}}
 {{- if .Values.networkPolicy.enabled }}true{{ end -}}
 {{- else if .Values.networkPolicy.routers }}true{{ end -}}
 {{- end -}}
 
-{{- /* "true" or nothing: several pods may run at once. The chart cannot know how many an autoscaler wants. */ -}}
+{{- /* "true" if several pods may run at once, as with an autoscaler; else empty. */ -}}
 {{- define "kvbus.severalPods" -}}
 {{- if or (eq .Values.mode "daemonset") (kindIs "invalid" .Values.replicas) (gt (int .Values.replicas) 1) }}true{{ end -}}
 {{- end -}}
 
-{{- /* "true" or nothing: the release has a test. */ -}}
+{{- /* "true" if the release has a test, else empty. */ -}}
 {{- define "kvbus.tested" -}}
 {{- if and (or .Values.helmTest.enabled (eq .Values.mode "simulation")) (not (include "kvbus.curveSecretName" .)) }}true{{ end -}}
 {{- end -}}
 
-{{- /* What a schema cannot see, beyond the library's own check. */ -}}
+{{- /* Refuse contradictions that neither a schema nor the library's check finds. */ -}}
 {{- define "kvbus.refuse" -}}
 {{- $v := .Values -}}
 {{- $simulation := eq $v.mode "simulation" -}}
-{{- /* all of the library's defaults are there where a tool does not know aliases (older `helm lint`); less is a user's mistake */ -}}
+{{- /* older versions of `helm lint` ignore the alias and put all of the library's defaults here; only some of them are a mistake */ -}}
 {{- $unaliased := get $v "kvbus-lib" | default dict -}}
 {{- if and $unaliased (not (hasKey $unaliased "securityContext")) -}}
 {{- fail "kvbus-lib: these values are found under kvbus" -}}

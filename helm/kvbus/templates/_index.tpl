@@ -31,7 +31,7 @@
   {{- end }}
 {{- end -}}
 
-{{- /* Contradictions of the index with other values: each is refused with the value to change. */ -}}
+{{- /* Refuse contradictions of the index with other values. Each message names the value to change. */ -}}
 {{- define "kvbus.refuseIndex" -}}
 {{- $v := .Values -}}
 {{- if eq $v.mode "simulation" -}}

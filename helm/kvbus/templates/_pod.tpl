@@ -1,4 +1,4 @@
-{{- /* The pod template of every mode, kvbus included. */ -}}
+{{- /* The pod template of every mode, with kvbus. */ -}}
 {{- define "kvbus.podTemplate" -}}
 {{- include "kvbus.refuse" . -}}
 {{- if eq .Values.mode "simulation" -}}
@@ -8,11 +8,11 @@
 {{- end -}}
 {{- end -}}
 
-{{- /* The same without kvbus. */ -}}
+{{- /* The pod template without kvbus. */ -}}
 {{- define "kvbus.bare" -}}
 metadata:
   labels:
-    {{- /* nothing that changes with a release of the chart: a label must restart no pod */}}
+    {{- /* no label that changes with the chart's version, because it would restart the pods */}}
     {{- include "kvbus.selector" . | nindent 4 }}
     {{- with .Values.podLabels }}
     {{- toYaml . | nindent 4 }}
@@ -23,7 +23,7 @@ metadata:
   {{- end }}
 spec:
   serviceAccountName: {{ include "kvbus.serviceAccountName" . }}
-  {{- /* only discovery in Kubernetes asks the API */}}
+  {{- /* only discovery in Kubernetes uses the API */}}
   automountServiceAccountToken: {{ ne (include "kvbus.watched" .) "[]" }}
   enableServiceLinks: false
   securityContext:
@@ -45,7 +45,7 @@ spec:
   {{- end }}
 {{- end -}}
 
-{{- /* Restricted Pod Security Standard. Through the group kvbus reads its Secrets and writes its claim. */ -}}
+{{- /* Restricted Pod Security Standard. The group lets kvbus read its Secrets and write its claim. */ -}}
 {{- define "kvbus.podSecurity" -}}
 {{- $user := dict "runAsNonRoot" true "runAsUser" 65532 "runAsGroup" 65532 "fsGroup" 65532 "fsGroupChangePolicy" "OnRootMismatch" "seccompProfile" (dict "type" "RuntimeDefault") -}}
 {{- include "kvbus.securityContext" (list . $user) -}}

@@ -1,4 +1,4 @@
-{{- /* Contradictions a schema cannot see: each is refused with the value to change. */ -}}
+{{- /* Refuse contradictions that a schema cannot express. Each message names the value to change. */ -}}
 {{- define "kvbus.check" -}}
 {{- $v := .Values.kvbus -}}
 {{- if not (and (kindIs "map" $v) (hasKey $v "router")) -}}

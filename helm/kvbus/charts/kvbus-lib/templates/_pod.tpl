@@ -1,6 +1,6 @@
 {{- /*
-A whole pod template with kvbus in it: container, volumes, labels, annotations. One line in a workload, where "my.pod" is
-your template of what used to stand under `template:`.
+A complete pod template that includes kvbus: container, volumes, labels, annotations. Use it in a workload as follows. "my.pod"
+is your template with the previous content of `template:`.
 
   template:
     {{- include "kvbus.pod" (list . (include "my.pod" .)) | nindent 4 }}
@@ -24,7 +24,7 @@ kvbus is a native sidecar. A third element "alone" makes it an ordinary containe
 {{- $container := include "kvbus.container" (dict "root" $root "native" false) | fromYamlArray -}}
 {{- $_ := set $pod.spec "containers" (concat $pod.spec.containers $container) -}}
 {{- else -}}
-{{- /* first: kvbus waits for no other init container, and the engine starts after all of them */ -}}
+{{- /* first, because kvbus needs no other init container; the engine starts after all of them */ -}}
 {{- $sidecar := include "kvbus.sidecar" $root | fromYamlArray -}}
 {{- $_ := set $pod.spec "initContainers" (concat $sidecar ($pod.spec.initContainers | default list)) -}}
 {{- end -}}
@@ -34,7 +34,7 @@ kvbus is a native sidecar. A third element "alone" makes it an ordinary containe
 {{- toYaml $pod -}}
 {{- end -}}
 
-{{- /* By these labels monitors and routers find the pods. */ -}}
+{{- /* The labels by which monitors and routers find the pods. */ -}}
 {{- define "kvbus.podLabels" -}}
 kvbus/sidecar: "true"
 {{- if eq .Values.kvbus.router "llm-d" }}
@@ -46,7 +46,7 @@ model.aibrix.ai/kv-events-enabled: "true"
 {{- end }}
 {{- end -}}
 
-{{- /* Some changes need another process: a changed ConfigMap is a changed pod. */ -}}
+{{- /* Some changes of the configuration need a restart, so a changed ConfigMap changes the pod. */ -}}
 {{- define "kvbus.podAnnotations" -}}
 {{- if eq .Values.kvbus.configFrom "configMap" -}}
 checksum/kvbus-config: {{ include "kvbus.config.file" . | sha256sum }}
@@ -85,7 +85,7 @@ checksum/kvbus-config: {{ include "kvbus.config.file" . | sha256sum }}
 {{- end }}
 {{- with include "kvbus.curveSecretName" . }}
 - name: kvbus-curve
-  # kvbus refuses a key that others may read; it is in the pod's fsGroup
+  # kvbus refuses a key that other users may read, and reads it as a member of the pod's fsGroup
   secret: {secretName: {{ . }}, defaultMode: 0440}
 {{- end }}
 {{- range $mount, $secret := include "kvbus.httpSecrets" . | fromJson }}
@@ -97,7 +97,7 @@ checksum/kvbus-config: {{ include "kvbus.config.file" . | sha256sum }}
 {{- end }}
 {{- end -}}
 
-{{- /* The Secrets of kvbus.http by the names of their mounts, as JSON. */ -}}
+{{- /* The Secrets of kvbus.http, by the name of the mount, as JSON. */ -}}
 {{- define "kvbus.httpSecrets" -}}
 {{- $found := dict -}}
 {{- range $mount, $value := dict "tls" "tlsSecret" "tokens" "tokensSecret" -}}
@@ -108,7 +108,7 @@ checksum/kvbus-config: {{ include "kvbus.config.file" . | sha256sum }}
 {{- toJson $found -}}
 {{- end -}}
 
-{{- /* Name of what belongs to kvbus in this release. */ -}}
+{{- /* The name of kvbus's objects in this release. */ -}}
 {{- define "kvbus.resourceName" -}}
 {{- printf "%s-kvbus" (.Values.fullnameOverride | default .Release.Name | trunc 52 | trimSuffix "-") -}}
 {{- end -}}
@@ -117,7 +117,7 @@ checksum/kvbus-config: {{ include "kvbus.config.file" . | sha256sum }}
 {{- .Values.kvbus.curve.existingSecret -}}
 {{- end -}}
 
-{{- /* The manifest for kvbus.configFrom=configMap. */ -}}
+{{- /* The labels of kvbus.configMap, the manifest for kvbus.configFrom=configMap. */ -}}
 {{- define "kvbus.objectLabels" -}}
 app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
