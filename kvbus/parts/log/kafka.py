@@ -1,10 +1,10 @@
-"""A log in Kafka: one topic for records, a compacted one for pointers. Needs the extra ``kafka``.
+"""A log in Kafka, with one topic for records and a compacted one for pointers. It needs the extra ``kafka``.
 
-A writer is a producer whose transactional id is the stream's key: the broker refuses what a former one of the same id
-sends from the moment on when the next one has its id. Transactions are used for that fence alone. Readers see records
-before the commit, which comes with the leases: a commit for each batch would cost 20 ms, and one that a dead writer has
-left open would hold up every stream of its partition. An aborted record is one that was appended twice or by a writer
-before, which (epoch, seq) tells.
+A writer is a producer whose transactional id is the stream's key. As soon as the next producer has that id, the broker
+refuses the former one's records. kvbus uses transactions only for this fence. Readers see records before they are
+committed. A commit is sent with the leases, because a commit for each batch would cost 20 ms, and the open transaction
+of a dead writer would delay every stream of its partition. An aborted record was appended twice, or by a former writer.
+Readers recognize both cases by (epoch, seq).
 """
 
 from __future__ import annotations
@@ -46,26 +46,27 @@ from kvbus.parts.log.kafka_client import (
 from kvbus.parts.log.place import REQUEST, Place
 
 FETCH: Final = 0.2
-"""Seconds to wait for records at a time. Behind the last ones are a transaction's own, which nobody is given."""
+"""Seconds to wait for records at a time. The last offsets of a partition may be a transaction's own records, which
+consumers do not get."""
 
 COMMIT: Final = 5.0
 """Seconds after which the next append also commits."""
 
 TRANSACTION: Final = 60.0
-"""Seconds after which the broker ends a transaction by itself, and fences who had it."""
+"""Seconds after which the broker aborts a transaction, and fences its producer."""
 
 EARLIEST: Final = -2
-"""A time before that of every record."""
+"""In an OffsetRequest: a time before every record's."""
 
 CONFIRM: Final = 5.0
-"""Seconds for which it counts that most brokers of a partition have said who leads it."""
+"""Seconds for which the votes of most brokers about a partition's leader are valid."""
 
 MOST: Final = 500
-"""Records taken at once."""
+"""Maximum number of records taken at once."""
 
 
 class KafkaWriter:
-    """See :class:`~kvbus.parts.log.contract.Writer`."""
+    """A writer of one stream in Kafka; see :class:`~kvbus.parts.log.contract.Writer`."""
 
     def __init__(self, place: Place, options: dict[str, Any], key: str, producer: Producer, epoch: int) -> None:
         self.epoch = epoch
@@ -74,12 +75,12 @@ class KafkaWriter:
         self._key = key.encode()
         self._producer = producer
         self._begun: float | None = None
-        """When the open transaction began."""
+        """When the open transaction began; None if no transaction is open."""
         self._over: FencedError | UnavailableError | None = None
-        """Why the turn is over."""
+        """Why the turn is over; None while it lasts."""
 
     async def append(self, records: Sequence[bytes]) -> int:
-        """Append, and wait until every replica that has to has them."""
+        """Append records, and wait until all required replicas have them."""
         return await self._send(self._place.topic, records)
 
     async def point(self, pointer: Pointer) -> None:
@@ -87,7 +88,7 @@ class KafkaWriter:
         await self._send(self._place.pointers, [write_pointer(pointer)])
 
     async def keeps(self, position: int) -> bool:
-        """Ask the leader of the partition for its first offset."""
+        """Return whether the log still has this position, from the first offset of the partition's leader."""
         client, topic = self._producer.client, self._place.topic
         async with said(self._place):
             partition = partition_of(self._key.decode(), len(partitions_of(client, topic)))
@@ -122,7 +123,7 @@ class KafkaWriter:
         return position
 
     async def close(self) -> None:
-        """Commit what is open, and close the connections."""
+        """Commit the open transaction, and close the connections."""
         if self._begun is not None and self._over is None:
             with contextlib.suppress(TimeoutError, FencedError, UnavailableError):
                 async with asyncio.timeout(STOP), said(self._place):
@@ -131,7 +132,7 @@ class KafkaWriter:
 
 
 class KafkaReader:
-    """See :class:`~kvbus.parts.log.contract.Reader`."""
+    """A reader of streams in Kafka; see :class:`~kvbus.parts.log.contract.Reader`."""
 
     def __init__(
         self,
@@ -145,18 +146,19 @@ class KafkaReader:
         self._parts = parts
         self._starts = {key.encode(): (key, start) for key, start in starts.items()}
         self._next: dict[TopicPartition, int] = {}
-        """Offsets behind what was taken."""
+        """The offset after the last record that was taken from each partition."""
         self._known: dict[TopicPartition, int | None] = {}
-        """Who led them when that was confirmed."""
+        """The partitions' leaders at the last confirmation."""
         self._confirmed_at = 0.0
 
     async def take(self, seconds: float) -> list[Entry]:
-        """Take what the client has fetched."""
+        """Return the wanted records among those that the consumer has fetched."""
         found = []
         async with said(self._place):
             taken = await self._consumer.getmany(timeout_ms=int(1000 * seconds), max_records=MOST)
         for part, records in taken.items():
-            if records[0].offset < self._next.get(part, START):  # the log has lost what was taken, and begins again
+            # the log has lost the records that were taken, and begins again
+            if records[0].offset < self._next.get(part, START):
                 for name, (key, _) in self._starts.items():
                     if self._parts[key] == part:
                         self._starts[name] = key, START
@@ -168,7 +170,10 @@ class KafkaReader:
         return found
 
     async def ends(self) -> dict[str, int]:
-        """Ask the brokers for the ends of the partitions, and from time to time whether they lead them."""
+        """Return the end of each stream's partition.
+
+        From time to time, check that the brokers that were asked are its leaders.
+        """
         parts = set(self._parts.values())
         known = _led(self._consumer, parts)
         async with said(self._place):
@@ -180,7 +185,7 @@ class KafkaReader:
         return {key: ends[part] for key, part in self._parts.items()}
 
     async def reached(self, key: str) -> int:
-        """Where the client is in the stream's partition."""
+        """Return the consumer's offset in the stream's partition."""
         async with said(self._place):
             position: int = await self._consumer.position(self._parts[key])
         return position
@@ -191,18 +196,18 @@ class KafkaReader:
 
 
 def _led(consumer: AIOKafkaConsumer, parts: Iterable[TopicPartition]) -> dict[TopicPartition, int | None]:
-    """Who leads these partitions, as far as a client knows, which reads there."""
+    """Return the leaders of these partitions, as the consumer knows them. The consumer reads there."""
     return {part: inner(consumer).cluster.leader_for_partition(part) for part in parts}
 
 
 async def _confirm(place: Place, consumer: AIOKafkaConsumer, known: dict[TopicPartition, int | None]) -> None:
-    """See that partitions were read where most of their brokers say that they are led.
+    """Check that partitions were read at the leaders that most of their brokers name.
 
-    One that is cut off and was read would hide what was appended since: an epoch would be handed out twice, or one that
-    lives be given up.
+    If a consumer reads a broker that is cut off from the others, it misses newer records. kvbus could then hand out an
+    epoch twice, or give a live epoch up.
 
     Raises:
-        UnavailableError: they were not, or too few brokers answer.
+        UnavailableError: a partition was read at another broker, or too few brokers answer.
     """
     client = inner(consumer)
     async with said(place):
@@ -213,10 +218,10 @@ async def _confirm(place: Place, consumer: AIOKafkaConsumer, known: dict[TopicPa
 
 
 class KafkaLog:
-    """See :class:`~kvbus.parts.log.contract.Log`.
+    """A log in Kafka; see :class:`~kvbus.parts.log.contract.Log`.
 
     Args:
-        place: where it is. Both topics have to be there.
+        place: the servers and the topic. Both topics have to exist.
     """
 
     def __init__(self, place: Place) -> None:
@@ -224,7 +229,10 @@ class KafkaLog:
         self.refused: Refused = Refused(maxlen=MAX_REFUSED)
 
     async def claim(self, key: str) -> KafkaWriter:
-        """A producer with the stream's transactional id, and the next epoch of the stream in the topic of pointers."""
+        """Become the writer of a stream.
+
+        Start a producer with the stream's transactional id, and put the stream's next epoch into the topic of pointers.
+        """
         async with said(self._place):
             options = self._place.options()
             producer = Producer(
@@ -239,7 +247,7 @@ class KafkaLog:
             async with said(self._place):
                 await insisted(self._place, options, producer.start())
             writer = KafkaWriter(self._place, options, key, producer, 0)
-            # whoever had the stream has put its last pointer: nothing of it comes any more
+            # the former writer is fenced now, so its last pointer is already in the topic
             pointer = next_turn((await self.pointers(key)).get(key))
             await writer.point(pointer)
         except BaseException:
@@ -249,7 +257,10 @@ class KafkaLog:
         return writer
 
     async def pointers(self, key: str | None = None) -> dict[str, Pointer]:
-        """Read the whole topic of pointers, or the partition of a key: as a rule one record a stream."""
+        """Read the complete topic of pointers, or a key's partition.
+
+        Usually the topic has one record for each stream.
+        """
         found: dict[str, Pointer] = {}
         async with contextlib.aclosing(self._everything(self._place.pointers, key)) as records:
             async for record in records:
@@ -257,10 +268,10 @@ class KafkaLog:
         return found if key is None else {name: found[name] for name in found if name == key}
 
     async def _everything(self, topic: str, key: str | None = None) -> AsyncGenerator[ConsumerRecord, None]:
-        """Every record that is in a topic now, or in the partition of a key: each partition in its order.
+        """Yield every record that is in a topic now, or in a key's partition, in the order of each partition.
 
         Raises:
-            UnavailableError: they cannot be read to the end, or nobody knows whether that was the end.
+            UnavailableError: the records cannot be read to the end, or the end is not known.
         """
         time = asyncio.get_running_loop().time
         async with self._consumer(topic) as (consumer, parts):
@@ -285,7 +296,7 @@ class KafkaLog:
             await _confirm(self._place, consumer, known)
 
     async def read(self, starts: Mapping[str, int]) -> KafkaReader:
-        """Read the partitions of these streams, each from the first of their positions on."""
+        """Read the partitions of these streams, each from the lowest of its streams' positions on."""
         async with self._consumer(self._place.topic, keep=True) as (consumer, parts):
             of = {key: parts[partition_of(key, len(parts))] for key in starts}
             first: dict[TopicPartition, int] = {}
@@ -301,11 +312,11 @@ class KafkaLog:
     async def _consumer(
         self, topic: str, *, keep: bool = False
     ) -> AsyncIterator[tuple[AIOKafkaConsumer, list[TopicPartition]]]:
-        """A consumer, and the partitions of a topic.
+        """Yield a consumer, and the partitions of a topic.
 
-        It is stopped behind the block, with ``keep`` only if something went wrong.
+        The consumer is stopped after the block; with ``keep`` only if the block has failed.
         """
-        # by a subscription it learns of the partitions; which of them it reads is another matter
+        # the consumer needs a subscription to learn the partitions; the caller assigns the partitions that it reads
         async with said(self._place):
             options = self._place.options()
             consumer = AIOKafkaConsumer(
@@ -329,4 +340,4 @@ class KafkaLog:
             await stop(consumer)
 
     async def close(self) -> None:
-        """Writers and readers have connections of their own."""
+        """Do nothing: writers and readers have their own connections."""

@@ -1,4 +1,4 @@
-"""Clients of Kafka that can be given up, that close what they open, and that say why a broker refuses kvbus."""
+"""Clients of Kafka that can be cancelled, that close their connections, and that report why a broker refuses kvbus."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from kvbus.parts.log.place import REQUEST, Place, causes, refusal
 from kvbus.transport.tls_files import TlsFileError
 
 PROBE: Final = 5.0
-"""Seconds that a broker has to say why it takes nobody."""
+"""Timeout for asking a broker why it refuses kvbus, in seconds."""
 
 ASK: Final = 5.0
-"""Seconds of a request before a broker is asked why it takes so long."""
+"""Seconds that a request may take before kvbus asks a broker for the cause."""
 
 CLOSE: Final = 1.0
-"""Seconds that a connection has to close."""
+"""Timeout for closing a connection, in seconds."""
 
 T = TypeVar("T")
 
@@ -41,25 +41,25 @@ DENIED: Final[dict[type[Exception], tuple[str, str]]] = {
     errors.UnsupportedSaslMechanismError: ("authentication_failed", "the broker takes no SCRAM-SHA-512"),
     errors.IllegalSaslStateError: ("authentication_failed", "the broker wants no password at this port"),
 }
-"""By error: the reason, and the same as a sentence."""
+"""By the client's error: the reason for counters, and a sentence for people."""
 
 SILENT: Final = (errors.SaslAuthenticationFailed, errors.UnsupportedSaslMechanismError, errors.IllegalSaslStateError)
-"""Those that have nothing to add."""
+"""Errors whose arguments add nothing to the sentence."""
 
 
 @contextlib.asynccontextmanager
 async def said(place: Place) -> AsyncIterator[None]:
-    """Raise errors of the client as those of the contract. Where an error names no reason, ask a broker for it.
+    """Raise errors of the client as those of the contract. If an error names no reason, ask a broker for it.
 
     Raises:
         FencedError: another producer has the transactional id.
-        UnavailableError: anything else.
+        UnavailableError: any other error.
     """
     try:
         yield
     except errors.ProducerFenced as error:
         raise FencedError("another producer has this transactional id") from error
-    # an assertion is how the client says that a transaction has failed before
+    # the client raises an AssertionError if its transaction has failed before
     except (
         errors.KafkaError,
         errors.IllegalStateError,
@@ -72,15 +72,17 @@ async def said(place: Place) -> AsyncIterator[None]:
 
 
 async def insisted(place: Place, options: dict[str, Any], work: Coroutine[Any, Any, T]) -> T:
-    """What the client tries for ever, for :data:`REQUEST`, or until a broker says that it will not.
+    """Wait up to :data:`REQUEST` seconds for work that the client would repeat forever.
+
+    Stop waiting as soon as a broker refuses kvbus.
 
     Args:
-        place: where the log is.
-        options: what the client has: the files may hold something else by now.
-        work: what it does.
+        place: the servers of the log.
+        options: the client's options. The files may have changed since they were read.
+        work: the client's work.
 
     Raises:
-        UnavailableError: a broker refuses kvbus, or nobody has done it in that time.
+        UnavailableError: a broker refuses kvbus, or the work was not done in time.
     """
     time = asyncio.get_running_loop().time
     task = asyncio.ensure_future(work)
@@ -102,9 +104,9 @@ async def insisted(place: Place, options: dict[str, Any], work: Coroutine[Any, A
 
 
 async def cause(place: Place, options: dict[str, Any] | None = None) -> UnavailableError | None:
-    """Why a broker does not let kvbus in, or shows it no topics; None if one does.
+    """Return why the brokers refuse kvbus or do not show it the topics; None if a broker does.
 
-    Without ``options`` the files say who kvbus is.
+    Without ``options``, the TLS and authentication files are read.
     """
     found: UnavailableError | None = None
     for host, port in place.addresses:
@@ -123,10 +125,10 @@ async def cause(place: Place, options: dict[str, Any] | None = None) -> Unavaila
 
 
 async def shown(host: str, port: int, options: dict[str, Any], topics: list[str]) -> Any:
-    """Ask one broker for these topics, by a connection of its own, and return its answer.
+    """Ask one broker for these topics, over a separate connection, and return its answer.
 
     Raises:
-        KafkaError, OSError, TimeoutError: it does not.
+        KafkaError, OSError, TimeoutError: the broker does not answer.
     """
     async with asyncio.timeout(PROBE):
         connection = await create_conn(host, port, request_timeout_ms=int(1000 * PROBE), **options)
@@ -144,7 +146,7 @@ def _text(error: BaseException) -> str:
 
 
 def _named(error: BaseException) -> UnavailableError | None:
-    """The reason that an error, or what it came from, has."""
+    """Return the reason of an error, or of an error that caused it; None if there is no known reason."""
     for at in causes(error):
         for kind, (reason, sentence) in DENIED.items():
             if isinstance(at, kind):
@@ -157,22 +159,25 @@ def _named(error: BaseException) -> UnavailableError | None:
 
 
 STOP: Final = 2.0
-"""Seconds that a client has to commit, and to close its connections."""
+"""Timeout for committing and for closing a client's connections, in seconds."""
 
 
 class Keys:
-    """Leave keys as they are. The client hands this to each partition's records, so they know where to report."""
+    """A deserializer that returns keys unchanged.
+
+    The client passes it to the records of each partition. So they find the refusals to which they report.
+    """
 
     def __init__(self, refused: Refused) -> None:
         self.refused = refused
 
     def __call__(self, key: bytes | None) -> bytes | None:
-        """Return the key."""
+        """Return the key unchanged."""
         return key
 
 
 class _Batches:
-    """The batches of one answer; the newest one is remembered."""
+    """The batches of one answer. The newest one is remembered."""
 
     def __init__(self, records: Any) -> None:
         self.has_next = records.has_next
@@ -187,8 +192,9 @@ class _Batches:
 class _Readable(fetcher.PartitionRecords):  # type: ignore[misc]
     """A partition's records, without the batches that the client cannot decode.
 
-    A header that is not UTF-8, or a compression that is not installed, would end the reading of the whole partition for
-    everybody. A batch is of one producer, so its records are missing in that producer's streams alone.
+    A batch cannot be decoded if a header is not UTF-8, or a compression library is not installed. aiokafka would then
+    stop reading the complete partition. A batch has one producer, so records are missing only in that producer's
+    streams.
     """
 
     def __init__(self, part: TopicPartition, records: Any, *others: Any) -> None:
@@ -213,10 +219,13 @@ fetcher.PartitionRecords = _Readable
 
 
 class Producer(AIOKafkaProducer):  # type: ignore[misc]
-    """One that can be given up: its own end waits until everything is sent, for ever if the broker takes nothing."""
+    """A producer whose `stop` does not wait until all records are sent.
+
+    If the broker does not accept the records, aiokafka's own `stop` would wait forever.
+    """
 
     async def stop(self) -> None:
-        """Close the connections. What is not committed is lost."""
+        """Close the connections. Records that are not committed are lost."""
         self._closed = True
         if self._sender is not None:
             await self._sender.close()
@@ -229,7 +238,10 @@ def inner(client: AIOKafkaConsumer | AIOKafkaProducer) -> AIOKafkaClient:
 
 
 def whole(of: AIOKafkaConsumer | AIOKafkaProducer) -> None:
-    """Have a client end its first questions though it is cancelled: aiokafka would forget the connection it asks by."""
+    """Let a client finish its first requests, even if it is cancelled.
+
+    aiokafka would otherwise not close the connection of these requests.
+    """
     client = inner(of)
     ask = client.bootstrap
 
@@ -249,10 +261,10 @@ def whole(of: AIOKafkaConsumer | AIOKafkaProducer) -> None:
 
 
 async def stop(client: AIOKafkaConsumer | AIOKafkaProducer) -> None:
-    """Close a client's connections, and have it make no others.
+    """Close a client's connections, and prevent that it opens new ones.
 
-    One that has only just begun is cancelled by its own stop, so this is a task of its own. Whatever else goes wrong,
-    nobody needs the client any more.
+    Closing runs in a separate task, because a client that has just begun is cancelled by its own `stop`. Errors are
+    ignored, because the client is not needed any more.
     """
     try:
         await close_within(client.stop(), STOP)
@@ -261,10 +273,10 @@ async def stop(client: AIOKafkaConsumer | AIOKafkaProducer) -> None:
 
 
 def _give_up(client: AIOKafkaClient) -> None:
-    """Close what a stop that failed, or took too long, has left open, and end what it has left under way.
+    """Close the connections that a failed or slow `stop` has left open, and end the tasks that still run.
 
-    A producer cancels one of its tasks and waits for the others, which connect again for as long as a broker takes
-    nothing. They end as cancelled once they ask for a connection, or for the topics.
+    aiokafka's producer cancels one of its tasks and waits for the others. They connect again for as long as the broker
+    accepts nothing. After this call they are cancelled as soon as they ask for a connection or for the topics.
     """
 
     def nothing(*_: object, **__: object) -> asyncio.Future[None]:
@@ -282,7 +294,10 @@ def _give_up(client: AIOKafkaClient) -> None:
 
 
 class _Closing(dict[tuple[Any, Any], AIOKafkaConnection]):
-    """Connections of a client that has been given up: what it was still making is closed when it is made."""
+    """Connections of a client that was stopped.
+
+    A connection that the client was still opening is closed once it is open.
+    """
 
     def __setitem__(self, key: tuple[Any, Any], connection: AIOKafkaConnection) -> None:
         connection.close()
@@ -290,20 +305,20 @@ class _Closing(dict[tuple[Any, Any], AIOKafkaConnection]):
 
 
 def client_options(place: Place, options: dict[str, Any]) -> dict[str, Any]:
-    """What every client takes, with those of TLS and authentication."""
+    """Return the options of every client, together with those of TLS and authentication."""
     return {"bootstrap_servers": place.servers.split(","), "request_timeout_ms": int(1000 * REQUEST), **options}
 
 
 def partition_of(key: str, partitions: int) -> int:
-    """Where Kafka's own clients put a key."""
+    """Return the partition that Kafka's own clients choose for a key."""
     return int(murmur2(key.encode()) & 0x7FFFFFFF) % partitions
 
 
 def partitions_of(client: AIOKafkaClient, topic: str) -> list[TopicPartition]:
-    """All partitions of a topic.
+    """Return all partitions of a topic.
 
     Raises:
-        UnknownTopicOrPartitionError: the broker that was asked knows none.
+        UnknownTopicOrPartitionError: the broker that was asked does not know the topic.
     """
     found = sorted(client.cluster.partitions_for_topic(topic) or ())
     if not found:
@@ -312,11 +327,11 @@ def partitions_of(client: AIOKafkaClient, topic: str) -> list[TopicPartition]:
 
 
 async def leaders(client: AIOKafkaClient, options: dict[str, Any], topics: list[str]) -> dict[TopicPartition, int]:
-    """Who leads each partition, as most of the brokers say that have it: the node's number.
+    """Return the node that leads each partition, according to most of the brokers that have the partition.
 
-    A broker that is cut off from the others does not know that it leads no more, and what it says of its partitions is
-    old. Of two brokers one is enough, as nobody could read otherwise while the other one is away. A partition of which
-    too few say the same is left out.
+    A broker that is cut off from the others does not know that it is not the leader any more, and its partitions' data
+    is old. If a partition is on two brokers, the vote of one is enough. Otherwise nobody could read while the other one
+    is away. A partition is left out if too few brokers agree.
     """
     votes: dict[TopicPartition, Counter[int]] = {}
     sizes: dict[TopicPartition, int] = {}

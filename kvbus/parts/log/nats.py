@@ -1,9 +1,9 @@
-"""A log in NATS JetStream: a stream for records, and one for pointers. Needs the extra ``nats``.
+"""A log in NATS JetStream, with one stream for records and one for pointers. It needs the extra ``nats``.
 
-A record's subject is the stream's key. A message holds the records of one append. Each is published only if the newest
-message of its subject is the one that the writer expects: whoever claims the stream puts a message without records
-there, and the former writer's next one is refused. A message has an id, so one that is sent again because nothing was
-heard of it is there once.
+A record's subject is the key of kvbus's stream. A message holds the records of one append. JetStream stores a message
+only if the newest message of its subject is the one that the writer expects. A writer that claims the stream puts a
+message without records there. So JetStream refuses the former writer's next message. Each message has an id. So a
+message that is sent again after a lost answer is stored only once.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from kvbus.parts.log.nats_reader import AFTER, SHIFT, NatsReader
 from kvbus.parts.log.place import REQUEST, NatsPlace, insisted
 
 MOST_BYTES: Final = 768 * 1024
-"""Of a message with several records: servers take 1 MiB as a rule."""
+"""Maximum bytes of a message with several records. Servers usually accept 1 MiB."""
 
 MAX_REQUESTS: Final = 64
-"""Pointers asked for at once."""
+"""Maximum number of pointers requested at once."""
 
 
 class _MovedError(Exception):
-    """Something else came before a message."""
+    """The newest message of the subject is not the expected one."""
 
 
 class NatsWriter:
-    """See :class:`~kvbus.parts.log.contract.Writer`."""
+    """A writer of one stream in NATS; see :class:`~kvbus.parts.log.contract.Writer`."""
 
     def __init__(self, place: NatsPlace, key: str, former: dict[str, int]) -> None:
         self.epoch = 0
@@ -61,12 +61,13 @@ class NatsWriter:
         self._pointer = 0
         """Sequence of the stream's pointer."""
         self._over: FencedError | UnavailableError | None = None
-        """Why the turn is over."""
+        """Why the turn is over; None while it lasts."""
 
     async def claim(self) -> None:
-        """Put the pointer of the next epoch, and then a message that fences whoever had the stream.
+        """Put the pointer of the next epoch, and then a message that fences the former writer.
 
-        The records are looked at before the pointer: who has the newer pointer has the newer message, too.
+        The newest record is looked up before the pointer. So the writer with the newer pointer also has the newer
+        message.
         """
         while True:
             newest, _ = await newest_of(self._link, self._place.keys.stream, self._key)
@@ -84,7 +85,7 @@ class NatsWriter:
             return
 
     async def append(self, records: Sequence[bytes]) -> int:
-        """Append them by one message, or by several where they are large."""
+        """Append the records in one message, or in several messages if they are large."""
         position = START
         for group in _groups(records):
             data = msgspec.msgpack.encode(group)
@@ -97,7 +98,10 @@ class NatsWriter:
         self._pointer = await self._own(self._place.pointers, write_pointer(pointer), self._pointer)
 
     async def keeps(self, position: int) -> bool:
-        """Ask for the stream's first sequence: what is limited is the whole stream."""
+        """Return whether the log still has this position.
+
+        JetStream's limits apply to all subjects of a stream together, so the stream's first sequence tells.
+        """
         info = await self._link.api(f"STREAM.INFO.{self._place.keys.stream}")
         return bool(info["state"]["first_seq"] <= position >> SHIFT)
 
@@ -115,7 +119,7 @@ class NatsWriter:
             raise
 
     async def _why(self) -> FencedError | UnavailableError:
-        """Why the newest message is another one: somebody has the stream, or the server has lost messages."""
+        """Return why another message is the newest one: a writer has claimed the stream, or messages were lost."""
         at, data = await newest_of(self._link, self._place.pointers, self._key)
         pointer = _pointer(data)
         if at == self._pointer or not at or (pointer is not None and pointer.epoch < self.epoch):
@@ -150,7 +154,7 @@ class NatsWriter:
 
 
 async def newest_of(link: Link, stream: str, key: str) -> tuple[int, bytes]:
-    """Sequence and data of the newest message of a stream's key; 0 where there is none."""
+    """Return the sequence and the data of the newest message of a key in a stream; 0 and no data if there is none."""
     subject = f"$JS.API.STREAM.MSG.GET.{stream}"
     wanted = msgspec.json.encode({"last_by_subj": f"{stream}.{key}"})
 
@@ -167,7 +171,7 @@ async def newest_of(link: Link, stream: str, key: str) -> tuple[int, bytes]:
 
 
 def _pointer(data: bytes) -> Pointer | None:
-    """The pointer in a message; None where it was erased, or is none."""
+    """Return the pointer in a message; None if it was erased, or is not a pointer."""
     with contextlib.suppress(ValueError):
         return read_pointer(data)
     return None
@@ -186,20 +190,20 @@ def _groups(records: Sequence[bytes]) -> Iterator[list[bytes]]:
 
 
 class NatsLog:
-    """See :class:`~kvbus.parts.log.contract.Log`.
+    """A log in NATS; see :class:`~kvbus.parts.log.contract.Log`.
 
     Args:
-        place: where it is. Both streams have to be there.
+        place: the servers and the stream. Both streams have to exist.
     """
 
     def __init__(self, place: NatsPlace) -> None:
         self._place = place
         self.refused: Refused = Refused(maxlen=MAX_REFUSED)
         self._former: dict[str, int] = {}
-        """By key: the epoch of a turn that has failed, which the server may have lost."""
+        """By key: the epoch of a turn that has failed. The server may have lost it."""
 
     async def claim(self, key: str) -> NatsWriter:
-        """Put the next pointer, and a message that fences."""
+        """Put the next pointer, and a message that fences the former writer."""
         writer = NatsWriter(self._place, key, self._former)
         try:
             await writer.claim()
@@ -209,9 +213,9 @@ class NatsLog:
         return writer
 
     async def pointers(self, key: str | None = None) -> dict[str, Pointer]:
-        """Ask for the newest message of each subject of the stream of pointers, or of one.
+        """Return the pointers in the newest messages of all subjects of the stream of pointers, or of one subject.
 
-        JetStream's API answers in JSON, whatever somebody has put into subjects and headers.
+        This uses JetStream's API. It answers in JSON, whatever other clients have put into subjects and headers.
         """
         found: dict[str, Pointer] = {}
         link = Link(self._place)
@@ -238,7 +242,7 @@ class NatsLog:
                 return [subject.removeprefix(prefix) for subject in found]
 
     async def read(self, starts: Mapping[str, int]) -> NatsReader:
-        """Read the whole stream by one consumer, from the first of these positions on."""
+        """Read the complete JetStream stream with one consumer, from the lowest of these positions on."""
         reader = NatsReader(self._place, starts)
         try:
             await reader.ends()
@@ -248,4 +252,4 @@ class NatsLog:
         return reader
 
     async def close(self) -> None:
-        """Writers and readers have connections of their own."""
+        """Do nothing: writers and readers have their own connections."""

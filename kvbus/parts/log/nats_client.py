@@ -1,4 +1,4 @@
-"""NATS as the log finds it: a connection that is made again, why a server refuses, and the answers of JetStream."""
+"""Connect to NATS again and again, report why a server refuses kvbus, and return the answers of JetStream."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from kvbus.parts.log.place import NatsPlace, causes, probed, refusal
 from kvbus.transport.tls_files import TlsFileError
 
 ATTEMPT: Final = 2.0
-"""Seconds that a server has to connect, or to answer once."""
+"""Timeout for connecting to a server, and for one answer, in seconds."""
 
 STOP: Final = 2.0
-"""Seconds that a connection has to close."""
+"""Timeout for closing a connection, in seconds."""
 
 WRONG_SEQUENCE: Final = {10070, 10071}
-"""JetStream's code for a message before which something else came."""
+"""JetStream's error codes for a message whose subject has another newest message than expected."""
 
 NO_MESSAGE: Final = 10037
-"""JetStream's code where a stream has no such message."""
+"""JetStream's error code if a stream does not have the message."""
 
 CODES: Final = {
     10014: (UNREACHABLE, "the consumer has gone"),
@@ -39,7 +39,7 @@ CODES: Final = {
     10059: ("stream_missing", "there is no such stream"),
     10077: ("stream_full", "the stream is full, and discards what is new"),
 }
-"""By JetStream's code of the error: the reason, and the same as a sentence."""
+"""By JetStream's error code: the reason for counters, and a sentence for people."""
 
 SAYS: Final = {
     "authorization violation": ("authentication_failed", "authentication failed: no such user, or its password"),
@@ -48,27 +48,28 @@ SAYS: Final = {
     "secure connection not available": ("tls_failed", "no TLS: the server has none at this port"),
     "certificate required": ("client_certificate_refused", "the server wants a certificate of kvbus's own"),
 }
-"""By what an error says, in small letters."""
+"""By a part of an error's text in lower case: the reason for counters, and a sentence for people."""
 
 
 class Link:
-    """A connection for one turn, or one reader, which is made again when it was lost.
+    """A connection for one turn or one reader. It is opened again after it was lost.
 
     Args:
-        place: where the servers are; files are read for each connection.
+        place: the servers. The files of TLS and authentication are read for each connection.
     """
 
     def __init__(self, place: NatsPlace) -> None:
         self._place = place
         self._client: Client | None = None
         self._violation: Exception | None = None
-        """What was not allowed: the server says so by the way, and then does not answer."""
+        """The permission error that the server has reported. The server reports it separately, and never answers the
+        request."""
 
     async def client(self) -> Client:
-        """The connection.
+        """Return the connection. Open it if it is not open.
 
         Raises:
-            UnavailableError: there is none.
+            UnavailableError: no server can be reached.
         """
         if self._client is not None and self._client.is_connected:
             return self._client
@@ -87,7 +88,10 @@ class Link:
         secured = tls is None
 
         class Handshake(ssl.SSLObject):
-            """Tell whether the server speaks TLS. nats-py goes on in clear with a server that does not want it."""
+            """A handshake that notes that the server speaks TLS.
+
+            nats-py continues in clear if the server does not want TLS.
+            """
 
             def do_handshake(self) -> None:
                 nonlocal secured
@@ -119,7 +123,7 @@ class Link:
             raise
         if self._client is client and client.is_connected and secured:
             return client
-        await self._end(client)  # if it was closed meanwhile: before there is a socket, its own close ends nothing
+        await self._end(client)  # it may have been closed meanwhile: a close has no effect before there is a socket
         raise errors.Error("the server ended the connection") if secured else errors.SecureConnWantedError
 
     async def _heard(self, error: Exception) -> None:
@@ -128,10 +132,10 @@ class Link:
 
     @contextlib.asynccontextmanager
     async def said(self, seconds: float) -> AsyncIterator[None]:
-        """Give the server so long.
+        """Limit the time for the server, and raise its errors as those of the contract.
 
         Raises:
-            UnavailableError: it has not done it.
+            UnavailableError: the server refuses, has failed or has not answered in time, or a file cannot be used.
         """
         self._violation = None
         try:
@@ -146,11 +150,11 @@ class Link:
             raise found from error
 
     async def ask(self, subject: str, data: bytes, seconds: float, headers: dict[str, str] | None = None) -> Any:
-        """What JetStream answers.
+        """Send a request to JetStream, and return the answer.
 
         Raises:
-            APIError: it does not do it.
-            UnavailableError: it does not answer.
+            APIError: JetStream refuses the request.
+            UnavailableError: JetStream does not answer.
         """
         client = await self.client()
         try:
@@ -158,7 +162,8 @@ class Link:
                 answer = await client.request(subject, data, timeout=seconds, headers=headers)
         except UnavailableError as error:
             if isinstance(error.__cause__, TimeoutError):
-                await self.close()  # the server may be cut off from those that would answer: another one is next
+                # this server may be cut off from the servers that would answer, so the next one is tried
+                await self.close()
             raise
         said = json.loads(answer.data)
         if "error" in said:
@@ -166,10 +171,10 @@ class Link:
         return said
 
     async def api(self, subject: str, seconds: float = ATTEMPT, **request: Any) -> Any:
-        """What JetStream's API answers to a request.
+        """Send a request to JetStream's API, and return the answer.
 
         Raises:
-            UnavailableError: it does not answer, or not with what was asked for.
+            UnavailableError: JetStream does not answer, or refuses the request.
         """
         try:
             return await self.ask(f"$JS.API.{subject}", json.dumps(request).encode(), seconds)
@@ -177,19 +182,19 @@ class Link:
             raise _named(error) from error
 
     async def close(self) -> None:
-        """Close the connection. Whatever goes wrong, nobody needs it any more."""
+        """Close the connection. Errors are ignored, because the connection is not needed any more."""
         client, self._client = self._client, None
         if client is not None:
             await self._end(client)
 
     @staticmethod
     async def _end(client: Client) -> None:
-        """Close a connection, in the background if the server takes nothing for so long."""
+        """Close a connection. If the server does not read for too long, closing continues in the background."""
         await close_within(client.close(), STOP)
 
 
 def refused(error: APIError) -> UnavailableError:
-    """An answer of JetStream in the words of the contract."""
+    """Return the contract's error for an error of JetStream."""
     return _named(error)
 
 

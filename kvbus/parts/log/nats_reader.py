@@ -1,4 +1,4 @@
-"""Reading a log in NATS JetStream: messages pulled by a consumer that acknowledges nothing, and the records in them."""
+"""Read a log in NATS JetStream: pull messages with a consumer that acknowledges nothing, and decode their records."""
 
 from __future__ import annotations
 
@@ -19,42 +19,44 @@ from kvbus.parts.log.nats_client import NO_MESSAGE, Link, refused
 from kvbus.parts.log.place import REQUEST, NatsPlace, insisted
 
 SHIFT: Final = 10
-"""Bits of a position behind the message's sequence: which of its records it is."""
+"""Low bits of a position: the record's index in its message. The message's sequence is above them."""
 
 MOST: Final = 64
-"""Messages asked for at once."""
+"""Maximum number of messages requested at once."""
 
 IDLE: Final = 60
-"""Seconds for which the server keeps the place of a reader that asks for nothing."""
+"""Seconds for which the server keeps the consumer of a reader that requests nothing."""
 
 CREATE: Final = 1.0
-"""Seconds in which a consumer is made, or another one is tried: for a minute servers are given one that are away."""
+"""Timeout for creating a consumer, in seconds. Then another one is tried: for a minute, NATS may still place a consumer
+on a server that is away."""
 
 HEARTBEAT: Final = 1
-"""Seconds without a message after which the server says that it is still asked. What keeps a reader's place is one of
-several servers, and may be another one than that of its connection: nobody says that it went."""
+"""Seconds without a message after which the server confirms that it still has the request. The consumer is kept by one
+of several servers, which may not be the server of the reader's connection. So the reader would otherwise not notice
+that it is gone."""
 
 SILENCE: Final = 3.0
-"""Seconds without a message or heartbeat after which the connection is made again. nats-py stops reading, and says
-nothing of it, at a message whose subject or headers it cannot decode."""
+"""Seconds without a message or heartbeat after which kvbus connects again. If nats-py cannot decode a message's subject
+or headers, it stops reading without reporting this."""
 
 MAX_SINGLE: Final = 1000
-"""Messages that are asked for one by one after a connection has broken: one of them may be what broke it."""
+"""Messages that are requested one by one after a connection has broken, because one of them may have broken it."""
 
 AFTER: Final = "Nats-Expected-Last-Subject-Sequence"
-"""Header of a message: the sequence of the newest one of its subject when it was appended."""
+"""Header of a message: the sequence of its subject's newest message when it was appended."""
 
 ANOTHER: Final = 0.5
-"""Seconds before another consumer is made where one gives messages that do not follow on each other."""
+"""Seconds before another consumer is created after one has returned messages that contradict each other."""
 
 MOST_TIMES: Final = 20
-"""Consumers that are made for one such message, each at any of the stream's servers."""
+"""Maximum number of consumers created for one such message. Each may be on any of the stream's servers."""
 
 MAX_DIGITS: Final = 20
-"""Of a sequence in a header."""
+"""A sequence in a header is ignored if it has this many digits or more."""
 
 SOON: Final = 0.01
-"""Seconds for a message that is there."""
+"""Seconds to wait for a message that has already arrived."""
 
 
 class Message(NamedTuple):
@@ -65,7 +67,7 @@ class Message(NamedTuple):
         subject: its subject.
         data: its payload.
         time: when the server got it, in seconds since 1970.
-        after: what its header :data:`AFTER` says; empty if it has none.
+        after: the value of its header :data:`AFTER`; empty if it has none.
     """
 
     sequence: int
@@ -97,7 +99,10 @@ _records: Final = msgspec.msgpack.Decoder(list[bytes])
 
 
 def records_of(data: bytes) -> list[bytes]:
-    """The records of a message; one that fences has none. Any other message is given as one record, which is none."""
+    """Return the records of a message.
+
+    A message that fences has no records. Any other content is returned as one record, which cannot be decoded.
+    """
     with contextlib.suppress(msgspec.MsgspecError, RecursionError):
         records = _records.decode(data) if data else []
         if len(records) <= 1 << SHIFT:
@@ -106,11 +111,11 @@ def records_of(data: bytes) -> list[bytes]:
 
 
 class Pulled:
-    """The messages of a stream from a sequence on, asked for as they are wanted.
+    """The messages of a stream from a sequence on. They are requested when the reader wants them.
 
     Args:
         link: the connection.
-        stream: its name.
+        stream: the stream's name.
         start: the first sequence.
     """
 
@@ -118,34 +123,35 @@ class Pulled:
         self._link = link
         self._stream = stream
         self._newest: dict[str, int] = {}
-        """By subject: the sequence of what was taken last."""
+        """By subject: the sequence of the last message taken."""
         self._contradicted = 0
-        """The last sequence at which a message did not follow on the one before."""
+        """The last sequence at which a message contradicted the messages before it."""
         self._times = 0
-        """That this was so."""
+        """Number of consumers that returned that contradiction."""
         self._believed = ""
-        """The consumer that is believed: others have said the same."""
+        """Name of the consumer whose messages are accepted, because the other consumers returned the same
+        contradiction."""
         self._deleted: set[int] = set()
-        """Sequences of which the stream's leader has said that they were deleted."""
+        """Sequences that were deleted, according to the stream's leader."""
         self.next = start
-        """The sequence that comes next, as far as is known."""
+        """The next sequence, as far as is known."""
         self.back: int | None = None
-        """What comes next begins again at this sequence: the stream is another one than before, and has begun at 1, or
-        what was taken behind it is not what the stream has."""
+        """The sequence at which reading begins again; None if it continues. Reading begins again if the stream was
+        created anew, or if messages that were taken from this sequence on are not those of the stream."""
         self._created = ""
-        """When the stream was."""
+        """When the stream was created."""
         self._inbox: Subscription | None = None
         self._client: Any = None
         self._name = ""
         self._taken = 0
-        """Messages of this consumer."""
+        """Number of messages that came from this consumer."""
         self._asked = 0
-        """Messages that may still come of what was asked for."""
+        """Number of messages that may still come for the last request."""
         self._heard = 0.0
-        """When anything came of it."""
+        """When the last request was sent, or the last message or status came for it."""
         self._single = 1
-        """Messages that are still to be asked for one by one. The first one is: a reader that has no permission for it
-        is refused at once, and not when a message breaks its connection."""
+        """Number of messages that are still requested one by one. It begins with 1, so that a reader without the
+        permission for this is refused at once, and not when a message breaks its connection."""
 
     async def _begin(self) -> tuple[Any, Subscription]:
         client = await self._link.client()
@@ -154,7 +160,8 @@ class Pulled:
         state = await self._state()
         config = {
             "deliver_policy": "by_start_sequence",
-            "opt_start_seq": min(max(1, self.next), state["last_seq"] + 1),  # it may have lost its newest ones
+            # the stream may have lost its newest messages
+            "opt_start_seq": min(max(1, self.next), state["last_seq"] + 1),
             "ack_policy": "none",
             "filter_subject": f"{self._stream}.>",
             "inactive_threshold": IDLE * 10**9,
@@ -174,14 +181,14 @@ class Pulled:
         return client, inbox
 
     async def _state(self) -> Any:
-        """Ask for the stream's state. If it is another stream than before, read it from its beginning."""
+        """Return the stream's state. If the stream was created anew, read it from its beginning."""
         subject = f"STREAM.INFO.{self._stream}"
         try:
             info = await self._link.api(subject)
         except UnavailableError as error:
             if error.reason != UNREACHABLE:
                 raise
-            await self._break_off()  # nats-py may have stopped reading, and not the server
+            await self._break_off()  # the server may be up, and nats-py may have stopped reading
             info = await self._link.api(subject)
         if self._created not in {"", info["created"]}:
             self.next = self.back = 1
@@ -190,10 +197,10 @@ class Pulled:
         return info["state"]
 
     async def take(self, seconds: float) -> list[Message]:
-        """Take the next messages; none if none has come for so long.
+        """Return the next messages; an empty list if none has come within ``seconds``.
 
         Raises:
-            UnavailableError: nothing was taken.
+            UnavailableError: no message was taken.
         """
         try:
             return await self._following(await self._next(seconds))
@@ -218,9 +225,9 @@ class Pulled:
         await self._link.close()
 
     async def _ask(self) -> list[Message]:
-        """Ask for the next messages through JetStream's API, whose answers are JSON whatever is in a message.
+        """Request the next messages through JetStream's API, which answers in JSON whatever a message contains.
 
-        Each request is for the first message from a sequence on, so that deleted ones cost nothing.
+        Each request is for the first message from a sequence on. So deleted messages need no extra requests.
         """
         state = await self._state()
         begin = max(self.next, state["first_seq"])
@@ -256,7 +263,8 @@ class Pulled:
                 while not found or inbox.pending_msgs:
                     message = await inbox.next_msg(max(SOON, until - now()))
                     self._heard = now()
-                    if message.subject == inbox.subject and message.headers:  # from the server, not from the stream
+                    # a status of the server, not a message of the stream
+                    if message.subject == inbox.subject and message.headers:
                         self._judge(message.headers.get("Status", ""))
                         continue
                     found.append(self._count(message))
@@ -265,11 +273,12 @@ class Pulled:
         return found
 
     async def _following(self, found: list[Message]) -> list[Message]:
-        """What of it follows on what was taken before; what does not is read again, by another consumer.
+        """Return the messages that follow the messages taken before. The others are read again, from another consumer.
 
-        A message says which one of its subject was the newest before it. A server that the network had cut off may
-        have others under the same sequences as its peers, for good (seen with nats-server 2.9.10: it kept a message
-        that its peers got once more later, and lacked one behind that). Nobody says so, and a consumer may be there.
+        A message names the message of its subject that was the newest one before it. A server that was cut off by the
+        network may have other messages than its peers under the same sequences, permanently. This was seen with
+        nats-server 2.9.10: the server kept a message that its peers got again later, and lacked a later message. No
+        server reports this, and a consumer may be on such a server.
         """
         for number, message in enumerate(found):
             at, said = message.sequence, message.after
@@ -287,7 +296,7 @@ class Pulled:
         return found
 
     async def _contradicts(self, at: int, after: int, before: int) -> bool:
-        """Whether a message is not taken because it comes after another one than was taken before."""
+        """Return whether a message is rejected because it names another predecessor than the message that was taken."""
         if self._believed == self._name:
             return False
         if at > self._contradicted:
@@ -303,7 +312,7 @@ class Pulled:
         return after < before
 
     def begin_again(self) -> None:
-        """Have another consumer, from the next message on."""
+        """Create another consumer at the next read, from the next message on."""
         self._inbox = None
         self._newest = {subject: newest for subject, newest in self._newest.items() if newest < self.next}
 
@@ -311,7 +320,7 @@ class Pulled:
         if status == "100":  # a heartbeat
             return
         self._asked = 0
-        if status != "408":  # of which nothing more comes; any other one says that there is nobody to ask
+        if status != "408":  # with 408 the request has expired; with any other status the consumer is gone
             raise UnavailableError(f"the consumer has gone ({status})")
 
     def _count(self, message: Msg) -> Message:
@@ -324,9 +333,9 @@ class Pulled:
         return Message(said.sequence.stream, message.subject, message.data, said.timestamp.timestamp(), after)
 
     async def bounds(self) -> tuple[int, int]:
-        """The first sequence that the stream has, and the one that comes behind its last.
+        """Return the first sequence that the stream has, and the sequence after its last one.
 
-        The stream's leader says so: a consumer may be at a server that is behind.
+        They come from the stream's leader, because a consumer may be on a server that lags.
         """
         state = await self._state()
         end: int = state["last_seq"] + 1
@@ -334,7 +343,7 @@ class Pulled:
 
 
 class NatsReader:
-    """See :class:`~kvbus.parts.log.contract.Reader`."""
+    """A reader of streams in NATS; see :class:`~kvbus.parts.log.contract.Reader`."""
 
     def __init__(self, place: NatsPlace, starts: Mapping[str, int]) -> None:
         self._place = place
@@ -345,7 +354,7 @@ class NatsReader:
         self.pulled = Pulled(self._link, place.keys.stream, min(starts.values(), default=START) >> SHIFT)
 
     async def take(self, seconds: float) -> list[Entry]:
-        """Take what was asked for, and ask again."""
+        """Return the records in the next messages. Request more messages if necessary."""
         time = asyncio.get_running_loop().time
         until = time() + seconds
         while True:
@@ -367,15 +376,15 @@ class NatsReader:
                 yield Entry(key, position, data, message.time)
 
     async def ends(self) -> dict[str, int]:
-        """Behind the stream's newest message."""
+        """Return the position after the newest message, for each stream."""
         first, end = await self.pulled.bounds()
         if self.pulled.next > end:
-            self.pulled.begin_again()  # what was taken is lost, and others come under its sequences
+            self.pulled.begin_again()  # the messages that were taken are lost, and new messages get their sequences
         self._first = first << SHIFT
         return dict.fromkeys(self._starts, end << SHIFT)
 
     async def reached(self, key: str) -> int:
-        """Where the consumer is, or what is kept begins."""
+        """Return the consumer's position, or the first position that the stream still has, if that is higher."""
         del key
         return max(self.pulled.next << SHIFT, self._first)
 

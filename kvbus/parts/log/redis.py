@@ -1,12 +1,12 @@
-"""A log in Redis or Valkey: a stream and a hash for each stream of kvbus. Needs the extra ``redis``.
+"""A log in Redis or Valkey, with a stream and a hash for each stream of kvbus. It needs the extra ``redis``.
 
-The hash holds the pointer, and the token of the turn that may write. Every change is a script, which checks that token
-first: whoever has another one is fenced. It also checks that the newest record is the one that the writer has appended
-last. So an append that is repeated because nothing was heard of it changes nothing, and a server that has lost records
-(a replica took over, or it began again without them) is noticed, and gets the state again.
+The hash holds the pointer, and the token of the turn that may write. Every change is a script. It first compares the
+token, so a writer with a former token is fenced. It also checks that the newest record is the one that the writer has
+appended last. So an append that is repeated after a lost answer changes nothing. And kvbus notices that a server has
+lost records, because a replica took over or the server restarted without them. It then appends the state again.
 
-A position is the server's clock in microseconds, or more where a record has it already: it ascends along a stream even
-where the server has forgotten what it had.
+A position is the server's clock in microseconds. If a record has that position or a higher one already, the next higher
+number is used. So positions ascend along a stream even if the server has lost its records.
 """
 
 from __future__ import annotations
@@ -35,29 +35,30 @@ from kvbus.parts.log.place import REQUEST, RedisPlace, insisted
 from kvbus.parts.log.redis_client import connected, is_of_wrong_type, names, opened, said, seen, stop
 
 KEEP: Final = 86_400
-"""Seconds for which the server knows the pointer, or the erasure, of a stream that nobody writes."""
+"""Seconds for which the server keeps the pointer, or the erasure, of a stream that has no writer."""
 
 REPLICATED: Final = 2.0
-"""Seconds in which a replica has to have a claim."""
+"""Seconds within which a replica has to confirm a claim."""
 
 MOST: Final = 64
-"""Records of one stream taken at once."""
+"""Maximum number of records read from one stream at once."""
 
 BEHIND: Final = 16
-"""Streams that are taken at once of those with more than that waiting."""
+"""Maximum number of lagging streams that are read at once. The last read of such a stream returned :data:`MOST`
+records."""
 
 MAX_DIGITS: Final = 17
-"""Of a number that a hash has."""
+"""A number in a hash is ignored if it has this many digits or more."""
 
 FENCED: Final = -1
 LOST: Final = -2
-"""What scripts return instead of a position."""
+"""Results of scripts instead of a position: the writer is fenced, or the server has lost records."""
 
 READ: Final = """
 local found = redis.call('HMGET', KEYS[2], 'epoch', 'last')
 return {found[1] or '', found[2] or ''}
 """
-"""What the hash says of the newest epoch and the newest position, each empty where it says nothing."""
+"""A script that returns the newest epoch and the newest position in the hash, each empty if the hash has none."""
 
 CLAIM: Final = """
 local found = redis.call('HMGET', KEYS[2], 'epoch', 'last')
@@ -68,9 +69,9 @@ redis.call('HSETNX', KEYS[2], 'position', 0)
 redis.call('EXPIRE', KEYS[2], ARGV[5])
 return tonumber(newest)
 """
-"""Keys: records, pointer. A token, the epoch and the newest position as they were read, the next epoch, seconds, that
-position as a number. Returns the newest position, or 0.
-"""
+"""A script that claims a stream. Keys: the records, the pointer. Arguments: a token, the epoch and the newest position
+as they were read, the next epoch, the seconds to keep the pointer, and the newest position as a number. It returns the
+newest position, 0 without records, or -1 if the epoch or the newest position has changed since it was read."""
 
 OWN: Final = """
 local token = redis.call('HGET', KEYS[2], 'token')
@@ -98,7 +99,8 @@ redis.call('EXPIRE', KEYS[2], ARGV[5])
 return at
 """
 )
-"""A token, the newest position, one that all have to be above, seconds for records and pointer, and the records."""
+"""A script that appends. Arguments: a token, the newest position, a position that all records have to be above, the
+seconds to keep the records and the pointer, and the records. It returns the last record's position."""
 
 POINT: Final = (
     OWN
@@ -110,14 +112,15 @@ redis.call('XTRIM', KEYS[1], 'MINID', string.format('%.0f-0', math.max(0, math.m
 return 0
 """
 )
-"""A token, the pointer's epoch, seq and position, and seconds: what is older than they say and before it goes."""
+"""A script that puts the pointer. Arguments: a token, the pointer's epoch, seq and position, and seconds. It deletes
+the records that are older than these seconds and before the pointer's position."""
 
 KEEPS: Final = "return #redis.call('XRANGE', KEYS[1], ARGV[2], ARGV[2])"
-"""A token, and the id of a record. Returns how many there are of it."""
+"""A script. Arguments: a token, and the id of a record. It returns the number of records with this id, 0 or 1."""
 
 
 def _number(text: bytes) -> int:
-    """A number of a hash, exact in the scripts, too; 0 where it is none."""
+    """Return a number from a hash; 0 if it is not a number, or scripts cannot represent it exactly."""
     found = int(text) if text.isdigit() and len(text) < MAX_DIGITS else 0
     return found if found < 2**53 else 0
 
@@ -131,7 +134,7 @@ def _judged(found: int) -> int:
 
 
 class RedisWriter:
-    """See :class:`~kvbus.parts.log.contract.Writer`."""
+    """A writer of one stream in Redis; see :class:`~kvbus.parts.log.contract.Writer`."""
 
     def __init__(self, place: RedisPlace, client: Redis, key: str, former: dict[str, tuple[int, int]]) -> None:
         self.epoch = 0
@@ -144,10 +147,13 @@ class RedisWriter:
         self._token = uuid4().hex
         self._newest = self._floor = 0
         self._over: FencedError | UnavailableError | None = None
-        """Why the turn is over."""
+        """Why the turn is over; None while it lasts."""
 
     async def claim(self) -> None:
-        """Begin the turn. Whatever stands in the hash is read here: a script that reads it could fail for ever."""
+        """Start the turn.
+
+        The values in the hash are parsed here, because a script that parses a bad one would fail each time.
+        """
         former, floor = self._former.get(self._key, (0, START))
         moved = True
         while moved:
@@ -159,9 +165,12 @@ class RedisWriter:
         await insisted(self._replicated)
 
     async def _replicated(self, seconds: float) -> None:
-        """See that a replica knows the epoch, if there is one: else who takes over may hand it out again.
+        """Wait until a replica has the epoch, if there is a replica.
 
-        What is waited for are all writes up to the newest one of the connection, which need not be the claim's.
+        Otherwise a replica that takes over could hand it out again.
+
+        WAIT covers only the writes of its own connection. The claim may have used another one, so this writes again
+        before WAIT.
         """
         async with said(self._place, seconds):
             role: Any = await self._client.role()
@@ -174,16 +183,16 @@ class RedisWriter:
             raise UnavailableError("no replica has heard of the new epoch", "too_few_replicas")
 
     async def append(self, records: Sequence[bytes]) -> int:
-        """Append all of them, or none."""
+        """Append all records, or none of them."""
         self._newest = await self._changed(APPEND, self._newest, self._floor, self._retention, KEEP, *records)
         return self._newest
 
     async def point(self, pointer: Pointer) -> None:
-        """Put the pointer, and let go of what has been kept long enough before it."""
+        """Put the pointer. Delete records before it that were kept for the retention time."""
         await self._changed(POINT, pointer.epoch, pointer.seq, pointer.position, self._retention)
 
     async def keeps(self, position: int) -> bool:
-        """Look for the record there, which goes before any behind it."""
+        """Return whether the log has the record at this position. Older records are deleted before it."""
         return bool(await self._run(KEEPS, f"{position}-0"))
 
     async def _changed(self, script: str, *args: Any) -> int:
@@ -213,7 +222,7 @@ class RedisWriter:
 
 
 class RedisReader:
-    """See :class:`~kvbus.parts.log.contract.Reader`."""
+    """A reader of streams in Redis; see :class:`~kvbus.parts.log.contract.Reader`."""
 
     def __init__(self, place: RedisPlace, starts: Mapping[str, int], refused: Refused) -> None:
         self._place = place
@@ -222,20 +231,22 @@ class RedisReader:
         self._keys = {names(place, key)[0].encode(): key for key in starts}
         self._next = {name: starts[key] for name, key in self._keys.items()}
         self._behind = dict.fromkeys(self._next)
-        """Streams of which more may wait than was taken, in turn."""
+        """Lagging streams, which may have more records than were taken, in the order in which they are read."""
         self._wrong: dict[bytes, None] = {}
-        """Streams whose keys hold something else. Each take asks for one of them, in turn."""
+        """Streams whose keys hold another type. Each `take` checks the next one of them again."""
         self._asked = 0
-        """Times that somebody asked where the log ends."""
+        """Number of calls of :meth:`ends`."""
         self._level = dict.fromkeys(self._next, -1)
-        """By stream: the newest such question before which everything was taken."""
+        """By stream: the newest call of :meth:`ends` whose records were all taken; -1 if the stream lags."""
 
     @contextlib.asynccontextmanager
     async def client(self, seconds: float = REQUEST) -> AsyncIterator[Redis]:
-        """The connection, with so many seconds for what it is for; whoever is the primary may be another one then.
+        """Yield the connection to the primary, for up to ``seconds``.
+
+        If the server fails, the connection is closed, because another server may be the primary now.
 
         Raises:
-            UnavailableError: the server has not done it.
+            UnavailableError: the server refuses, or has not answered in time.
         """
         try:
             async with said(self._place, seconds):
@@ -247,7 +258,10 @@ class RedisReader:
             raise
 
     async def take(self, seconds: float) -> list[Entry]:
-        """Take what is there of the streams that are level, and of some that are behind; wait only if none is."""
+        """Take records of the streams that are level, and of some lagging ones.
+
+        Wait for records only if no stream lags.
+        """
         await self._look_again()
         while True:
             some = list(self._behind)[:BEHIND]
@@ -275,7 +289,7 @@ class RedisReader:
                 return found
 
     async def _judge(self, names: Iterable[bytes]) -> None:
-        """Leave out the streams whose keys hold something else: one of them, and the server reads none at all."""
+        """Leave out the streams whose keys hold another type: with such a key, the server would read no stream."""
         async with self.client() as client:
             asked = client.pipeline(transaction=False)
             for name in names:
@@ -288,7 +302,7 @@ class RedisReader:
                     raise answer
 
     async def _look_again(self) -> None:
-        """See whether the next one of those keys holds a stream again."""
+        """Check whether the next one of these keys holds a stream again."""
         if self._wrong:
             name = next(iter(self._wrong))
             del self._wrong[name]
@@ -304,15 +318,21 @@ class RedisReader:
             yield Entry(self._keys[name], position, fields.get(b"r", b""), position / 1_000_000)
 
     async def ends(self) -> dict[str, int]:
-        """Number the question: a stream is level when the server had no more of it afterwards.
+        """Return the number of this call as each stream's mark.
 
-        The hash names the newest position, too. Its writer may write anything there, and nobody would ever be level.
+        It is reached once the server has no more records of the stream.
+
+        The hash also has the newest position. But its writer could write any number there, and then no reader would be
+        level.
         """
         self._asked += 1
         return dict.fromkeys(self._keys.values(), self._asked)
 
     async def reached(self, key: str) -> int:
-        """The newest question that was answered. A key that holds no stream has nothing to be taken."""
+        """Return the number of the newest call of :meth:`ends` whose records were all taken.
+
+        A key that does not hold a stream has no records to take.
+        """
         name = names(self._place, key)[0].encode()
         return self._asked if name in self._wrong else self._level[name]
 
@@ -324,20 +344,20 @@ class RedisReader:
 
 
 class RedisLog:
-    """See :class:`~kvbus.parts.log.contract.Log`.
+    """A log in Redis; see :class:`~kvbus.parts.log.contract.Log`.
 
     Args:
-        place: where it is.
+        place: the servers, the database and the prefix.
     """
 
     def __init__(self, place: RedisPlace) -> None:
         self._place = place
         self.refused: Refused = Refused(maxlen=MAX_REFUSED)
         self._former: dict[str, tuple[int, int]] = {}
-        """By key: the epoch and the newest position of a turn that has failed, which the server may have lost."""
+        """By key: the epoch and the newest position of a turn that has failed. The server may have lost them."""
 
     async def claim(self, key: str) -> RedisWriter:
-        """Put a token of its own, and the next epoch, into the stream's hash."""
+        """Write a new token and the next epoch into the stream's hash."""
         async with said(self._place):
             client = await connected(self._place)
         writer = RedisWriter(self._place, client, key, self._former)
@@ -349,7 +369,7 @@ class RedisLog:
         return writer
 
     async def pointers(self, key: str | None = None) -> dict[str, Pointer]:
-        """Look through the whole database for hashes of streams, or at one."""
+        """Return the pointers in all hashes of streams in the database, or the pointer of one stream."""
         found: dict[str, Pointer] = {}
         async with opened(self._place) as client:
             if key is not None:
@@ -375,7 +395,7 @@ class RedisLog:
         return found
 
     async def read(self, starts: Mapping[str, int]) -> RedisReader:
-        """Read the streams by one connection."""
+        """Read the streams over one connection."""
         reader = RedisReader(self._place, starts, self.refused)
         try:
             async with reader.client() as client:
@@ -386,4 +406,4 @@ class RedisLog:
         return reader
 
     async def close(self) -> None:
-        """Writers and readers have connections of their own."""
+        """Do nothing: writers and readers have their own connections."""

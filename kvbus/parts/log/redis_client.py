@@ -1,4 +1,4 @@
-"""Redis or Valkey as the log finds it: one connection, why a server refuses, and the names of its keys."""
+"""Connect to Redis or Valkey, report why a server refuses kvbus, and name the keys of a stream."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from kvbus.parts.log.place import REQUEST, RedisPlace, causes, probed, refusal
 from kvbus.transport.tls_files import TlsFileError
 
 SENTINEL: Final = 2.0
-"""Seconds that one Sentinel has to answer."""
+"""Timeout for the answer of one Sentinel, in seconds."""
 
 STOP: Final = 2.0
-"""Seconds that a connection has to close."""
+"""Timeout for closing a connection, in seconds."""
 
 MOST_KEYS: Final = 500
-"""Keys looked through at once."""
+"""Number of keys that one SCAN looks at."""
 
 DENIED: Final = ("denied", "no ACL allows this")
 IN_SCRIPT: Final = "The user executing the script can't"
-"""How that begins of a command in a script, without a code."""
+"""The text of an ACL error of a command in a script. Such an error has no code."""
 
 CODES: Final = {
     "OOM": ("memory_full", "the server's memory is full"),
@@ -42,7 +42,7 @@ CODES: Final = {
     "NOAUTH": ("authentication_failed", "the server wants a password"),
     "WRONGPASS": ("authentication_failed", "authentication failed: no such user, or its password"),
 }
-"""By the code of the server's error: the reason, and the same as a sentence."""
+"""By the code of a server's error: the reason for counters, and a sentence for people."""
 
 
 class _Tls(SSLConnection):
@@ -54,13 +54,13 @@ class _Tls(SSLConnection):
 
 
 async def connected(place: RedisPlace) -> Redis:
-    """A client of the primary, with one connection; files are read for each of them.
+    """Return a client of the primary, with a single connection. The files of TLS and authentication are read again.
 
-    Where Sentinels know who that is, it stays with the one that they name now.
+    If Sentinels name the primary, the client stays connected to the server that they name now.
 
     Raises:
         TlsFileError: a file cannot be used.
-        UnavailableError, RedisError, OSError, TimeoutError: no Sentinel says who it is.
+        UnavailableError, RedisError, OSError, TimeoutError: no Sentinel names the primary.
     """
     if place.keys.sentinel is None:
         ((host, port),) = place.addresses
@@ -90,7 +90,7 @@ def _client(place: RedisPlace, host: str, port: int, database: int) -> Redis:
 
 
 async def _primary(place: RedisPlace, name: str) -> tuple[str, int]:
-    """Where the primary is, by the first Sentinel that knows it."""
+    """Return the address of the primary, from the first Sentinel that knows it."""
     unknown: Exception | None = None
     wrong: Exception | None = None
     for host, port in place.addresses:
@@ -109,12 +109,12 @@ async def _primary(place: RedisPlace, name: str) -> tuple[str, int]:
 
 
 async def stop(client: Redis) -> None:
-    """Close a client's connection. Whatever goes wrong, nobody needs it any more."""
+    """Close a client's connection. Errors are ignored, because the connection is not needed any more."""
     await close_within(client.aclose(), STOP)
 
 
 def _named(error: BaseException) -> UnavailableError:
-    """An error of the client in the words of the contract."""
+    """Return the contract's error for an error of the client."""
     for at in causes(error):
         found = refusal(at, "redis")
         if found is not None:
@@ -130,10 +130,10 @@ def _named(error: BaseException) -> UnavailableError:
 
 @contextlib.asynccontextmanager
 async def opened(place: RedisPlace) -> AsyncIterator[Redis]:
-    """A client for a while.
+    """Open a client, and close it after use.
 
     Raises:
-        UnavailableError: a file cannot be used, or no Sentinel says who the primary is.
+        UnavailableError: a file cannot be used, or no Sentinel names the primary.
     """
     async with said(place):
         client = await connected(place)
@@ -145,10 +145,10 @@ async def opened(place: RedisPlace) -> AsyncIterator[Redis]:
 
 @contextlib.asynccontextmanager
 async def said(place: RedisPlace, seconds: float = REQUEST) -> AsyncIterator[None]:
-    """Give the server so long.
+    """Limit the time for the server, and raise its errors as those of the contract.
 
     Raises:
-        UnavailableError: it has not done it.
+        UnavailableError: the server refuses, has failed or has not answered in time, or a file cannot be used.
     """
     try:
         async with asyncio.timeout(seconds):
@@ -161,12 +161,12 @@ async def said(place: RedisPlace, seconds: float = REQUEST) -> AsyncIterator[Non
 
 
 def is_of_wrong_type(answer: object) -> bool:
-    """Whether a command was refused because its key holds something else."""
+    """Return whether the server refused a command because the key holds another type."""
     return isinstance(answer, exceptions.ResponseError) and str(answer).startswith("WRONGTYPE")
 
 
 def names(place: RedisPlace, key: str) -> list[str]:
-    """The keys of a stream's records and of its pointer; what is in braces is what a cluster looks at."""
+    """Return the keys of a stream's records and of its pointer. A Redis cluster hashes only the part in braces."""
     records = f"{place.keys.prefix}:{{{key}}}"
     return [records, f"{records}:pointer"]
 
@@ -174,7 +174,10 @@ def names(place: RedisPlace, key: str) -> list[str]:
 async def seen(
     place: RedisPlace, client: Redis, kind: Literal["stream", "hash"], refused: Refused
 ) -> AsyncGenerator[list[str], None]:
-    """The keys of streams that have records (``stream``), or a pointer or an erasure (``hash``); some come twice."""
+    """Yield the keys of streams that have records (``stream``), or a pointer or an erasure (``hash``).
+
+    A key may come twice.
+    """
     before, behind = names(place, "*")[kind == "hash"].split("*")
     cursor: int | None = None
     while cursor != 0:
