@@ -98,7 +98,7 @@ class Discoverer(Protocol):
 
 @runtime_checkable
 class Carrier(Discoverer, Protocol):
-    """A discoverer that also delivers what its engines publish.
+    """A discoverer that also delivers the batches or records of its engines.
 
     The endpoints of its engines are its own, and kvbus does not dial them.
     """
@@ -112,7 +112,7 @@ class Carrier(Discoverer, Protocol):
         """Seconds since the latest time up to which everything is known to be read."""
 
     def open(self, endpoint: str, slot: int, feed: Callable[[RelayEvent], None], drained: Callable[[], None]) -> None:
-        """Hand on what an engine publishes, as the source in this slot.
+        """Hand on an engine's batches or records, as those of the source in this slot.
 
         Args:
             endpoint: the engine's endpoint, from the set that :meth:`watch` has yielded.
@@ -122,7 +122,7 @@ class Carrier(Discoverer, Protocol):
         """
 
     def close(self, slot: int) -> None:
-        """Stop handing on what the engine in this slot publishes."""
+        """Stop handing on the batches or records of the engine in this slot."""
 
 
 def publishers(endpoint: str, replay_endpoint: str | None, ranks: int) -> tuple[Publisher, ...]:

@@ -1,4 +1,4 @@
-"""Parse what vLLM and SGLang answer when they are asked where they publish.
+"""Parse the answers of vLLM and SGLang about where they publish.
 
 vLLM, ``GET /kv_event_sources``:
 

@@ -306,8 +306,8 @@ class LogStreams:
     def _alive(self, relayed: Relayed) -> bool:
         """Return whether a stream is an engine.
 
-        A stale stream is not, unless it is silent for so long that its epoch is given up. It is then an engine until
-        its end is sent.
+        A stale stream is not an engine, unless it is silent for so long that its epoch is given up. Then it is an
+        engine until its end is sent.
         """
         if relayed.over or relayed.slot is not None:
             return not relayed.over

@@ -259,7 +259,7 @@ class Relayed:
     def misses_state(self) -> bool:
         """Whether the log has a state that was not read, and nothing is known without it.
 
-        There are two cases. In the first one, records come and none is usable. In the second one, the pointer has a
+        There are two cases. In the first case, records come and none is usable. In the second case, the pointer has a
         later epoch, but its position is not after the records of an earlier epoch that were read. Positions ascend, so
         the log has lost its records and begins again.
 

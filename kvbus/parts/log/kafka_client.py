@@ -238,7 +238,7 @@ def inner(client: AIOKafkaConsumer | AIOKafkaProducer) -> AIOKafkaClient:
 
 
 def whole(of: AIOKafkaConsumer | AIOKafkaProducer) -> None:
-    """Let a client finish its first requests, even if it is cancelled.
+    """Let a client finish its first requests, even if the caller is cancelled.
 
     aiokafka would otherwise not close the connection of these requests.
     """
@@ -261,7 +261,7 @@ def whole(of: AIOKafkaConsumer | AIOKafkaProducer) -> None:
 
 
 async def stop(client: AIOKafkaConsumer | AIOKafkaProducer) -> None:
-    """Close a client's connections, and prevent that it opens new ones.
+    """Close a client's connections, and keep it from opening new ones.
 
     Closing runs in a separate task, because a client that has just begun is cancelled by its own `stop`. Errors are
     ignored, because the client is not needed any more.

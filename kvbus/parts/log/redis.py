@@ -302,7 +302,7 @@ class RedisReader:
                     raise answer
 
     async def _look_again(self) -> None:
-        """Check whether the next one of these keys holds a stream again."""
+        """Check whether the next key of another type holds a stream again."""
         if self._wrong:
             name = next(iter(self._wrong))
             del self._wrong[name]

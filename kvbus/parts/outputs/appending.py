@@ -179,7 +179,7 @@ class Appender:
         stats.queue_limit += config.queue_batches
         self._task = asyncio.get_running_loop().create_task(self._run())
 
-    # -- what comes ----------------------------------------------------------------------------------------------------
+    # -- incoming ------------------------------------------------------------------------------------------------------
 
     def publish(self, command: Publish) -> None:
         """Queue one batch, or drop it if a state has to come first.
@@ -271,7 +271,7 @@ class Appender:
             items.clear()
         self._coming = False
 
-    # -- what leaves ---------------------------------------------------------------------------------------------------
+    # -- outgoing ------------------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
         while True:
@@ -406,7 +406,7 @@ class Appender:
         now = asyncio.get_running_loop().time
         if not self._due.looks(now()):
             return
-        kept = True  # assume so if the log cannot tell
+        kept = True  # assume that the log has it if the log cannot tell
         try:
             kept = await writer.keeps(self._due.position or START)
         except UnavailableError as error:

@@ -380,7 +380,7 @@ class ZmqOutput:
         return sum(server.end() for server in self._servers)
 
     def retire(self, stream: int) -> None:
-        """Stop serving one stream for good. Routers that lack batches get the state before, which is empty."""
+        """Stop serving one stream for good. Before, send the state, which is empty, to routers that lack batches."""
         live = self._live.get((self._output, stream))
         if live is not None:
             live.retire()

@@ -254,7 +254,7 @@ class EtcdStore:
     def find(self, prefix: str) -> dict[str, bytes]:
         """Return the records whose path begins with ``prefix``.
 
-        :meth:`put` writes an own record again if it is not there as it was put.
+        The next :meth:`put` writes a record of this process again if it is not found as it was put.
 
         Raises:
             OSError: as for :meth:`put`.
