@@ -106,7 +106,7 @@ class Checks:
         self._tally.rounds += 1
         self._accounts(metrics)
         self._monotonic(reports[1], marks)
-        if cell.engine.lives == marks.lives:  # one in a new life has to be found first
+        if cell.engine.lives == marks.lives:  # a restarted engine must be found first, which takes longer
             self._isolated(plan, reports[1])
         if cell.bus_starts == marks.starts:
             self._deltas(plan, marks, metrics)
@@ -248,7 +248,7 @@ class Checks:
             answered >= self._cell.asked - marks.asked,
             f"{answered:g} outcomes for {self._cell.asked - marks.asked} requests",
         )
-        if plan.flavour == "wire" and self._cell.engine.lives == marks.lives:  # what a sync brings was never missing
+        if plan.flavour == "wire" and self._cell.engine.lives == marks.lives:  # a first replay counts nothing missing
             wire = [link.wire for link in self._cell.links["live"]]
             gone = sum(len(set(one.dropped)) for one in wire)
             missing, recovered, lost = (

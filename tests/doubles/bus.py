@@ -85,7 +85,7 @@ async def change_sources(daemon: Daemon, wanted: Config) -> None:
     """Apply the sources of another configuration.
 
     Raises:
-        KvbusError: an endpoint, a state directory or a key file is not available; nothing has changed.
+        KvbusError: an endpoint, the store of seqs or a key file is not available; nothing has changed.
     """
     async with daemon.changing:
         change = change_to(daemon.config, wanted, daemon.source_sockets.is_open, daemon.placement)

@@ -1,4 +1,4 @@
-"""A subscriber whose ZeroMQ does not know commands, like go-zeromq: it takes a PING for a message and never answers it.
+"""A subscriber whose ZeroMQ does not know commands, like go-zeromq: it mistakes a PING for a message and never answers it.
 
 It reconnects 5 s after a connection broke, as llm-d does, and never asks for the batches that it missed.
 """

@@ -104,7 +104,7 @@ class Search:
         self._scene, self._limits = scene, limits
         self.found = Found()
         self._seen: dict[bytes, int] = {}
-        """The smallest number of faults on a path to each state, by digest. Paths with more lead to nothing new."""
+        """The smallest number of faults on a path to each state, by digest. Paths with as many or more are not followed."""
 
     def at(self, path: Path) -> Model:
         """Return the state at the end of a path."""
@@ -114,7 +114,7 @@ class Search:
         return model
 
     def levels(self) -> Iterator[Found]:
-        """Search one more level of actions at a time.
+        """Search level by level, and yield the counters after each level.
 
         Raises:
             CounterExampleError: an invariant does not hold.

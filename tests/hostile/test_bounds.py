@@ -29,7 +29,7 @@ BLOCKS: Final = 2_000
 """Number of blocks in the snapshot, which has 2.6 MB."""
 
 BLOCK_SIZE: Final = 256
-"""Number of tokens in a block. A token takes five bytes."""
+"""Number of tokens in a block. A token has five bytes."""
 
 PER_PEER: Final = 500_000
 """Maximum bytes that may wait for a peer. A complete snapshot does not fit."""

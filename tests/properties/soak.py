@@ -126,7 +126,7 @@ def run(setup: Setup, steps: list[Step]) -> tuple[World, Exception | None]:
 
 
 def shortened(setup: Setup, steps: list[Step], error: Exception) -> list[Step]:
-    """Return the steps without those that the same failure does not need."""
+    """Return the steps that are needed for the same failure."""
 
     def fails(fewer: list[Step]) -> bool:
         _, again = run(setup, fewer)

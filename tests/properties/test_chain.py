@@ -69,7 +69,7 @@ class Chain:
             self.tell(at, Started(1e9))
             self.tell(at, SourceUp(0))
 
-    # -- what happens ------------------------------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------------------------
 
     def step(self, what: str, at: int, number: int) -> None:
         self.now += 0.001  # no two epochs start with the same bytes

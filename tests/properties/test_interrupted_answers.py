@@ -55,7 +55,7 @@ class Trusting(Applying):
 def world(seed: int, *, asks_on: bool) -> tuple[Trusting, Modelled]:
     """Run a router with several connections in succession, on a stream whose journal is trimmed early or never."""
     rng = random.Random(seed)
-    sources = rng.choice([1, 1, 2]) if asks_on else 1  # each source has a batch of its own in a state
+    sources = rng.choice([1, 1, 2]) if asks_on else 1  # a state has at least one batch for each source
     stage = stage_of(sources, rng.choice([1, 3, 10, 10_000]), filled=rng.random() < 0.5)
     router = Trusting(rng, asks_on=asks_on)
     router.connect(stage)

@@ -457,7 +457,7 @@ class World:
             )
         return Relay(sources, outputs, FrameLimits())
 
-    # -- plumbing ------------------------------------------------------------------------------------------------
+    # -- commands of the relay ------------------------------------------------------------------------------------
 
     def _feed(self, event: Any) -> None:
         self._carry_out(self.relay.handle(event, self.now))

@@ -20,8 +20,7 @@ def _faults(chance: random.Random, kinds: int, count: int) -> list[list[Entry]]:
 
 
 def _makers(chance: random.Random) -> list[tuple[int, list[Entry]]]:
-    """Return each fault's weight and steps, including the step that ends it: seconds from its start, method,
-    arguments."""
+    """Return each fault's weight and steps (seconds from its start, method, arguments), with its end as a step."""
     n, m = chance.randrange(8), chance.randrange(64)
     kind = chance.choice(["unreadable", "a damaged slice"])
     later = chance.choice([0.05, 0.5, 2.0, 8.0])
@@ -123,7 +122,7 @@ def what_failed(error: Exception) -> str:
 
 
 def shrink(seed: int, plan: list[Entry], error: Exception, seconds: float = SHRINK_SECONDS) -> list[Entry]:
-    """Return the plan without the entries that the same failure does not need."""
+    """Return the entries that are needed for the same failure."""
 
     def fails(fewer: list[Entry]) -> bool:
         _, again = run(seed, fewer)

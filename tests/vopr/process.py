@@ -56,7 +56,7 @@ class SimLoop:
         self._tasks: dict[int, asyncio.Task[Any]] = {}
         self._running = False
 
-    # -- turns -------------------------------------------------------------------------------------------------------
+    # -- iterations --------------------------------------------------------------------------------------------------
 
     def time(self) -> float:
         """Return the process's clock, which advances while a callback runs."""

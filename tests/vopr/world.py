@@ -50,8 +50,11 @@ BLOCK = 64
 
 KEPT = 20_000
 KEPT_OF_A_BYTE = 3
-"""Maximum number of bytes that kvbus may retain, by its own counters: `KEPT`, plus `KEPT_OF_A_BYTE` for each output and
-each byte received. (A map has two and a half times as many bytes as a positional event.)"""
+"""Maximum bytes that kvbus may retain, by its own counters.
+
+The maximum is `KEPT`, plus `KEPT_OF_A_BYTE` for each output and each received byte. A map has two and a half times as
+many bytes as a positional event.
+"""
 
 BOUND = 60.0
 """Virtual seconds from the end of the last fault within which every router must be exact."""
@@ -79,8 +82,7 @@ class World:
             self.directory.nodes[node.name] = self.directory.nodes[f"@{node.name}"] = node
         self.routers: list[tuple[tuple[int, int], Router]] = []
         self.times: list[tuple[float, frozenset[str]]] = []
-        """For each call of `settle`, the seconds until all routers were exact, and the names of the faults before
-        it."""
+        """For each `settle`, the seconds until all routers were exact, and the names of the faults before it."""
         self._faults: set[str] = set()
         self._joined = 0
         self._moves = 0
@@ -125,8 +127,7 @@ class World:
             self._look_at_memory(daemon)
 
     def _look_at_memory(self, daemon: Daemon) -> None:
-        """Check that the retained memory is within its limits, and in proportion to the bytes that engines have
-        sent."""
+        """Check that the retained memory is within its limits and in proportion to the bytes from engines."""
         kept = 0
         for source in daemon.relay.present:
             spec, held = source.spec, source.sequencer.held
@@ -317,7 +318,7 @@ class World:
         if isinstance(router, Asking):
             router.ask_again()
 
-    # -- what must hold ----------------------------------------------------------------------------------------------
+    # -- invariants --------------------------------------------------------------------------------------------------
 
     def heal(self) -> None:
         """End every fault."""
