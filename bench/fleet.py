@@ -22,7 +22,7 @@ from kvbus.tools.sim.dialects import DIALECTS, BatchEncoder
 
 DIALECT: Final = DIALECTS["vllm-0.33"]
 LOAD_TERM: Final = 8
-"""Number of blocks of prefix that outweigh a running request."""
+"""A running request counts against a worker like this number of missing blocks of prefix."""
 
 PREFILL_RATE: Final = 8000
 DECODE_RATE: Final = 40

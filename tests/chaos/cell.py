@@ -61,7 +61,7 @@ class Cell:
         self.out = self.out_replay = ""
         self.listening: list[tuple[str, int]] = []
         self.lag = 0.0
-        """Maximum delay of this process in the round in seconds. On a busy machine, deadlines are extended by it."""
+        """Maximum seconds by which this process was late in the round. Checks allow for it, because it shows a busy machine."""
         self._checks = Checks(self)
 
     # -- building ----------------------------------------------------------------------------------------------------

@@ -74,7 +74,7 @@ async def garbage(host: str, port: int, noise: bytes) -> bool:
 
 
 async def crowd(endpoint: str, count: int, start: int) -> str | None:
-    """Send ``count`` requests at once from another process. Return None if all answers were complete, else the errors."""
+    """Send ``count`` requests at once from another process. Return the errors, or None if all answers were complete."""
     process = await asyncio.create_subprocess_exec(
         *python("tests.chaos.peers", endpoint, str(count), str(start)),
         stdout=asyncio.subprocess.PIPE,

@@ -24,8 +24,8 @@ class Shape:
 
     Attributes:
         name: name in reports.
-        engine: ``sim``: `kvbus sim`, a new process each round. ``piped``: `kvbus play -`, fed by a simulated cache, with
-            the same process in many rounds. ``capture``: `kvbus play FILE`, another recorded stream each round.
+        engine: ``sim``: `kvbus sim`, a new process each round. ``piped``: `kvbus play -`, fed by a simulated cache,
+            with the same process in many rounds. ``capture``: `kvbus play FILE`, another recorded stream each round.
         ranks: number of the engine's data-parallel ranks.
         state: whether kvbus has a ``state_dir``.
         dials_in: whether the engine dials and kvbus binds.

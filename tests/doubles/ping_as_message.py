@@ -1,6 +1,6 @@
-"""A subscriber whose ZeroMQ does not know commands, like go-zeromq: it mistakes a PING for a message and never answers it.
+"""A subscriber whose ZeroMQ, like go-zeromq, does not know commands: it mistakes a PING for a message.
 
-It reconnects 5 s after a connection broke, as llm-d does, and never asks for the batches that it missed.
+It never answers a PING. It reconnects 5 s after a connection broke, as llm-d does, and never asks for missed batches.
 """
 
 from __future__ import annotations

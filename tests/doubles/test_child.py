@@ -1,4 +1,4 @@
-"""Child processes start whatever libraries this process has loaded, and end with their parent."""
+"""Child processes start even if a library disturbs forks of this process, and they end with their parent."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ class Search:
         self._scene, self._limits = scene, limits
         self.found = Found()
         self._seen: dict[bytes, int] = {}
-        """The smallest number of faults on a path to each state, by digest. Paths with as many or more are not followed."""
+        """The fewest faults on a path to each state, by digest. Paths with as many or more are not followed."""
 
     def at(self, path: Path) -> Model:
         """Return the state at the end of a path."""

@@ -288,7 +288,7 @@ def test_a_state_in_the_answer_to_a_probe_is_no_other_epoch(journal: int) -> Non
 
 @pytest.mark.parametrize("again", ["live", "away"])
 def test_a_state_in_place_of_missed_batches_is_no_restart(again: str) -> None:
-    """The next batch shows a gap, or the connection is restored. The journal does not reach back to the missed batches."""
+    """The next batch shows a gap, or the connection is restored. The journal no longer has the missed batches."""
     chain = Chain("vllm", "vllm", journal=5)
     for n in range(20):
         chain.step("store", 0, n)

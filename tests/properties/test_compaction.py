@@ -232,7 +232,7 @@ def test_a_requester_that_is_cut_off_asks_on_from_where_it_is(before, during, so
 @pytest.mark.parametrize("blocks", [1, 512])
 @pytest.mark.parametrize("journal", [1, 3, 6])
 def test_wherever_an_answer_is_cut_off(monkeypatch, journal, blocks):
-    """The state has many batches and is requested from just before the journal. The next request starts inside the state."""
+    """The state has many batches and is asked for from just before the journal. The next request starts inside it."""
     cut_states(monkeypatch, blocks)
     for start in range(12):
         for messages in range(1, 13 - start):

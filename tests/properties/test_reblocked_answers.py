@@ -80,7 +80,7 @@ def state_of(reader):
 
 
 def reader_of(stage, start):
-    """Return a reader that asks from ``start`` and holds the blocks sent before, and dead ones if it needs the state."""
+    """Return a reader that asks from ``start``. It has the blocks sent before, and dead ones if it needs the state."""
     router = Routers(min(start, stage.first))
     for seq in range(stage.first, start):
         router.take_next(seq, stage.batches[seq - stage.first])

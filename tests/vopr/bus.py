@@ -226,7 +226,7 @@ class Bus:
             self._changing.clear()
 
     def second(self, *, elsewhere: bool) -> bool:
-        """Start a second process with the same state directory. Return whether it starts while this process uses the state.
+        """Start a second process with the same state. Return whether it starts while this one uses the state.
 
         Args:
             elsewhere: whether its outputs have other addresses than the first process's.

@@ -42,7 +42,7 @@ class Commit(NamedTuple):
         boot: the boot in which the commit was written.
         synced: whether a power cut cannot lose the commit.
         older: whether routers may have more than this state.
-        names: names of the state's streams; None if there is no state.
+        names: the sources and outputs that the state belongs to; None if there is no state.
         slices: the checkpoint.
         start: number of log frames that the checkpoint includes.
         frames: number of log frames.
