@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import urllib.request
 from pathlib import Path
@@ -107,6 +106,7 @@ def test_no_token_in_logs_or_on_http(tmp_path: Path) -> None:
                     engine.publish(payload(store([8], tokens=[MARK + n for n in range(16)])))
                     await eventually(lambda: place.sources()[0]["epoch"] == 1, "the restart")
                     await eventually(lambda: str(MARK) in place.get("/blocks")[1], "where content is asked for, it is")
+                    await eventually(lambda: "engine restarted" in place.get("/overview")[1], "the timeline")
                     shown = {"/events": streamed(place)}
                     for path in ("/sources", "/overview", "/history?source=engine", "/metrics", "/routers", "/"):
                         status, shown[path] = place.get(path)
@@ -114,7 +114,6 @@ def test_no_token_in_logs_or_on_http(tmp_path: Path) -> None:
             command.process.terminate()
             assert await command.ends() == 0
             shown |= {"log": command.said, "stdout": command.printed}
-            assert "repaired" in json.dumps(shown)
             assert {where for where, text in shown.items() if TOKENS.search(text)} == set()
 
     run_async(main())

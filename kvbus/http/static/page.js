@@ -170,7 +170,11 @@ function named(source) {
 }
 const REASONS = { copy: "duplicate copy" };
 const who = router => router.name ? { shows: router.name + router.peer, make: () => make("span", {}, router.name + " ", make("span", { className: "soft", textContent: router.peer })) } : router.peer;
-const dialect = source => (source.dialect ?? "–").split(" ")[0].replace(/\.\..*/, "+");
+// a stream may look alike in several engines; the details of the source name them all
+const dialect = source => {
+  const [first, ...others] = (source.dialect ?? "–").split(" | ");
+  return first.split(" ")[0].replace(/\.\..*/, "+") + (others.length ? " or alike" : "");
+};
 const blocks = source => Object.entries(source.blocks).map(([medium, n]) => (medium === "GPU" ? "" : medium + " ") + number(n)).join(" + ") || "0";
 
 function tables() {
