@@ -180,7 +180,8 @@ def test_options_replace_the_lists_of_the_file():
 
 def test_the_file_from_the_environment():
     done = kvbus("check", "--json", env={"KVBUS_CONFIG": str(EXAMPLE)})
-    assert json.loads(done.stdout)["model"] == "Qwen/Qwen3-32B"
+    (source,) = json.loads(done.stdout)["sources"]
+    assert source["name"] == "engine"
 
 
 @pytest.mark.parametrize(
