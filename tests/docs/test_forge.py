@@ -166,7 +166,7 @@ def test_a_release_has_no_secret_and_what_it_publishes_is_signed() -> None:
 
 def test_what_is_between_engines_and_routers_is_run_with_the_newest_of_each() -> None:
     found = jobs(GITHUB / "workflows" / "newest.yml")
-    described = (ROOT / ".ci" / "routers.sh").read_text().split("# NAME is ", 1)[1].split("by default", 1)[0]
+    described = (ROOT / ".ci" / "routers.sh").read_text().split("# NAME is ", 1)[1].split("The default", 1)[0]
     routers = found["routers"]["strategy"]["matrix"]["router"]
     assert sorted(routers) == sorted(re.findall(r"\b(llmd|aibrix|vllm-router|smg|dynamo)\b", described))
     assert any(".ci/engines.sh" in step.get("run", "") for step in found["engines"]["steps"])
