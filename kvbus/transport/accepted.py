@@ -1,7 +1,7 @@
-"""The live stream of engines that dial in, on kvbus's own ZMTP.
+"""The live stream of engines that dial in, over kvbus's own ZMTP implementation.
 
-What an engine sends is handed on as it is read: batches wait in the kernel and with the engine, never here. A message
-without an end costs little: only its first frames are kept, and its size is bounded.
+Each message is handed on as soon as it is read: unread batches wait in the kernel and at the engine, never in kvbus. A
+message that never ends costs little memory, because kvbus keeps only its first frames and bounds its size.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ _REFUSED: Final[dict[str, Refused]] = {
     Reason.LEFT: Refused.CLOSED,
     Reason.BROKEN: Refused.CLOSED,
 }
-"""Reasons for which a connection does not become a publisher, in the terms of a source; all others are PROTOCOL."""
+"""Why a connection does not become a publisher: the source's reason by ZMTP reason. Any other reason is PROTOCOL."""
 
 
 def limits_of_publishers(frame_bytes: int) -> Limits:
-    """Return how much kvbus keeps for an engine: as much as libzmq would, but for the size of a message."""
+    """Return the limits of an engine's connection: those of libzmq, and a maximum size of a message in bytes."""
     most = 4 * frame_bytes
-    # a frame costs at least a byte, so the bytes of a message bound its frames where those are not empty
+    # a frame that is not empty has at least one byte, so the limit in bytes also bounds the number of such frames
     return Limits(frame_bytes=frame_bytes, message_frames=most, kept_frames=MAX_KEPT_FRAMES, message_bytes=most)
 
 
 class AcceptedStream:
     """The publishers of one source, which dial in; a :class:`~kvbus.transport.zmtp.peer.PeerHandler`.
 
-    For its source it works as a :class:`~kvbus.transport.ingress.LiveStream` does. It reads several publishers side by
-    side, and the connection is up from the beginning of the first one to the end of the last one.
+    A source uses it like a :class:`~kvbus.transport.ingress.LiveStream`. Several publishers can be connected. The
+    source's connection is up while at least one of them is.
 
     Args:
         topics: subscription prefixes.
-        events: the callbacks.
+        events: the callbacks of the source.
     """
 
     def __init__(self, *, topics: Sequence[bytes], events: Events) -> None:
@@ -66,31 +66,31 @@ class AcceptedStream:
 
     @property
     def reached(self) -> None:
-        """Return None: the publishers dial in."""
+        """None: kvbus has dialled no address, because the publishers dial in."""
 
     @property
     def unread(self) -> bool:
-        """Whether batches wait to be read."""
+        """Whether a publisher has sent batches that are not read yet."""
         return any(peer.has_unread for peer in self._peers.values())
 
     @property
     def peers(self) -> list[str]:
-        """Addresses of the publishers that are connected."""
+        """Addresses of the connected publishers."""
         return [peer.address for peer in self._peers.values()]
 
     def beside(self, endpoint: str) -> str:
-        """Return an endpoint of the engine as it is: kvbus has looked up no name to reach the engine."""
+        """Return the endpoint unchanged: kvbus did not look up a host name to reach the engine."""
         return endpoint
 
     def opened(self, peer: Peer) -> None:
-        """Subscribe."""
+        """Send the subscriptions to a new publisher."""
         peer.write(b"".join([subscribe(topic, peer.version) for topic in self._topics]))
         self._peers[peer.id] = peer
         if len(self._peers) == 1:
             self._events.connection(True)
 
     def received(self, peer: Peer, frames: list[bytes]) -> None:  # noqa: ARG002 - the source is one, whoever publishes
-        """Hand a batch on. The batches that follow from a burst are sent after it."""
+        """Hand a batch on, and call ``drained`` once after the burst of batches."""
         if self._closed:
             return
         self._events.message(frames)
@@ -102,7 +102,7 @@ class AcceptedStream:
         drained()
 
     def closed(self, peer: Peer, reason: str) -> None:
-        """Forget a publisher."""
+        """Forget a publisher, and report the connection as down after the last one."""
         del self._peers[peer.id]
         if self._closed:
             return
@@ -112,13 +112,13 @@ class AcceptedStream:
             self._events.connection(False)
 
     def subscribed(self, peer: Peer, topic: bytes) -> None:
-        """Never called: a publisher subscribes to nothing."""
+        """Do nothing: a publisher does not subscribe."""
 
     def cancelled(self, peer: Peer, topic: bytes) -> None:
-        """Never called."""
+        """Do nothing: a publisher does not subscribe."""
 
     def drained(self, peer: Peer) -> None:
-        """Do nothing: kvbus sends an engine its subscriptions alone."""
+        """Do nothing: kvbus sends an engine only its subscriptions."""
 
     def close(self) -> None:
         """Disconnect the publishers."""
@@ -128,12 +128,12 @@ class AcceptedStream:
 
 
 class BoundStream(AcceptedStream):
-    """The publishers of one source, which dial in at a port of its own.
+    """The publishers of one source, which dial in at the source's own port.
 
     Args:
         endpoint: where to listen, ``tcp://host:port`` or ``ipc://path``.
         topics: subscription prefixes.
-        events: the callbacks.
+        events: the callbacks of the source.
         policy: who may connect, and the largest frame to accept.
 
     Raises:
@@ -153,14 +153,14 @@ class BoundStream(AcceptedStream):
         )
 
     def _refused(self, reason: str, _address: str, _detail: str) -> None:
-        """Report a connection that did not become a publisher, in the terms of a source."""
+        """Report a connection that did not become a publisher, with the source's reason."""
         self._events.refused(_REFUSED.get(reason, Refused.PROTOCOL))
 
     def allow(self, clients: Collection[bytes]) -> None:
-        """Replace the allow-list, and end the connections of those publishers that are not on it any more."""
+        """Replace the allow-list, and disconnect every publisher whose key is no longer on it."""
         self._keys.allow(clients, self._listener.peers.values())
 
     def close(self) -> None:
-        """Disconnect the publishers, and listen no more."""
+        """Disconnect the publishers and stop listening."""
         self._closed = True
         self._listener.close()

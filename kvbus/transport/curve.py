@@ -1,8 +1,9 @@
 """CURVE (ZeroMQ RFC 25 and 26): key files and socket options.
 
-A key file is what ``zmq.auth.create_certificates`` and czmq write (``public-key = "…"``, ``secret-key = "…"``), or the
-bare key: 40 characters of Z85. An allow-list is a directory of such files with public keys, or one file with one key
-per line; ``#`` begins a comment, and a name and rights may follow the key (:mod:`kvbus.transport.grants`).
+A key file has the format of ``zmq.auth.create_certificates`` and czmq (``public-key = "…"``, ``secret-key = "…"``), or
+it holds only the key: 40 characters of Z85. An allow-list is a directory of such files with public keys, or one file
+with one key per line. In that file ``#`` begins a comment, and a name and rights may follow the key
+(:mod:`kvbus.transport.grants`).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 KEY_BYTES: Final = 32
 KEY_CHARS: Final = 40
 MAX_FILE_BYTES: Final = 1024 * 1024
-"""A key file is small. A larger file is something else."""
+"""Maximum size of a key file in bytes. A larger file is not a key file."""
 
 PUBLIC: Final = "public-key"
 SECRET: Final = "secret-key"
@@ -39,7 +40,7 @@ _SECTIONS: Final = frozenset({"metadata", "curve"})
 
 
 class KeyFileError(Exception):
-    """A key file that kvbus cannot use. The text says why, and never quotes the file."""
+    """A key file that kvbus cannot use. The text says why, but never quotes the file, which may hold secrets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +50,8 @@ class Curve:
     Attributes:
         public: our public key, in Z85 (40 bytes).
         secret: our secret key, in Z85.
-        server: public key of the peer we connect to, in Z85; None where we bind.
-        clients: the peers that may connect to us, by public key, 32 raw bytes each.
+        server: public key of the peer that we connect to, in Z85; None if we bind.
+        clients: the peers that may connect to us, by public key (32 raw bytes).
     """
 
     public: bytes
@@ -59,7 +60,7 @@ class Curve:
     clients: Clients = field(default_factory=dict)
 
     def as_client(self, socket: Socket) -> None:
-        """Connect only to the peer that owns the server's secret key, and authenticate with our own.
+        """Let a socket connect only to the owner of the server's secret key, and authenticate with our own key.
 
         Raises:
             KeyFileError: these keys have no public key of a server.
@@ -82,7 +83,7 @@ def client_keys(secret_key_file: Path, server_key_file: Path) -> Curve:
 
 
 def generate() -> tuple[bytes, bytes]:
-    """Generate a key pair: public and secret key, in Z85."""
+    """Generate a key pair; return the public and the secret key, in Z85."""
     public, secret = zmq.curve_keypair()
     return public, secret
 
@@ -96,7 +97,7 @@ def certificate(public: bytes, secret: bytes | None = None) -> str:
 
 
 def read_secret(path: Path) -> tuple[bytes, bytes]:
-    """Read the public and the secret key of a file. Only its owner and its group may have access to the file.
+    """Read a key pair from a file that only its owner and its group may read.
 
     The group may read it because Kubernetes gives a mounted Secret to the Pod's ``fsGroup``. The file may be a
     symbolic link, as in Kubernetes' mounts.
@@ -105,7 +106,7 @@ def read_secret(path: Path) -> tuple[bytes, bytes]:
         Public and secret key, in Z85.
 
     Raises:
-        KeyFileError: the file cannot be read, others may read it, or it holds no single key pair.
+        KeyFileError: the file cannot be read, others may read it, or it does not hold exactly one key pair.
     """
     text, mode = read_file(path)
     keys = _single(_keys(text))
@@ -120,10 +121,10 @@ def read_secret(path: Path) -> tuple[bytes, bytes]:
 
 
 def read_public(path: Path) -> bytes:
-    """Read the public key of a file, in Z85.
+    """Read a public key, in Z85, from a file.
 
     Raises:
-        KeyFileError: the file cannot be read, or it holds a secret key or no single public key.
+        KeyFileError: the file cannot be read, holds a secret key, or does not hold exactly one public key.
     """
     keys = _single(_keys(read_file(path)[0]))
     public = keys.get(PUBLIC) or keys.get(BARE)
@@ -135,15 +136,15 @@ def read_public(path: Path) -> bytes:
 
 
 def read_allowed(path: Path) -> Clients:
-    """Read the peers of an allow-list, by public key, 32 raw bytes each.
+    """Read an allow-list; return the peers by public key (32 raw bytes).
 
     Raises:
-        KeyFileError: kvbus cannot use the file, or a file of the directory.
+        KeyFileError: kvbus cannot use the file, or one of the files in the directory.
     """
     if not path.is_dir():
         return _allowed(path, "")
     try:
-        # names with a dot at the start belong to Kubernetes (..data) or to an editor
+        # files whose name begins with a dot belong to Kubernetes (..data) or to an editor
         files = sorted(each for each in path.iterdir() if not each.name.startswith(".") and not each.is_dir())
     except OSError as error:
         raise KeyFileError(f"cannot be read: {error.strerror or error}") from error
@@ -158,7 +159,7 @@ def read_allowed(path: Path) -> Clients:
 
 
 def _allowed(path: Path, name: str) -> dict[bytes, Client]:
-    """Read one file; whoever has no name there gets this one."""
+    """Read one file of an allow-list; a peer without a name there gets ``name``."""
     allowed: dict[bytes, Client] = {}
     for number, kind, key, rest in _lines(read_file(path)[0]):
         if kind == SECRET:
@@ -177,12 +178,12 @@ def _add(allowed: dict[bytes, Client], key: bytes, client: Client) -> None:
 
 
 def _keys(text: str) -> list[tuple[str, bytes]]:
-    """Find every key of a file, with its kind."""
+    """Return every key of a file, as its kind and the key."""
     return [(kind, key) for _, kind, key, _ in _lines(text)]
 
 
 def _lines(text: str) -> list[tuple[int, str, bytes, str]]:
-    """Find the lines of a file that hold a key: their number, the kind of key, the key, and what follows it."""
+    """Return the lines that hold a key, as line number, kind of key, key, and the text after the key."""
     keys: list[tuple[int, str, bytes, str]] = []
     for number, line in enumerate(map(str.strip, text.splitlines()), 1):
         if not line:
@@ -218,13 +219,13 @@ def _keep_private(mode: int) -> None:
 
 
 def read_file(path: Path) -> tuple[str, int]:
-    """Return a file's text, and its permissions.
+    """Return a file's text and its permission bits.
 
     Raises:
-        KeyFileError: it cannot be read, or is no small regular file.
+        KeyFileError: the file cannot be read, is not a regular file, or exceeds :data:`MAX_FILE_BYTES`.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # never wait for a pipe
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # opening a named pipe would block otherwise
     except OSError as error:
         raise KeyFileError(f"cannot be read: {error.strerror or error}") from error
     try:

@@ -1,4 +1,4 @@
-"""Ask an engine's own HTTP API what its stream does not say."""
+"""Requests to an engine's own HTTP API, for facts that are not in its event stream."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Final
 import aiohttp
 
 TIMEOUT: Final = 10.0
-"""Seconds for a request and its answer."""
+"""Maximum seconds for a request and its answer."""
 
 MAX_ANSWER: Final = 64 * 1024
-"""Bytes of an answer that are read."""
+"""Bytes of an answer that are read per step."""
 
 
 MAX_METRICS: Final = 16 * 1024 * 1024
@@ -22,15 +22,15 @@ _AWAKE: Final = re.compile(
 
 
 def session() -> aiohttp.ClientSession:
-    """Make the client for requests. The caller closes it."""
+    """Return an HTTP client with :data:`TIMEOUT`. The caller closes it."""
     return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT))
 
 
 async def is_asleep(client: aiohttp.ClientSession, base: str) -> bool | None:
-    """Return whether all ranks of an engine sleep, by vLLM's metrics; None if they do not say.
+    """Return whether all ranks of an engine sleep, by vLLM's metrics; None if the engine has no such metric.
 
     Raises:
-        aiohttp.ClientError, TimeoutError: it does not answer.
+        aiohttp.ClientError, TimeoutError: the engine does not answer.
     """
     text = await _get(client, base + "/metrics", MAX_METRICS)
     awake = [float(value) for value in _AWAKE.findall(text)]
@@ -38,7 +38,7 @@ async def is_asleep(client: aiohttp.ClientSession, base: str) -> bool | None:
 
 
 async def _get(client: aiohttp.ClientSession, url: str, most: int) -> str:
-    """Return the text of an answer; empty if the engine refuses it or it is too long."""
+    """Return the text of an answer; empty if the status is not 200 or the answer has more than ``most`` bytes."""
     async with client.get(url, allow_redirects=False) as answer:
         body = bytearray()
         async for part in answer.content.iter_chunked(MAX_ANSWER):

@@ -1,7 +1,8 @@
-"""What follows a key in an allow-list: the owner's name, and what it may read.
+"""The text after a key in an allow-list: the name of the key's owner, and the owner's rights.
 
-``team-a sources=engine-1,"engine 2" loras=sql-* salts=…`` Without a right the owner reads everything. Each right that
-is there leaves less. What is not written exactly so is refused: nobody gets more by a slip of the pen than was meant.
+Example: ``team-a sources=engine-1,"engine 2" loras=sql-* salts=…``. An owner without rights in the list reads
+everything. Each right narrows the access. kvbus refuses text that does not follow the syntax exactly, so that a typing
+error never widens the access.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from fnmatch import fnmatchcase, translate
 from typing import Final
 
 RIGHTS: Final = ("sources", "models", "topics", "loras", "salts")
-"""What a line may limit: all but salts by patterns."""
+"""The rights that a line may name. ``salts`` has exact values, every other right has patterns."""
 
 _NAME: Final = re.compile(r"[\w.@/ -]{1,63}", re.ASCII)
 _ITEM: Final = re.compile(r'"((?:[^"\\]|\\["\\])*)"|([^\s",=\\#]+)')
@@ -22,19 +23,19 @@ _ESCAPED: Final = re.compile(r'\\(["\\])')
 
 
 class GrantError(ValueError):
-    """What follows a key cannot be read. The text never quotes it: it may hold salts."""
+    """The text after a key is malformed. The error never quotes the text, because it may hold salts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What the owner of a key may read; None: all of it.
+    """The rights of a key's owner. None in an attribute means no restriction.
 
     Attributes:
-        sources: patterns of sources' names, or of names with ranks.
+        sources: patterns of source names, with or without the rank.
         models: patterns of the model that this kvbus serves.
         topics: patterns of the topics that batches have on the output.
-        loras: patterns of LoRA adapters.
-        salts: cache salts as they are.
+        loras: patterns of LoRA adapter names.
+        salts: exact cache salts.
     """
 
     sources: tuple[str, ...] | None = None
@@ -44,13 +45,13 @@ class Grant:
     salts: frozenset[str] | None = field(default=None, repr=False)
 
     def reads_source(self, name: str, label: str, model: str | None, topic: str | None) -> bool:
-        """Return whether anything of a source may be read.
+        """Return whether the owner may read any event of a source.
 
         Args:
-            name: the source's.
-            label: its name with the rank, where it has several.
-            model: the model that kvbus serves, where it is known.
-            topic: what its batches have on the output, where that is fixed.
+            name: the source's name.
+            label: the source's name with its rank, if the worker has several ranks.
+            model: the model that kvbus serves; None if it is unknown.
+            topic: the topic of the source's batches on the output; None if it is not fixed.
         """
         return (
             (_matches(name, self.sources) or _matches(label, self.sources))
@@ -60,17 +61,17 @@ class Grant:
 
     @property
     def limits_sources(self) -> bool:
-        """Whether there may be sources of which nothing may be read."""
+        """Whether the rights can hide a source completely."""
         return (self.sources, self.models, self.topics) != (None, None, None)
 
     @property
     def loras_expression(self) -> str | None:
-        """A regular expression that the adapters match; None: all of them."""
+        """A regular expression for the allowed adapter names; None if all are allowed."""
         return None if self.loras is None else "|".join(map(translate, self.loras))
 
     @property
     def sentence(self) -> str:
-        """What may be read, in words; of salts their number alone."""
+        """The rights as a sentence. It shows only the number of salts, because salts are secret."""
         parts = [
             f"{name} {', '.join(patterns)}" for name in RIGHTS[:-1] if (patterns := getattr(self, name)) is not None
         ]
@@ -84,21 +85,21 @@ EVERYTHING: Final = Grant()
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """The owner of a key: its name, empty if it has none, and what it may read."""
+    """The owner of a key: its name (may be empty) and its rights."""
 
     name: str = ""
     grant: Grant = EVERYTHING
 
 
 Clients = Mapping[bytes, Client]
-"""By public key, 32 raw bytes."""
+"""Owners by public key (32 raw bytes)."""
 
 
 def parse(text: str) -> Client:
-    """Read what follows a key.
+    """Parse the text after a key.
 
     Raises:
-        GrantError: it is not written as it must be.
+        GrantError: the text is malformed.
     """
     name: str | None = None
     rights: dict[str, tuple[str, ...]] = {}
@@ -132,7 +133,7 @@ def _blank(text: str, at: int) -> int:
 
 
 def _items(text: str, at: int, *, several: bool) -> tuple[tuple[str, ...], int]:
-    """Read items with commas between them, and say where they end."""
+    """Parse comma-separated items; return them and the position after the last one."""
     items = []
     while True:
         item = _ITEM.match(text, at)
@@ -149,5 +150,5 @@ def _items(text: str, at: int, *, several: bool) -> tuple[tuple[str, ...], int]:
 
 
 def _matches(text: str | None, patterns: tuple[str, ...] | None) -> bool:
-    """Return whether one of the patterns is the text's. What is not known matches none."""
+    """Return whether the text matches a pattern. No pattern matches an unknown text; without patterns all texts do."""
     return patterns is None or (text is not None and any(fnmatchcase(text, pattern) for pattern in patterns))

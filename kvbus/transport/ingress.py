@@ -27,7 +27,7 @@ from kvbus.transport.sockets import (
 )
 
 LOOK_AGAIN: Final = 0.05
-"""Seconds between two looks at an aborted request, while parts of its answer still wait to be read."""
+"""Seconds between two checks of an aborted request while messages of its answer still wait to be read."""
 
 
 def _queue(hwm: int | None) -> dict[str, int]:
@@ -40,14 +40,14 @@ def _ignore(_: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """A live stream's callbacks.
+    """The callbacks of a live stream.
 
     Attributes:
         message: called with the frames of each message.
-        connection: called with True when the first connection is up, and with False when the last one is gone.
+        connection: called with True when the first connection is up, and with False when the last one is lost.
         refused: called with the reason of each failed handshake.
-        oversize: called when a frame over the limit, or bytes that are no ZMTP, have closed the connection. The stream
-            connects again.
+        oversize: called when the connection was closed because of a frame over the limit or a violation of ZMTP. The
+            stream connects again.
         drained: called after each burst of messages.
     """
 
@@ -61,17 +61,18 @@ class Events:
 class LiveStream:
     """The subscription to one engine publisher.
 
-    Batches and connections come from libzmq on two sockets. When an engine dies, its last batches may still wait to be
-    read. They are of the old connection, so its loss is reported after them (:meth:`Pump.call_behind`).
+    libzmq reports batches and connection events on two sockets. When an engine dies, its last batches may still wait to
+    be read. They belong to the old connection, so kvbus reports the loss after these batches
+    (:meth:`Pump.call_behind`).
 
     Args:
         context: the process's ZeroMQ context.
         endpoint: the publisher's live endpoint.
-        bind: True where the engine connects to us (vLLM with a host name).
-        topic: subscription prefix.
+        bind: True if the engine connects to us (vLLM with a host name).
+        topics: subscription prefixes.
         events: the callbacks.
         policy: keys, and the largest frame to accept.
-        hwm: messages that libzmq queues; None for those of the table.
+        hwm: maximum number of messages that libzmq queues; None for the default of ``sockets.OPTIONS``.
 
     Raises:
         BindError: the endpoint cannot be bound.
@@ -108,39 +109,40 @@ class LiveStream:
 
     @property
     def bound(self) -> str:
-        """The endpoint it is bound to, with its real port."""
+        """The bound endpoint, with its real port."""
         return bound_endpoint(self._pump.socket, self._endpoint)
 
     @property
     def unread(self) -> bool:
-        """Whether batches wait to be read, with libzmq or in the kernel."""
-        return self._monitor.unread or self._pump.look()  # in the order in which messages pass both
+        """Whether batches wait to be read, in libzmq or in the kernel."""
+        return self._monitor.unread or self._pump.look()  # the kernel first: a message moves from there to libzmq
 
     @property
     def reached(self) -> str | None:
-        """The address that kvbus has dialled and is connected to, over TCP; None if it is not, or the engine dials."""
+        """The TCP address that kvbus dialled and is connected to; None without a connection, or if the engine dials."""
         peer = None if self._bind else self._monitor.peer
         return None if peer is None else peer[0]
 
     def read(self, *, on: bool) -> None:
-        """Read batches, or leave them with libzmq."""
+        """Start or stop reading batches; unread batches stay queued in libzmq."""
         (self._pump.resume if on else self._pump.pause)()
 
     def _changed(self, up: bool) -> None:
-        """Report it behind what the connection has brought: behind its end that would pass for the next one's."""
+        """Report the change after the batches of the old connection; else they would seem to belong to the next one."""
         self._pump.call_behind(lambda: self._events.connection(up))
 
     def _revive(self, stood: bool) -> None:
-        """Connect again where libzmq has abandoned the endpoint."""
+        """Connect again after libzmq has abandoned the endpoint. ``stood`` tells whether a connection was up."""
         if stood:
             self._events.oversize()
         attach_again(self._pump.socket, self._endpoint)
         self._pump.kick()
 
     def beside(self, endpoint: str) -> str:
-        """Return an endpoint at the address that this subscription has reached, if both have the same host name.
+        """Return an endpoint with its host name replaced by the address that this subscription is connected to.
 
-        The name may have moved to another engine since, whose answers do not belong to this stream.
+        The name may resolve to another engine by now, and that engine's answers do not belong to this stream. The
+        endpoint is returned unchanged if it has another host, or if no TCP address is known.
         """
         host, _, port = self._endpoint.rpartition(":")
         other, _, other_port = endpoint.rpartition(":")
@@ -157,17 +159,17 @@ class LiveStream:
 
 
 class RequestConnection:
-    """One request on its own connection, so that it never receives the answer to an earlier request.
+    """One request on a connection of its own, so that it cannot receive the answer to an earlier request.
 
     Args:
         context: the process's ZeroMQ context.
         endpoint: a publisher's replay or snapshot endpoint.
         request: the frames to send.
         on_message: called with the frames of each message of the answer.
-        on_abort: called when a frame over the limit has ended the answer, after `on_message` for all before it.
+        on_abort: called when a frame over the limit has ended the answer, after `on_message` for all earlier messages.
         policy: keys, and the largest frame to accept.
-        hwm: messages that libzmq queues; None for those of the table.
-        max_frames: frames kept of one message: a snapshot is one of any number.
+        hwm: maximum number of messages that libzmq queues; None for the default of ``sockets.OPTIONS``.
+        max_frames: maximum number of frames kept per message. A snapshot is one message with any number of frames.
 
     Raises:
         BindError: the request could not be sent, for example because no file descriptor is left.
@@ -197,7 +199,8 @@ class RequestConnection:
                 opened.callback(self._monitor.close)
                 policy.put_on(socket)
                 attach(socket, endpoint, bind=False)
-                os.close(os.open(os.devnull, os.O_RDONLY))  # libzmq's thread needs one, and says nothing without it
+                # libzmq's thread needs a free descriptor, and reports no error without one
+                os.close(os.open(os.devnull, os.O_RDONLY))
                 socket.send_multipart(request)
             except (OSError, zmq.ZMQError) as error:
                 raise BindError(endpoint, error.strerror or str(error), verb="ask") from error
@@ -206,16 +209,16 @@ class RequestConnection:
 
     @property
     def unread(self) -> bool:
-        """Whether more of the answer waits to be read, with libzmq or in the kernel."""
-        return self._monitor.unread or self._pump.look()  # in the order in which messages pass both
+        """Whether more messages of the answer wait to be read, in libzmq or in the kernel."""
+        return self._monitor.unread or self._pump.look()  # the kernel first: a message moves from there to libzmq
 
     def read(self, *, on: bool) -> None:
-        """Read the answer, or leave it with libzmq."""
+        """Start or stop reading the answer; unread messages stay queued in libzmq."""
         (self._pump.resume if on else self._pump.pause)()
 
     def _check_aborted(self, stood: bool) -> None:
         if not stood:
-            return  # the handshake failed: the request times out, and the next one tries again
+            return  # the handshake failed: this request times out, and the next request connects anew
         if self._pump.look():
             self._later = self._loop.call_later(LOOK_AGAIN, self._check_aborted, stood)
             return

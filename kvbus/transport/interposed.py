@@ -1,6 +1,6 @@
-"""One port at which engines and routers both dial in: each peer's socket type says which of them it is.
+"""One port where both engines and routers dial in. The socket type of a peer tells engines and routers apart.
 
-The port is an output's. The output serves the peers that subscribe, and a source takes the peers that publish.
+The port belongs to an output. The output serves the peers that subscribe, and a source reads the peers that publish.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from kvbus.transport.zmtp.mechanism import PUBLISHERS, Role
 from kvbus.transport.zmtp.peer import Peer, PeerHandler
 
 MAX_PUBLISHERS: Final = 16
-"""Engines at one port. One is right; with a second there is a conflict, which only batches show."""
+"""Maximum number of engines at one port. Only one is correct, but kvbus has to read batches to detect a conflict."""
 
 NO_SOURCE: Final = "no_source"
-"""Why an engine is disconnected: its source is being replaced."""
+"""Reason to disconnect an engine: no source reads the port, because the source is being replaced."""
 
 
 class Interposed:
-    """A port for both roles; a :class:`~kvbus.transport.zmtp.peer.PeerHandler`.
+    """A port for engines and routers; a :class:`~kvbus.transport.zmtp.peer.PeerHandler`.
 
     Args:
         endpoint: where to listen, ``tcp://host:port``.
-        routers: what serves the peers that subscribe.
+        routers: the handler of the peers that subscribe.
         settings: bounds and times.
         stats: counters of the output.
-        refused: called for each connection that is turned away.
+        refused: called for each refused connection.
 
     Raises:
         BindError: the endpoint cannot be bound.
@@ -41,7 +41,7 @@ class Interposed:
         self, endpoint: str, routers: PeerHandler, *, settings: Settings, stats: OutputStats, refused: Refused
     ) -> None:
         self.publishers: PeerHandler | None = None
-        """What takes the peers that publish."""
+        """The handler of the peers that publish; None while no source reads the port."""
         self._routers = routers
         self._stats = stats
         self._refused = refused
@@ -53,16 +53,16 @@ class Interposed:
 
     @property
     def endpoint(self) -> str:
-        """Where it listens, with its real port."""
+        """The endpoint where it listens, with the real port."""
         return self._listener.endpoint
 
     @property
     def peers(self) -> list[Peer]:
-        """The connections of both sides."""
+        """The connections of engines and routers."""
         return [*self._listener.peers.values()]
 
     def opened(self, peer: Peer) -> None:
-        """Hand a new peer to its side."""
+        """Hand a new peer to the source or to the output, by its socket type."""
         side = self.publishers if peer.socket_type in PUBLISHERS else self._routers
         if side is None:
             self._refused(NO_SOURCE, peer.address, "")
@@ -75,23 +75,23 @@ class Interposed:
         side.opened(peer)
 
     def subscribed(self, peer: Peer, topic: bytes) -> None:
-        """Hand on a subscription."""
+        """Pass a subscription to the peer's handler."""
         self._sides[peer.id].subscribed(peer, topic)
 
     def cancelled(self, peer: Peer, topic: bytes) -> None:
-        """Hand on that a subscription ends."""
+        """Pass the end of a subscription to the peer's handler."""
         self._sides[peer.id].cancelled(peer, topic)
 
     def received(self, peer: Peer, frames: list[bytes]) -> None:
-        """Hand on a message."""
+        """Pass a message to the peer's handler."""
         self._sides[peer.id].received(peer, frames)
 
     def drained(self, peer: Peer) -> None:
-        """Hand on that a peer has read."""
+        """Tell the peer's handler that the peer is writable again."""
         self._sides[peer.id].drained(peer)
 
     def closed(self, peer: Peer, reason: str) -> None:
-        """Forget a peer."""
+        """Forget a peer, and tell its handler."""
         side = self._sides.pop(peer.id, None)
         if side is None:
             return
@@ -100,7 +100,7 @@ class Interposed:
         side.closed(peer, reason)
 
     def close(self, linger: float = 0.0) -> None:
-        """Give up the port and end all connections; what waits for a router has ``linger`` seconds to leave."""
+        """Close the port and all connections. Bytes queued for a router are sent for up to ``linger`` seconds."""
         if not self._closed:
             self._closed = True
             self._stats.publishers_limit -= MAX_PUBLISHERS
@@ -108,12 +108,12 @@ class Interposed:
 
 
 class InterposedStream(AcceptedStream):
-    """The publishers of one source, which dial in at a port that routers dial, too.
+    """The publishers of one source, which dial in at a port that routers dial as well.
 
     Args:
-        port: the port.
+        port: the shared port.
         topics: subscription prefixes.
-        events: the callbacks.
+        events: the callbacks of the source.
     """
 
     def __init__(self, port: Interposed, *, topics: Sequence[bytes], events: Events) -> None:
@@ -122,6 +122,6 @@ class InterposedStream(AcceptedStream):
         port.publishers = self
 
     def close(self) -> None:
-        """Disconnect the publishers, and leave the port."""
+        """Disconnect the publishers. The port stays open for routers."""
         self._port.publishers = None
         super().close()

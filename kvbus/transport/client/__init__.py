@@ -1,4 +1,5 @@
-"""The sockets of a reader, for the client library and the command line: one stream and its replay.
+"""The sockets that read one stream and its replay, for the client library and the command line.
 
-In: endpoints. Out: frames, and connections made and lost. It may use ``transport.sockets`` and the core's ``wire``.
+In: endpoints. Out: frames, and connections that were made or lost. The package may use ``transport.sockets`` and the
+core's ``wire``.
 """

@@ -1,6 +1,6 @@
-"""Sockets of libzmq that give raw messages: a subscriber, and a request with its answer.
+"""libzmq sockets that return raw messages: a subscriber, and a request with its answer.
 
-A message is read from libzmq only while somebody waits for it.
+A message is read from libzmq only while a caller waits in ``recv``.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _SMALL: Final = {"RCVHWM": 1, "RCVBUF": 4096}
 
 
 class Mailbox:
-    """The messages of one socket, each a list of frames.
+    """A socket whose messages are awaited one at a time, each a list of frames.
 
     Args:
         socket: the mailbox owns it; :meth:`aclose` closes it.
-        max_frames: frames kept of one message.
+        max_frames: maximum number of frames kept per message; further frames are dropped.
     """
 
     def __init__(self, socket: Socket, *, max_frames: int = MAX_KEPT_FRAMES) -> None:
@@ -43,7 +43,7 @@ class Mailbox:
         self._arrived.set()
 
     def send(self, frames: tuple[bytes, ...]) -> None:
-        """Send a message; it leaves as soon as there is a connection."""
+        """Send a message; libzmq queues it until the socket is connected."""
         self._pump.socket.send_multipart(frames)
         self._pump.look()
 
@@ -61,19 +61,20 @@ class Mailbox:
     async def aclose(self) -> None:
         """Close the socket."""
         self._pump.close()
-        await asyncio.sleep(0)  # the socket closes in the loop's next turn
+        await asyncio.sleep(0)  # the socket closes in the loop's next iteration
 
 
 class RawSubscriber:
-    """Subscribe to a stream and iterate over its messages, each a list of frames. Only a waiting `recv` reads them.
+    """Subscribe to a stream and iterate over its messages, each a list of frames. Messages are read only inside `recv`.
 
     Args:
         endpoint: the publisher's endpoint, or the endpoint to bind.
         topic: subscription prefix.
         bind: True for publishers that connect to the subscriber (vLLM with a concrete host).
-        hwm: messages that ZeroMQ queues before the publisher drops.
+        hwm: maximum number of messages that ZeroMQ queues here. When this queue is full, the publisher's queue fills
+            up, and then the publisher drops messages.
         context: a ZeroMQ context to share (``inproc://``); by default the subscriber has its own.
-        curve: keys for a publisher that wants CURVE; only where the subscriber connects.
+        curve: keys for a publisher that requires CURVE; used only if the subscriber connects.
     """
 
     def __init__(
@@ -97,11 +98,11 @@ class RawSubscriber:
 
     @property
     def endpoint(self) -> str:
-        """The endpoint; after `start` the bound one, with its real port."""
+        """The endpoint; after `start` of a bound subscriber, with the real port."""
         return self._endpoint
 
     def start(self) -> None:
-        """Open the socket; needs a running event loop.
+        """Open the socket in the running event loop.
 
         Raises:
             BindError: the endpoint cannot be bound.
@@ -159,13 +160,13 @@ class RawSubscriber:
 class Asker:
     """Send one request to a ROUTER, and read the messages of its answer.
 
-    It is sent as any reader in the field sends it: by a DEALER without a name.
+    The request comes from a DEALER without a routing id, as routers' requests do.
 
     Args:
-        endpoint: the ROUTER's.
-        curve: keys for a ROUTER that wants CURVE.
-        slow: hold as little as can be of what comes, until it is read.
-        most: frames that are kept of one message.
+        endpoint: the ROUTER's endpoint.
+        curve: keys for a ROUTER that requires CURVE.
+        slow: queue as little of the answer as possible here, so that the ROUTER meets a slow reader.
+        most: maximum number of frames kept per message; further frames are dropped.
     """
 
     def __init__(self, endpoint: str, *, curve: Curve | None = None, slow: bool = False, most: int = 64) -> None:
@@ -191,7 +192,7 @@ class Asker:
             end(self._context)
 
     def ask(self, *frames: bytes) -> None:
-        """Send the request; it leaves as soon as there is a connection."""
+        """Send the request; libzmq queues it until the socket is connected."""
         self._mailbox.send(frames)
 
     async def recv(self) -> list[bytes]:

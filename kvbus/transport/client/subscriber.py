@@ -1,4 +1,4 @@
-"""The sockets of one stream's subscriber: the daemon's subscription and requests, read only while somebody waits."""
+"""The sockets of one stream's subscriber: a live subscription and a request, read only while the client waits."""
 
 from __future__ import annotations
 
@@ -27,43 +27,45 @@ if TYPE_CHECKING:
 AnswerFraming = Literal["auto", "3", "4", "sim"]
 
 _FRAMES: Final = {"3": 3, "4": 4, "sim": 4}
-"""Frames of one message of an answer, as a DEALER receives it."""
+"""Number of frames that a DEALER receives per message of a replay answer, by framing."""
 
 
 class Handler(Protocol):
-    """Receives what the sockets bring."""
+    """The callbacks for messages and connection events of the sockets."""
 
     def on_live(self, frames: list[bytes]) -> None:
-        """Take a live message unchecked; a correct one is ``[topic, seq, payload]``."""
+        """Handle an unchecked live message; a correct one is ``[topic, seq, payload]``."""
 
     def on_replayed(self, frames: list[bytes]) -> None:
-        """Take a message that answers the last request."""
+        """Handle a message of the answer to the last replay request."""
 
     def on_snapshot(self, frames: list[bytes]) -> None:
-        """Take the message that answers the last snapshot request."""
+        """Handle the message that answers the last snapshot request."""
 
     def on_connection(self, up: bool) -> None:
-        """The live connection stands, or is lost."""
+        """Handle that the live connection is up (True) or lost (False)."""
 
     def on_refused(self, reason: Refused) -> None:
-        """The handshake of a live connection has failed."""
+        """Handle a failed handshake of a live connection."""
 
 
 class StreamSockets:
-    """A subscription, and at most one request.
+    """A live subscription, and at most one replay or snapshot request at a time.
 
     Args:
         endpoint: the live stream, or None for replay only.
         replay_endpoint: the replay ROUTER, or None.
         snapshot_endpoint: the snapshot ROUTER, or None.
-        handler: receives what the sockets bring.
+        handler: the callbacks for messages and connection events.
         topic: subscription prefix.
         bind: True binds the SUB, for publishers that connect to it (vLLM with a concrete host).
-        hwm: messages that ZeroMQ queues for each socket, before the peer's queue fills up and it drops.
-        max_message_bytes: limit of one frame in bytes. A larger one ends the connection, which is then made anew.
-        framing: layout of replay answers to accept.
+        hwm: maximum number of messages that ZeroMQ queues for each socket. When this queue is full, the peer's queue
+            fills up, and then the peer drops messages.
+        max_message_bytes: maximum bytes of one frame. A larger frame closes the connection, and the socket connects
+            again.
+        framing: layout of replay answers to accept; messages with another number of frames are ignored.
         context: a ZeroMQ context to share (``inproc://``); by default the sockets have their own.
-        curve: keys for a publisher that wants CURVE; only where the sockets connect.
+        curve: keys for a publisher that requires CURVE; used only if the sockets connect.
     """
 
     def __init__(
@@ -83,7 +85,7 @@ class StreamSockets:
     ) -> None:
         # The peer.
         self.endpoint = endpoint
-        """The live endpoint; once open, the bound one, with its real port."""
+        """The live endpoint; after `open` of a bound subscription, with the real port."""
         self._replay_endpoint = replay_endpoint
         self._snapshot_endpoint = snapshot_endpoint
         self._frames = _FRAMES.get(framing)
@@ -103,7 +105,7 @@ class StreamSockets:
         self._reading = False
 
     def open(self) -> None:
-        """Open the sockets; needs a running event loop.
+        """Open the sockets in the running event loop.
 
         Raises:
             BindError: the endpoint cannot be bound.
@@ -122,26 +124,26 @@ class StreamSockets:
             raise
 
     def ask(self, start: int) -> None:
-        """Ask for a replay from this seq."""
+        """Request a replay from this seq on. It replaces the current request."""
         self._ask(self._replay_endpoint, replay_request(start), self._answer)
 
     def ask_snapshot(self) -> None:
-        """Ask for a snapshot."""
+        """Request a snapshot. It replaces the current request."""
         self._ask(self._snapshot_endpoint, [REQUEST], self._handler.on_snapshot, max_frames=sys.maxsize)
 
     def stop_asking(self) -> None:
-        """Abort the current answer."""
+        """Abort the current request and drop the rest of its answer."""
         if self._request is not None:
             self._request.close()
             self._request = None
 
     @property
     def unread(self) -> bool:
-        """Whether more of an answer waits to be read."""
+        """Whether more messages of the answer wait to be read."""
         return self._request is not None and self._request.unread
 
     def read(self, *, on: bool) -> None:
-        """Read messages, or leave them with libzmq."""
+        """Start or stop reading messages; unread messages stay queued in libzmq."""
         self._reading = on
         if self._live is not None:
             self._live.read(on=on)
@@ -155,7 +157,7 @@ class StreamSockets:
             self._live.close()
             self._live = None
         try:
-            await asyncio.sleep(0)  # sockets close in the loop's next turn
+            await asyncio.sleep(0)  # sockets close in the loop's next iteration
         finally:
             self._end()
 
@@ -196,7 +198,8 @@ class StreamSockets:
         if endpoint is None or self._context is None:
             raise RuntimeError("there is no endpoint to ask")
         self.stop_asking()
-        with contextlib.suppress(BindError):  # no descriptor is left, say: the request times out, and is made again
+        # for example without a free file descriptor: the request times out, and the client sends it again
+        with contextlib.suppress(BindError):
             self._request = RequestConnection(
                 self._context,
                 endpoint,

@@ -1,8 +1,8 @@
 """The engine's side of the wire: the sockets of a vLLM, SGLang or simulated engine.
 
-`EnginePublisher` is a PUB socket and, on request, the ROUTER that replays the newest batches. It stands in for an
-engine in ``kvbus sim``, ``kvbus play``, the demo and the tests. So it does what engines do, good and bad: its sequence
-frames carry no epoch, it trims its replay buffer without notice, and it drops requests without a delimiter silently.
+`EnginePublisher` is a PUB socket and, if wanted, a ROUTER that replays the newest batches. It plays an engine in
+``kvbus sim``, ``kvbus play``, the demo and the tests, so it has the weaknesses of real engines: its sequence frames
+carry no epoch, it trims its replay buffer without notice, and it silently drops requests without a delimiter.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _REBIND_S: Final = 5.0  # libzmq releases a closed listener's address asynchrono
 
 
 def binds(endpoint: str) -> bool:
-    """Return whether an engine binds this endpoint; if not, it connects to it.
+    """Return whether an engine binds this endpoint; otherwise the engine connects to it.
 
-    The rule is vLLM's: it binds wildcards, ``ipc://`` and ``inproc://``, and connects to a concrete host.
-    From 0.5.13 on SGLang also binds ``0.0.0.0``.
+    The rule is vLLM's: vLLM binds wildcards, ``ipc://`` and ``inproc://``, and connects to a concrete host.
+    SGLang also binds ``0.0.0.0``, from 0.5.13 on.
     """
     return any(sign in endpoint for sign in ("*", "::", "ipc://", "inproc://", "0.0.0.0"))  # noqa: S104
 
 
 class EnginePublisher:
-    """A PUB socket and a replay ROUTER that behave as an engine's do.
+    """A PUB socket and a replay ROUTER that behave like an engine's sockets.
 
     Args:
         endpoint: endpoint of the live stream: ``tcp://*:5557``, ``tcp://127.0.0.1:*``, ``ipc://…``.
@@ -50,10 +50,11 @@ class EnginePublisher:
         bind: True binds, False connects, None follows the engines' own rule (`binds`).
         hwm: send high-water mark of the PUB socket, in messages per subscriber; the socket drops silently beyond it.
         context: a ZeroMQ context to share (``inproc://``); by default the publisher has its own.
-        heartbeat_ms: time between two PINGs; whoever does not answer one for so long again is cut off. 0: none.
+        heartbeat_ms: time between two PINGs. A subscriber that does not answer a PING within this time is
+            disconnected. 0: no PINGs.
 
-    `start` (or ``async with``) opens the sockets, `close` closes them. Call `publish`, `skip` and `restart` from one
-    thread.
+    `start` (or ``async with``) opens the sockets, `close` closes them. Call `publish`, `skip` and `restart` from the
+    same thread.
     """
 
     def __init__(
@@ -73,9 +74,9 @@ class EnginePublisher:
         self.framing: Final = framing
         self.bind: Final = binds(endpoint) if bind is None else bind
         self.replay_fault: Callable[[list[list[bytes]]], Iterable[list[bytes]]] = list
-        """Makes of each answer what is really sent."""
+        """Turns the messages of each replay answer into the messages to send: a test injects faults here."""
         self.replay_requests = 0
-        """Well-formed replay requests received so far, in all epochs."""
+        """Number of well-formed replay requests received so far, in all epochs."""
         self._endpoint = endpoint
         self._replay_endpoint = replay_endpoint
         self._hwm = hwm
@@ -105,12 +106,12 @@ class EnginePublisher:
 
     @property
     def subscriptions(self) -> int:
-        """Subscriptions that have arrived in this epoch."""
+        """Number of subscriptions that have arrived in this epoch."""
         return self._count_subscriptions()
 
     @property
     def buffered(self) -> int:
-        """Batches in the replay buffer."""
+        """Number of batches in the replay buffer."""
         return len(self._buffer)
 
     def start(self) -> None:
@@ -151,8 +152,8 @@ class EnginePublisher:
 
         Args:
             payload: the msgpack batch.
-            seq: sequence number to use instead of the next one; numbering continues after it.
-            live: False buffers the batch and does not send it: subscribers see a lost batch.
+            seq: sequence number of this batch; None for the next one. The numbering continues after it.
+            live: False only buffers the batch; subscribers then see a gap.
 
         Returns:
             The batch's sequence number.
@@ -168,7 +169,7 @@ class EnginePublisher:
         return seq
 
     def send_again(self, seq: int) -> None:
-        """Send a buffered batch live once more, as a duplicate or as a late batch.
+        """Send a buffered batch again on the live stream, as a duplicate or a late batch.
 
         Raises:
             KeyError: `seq` was never published, or the buffer has dropped it already.
@@ -176,7 +177,7 @@ class EnginePublisher:
         self.send_frames(self.topic, seq.to_bytes(8, "big"), self._buffer.find(seq))
 
     def send_frames(self, *frames: bytes) -> None:
-        """Send one multipart message on the PUB socket, unchecked."""
+        """Send one multipart message on the PUB socket without any check."""
         if self._pub is None:
             raise RuntimeError("the publisher is not started")
         # plain sends: pyzmq's send_multipart costs twice as much
@@ -185,18 +186,19 @@ class EnginePublisher:
         self._pub.send(frames[-1])
 
     def skip(self) -> int:
-        """Use up a sequence number without a batch, and return the number.
+        """Use a sequence number without sending a batch, and return the number.
 
-        vLLM takes the number before it encodes and sends: an exception there leaves a hole that no replay fills.
+        vLLM takes the number before it encodes and sends the batch. An exception in between leaves a gap that no
+        replay can fill.
         """
         seq = self._next_seq
         self._next_seq += 1
         return seq
 
     def restart(self, linger: float = 0.0) -> None:
-        """Begin a new epoch: empty buffer, seq from 0, same endpoints, every connection closed.
+        """Start a new epoch as a restarted engine does: empty buffer, seq 0, same endpoints, all connections closed.
 
-        This blocks for the few milliseconds that libzmq needs to release the addresses.
+        The call blocks for the few milliseconds that libzmq needs to release the addresses.
         """
         if self._context is None:
             raise RuntimeError("the publisher is not started")
@@ -206,7 +208,7 @@ class EnginePublisher:
         self._open(self._context, await_address=True)
 
     def renumber(self) -> None:
-        """Begin a new epoch and keep every connection, as a proxy before the engine does: empty buffer, seq from 0."""
+        """Start a new epoch (empty buffer, seq 0) but keep all connections, as a proxy in front of an engine does."""
         self._buffer.clear()
         self._next_seq = 0
 
@@ -216,7 +218,7 @@ class EnginePublisher:
         A subscriber misses the batches published before its subscription arrives.
 
         Raises:
-            TimeoutError: they did not arrive within `timeout` seconds.
+            TimeoutError: fewer subscriptions arrived within `timeout` seconds.
         """
         async with asyncio.timeout(timeout):
             while self._count_subscriptions() < count:  # noqa: ASYNC110 - the socket sets no asyncio.Event
@@ -227,7 +229,7 @@ class EnginePublisher:
         return self.replay_fault(answer(self._buffer.since(start), self.framing, self.topic))
 
     def _open(self, context: zmq.Context[zmq.Socket[bytes]], *, await_address: bool) -> None:
-        # subscribers see a PUB; XPUB also reports subscriptions, so a test can wait for one instead of sleeping
+        # an XPUB works like a PUB and also reports subscriptions, so a test can wait for one instead of sleeping
         self._pub = context.socket(zmq.XPUB)
         self._pub.setsockopt(zmq.SNDHWM, self._hwm)
         self._pub.setsockopt(zmq.IPV6, 1)
@@ -240,7 +242,7 @@ class EnginePublisher:
         if self._replay_endpoint is not None:
             router: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
             try:
-                # without MANDATORY a ROUTER drops silently at its high-water mark, END too
+                # without MANDATORY a ROUTER silently drops messages at its high-water mark, even END
                 router.setsockopt(zmq.ROUTER_MANDATORY, 1)
                 router.setsockopt(zmq.IPV6, 1)
                 self._replay_endpoint = _bind(router, self._replay_endpoint, await_address=await_address)
@@ -271,9 +273,9 @@ class EnginePublisher:
 
 
 def _bind(socket: zmq.Socket[bytes], endpoint: str, *, await_address: bool = False) -> str:
-    """Bind and return the real endpoint; `await_address` waits until libzmq has released the address."""
+    """Bind, and return the real endpoint. With `await_address`, wait until libzmq has released the address."""
     check_port(endpoint)
-    # libzmq writes "any port" as a star
+    # libzmq spells "any port" as a star, not as 0
     wanted = f"{endpoint[:-1]}*" if endpoint.startswith("tcp://") and endpoint.endswith(":0") else endpoint
     deadline = time.monotonic() + (_REBIND_S if await_address else 0.0)
     while True:

@@ -1,8 +1,8 @@
-"""An engine's replay: a ring of the newest batches, and the ROUTER that answers from it.
+"""An engine's replay: a buffer of the newest batches, and a ROUTER that answers requests from it.
 
-The server runs in its own thread, as an engine's publisher does. So it answers while the caller's event loop is busy,
-and works the same under asyncio, uvloop and no loop at all. Unlike older engines, it loses no frame at a requester's
-high-water mark, and no requester waits for another.
+The server runs in its own thread, as an engine's publisher does. It answers even if the caller's event loop is busy,
+and it works with asyncio, with uvloop and without an event loop. Unlike older engines, it loses no frame at a
+requester's high-water mark, and no requester has to wait for another requester.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ if TYPE_CHECKING:
 Framing = Literal["3", "4", "sim"]
 
 _SERVERS: Final = itertools.count()
-_BURST: Final = 64  # messages to one requester before the next one gets its turn
+_BURST: Final = 64  # messages to one requester before the next requester is served
 _RETRY_MS: Final = 2  # pause before another attempt when every requester is at its high-water mark
 
 
 class ReplayBuffer:
-    """The newest `steps` batches. The publisher writes them, the replay thread reads them."""
+    """The newest `steps` batches. The publisher's thread writes them, and the replay thread reads them."""
 
     def __init__(self, steps: int) -> None:
         self._lock = threading.Lock()
         self._batches: deque[tuple[int, bytes]] = deque(maxlen=steps)
 
     def append(self, seq: int, payload: bytes) -> None:
-        """Keep a batch; a full buffer drops its oldest."""
+        """Add a batch; a full buffer drops its oldest batch."""
         with self._lock:
             self._batches.append((seq, payload))
 
     def since(self, start: int) -> list[tuple[int, bytes]]:
-        """Return (seq, payload) of every buffered batch from `start` on."""
+        """Return seq and payload of every buffered batch from seq `start` on."""
         with self._lock:
             return [batch for batch in self._batches if batch[0] >= start]
 
@@ -47,7 +47,7 @@ class ReplayBuffer:
         """Return a batch's payload.
 
         Raises:
-            KeyError: the buffer never had it, or has dropped it already.
+            KeyError: the batch was never in the buffer, or was dropped.
         """
         with self._lock:
             for known, payload in reversed(self._batches):
@@ -56,7 +56,7 @@ class ReplayBuffer:
         raise KeyError(f"seq {seq} is not in the replay buffer")
 
     def clear(self) -> None:
-        """Forget every batch."""
+        """Drop all batches."""
         with self._lock:
             self._batches.clear()
 
@@ -65,7 +65,7 @@ class ReplayBuffer:
 
 
 def answer(batches: list[tuple[int, bytes]], framing: Framing, topic: bytes) -> list[list[bytes]]:
-    """Return the messages that answer a replay request, as a DEALER receives them, END last."""
+    """Return the messages of a replay answer as a DEALER receives them; the last one is END."""
 
     def frames(seq: bytes, payload: bytes, topic: bytes) -> list[bytes]:
         return [b"", seq, payload] if framing == "3" else [b"", topic, seq, payload]
@@ -75,12 +75,12 @@ def answer(batches: list[tuple[int, bytes]], framing: Framing, topic: bytes) -> 
 
 
 class EngineReplayServer:
-    """One bound ROUTER and the thread that serves it.
+    """A bound ROUTER and the thread that serves it.
 
     Args:
         router: the socket; the server's thread owns it and closes it.
         context: the socket's context.
-        answer: returns the messages that answer a request from a sequence number; the thread calls it.
+        answer: returns the messages of the answer to a request from a given seq on; called in the server's thread.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class EngineReplayServer:
     ) -> None:
         self._answer = answer
         self._router = router
-        # a new name for each server: libzmq releases an inproc name some time after its socket closed
+        # a new name for each server, because libzmq releases an inproc name only some time after its socket closed
         name = f"inproc://kvbus-replay-stop-{next(_SERVERS)}"
         self._stop_in: zmq.Socket[bytes] = context.socket(zmq.PAIR)
         self._stop_in.bind(name)
@@ -103,7 +103,7 @@ class EngineReplayServer:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop serving, drop unfinished answers, close the ROUTER."""
+        """Stop the thread, drop unfinished answers and close the ROUTER."""
         self._stop_out.send(b"")
         self._thread.join()
         self._stop_out.close(0)
@@ -140,7 +140,7 @@ class EngineReplayServer:
             self._jobs.setdefault(client, deque()).append(iter(answer))
 
     def _send_some(self) -> bool:
-        """Send every requester a burst; return False if none of them could take a message."""
+        """Send a burst to each requester; return False if no requester could accept a message."""
         moved = False
         for client in list(self._jobs):
             for _ in range(_BURST):
