@@ -181,7 +181,9 @@ class Relay:
             self.sources[record.source].sequencer.restore_snapshot(record.seq)
 
     def resume_at(self, first_seq: Callable[[int, int], int]) -> None:
-        """Continue streams at later seqs, because routers may have got more than this state knows. Clear them first.
+        """Continue streams at later seqs, because routers may have got more than this state knows.
+
+        Mark every source as expired: kvbus announces its blocks again once the engine is in sync.
 
         Args:
             first_seq: returns the seq at which a stream continues, by the number of its output and its slot.

@@ -42,8 +42,10 @@ BYTES_PER_BLOCK: Final = 300
 """Bytes that a block in a separate event needs besides its tokens: its hash, its parent's hash, the field names."""
 
 BYTES_PER_PLAIN_TOKEN: Final = 5
+"""Bytes of a token id below 2^32."""
+
 BYTES_PER_EVENT: Final = 50
-"""Bytes of an ordinary token, and bytes that an ordinary block needs besides its tokens."""
+"""Bytes that a block needs besides its tokens if it shares an event with other blocks."""
 
 SMALL_BLOCK: Final = (MOST_BYTES // MOST_BLOCKS - BYTES_PER_BLOCK) // BYTES_PER_TOKEN
 """The largest block size, in tokens, at which a batch can hold the :data:`MOST_BLOCKS` blocks that routers accept."""

@@ -77,7 +77,7 @@ class History:
         return self.first > 0 and not self._emptied
 
     def missing_before(self, first: int, *, pending: bool | None = None) -> None:
-        """Note that nothing before ``first`` is known. Nothing else makes a source ``partial``.
+        """Note that nothing before ``first`` is known. That makes the source ``partial``.
 
         Args:
             first: the number; :data:`NOTHING` if nothing of the epoch is known.
