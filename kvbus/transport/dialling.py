@@ -1,6 +1,6 @@
-"""Dial by hand: connect, shake hands, and then read and send messages as an ordinary SUB or DEALER does.
+"""Dial without libzmq: connect, shake hands, and then read and send messages as a SUB or DEALER does.
 
-A port that does not speak ZMTP is named by its first bytes, or by what it answers to TLS and HTTP.
+If the port does not speak ZMTP, its first bytes or its answers to TLS and HTTP identify the server.
 """
 
 from __future__ import annotations
@@ -25,22 +25,23 @@ from kvbus.transport.zmtp.wire import SIGNATURE, encode_message
 from kvbus.transport.zmtp_keys import Keys
 
 HANDSHAKE_S: Final = 0.9
-"""Seconds for the rest of the handshake. A ZeroMQ socket greets at once."""
+"""Maximum seconds for the handshake after :data:`READY_S`. A ZeroMQ socket sends its greeting at once."""
 READY_S: Final = 0.3
-"""Seconds for the peer's READY before ours is sent. libzmq closes, without its own, at a READY of the wrong type."""
+"""Seconds to wait for the peer's READY before we send ours. libzmq closes the connection without a READY of its own if
+ours has a socket type that it cannot talk to."""
 GREETING_BYTES: Final = 64
 _OLD: Final = (b"\1\0", SIGNATURE + b"\1")
-"""Greetings of ZMTP 1.0 (no identity, in one frame) and of ZMTP 2.0."""
+"""First bytes of a ZMTP 1.0 greeting (an empty identity in one frame) and of a ZMTP 2.0 greeting."""
 _CHUNK: Final = 256 * 1024
 _OTHER: Final = {Role.SUB: Role.DEALER, Role.DEALER: Role.SUB, Role.PUB: Role.DEALER}
 
 
 class ClosedError(Exception):
-    """The peer has ended the connection, or broken the protocol."""
+    """The connection is closed or broken."""
 
 
 class _Listening(Null):
-    """The NULL mechanism. It waits for the peer's READY before it sends its own, unless :meth:`speak` is called."""
+    """The NULL mechanism. It sends its READY only after the peer's READY, or when :meth:`speak` is called."""
 
     def __init__(self, role: Role) -> None:
         super().__init__(role, accepting=True)
@@ -50,7 +51,7 @@ class _Listening(Null):
         self._unsaid = wire.command(wire.READY, properties)
 
     def speak(self) -> bytes:
-        """Return our READY, once."""
+        """Return our READY the first time, then nothing."""
         ready, self._unsaid = self._unsaid, b""
         return ready
 
@@ -60,22 +61,22 @@ class _Listening(Null):
 
 
 class Connection:
-    """A connection on which the handshake is under way or over."""
+    """A connection during and after its handshake."""
 
     def __init__(self, connected: socket.socket, role: Role, limits: Limits, mechanism: Mechanism) -> None:
         self.mechanism = mechanism
         self.protocol = Protocol(role, accepting=False, limits=limits, mechanism=mechanism, any_peer=True)
         self.first = b""
-        """The first bytes that the peer has sent, a greeting's at most."""
+        """The first bytes from the peer, up to the length of a greeting."""
         self._socket = connected
         self._loop = asyncio.get_running_loop()
 
     async def next_event(self) -> Event:
-        """Return what the peer says next.
+        """Return the next event from the peer.
 
         Raises:
-            ClosedError: it has closed the connection.
-            ProtocolError: it broke a rule.
+            ClosedError: the peer has closed the connection.
+            ProtocolError: the peer broke a rule of ZMTP.
         """
         while True:
             try:
@@ -94,21 +95,21 @@ class Connection:
             self.protocol.receive_data(data)
 
     async def receive(self) -> list[bytes]:
-        """Return the next message. Raises as :meth:`next_event` does."""
+        """Return the frames of the next message. Raises the errors of :meth:`next_event`."""
         while True:
             event = await self.next_event()
             if isinstance(event, Message):
                 return event.frames
 
     async def receive_raw(self) -> bytes:
-        """Return the next bytes as they come, empty at the end of the connection: nothing in them is answered."""
+        """Return the next received bytes without decoding or answering them; empty at the end of the connection."""
         try:
             return await self._loop.sock_recv(self._socket, _CHUNK)
         except OSError:
             return b""
 
     async def subscribed(self) -> bytes:
-        """Return the next topic that the peer subscribes to. Raises as :meth:`next_event` does."""
+        """Return the next topic that the peer subscribes to. Raises the errors of :meth:`next_event`."""
         while True:
             event = await self.next_event()
             if isinstance(event, Subscribed):
@@ -118,21 +119,21 @@ class Connection:
         """Send a message.
 
         Raises:
-            ClosedError: the connection is gone.
+            ClosedError: the connection is closed or broken.
         """
         data = encode_message(frames)
         sealing = self.protocol.sealing
         await self.write(data if sealing is None else sealing.seal(data))
 
     async def write(self, data: bytes) -> None:
-        """Send bytes. Raises as :meth:`send` does."""
+        """Send bytes. Raises the errors of :meth:`send`."""
         try:
             await self._loop.sock_sendall(self._socket, data)
         except OSError as error:
             raise ClosedError(error.strerror or str(error)) from error
 
     async def _flush(self) -> None:
-        sealing = self.protocol.sealing  # set with the handshake's last command, which travels as it is
+        sealing = self.protocol.sealing  # set by the handshake's last command, which is sent unsealed
         data = self.protocol.data_to_send()
         if data:
             with contextlib.suppress(ClosedError):
@@ -151,14 +152,14 @@ class Dialled:
 async def dial(
     endpoint: str, role: Role, *, seconds: float, curve: Curve | None = None, limits: Limits | None = None
 ) -> AsyncIterator[Dialled]:
-    """Dial an endpoint; the connection is closed at the end.
+    """Dial an endpoint and yield the outcome; the connection is closed when the context ends.
 
     Args:
         endpoint: ``tcp://host:port`` or ``ipc://path``.
-        role: the socket type that kvbus says it has.
-        seconds: for all of it.
-        curve: our keys, and the peer's.
-        limits: what the peer may send.
+        role: the socket type that kvbus announces.
+        seconds: maximum seconds for the connection and the handshake.
+        curve: our keys and the peer's public key; None for NULL.
+        limits: bounds for the data that the peer may send; None for the defaults.
     """
     attempt = Attempt(endpoint, seconds)
     with contextlib.ExitStack() as opened:
@@ -166,7 +167,7 @@ async def dial(
             async with asyncio.timeout(seconds):
                 dialled = await _dial(attempt, role, curve, limits or Limits(), opened)
                 if dialled.outcome.stop in {Stop.CLOSED, Stop.KEYS} and dialled.outcome.mechanism:
-                    # some peers close without a word at a type that they do not talk to: another type hears theirs
+                    # some peers close without an ERROR if our socket type does not fit: another type gets to see theirs
                     with contextlib.ExitStack() as second:
                         other = await _dial(Attempt(endpoint, seconds), _OTHER[role], curve, Limits(), second)
                     if other.outcome.stop is Stop.OPEN:
@@ -189,13 +190,13 @@ async def _dial(
 async def shake_hands(
     outcome: Outcome, connected: socket.socket, role: Role, curve: Curve | None, limits: Limits, address: Address | None
 ) -> Dialled:
-    """Shake hands on a connection. ``address`` is the address that was dialled; None if the peer has dialled."""
+    """Do the handshake on a connection. ``address`` is the address that we dialled; None if the peer dialled us."""
     mechanism = _mechanism(role, curve, bind=address is None)
     connection = Connection(connected, role, limits, mechanism or _Listening(role))
     try:
         opened = await _opened(connection)
     except (ProtocolError, ClosedError, TimeoutError) as error:
-        connected.close()  # some servers have one connection at a time
+        connected.close()  # some servers accept only one connection at a time
         failed = await _failed(outcome, connection.first, "NULL" if curve is None else "CURVE", address, str(error))
         lacks_curve = mechanism is None and failed.stop is Stop.KEYS
         return Dialled(replace(failed, stop=Stop.NO_CURVE, detail="") if lacks_curve else failed)
@@ -212,7 +213,7 @@ async def shake_hands(
 
 
 def _mechanism(role: Role, curve: Curve | None, *, bind: bool) -> Mechanism | None:
-    """Return our side of the handshake; None where it would be CURVE and PyNaCl is not installed."""
+    """Return our side of the handshake; None if it needs CURVE and PyNaCl is not installed."""
     if curve is None:
         return _Listening(role)
     try:
@@ -223,7 +224,7 @@ def _mechanism(role: Role, curve: Curve | None, *, bind: bool) -> Mechanism | No
 
 
 async def _failed(outcome: Outcome, first: bytes, ours: str, address: Address | None, problem: str) -> Outcome:
-    """Say why a handshake has failed, by the first bytes of the peer and our own mechanism."""
+    """Return the outcome of a failed handshake, by the peer's first bytes and our own mechanism."""
     if first.startswith(_OLD):
         return replace(outcome, stop=Stop.VERSION)
     if first[:1] != SIGNATURE[:1] or first[9:10] not in {b"", SIGNATURE[9:]}:
@@ -241,11 +242,11 @@ def _sides(theirs: str, ours: str) -> str:
 
 
 async def _opened(connection: Connection) -> Opened:
-    """Shake hands.
+    """Wait for the end of the handshake; send our READY if the peer's does not come first.
 
     Raises:
-        TimeoutError: the peer says nothing, or stops in the middle.
-        ClosedError, ProtocolError: it ends here.
+        TimeoutError: the peer sends nothing, or stops during the handshake.
+        ClosedError, ProtocolError: the handshake failed.
     """
     waiting = asyncio.ensure_future(_until_opened(connection))
     try:
@@ -270,11 +271,11 @@ async def _until_opened(connection: Connection) -> Opened:
 # -- who dials in ---------------------------------------------------------------------------------------------------
 
 MAX_PEERS = 16
-"""Connections that are taken at most."""
+"""Maximum number of accepted connections."""
 
 
 async def accept(endpoint: str, role: Role, curve: Curve | None, limits: Limits) -> AsyncIterator[Dialled]:
-    """Bind, and yield each peer that has dialled in. All connections are closed when the caller stops.
+    """Bind, and yield the outcome for each ZMTP peer that dials in. All connections are closed when the caller stops.
 
     Raises:
         BindError: the endpoint cannot be bound.
@@ -297,7 +298,7 @@ async def accept(endpoint: str, role: Role, curve: Curve | None, limits: Limits)
 # -- what does not speak ZMTP ---------------------------------------------------------------------------------------
 
 ANSWER_S: Final = 0.7
-"""Seconds for an answer to one question."""
+"""Maximum seconds for the answer to one probe."""
 
 _SHOWN: Final = 32
 _BEGINNINGS: Final = (
@@ -311,7 +312,7 @@ _BEGINNINGS: Final = (
 
 
 def name_of(first: bytes) -> str:
-    """Name the server that sends these first bytes."""
+    """Return a description of the server that sends these first bytes."""
     for beginning, name in _BEGINNINGS:
         if first.startswith(beginning):
             return name
@@ -321,7 +322,7 @@ def name_of(first: bytes) -> str:
 
 
 async def identify(address: Address) -> str:
-    """Ask a silent port by TLS and HTTP who it is; empty if it answers neither."""
+    """Probe a silent port with TLS and HTTP; return the server's description, or empty if it answers neither."""
     for question in (_client_hello(), b"HEAD / HTTP/1.0\r\n\r\n"):
         answer = await _ask(address, question)
         name = name_of(answer) if answer else ""

@@ -1,4 +1,4 @@
-"""A socket's connections, from libzmq's monitor: up and down, failed handshakes, abandoned endpoints."""
+"""The connection events of a socket, from libzmq's monitor: up, down, failed handshakes, abandoned endpoints."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ _DIALS: Final = zmq.EVENT_CONNECTED | zmq.EVENT_CONNECT_DELAYED | zmq.EVENT_CONN
 _EVENTS: Final = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | _FAILED
 
 GRACE: Final = 0.25
-"""Seconds to wait for libzmq's event that it connects again. It comes at once, or never."""
+"""Seconds to wait for libzmq's event that it connects again. libzmq sends it at once or never."""
 
 REFUSED_GRACE: Final = 2.0
-"""The same after a refused handshake: the peer may get our key meanwhile."""
+"""Seconds to wait for the same event after a refused handshake: meanwhile the peer may add our key."""
 
 
 class ConnectionMonitor:
     """Report a socket's first successful connection, and the loss of its last one.
 
     Args:
-        socket: the socket to watch; call :meth:`close` before the socket's own.
-        changed: called with True for the first connection, with False when the last one is gone.
+        socket: the socket to watch. Call :meth:`close` before you close the socket.
+        changed: called with True for the first connection, and with False when the last one is lost.
         refused: called with the reason of each failed handshake.
         abandoned: for a socket that connects: called when libzmq has abandoned its endpoint, with True if a connection
-            was up. libzmq does so after a frame over ``MAXMSGSIZE``, after other violations of the protocol, and after
-            some failed handshakes. The socket then receives nothing until another ``connect``.
+            was up. libzmq abandons an endpoint after a frame over ``MAXMSGSIZE``, after other violations of the
+            protocol, and after some failed handshakes. The socket then receives nothing until the next ``connect``.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class ConnectionMonitor:
         self.up = False
         self._fd = -1
         self.peer: tuple[str, int] | None = None
-        """Address and port that the newest connection has reached; None where there is none, or it is no TCP."""
+        """Address and port of the newest connection's peer; None without a connection, or if it is not TCP."""
         events = _EVENTS if abandoned is None else _EVENTS | _DIALS
         self._pump = Pump(socket.get_monitor_socket(events), self._event)
 
@@ -77,21 +77,21 @@ class ConnectionMonitor:
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._peers += 1
         elif event != zmq.EVENT_DISCONNECTED:
-            self._failed = True  # libzmq's next event says that this connection is gone
+            self._failed = True  # libzmq's next event reports the end of this connection
             if self._refused is not None:
                 self._refused(_reason(event, message["value"]))
         else:
             self.peer = None
             stood = not self._failed and self._peers > 0
             if self._failed:
-                self._failed = False  # never counted: a probe of the port, or a peer with another protocol
+                self._failed = False  # not counted as a peer: a probe of the port, or a peer with another protocol
             elif self._peers:
                 self._peers -= 1
             self._wait(stood=stood)
         self._set(up=self._peers > 0)
 
     def _wait(self, *, stood: bool) -> None:
-        """Wait for libzmq's event that it connects again; without one it has abandoned the endpoint."""
+        """Wait for libzmq's event that it connects again; without that event it has abandoned the endpoint."""
         self._stop_waiting()
         if self._abandoned is not None:
             self._timer = self._loop.call_later(GRACE if stood else REFUSED_GRACE, self._abandoned, stood)
@@ -108,7 +108,7 @@ class ConnectionMonitor:
 
     @property
     def unread(self) -> bool:
-        """Whether the kernel has bytes of the newest connection that libzmq's thread has not taken."""
+        """Whether the kernel holds bytes of the newest connection that libzmq's thread has not read."""
         return self.peer is not None and unread(self._fd, self.peer)
 
     def close(self) -> None:
@@ -120,7 +120,7 @@ class ConnectionMonitor:
 
 
 def _peer_of(fd: int) -> tuple[str, int] | None:
-    """Return whom a connection of libzmq's has reached. The connection may be gone already."""
+    """Return the peer's address and port of a libzmq connection; None if it is closed already or is not TCP."""
     try:
         with sockets.socket(fileno=os.dup(fd)) as connection:
             return _named(connection)
@@ -134,7 +134,10 @@ def _named(connection: sockets.socket) -> tuple[str, int] | None:
 
 
 def unread(fd: int, peer: tuple[str, int]) -> bool:
-    """Return whether something waits on the connection to ``peer``; its descriptor may be another's by now."""
+    """Return whether unread bytes wait on the connection to ``peer``.
+
+    By now the descriptor may belong to another connection, so the peer is compared too.
+    """
     try:
         with sockets.socket(fileno=os.dup(fd)) as connection:
             count = fcntl.ioctl(connection, termios.FIONREAD, bytes(4))

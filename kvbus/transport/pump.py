@@ -1,8 +1,8 @@
-"""A reader of an edge-triggered socket: it takes messages as soon as they arrive, and never starves the loop.
+"""A reader of an edge-triggered socket: it reads messages as soon as they arrive, and never starves the event loop.
 
-libzmq's file descriptor signals once, and again only after somebody has read ``ZMQ_EVENTS`` and nothing was left. So
-a pump reads until EAGAIN, then looks at ``ZMQ_EVENTS`` again. Where a cap or an exception ended the reading, it
-continues by ``call_soon``. A send on the same socket may consume the signal: call :meth:`Pump.look` after it.
+libzmq's file descriptor signals once. It signals again only after a read of ``ZMQ_EVENTS`` found no message. So a pump
+reads until EAGAIN, and then checks ``ZMQ_EVENTS`` again. If a cap or an exception ended the reading, the pump continues
+by ``call_soon``. A send on the same socket may consume the signal: call :meth:`Pump.look` after it.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ import zmq
 from kvbus.transport.sockets import Socket
 
 CAP: Final = 128
-"""Messages read in one go before the loop's other work gets its turn."""
+"""Maximum number of messages read in one iteration of the event loop."""
 
 LOOKS: Final = 4
-"""Messages of one go after each of which the pump looks whether there is another. Behind them it reads until EAGAIN,
-which costs as much as eight looks."""
+"""Number of messages in an iteration after which the pump checks for another message. Then it reads until EAGAIN, which
+costs as much as eight checks."""
 
 MAX_KEPT_FRAMES: Final = 64
-"""Frames kept of one message. The rest is read and dropped; the core rejects the message for its frame count."""
+"""Maximum number of frames kept per message. Further frames are read and dropped, and the core rejects the message for
+its number of frames."""
 
-# numbers: pyzmq takes members of its enumerations at a multiple of the cost
+# plain integers: pyzmq accepts the members of its enumerations too, but at a multiple of the cost
 _NOBLOCK: Final = int(zmq.NOBLOCK)
 _POLLIN: Final = int(zmq.POLLIN)
 
@@ -35,10 +36,10 @@ Handler = Callable[[list[bytes]], None]
 
 
 def receive(socket: Socket, most: int = MAX_KEPT_FRAMES) -> list[bytes]:
-    """Receive one whole message, and keep ``most`` frames of it.
+    """Receive one complete message, and return up to ``most`` frames of it.
 
     Raises:
-        zmq.Again: none is waiting.
+        zmq.Again: no message is waiting.
     """
     take = socket.recv
     frame = take(_NOBLOCK, False)
@@ -57,7 +58,7 @@ class Pump:
         socket: the pump owns it; :meth:`close` closes it.
         handler: called with the frames of one message; it must not block.
         after: called after each burst of messages.
-        max_frames: frames kept of one message.
+        max_frames: maximum number of frames kept per message.
     """
 
     def __init__(
@@ -77,31 +78,31 @@ class Pump:
         self._polled = [(socket, _POLLIN)]
         self._soon: asyncio.Handle | None = None
         self._behind: deque[tuple[int, Callable[[], None]]] = deque()
-        """Calls that wait, each with the most messages that may still be before it."""
+        """Deferred calls, each with the maximum number of messages that may still come before it."""
         self.closed = False
         self._paused = False
         self._loop.add_reader(self._fd, self._readable)
         self.kick()
 
     def kick(self) -> None:
-        """Read the socket soon. Call this after a send on it, which may have consumed the signal."""
+        """Read the socket in the loop's next iteration. Call this after a send, which may have consumed the signal."""
         if self._soon is None and not self.closed:
             self._soon = self._loop.call_soon(self._readable)
 
     def pause(self) -> None:
-        """Read nothing until :meth:`resume`: messages stay with libzmq, up to the socket's high-water mark."""
+        """Read nothing until :meth:`resume`. libzmq queues messages up to the socket's high-water mark."""
         self._paused = True
 
     def resume(self) -> None:
-        """Read again."""
+        """Start reading again."""
         self._paused = False
         self.kick()
 
     def call_behind(self, call: Callable[[], None]) -> None:
-        """Call this behind the messages that wait now, and not before calls made earlier.
+        """Make a call after the messages that wait now, and after all earlier deferred calls.
 
-        Nobody knows which messages have come since. So it is called when none is left, or as many have been read as
-        the socket holds.
+        The pump cannot tell these messages from later ones. So it makes the call when no message waits, or after it has
+        read as many messages as the socket can queue.
         """
         if not self._behind and not self._pending():
             call()
@@ -116,9 +117,9 @@ class Pump:
         if self.closed:
             return
         if self._paused:
-            if not self._pending():  # looking rearms the signal, else the loop would spin
+            if not self._pending():  # the check rearms the signal; without it the loop would spin
                 self._call_those_behind(0, pending=False)
-            return  # what comes behind that look stays, too
+            return  # messages that arrive after the check also stay in libzmq
         try:
             more, taken = True, 0
             for taken in range(CAP):
@@ -130,7 +131,7 @@ class Pump:
                 if self.closed:
                     return
                 if taken < LOOKS and not (more := self._pending()):
-                    break  # usually there is one message
+                    break  # usually only one message is waiting
             if self._after is not None:
                 self._after()
             pending = more and self._pending()
@@ -139,7 +140,7 @@ class Pump:
             if pending:
                 self.kick()
         except BaseException:
-            if self.socket.closed:  # with its context: there is nothing to read any more
+            if self.socket.closed:  # it was closed with its context, so no message can follow
                 self.close()
             else:
                 self.kick()
@@ -151,18 +152,18 @@ class Pump:
             self._behind.popleft()[1]()
 
     def _pending(self) -> bool:
-        """Whether a message waits. It rearms the descriptor, as ``ZMQ_EVENTS`` would at four times the cost."""
+        """Return whether a message waits. It rearms the descriptor like ``ZMQ_EVENTS``, at a quarter of the cost."""
         return bool(zmq.zmq_poll(self._polled, 0))
 
     def look(self) -> bool:
-        """Return whether a message waits. To look, as to send, may consume the signal, so it is read soon."""
+        """Return whether a message waits. The check may consume the signal, so a waiting message is read soon."""
         if self.closed or not self._pending():
             return False
         self.kick()
         return True
 
     def close(self) -> None:
-        """Stop. The socket closes one turn of the loop later: its descriptor may be among this turn's events."""
+        """Stop reading, and close the socket in the loop's next iteration: this one may still have an event for it."""
         if self.closed:
             return
         self.closed = True

@@ -1,7 +1,7 @@
-"""Connect once by hand, and say how far that got: name, address, connection.
+"""Connect to an endpoint once, without libzmq, and report which step failed: name, address or connection.
 
-libzmq dials again and again and says nothing. ``kvbus doctor``, the client and a daemon that waits for an engine
-connect once by hand and get a reason. :mod:`kvbus.transport.dialling` goes on with the ZMTP handshake.
+libzmq retries for ever and reports no reason. ``kvbus doctor``, the client and a daemon that waits for an engine use
+this module to find the reason. :mod:`kvbus.transport.dialling` continues with the ZMTP handshake.
 """
 
 from __future__ import annotations
@@ -28,34 +28,34 @@ SUBSCRIBERS: Final = frozenset({"SUB", "XSUB"})
 
 
 class Stop(StrEnum):
-    """Say where a dial ended, in the order of its steps."""
+    """The step at which a dial ended, in the order of the steps."""
 
     NAME = "name"
     """The host name does not resolve."""
     REFUSED = "refused"
-    """Nothing listens there."""
+    """Nothing listens at the address."""
     NO_ROUTE = "no_route"
-    """The network has no way there, or forbids it."""
+    """The network has no route to the address, or forbids it."""
     DROPPED = "dropped"
-    """Nobody answers the connection attempt: a firewall, or no machine."""
+    """The connection attempt gets no answer: a firewall drops it, or no machine has the address."""
     OTHER_ADDRESS = "other_address"
-    """Nothing listens at the address that ZeroMQ takes for the name, and something does at another one of the name."""
+    """Nothing listens at the address that ZeroMQ uses for the name, but another address of the name accepts."""
     SILENT = "silent"
-    """The port accepts, and says nothing."""
+    """The port accepts the connection and sends nothing."""
     STRANGER = "stranger"
     """The port speaks another protocol."""
     VERSION = "version"
-    """The peer speaks a version of ZMTP that nobody can use here."""
+    """The peer speaks a ZMTP version that kvbus does not support."""
     MECHANISM = "mechanism"
-    """One side wants CURVE and the other does not."""
+    """One side uses CURVE and the other does not."""
     KEYS = "keys"
-    """Both sides want CURVE, and the keys do not fit."""
+    """Both sides use CURVE, but their keys do not match."""
     NO_CURVE = "no_curve"
-    """Both sides want CURVE, and the package for looking at it is not installed here."""
+    """Both sides use CURVE, but PyNaCl is not installed, so kvbus cannot check the keys."""
     CLOSED = "closed"
-    """The peer ended the connection during the handshake."""
+    """The peer closed the connection during the handshake."""
     OPEN = "open"
-    """The handshake is over."""
+    """The handshake has succeeded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +63,13 @@ class Outcome:
     """The result of one dial.
 
     Attributes:
-        endpoint: what was dialled.
-        stop: where it ended.
-        detail: what is particular about it, as a part of :attr:`sentence`.
-        addresses: what the name resolves to, the address that ZeroMQ takes first.
-        mechanism: the peer's security mechanism; empty if the dial did not get so far.
-        socket_type: the peer's socket type; empty if the dial did not get so far.
-        version: the peer's ZMTP.
+        endpoint: the endpoint that was dialled.
+        stop: the step at which the dial ended.
+        detail: details of the failure, shown in :attr:`sentence`.
+        addresses: the addresses of the name, beginning with the one that ZeroMQ uses.
+        mechanism: the peer's security mechanism; empty if the peer did not name it.
+        socket_type: the peer's socket type; empty if the peer did not name it.
+        version: the peer's ZMTP version, major and minor.
     """
 
     endpoint: str
@@ -82,16 +82,16 @@ class Outcome:
 
     @property
     def sentence(self) -> str:
-        """Say why the dial failed, or that the endpoint is open."""
+        """The reason why the dial failed, or a statement that the endpoint is open."""
         return f"{self.endpoint} is open" if self.stop is Stop.OPEN else self.finding().text
 
     def finding(self, at: str = "", name: str = "endpoint") -> Finding:
-        """Return the finding about a dial that failed; ``at`` and ``name`` are the endpoint's section and key."""
+        """Return the finding of a failed dial; ``at`` and ``name`` are the endpoint's configuration section and key."""
         detail = f" ({self.detail})" if self.detail else ""
         return FAILED[self.stop](at=at, name=name, endpoint=self.endpoint, detail=detail)
 
     def no_publisher(self, at: str = "") -> Finding | None:
-        """Say why this endpoint of an engine has no publisher; None if it has one."""
+        """Return the finding why an engine's endpoint has no publisher; None if it has one."""
         if self.stop is not Stop.OPEN:
             return self.finding(at)
         if self.socket_type in PUBLISHERS:
@@ -121,34 +121,34 @@ FAILED: Final = {
 
 
 Address = tuple[int, str | tuple[str, int]]
-"""A family, and an address of it, as a socket connects to."""
+"""An address family, and an address in the form that ``socket.connect`` accepts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The addresses of an endpoint; ``first`` is the one that libzmq takes, and it takes no other."""
+    """The addresses of an endpoint. libzmq uses only ``first``."""
 
     first: Address
     others: tuple[Address, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All of them, for people."""
+        """All addresses in display form."""
         return tuple(shown(each) for each in (self.first, *self.others))
 
 
 def shown(address: Address) -> str:
-    """Return an address for people."""
+    """Return the display form of an address: the host or the path."""
     where = address[1]
     return where.replace("\0", "@", 1) if isinstance(where, str) else where[0]
 
 
 async def find(endpoint: str) -> Found:
-    """Look up an endpoint in a daemon thread: a look-up that hangs delays neither the loop nor the process's end.
+    """Look up an endpoint in a daemon thread. A look-up that hangs delays neither the event loop nor the process's end.
 
     Raises:
-        OSError: its name does not resolve.
-        ValueError: it is malformed.
+        OSError: the host name does not resolve.
+        ValueError: the endpoint is malformed.
     """
     path = ipc_address(endpoint)
     if path is not None:
@@ -185,7 +185,7 @@ def _look_up(host: str, port: int) -> Found:
         for family, _, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         if isinstance(address[0], str)
     ]
-    # libzmq with ZMQ_IPV6 asks for IPv6, takes IPv4 where there is none, and tries the first address alone
+    # libzmq with ZMQ_IPV6 looks up IPv6 addresses, falls back to IPv4, and tries only the first address
     mapped = socket.getaddrinfo(host, port, family=socket.AF_INET6, type=socket.SOCK_STREAM, flags=socket.AI_V4MAPPED)[
         0
     ][4][0]
@@ -196,11 +196,11 @@ def _look_up(host: str, port: int) -> Found:
 
 
 class Attempt:
-    """A connection under way.
+    """A connection attempt.
 
     Attributes:
-        outcome: what it comes to if nothing more is heard; once connected, that the peer is silent.
-        address: what was connected to.
+        outcome: the outcome if the current step times out. Once connected, it is ``SILENT``.
+        address: the address of the connection; None without one.
     """
 
     def __init__(self, endpoint: str, seconds: float) -> None:
@@ -209,7 +209,7 @@ class Attempt:
         self._seconds = seconds
 
     async def run(self) -> socket.socket | None:
-        """Connect; None if that is not possible."""
+        """Connect and return the socket; None if a step failed. :attr:`outcome` then has the reason."""
         endpoint = self.outcome.endpoint
         try:
             found = await find(endpoint)
@@ -228,7 +228,7 @@ class Attempt:
 
 
 async def connectable(endpoint: str, *, seconds: float) -> Outcome:
-    """Connect once within this time, and close; `Stop.SILENT` says that it was possible."""
+    """Connect once within ``seconds`` and close the connection. The outcome of a success is `Stop.SILENT`."""
     attempt = Attempt(endpoint, seconds)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
@@ -262,7 +262,7 @@ async def _try(address: Address) -> socket.socket | tuple[Stop, str]:
         await asyncio.get_running_loop().sock_connect(connecting, address[1])
     except OSError as error:
         connecting.close()
-        # uvloop names no error number for some
+        # uvloop sets no errno on some errors
         reason = os.strerror(error.errno) if error.errno else str(error)
         if error.errno in {errno.ECONNREFUSED, errno.ENOENT}:
             return Stop.REFUSED, reason.lower()
@@ -271,23 +271,23 @@ async def _try(address: Address) -> socket.socket | tuple[Stop, str]:
         connecting.close()
         raise
     if address[0] != socket.AF_UNIX and connecting.getsockname()[:2] == connecting.getpeername()[:2]:
-        connecting.close()  # TCP may connect a port of its own to itself where nobody listens
+        connecting.close()  # where nothing listens, TCP may connect a local port to itself
         return Stop.REFUSED, "connection refused"
     return connecting
 
 
 LONGEST_PAUSE: Final = 60.0
-"""Seconds between two looks for a connection that stays away."""
+"""Maximum seconds between two attempts to find the reason for a missing connection."""
 
 
 class MissingConnection:
-    """When to find out why a connection is missing: after some seconds, and then after longer and longer pauses.
+    """The schedule for finding out why a connection is missing: first after some seconds, then after growing pauses.
 
-    The reason may change, from a name that does not resolve to a port where nothing listens.
+    It repeats because the reason may change, for example from an unknown host name to a port where nothing listens.
 
     Args:
-        after: seconds without a connection before the first look.
-        find: finds the reason and reports it. Its argument says whether this is the first look.
+        after: seconds without a connection before the first attempt.
+        find: finds and reports the reason. Its argument is True for the first attempt.
     """
 
     def __init__(self, after: float, find: Callable[[bool], Coroutine[None, None, None]]) -> None:
@@ -295,21 +295,21 @@ class MissingConnection:
         self._find = find
         self._looking: asyncio.Task[None] | None = None
         self.deadline = inf
-        """The time at which to call :meth:`look`."""
+        """Time of the next call of :meth:`look`; infinite while the connection is up."""
 
     def missing(self, now: float) -> None:
-        """There is no connection from now on."""
+        """Record that the connection is missing from ``now`` on."""
         self._pause = self._after
         self.deadline = now + self._pause
 
     def connected(self) -> None:
-        """Take note that the connection stands."""
+        """Record that the connection is up, and cancel a running attempt."""
         self.deadline = inf
         if self._looking is not None:
             self._looking.cancel()
 
     def look(self, now: float) -> None:
-        """Begin to find the reason, if it is time and no look is under way."""
+        """Start finding the reason if the deadline has passed and no attempt is running."""
         if now < self.deadline or (self._looking is not None and not self._looking.done()):
             return
         first = self._pause == self._after
@@ -318,6 +318,6 @@ class MissingConnection:
         self._looking = asyncio.get_running_loop().create_task(self._find(first))
 
     async def aclose(self) -> None:
-        """Stop looking."""
+        """Stop, and wait for a running attempt to end."""
         self.deadline = inf
         await end_tasks([self._looking])

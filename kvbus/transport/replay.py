@@ -1,7 +1,8 @@
-"""The replay server of one output stream: it answers each requester at its own pace.
+"""The replay server of one output stream: it sends each answer as fast as the requester reads.
 
-Each answer is a session of the fair sender (:mod:`kvbus.transport.sender`). A requester that does not read takes no
-part in the turns and delays nobody. A requester whose kernel acknowledges nothing for 30 s is disconnected and counted.
+Each answer is a session of the fair sender (:mod:`kvbus.transport.sender`). The sender skips a requester that does not
+read, so it delays no other requester. A requester whose kernel acknowledges nothing for 30 s is disconnected and
+counted.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from kvbus.transport.zmtp.wire import encode_message
 from kvbus.transport.zmtp_keys import Keys
 
 MAX_PEERS: Final = 2_048
-"""Connections of one endpoint."""
+"""Maximum number of connections of one endpoint."""
 
 MAX_WAITING: Final = 10_000
-"""Requests of one endpoint that may wait, for their turn or for a requester that reads. kvbus refuses and counts
-further ones."""
+"""Maximum number of requests of one endpoint that wait, for the sender or for a requester to read. kvbus refuses and
+counts further requests."""
 
 MAX_QUEUED: Final = 16
-"""Requests of one peer that wait for the answer to its first one. Beyond that kvbus does not read from the peer until
-some are answered."""
+"""Maximum number of requests of one peer that wait while it gets an answer. At the limit kvbus stops reading from the
+peer until a request is answered."""
 
 STALLED: Final = "stalled"
 
@@ -47,9 +48,9 @@ def sender_of_output(
 
     Args:
         stats: counters of the output.
-        limit: answers that take turns at once.
-        clock: seconds that measure the progress of peers; None: those of the event loop.
-        stall_timeout: seconds without progress after which a session is given up.
+        limit: maximum number of answers that are sent at the same time.
+        clock: returns the time in seconds, to measure the progress of peers; None for the event loop's clock.
+        stall_timeout: seconds without progress after which a session is stopped.
     """
     stats.replay_sessions_limit = limit
 
@@ -61,7 +62,7 @@ def sender_of_output(
 
 
 class _Asked(NamedTuple):
-    """A request: its answer, the messages of the answer, and whether there was no room for it."""
+    """A request: its answer, the messages of the answer, and whether the request is refused for lack of room."""
 
     answer: Answer
     messages: Iterator[list[bytes]]
@@ -69,14 +70,14 @@ class _Asked(NamedTuple):
 
 
 class _Requester:
-    """One peer, its requests that are not answered yet, and the answer under way."""
+    """A peer, its unanswered requests, and the session of the current answer."""
 
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
         self.asked: deque[_Asked] = deque()
         self.session: Session | None = None
         self.in_message = False
-        """The answer is in the middle of a message."""
+        """Whether the answer stops in the middle of a message."""
 
 
 class ReplayServer:
@@ -84,12 +85,12 @@ class ReplayServer:
 
     Args:
         endpoint: the endpoint to bind.
-        on_request: called with each request's frames, an identity of the connection first. Pass the answer to
+        on_request: called with the frames of each request, after an identity of the connection. Pass the answer to
             :meth:`send`.
-        sender: sends the answers, in turns with those of other servers of the output.
+        sender: sends the answers; the output's other replay servers share it.
         stats: counters of the output.
         policy: who may connect, and the largest frame to accept.
-        system: the operating system.
+        system: the operating system's functions; a simulation replaces them.
 
     Raises:
         BindError: the endpoint cannot be bound.
@@ -124,7 +125,7 @@ class ReplayServer:
         settings = Settings(
             limits=Limits(frame_bytes=limit, message_bytes=limit),
             max_peers=MAX_PEERS,
-            # a peer is written to while nothing waits for it here, so an answer is over when all of it has left
+            # with 0, a peer is writable only if no bytes wait here: an answer ends when the kernel has all of it
             high_water=0,
             low_water=0,
             unsent_bytes=QUANTUM // 2,
@@ -148,7 +149,7 @@ class ReplayServer:
         self._keys.allow(clients, [requester.peer for requester in self._requesters.values()])
 
     def reopen(self, policy: PeerPolicy) -> None:
-        """Disconnect every requester, drop their answers, and bind again."""
+        """Disconnect every requester, drop all answers, and bind again."""
         self._drop_all("gone")
         self._endpoint.close()
         self._endpoint = reopening(self._opener(policy))(self)
@@ -156,36 +157,36 @@ class ReplayServer:
     # -- peers ---------------------------------------------------------------------------------------------------------
 
     def opened(self, peer: Peer) -> None:
-        """Take in a connection."""
+        """Add a requester."""
         self._requesters[peer.id] = _Requester(peer)
 
     def subscribed(self, peer: Peer, topic: bytes) -> None:
-        """Ignore a subscription: nobody subscribes to a ROUTER."""
+        """Ignore a subscription: a ROUTER has none."""
 
     def cancelled(self, peer: Peer, topic: bytes) -> None:
         """Ignore the end of a subscription."""
 
     def peer_of(self, identity: bytes) -> Peer:
-        """Return the connection of a requester, whose request is being handed on."""
+        """Return the connection of a requester, by the identity that `on_request` got."""
         return self._requesters[int.from_bytes(identity, "big")].peer
 
     def received(self, peer: Peer, frames: list[bytes]) -> None:
-        """Hand on a request."""
+        """Pass a request to `on_request`."""
         self._on_request([peer.id.to_bytes(8, "big"), *frames])
 
     def drained(self, peer: Peer) -> None:
-        """Go on with a requester that has read."""
+        """Continue the answer to a requester that is writable again."""
         requester = self._requesters.get(peer.id)
         if requester is not None and requester.session is not None:
             self._sender.resume(requester.session)
 
     def closed(self, peer: Peer, reason: str) -> None:
-        """Forget a requester, and count the answers that it did not get."""
+        """Remove a requester, and count its unfinished answers."""
         requester = self._requesters.pop(peer.id, None)
         if requester is None:
             return
         if requester.asked and requester.asked[0].answer.over and peer.unsent_bytes == 0:
-            self._count_first(requester)  # it has got all of this answer, and left at once
+            self._count_first(requester)  # the requester left right after the end of this answer
         outcomes = {STALLED: STALLED, Reason.INTERNAL: "refused"}
         self._drop(requester, outcomes.get(reason, "gone"))
 
@@ -193,11 +194,11 @@ class ReplayServer:
 
     @property
     def busy(self) -> int:
-        """Unfinished answers, waiting requests included."""
+        """Number of unfinished answers, including waiting requests."""
         return sum(len(requester.asked) for requester in self._requesters.values())
 
     def send(self, answer: Answer, messages: Iterator[list[bytes]]) -> None:
-        """Begin an answer, or let it wait for the answers to earlier requests of the same peer."""
+        """Start an answer, or queue it after the answers to earlier requests of the same peer."""
         requester = self._requesters.get(int.from_bytes(answer.envelope[0], "big"))
         stats = self._stats
         if requester is None:
@@ -211,7 +212,7 @@ class ReplayServer:
             self._begin(requester)
 
     def _begin(self, requester: _Requester) -> None:
-        """Begin with the answer to a requester's oldest request."""
+        """Start the answer to a requester's oldest request."""
         requester.session = Session(
             requester.peer,
             self._encoded(requester, requester.asked[0]),
@@ -222,7 +223,7 @@ class ReplayServer:
         self._sender.start(requester.session)
 
     def _encoded(self, requester: _Requester, asked: _Asked) -> Iterator[bytes]:
-        """Give the messages of an answer, encoded; ``b""`` while the relay still makes the next one."""
+        """Yield the encoded messages of an answer; ``b""`` while the next message is still being built."""
         for frames in iter([asked.answer.refusal()]) if asked.refused else asked.messages:
             if not frames:
                 yield b""
@@ -232,14 +233,14 @@ class ReplayServer:
             yield encode_message(frames[1:], unfinished=requester.in_message)
 
     def _go_on(self, requester: _Requester) -> None:
-        """Go on to the next request of a requester that has got an answer."""
+        """Count a finished answer, and start the requester's next one."""
         self._count_first(requester)
         requester.session = None
         if requester.asked:
             self._begin(requester)
 
     def _count_first(self, requester: _Requester) -> None:
-        """Count the outcome of a requester's oldest request."""
+        """Remove a requester's oldest request, and count its outcome."""
         answer, _, refused = requester.asked.popleft()
         self._stats.replay_requests["refused" if refused else answer.outcome] += 1
         self._stats.replay_waiting -= 1
@@ -247,7 +248,7 @@ class ReplayServer:
             requester.peer.resume()
 
     def _drop(self, requester: _Requester, outcome: str) -> None:
-        """Drop the unfinished answers of a requester, and count them."""
+        """Drop a requester's unfinished answers, and count them with this outcome."""
         if requester.session is not None:
             self._sender.stop(requester.session)
             requester.session = None
@@ -257,11 +258,11 @@ class ReplayServer:
         requester.peer.resume()
 
     def end(self) -> int:
-        """Send END for every answer that is not sent whole, and count them; how many they were."""
+        """End every unfinished answer with END, and count it; return the number of unfinished answers."""
         count = self.busy
         for requester in self._requesters.values():
             if requester.in_message:
-                requester.peer.close(Reason.CLOSED)  # END would become a part of this message
+                requester.peer.close(Reason.CLOSED)  # END would become part of the unfinished message
             unfinished = [asked.answer for asked in requester.asked if not asked.answer.over]
             requester.peer.write(b"".join(encode_message(answer.refusal()[1:]) for answer in unfinished))
         self._drop_all("cut_off")
@@ -272,7 +273,7 @@ class ReplayServer:
             self._drop(requester, outcome)
 
     def close(self, linger: float = 0.0) -> None:
-        """Close the endpoint and drop unfinished answers; what was handed over has ``linger`` seconds to leave."""
+        """Close the endpoint and drop unfinished answers. Written bytes are sent for up to ``linger`` seconds."""
         self._drop_all("cut_off")
         self._endpoint.close(linger)
         self._stats.replay_waiting_limit -= self._waiting_limit

@@ -1,8 +1,8 @@
-"""The fair sender: everything that a peer gets at its own pace is a generator, and the generators take turns.
+"""The fair sender: it sends long data to many peers round-robin, each as fast as the peer reads.
 
-A session is a peer and a generator of encoded messages. In each round the sender pulls up to :data:`QUANTUM` bytes from
-every session whose peer can be written to. A peer that does not read takes no part until it reads again, so it delays
-nobody, and no more than one quantum and one message waits for it.
+A session is a peer and a generator of encoded messages. In each round the sender takes up to :data:`QUANTUM` bytes from
+every session whose peer is writable. It skips a peer that does not read until the peer reads again. So this peer delays
+no other session, and at most one quantum and one message wait for it.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from kvbus.transport.zmtp.peer import Peer
 from kvbus.transport.zmtp.reasons import Reason
 
 QUANTUM: Final = 64 * 1024
-"""Bytes that a session gets before the next session has its turn."""
+"""Bytes that the sender sends of a session before it serves the next session."""
 
 SLICE: Final = 0.002
-"""Seconds of one iteration of the event loop that the sender takes. The live stream has to go on beside it."""
+"""Maximum seconds that the sender runs in one iteration of the event loop, so that the live stream is not delayed."""
 
 STALL_TIMEOUT: Final = 30.0
-"""Seconds in which the kernel of a peer acknowledges nothing, until the sender gives the session up."""
+"""Seconds without an acknowledgement by a peer's kernel after which the sender calls the session stalled."""
 
 LOOK: Final = 1.0
-"""Seconds between two looks for such sessions."""
+"""Seconds between two checks for stalled sessions."""
 
 
 class Session:
-    """What one peer gets at its own pace.
+    """A sequence of messages for one peer, sent as fast as the peer reads.
 
     Args:
         peer: the peer.
-        messages: encoded messages; an empty one means that the next message is still being made.
-        ended: called when the generator is exhausted, and the kernel has taken what the session wrote.
-        stalled: called when the peer has acknowledged nothing for :data:`STALL_TIMEOUT`.
-        limited: the session counts for the sender's limit.
+        messages: encoded messages; an empty one means that the next message is still being built.
+        ended: called when the generator is exhausted and the peer is writable.
+        stalled: called when the peer has acknowledged nothing for the sender's ``stall_timeout``.
+        limited: whether the session counts for the sender's limit.
     """
 
     def __init__(
@@ -54,23 +54,24 @@ class Session:
         self.stalled = stalled
         self.limited = limited
         self.queued = False
-        """The session is in the sender's line, or waits to join it."""
+        """Whether the session is in the sender's queue, or waits for the limit to join it."""
         self.credit = 0
-        """Bytes that the session may still send in this turn. A large message takes from later turns."""
+        """Bytes that the session may still send in this round. A large message also uses credit of later rounds."""
         self.interrupted = False
-        """The time of the sender was over before the credit of the session was: it goes on first."""
+        """Whether :data:`SLICE` ended before the session had used its credit. Then it is served first next time."""
         self.acknowledged = 0
         self.progress_at = 0.0
 
 
 class Sender:
-    """Sends the messages of all sessions, in turns.
+    """Sends the messages of all sessions round-robin.
 
     Args:
-        limit: limited sessions that take turns at once; further ones wait until one of these ends, or does not read.
-        counted: called with 1 where a limited session begins to take turns, and with -1 where it ends to.
-        clock: seconds that measure the progress of peers; None: those of the event loop.
-        stall_timeout: seconds without progress after which a session is given up.
+        limit: maximum number of limited sessions in the round. A further session waits until one of them ends, or its
+            peer stops reading.
+        counted: called with 1 when a limited session joins the round, and with -1 when it leaves.
+        clock: returns the time in seconds, to measure the progress of peers; None for the event loop's clock.
+        stall_timeout: seconds without progress after which a session is stalled.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class Sender:
         self._check: asyncio.TimerHandle | None = None
 
     def start(self, session: Session) -> None:
-        """Begin with a session."""
+        """Start a session."""
         self._sessions[session] = None
         session.acknowledged, session.progress_at = session.peer.acknowledged_bytes, self._clock()
         if self._check is None:
@@ -101,7 +102,7 @@ class Sender:
         self.resume(session)
 
     def resume(self, session: Session) -> None:
-        """Go on with a session whose peer can be written to."""
+        """Continue a session if its peer is writable."""
         if session.queued or session not in self._sessions or not session.peer.writable:
             return
         session.queued = True
@@ -113,7 +114,7 @@ class Sender:
         self._schedule()
 
     def stop(self, session: Session) -> None:
-        """Send nothing more of a session."""
+        """Stop a session without sending its remaining messages."""
         if self._sessions.pop(session, self) is self:
             return
         if session in self._line:
@@ -127,7 +128,7 @@ class Sender:
         self._schedule()
 
     def finish(self, session: Session) -> None:
-        """Write the rest of a session at once, whether its peer reads or not."""
+        """Write all remaining messages of a session at once, even if its peer does not read, and stop the session."""
         rest = b"".join(session.messages)
         if rest:
             session.peer.write(rest)
@@ -139,17 +140,17 @@ class Sender:
                 handle.cancel()
         self._turn = self._check = None
 
-    # -- turns ---------------------------------------------------------------------------------------------------------
+    # -- rounds --------------------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        """Let waiting sessions take turns, within the limit."""
+        """Move waiting sessions into the round, up to the limit."""
         while self._waiting and self._taking_turns < self._limit:
             self._line.append(self._waiting.popleft())
             self._taking_turns += 1
             self._counted(1)
 
     def _leave(self, session: Session) -> None:
-        """Take note that a session takes no more turns for now."""
+        """Remove a session from the round, and admit a waiting session in its place."""
         session.queued = False
         if session.limited:
             self._taking_turns -= 1
@@ -174,7 +175,7 @@ class Sender:
             self._schedule()
 
     def _serve(self, session: Session, until: float) -> None:
-        """Give a session its turn."""
+        """Send up to a quantum of a session, and decide whether it stays in the round."""
         peer = session.peer
         if not peer.writable:
             self._leave(session)
@@ -187,7 +188,7 @@ class Sender:
             peer.close(Reason.INTERNAL)
             raise
         if session not in self._sessions:
-            self._leave(session)  # a message of its own has stopped it
+            self._leave(session)  # the generator itself has stopped the session
         elif exhausted and peer.writable:
             self._leave(session)
             self.stop(session)
@@ -200,7 +201,7 @@ class Sender:
             self._line.append(session)
 
     def _send(self, session: Session, until: float) -> bool:
-        """Send up to a quantum; return whether the session has no more messages."""
+        """Send up to a quantum of a session; return whether its generator is exhausted."""
         if session.credit <= 0:
             session.credit += QUANTUM
         messages: list[bytes] = []

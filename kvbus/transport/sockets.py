@@ -1,4 +1,4 @@
-"""All socket options that kvbus sets, in one table, with their reasons."""
+"""All options that kvbus sets on libzmq sockets, in one table, with their reasons."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ Context = zmq.Context[zmq.Socket[bytes]]
 Socket = zmq.Socket[bytes]
 
 KEEPALIVE: Final[dict[int, int]] = {
-    # TCP keepalive finds a peer that is gone without a FIN: after 30 s without a byte the kernel probes it every 10 s,
-    # and closes the connection after three probes without an answer. While sent data is not acknowledged, TCP does not
-    # probe: the connection closes when the kernel stops sending again (net.ipv4.tcp_retries2, a quarter of an hour).
+    # TCP keepalive detects a peer that vanished without a FIN: after 30 s without a byte the kernel probes the peer
+    # every 10 s, and closes the connection after three unanswered probes. TCP does not probe while sent data is not
+    # acknowledged: then the connection closes when the kernel gives up the retransmissions (net.ipv4.tcp_retries2,
+    # a quarter of an hour).
     # No ZMTP heartbeats, on any socket: go-zeromq (llm-d, its simulated engine) hands a PING to its application like a
     # message, and never answers it. Heartbeats would disconnect healthy routers and idle engines, and break answers.
     # No TCP_USER_TIMEOUT (TCP_MAXRT): it also closes the connection of a healthy peer that stops reading for a while.
@@ -36,45 +37,46 @@ KEEPALIVE: Final[dict[int, int]] = {
 }
 _COMMON: Final[dict[int, int]] = {
     **KEEPALIVE,
-    zmq.LINGER: 0,  # closing never blocks; flush before it what must leave
-    zmq.IPV6: 1,  # dual stack where the host has it
-    zmq.HANDSHAKE_IVL: 3_000,  # a silent peer holds no connection for longer, and a refused one may try again
+    zmq.LINGER: 0,  # closing never blocks; flush important messages before
+    zmq.IPV6: 1,  # dual stack if the host supports it
+    zmq.HANDSHAKE_IVL: 3_000,  # ms until a silent peer is disconnected; a refused peer may then try again
     zmq.RECONNECT_IVL: 100,
-    zmq.RECONNECT_IVL_MAX: 2_000,  # kvbus finds a restarted engine again within two seconds
+    zmq.RECONNECT_IVL_MAX: 2_000,  # kvbus reconnects to a restarted engine within two seconds
 }
 
 OPTIONS: Final[dict[int, dict[int, int]]] = {
-    # Engines publish in bursts, and kvbus must never slow them: this queue takes the burst, and kvbus drains it at
-    # once. The socket only receives, so keepalive notices a vanished engine after 60 s; a replay fills the gap.
+    # Engines publish in bursts, and kvbus must never slow an engine. So this queue holds a complete burst, and kvbus
+    # drains it at once. The socket only receives, so keepalive detects a vanished engine after 60 s. A replay then
+    # fills the gap.
     zmq.SUB: {**_COMMON, zmq.RCVHWM: 200_000},
-    # an engine's ROUTER drops silently at its own high-water mark: it must never fill up because of us
+    # no limit: an engine's ROUTER silently drops messages at its high-water mark, so kvbus must never fill its queue
     zmq.DEALER: {**_COMMON, zmq.RCVHWM: 0},
-    # MANDATORY: a full or vanished requester gives an error instead of a lost frame
+    # MANDATORY: a send to a full or vanished requester fails instead of losing a frame silently
     zmq.ROUTER: {**_COMMON, zmq.ROUTER_MANDATORY: 1, zmq.SNDHWM: 1_000},
 }
 
 
 IO_THREADS: Final = 2
-"""I/O threads of the daemon's context: one for peers with an address, one for peers whose name needs a look-up."""
+"""I/O threads of the daemon's context: one for numeric addresses, and one for host names, whose look-up may block."""
 
 OLDEST: Final = (4, 3, 5)
-"""Oldest accepted libzmq: earlier ones have known security holes that a peer can use before it shows a key."""
+"""Oldest accepted libzmq: earlier versions have known security holes that a peer can exploit before it shows a key."""
 
 MAX_PORT: Final = 65535
 
 _PEER: Final = re.compile(r"tcp://(?=[A-Za-z0-9\[:])[\w.:%;\[\]*-]*:\d+|ipc://.{1,107}|inproc://.+", re.ASCII)
-"""What libzmq connects to, by its own rule."""
+"""The endpoints that libzmq accepts for a connection, by its own rule."""
 
 
 @dataclass(frozen=True, slots=True)
 class PeerPolicy:
-    """Who may be a socket's peer, and what it may send.
+    """The rules for the peers of a socket: who may connect, and how large a frame may be.
 
     Attributes:
-        max_frame_bytes: a larger frame closes the connection; -1 for no limit.
+        max_frame_bytes: maximum bytes of a frame; a larger frame closes the connection. -1 for no limit.
         curve: keys; None for a socket without CURVE.
-        views: by public key, the number of the view that its owner reads; whoever is not there reads everything.
-        hidden: by stream, the views that see nothing of it.
+        views: the number of the view that each key's owner reads, by public key. Other keys read everything.
+        hidden: the views that may not read a stream, by the stream's slot.
     """
 
     max_frame_bytes: int = -1
@@ -83,7 +85,7 @@ class PeerPolicy:
     hidden: Mapping[int, frozenset[int]] = field(default_factory=dict)
 
     def clients(self, stream: int) -> Clients:
-        """Return who may connect to one stream."""
+        """Return the clients that may connect to one stream, by public key."""
         if self.curve is None:
             return {}
         hidden = self.hidden.get(stream)
@@ -96,7 +98,7 @@ class PeerPolicy:
         return self if self.curve is None else replace(self, curve=replace(self.curve, clients=self.clients(stream)))
 
     def put_on(self, socket: Socket) -> None:
-        """Set the socket's options. Call it before any bind or connect."""
+        """Set these rules on a libzmq socket. Call this before bind and connect."""
         socket.setsockopt(zmq.MAXMSGSIZE, self.max_frame_bytes)
         if self.curve is not None:
             self.curve.as_client(socket)
@@ -106,7 +108,7 @@ PLAIN: Final = PeerPolicy()
 
 
 def rebuilding_id() -> bytes:
-    """Return a routing id for a DEALER that asks for a replay and has no state by a subscription."""
+    """Return a routing id for a DEALER that requests a replay without having got the state on a subscription."""
     return REBUILDS + os.urandom(8)
 
 
@@ -114,7 +116,7 @@ def check_library() -> None:
     """Check the version of libzmq.
 
     Raises:
-        UnsupportedError: it has known security holes.
+        UnsupportedError: the version is older than :data:`OLDEST`.
     """
     if zmq.zmq_version_info() < OLDEST:
         oldest = ".".join(map(str, OLDEST))
@@ -124,21 +126,21 @@ def check_library() -> None:
 
 
 def make_context() -> Context:
-    """Make the daemon's context. Its I/O threads do not preempt the relay's thread.
+    """Return the daemon's context, whose I/O threads do not preempt the relay's thread.
 
-    A sidecar has few cores, so the threads may share one. There, Linux runs a thread that just woke up first, and a
-    burst of batches costs two context switches per batch. A ``SCHED_BATCH`` thread does not preempt: the burst leaves
-    at its end, with one switch. With enough cores nothing changes.
+    A sidecar has few cores, so these threads may share one. On a shared core Linux first runs the thread that just woke
+    up, and then a burst of batches costs two context switches per batch. A ``SCHED_BATCH`` thread does not preempt: the
+    burst is sent at its end, with one switch. With enough cores the policy makes no difference.
     """
     context = Context(IO_THREADS)
-    context.set(zmq.MAX_SOCKETS, context.get(zmq.SOCKET_LIMIT))  # else 1,023, and a source takes several
+    context.set(zmq.MAX_SOCKETS, context.get(zmq.SOCKET_LIMIT))  # the default is 1,023, and each source needs several
     if _may_batch():
         context.set(zmq.THREAD_SCHED_POLICY, os.SCHED_BATCH)
     return context
 
 
 def _may_batch() -> bool:
-    """Check in a short-lived thread whether SCHED_BATCH is allowed: in sandboxes it is not, and libzmq would abort."""
+    """Try SCHED_BATCH in a short-lived thread; return whether it is allowed. If a sandbox forbids it, libzmq aborts."""
     allowed = []
 
     def ask() -> None:
@@ -153,7 +155,7 @@ def _may_batch() -> bool:
 
 
 def make_socket(context: Context, kind: int, **more: int) -> Socket:
-    """Make a socket with the options of its type; ``more`` overrides by option name, such as ``SNDHWM=10``."""
+    """Return a socket with the options of its type. ``more`` overrides options by name, such as ``SNDHWM=10``."""
     socket = context.socket(kind)
     for option, value in OPTIONS[kind].items():
         socket.setsockopt(option, value)
@@ -163,10 +165,10 @@ def make_socket(context: Context, kind: int, **more: int) -> Socket:
 
 
 def attach(socket: Socket, endpoint: str, *, bind: bool) -> None:
-    """Bind or connect.
+    """Bind or connect a socket.
 
     Raises:
-        BindError: the endpoint is taken, malformed, or no address of this machine.
+        BindError: the endpoint is in use, malformed, or not an address of this machine.
     """
     try:
         _join(socket, endpoint, bind=bind)
@@ -175,10 +177,10 @@ def attach(socket: Socket, endpoint: str, *, bind: bool) -> None:
 
 
 def attach_or_refuse(socket: Socket, endpoint: str, *, bind: bool) -> None:
-    """Bind or connect, for callers of the library, to whom a malformed endpoint is a wrong argument.
+    """Bind or connect a socket of the client library, for which a malformed endpoint is a ValueError.
 
     Raises:
-        BindError: the endpoint is taken, or no address of this machine.
+        BindError: the endpoint is in use, or not an address of this machine.
         ValueError: the endpoint is malformed.
     """
     check_port(endpoint)
@@ -189,7 +191,7 @@ def attach_or_refuse(socket: Socket, endpoint: str, *, bind: bool) -> None:
 
 
 def check_port(endpoint: str) -> None:
-    """Refuse a port that there is none of. libzmq takes its lowest 16 bits: 80000 would be 14464.
+    """Check the port of an endpoint. libzmq would silently use the lowest 16 bits: 14464 for 80000.
 
     Raises:
         ValueError: the port is above 65535.
@@ -200,10 +202,10 @@ def check_port(endpoint: str) -> None:
 
 
 def check_peer(endpoint: str) -> None:
-    """Refuse an endpoint that libzmq would not connect to, and make no connection: a bus counts one that ends at once.
+    """Check that libzmq would connect to an endpoint, without a connection: a bus would count one that ends at once.
 
     Raises:
-        ValueError: it is malformed.
+        ValueError: the endpoint is malformed.
     """
     check_port(endpoint)
     if not _PEER.fullmatch(endpoint):
@@ -211,7 +213,7 @@ def check_peer(endpoint: str) -> None:
 
 
 def refused(error: zmq.ZMQError, endpoint: str, *, bind: bool) -> Exception:
-    """Say why ZeroMQ refused an endpoint: it is malformed (ValueError), or cannot be bound (BindError)."""
+    """Return the exception for an endpoint that ZeroMQ refused: ValueError if it is malformed, else BindError."""
     reason = zmq.strerror(error.errno or 0)
     if not bind or error.errno in (zmq.EPROTONOSUPPORT, errno.EINVAL, zmq.ENOCOMPATPROTO):
         return ValueError(f"cannot {'bind' if bind else 'connect to'} {endpoint}: {reason}")
@@ -227,19 +229,20 @@ def _join(socket: Socket, endpoint: str, *, bind: bool) -> None:
 
 
 def bound_endpoint(socket: Socket, endpoint: str) -> str:
-    """Return the endpoint a socket is bound to, with its real port.
+    """Return the endpoint that a socket is bound to, with its real port.
 
-    A dual-stack socket names an IPv4 address as an IPv6 one, which peers without IPv6 cannot connect to.
+    A dual-stack socket reports an IPv4 address as a mapped IPv6 address. Peers without IPv6 cannot connect to that, so
+    this function returns the IPv4 address.
     """
     bound = socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0") or endpoint
     return re.sub(r"\[::ffff:([\d.]+)\]", r"\1", bound)
 
 
 def _choose_thread(socket: Socket, endpoint: str, *, bind: bool) -> None:
-    """Give connections by host name to the second I/O thread.
+    """Assign connections by host name to the second I/O thread.
 
-    libzmq looks up the name in the thread that connects, each time it connects, and blocks until the answer. A name
-    server that does not answer would hold up all other sockets of that thread.
+    On every connect, libzmq looks up the name in the I/O thread and blocks until the answer. A name server that does
+    not answer would block all other sockets of that thread.
     """
     if socket.context.get(zmq.IO_THREADS) != IO_THREADS:
         return
@@ -257,7 +260,7 @@ def _is_address(host: str) -> bool:
 
 
 def attach_again(socket: Socket, endpoint: str) -> None:
-    """Connect again where libzmq has abandoned an endpoint."""
+    """Connect again after libzmq has abandoned an endpoint."""
     with contextlib.suppress(zmq.ZMQError):  # libzmq may have forgotten the endpoint already
         socket.disconnect(endpoint)
     socket.connect(endpoint)
@@ -269,8 +272,8 @@ TERM_S: Final = 1.0
 def end(context: Context) -> bool:
     """Terminate a context and close its sockets; return False if libzmq has not finished after :data:`TERM_S` seconds.
 
-    Once in some hundred times libzmq 4.3.5 waits for ever for the pipe of a ROUTER whose peer left in the middle of an
-    answer. Nothing is lost then; the waiting thread ends with the process.
+    In about one of some hundred cases libzmq 4.3.5 waits for ever for the pipe of a ROUTER whose peer left during an
+    answer. No data is lost then, and the waiting thread ends with the process.
     """
     waiter = threading.Thread(target=context.destroy, name="kvbus-zmq-term", daemon=True)
     waiter.start()

@@ -1,4 +1,4 @@
-"""Files that TLS is made of: read with their key of the configuration, so that an error names it and quotes nothing."""
+"""The files for TLS. An error names the file's key in the configuration, and never quotes the file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvbus.transport.curve import KeyFileError, read_file
 
 
 class TlsFileError(KeyFileError):
-    """A file that TLS cannot use, with its key of the configuration."""
+    """A file that TLS cannot use. ``key`` is its key in the configuration."""
 
     def __init__(self, key: str, text: str) -> None:
         super().__init__(text)
@@ -18,10 +18,10 @@ class TlsFileError(KeyFileError):
 
 
 def read_text(key: str, path: Path, *, secret: bool = False) -> str:
-    """Return a file's text; a secret is refused that others may read.
+    """Return a file's text. A secret file must not be readable by others.
 
     Raises:
-        TlsFileError: it cannot be used.
+        TlsFileError: the file cannot be read, or others may read the secret.
     """
     try:
         text, mode = read_file(path)
@@ -34,10 +34,10 @@ def read_text(key: str, path: Path, *, secret: bool = False) -> str:
 
 
 def show(context: ssl.SSLContext, key: str, certificate: Path, private: Path) -> None:
-    """Let a context show this certificate; ``key`` names it in the configuration.
+    """Load a certificate and its private key into a context; ``key`` is the certificate's key in the configuration.
 
     Raises:
-        TlsFileError: the two files cannot be used together.
+        TlsFileError: a file is unusable, or the two do not match.
     """
     try:
         context.load_cert_chain(certificate, private, _no_password)
@@ -47,10 +47,10 @@ def show(context: ssl.SSLContext, key: str, certificate: Path, private: Path) ->
 
 
 def trust(context: ssl.SSLContext, key: str, authorities: str) -> None:
-    """Let a context trust these authorities; ``key`` names them in the configuration.
+    """Let a context trust certificate authorities, in PEM; ``key`` is their key in the configuration.
 
     Raises:
-        TlsFileError: there is none among them.
+        TlsFileError: the text holds no certificate.
     """
     try:
         context.load_verify_locations(cadata=authorities)
@@ -59,5 +59,5 @@ def trust(context: ssl.SSLContext, key: str, authorities: str) -> None:
 
 
 def _no_password() -> str:
-    """Without this OpenSSL asks the terminal."""
+    """Refuse an encrypted key. Without this callback OpenSSL would ask for a password on the terminal."""
     raise ValueError("it is encrypted")

@@ -1,4 +1,4 @@
-"""Keys for endpoints of kvbus's own ZMTP. CURVE needs libsodium there: ``pip install kvbus[curve]`` brings PyNaCl."""
+"""Keys for endpoints of kvbus's own ZMTP. CURVE needs libsodium there: ``pip install kvbus[curve]`` installs PyNaCl."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ if TYPE_CHECKING:
 
 
 class Keys:
-    """The keys of one endpoint, or none.
+    """The security of one endpoint: CURVE keys, or none.
 
     Args:
-        curve: the keys, from their files.
-        bind: whether the endpoint accepts; else it dials the peer whose key ``curve`` names as the server's.
+        curve: the keys; None for an endpoint without CURVE.
+        bind: True if the endpoint accepts connections. Otherwise it dials the peer whose public key is
+            ``curve.server``.
 
     Raises:
-        KeyFileError: the endpoint dials, and the keys have no public key of a server.
+        KeyFileError: the endpoint dials, but ``curve.server`` is None.
     """
 
     def __init__(self, curve: Curve | None, *, bind: bool) -> None:
         self.mechanism: MechanismFactory | None = None
-        """Makes the mechanism of a connection; None without keys."""
+        """Creates the CURVE mechanism of a connection; None without keys."""
         self._server: ServerKeys | None = None
         if curve is None:
             return
@@ -45,9 +46,9 @@ class Keys:
         self.mechanism = ClientKeys(public, secret, z85.decode(curve.server)).mechanism
 
     def allow(self, clients: Collection[bytes], peers: Iterable[Peer]) -> None:
-        """Replace the allow-list, and end the connections of those peers that are not on it any more.
+        """Replace the allow-list, and disconnect every peer whose key is no longer on it.
 
-        An endpoint that dials, or has no keys, has no such list.
+        Do nothing on an endpoint that dials or has no keys, because it has no allow-list.
         """
         if self._server is not None:
             self._server.allow(clients, peers)

@@ -1,4 +1,4 @@
-"""What a stream of an output stands on: its end of a connection point, and what it shares there with other streams."""
+"""The endpoint of a stream on an output, and the resources that several streams of one endpoint share."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from kvbus.transport.live.states import StatePlaces
 log = logging.getLogger("kvbus.outputs")
 
 REOPEN: Final = 0.1
-"""Seconds between two attempts to bind an address that was bound a moment ago."""
+"""Seconds between two attempts to bind an address again."""
 
 Handler = TypeVar("Handler")
 
 
 class Endpoint(Protocol):
-    """What peers connect to, or what dials them."""
+    """A listener that peers connect to, or a dialler that connects to a peer."""
 
     def close(self, linger: float = 0.0) -> None:
-        """End all connections."""
+        """Close all connections; queued bytes are sent for up to ``linger`` seconds."""
 
 
 def reopening(open_endpoint: Callable[[Handler], Endpoint]) -> Callable[[Handler], Endpoint]:
-    """What opens an endpoint again, and goes on trying: another process may have taken the address in this moment."""
+    """Return an opener that retries until it can bind: another process may hold the address for a moment."""
     return lambda handler: _Reopened(partial(open_endpoint, handler))
 
 
 class _Reopened:
-    """An endpoint, or the attempt to open it."""
+    """An endpoint that is open, or that is tried again every :data:`REOPEN` seconds."""
 
     def __init__(self, open_endpoint: Callable[[], Endpoint]) -> None:
         self._open = open_endpoint
@@ -49,7 +49,7 @@ class _Reopened:
             self._again = asyncio.get_running_loop().call_later(REOPEN, self._try)
 
     def close(self, linger: float = 0.0) -> None:
-        """End all connections, and try no more."""
+        """Close all connections, or stop trying to open the endpoint."""
         if self._opened is not None:
             self._opened.close(linger)
         elif self._again is not None:
@@ -57,7 +57,7 @@ class _Reopened:
 
 
 class Shared(NamedTuple):
-    """What the streams of one endpoint share: see :mod:`kvbus.transport.live.hub`, which also counts their routers."""
+    """The resources that the streams of one endpoint share. :mod:`kvbus.transport.live.hub` counts their routers."""
 
     share: Share
     places: StatePlaces

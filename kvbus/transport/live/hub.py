@@ -1,8 +1,8 @@
-"""One endpoint for many streams, each under a topic of its own.
+"""One endpoint for many streams, each with its own topic.
 
-The hub has the connections. It hands each peer to the streams whose topics its subscriptions match; a stream sees its
-own routers alone, as if the endpoint were its own. What a slow router costs is bounded for all streams together: they
-share the bytes that are kept for routers that are behind, and the places of states that are under way.
+The hub owns the connections. It hands each peer to the streams whose topics match the peer's subscriptions. A stream
+sees only its own routers, as if it owned the endpoint. The cost of slow routers is bounded for all streams together:
+the streams share the byte limit of their rings, and the slots for states that are being sent.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _WORST_FIRST: Final = (
 
 @dataclass(slots=True)
 class _Member:
-    """A connected router, and the streams that it has, by slot."""
+    """A connected router, and the streams that it reads, by slot."""
 
     peer: Peer
     name: str = ""
@@ -54,10 +54,10 @@ class Hub:
 
     Args:
         output: the output's name, for logs.
-        open_endpoint: binds or dials, with this object as the handler; called with the first stream.
+        open_endpoint: binds or dials, with this object as the handler; called when the first stream opens.
         stats: counters of the output.
-        send_bytes: maximum number of bytes kept for routers that are behind, on all streams together.
-        name_of: the name of a key's owner, for people.
+        send_bytes: maximum number of bytes kept for routers that are behind, over all streams.
+        name_of: returns the display name of a public key's owner.
     """
 
     def __init__(
@@ -78,18 +78,18 @@ class Hub:
         self._topics: dict[bytes, int] = {}
         self._members: dict[int, _Member] = {}
         self._ended: set[int] = set()
-        """Peers whose endpoint was closed, until their connections are over."""
+        """Ids of peers whose endpoint was closed, until their connections have ended."""
         self._left: deque[RouterView] = deque(maxlen=LEFT)
         self.shared = Shared(Share(send_bytes), StatePlaces())
-        """For each stream that is opened here."""
+        """The resources shared by the streams of this hub."""
 
     # -- streams -----------------------------------------------------------------------------------------------------
 
     def open(self, slot: int, topic: bytes, stream: LivePublisher) -> Endpoint:
-        """Take in a stream: connected routers that have subscribed to its topic get its state.
+        """Add a stream. Connected routers that have subscribed to its topic get its state.
 
         Returns:
-            The stream's end of the endpoint.
+            The stream's handle on the shared endpoint.
 
         Raises:
             BindError: the endpoint cannot be bound, or another stream has this topic.
@@ -114,7 +114,7 @@ class Hub:
             self.shared.places.close()
 
     def reopen(self, open_endpoint: Callable[[PeerHandler], Endpoint]) -> None:
-        """Disconnect every router, and open the endpoint anew."""
+        """Disconnect every router, and open the endpoint again."""
         self._end(0.0)
         self._open_endpoint = open_endpoint
         if self._streams:
@@ -135,18 +135,18 @@ class Hub:
 
     @property
     def peers(self) -> list[Peer]:
-        """The routers' connections."""
+        """The connections of the routers."""
         return [member.peer for member in self._members.values()]
 
     def opened(self, peer: Peer) -> None:
-        """Take in a new peer."""
+        """Add a new peer."""
         self._members[peer.id] = _Member(peer, self._name_of(peer.key))
         self._stats.routers += 1
 
     def subscribed(self, peer: Peer, topic: bytes) -> None:
-        """Hand a router to the streams that a new subscription of its matches."""
+        """Hand a router to the streams that its new subscription matches."""
         if topic == ASKS_REPLAY:
-            return  # there is none to ask: every router needs the state
+            return  # the hub has no replay, so every router needs the state
         member = self._members[peer.id]
         member.subscriptions += 1
         self._stats.subscribers += 1
@@ -165,7 +165,7 @@ class Hub:
         stream.subscribed(member.peer, prefix)
 
     def cancelled(self, peer: Peer, topic: bytes) -> None:
-        """Pass on the end of a subscription."""
+        """Pass the end of a subscription to the router's streams."""
         if topic == ASKS_REPLAY:
             return
         member = self._members[peer.id]
@@ -175,10 +175,10 @@ class Hub:
             stream.cancelled(peer, topic)
 
     def received(self, peer: Peer, frames: list[bytes]) -> None:
-        """Ignore what the application behind an XSUB says."""
+        """Ignore a message: it comes from the application of an XSUB."""
 
     def drained(self, peer: Peer) -> None:
-        """Go on with a router that has read: a state that waits for it first, then its streams in turn."""
+        """Continue with a writable router: check for a waiting state, then serve its streams round-robin."""
         self.shared.places.look_soon()
         member = self._members[peer.id]
         streams = list(member.streams.values())
@@ -187,7 +187,7 @@ class Hub:
             stream.drained(peer)
 
     def closed(self, peer: Peer, reason: str) -> None:
-        """Forget a router."""
+        """Remove a router."""
         self._stats.router_disconnects[reason] += 1
         self._say("output %s: router %s left: %s", peer, reason)
         if peer.id in self._ended:
@@ -210,7 +210,7 @@ class Hub:
 
     @property
     def routers(self) -> list[RouterView]:
-        """The connected routers, each with all of its streams, and those that left last."""
+        """Views of the connected routers, each over all of its streams, and of the routers that left last."""
         return [*map(self._view, self._members.values()), *self._left]
 
     def _view(self, member: _Member) -> RouterView:
@@ -241,10 +241,10 @@ def _rank(state: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Seat:
-    """A stream's end of the endpoint that it shares."""
+    """A stream's handle on the shared endpoint."""
 
     leave: Callable[[float], None]
 
     def close(self, linger: float = 0.0) -> None:
-        """Leave; the connections stay for the other streams."""
+        """Remove the stream; the connections stay open for the other streams."""
         self.leave(linger)

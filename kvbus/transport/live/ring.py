@@ -1,4 +1,4 @@
-"""The newest batches of a stream, encoded, kept once for all routers that are behind."""
+"""The newest encoded batches of a stream, kept once for all routers that are behind."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Final
 import msgspec
 
 OVERHEAD: Final = 200
-"""Bytes that an entry takes beside its message, about."""
+"""Approximate memory of an entry in bytes, without its message."""
 
 
 class Entry(msgspec.Struct, gc=False):
-    """One batch: its encoded message, the events in it, and the loop's time when it was published."""
+    """One batch: its encoded message, its number of events, and the event loop's time of publication."""
 
     message: bytes
     events: int
@@ -22,11 +22,11 @@ class Entry(msgspec.Struct, gc=False):
 
 
 class Share:
-    """The bytes that several rings may keep together. The entry that is the oldest of all goes first.
+    """The byte limit that several rings share. The oldest entry of all rings is dropped first.
 
     Args:
-        send_bytes: maximum number of bytes in all rings, with :data:`OVERHEAD` for each entry. One entry is kept
-            whatever its size.
+        send_bytes: maximum number of bytes in all rings, with :data:`OVERHEAD` for each entry. The last entry is kept
+            even if it is larger.
     """
 
     def __init__(self, send_bytes: int) -> None:
@@ -34,10 +34,10 @@ class Share:
         self.entries = 0
         self._send_bytes = send_bytes
         self._order: deque[tuple[Ring, int]] = deque()
-        """Ring and position of every entry, the oldest first; also of some that are gone."""
+        """Ring and position of every entry, the oldest first. Some of these entries may be dropped already."""
 
     def add(self, ring: Ring, position: int, size: int) -> None:
-        """A ring keeps one more entry."""
+        """Count an entry that a ring has added; ``size`` is its message's bytes."""
         self.bytes += size + OVERHEAD
         self.entries += 1
         self._order.append((ring, position))
@@ -45,12 +45,12 @@ class Share:
             self._order = deque((ring, at) for ring, at in self._order if ring.first <= at < ring.end)
 
     def remove(self, size: int) -> None:
-        """A ring has let go of an entry."""
+        """Count an entry that a ring has dropped; ``size`` is its message's bytes."""
         self.bytes -= size + OVERHEAD
         self.entries -= 1
 
     def make_room(self) -> None:
-        """Have the oldest entries dropped, until the rest is within the limit."""
+        """Drop the oldest entries until the rings are within the limit."""
         while self.bytes > self._send_bytes and self.entries > 1:
             ring, position = self._order.popleft()
             if ring.first <= position < ring.end and ring.give_up is not None:
@@ -58,12 +58,12 @@ class Share:
 
 
 class Ring:
-    """Entries by position. A position never changes; the oldest entries go when a limit is passed.
+    """Entries by position. An entry's position never changes. Above a limit the oldest entries are dropped.
 
     Args:
         send_hwm: maximum number of entries.
-        send_bytes: maximum number of bytes. The newest entry is kept whatever its size.
-        share: the bytes that this ring shares with other rings; it takes the place of ``send_bytes``.
+        send_bytes: maximum number of bytes. The newest entry is kept even if it is larger.
+        share: a byte limit shared with other rings; it replaces ``send_bytes``.
     """
 
     def __init__(self, send_hwm: int, send_bytes: int, share: Share | None = None) -> None:
@@ -71,7 +71,7 @@ class Ring:
         """Position of the oldest entry."""
         self.bytes = 0
         self.give_up: Callable[[], None] | None = None
-        """What :meth:`Share.make_room` calls: it has to :meth:`pop` the oldest entry."""
+        """Called by :meth:`Share.make_room`; it must :meth:`pop` the oldest entry."""
         self.send_hwm = send_hwm
         self.send_bytes = send_bytes
         self._share = share
@@ -79,30 +79,30 @@ class Ring:
 
     @property
     def end(self) -> int:
-        """The position of the next entry."""
+        """Position of the next entry."""
         return self.first + len(self._entries)
 
     def append(self, entry: Entry) -> None:
-        """Keep one more entry."""
+        """Add an entry."""
         if self._share is not None:
             self._share.add(self, self.end, len(entry.message))
         self._entries.append(entry)
         self.bytes += len(entry.message)
 
     def skip(self, count: int) -> None:
-        """Let ``count`` positions pass: nobody is behind, so nothing is kept."""
+        """Advance by ``count`` positions without entries, and drop all entries: no router needs them."""
         if self._entries:
             self.trim(self.end)
         self.first += count
 
     def trim(self, position: int) -> None:
-        """Let go of everything before a position."""
+        """Drop all entries before a position."""
         entries = self._entries
         while self.first < position and entries:
             self.pop()
 
     def pop(self) -> Entry:
-        """Let go of the oldest entry, and return it."""
+        """Drop the oldest entry and return it."""
         entry = self._entries.popleft()
         self.bytes -= len(entry.message)
         self.first += 1
@@ -111,7 +111,7 @@ class Ring:
         return entry
 
     def overflow(self) -> Entry | None:
-        """Let go of the oldest entry if a limit is passed, and return it; else None."""
+        """Drop and return the oldest entry if the ring exceeds a limit; else return None."""
         entries = self._entries
         within = self._share is not None or self.bytes <= self.send_bytes
         if len(entries) < 2 or (len(entries) <= self.send_hwm and within):
@@ -119,7 +119,7 @@ class Ring:
         return self.pop()
 
     def read(self, position: int, max_bytes: int) -> tuple[bytes, int]:
-        """Return messages from a position on, joined, at least one; and the position behind them."""
+        """Return joined messages from a position on, and the next position: ``max_bytes`` or at least one message."""
         found: list[bytes] = []
         size = 0
         for entry in islice(self._entries, position - self.first, None):
@@ -130,10 +130,10 @@ class Ring:
         return b"".join(found), position + len(found)
 
     def events_from(self, position: int) -> int:
-        """How many events the entries from a position on hold."""
+        """Return the number of events in the entries from a position on."""
         return sum(entry.events for entry in islice(self._entries, position - self.first, None))
 
     def published(self, position: int) -> float | None:
-        """When the entry at a position was published; None at the end."""
+        """Return the event loop's time when the entry at a position was published; None at the end."""
         at = position - self.first
         return self._entries[at].at if at < len(self._entries) else None

@@ -1,4 +1,4 @@
-"""One connected router, as a stream sees it: one object with one state, and the table of its transitions."""
+"""One connected router of a stream: an object with one state, and the table of the state's transitions."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from kvbus.transport.zmtp.peer import Peer
 log = logging.getLogger("kvbus.outputs")
 
 TOPICS: Final = 8
-"""Topics shown of a router."""
+"""Maximum number of a router's topics that are shown."""
 
 TOPIC_BYTES: Final = 64
-"""Bytes shown of a topic. A router may subscribe to long topics, and kvbus keeps those of routers that have left."""
+"""Maximum bytes of a topic that are shown: topics may be long, and kvbus also keeps them for routers that have left."""
 
 
 class RouterState(StrEnum):
-    """Where a router stands."""
+    """The state of a router on a stream; :data:`MEANING` explains each one."""
 
     IDLE = "idle"
     WAITING = "waiting"
@@ -75,17 +75,17 @@ TRANSITIONS: Final[dict[RouterState, dict[RouterState, str]]] = {
         RouterState.BEHIND: "the router says that it asks for replays by itself",
     },
 }
-"""By state: the states that can follow, and when. Every state but ``gone`` can also become ``idle`` (no subscription
-matches any more) or ``gone`` (the connection ends)."""
+"""The next states of each state, and the condition for each transition. A router in any state but ``gone`` can also
+become ``idle`` (no subscription matches any more) or ``gone`` (the connection ends)."""
 
 
 class Router:
-    """A peer with its place in a stream.
+    """A peer and its state on one stream.
 
     Args:
         peer: the connection.
         stream: the stream's slot.
-        name: the name of its key's owner; empty where it has none.
+        name: the name of the key's owner; empty if it has none.
     """
 
     def __init__(self, peer: Peer, stream: int = 0, name: str = "") -> None:
@@ -93,29 +93,29 @@ class Router:
         self.stream = stream
         self.name = name
         self.state = RouterState.IDLE
-        """:meth:`Routers.move` alone changes it."""
+        """Changed only by :meth:`Routers.move`."""
 
         self.position: int | None = None
-        """The next batch of the ring that the router gets; None while it needs none of the ring."""
+        """Ring position of the next batch for the router; None if the router needs no batch of the ring."""
         self.session: Session | None = None
-        """What the sender sends it: the state, then batches of the ring."""
+        """The sender's session for the router: it sends the state, then batches of the ring."""
 
-        # The state: why the router gets one, how often it got one, and the one under way.
+        # The state transfer: why and since when the router wants one, how many it got, and the current one.
         self.reason = ""
         self.wanted_at = 0.0
         self.states_sent = 0
         self.state_sent_at: float | None = None
         self.group = 0
-        """The number of the state that it receives. Routers that began together share one."""
+        """Number of the state transfer that it receives. Routers that began together share a number."""
         self.in_slow_place = False
         self.has_asked = False
-        """A replay was requested from its address since it last began to wait for a state."""
+        """Whether a replay was requested from its address since it last began to wait for a state."""
 
         self.lost_at: float | None = None
-        """The loop's time since which it lacks batches; None once it has the state that makes up for them."""
+        """The event loop's time since which it lacks batches; None after a state has replaced them."""
         self.subscriptions = 0
         self.asks_replay = False
-        """It asks for replays by itself, and wants no state."""
+        """Whether the router requests replays itself and therefore wants no state."""
         self.dropped_batches = 0
         self.dropped_events = 0
 
@@ -125,16 +125,16 @@ class Router:
 
     @property
     def host(self) -> str:
-        """The address without the port; empty for a Unix socket."""
+        """The peer's address without the port; empty for a Unix socket."""
         return host_of(self.peer)
 
     def view(self, queued: int, behind: float, now: float) -> RouterView:
-        """Show the router to people.
+        """Return the router's status for operators.
 
         Args:
-            queued: batches that wait for it.
-            behind: age of the oldest batch that it lacks, in seconds.
-            now: the loop's time.
+            queued: number of batches that wait for the router.
+            behind: age of the oldest batch that the router lacks, in seconds.
+            now: the event loop's time.
         """
         peer = self.peer
         topics, subscriptions = shown_topics(peer)
@@ -157,7 +157,7 @@ class Router:
 
 
 class Routers:
-    """The routers of a stream, with an index by state that :meth:`move` keeps.
+    """The routers of a stream, with an index by state. :meth:`move` keeps the index up to date.
 
     Args:
         output: the output's name, for logs.
@@ -167,12 +167,12 @@ class Routers:
     def __init__(self, output: str, stats: OutputStats) -> None:
         self._output = output
         self._stats = stats
-        stats.router_states.update(dict.fromkeys(RouterState, 0))  # each is shown from the start
+        stats.router_states.update(dict.fromkeys(RouterState, 0))  # so that the metrics show every state from the start
         self._by_peer: dict[int, Router] = {}
         self._by_state: dict[RouterState, dict[int, Router]] = {state: {} for state in RouterState}
 
     def add(self, router: Router) -> None:
-        """Take in a router, which is idle."""
+        """Add an idle router."""
         self._by_peer[router.peer.id] = self._by_state[RouterState.IDLE][router.peer.id] = router
 
     def __iter__(self) -> Iterator[Router]:
@@ -182,12 +182,12 @@ class Routers:
         """Return the router of a connection.
 
         Raises:
-            KeyError: it is not connected to this stream.
+            KeyError: the connection has no router on this stream.
         """
         return self._by_peer[peer.id]
 
     def get(self, peer_id: int) -> Router | None:
-        """Return the router of a connection, None if there is none."""
+        """Return the router of a connection, or None if it has none on this stream."""
         return self._by_peer.get(peer_id)
 
     def are(self, *states: RouterState) -> list[Router]:
@@ -199,10 +199,10 @@ class Routers:
         return any(self._by_state[state] for state in states)
 
     def move(self, router: Router, state: RouterState) -> None:
-        """Bring a router into another state, log that and count it.
+        """Move a router to another state, log the transition and count it.
 
         Raises:
-            ValueError: the table has no such transition.
+            ValueError: :data:`TRANSITIONS` has no such transition.
         """
         before = router.state
         if state not in (RouterState.IDLE, RouterState.GONE) and state not in TRANSITIONS[before]:
@@ -219,7 +219,7 @@ class Routers:
 
 
 def say(level: int, text: str, output: str, router: Router, *more: object) -> None:
-    """Log what happens to a router; the text has places for the output, the router and further values."""
+    """Log an event of a router; the text has a ``%s`` for the output, for the router and for each further value."""
     peer, name = router.peer, router.name
     fields = {"output": output, "stream": router.stream, "peer": peer.address}
     if name:
@@ -233,7 +233,7 @@ def host_of(peer: Peer) -> str:
 
 
 def shown_topics(peer: Peer) -> tuple[list[str], int]:
-    """Return the first topics that a peer has subscribed to, and how many there are."""
+    """Return the first :data:`TOPICS` topics of a peer's subscriptions, for display, and the number of all topics."""
     return [_shown(topic) for topic in islice(peer.topics, TOPICS)], len(peer.topics)
 
 

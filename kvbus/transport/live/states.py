@@ -1,8 +1,8 @@
-"""When routers get the state: routers that come together share one, and slow routers hold up nobody.
+"""Schedule the states for routers: routers that subscribe together share a state, and slow routers delay no others.
 
-A state that is being sent keeps the index of that moment alive, so few states are sent at a time: the places. Routers
-that need more than :data:`SLOW_AFTER` count as slow, and slow routers have places of their own. Streams that share an
-endpoint share the places too, and a router gets one of their states at a time.
+A state that is being sent keeps a frozen index in memory, so only a few states are sent at a time: each takes a place.
+Routers that need more than :data:`SLOW_AFTER` seconds count as slow, and slow routers have separate places. Streams
+that share an endpoint also share the places, and a router gets the state of one stream at a time.
 """
 
 from __future__ import annotations
@@ -14,36 +14,36 @@ from typing import Final, Protocol
 from kvbus.transport.live.router import Router, Routers, RouterState
 
 PACE: Final = 0.02
-"""Seconds between two looks."""
+"""Seconds between two checks for waiting and slow routers."""
 
 GATHER: Final = 0.05
-"""Seconds that a router waits for others to share a state with, and for the rest of its own subscriptions."""
+"""Seconds that a router waits, so that other routers can share its state and its other subscriptions can arrive."""
 
 PLACES: Final = 2
-"""States under way at once, and as many of slow routers."""
+"""Maximum number of states that are sent at once to fast routers, and also to slow routers."""
 
 SLOW_AFTER: Final = 5.0
-"""Seconds after which a router that has not got all of the state counts as slow."""
+"""Seconds after which a router that has not received all of its state counts as slow."""
 
 
 class Stream(Protocol):
-    """A stream that sends its state."""
+    """A stream that sends its state to routers."""
 
     routers: Routers
 
     def request(self, routers: list[Router]) -> None:
-        """Ask for the state, for these routers. Those that get it are receiving it afterwards."""
+        """Request the state for these routers. Routers that get it are in state RECEIVING on return."""
 
     def restart(self, router: Router) -> None:
-        """Take the place of a router away: it waits for another state."""
+        """Stop sending a router its state; the router waits for a new state."""
 
 
 class StatePlaces:
-    """Gives places to routers that wait for a state."""
+    """Assigns places to routers that wait for a state."""
 
     def __init__(self) -> None:
         self.streams: dict[int, Stream] = {}
-        """By slot."""
+        """Streams by slot."""
         self._loop = asyncio.get_running_loop()
         self._slow_peers: set[int] = set()
         self._groups = 0
@@ -51,12 +51,12 @@ class StatePlaces:
         self._soon: asyncio.Handle | None = None
 
     def want(self, router: Router) -> None:
-        """Give a router, which waits, the state as soon as there is a place."""
+        """Queue a waiting router; it gets the state as soon as a place is free."""
         router.wanted_at = self._loop.time()
         self._schedule()
 
     def begin(self, routers: list[Router]) -> None:
-        """Take note that routers begin to receive one state together."""
+        """Record that these routers begin to receive the same state."""
         self._groups += 1
         for router in routers:
             router.group = self._groups
@@ -65,20 +65,20 @@ class StatePlaces:
             self._schedule()
 
     def has_state(self, router: Router) -> None:
-        """Take note that a router has got all of the state: it is not slow."""
+        """Record that a router has received all of its state, so it is not slow."""
         self._slow_peers.discard(router.peer.id)
 
     def left(self, router: Router) -> None:
-        """Forget a router whose connection has ended."""
+        """Remove a router whose connection has ended."""
         self._slow_peers.discard(router.peer.id)
 
     def look_soon(self) -> None:
-        """Look for waiting routers at once: a place may be free."""
+        """Serve waiting routers in the next iteration of the event loop, because a place may be free."""
         if self._soon is None and self._timer is not None:
             self._soon = self._loop.call_soon(self._give_places)
 
     def close(self) -> None:
-        """Give no places any more."""
+        """Stop assigning places."""
         for handle in (self._timer, self._soon):
             if handle is not None:
                 handle.cancel()
@@ -86,7 +86,7 @@ class StatePlaces:
 
     @property
     def under_way(self) -> dict[int, list[Router]]:
-        """The routers that receive a state, by the number of that state."""
+        """Routers that are receiving a state, by the number of the state transfer."""
         groups: dict[int, list[Router]] = {}
         for router in self._in(RouterState.RECEIVING):
             groups.setdefault(router.group, []).append(router)
@@ -107,7 +107,7 @@ class StatePlaces:
             self._timer = self._loop.call_later(PACE, self._look)
 
     def _find_slow(self, now: float) -> None:
-        """Move states that take long to the places of slow routers, or end them where these are taken."""
+        """Move long-running states to the places of slow routers; stop them if all of these places are taken."""
         groups = list(self.under_way.values())
         slow = sum(routers[0].in_slow_place for routers in groups)
         for routers in groups:

@@ -1,8 +1,9 @@
-"""One stream's live side: it publishes batches to every router, and sends the state to those that need it.
+"""The live side of one stream: it publishes batches to every router, and sends the state to routers that need it.
 
 A router that keeps up gets each burst in one write. A router that does not keep up has a position in the ring of recent
-batches, and goes on from there as fast as it reads. When the ring passes its position, batches for it are dropped and
-counted. On a stream that sends the state it then gets the state again. On other streams it finds a gap.
+batches, and gets the batches from there as fast as it reads. When the ring drops a batch at its position, the router
+loses the batch, which is counted. If the stream sends states, the router then gets the state again. On other streams
+the router sees a gap.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ from kvbus.transport.zmtp.peer import Peer
 from kvbus.transport.zmtp.wire import MORE, encode_message, head
 
 RECENT: Final = 60.0
-"""Seconds in which a state can answer a replay request of the router that got it."""
+"""Seconds after a state during which the state also answers a replay request of the same router."""
 
 LEFT: Final = 100
-"""Routers that have left and are still shown."""
+"""Number of routers that are still shown after they have left."""
 
 UNSENT: Final = 256 * 1024
-"""Bytes that the kernel may keep for a router and cannot send. It would keep 4 MiB: nobody would know that a router
-which stalls is behind, and it would read all of that before the state that makes up for what it lost."""
+"""Maximum bytes that the kernel queues for a router that does not read. By default the kernel queues 4 MiB. Then kvbus
+would notice a stalled router late, and the router would have to read all of that before the new state."""
 
 _NEED_RING: Final = (RouterState.RECEIVING, RouterState.BEHIND)
 
@@ -46,19 +47,19 @@ class LivePublisher:
 
     Args:
         stream: the stream's slot, for views.
-        topic: the stream's topic. It may change with a batch.
+        topic: the stream's topic. A batch may change it.
         output: the output's name, for logs.
         open_endpoint: binds or dials, with this object as the handler.
-        sender: sends states, and batches of the ring, to routers that do not keep up.
+        sender: sends states and batches of the ring to routers that do not keep up.
         stats: counters of the output.
-        queue_batches: maximum number of batches that wait for the end of a burst; more are dropped for every router.
+        queue_batches: maximum number of batches in a burst; further batches are dropped for every router.
         send_hwm: maximum number of batches kept for routers that do not keep up.
-        send_bytes: maximum number of bytes kept for them.
-        request_state: asks for the stream's state for routers; None on streams that send none.
+        send_bytes: maximum number of bytes kept for routers that do not keep up.
+        request_state: requests the stream's state for routers, by peer id; None on streams that send no state.
         waiting: :meth:`publish` appends :meth:`flush` to this list, and the list's owner calls it.
-        name_of: the name of a key's owner, for people.
-        left: keeps the views of routers that have left; None: a list of the stream's own.
-        shared: what this stream has together with the others of its endpoint; None where it is the only one.
+        name_of: returns the display name of a public key's owner.
+        left: collects the views of routers that have left; None for a separate list.
+        shared: the resources shared with the other streams of the endpoint; None if this stream is the only one.
 
     Raises:
         BindError: the endpoint cannot be bound.
@@ -92,7 +93,7 @@ class LivePublisher:
         self._shared = shared
         self._loop = asyncio.get_running_loop()
 
-        # Batches of this burst, and those before it that some router still needs.
+        # The batches of this burst, and the ring of earlier batches that some router still needs.
         self._topic = topic
         self._topic_frame = head(len(topic), MORE) + topic
         self._burst: list[Entry] = []
@@ -100,7 +101,7 @@ class LivePublisher:
         self._burst_at = 0.0
         self._queue_batches = queue_batches
         self._overflowed = False
-        """Batches after this burst were dropped."""
+        """Whether batches after this burst were dropped, so that routers need the state again."""
         self._waiting = waiting
         self.ring = Ring(send_hwm, send_bytes, None if shared is None else shared.share)
         self.ring.give_up = lambda: self._pass_by(self.ring.pop())
@@ -116,11 +117,11 @@ class LivePublisher:
     # -- batches -----------------------------------------------------------------------------------------------------
 
     def publish(self, topic: bytes, seq: bytes, payload: bytes, events: int) -> None:
-        """Queue one batch for the end of this burst; drop and count it if the queue is full."""
+        """Queue a batch until the end of this burst. If the queue is full, drop and count the batch."""
         if topic != self._topic:
             self._change_topic(topic)
         burst = self._burst
-        # an empty batch is never dropped: those that stand for a router's state would cost all others theirs
+        # never drop an empty batch: it fills the seq of another router's state, so a drop would affect every router
         if events and len(burst) >= self._queue_batches:
             self._stats.dropped_batches["queue_full"] += 1
             self._stats.dropped_events["queue_full"] += events
@@ -136,7 +137,7 @@ class LivePublisher:
         self._stats.queue_depth += 1
 
     def flush(self) -> None:
-        """Send the batches of this burst."""
+        """Send the batches of this burst to live routers, and keep them for routers that are behind."""
         burst = self._burst
         if not burst:
             return
@@ -159,7 +160,7 @@ class LivePublisher:
                     self.restart(router)
 
     def _send(self, burst: list[Entry]) -> None:
-        """Write to the routers that have everything so far."""
+        """Write the burst to the live routers; a router whose socket is full continues from the ring."""
         data = burst[0].message if len(burst) == 1 else b"".join([entry.message for entry in burst])
         before = self.ring.end
         for router in self.routers.are(RouterState.LIVE):
@@ -172,7 +173,7 @@ class LivePublisher:
                 self._catch_up(router, before + len(burst))
 
     def _keep(self, burst: list[Entry]) -> None:
-        """Keep the burst for routers that get it later."""
+        """Keep the burst in the ring if a router needs it later."""
         ring = self.ring
         if not self._ring_is_needed():
             ring.skip(len(burst))
@@ -194,17 +195,17 @@ class LivePublisher:
     # -- losses --------------------------------------------------------------------------------------------------------
 
     def _pass_by(self, dropped: Entry) -> None:
-        """Account for a batch that has left the ring: routers at its position lose it."""
+        """Handle a batch that the ring has dropped: routers at its position lose the batch."""
         first = self.ring.first
         for router in self.routers.are(RouterState.WAITING, *_NEED_RING):
             if router.position is None or router.position >= first:
                 continue
             router.position = first
-            if router.state is not RouterState.WAITING:  # to a waiting router the state brings it
+            if router.state is not RouterState.WAITING:  # a waiting router gets the batch as part of the state
                 self._lose(router, dropped)
 
     def _lose(self, router: Router, entry: Entry) -> None:
-        """Count a batch that a router does not get, and send it the state again if the stream sends states."""
+        """Count a lost batch of a router, and send the router the state again if the stream sends states."""
         is_first = not router.dropped_batches
         self._count_lost(router, 1, entry.events)
         if self._sends_state and not router.asks_replay:
@@ -222,7 +223,7 @@ class LivePublisher:
         self._stats.dropped_events["slow_router"] += events
 
     def restart(self, router: Router) -> None:
-        """Drop all batches that wait for a router, because it lost some or its place, and send it the state again."""
+        """Drop all batches queued for a router, because it lost batches or its place, and send it the state again."""
         if router.position is not None and router.position < self.ring.end:
             rest = self.ring.end - router.position
             self._count_lost(router, rest, self.ring.events_from(router.position))
@@ -238,7 +239,7 @@ class LivePublisher:
     # -- routers -----------------------------------------------------------------------------------------------------
 
     def _move(self, router: Router, state: RouterState, position: int | None = None) -> None:
-        """Bring a router into a state, and end what the sender sends it."""
+        """Move a router to a state, and end its session with the sender."""
         if router.session is not None:
             self._sender.stop(router.session)
             router.session = None
@@ -251,7 +252,7 @@ class LivePublisher:
             router.lost_at = None
 
     def _catch_up(self, router: Router, position: int, transfer: Transfer | None = None) -> None:
-        """Send a router a state if there is one, and then the batches of the ring from a position on."""
+        """Send a router the state, if ``transfer`` is given, and then the batches of the ring from a position on."""
         self._move(router, RouterState.BEHIND if transfer is None else RouterState.RECEIVING, position)
         router.session = Session(
             router.peer,
@@ -262,7 +263,7 @@ class LivePublisher:
         self._sender.start(router.session)
 
     def _missing(self, router: Router, transfer: Transfer | None) -> Iterator[bytes]:
-        """Give what a router lacks, message by message; ``b""`` while the next message is being made."""
+        """Yield the encoded messages that a router lacks; ``b""`` while the next message is still being built."""
         if transfer is not None:
             for found in transfer.batches():
                 if found is None:
@@ -283,24 +284,24 @@ class LivePublisher:
         self._places.look_soon()
 
     def _is_level(self, router: Router) -> None:
-        """Make a router live: it has every batch."""
+        """Make a router live after it was sent every batch."""
         self._move(router, RouterState.LIVE)
         if not self._ring_is_needed():
             self.ring.trim(self.ring.end)
 
     def _makes_no_progress(self, router: Router) -> None:
-        """Take the place away from a router that takes nothing of its state."""
+        """Restart the state of a router that has stopped reading it, so that its place is free."""
         if router.state is RouterState.RECEIVING:
             self.restart(router)
 
     def opened(self, peer: Peer) -> None:
-        """Take in a new peer."""
+        """Add a new peer as an idle router."""
         self.routers.add(Router(peer, self.stream, self._name_of(peer.key)))
         if self._shared is None:
             self._stats.routers += 1
 
     def subscribed(self, peer: Peer, topic: bytes) -> None:
-        """Begin with a router whose first subscription matches the stream's topic."""
+        """Record a subscription, and serve the router if it is the first one that matches the stream's topic."""
         router = self.routers.of(peer)
         if topic == ASKS_REPLAY:
             router.asks_replay = True
@@ -315,7 +316,7 @@ class LivePublisher:
             self._begin(router)
 
     def cancelled(self, peer: Peer, topic: bytes) -> None:
-        """Stop with a router that has no matching subscription any more."""
+        """Remove a subscription, and stop serving the router if no subscription matches any more."""
         router = self.routers.of(peer)
         if topic == ASKS_REPLAY:
             router.asks_replay = False
@@ -327,10 +328,10 @@ class LivePublisher:
             self._move(router, RouterState.IDLE)
 
     def received(self, peer: Peer, frames: list[bytes]) -> None:
-        """Ignore what the application behind an XSUB says."""
+        """Ignore a message: it comes from the application of an XSUB."""
 
     def drained(self, peer: Peer) -> None:
-        """Go on with a router that has read."""
+        """Continue with a router that is writable again."""
         router = self.routers.of(peer)
         if router.state is RouterState.STALLED:
             self._want_state(router)
@@ -338,7 +339,7 @@ class LivePublisher:
             self._sender.resume(router.session)
 
     def closed(self, peer: Peer, reason: str) -> None:
-        """Forget a router."""
+        """Remove a router whose connection has ended."""
         router = self.routers.of(peer)
         if self._shared is None:
             self.left.append(structs.replace(self._view(router), left=reason, left_at=time.time()))
@@ -362,7 +363,7 @@ class LivePublisher:
             return
         router.reason = "subscribed"
         router.has_asked = False
-        # it may yet say that it asks for replays: then it gets the batches from here on in place of the state
+        # if the router announces later that it requests replays, it gets the batches from this position, not the state
         self._want_state(router, self.ring.end if self._shared is None else None)
 
     def _want_state(self, router: Router, position: int | None = None) -> None:
@@ -370,7 +371,7 @@ class LivePublisher:
         self._places.want(router)
 
     def _change_topic(self, topic: bytes) -> None:
-        """Follow the topic of the source: other subscriptions match from now on."""
+        """Change the stream's topic: from now on other subscriptions match."""
         self.flush()
         self._topic = topic
         self._topic_frame = head(len(topic), MORE) + topic
@@ -384,12 +385,12 @@ class LivePublisher:
     # -- the state -------------------------------------------------------------------------------------
 
     def request(self, routers: list[Router]) -> None:
-        """Ask for the state, for these routers."""
+        """Request the state for these routers."""
         if self._request_state is not None:
             self._request_state(tuple(router.peer.id for router in routers))
 
     def send_state(self, command: SendState) -> None:
-        """Send the state to routers that wait for it, and after it the batches that are published from now on."""
+        """Send the state to the waiting routers, and then the batches that are published from now on."""
         self.flush()
         begun = []
         for peer_id in command.routers:
@@ -404,11 +405,11 @@ class LivePublisher:
         self._places.begin(begun)
 
     def claim_state(self, requester: Peer) -> bool:
-        """Return whether the state of a subscription answers the first replay request of this connection.
+        """Return whether the state sent on subscription also answers this connection's first replay request.
 
-        It does if exactly one router is subscribed from the requester's address with its CURVE key, that router has
-        just got the state or will get it, and no other request came from there since that state was due. A second
-        request means that the router has lost the state again.
+        That is so under three conditions. Exactly one router is subscribed from the requester's host with the same
+        CURVE key. This router has just received the state or will receive it. No other request came from that host
+        since the router began to wait for the state: a second request means that the router has lost the state.
         """
         host = host_of(requester)
         there = [
@@ -422,7 +423,7 @@ class LivePublisher:
         return claimed
 
     def _brings_state(self, router: Router) -> bool:
-        """Return whether a subscription has just brought the state to a router, or will bring it."""
+        """Return whether a router has just received the state on its subscription, or will receive it."""
         if router.asks_replay:
             return False
         if router.state not in {RouterState.LIVE, RouterState.BEHIND}:
@@ -430,7 +431,7 @@ class LivePublisher:
         return router.state_sent_at is not None and router.state_sent_at > self._loop.time() - RECENT
 
     def retire(self) -> None:
-        """Send the state, which is empty, to every router that lacks something: the stream is about to end for good."""
+        """Send the empty final state to every router that lacks batches, before the stream ends for good."""
         self.flush()
         waiting = self.routers.are(RouterState.WAITING)
         lacking = self.routers.are(RouterState.STALLED, *_NEED_RING)
@@ -446,12 +447,12 @@ class LivePublisher:
 
     @property
     def peers(self) -> list[Peer]:
-        """The routers' connections."""
+        """The connections of the routers."""
         return [router.peer for router in self.routers]
 
     @property
     def busy(self) -> int:
-        """Routers to which something is on its way."""
+        """Number of routers that have unsent bytes or a session, without the stalled ones."""
         return sum(
             router.state is not RouterState.STALLED and (router.peer.waiting_bytes > 0 or router.session is not None)
             for router in self.routers
@@ -459,21 +460,21 @@ class LivePublisher:
 
     @property
     def queue_max(self) -> int:
-        """The largest number of batches that wait for one router."""
+        """Largest number of batches that wait for one router."""
         return max(map(self._queued, self.routers.are(*_NEED_RING)), default=0)
 
     @property
     def behind_seconds(self) -> float:
-        """The age of the oldest batch that some router lacks."""
+        """Age of the oldest batch that some router lacks, in seconds."""
         return max(map(self._behind_seconds, self.routers), default=0.0)
 
     @property
     def connected(self) -> list[RouterView]:
-        """The connected routers."""
+        """Views of the connected routers."""
         return [*map(self._view, self.routers)]
 
     def view_of(self, peer: Peer) -> RouterView | None:
-        """Return the view of one connected router."""
+        """Return the view of a connected router; None if it does not read this stream."""
         router = self.routers.get(peer.id)
         return None if router is None else self._view(router)
 
@@ -492,7 +493,7 @@ class LivePublisher:
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def close(self, linger: float = 0.0) -> None:
-        """Send what is queued and end all connections; what waits has ``linger`` seconds to leave."""
+        """Send the queued burst and close all connections. Unsent bytes are sent for up to ``linger`` seconds."""
         if self._closed:
             return
         self.flush()

@@ -1,4 +1,4 @@
-"""Endpoints as sockets: which addresses an endpoint means, and how a peer's address is shown."""
+"""Convert endpoints to sockets and addresses, and format the addresses of peers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kvbus.common.errors import BindError
 from kvbus.transport.zmtp import tcp
 
 BACKLOG: Final = 1_024
-"""Connections that the kernel keeps until they are accepted: a bus that restarts meets all its routers at once."""
+"""Maximum number of connections that the kernel queues for accept: after a restart all routers connect at once."""
 
 _SIOCGIFADDR: Final = 0x8915
 _IFREQ: Final = struct.Struct("16s24s")
@@ -28,7 +28,7 @@ def split_tcp(endpoint: str) -> tuple[str, int]:
     """Split ``tcp://host:port``.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: the endpoint has another form, or the port is above 65535.
     """
     host, colon, port = endpoint.removeprefix(_TCP).rpartition(":")
     if not endpoint.startswith(_TCP) or not colon or not host or not port.isdecimal() or int(port) > 65_535:
@@ -37,7 +37,7 @@ def split_tcp(endpoint: str) -> tuple[str, int]:
 
 
 def ipc_address(endpoint: str) -> str | None:
-    """Return the address of an ``ipc://`` endpoint, None for another one; ``@name`` is in the abstract namespace."""
+    """Return the Unix socket address of an ``ipc://`` endpoint, else None. ``@name`` is an abstract address."""
     if not endpoint.startswith(_IPC):
         return None
     path = endpoint.removeprefix(_IPC)
@@ -46,14 +46,14 @@ def ipc_address(endpoint: str) -> str | None:
 
 @dataclass(slots=True)
 class Bound:
-    """A listening socket; ``file`` is the path of a local socket, with the identity of its file."""
+    """A listening socket. For a Unix socket, ``file`` is its path and the file's device and inode."""
 
     socket: socket.socket
     endpoint: str
     file: tuple[str, tuple[int, int]] | None = None
 
     def close(self) -> None:
-        """Stop listening. The file of a local socket goes too, unless another process has put its own there."""
+        """Stop listening. Delete the file of a Unix socket, unless another process has replaced it."""
         self.socket.close()
         if self.file is not None:
             path, identity = self.file
@@ -66,7 +66,7 @@ def bind(endpoint: str) -> Bound:
     """Bind an endpoint and listen.
 
     Raises:
-        BindError: it is taken, malformed, or no address of this machine.
+        BindError: the endpoint is in use, malformed, or not an address of this machine.
     """
     try:
         path = ipc_address(endpoint)
@@ -93,9 +93,9 @@ def _bind_tcp(endpoint: str) -> Bound:
 
 
 def _local(host: str, port: int) -> tuple[int, tuple[object, ...]]:
-    """Return the address of a numeric host or of a network interface. No name is looked up, as in libzmq.
+    """Return the family and address of a numeric host or a network interface. Like libzmq, it looks up no host names.
 
-    ``localhost`` is loopback, and not an interface's name as for libzmq.
+    Unlike in libzmq, ``localhost`` is the loopback address and not the name of an interface.
     """
     if host == "localhost":
         host = "127.0.0.1"
@@ -107,7 +107,7 @@ def _local(host: str, port: int) -> tuple[int, tuple[object, ...]]:
 
 
 def _interface(name: str) -> str:
-    """Return the IPv4 address of a network interface."""
+    """Return the IPv4 address of a network interface. Raise OSError (ENODEV) if there is none."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
             answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, _IFREQ.pack(name.encode(), b""))
@@ -136,7 +136,7 @@ def _bind_ipc(endpoint: str, path: str) -> Bound:
     abstract = path.startswith("\0")
     if not abstract:
         with contextlib.suppress(FileNotFoundError):
-            # what a process that was killed has left; as libzmq does, but never a file of another kind
+            # like libzmq, delete the socket file of a killed process, but never a file of another kind
             if stat.S_ISSOCK(os.lstat(path).st_mode):
                 os.unlink(path)  # noqa: PTH108 - a path as the endpoint has it
     listening = _listen(socket.AF_UNIX, path)
@@ -149,7 +149,7 @@ def _file_identity(path: str) -> tuple[int, int]:
 
 
 def peer_address(connected: socket.socket) -> str:
-    """Return a peer's address for people: ``10.0.0.7:40132``, ``[fd00::7]:40132``, or ``unix``."""
+    """Return the display form of a peer's address: ``10.0.0.7:40132``, ``[fd00::7]:40132``, ``unix`` or ``gone``."""
     if connected.family == socket.AF_UNIX:
         return "unix"
     try:
@@ -161,7 +161,7 @@ def peer_address(connected: socket.socket) -> str:
 
 
 def prepare(connected: socket.socket) -> None:
-    """Set the options of a new connection."""
+    """Make a new connection non-blocking, and set its TCP options."""
     connected.setblocking(False)
     if connected.family != socket.AF_UNIX:
         tcp.set_options(connected)

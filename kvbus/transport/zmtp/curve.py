@@ -1,14 +1,14 @@
-"""CURVE: each side proves its public key, and every connection has transient keys of its own.
+"""CURVE: each side proves that it owns its public key, and each connection uses new transient keys.
 
-The side that dials is the client. It knows the server's public key, and says HELLO with a transient key. The server
-answers WELCOME, with a transient key of its own and a cookie. INITIATE brings the cookie back, the client's public key,
-and the proof (the vouch) that the client has the secret key to it. Only then the server asks its allow-list. READY ends
-the handshake. The server's transient key and its cookie are for one connection and for one use, so a recorded handshake
-opens nothing.
+The side that dials is the client. It knows the server's public key, and sends HELLO with a transient key. The server
+answers WELCOME with its own transient key and a cookie. The client sends INITIATE with the cookie, its public key, and
+the proof (the vouch) that it owns the matching secret key. Only then does the server check its allow-list. READY ends
+the handshake. The server uses its transient key and its cookie for one connection and only once, so a recorded
+handshake cannot be replayed.
 
-After the handshake each frame travels encrypted, in a MESSAGE of its own. libzmq 4.3.5 sends MESSAGE as a message
-frame. RFC 37 calls it a command. Both are read here, and libzmq's is sent. The flags of the frame inside are encrypted
-with its body.
+After the handshake each frame is encrypted in a separate MESSAGE. libzmq 4.3.5 sends MESSAGE as a message frame, but
+RFC 37 calls it a command. kvbus reads both forms and sends libzmq's. The flags of the inner frame are encrypted with
+its body.
 
 Source: https://rfc.zeromq.org/spec/26/, https://rfc.zeromq.org/spec/25/.
 """
@@ -39,7 +39,7 @@ INITIATE: Final = b"INITIATE"
 KEY_BYTES: Final = 32
 NONCE_BYTES: Final = 8
 BOX_BYTES: Final = 16
-"""Bytes that an encrypted text is longer than the text."""
+"""Bytes that encryption adds to a text."""
 
 CLIENT: Final = b"CurveZMQMESSAGEC"
 """The first bytes of the nonce in messages of the side that dials."""
@@ -56,14 +56,14 @@ _WELCOME_BYTES: Final = _LONG_NONCE + KEY_BYTES + _COOKIE_BYTES + BOX_BYTES
 _INITIATE_BYTES: Final = _COOKIE_BYTES + NONCE_BYTES + KEY_BYTES + _LONG_NONCE + _VOUCH_BYTES + BOX_BYTES
 _READY_BYTES: Final = NONCE_BYTES + BOX_BYTES
 
-# the first bytes of the nonces in the handshake
+# the first bytes of each command's nonce in the handshake
 _OF_HELLO: Final = b"CurveZMQHELLO---"
 _OF_WELCOME: Final = b"WELCOME-"
 _OF_INITIATE: Final = b"CurveZMQINITIATE"
 _OF_VOUCH: Final = b"VOUCH---"
 _OF_READY: Final = b"CurveZMQREADY---"
 
-# a MESSAGE, and the flags of the frame inside it
+# a MESSAGE, and the flags of its inner frame
 _NAME: Final = b"\x07MESSAGE"
 _HEAD: Final = len(_NAME) + NONCE_BYTES
 _SEALED_COMMAND: Final = 2
@@ -76,9 +76,9 @@ class ServerKeys:
 
     Attributes:
         public: our public key, 32 raw bytes.
-        secret: our secret key.
+        secret: our secret key, 32 raw bytes.
         clients: public keys of the peers that may connect.
-        private: our secret key, as PyNaCl takes it.
+        private: our secret key as a PyNaCl object.
     """
 
     public: bytes
@@ -94,7 +94,7 @@ class ServerKeys:
         return Server(self, role)
 
     def allow(self, clients: Collection[bytes], peers: Iterable[Peer]) -> None:
-        """Replace the list, and end the connections of those peers that are not on it any more."""
+        """Replace the allow-list, and disconnect every peer whose key is no longer on it."""
         self.clients = clients
         for peer in list(peers):
             if peer.key not in clients:
@@ -107,8 +107,8 @@ class ClientKeys:
 
     Attributes:
         public: our public key, 32 raw bytes.
-        secret: our secret key.
-        server: public key of the peer.
+        secret: our secret key, 32 raw bytes.
+        server: the peer's public key, 32 raw bytes.
     """
 
     public: bytes
@@ -139,18 +139,18 @@ class Server:
         self._keys = keys
         self._role = role
 
-        # Between WELCOME and INITIATE: the peer's transient key and its last nonce, our transient key, the cookie.
+        # Needed until INITIATE: the peer's transient key and last nonce, our transient key, and the cookie.
         self._client = b""
         self._received = 0
         self._transient: PrivateKey | None = None
         self._cookie = b""
 
     def start(self) -> bytes:
-        """Wait for HELLO."""
+        """Return no bytes: the client sends HELLO first."""
         return b""
 
     def receive(self, data: bytes) -> bytes:
-        """Take in HELLO and return WELCOME, or INITIATE and return READY."""
+        """Process HELLO and return WELCOME, or process INITIATE and return READY."""
         try:
             return self._hello(data) if self.expected == HELLO else self._initiate(data)
         except CryptoError:
@@ -186,7 +186,7 @@ class Server:
         plain = box.decrypt(sealed, _OF_INITIATE + nonce)
         owner, vouch_nonce, vouch, properties = _split(plain, KEY_BYTES, _LONG_NONCE, _VOUCH_BYTES)
 
-        # the secret key of the peer vouches for its transient key, and for ours
+        # the vouch proves that the owner of the peer's secret key made this transient key, for a server with our key
         vouched = Box(transient, PublicKey(owner)).decrypt(vouch, _OF_VOUCH + vouch_nonce)
         if not hmac.compare_digest(vouched, self._client + self._keys.public):
             raise ProtocolError(Reason.CURVE, "a vouch for another connection")
@@ -221,7 +221,7 @@ class Client:
         self._public = transient.public_key.encode()
         self._transient: PrivateKey | None = transient
         self._box = Box(transient, PublicKey(keys.server))
-        """For the server's own key at first, then for its transient key."""
+        """Encrypts for the server: first with its permanent key, after WELCOME with its transient key."""
 
     def start(self) -> bytes:
         """Return HELLO."""
@@ -230,7 +230,7 @@ class Client:
         return wire.command(HELLO, _VERSION + self._public + nonce + signed)
 
     def receive(self, data: bytes) -> bytes:
-        """Take in WELCOME and return INITIATE, or READY and return nothing."""
+        """Process WELCOME and return INITIATE, or process READY and return no bytes."""
         try:
             return self._welcome(data) if self.expected == WELCOME else self._ready(data)
         except CryptoError:
@@ -264,17 +264,17 @@ class Client:
 
 
 class Session:
-    """Both directions of one connection after the handshake.
+    """The encryption of one connection after the handshake, in both directions.
 
     Args:
-        box: encrypts and decrypts, with a key from both sides' transient keys.
+        box: encrypts and decrypts with a key made from the transient keys of both sides.
         accepting: True for the side that accepted the connection.
         sent: the number of our last nonce in the handshake.
         received: the number of the peer's last nonce.
     """
 
     overhead = _HEAD + BOX_BYTES + 1
-    """Bytes that a sealed frame is longer than the frame's body."""
+    """Bytes that sealing adds to the body of a frame."""
 
     def __init__(self, box: Box, *, accepting: bool, sent: int, received: int) -> None:
         self._box = box
@@ -283,7 +283,7 @@ class Session:
         self._received = received
 
     def seal(self, data: bytes) -> bytes:
-        """Encrypt whole encoded frames, each as a MESSAGE."""
+        """Encrypt complete encoded frames, each in a MESSAGE."""
         sealed: list[bytes] = []
         position, end = 0, len(data)
         while position < end:
@@ -297,7 +297,7 @@ class Session:
         return b"".join(sealed)
 
     def unseal(self, frame: Frame) -> Frame:
-        """Return the frame that a MESSAGE holds.
+        """Return the frame inside a MESSAGE.
 
         Raises:
             ProtocolError: the frame is not a MESSAGE, is forged, or was received before.
@@ -325,7 +325,7 @@ def _encrypt(box: Box, plain: bytes, nonce: bytes) -> bytes:
 
 
 def _split(data: bytes, *sizes: int) -> list[bytes]:
-    """Split data into parts of these sizes, and the remaining bytes."""
+    """Split data into parts of these sizes; the last item is the remaining bytes."""
     parts = []
     position = 0
     for size in sizes:

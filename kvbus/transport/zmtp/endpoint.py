@@ -1,6 +1,7 @@
-"""Endpoints: a listener accepts connections, a dialler makes one again and again. Both bound what peers may cost.
+"""Endpoints: a listener accepts connections, and a dialler keeps one connection up. Both bound the cost of their peers.
 
-An endpoint has the connections in their handshake and the peers. It never stops accepting for good, and never blocks.
+An endpoint owns the connections in their handshake and the connected peers. It never blocks, and a listener never stops
+accepting for good.
 """
 
 from __future__ import annotations
@@ -24,42 +25,42 @@ from kvbus.transport.zmtp.protocol import DEFAULT, Limits, Protocol
 from kvbus.transport.zmtp.reasons import Reason
 
 CHECK: Final = 5.0
-"""Seconds between two looks for peers that are gone."""
+"""Seconds between two checks for peers that are gone."""
 
 ACCEPTS: Final = 16
-"""Connections accepted in one iteration of the event loop."""
+"""Maximum number of connections accepted in one iteration of the event loop."""
 
 REST: Final = 0.1
-"""Seconds before it accepts again after the system had no resources for another connection."""
+"""Seconds until a listener accepts again after the system had no resources for a connection."""
 
 RESERVE: Final = 64
-"""File descriptors, a quarter of all at most, that are left for HTTP probes, engines and the state."""
+"""Number of file descriptors, at most a quarter of all, reserved for HTTP probes, engines and state files."""
 
 FIRST: Final = 0.1
 """Seconds before the second attempt to dial. Each further wait is twice as long."""
 
 LONGEST: Final = 2.0
-"""Maximum seconds before an attempt to dial: a restarted router is found again within two seconds."""
+"""Maximum seconds between two attempts to dial, so that kvbus reconnects to a restarted router within two seconds."""
 
 CONNECT_TIMEOUT: Final = 5.0
-"""Seconds for one address to accept."""
+"""Maximum seconds for a connection to one address."""
 
 _SCRATCH: Final = 16 * 1024
-"""Bytes of one read."""
+"""Maximum bytes of one read."""
 
 _NONE_LEFT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 Refused = Callable[[str, str, str], None]
-"""Called for each connection that does not become a peer: reason, address, and what the peer did if it broke a rule."""
+"""Called for each connection that does not become a peer, with reason, address, and the rule that the peer broke."""
 
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """What an endpoint asks of the operating system beside its sockets. A simulation has its own.
+    """The operating system's functions that an endpoint uses besides its sockets. A simulation replaces them.
 
     Attributes:
         bind: binds an endpoint and listens.
-        queued_bytes: returns how many bytes of a connection the peer has not acknowledged.
+        queued_bytes: returns the number of sent bytes of a connection that the peer has not acknowledged.
     """
 
     bind: Callable[[str], addresses.Bound] = addresses.bind
@@ -74,19 +75,19 @@ class Settings:
     """Bounds and times of one endpoint.
 
     Attributes:
-        limits: what kvbus keeps for one peer.
-        publisher_limits: the same for a peer that publishes, where the role is EITHER.
-        max_peers: connections whose handshake is over.
-        max_publishers: those of peers that publish, beside ``max_peers``, where the role is EITHER: subscribers cannot
-            keep them out.
-        max_half_open: connections in their handshake. Beyond that the oldest one ends, so that silent ones cannot keep
-            others out.
-        handshake_timeout: seconds for a handshake.
-        high_water: bytes waiting for a peer's kernel at which the peer is not ``writable`` any more.
-        low_water: bytes waiting at which it is again.
-        unsent_bytes: bytes that the kernel keeps for a peer and cannot send yet; 0 for as many as it likes.
-        gone_after: seconds in which a peer's kernel acknowledges nothing that is due, until the peer is gone.
-        system: the operating system.
+        limits: bounds for the data that kvbus keeps for one peer.
+        publisher_limits: the same bounds for a peer that publishes, if the role is EITHER.
+        max_peers: maximum number of connected peers.
+        max_publishers: maximum number of publishing peers in addition to ``max_peers``, if the role is EITHER. So
+            subscribers cannot take the room of publishers.
+        max_half_open: maximum number of connections in their handshake. Above it the oldest one is closed, so that
+            silent peers cannot keep other peers out.
+        handshake_timeout: maximum seconds for a handshake.
+        high_water: number of bytes queued here for a peer above which the peer is not ``writable``.
+        low_water: number of queued bytes at which the peer is ``writable`` again.
+        unsent_bytes: maximum number of unsent bytes that the kernel queues for a peer; 0 for the kernel's default.
+        gone_after: seconds without a due acknowledgement from the peer's kernel after which the peer is gone.
+        system: the operating system's functions.
     """
 
     limits: Limits = DEFAULT
@@ -106,11 +107,11 @@ DEFAULT_SETTINGS: Final = Settings()
 
 
 class Endpoint:
-    """The connections of one endpoint. It needs a running event loop.
+    """The connections of one endpoint, in the running event loop.
 
     Args:
         role: the endpoint's role.
-        handler: what the role does with peers.
+        handler: receives the events of peers.
         settings: bounds and times.
         refused: called for each connection that does not become a peer.
         mechanism: makes each connection's security mechanism; None for NULL.
@@ -128,7 +129,7 @@ class Endpoint:
         self.handler = handler
         self.settings = settings
         self.scratch = memoryview(bytearray(_SCRATCH))
-        """Every connection reads into it."""
+        """The buffer that all connections read into."""
         self.peers: dict[int, Peer] = {}
         """The peers, by id."""
         self._role = role
@@ -141,11 +142,11 @@ class Endpoint:
 
     @property
     def half_open(self) -> int:
-        """Connections in their handshake."""
+        """Number of connections in their handshake."""
         return len(self._half_open)
 
     def start(self, connected: socket.socket, *, accepting: bool) -> Peer | None:
-        """Begin a handshake on a connected socket; None if there is no room for another peer."""
+        """Start a handshake on a connected socket and return the peer; None if there is no room for another peer."""
         settings, address = self.settings, addresses.peer_address(connected)
         if self._closed or len(self.peers) >= settings.max_peers + settings.max_publishers:
             self.refuse(Reason.TOO_MANY_PEERS, address)
@@ -156,7 +157,7 @@ class Endpoint:
             self._half_open.pop(oldest).cancel()
             oldest.close(Reason.HALF_OPEN)
         if settings.unsent_bytes and connected.family != socket.AF_UNIX:
-            with contextlib.suppress(OSError):  # it is gone already
+            with contextlib.suppress(OSError):  # the peer may be gone already
                 tcp.limit_unsent(connected, settings.unsent_bytes)
         zmtp = Protocol(
             self._role,
@@ -176,7 +177,7 @@ class Endpoint:
     async def _start(self, peer: Peer, connected: socket.socket) -> None:
         try:
             await self.loop.connect_accepted_socket(lambda: peer, connected)
-        except OSError as error:  # it was closed meanwhile
+        except OSError as error:  # the connection was closed meanwhile
             connected.close()
             if not peer.over.done():
                 peer.connection_lost(error)
@@ -187,7 +188,7 @@ class Endpoint:
             self._refused(reason, address, detail)
 
     def admit(self, socket_type: bytes) -> bool:
-        """Return whether there is room for a peer of this type."""
+        """Return whether there is room for a peer of this socket type."""
         settings = self.settings
         if self._role is not Role.EITHER:
             return len(self.peers) < settings.max_peers
@@ -196,7 +197,7 @@ class Endpoint:
         return same < (settings.max_publishers if publishes else settings.max_peers)
 
     def opened(self, peer: Peer) -> None:
-        """Take in a connection whose handshake is over."""
+        """Add the peer of a finished handshake."""
         self._half_open.pop(peer).cancel()
         self.peers[peer.id] = peer
         if self._check is None:
@@ -204,7 +205,7 @@ class Endpoint:
         self.handler.opened(peer)
 
     def lost(self, peer: Peer, reason: str) -> None:
-        """Forget a connection that is gone."""
+        """Remove an ended connection, and tell the handler or report a refusal."""
         if peer.is_open:
             del self.peers[peer.id]
             self.handler.closed(peer, reason)
@@ -215,7 +216,7 @@ class Endpoint:
         self.refuse(reason, peer.address, peer.detail)
 
     def _look(self) -> None:
-        """End the connections of peers that are gone."""
+        """Close the connections of peers that are gone."""
         self._check = None
         for peer in list(self.peers.values()):
             if peer.silent_for(self.settings.gone_after):
@@ -224,7 +225,7 @@ class Endpoint:
             self._check = self.loop.call_later(min(CHECK, self.settings.gone_after), self._look)
 
     def close(self, linger: float = 0.0) -> None:
-        """End all connections, and take no others; bytes that wait for a peer have ``linger`` seconds to leave.
+        """Close all connections and accept no new ones. Queued bytes are sent for up to ``linger`` seconds.
 
         :meth:`~kvbus.transport.zmtp.peer.PeerHandler.closed` is called for each peer.
         """
@@ -244,13 +245,13 @@ class Listener(Endpoint):
     Args:
         endpoint: ``tcp://host:port`` (``*`` for every address, or the name of a network interface), or ``ipc://path``.
         role: PUB, SUB, EITHER or ROUTER.
-        handler: what to do with peers.
+        handler: receives the events of peers.
         settings: bounds and times.
         refused: called for each connection that does not become a peer.
         mechanism: makes each connection's security mechanism; None for NULL.
 
     Raises:
-        BindError: the endpoint is taken, malformed, or no address of this machine.
+        BindError: the endpoint is in use, malformed, or not an address of this machine.
     """
 
     def __init__(
@@ -271,7 +272,7 @@ class Listener(Endpoint):
 
     @property
     def endpoint(self) -> str:
-        """The endpoint, with the port that the system picked if it was asked to."""
+        """The endpoint, with the real port if the system chose one."""
         return self._bound.endpoint
 
     def _listen(self) -> None:
@@ -286,8 +287,8 @@ class Listener(Endpoint):
                 return
             except OSError as error:
                 if error.errno not in _NONE_LEFT:
-                    continue  # this connection is gone already
-                # the listening socket stays readable: without a rest the loop would spin
+                    continue  # this connection is closed already
+                # the listening socket stays readable: without a pause the loop would spin
                 self.loop.remove_reader(self._bound.socket.fileno())
                 self._again = self.loop.call_later(REST, self._listen)
                 self.refuse(Reason.NO_DESCRIPTOR, "")
@@ -301,13 +302,13 @@ class Listener(Endpoint):
             return
         try:
             addresses.prepare(connected)
-        except OSError:  # it is gone already
+        except OSError:  # the connection is closed already
             connected.close()
         else:
             self.start(connected, accepting=True)
 
     def close(self, linger: float = 0.0) -> None:
-        """Stop listening, so that the endpoint is free at once, and end all connections as any endpoint does."""
+        """Stop listening, so that the address is free at once, and close as :meth:`Endpoint.close` does."""
         if self._closed:
             return
         if self._again is not None:
@@ -319,18 +320,18 @@ class Listener(Endpoint):
 
 
 def _descriptors() -> int:
-    """Return the descriptor from which on a connection is refused. The system gives out the lowest free number."""
+    """Return the lowest file descriptor number that is refused: the system always assigns the lowest free number."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return sys.maxsize if limit == resource.RLIM_INFINITY else limit - min(RESERVE, limit // 4)
 
 
 class Dialler(Endpoint):
-    """Keep a connection to one endpoint, for a router that binds its SUB, until :meth:`close`.
+    """Keep a connection to one endpoint until :meth:`close`, for a router that binds its SUB.
 
     Args:
         endpoint: ``tcp://host:port`` or ``ipc://path``. A name is looked up at every attempt.
         role: PUB.
-        handler: what to do with the peer.
+        handler: receives the events of the peer.
         settings: bounds and times.
         refused: called for each connection that does not become a peer.
         mechanism: makes each connection's security mechanism; None for NULL.
@@ -373,14 +374,14 @@ class Dialler(Endpoint):
             wait = min(2 * wait, LONGEST)
 
     async def _dial(self) -> socket.socket | None:
-        """Connect to the first address that accepts; None if there is none."""
+        """Connect to the first address that accepts, and return the socket; None if no address accepts."""
         for family, address in await self._resolve():
             connected = socket.socket(family, socket.SOCK_STREAM)
             try:
                 addresses.prepare(connected)
                 async with asyncio.timeout(CONNECT_TIMEOUT):
                     await self.loop.sock_connect(connected, address)
-            except OSError:  # TimeoutError is one
+            except OSError:  # includes TimeoutError
                 connected.close()
             except BaseException:
                 connected.close()
@@ -398,6 +399,6 @@ class Dialler(Endpoint):
         return []
 
     def close(self, linger: float = 0.0) -> None:
-        """Dial no more, and end the connection as any endpoint does."""
+        """Stop dialling, and close the connection as :meth:`Endpoint.close` does."""
         self._task.cancel()
         super().close(linger)

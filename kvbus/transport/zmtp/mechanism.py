@@ -1,7 +1,7 @@
-"""Roles, which say who may talk to whom, and security mechanisms, which run the handshake after the greetings.
+"""Roles define which socket types may talk to each other. Security mechanisms run the handshake after the greetings.
 
-NULL is here. CURVE is in :mod:`~kvbus.transport.zmtp.curve`, which needs PyNaCl. CURVE also seals every frame after its
-handshake. NULL seals nothing, so without CURVE a message's bytes are the same for every peer.
+This module has NULL. CURVE is in :mod:`~kvbus.transport.zmtp.curve`, which needs PyNaCl. CURVE also seals every frame
+after the handshake. NULL seals no frames, so without CURVE the bytes of a message are the same for every peer.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ SUBSCRIBERS: Final = frozenset({b"SUB", b"XSUB"})
 
 
 class Role(Enum):
-    """What an endpoint is, and which socket types its peers may have.
+    """The socket type of an endpoint, and the socket types that its peers may have.
 
-    PUB reads subscriptions as an XPUB does, but announces itself as "PUB". The engines' sockets are PUBs, so every
-    router's SUB accepts that name, whatever its library; and no peer treats the two differently.
+    PUB reads subscriptions as an XPUB does, but announces itself as "PUB". Engines' sockets are PUBs, so a router's SUB
+    accepts that name, whatever its library is. No peer treats PUB and XPUB differently.
     """
 
     PUB = (b"PUB", SUBSCRIBERS)
     SUB = (b"SUB", PUBLISHERS)
     EITHER = (b"", SUBSCRIBERS | PUBLISHERS)
-    """A PUB for subscribers and a SUB for publishers. The peer's READY decides which one."""
+    """A PUB for subscribers and a SUB for publishers. The socket type in the peer's READY decides."""
     ROUTER = (b"ROUTER", frozenset({b"DEALER", b"REQ"}))
     DEALER = (b"DEALER", frozenset({b"ROUTER", b"REP", b"DEALER"}))
 
@@ -36,26 +36,26 @@ class Role(Enum):
         self.peers = peers
 
     def towards(self, socket_type: bytes) -> Role:
-        """Return the role that it has for a peer of this type."""
+        """Return the role of this endpoint for a peer of this socket type."""
         if self is not Role.EITHER:
             return self
         return Role.SUB if socket_type in PUBLISHERS else Role.PUB
 
 
 class Sealing(Protocol):
-    """What a mechanism does to frames after its handshake."""
+    """The encryption of frames after the handshake of a mechanism."""
 
     overhead: int
-    """Bytes that a sealed frame is longer than the frame's body."""
+    """Bytes that sealing adds to the body of a frame."""
 
     def seal(self, data: bytes) -> bytes:
-        """Seal whole encoded frames, in the order in which they are sent."""
+        """Seal complete encoded frames. Call this in the order in which the frames are sent."""
 
     def unseal(self, frame: Frame) -> Frame:
         """Return the frame inside a sealed one.
 
         Raises:
-            ProtocolError: it is forged, or was received before.
+            ProtocolError: the sealed frame is forged, or was received before.
         """
 
 
@@ -63,21 +63,21 @@ class Mechanism(Protocol):
     """One side of a handshake."""
 
     name: bytes
-    """Its name in the greeting."""
+    """Name of the mechanism in the greeting."""
     expected: bytes
     """The command that the peer must send next."""
     peer: dict[bytes, bytes] | None
     """The peer's properties; None until the handshake is over."""
     peer_key: bytes
-    """The public key that the peer has proven to own; empty without one."""
+    """The public key that the peer has proven to own; empty without CURVE."""
     sealing: Sealing | None
-    """Seals every frame after the handshake; None if frames travel as they are."""
+    """Seals every frame after the handshake; None if frames are sent unsealed."""
 
     def start(self) -> bytes:
-        """Return the bytes to send before anything was received."""
+        """Return the bytes to send before the peer's first command."""
 
     def receive(self, data: bytes) -> bytes:
-        """Take in the data of the expected command, and return the bytes to send.
+        """Process the data of the expected command, and return the bytes to send.
 
         Raises:
             ProtocolError: the handshake has failed.
@@ -85,16 +85,16 @@ class Mechanism(Protocol):
 
 
 MechanismFactory = Callable[[Role], Mechanism]
-"""Makes the mechanism of one connection."""
+"""Creates the mechanism of one connection."""
 
 
 def ready_properties(role: Role) -> bytes:
-    """Encode our properties."""
+    """Encode the properties of our READY."""
     return wire.encode_metadata({b"Socket-Type": role.socket_type})
 
 
 class Null:
-    """No security: both sides say READY with their properties, and the dialling side begins.
+    """No security: both sides send READY with their properties, the dialling side first.
 
     Args:
         role: our role.
@@ -112,11 +112,11 @@ class Null:
         self.peer: dict[bytes, bytes] | None = None
 
     def start(self) -> bytes:
-        """Return the READY of the dialling side."""
+        """Return our READY if we dialled."""
         return b"" if self._accepting else self._ready()
 
     def receive(self, data: bytes) -> bytes:
-        """Take in the peer's READY, and answer it on the accepting side."""
+        """Process the peer's READY; return our READY if we accepted the connection."""
         self.peer = wire.parse_metadata(data)
         self._role = self._role.towards(self.peer.get(b"socket-type", b""))
         return self._ready() if self._accepting else b""

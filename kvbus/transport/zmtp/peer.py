@@ -1,7 +1,7 @@
 """A peer: one connection on the event loop, from its first byte to its end.
 
-It reads within a budget, drives the protocol, and calls the handler of its role. The handler writes to the peer, pauses
-it and closes it.
+A peer reads a limited amount per iteration, feeds the protocol, and calls the handler of its role. The handler writes
+to the peer, pauses it and closes it.
 """
 
 from __future__ import annotations
@@ -21,74 +21,75 @@ if TYPE_CHECKING:
     from kvbus.transport.zmtp.endpoint import Endpoint
 
 EVENTS: Final = 32
-"""Events that are decoded of one connection in one iteration of the event loop."""
+"""Maximum number of events decoded per connection in one iteration of the event loop."""
 
 MAX_UNREAD_PONGS: Final = 16 * 1024
-"""Bytes of PONGs that may wait for a peer. An honest one waits for its PONG before it sends many more PINGs."""
+"""Maximum bytes of PONGs that wait for a peer. A correct peer waits for a PONG before it sends many more PINGs."""
 
 WAITING: Final = frozenset({Reason.CURVE, Reason.KEY})
-"""Refusals without an ERROR, after which libzmq dials again at once, ten times a second. Such a peer keeps its
-connection until the time for handshakes is over."""
+"""Reasons that are not answered by an ERROR. libzmq would dial again at once, ten times a second, so kvbus keeps the
+refused connection open until the handshake timeout."""
 
 _IDS: Final = itertools.count(1)
 
 
 class PeerHandler(Protocol):
-    """A role: what it does when something happens to a peer. No method may block.
+    """The callbacks of a role for the events of its peers. No method may block.
 
-    An exception that a method raises goes to the event loop's handler, and ends that peer's connection.
+    If a method raises an exception, it is passed to the event loop's exception handler, and the peer is disconnected.
     """
 
     def opened(self, peer: Peer) -> None:
-        """Take in a new peer. Nothing was received from it yet."""
+        """Handle a new peer, before its first message or subscription."""
 
     def subscribed(self, peer: Peer, topic: bytes) -> None:
-        """Take in a new subscription; :attr:`Peer.topics` has it already. A repeated one is not reported."""
+        """Handle a new subscription; :attr:`Peer.topics` has it already. A repeated subscription is not reported."""
 
     def cancelled(self, peer: Peer, topic: bytes) -> None:
-        """Take in the end of a subscription; :attr:`Peer.topics` does not have it any more."""
+        """Handle the end of a subscription; :attr:`Peer.topics` has it no longer."""
 
     def received(self, peer: Peer, frames: list[bytes]) -> None:
-        """Take in a whole message (ROUTER and SUB)."""
+        """Handle a complete message (roles ROUTER and SUB)."""
 
     def drained(self, peer: Peer) -> None:
-        """Take in that the peer is writable again."""
+        """Handle that the peer is writable again."""
 
     def closed(self, peer: Peer, reason: str) -> None:
-        """Forget the peer. Called once for each, in a later iteration of the loop than :meth:`Peer.close`.
+        """Handle the end of a peer. Called once per peer, in a later iteration of the loop than :meth:`Peer.close`.
 
         Args:
             peer: the peer.
-            reason: what :meth:`Peer.close` was given, or a :class:`~kvbus.transport.zmtp.reasons.Reason`.
+            reason: the reason given to :meth:`Peer.close`, or a :class:`~kvbus.transport.zmtp.reasons.Reason`.
         """
 
 
 class Peer(asyncio.BufferedProtocol):
-    """One connection. The handler knows it from the end of its handshake on.
+    """One connection. The handler learns of it after the handshake.
 
     Args:
-        endpoint: the endpoint that accepted or dialled it.
+        endpoint: the endpoint that accepted or dialled the connection.
         connected: the connected socket.
         address: the peer's address, ``10.0.0.7:40132`` or ``unix``.
-        zmtp: decodes what the peer sends.
+        zmtp: the protocol object that decodes the received bytes.
 
     Attributes:
-        id: unique in the process, never used again.
-        is_open: whether the handshake has succeeded; it stays True at the end.
-        since: the loop's time at the end of the handshake.
-        opened_at: the same as time of day, in seconds; steps of the clock do not move it.
-        socket_type: of the peer, such as ``b"SUB"``.
-        identity: that the peer gave itself; often empty, and not unique.
-        version: of ZMTP, spoken on this connection.
+        id: a number that is unique in the process and is never reused.
+        is_open: whether the handshake has succeeded; it stays True after the end of the connection.
+        since: the event loop's time at the end of the handshake.
+        opened_at: the Unix time in seconds at the end of the handshake.
+        socket_type: the peer's socket type, such as ``b"SUB"``.
+        identity: the routing id that the peer has announced; often empty, and not unique.
+        version: the ZMTP version of this connection, major and minor.
         key: the public key that the peer has proven to own; empty without CURVE.
-        topics: what the peer has subscribed to (PUB).
-        writable: False from the high-water mark of :attr:`waiting_bytes` down to the low one.
-        written_bytes: given to :meth:`write` so far, sealed.
-        unsent_bytes: what the kernel had not taken when the connection ended; None while it stands, and where it broke.
-        rewrite: makes what this peer gets of what :meth:`write` is given; None: nothing has to be made of it.
-        reason: why the connection ends or has ended; None while it stands.
-        detail: what the peer did, in words, if it broke a rule.
-        over: done when the connection is gone.
+        topics: the topics that the peer has subscribed to (role PUB).
+        writable: False after :attr:`waiting_bytes` exceeds the high-water mark, until it falls to the low-water mark.
+        written_bytes: number of bytes passed to :meth:`write` so far, after rewriting and sealing.
+        unsent_bytes: number of bytes that the kernel had not accepted at :meth:`close`; None before, and if the
+            connection broke.
+        rewrite: replaces the data given to :meth:`write` by the data for this peer; None to send it unchanged.
+        reason: why the connection ends or has ended; None while it is up.
+        detail: a description of the rule that the peer broke; empty if it broke none.
+        over: done when the connection has ended.
     """
 
     def __init__(self, endpoint: Endpoint, connected: socket.socket, address: str, zmtp: protocol.Protocol) -> None:
@@ -114,11 +115,11 @@ class Peer(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._acknowledged = 0
 
-        # Reading: whether more is to be decoded in the next iteration, and whether the handler has paused the peer.
+        # Reading: the scheduled decoding of the next iteration, and whether the handler has paused the peer.
         self._later: asyncio.Handle | None = None
         self._paused = False
 
-        # PONGs since the peer's kernel has last taken some, and the position in the stream where it has taken them.
+        # PONG bytes since the kernel last accepted a PONG, and the stream position after the first of these PONGs.
         self._pong_bytes = 0
         self._pongs_until = 0
 
@@ -126,25 +127,25 @@ class Peer(asyncio.BufferedProtocol):
 
     @property
     def closed(self) -> bool:
-        """Whether the connection ends or has ended; writes do nothing then."""
+        """Whether the connection ends or has ended. Then :meth:`write` does nothing."""
         return self.reason is not None
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes accepted by :meth:`write` that the kernel has not taken yet."""
+        """Number of bytes from :meth:`write` that the kernel has not accepted yet."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     @property
     def unread_bytes(self) -> int:
-        """Bytes for the peer: those that wait here, and those in the kernel that the peer has not acknowledged."""
+        """Number of bytes for the peer that wait here, or in the kernel without an acknowledgement."""
         return self.waiting_bytes + self._endpoint.settings.system.queued_bytes(self._socket)
 
     @property
     def acknowledged_bytes(self) -> int:
-        """Bytes that the peer's kernel has acknowledged so far. It only rises.
+        """Number of bytes that the peer's kernel has acknowledged so far. The number never falls.
 
-        A local socket has no acknowledgements. There it is what the kernel has taken, which only does so while the peer
-        reads.
+        A Unix socket has no acknowledgements. There it is the number of bytes that the kernel has accepted: the kernel
+        accepts bytes only while the peer reads.
         """
         missing = self.waiting_bytes if self._local else self.unread_bytes
         self._acknowledged = max(self._acknowledged, self.written_bytes - missing)
@@ -152,20 +153,20 @@ class Peer(asyncio.BufferedProtocol):
 
     @property
     def has_unread(self) -> bool:
-        """Whether bytes of the peer wait to be decoded, here or in the kernel."""
+        """Whether received bytes wait to be decoded, here or in the kernel."""
         return not self.closed and (self._later is not None or tcp.has_unread(self._socket))
 
     def silent_for(self, seconds: float) -> bool:
-        """Return whether the peer's kernel owes an acknowledgement for so long, though it was asked again and again.
+        """Return whether the peer's kernel has acknowledged nothing for this time, despite retransmissions or probes.
 
-        A peer that merely does not read is not silent: its kernel answers.
+        A peer that only does not read is not silent, because its kernel answers probes.
         """
         if self._local or self.closed or not self.unread_bytes:
             return False
         return tcp.gone(tcp.silence(self._socket), seconds)
 
     def write(self, data: bytes) -> None:
-        """Send whole encoded messages. Join the messages of one iteration of the loop: every call costs the same."""
+        """Send complete encoded messages. Join all messages of one iteration of the loop: the cost is per call."""
         if self._transport is None or self.closed:
             return
         if self.rewrite is not None:
@@ -176,22 +177,22 @@ class Peer(asyncio.BufferedProtocol):
         self._transport.write(data)
 
     def pause(self) -> None:
-        """Stop reading from the peer. What has arrived stays, and TCP slows the peer down."""
+        """Stop reading from the peer. Received bytes are kept, and TCP slows the peer down."""
         self._paused = True
         self._stop_reading()
 
     def resume(self) -> None:
-        """Read from the peer again."""
+        """Start reading from the peer again."""
         if self._paused:
             self._paused = False
             self._decode_later()
 
     def close(self, reason: str, *, linger: float = 0.0) -> None:
-        """End the connection.
+        """Close the connection.
 
         Args:
-            reason: why; :meth:`PeerHandler.closed` gets the first one that is given.
-            linger: seconds for the bytes that wait here to leave; without it they are dropped.
+            reason: the reason; :meth:`PeerHandler.closed` gets the reason of the first call.
+            linger: maximum seconds to send the queued bytes; with 0 they are dropped.
         """
         if self.reason is None:
             self.reason = reason
@@ -209,8 +210,8 @@ class Peer(asyncio.BufferedProtocol):
     # -- for the event loop --------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin with our greeting."""
-        # not checked, because uvloop's transports are no subclass of asyncio's
+        """Send our greeting."""
+        # no isinstance check, because uvloop's transports are not subclasses of asyncio's
         self._transport = stream = cast("asyncio.Transport", transport)
         if self.reason is not None:
             stream.abort()
@@ -220,33 +221,33 @@ class Peer(asyncio.BufferedProtocol):
         stream.write(self._zmtp.data_to_send())
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - asyncio gives it
-        """Read into the endpoint's buffer: the protocol copies it before the next read."""
+        """Return the endpoint's shared buffer: the protocol copies the bytes before the next read."""
         return self._endpoint.scratch
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Take in what was read."""
+        """Decode the received bytes."""
         self._zmtp.receive_data(self._endpoint.scratch[:nbytes])
         self._decode()
 
     def eof_received(self) -> None:
-        """End the connection: nobody reads what is still to be sent."""
+        """Close the connection, because the peer has closed it."""
         self.close(Reason.LEFT)
 
     def pause_writing(self) -> None:
-        """Note that too much waits for the peer."""
+        """Record that the queued bytes have exceeded the high-water mark."""
         self.writable = False
 
     def resume_writing(self) -> None:
-        """Tell the handler that the peer has taken most of it."""
+        """Tell the handler that the queued bytes have fallen to the low-water mark."""
         self.writable = True
         if self.is_open and not self.closed:
             self._endpoint.handler.drained(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell the endpoint that the connection is gone."""
+        """Tell the endpoint that the connection has ended."""
         if self.reason is None:
             self.reason = Reason.BROKEN if exc is not None else Reason.LEFT
-        if not self.over.done():  # whoever waited for it may have been cancelled
+        if not self.over.done():  # it is done already if the task that awaited it was cancelled
             self.over.set_result(None)
         self._endpoint.lost(self, self.reason)
 
@@ -257,7 +258,7 @@ class Peer(asyncio.BufferedProtocol):
             self._transport.pause_reading()
 
     def _decode_later(self) -> None:
-        """Read nothing more, and go on decoding in the next iteration of the loop."""
+        """Pause reading, and continue to decode in the next iteration of the loop."""
         if self._later is None and self.reason is None:
             self._stop_reading()
             self._later = self._endpoint.loop.call_soon(self._go_on)
@@ -270,7 +271,7 @@ class Peer(asyncio.BufferedProtocol):
             self._transport.resume_reading()
 
     def _decode(self) -> None:
-        """Decode up to :data:`EVENTS` events, and act on them."""
+        """Decode and handle up to :data:`EVENTS` events."""
         try:
             for _ in range(EVENTS):
                 if self._paused or self.reason is not None:
@@ -291,7 +292,7 @@ class Peer(asyncio.BufferedProtocol):
 
     def _fail(self, problem: ProtocolError) -> None:
         self.detail = str(problem)
-        self._answer()  # a handshake ends with an ERROR, which gets the rest of the time for handshakes to leave
+        self._answer()  # a handshake ends with an ERROR, which has until the handshake timeout to be sent
         if problem.reason in WAITING:
             self.reason = problem.reason
             self._stop_reading()
@@ -314,13 +315,13 @@ class Peer(asyncio.BufferedProtocol):
             self.close(Reason.TOO_MANY_PEERS)
             return
         self.socket_type, self.identity, self.version, self.key = opened
-        self._answer()  # the handshake's last bytes go before the handler's first ones, and are not sealed
+        self._answer()  # the handshake's last bytes are sent before the handler's first bytes, and are not sealed
         self.is_open = True
         self.since, self.opened_at = self._endpoint.loop.time(), time.time()
         self._endpoint.opened(self)
 
     def _answer(self) -> None:
-        """Send the protocol's own answers."""
+        """Send the protocol's own bytes: handshake, ERROR and PONGs."""
         data = self._zmtp.data_to_send()
         if not data or self.reason is not None or self._transport is None:
             return

@@ -1,12 +1,12 @@
-"""One connection of ZMTP 3.0 or 3.1, without I/O: bytes go in, events and bytes to send come out.
+"""One connection of ZMTP 3.0 or 3.1, without I/O: it turns received bytes into events and into bytes to send.
 
-Feed received bytes with :meth:`Protocol.receive_data`, take events one at a time with :meth:`Protocol.next_event` (so
-the caller decides how much work it does at once), and send :meth:`Protocol.data_to_send`. Messages are not sent through
-this object: without CURVE their bytes are the same for every peer (:func:`~kvbus.transport.zmtp.wire.encode_message`).
-After the handshake everything that is sent goes through :attr:`Protocol.sealing` if the mechanism has one, the answers
-of :meth:`Protocol.data_to_send` too.
+Pass received bytes to :meth:`Protocol.receive_data`, get one event at a time from :meth:`Protocol.next_event` (so the
+caller limits its work per iteration), and send the result of :meth:`Protocol.data_to_send`. This object does not send
+messages: without CURVE their bytes are the same for every peer (:func:`~kvbus.transport.zmtp.wire.encode_message`).
+After the handshake the caller seals all bytes with :attr:`Protocol.sealing`, if the mechanism has it. This includes the
+result of :meth:`Protocol.data_to_send`.
 
-kvbus sends no PING: go-zeromq gives it to the application as a message.
+kvbus sends no PING, because go-zeromq passes a PING to its application as a message.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from kvbus.transport.zmtp.wire import Frame, take_frame
 MAX_IDENTITY: Final = 255
 
 _NO_ANSWER: Final = frozenset({Reason.REFUSED, Reason.CURVE, Reason.KEY, Reason.NONCE})
-"""Failures of a handshake that are not answered by an ERROR. libzmq takes every ERROR as final and never dials again: a
-router whose key is added to the list later would stay away."""
+"""Failures of a handshake that are not answered by an ERROR. After an ERROR libzmq never dials again. A router whose
+key is added to the allow-list later would then never connect."""
 
 _SUBSCRIBE: Final = 1
 _CANCEL: Final = 0
@@ -33,16 +33,16 @@ _CANCEL: Final = 0
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much kvbus keeps for one peer. Each bound is checked before anything is kept.
+    """Bounds for the data of one peer. Each bound is checked before kvbus keeps the data.
 
     Attributes:
-        frame_bytes: size of one frame.
-        message_frames: frames of one message. Each costs an object of some 40 bytes, even if it is empty.
-        kept_frames: frames kept of one message; further frames are read and dropped.
-        message_bytes: size of one message.
-        subscriptions: topics that a peer subscribes to.
-        subscription_bytes: size of all topics together.
-        handshake_bytes: size of the handshake after the greeting.
+        frame_bytes: maximum bytes of a frame.
+        message_frames: maximum number of frames of a message. Even an empty frame costs an object of some 40 bytes.
+        kept_frames: maximum number of frames kept per message; further frames are read and dropped.
+        message_bytes: maximum bytes of a message.
+        subscriptions: maximum number of topics that a peer subscribes to.
+        subscription_bytes: maximum bytes of all topics of a peer.
+        handshake_bytes: maximum bytes of the handshake after the greeting.
     """
 
     frame_bytes: int = 65_536
@@ -58,7 +58,7 @@ DEFAULT: Final = Limits()
 
 
 class Opened(NamedTuple):
-    """The handshake is over."""
+    """The handshake has succeeded."""
 
     socket_type: bytes
     identity: bytes
@@ -80,36 +80,36 @@ class Cancelled(NamedTuple):
 
 
 class Message(NamedTuple):
-    """A whole message."""
+    """A complete message."""
 
     frames: list[bytes]
 
 
 class Progress(NamedTuple):
-    """A frame was read that the caller need not know, such as a PING. It counts as work."""
+    """A frame that the caller need not handle, such as a PING. The caller counts it as work of this iteration."""
 
 
 Event = Opened | Subscribed | Cancelled | Message | Progress
 
 
 class Subscriptions:
-    """A bounded set of topic prefixes. As in libzmq, a repeated subscription changes nothing, and one CANCEL ends it.
+    """A bounded set of topic prefixes. A repeated subscription has no effect, and one CANCEL ends it, as in libzmq.
 
     Args:
-        limits: number and size of the topics.
+        limits: the bounds for the number and the bytes of the topics.
     """
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._topics: dict[bytes, None] = {}
         self.bytes = 0
-        """Size of all topics together."""
+        """Bytes of all topics."""
 
     def add(self, topic: bytes) -> bool:
-        """Add a topic; return False if it is there already.
+        """Add a topic; return False if the peer has it already.
 
         Raises:
-            ProtocolError: the peer has too many topics.
+            ProtocolError: the peer has too many topics, or too many bytes of topics.
         """
         if topic in self._topics:
             return False
@@ -124,7 +124,7 @@ class Subscriptions:
         return True
 
     def remove(self, topic: bytes) -> bool:
-        """Remove a topic; return False if it is not there."""
+        """Remove a topic; return False if the peer does not have it."""
         if topic not in self._topics:
             return False
         del self._topics[topic]
@@ -145,13 +145,13 @@ class State(Enum):
     """The phase of a connection."""
 
     GREETING = "greeting"
-    """The peer's greeting is missing."""
+    """The peer's greeting has not arrived."""
     HANDSHAKE = "handshake"
-    """The greetings are over; the peer's part of the handshake is missing."""
+    """The greetings are exchanged, and the handshake has not ended."""
     OPEN = "open"
-    """Messages may come and go."""
+    """Messages can be sent and received."""
     FAILED = "failed"
-    """The peer broke a rule. Nothing is read any more."""
+    """The peer broke a rule. Received bytes are ignored."""
 
 
 class Protocol:
@@ -161,9 +161,9 @@ class Protocol:
         role: our role.
         accepting: True for the side that accepted the connection, False for the side that dialled.
         limits: bounds for the peer.
-        publisher_limits: bounds for a peer that turns out to publish (EITHER).
+        publisher_limits: bounds for a peer that publishes (role EITHER).
         mechanism: the security mechanism; None for NULL.
-        any_peer: accept every socket type. A diagnosis wants to know the type, whatever it is.
+        any_peer: True to accept every socket type, for a diagnosis that reports the type.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class Protocol:
         self.state = State.GREETING
         self.topics = Subscriptions(limits)
         self.sealing: Sealing | None = None
-        """Seals and unseals frames after the handshake; None if they travel as they are."""
+        """Seals and unseals frames after the handshake; None if frames are not sealed."""
 
         self._role = role
         self._limits = limits
@@ -192,37 +192,37 @@ class Protocol:
         self._version = (0, 0)
         self._handshake_bytes = 0
 
-        # Received bytes that are not decoded yet, and bytes to send.
+        # Received bytes that are not decoded yet, bytes to send, and the limit for the next frame.
         self._buffer = bytearray()
         self._out = bytearray(wire.OPENING)
         self._frame_bytes = limits.frame_bytes
 
-        # The message that is arriving.
+        # The incomplete message: its kept frames, and its bytes and frames so far.
         self._frames: list[bytes] = []
         self._message_bytes = 0
         self._message_frames = 0
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that are kept for the peer, subscriptions included."""
+        """Number of bytes kept for the peer, including its subscriptions."""
         return len(self._buffer) + sum(map(len, self._frames)) + self.topics.bytes
 
     def receive_data(self, data: bytes | bytearray | memoryview) -> None:
-        """Take in received bytes. Take all events before the next call: then the buffer holds part of a frame."""
+        """Add received bytes. Get all events before the next call, so that the buffer holds at most part of a frame."""
         if self.state is not State.FAILED:
             self._buffer += data
 
     def data_to_send(self) -> bytes:
-        """Return, once, the bytes of greeting, handshake and answers that are to be sent."""
+        """Return the bytes to send for greeting, handshake and answers, and remove them."""
         data = bytes(self._out)
         self._out.clear()
         return data
 
     def next_event(self) -> Event | None:
-        """Return the next event, or None until more bytes have arrived.
+        """Return the next event; None if more bytes are needed.
 
         Raises:
-            ProtocolError: the peer broke a rule or a limit. Send :meth:`data_to_send`, and close.
+            ProtocolError: the peer broke a rule or a limit. Send :meth:`data_to_send`, then close the connection.
         """
         try:
             if self.state is State.OPEN:
@@ -239,7 +239,7 @@ class Protocol:
             raise
 
     def _greet(self) -> None:
-        """Take in the peer's greeting, if it has arrived, and begin the handshake."""
+        """Process the peer's greeting if it has arrived, and start the handshake."""
         arrived = len(self._buffer)
         greeting = wire.take_greeting(self._buffer)
         if arrived >= len(wire.OPENING):
@@ -256,7 +256,7 @@ class Protocol:
         self._out += self._mechanism.start()
 
     def _shake_hands(self) -> Event | None:
-        """Take in the next command of the handshake."""
+        """Process the next command of the handshake."""
         mechanism = self._mechanism
         room = self._limits.handshake_bytes - self._handshake_bytes
         frame = take_frame(self._buffer, room, Reason.HANDSHAKE_BYTES)
@@ -276,7 +276,7 @@ class Protocol:
         return opened or Progress()
 
     def _open(self, peer: dict[bytes, bytes]) -> Opened:
-        """Check the peer's properties, and let messages come and go."""
+        """Check the peer's properties, and change to state OPEN."""
         socket_type, identity = peer.get(b"socket-type", b""), peer.get(b"identity", b"")
         if socket_type not in self._role.peers and not self._any_peer:
             ours = self._role.socket_type.decode() or "PUB or SUB"
@@ -294,7 +294,7 @@ class Protocol:
         return Opened(socket_type, identity, self._version, self._mechanism.peer_key)
 
     def _next(self) -> Event | None:
-        """Take in the next frame after the handshake."""
+        """Process the next frame after the handshake."""
         frame = take_frame(self._buffer, self._frame_bytes)
         if frame is None:
             return None
@@ -321,7 +321,7 @@ class Protocol:
             frames, self._frames = self._frames, []
             return Message(frames)
         if not single or not body or body[0] not in {_SUBSCRIBE, _CANCEL}:
-            return Progress()  # a message of an XSUB's application
+            return Progress()  # a message from the application of an XSUB
         return self._subscription(subscribe=body[0] == _SUBSCRIBE, topic=body[1:])
 
     def _subscription(self, *, subscribe: bool, topic: bytes) -> Event:

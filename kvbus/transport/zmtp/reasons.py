@@ -1,4 +1,4 @@
-"""Why a connection was refused or ended: a bounded set of names, for counters and logs."""
+"""The reasons why connections are refused or ended: a bounded set of names for counters and logs."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Final
 
 
 class Reason(StrEnum):
-    """Why a connection is over. Roles may end one for a reason of their own, a plain string."""
+    """The reason why a connection ended. A role may also end a connection with its own reason, a plain string."""
 
     # the handshake
     GREETING = "greeting"
-    """The first bytes are those of ZMTP 1.0, or of another protocol."""
+    """The peer's first bytes are those of ZMTP 1.0 or of another protocol."""
     VERSION = "version"
-    """ZMTP, of a version that kvbus does not speak."""
+    """The peer speaks a ZMTP version that kvbus does not support."""
     MECHANISM = "mechanism"
-    """The peer wants another security mechanism."""
+    """The peer uses another security mechanism."""
     CURVE = "curve"
-    """The keys of a CURVE handshake do not fit: it was made for another key of ours, or it is forged."""
+    """The keys of a CURVE handshake do not match: the peer used another key for kvbus, or the handshake is forged."""
     KEY = "unknown_key"
-    """The peer has proven who it is, and its key is not on the allow-list."""
+    """The peer has proven that it owns its key, but the key is not on the allow-list."""
     SOCKET_TYPE = "socket_type"
     """The peer's socket type cannot talk to ours."""
     HANDSHAKE_BYTES = "handshake_bytes"
@@ -27,19 +27,19 @@ class Reason(StrEnum):
     HANDSHAKE_TIMEOUT = "handshake_timeout"
     """The handshake took too long."""
     HALF_OPEN = "half_open"
-    """Too many connections were in their handshake; the oldest of them had to go."""
+    """Too many connections were in their handshake, and this one was the oldest."""
     TOO_MANY_PEERS = "too_many_peers"
     """There is no room for another peer."""
     NO_DESCRIPTOR = "no_descriptor"
     """The process has no file descriptor left for another connection."""
     REFUSED = "refused"
-    """The peer sent ERROR: it does not want this connection."""
+    """The peer refused the connection with an ERROR."""
 
-    # what the peer sends
+    # violations by the peer
     FRAME = "bad_frame"
-    """A frame that ZMTP does not know."""
+    """A frame has flags that ZMTP does not define."""
     COMMAND = "bad_command"
-    """A malformed command, or one at the wrong time."""
+    """A command is malformed, or came at the wrong time."""
     FRAME_BYTES = "frame_bytes"
     """A frame is too large."""
     MESSAGE_FRAMES = "message_frames"
@@ -49,27 +49,27 @@ class Reason(StrEnum):
     SUBSCRIPTIONS = "subscriptions"
     """The peer has too many subscriptions."""
     SUBSCRIPTION_BYTES = "subscription_bytes"
-    """The peer's subscriptions are too large together."""
+    """The topics of the peer's subscriptions have too many bytes in total."""
     NONCE = "nonce"
-    """A message of CURVE that was received before, or in another order."""
+    """A CURVE message was received before, or is out of order."""
     SEAL = "seal"
-    """A message of CURVE that is forged."""
+    """A CURVE message is forged."""
     UNREAD_PONGS = "unread_pongs"
-    """The peer sends PINGs, and does not read the answers."""
+    """The peer sends PINGs but does not read the answers."""
 
-    # the end
+    # the end of the connection
     LEFT = "left"
     """The peer closed the connection."""
     BROKEN = "broken"
-    """The connection broke: a reset, or keepalive without an answer."""
+    """The connection broke: a reset, or unanswered keepalive probes."""
     GONE = "gone"
-    """The peer's kernel acknowledges nothing any more."""
+    """The peer's kernel has stopped acknowledging data."""
     REVOKED = "revoked"
-    """The peer's key is not on the allow-list any more."""
+    """The peer's key was removed from the allow-list."""
     CLOSED = "closed"
-    """kvbus closes the endpoint."""
+    """kvbus closed the endpoint."""
     INTERNAL = "internal"
-    """An error of kvbus itself, which the event loop reports."""
+    """An exception in kvbus, which the event loop reports."""
 
 
 REFUSALS: Final = (
@@ -91,7 +91,7 @@ REFUSALS: Final = (
     Reason.LEFT,
     Reason.BROKEN,
 )
-"""Why a connection does not become a peer."""
+"""The reasons why a connection does not become a peer."""
 
 DISCONNECTS: Final = (
     Reason.FRAME,
@@ -111,15 +111,15 @@ DISCONNECTS: Final = (
     Reason.CLOSED,
     Reason.INTERNAL,
 )
-"""Why a peer's connection ends."""
+"""The reasons why a peer's connection ends."""
 
 
 class ProtocolError(Exception):
     """The peer broke a rule or a limit, so the connection must end.
 
     Args:
-        reason: the name to count it under.
-        text: what happened, for the log.
+        reason: the reason, for counters.
+        text: a description of the violation, for the log.
     """
 
     def __init__(self, reason: Reason, text: str) -> None:

@@ -1,4 +1,4 @@
-"""Bytes of ZMTP 3: the greeting, frames, and commands.
+"""Encode and decode the bytes of ZMTP 3: the greeting, frames and commands.
 
 Source: https://rfc.zeromq.org/spec/37/.
 """
@@ -18,15 +18,15 @@ MAJOR: Final = 3
 MINOR: Final = 1
 
 OPENING: Final = SIGNATURE + bytes([MAJOR])
-"""The beginning of our greeting. libzmq closes as soon as it sees another mechanism in the rest, even if its own
-greeting has not left yet. So the rest is sent after the peer's beginning has arrived: then both sides can name the
-reason."""
+"""The first bytes of our greeting. libzmq closes the connection as soon as it reads another mechanism in the remaining
+bytes, even before it has sent its own greeting. So kvbus sends the remaining bytes after the first bytes of the peer
+have arrived. Then both sides can report the reason."""
 
 _MECHANISM_BYTES: Final = 20
 
 
 class Greeting(NamedTuple):
-    """A peer's greeting: the version that both sides speak, and the peer's security mechanism."""
+    """A peer's greeting: the ZMTP version that both sides support, and the peer's security mechanism."""
 
     version: tuple[int, int]
     mechanism: bytes
@@ -38,10 +38,10 @@ def rest_of_greeting(mechanism: bytes) -> bytes:
 
 
 def take_greeting(buffer: bytearray) -> Greeting | None:
-    """Remove a whole greeting from the buffer, or return None until it has arrived.
+    """Remove the greeting from the buffer and return it; None until the greeting is complete.
 
     Raises:
-        ProtocolError: a byte shows that this is not ZMTP 3.
+        ProtocolError: the bytes are not a greeting of ZMTP 3.
     """
     if buffer and buffer[0] != SIGNATURE[0]:
         raise ProtocolError(Reason.GREETING, f"the first byte is {buffer[0]:#04x}: ZMTP 1.0, or no ZMTP")
@@ -51,7 +51,7 @@ def take_greeting(buffer: bytearray) -> Greeting | None:
         raise ProtocolError(Reason.VERSION, f"ZMTP version byte {buffer[10]}; ZMTP 3.0 is needed")
     if len(buffer) < GREETING_BYTES:
         return None
-    # a peer with a later major version understands ours
+    # a peer with a later major version also speaks ours
     minor = min(buffer[11], MINOR) if buffer[10] == MAJOR else MINOR
     mechanism = bytes(buffer[12 : 12 + _MECHANISM_BYTES]).rstrip(b"\0")
     del buffer[:GREETING_BYTES]
@@ -78,12 +78,12 @@ class Frame(NamedTuple):
 
 
 def head(size: int, flags: int = 0) -> bytes:
-    """Encode the bytes before a frame's body, by its size and flags (0, MORE or COMMAND)."""
+    """Encode the head of a frame from the size of its body and its flags (0, MORE or COMMAND)."""
     return bytes((flags, size)) if size <= _LONGEST_SHORT else bytes((LONG | flags,)) + size.to_bytes(8, "big")
 
 
 def encode_message(frames: Sequence[bytes], *, unfinished: bool = False) -> bytes:
-    """Encode a message, or the frames of one that is ``unfinished``. The result may go to any number of peers."""
+    """Encode a message; with ``unfinished``, only its first frames. The same bytes can be sent to many peers."""
     parts: list[bytes] = []
     for frame in frames[:-1]:
         parts += (head(len(frame), MORE), frame)
@@ -92,12 +92,12 @@ def encode_message(frames: Sequence[bytes], *, unfinished: bool = False) -> byte
 
 
 def take_frame(buffer: bytearray, limit: int, too_large: Reason = Reason.FRAME_BYTES) -> Frame | None:
-    """Remove the next frame from the buffer, or return None until all of it has arrived.
+    """Remove the next frame from the buffer and return it; None until the frame is complete.
 
     Args:
         buffer: the received bytes.
-        limit: largest body to accept. A larger frame fails as soon as its size is known.
-        too_large: the reason for that failure.
+        limit: maximum bytes of a frame's body. A larger frame fails as soon as its size is known.
+        too_large: the reason to report for a larger frame.
 
     Raises:
         ProtocolError: the frame has unknown flags, or is larger than the limit.
@@ -136,12 +136,12 @@ _MAX_ERROR: Final = 255
 
 
 def encode_command(body: bytes) -> bytes:
-    """Encode a command frame."""
+    """Encode a command frame from its body."""
     return head(len(body), COMMAND) + body
 
 
 def command(name: bytes, data: bytes = b"") -> bytes:
-    """Encode a command."""
+    """Encode a command frame from the command's name and data."""
     return encode_command(bytes((len(name),)) + name + data)
 
 
@@ -158,7 +158,7 @@ def parse_command(body: bytes) -> tuple[bytes, bytes]:
 
 
 def subscribe(topic: bytes, version: tuple[int, int]) -> bytes:
-    """Encode a subscription. It is a command since ZMTP 3.1, and a message before."""
+    """Encode a subscription: a command from ZMTP 3.1 on, a message before."""
     return command(SUBSCRIBE, topic) if version >= (3, 1) else encode_message([b"\1" + topic])
 
 
@@ -170,7 +170,7 @@ def encode_metadata(properties: dict[bytes, bytes]) -> bytes:
 
 
 def parse_metadata(data: bytes) -> dict[bytes, bytes]:
-    """Parse the properties of a READY. Return names in lower case, because case does not matter.
+    """Parse the properties of a READY. The names are returned in lower case, because ZMTP ignores their case.
 
     Raises:
         ProtocolError: the properties are malformed.
@@ -189,18 +189,18 @@ def parse_metadata(data: bytes) -> dict[bytes, bytes]:
 
 
 def error(text: str) -> bytes:
-    """Encode an ERROR."""
+    """Encode an ERROR with a reason of at most 255 ASCII characters."""
     reason = text.encode("ascii", "replace")[:_MAX_ERROR]
     return command(ERROR, bytes((len(reason),)) + reason)
 
 
 def refusal(data: bytes) -> ProtocolError:
-    """Return the exception for an ERROR of the peer."""
+    """Return the exception for an ERROR from the peer."""
     return ProtocolError(Reason.REFUSED, f"the peer says: {data[1:].decode('ascii', 'replace')}")
 
 
 def pong(ping: bytes) -> bytes:
-    """Encode the answer to a PING with this data: the answer repeats the PING's context.
+    """Encode the PONG for a PING with this data. The PONG repeats the PING's context.
 
     Raises:
         ProtocolError: the PING is malformed.
