@@ -1,6 +1,6 @@
 """The live stream of engines that dial in, over kvbus's own ZMTP implementation.
 
-Each message is handed on as soon as it is read: unread batches wait in the kernel and at the engine, never in kvbus. A
+Each message is passed on as soon as it is read: unread batches wait in the kernel and at the engine, never in kvbus. A
 message that never ends costs little memory, because kvbus keeps only its first frames and bounds its size.
 """
 
@@ -90,7 +90,7 @@ class AcceptedStream:
             self._events.connection(True)
 
     def received(self, peer: Peer, frames: list[bytes]) -> None:  # noqa: ARG002 - the source is one, whoever publishes
-        """Hand a batch on, and call ``drained`` once after the burst of batches."""
+        """Pass a batch to the source, and call ``drained`` once after the burst of batches."""
         if self._closed:
             return
         self._events.message(frames)

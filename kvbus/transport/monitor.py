@@ -112,7 +112,7 @@ class ConnectionMonitor:
         return self.peer is not None and unread(self._fd, self.peer)
 
     def close(self) -> None:
-        """Stop watching."""
+        """Stop watching the socket."""
         if not self._pump.closed:
             self._stop_waiting()
             self._watched.disable_monitor()

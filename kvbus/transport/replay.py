@@ -145,7 +145,7 @@ class ReplayServer:
         self._stats.refused[reason] += 1
 
     def allow(self, clients: Collection[bytes]) -> None:
-        """Replace the allow-list; requesters that are not on it any more are disconnected."""
+        """Replace the allow-list, and disconnect every requester whose key is no longer on it."""
         self._keys.allow(clients, [requester.peer for requester in self._requesters.values()])
 
     def reopen(self, policy: PeerPolicy) -> None:

@@ -144,7 +144,7 @@ def _may_batch() -> bool:
     allowed = []
 
     def ask() -> None:
-        with contextlib.suppress(OSError, AttributeError):  # not every system is Linux
+        with contextlib.suppress(OSError, AttributeError):  # the function exists only on Linux
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
             allowed.append(True)
 
@@ -261,7 +261,7 @@ def _is_address(host: str) -> bool:
 
 def attach_again(socket: Socket, endpoint: str) -> None:
     """Connect again after libzmq has abandoned an endpoint."""
-    with contextlib.suppress(zmq.ZMQError):  # libzmq may have forgotten the endpoint already
+    with contextlib.suppress(zmq.ZMQError):  # libzmq may have dropped the endpoint already
         socket.disconnect(endpoint)
     socket.connect(endpoint)
 
@@ -272,7 +272,7 @@ TERM_S: Final = 1.0
 def end(context: Context) -> bool:
     """Terminate a context and close its sockets; return False if libzmq has not finished after :data:`TERM_S` seconds.
 
-    In about one of some hundred cases libzmq 4.3.5 waits for ever for the pipe of a ROUTER whose peer left during an
+    About once in some hundred calls libzmq 4.3.5 waits for ever for the pipe of a ROUTER whose peer left during an
     answer. No data is lost then, and the waiting thread ends with the process.
     """
     waiter = threading.Thread(target=context.destroy, name="kvbus-zmq-term", daemon=True)

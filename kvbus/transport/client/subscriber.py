@@ -83,7 +83,7 @@ class StreamSockets:
         context: Context | None = None,
         curve: Curve | None = None,
     ) -> None:
-        # The peer.
+        # The endpoints, and the handler of their messages.
         self.endpoint = endpoint
         """The live endpoint; after `open` of a bound subscription, with the real port."""
         self._replay_endpoint = replay_endpoint

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EnginePublisher", "Framing", "binds"]
 
-_REBIND_S: Final = 5.0  # libzmq releases a closed listener's address asynchronously
+_REBIND_S: Final = 5.0  # seconds to retry: libzmq releases the address of a closed listener asynchronously
 
 
 def binds(endpoint: str) -> bool:
@@ -91,17 +91,17 @@ class EnginePublisher:
 
     @property
     def endpoint(self) -> str:
-        """The live endpoint; after `start` the bound one, with its real port."""
+        """The live endpoint; after `start` of a bound publisher, with the real port."""
         return self._endpoint
 
     @property
     def replay_endpoint(self) -> str | None:
-        """The replay endpoint; after `start` the bound one, with its real port."""
+        """The replay endpoint; after `start`, with the real port."""
         return self._replay_endpoint
 
     @property
     def next_seq(self) -> int:
-        """The next batch's sequence number."""
+        """Sequence number of the next batch."""
         return self._next_seq
 
     @property
@@ -132,7 +132,7 @@ class EnginePublisher:
             raise
 
     def close(self, linger: float = 0.0) -> None:
-        """Close the sockets. libzmq goes on sending queued batches for up to `linger` seconds."""
+        """Close the sockets. libzmq keeps sending queued batches for up to `linger` seconds."""
         self._shut(linger)
         if self._own_context and self._context is not None:
             end(self._context)
@@ -180,7 +180,7 @@ class EnginePublisher:
         """Send one multipart message on the PUB socket without any check."""
         if self._pub is None:
             raise RuntimeError("the publisher is not started")
-        # plain sends: pyzmq's send_multipart costs twice as much
+        # single sends, because pyzmq's send_multipart costs twice as much
         for frame in frames[:-1]:
             self._pub.send(frame, zmq.SNDMORE)
         self._pub.send(frames[-1])

@@ -70,7 +70,7 @@ def answer(batches: list[tuple[int, bytes]], framing: Framing, topic: bytes) -> 
     def frames(seq: bytes, payload: bytes, topic: bytes) -> list[bytes]:
         return [b"", seq, payload] if framing == "3" else [b"", topic, seq, payload]
 
-    # the END marker's topic is empty, even where the stream has a topic
+    # the END marker has an empty topic, even if the stream has a topic
     return [*(frames(seq.to_bytes(8, "big"), payload, topic) for seq, payload in batches), frames(END_SEQ, b"", b"")]
 
 

@@ -165,7 +165,7 @@ class LivePublisher:
         before = self.ring.end
         for router in self.routers.are(RouterState.LIVE):
             peer = router.peer
-            if not peer.writable:  # another stream has filled its socket
+            if not peer.writable:  # another stream of the endpoint has filled its socket
                 self._catch_up(router, before)
                 continue
             peer.write(data)
@@ -443,7 +443,7 @@ class LivePublisher:
             if router.session is not None:
                 self._sender.finish(router.session)
 
-    # -- what is shown -------------------------------------------------------------------------------------------------
+    # -- views ---------------------------------------------------------------------------------------------------------
 
     @property
     def peers(self) -> list[Peer]:

@@ -37,7 +37,7 @@ RESERVE: Final = 64
 """Number of file descriptors, at most a quarter of all, reserved for HTTP probes, engines and state files."""
 
 FIRST: Final = 0.1
-"""Seconds before the second attempt to dial. Each further wait is twice as long."""
+"""Maximum seconds before the second attempt to dial. Each further wait is twice as long, up to :data:`LONGEST`."""
 
 LONGEST: Final = 2.0
 """Maximum seconds between two attempts to dial, so that kvbus reconnects to a restarted router within two seconds."""
@@ -131,7 +131,7 @@ class Endpoint:
         self.scratch = memoryview(bytearray(_SCRATCH))
         """The buffer that all connections read into."""
         self.peers: dict[int, Peer] = {}
-        """The peers, by id."""
+        """The connected peers, by :attr:`Peer.id`."""
         self._role = role
         self._mechanism = mechanism
         self._half_open: dict[Peer, asyncio.TimerHandle] = {}
