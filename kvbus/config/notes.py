@@ -24,7 +24,7 @@ def _clears(config: Config) -> list[str]:
         "batches may keep removed blocks, or lack live ones; layout: merged is exact"
         for i, output in enumerate(config.outputs)
         if output.layout == "per_source"
-        and PROFILES[output.profile].clears != "rank"
+        and PROFILES[output.profile].clears not in {"rank", "connection"}
         and _ranks_of_a_pod(config, output) > 1
     ]
 

@@ -261,7 +261,8 @@ class Outgoing:
 
     def _others(self, output: Output, i: int) -> list[Index]:
         """Return the blocks of the pod's other ranks, as routers know them; empty if clears apply to single ranks."""
-        if output.spec.profile.clears == "rank":
+        clears = output.spec.profile.clears
+        if clears == "rank" or (clears == "connection" and not output.merged):
             return []
         return [
             output.index_of(slot, other)

@@ -49,7 +49,8 @@ def fit(
         group: the only group that is sent if the family accepts one group.
         stats: counts events that are left out.
     """
-    if cleared and (profile.clears == "pod or nothing" or (profile.clears == "pod" and any(map(len, others)))):
+    shared = profile.clears in {"pod", "connection"} and any(map(len, others))
+    if cleared and (shared or profile.clears == "pod or nothing"):
         events = _named(events, cleared)
     if profile.one_group:
         events = _of_group(events, group, stats)

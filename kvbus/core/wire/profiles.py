@@ -29,11 +29,11 @@ from kvbus.core.wire.schema import AllBlocksCleared, HashOnlyRemoved
 
 Encoding = Literal["map", "array"]
 
-Clears = Literal["rank", "pod", "pod or nothing"]
+Clears = Literal["rank", "connection", "pod", "pod or nothing"]
 """Which blocks a router of this family drops at AllBlocksCleared.
 
-``rank``: the blocks of the batch's rank. ``pod``: the blocks of all ranks of the pod. ``pod or nothing``: some versions
-drop the blocks of the pod, and other versions ignore the event.
+``rank``: the blocks of the batch's rank. ``connection``: the blocks of all ranks on the connection. ``pod``: the blocks
+of all ranks of the pod. ``pod or nothing``: some versions drop the blocks of the pod, other versions ignore the event.
 """
 
 Topics = Literal["any", "pod and model", "empty", "kv-events"]
@@ -182,7 +182,7 @@ PROFILES: Final[dict[str, Profile]] = {
         _STRICT,
         "4",
         filled_replay=False,
-        clears="pod",
+        clears="connection",
         one_stream="keep one seq for each connection",
         max_bytes=4 * _MIB,
     ),

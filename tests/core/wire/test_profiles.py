@@ -20,7 +20,7 @@ def test_every_profile_a_configuration_may_name():
         "aibrix": ("array", "4", False, True, "pod or nothing", "any"),
         "sglang": ("map", "3", True, True, "rank", "any"),
         "vllm-router": ("map", "4", False, True, "rank", "empty"),
-        "smg": ("map", "4", False, True, "pod", "any"),
+        "smg": ("map", "4", False, True, "connection", "any"),
         "kthena": ("array", "4", False, True, "pod", "kv-events"),
         "mooncake": ("map", "4", True, True, "rank", "any"),
     }
