@@ -42,7 +42,11 @@ class BlockingSubscriber:
         if self._closed:
             raise SubscriberClosedError("the subscriber is closed")
         if not self._taken:
-            self._runner.run(self._take(timeout))
+            try:
+                self._runner.run(self._take(timeout))
+            except asyncio.CancelledError:
+                # Python forgets a Ctrl-C that comes just before Runner.run resets its count of interrupts
+                raise KeyboardInterrupt from None
         return self._taken.popleft()
 
     def close(self) -> None:

@@ -10,7 +10,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvbus.client import BlockingSubscriber, BlockView, Received, Subscriber, SubscriberClosedError, Synced, Timing
+from kvbus.client import (
+    BlockingSubscriber,
+    BlockView,
+    Received,
+    Subscriber,
+    SubscriberClosedError,
+    Synced,
+    Timing,
+    Update,
+)
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.client.blocks import batch, removed, stored
 from tests.ports import free_ports
@@ -82,3 +91,16 @@ except KeyboardInterrupt:
         out, _ = process.communicate(timeout=60)
     assert out == "interrupted\n"
     assert process.returncode == 0
+
+
+def test_a_ctrl_c_that_python_forgets_is_raised() -> None:
+    """Runner.run sets its count of interrupts back after it has installed its handler."""
+
+    class Interrupted(Subscriber):
+        async def receive(self) -> Update:
+            raise asyncio.CancelledError
+
+    subscriber = BlockingSubscriber(Interrupted("tcp://127.0.0.1:1"))
+    with pytest.raises(KeyboardInterrupt):
+        subscriber.receive()
+    subscriber.close()
