@@ -73,7 +73,7 @@ def command(*, file: Path, output: Path | None, key_file: Path | None) -> None:
     the same defect when it is played.
 
     \b
-    What it still tells, to whoever reads it:
+    The written file still tells its readers:
       how many requests there were, when, how long, and how much of their prompts was equal, across users too
       how often each token occurs: with enough of it, common words can be guessed
       whether a token id is below 128, 256, 32768, 65536 or 2^31; lengths of names, and which of their characters

@@ -223,9 +223,9 @@ def router(
       kvbus conform router --view-url http://127.0.0.1:9000/blocks --engine tcp://127.0.0.1:5557,tcp://127.0.0.1:5558
       kvbus conform router --client --case 3.4 --json
 
-    Nothing else may feed the router. A router that the kit starts itself (--driver) or that takes models of their own
-    (--dynamo-indexer) begins each case with nothing. A running one is cleared between two cases, and one that does not
-    survive a fault has to be started anew before the rest is tried: --case.
+    Nothing else may feed the router. A router that the kit starts itself (--driver), and a Dynamo indexer
+    (--dynamo-indexer), begin each case without blocks. The kit clears a running router between two cases. If the router
+    does not survive a fault, start it again and try the remaining cases with --case.
 
     Blocks have two tokens. A verdict is of one clause in one case: kept, broken with the missing and dead blocks, or
     not seen.

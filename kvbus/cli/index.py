@@ -67,7 +67,7 @@ def command(
       kvbus index --log redis.yaml
 
     A SOURCE is the HTTP port of a bus, which says where its output is and how its sources are. Or it is a stream of an
-    engine or of an output, as [NAME=]ENDPOINT[,REPLAY]. Only programs on this host may ask, and whoever has a token.
+    engine or of an output, as [NAME=]ENDPOINT[,REPLAY]. Only programs on this host and clients with a token may ask.
 
     Exit codes: 0 ended by Ctrl-C or SIGTERM, 2 a bad option, 69 the address is taken, 78 nothing that can be read.
     """  # noqa: D301 - \b is click's: keep these lines as they are

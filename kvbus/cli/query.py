@@ -77,8 +77,8 @@ def command(
       kvbus query http://127.0.0.1:9477 --tokens prompt.json
       kvbus query tcp://10.0.0.7:5657,tcp://10.0.0.7:5658 --tokens prompt.txt --json
 
-    It asks a running `kvbus index`. With a SOURCE, as `kvbus index` takes it, there is no need for one: the command
-    reads the source's replay once, answers and ends. FILE is a JSON list, a JSON object with one under "tokens", or
+    The command asks a running `kvbus index`. With a SOURCE in the form of `kvbus index`, it needs no index: it reads
+    the source's replay once, answers and ends. FILE is a JSON list, a JSON object with one under "tokens", or
     integers with commas or blanks between them. Hashes are all integers (decimal or 0x…) or all byte strings in
     hexadecimal; hashes that can be either are looked up as both.
 

@@ -105,8 +105,8 @@ def _contents(path: Path) -> dict[str, object]:
 def wipe(*, directory: Path | None, yes: bool, **flags: Any) -> None:
     """Delete everything that the state holds of engines and prompts. The numbering stays, so that no seq goes back.
 
-    A state that a bus has is left alone. A disk, an SSD above all, may keep deleted bytes until it writes there again,
-    and a snapshot or a backup keeps them anyway.
+    The command refuses a state that a running bus uses. A disk, especially an SSD, may keep deleted bytes until it
+    writes there again. A snapshot or a backup keeps them anyway.
 
     Exit codes: 0 deleted, 1 files are left or --yes is missing, 69 a bus uses the directory, 78 there is no directory.
     """

@@ -121,7 +121,7 @@ OTHER_ADDRESS: Final = _problem(
     "{at}.{name}",
     "nothing listens at the first address of {endpoint}, the only one that ZeroMQ tries{detail}",
     "write that address in place of the name",
-    "The host name has several addresses, and ZeroMQ tries the first one alone.",
+    "The host name has several addresses, and ZeroMQ tries only the first one.",
 )
 SILENT_PORT: Final = _problem(
     "silent_port",
@@ -315,7 +315,7 @@ REPLAY_EMPTY: Final = _problem(
 REPLAY_ALONE: Final = _problem(
     "replay_alone",
     "{at}.endpoint",
-    "batches come by the replay alone, late, and none comes live: is endpoint the event port of the engine that "
+    "batches arrive late, by the replay only, and none arrives live: is endpoint the event port of the engine that "
     "replay_endpoint belongs to?",
     "name the event port of the engine whose replay this is",
     "Routers learn of blocks seconds late.",
@@ -341,7 +341,7 @@ REQUEST_WAITS: Final = _note(
 CONFLICT: Final = _problem(
     "conflict",
     "{at}.endpoint",
-    "several publishers send on one endpoint, {endpoint}: kvbus admits nothing until one of them is left there",
+    "several publishers send on one endpoint, {endpoint}: kvbus accepts no batch until only one of them is left",
     "give each engine and each rank a source and an address of its own, and no Service or proxy before several",
     "Nothing on the wire tells the batches of two publishers apart. Routers hold no block of the source.",
 )
@@ -370,14 +370,14 @@ NOT_EVENTS: Final = _problem(
     "not_events",
     "{at}.endpoint",
     "events or batches refused ({count:,}): {why}",
-    "name an engine's event port; kvbus record keeps what comes",
+    "name an engine's event port; kvbus record saves the stream",
     "The port may be no engine's event port.",
 )
 EVENTS_REFUSED: Final = _problem(
     "events_refused",
     "{at}.endpoint",
     "events refused ({count:,}): {why}",
-    "look the reason up in docs/PROTOCOL.md; kvbus record keeps what comes, for a report",
+    "look the reason up in docs/PROTOCOL.md; kvbus record saves the stream for a report",
     "Routers do not learn what these events say of the cache.",
 )
 FRAME_TOO_LARGE: Final = _problem(
@@ -555,7 +555,7 @@ LISTENS_ELSEWHERE: Final = _problem(
     "{at}.{name}",
     "a bus runs, and nothing listens at {endpoint}",
     "the running bus has another configuration: restart it",
-    "Routers that dial this port find nobody.",
+    "Routers that connect to this port reach no process.",
 )
 PORT_TAKEN: Final = _problem(
     "port_taken",
@@ -576,7 +576,7 @@ NO_ROUTER_LISTENS: Final = _problem(
     "{at}.bind",
     "no router listens at {endpoint}: if it dials, both ends do",
     "start the router, correct the port, or set bind: true if the router dials",
-    "kvbus dials the router (bind: false), and nobody accepts.",
+    "kvbus connects to the router (bind: false), and no process accepts.",
 )
 NOT_A_SUBSCRIBER: Final = _problem(
     "not_a_subscriber",
