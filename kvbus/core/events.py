@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from kvbus.core.findings import Finding
+from kvbus.core.findings.finding import Finding
 from kvbus.core.outputs.spec import NewStream, OutputSpec
 from kvbus.core.source_spec import Place, SourceSpec
 from kvbus.core.types import Refused

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from kvbus.core.blocks.index import Index
-from kvbus.core.findings import Finding
+from kvbus.core.findings.finding import Finding
 from kvbus.core.lifetimes import Lifetimes
 from kvbus.core.normalizing.normalizer import Normalizer
 from kvbus.core.sequencing.phases import State

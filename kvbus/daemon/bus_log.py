@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from math import inf
 from typing import TYPE_CHECKING, Final
 
-from kvbus.core import findings as catalogue
-from kvbus.core.findings import Finding, Findings
+from kvbus.core.findings import bus as catalogue
+from kvbus.core.findings.finding import Finding, Findings
 from kvbus.daemon.source_log import Report, log_changes
 from kvbus.telemetry.readings import RouterKey, read_routers
 

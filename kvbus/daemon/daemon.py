@@ -23,7 +23,7 @@ from kvbus.core.commands import (
     SendState,
 )
 from kvbus.core.events import BatchReceived, RelayEvent, SourcesNamed, Started, Tick
-from kvbus.core.findings import Finding
+from kvbus.core.findings.finding import Finding
 from kvbus.core.source_spec import Place
 from kvbus.core.stats import OutputStats, ProcessStats
 from kvbus.daemon.build import next_seqs, reserve_seqs

@@ -10,11 +10,12 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from kvbus.core.findings import ENGINE_RESTARTED, Change, Finding, Findings, Severity
+from kvbus.core.findings.engine import ENGINE_RESTARTED
+from kvbus.core.findings.finding import Change, Finding, Findings, Severity
+from kvbus.core.findings.source import source_findings
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.phases import State
 from kvbus.core.source import Source
-from kvbus.core.source_findings import source_findings
 
 log = logging.getLogger("kvbus.daemon")
 

@@ -8,9 +8,9 @@ from functools import partial
 from typing import Final, Protocol
 
 from kvbus.config import SourceStream
-from kvbus.core import findings as catalogue
 from kvbus.core.events import RelayEvent, SourceUnreachable
-from kvbus.core.findings import Finding
+from kvbus.core.findings import engine as catalogue
+from kvbus.core.findings.finding import Finding
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.phases import SEPARATED
 from kvbus.daemon.runtime import RUNTIME, Dial

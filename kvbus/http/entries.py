@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from kvbus.core.findings import Finding
+from kvbus.core.findings.finding import Finding
 from kvbus.core.sequencing.phases import State
 from kvbus.telemetry.readings import RouterReading, SourceReading
 

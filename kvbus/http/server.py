@@ -20,7 +20,7 @@ from kvbus.common.errors import BindError, os_reason
 from kvbus.common.removed import PATHS, gone
 from kvbus.common.tasks import report_out_of_memory
 from kvbus.config import Config, SourceStream
-from kvbus.core.findings import Finding
+from kvbus.core.findings.finding import Finding
 from kvbus.core.outputs.output import Output
 from kvbus.core.stats import HttpRefusal
 from kvbus.http import connections

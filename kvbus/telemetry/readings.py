@@ -14,16 +14,16 @@ from typing import Any, Final, NamedTuple, Protocol
 import msgspec
 from msgspec import structs
 
-from kvbus.core import findings as catalogue
 from kvbus.core.blocks.announce import group_of, out_parent, runs
 from kvbus.core.blocks.chunk import Chunk
 from kvbus.core.blocks.index import Index
-from kvbus.core.findings import Finding
+from kvbus.core.findings import bus as catalogue
+from kvbus.core.findings.finding import Finding
+from kvbus.core.findings.source import shown, source_findings
 from kvbus.core.outputs.output import Output
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.phases import State
 from kvbus.core.source import Source
-from kvbus.core.source_findings import shown, source_findings
 from kvbus.core.stats import OutputStats, RouterView, SourceStats
 from kvbus.core.types import HASH_FORMS, Hash
 

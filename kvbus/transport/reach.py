@@ -19,8 +19,8 @@ from math import inf
 from typing import Final
 
 from kvbus.common.tasks import end_tasks
-from kvbus.core import findings as catalogue
-from kvbus.core.findings import Finding
+from kvbus.core.findings import engine as catalogue
+from kvbus.core.findings.finding import Finding
 from kvbus.transport.zmtp.addresses import ipc_address, split_tcp
 
 PUBLISHERS: Final = frozenset({"PUB", "XPUB"})

@@ -7,7 +7,8 @@ import msgspec
 import pytest
 
 from kvbus.core.events import RelayEvent
-from kvbus.core.findings import NO_PREFIX, Finding
+from kvbus.core.findings.engine import NO_PREFIX
+from kvbus.core.findings.finding import Finding
 from kvbus.core.outputs.spec import NewStream, OutputSpec
 from kvbus.core.source_spec import Place, SourceSpec
 from kvbus.core.types import Refused

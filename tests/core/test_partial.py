@@ -9,8 +9,8 @@ import pytest
 
 from kvbus.core.checkpoint import Loader, dump
 from kvbus.core.events import BatchReceived
+from kvbus.core.findings.source import source_findings
 from kvbus.core.relay import SLICE, Relay
-from kvbus.core.source_findings import source_findings
 from kvbus.core.types import Reason
 from kvbus.core.write_ahead_log import Records, decode_records
 from tests.core.dsl import Happens, Script, down, live, raw, replay_end, replayed, tick, up

@@ -15,11 +15,11 @@ from kvbus.core.events import (
     Subscribed,
     Tick,
 )
+from kvbus.core.findings.source import source_findings
 from kvbus.core.outputs.fitting import MAX_BATCH_EVENTS
 from kvbus.core.outputs.spec import OutputSpec
 from kvbus.core.relay import SLICE, Relay
 from kvbus.core.sequencing.phases import State
-from kvbus.core.source_findings import source_findings
 from kvbus.core.source_spec import SourceSpec
 from kvbus.core.types import Reason
 from kvbus.core.wire.frames import END_SEQ

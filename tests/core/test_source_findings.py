@@ -2,7 +2,6 @@
 
 import pytest
 
-from kvbus.core import findings
 from kvbus.core.events import (
     BatchReceived,
     ReplayAsked,
@@ -12,8 +11,10 @@ from kvbus.core.events import (
     SourceUp,
     Tick,
 )
-from kvbus.core.findings import CATALOGUE, NOTHING_LISTENS, Kind
-from kvbus.core.source_findings import MIN_COPIES, MIN_LEFT_OUT, source_findings
+from kvbus.core.findings import bus, engine
+from kvbus.core.findings.engine import NOTHING_LISTENS
+from kvbus.core.findings.finding import Kind
+from kvbus.core.findings.source import MIN_COPIES, MIN_LEFT_OUT, source_findings
 from kvbus.core.types import Reason
 from kvbus.core.wire.frames import END_SEQ, replay_request
 from tests.core.dsl import Script, live, replay_end, tick, up
@@ -191,6 +192,6 @@ def test_a_replay_that_answers_after_all_is_silent_no_more():
 
 
 def test_ids_are_those_of_the_rows():
-    rows = [each for each in vars(findings).values() if isinstance(each, Kind)]
-    assert [each.id for each in rows] == list(CATALOGUE)
-    assert {name.lower() for name, each in vars(findings).items() if isinstance(each, Kind)} == set(CATALOGUE)
+    rows = [(name, each) for module in (engine, bus) for name, each in vars(module).items() if isinstance(each, Kind)]
+    assert [name.lower() for name, _ in rows] == [each.id for _, each in rows]
+    assert len({name for name, _ in rows}) == len(rows)

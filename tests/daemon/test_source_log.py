@@ -8,10 +8,11 @@ import logging
 import pytest
 
 from kvbus.core.events import BatchReceived, ReplayReceived, SourceDown, SourceUnreachable, SourceUp, Tick
-from kvbus.core.findings import NOT_ZEROMQ, NOTHING_LISTENS, Finding
+from kvbus.core.findings.engine import NOT_ZEROMQ, NOTHING_LISTENS
+from kvbus.core.findings.finding import Finding
+from kvbus.core.findings.source import MIN_COPIES, MIN_LEFT_OUT, MIN_REANNOUNCED
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.phases import Phase
-from kvbus.core.source_findings import MIN_COPIES, MIN_LEFT_OUT, MIN_REANNOUNCED
 from kvbus.core.source_spec import SourceSpec
 from kvbus.core.wire.frames import END_SEQ
 from kvbus.daemon.source_log import AT_ONCE, CALLS, SourceLog

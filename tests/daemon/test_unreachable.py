@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from kvbus.core.source_findings import source_findings
+from kvbus.core.findings.source import source_findings
 from kvbus.daemon import unreachable
 from kvbus.transport import reach
 from kvbus.transport.engine.publisher import EnginePublisher

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from kvbus.core.findings import CATALOGUE, Kind
+from kvbus.core.findings import bus, engine
+from kvbus.core.findings.finding import Kind
 
 PAGE = Path(__file__).parents[2] / "docs" / "RUNBOOK.md"
 BEGIN, END = "## Findings\n", "\n## Alerts\n"
@@ -25,9 +26,14 @@ def section(kind: Kind) -> str:
     return f"### {kind.id}\n\n{kind.means}\n\n* **Says** ({kind.severity}): {text}\n* **Key:** `{key}`{remedy}\n"
 
 
+def rows() -> list[Kind]:
+    """Return all rows of the catalogue."""
+    return [each for module in (engine, bus) for each in vars(module).values() if isinstance(each, Kind)]
+
+
 def findings() -> str:
     """Return the sections of all findings."""
-    return BEGIN + INTRO + "\n" + "\n".join(map(section, CATALOGUE.values()))
+    return BEGIN + INTRO + "\n" + "\n".join(map(section, rows()))
 
 
 def page(text: str) -> str:

@@ -9,7 +9,9 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from kvbus.core.findings import BLOCK_SIZE, ROUTER_STALLED, STATE_NOT_WRITTEN, Finding
+from kvbus.core.findings.bus import ROUTER_STALLED, STATE_NOT_WRITTEN
+from kvbus.core.findings.engine import BLOCK_SIZE
+from kvbus.core.findings.finding import Finding
 from kvbus.tools import asking
 from kvbus.tools.doctor.examine import examine_bus
 from kvbus.tools.doctor.findings import render

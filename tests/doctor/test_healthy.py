@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from kvbus.config import load
-from kvbus.core.source_findings import source_findings
+from kvbus.core.findings.source import source_findings
 from kvbus.daemon.daemon import Daemon
 from kvbus.tools.doctor.examine import examine_bus
 from kvbus.tools.sim.dialects import DIALECTS

@@ -11,7 +11,7 @@ import msgspec
 
 from kvbus.core.commands import AnswerReplay, Command, Publish, RequestReplay
 from kvbus.core.events import BatchReceived, ReplayReceived, SourceDown, SourceUp
-from kvbus.core.source_findings import source_findings
+from kvbus.core.findings.source import source_findings
 from kvbus.core.stats import SourceStats
 from kvbus.core.wire.frames import END_SEQ
 from kvbus.tools.capture.format import Message

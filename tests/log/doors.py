@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from kvbus.config import load
-from kvbus.core.findings import Finding
+from kvbus.core.findings.finding import Finding
 from kvbus.parts.log.contract import Log
 from kvbus.parts.log.kafka import KafkaLog
 from kvbus.parts.log.nats import NatsLog

@@ -6,7 +6,7 @@ from typing import Any
 
 import aiohttp
 
-from kvbus.core.findings import Severity
+from kvbus.core.findings.finding import Severity
 from kvbus.tools.doctor.examine import examine
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.bus import change_sources, eventually, running_bus

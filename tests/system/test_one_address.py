@@ -12,9 +12,9 @@ import pytest
 import zmq
 
 from kvbus.client import BlockView, Subscriber, Synced
-from kvbus.core.findings import Finding
+from kvbus.core.findings.finding import Finding
+from kvbus.core.findings.source import source_findings
 from kvbus.core.source import Source
-from kvbus.core.source_findings import source_findings
 from kvbus.core.wire.frames import ASKS_REPLAY
 from tests.doubles.bus import Bus, eventually
 from tests.doubles.engine import Engine

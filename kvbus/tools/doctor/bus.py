@@ -9,7 +9,7 @@ import msgspec
 from aiohttp.abc import AbstractResolver, ResolveResult
 from msgspec import structs
 
-from kvbus.core.findings import Finding
+from kvbus.core.findings.finding import Finding
 from kvbus.tools.asking import Login, NoAnswerError, asking, get
 from kvbus.tools.doctor.findings import Report, Seen
 from kvbus.transport.reach import find, shown

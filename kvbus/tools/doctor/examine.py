@@ -16,7 +16,8 @@ import aiohttp
 from msgspec import structs
 
 from kvbus.config import Config, FoundSource, SourceConfig, SourceStream, endpoint_offset
-from kvbus.core import findings as catalogue
+from kvbus.core.findings import bus as catalogue
+from kvbus.core.findings.engine import API_UNUSABLE, HASHES_DIFFER
 from kvbus.daemon.discovery import discoverer_of
 from kvbus.daemon.found import Listed, with_found
 from kvbus.daemon.keys import Keys, output_domain, source_domain
@@ -215,7 +216,7 @@ class _Examination:
                 judge = SourceJudge(config, index, ranks, behind.get(index), self._history, spoke)
                 self._report.merge(judge.report())
         for one, other in differing_roots([(each.stream.label, each.heard) for each in looked]):
-            self._report.add([catalogue.HASHES_DIFFER(one=one, other=other)])
+            self._report.add([HASHES_DIFFER(one=one, other=other)])
         await asyncio.gather(*(self._api(index) for index in range(len(config.sources))))
         return looked
 
@@ -254,7 +255,7 @@ class _Examination:
                     return
         except (aiohttp.ClientError, TimeoutError) as error:
             why = str(error) or "no answer"
-        self._report.add([catalogue.API_UNUSABLE(at=f"sources[{index}]", api=api, why=why)])
+        self._report.add([API_UNUSABLE(at=f"sources[{index}]", api=api, why=why)])
 
     async def _outputs(self, keys: Keys, running: bool | None, looked: list[Looked]) -> None:
         topics = {each.stream.index: next(iter(each.heard.topics)) for each in looked if each.heard.topics}

@@ -11,7 +11,7 @@ from typing import Any, TextIO
 import click
 import msgspec
 
-from kvbus.core.findings import Finding, Severity
+from kvbus.core.findings.finding import Finding, Severity
 
 
 @dataclass(frozen=True, slots=True)

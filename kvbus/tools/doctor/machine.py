@@ -9,8 +9,8 @@ from typing import Final
 
 from kvbus.common.errors import UnsupportedError
 from kvbus.config import Config
-from kvbus.core import findings as catalogue
-from kvbus.core.findings import Finding
+from kvbus.core.findings import bus as catalogue
+from kvbus.core.findings.finding import Finding
 from kvbus.daemon.files import look
 from kvbus.daemon.keys import Keys
 from kvbus.state.place import unusable

@@ -12,8 +12,9 @@ from collections.abc import Coroutine
 from typing import Any, Final
 
 from kvbus.config import Config, OutputConfig, SourceStream, parse_endpoint, render_topic
-from kvbus.core import findings as catalogue
-from kvbus.core.findings import Finding
+from kvbus.core.findings import bus as catalogue
+from kvbus.core.findings.engine import CANNOT_LISTEN
+from kvbus.core.findings.finding import Finding
 from kvbus.core.wire.frames import ASKS_REPLAY, END_SEQ, FrameLimits, LiveMessage, parse_live, replay_request
 from kvbus.core.wire.profiles import PROFILES
 from kvbus.parts.log.contract import UNREACHABLE, WRONG_TYPE, UnavailableError
@@ -205,7 +206,7 @@ class OutputProber:
         address = parse_endpoint(endpoint)
         facts = {"at": self._at, "name": name, "endpoint": endpoint}
         if (problem := _not_here(endpoint)) and not self._running:
-            return [catalogue.CANNOT_LISTEN(**facts, why=problem)], ""
+            return [CANNOT_LISTEN(**facts, why=problem)], ""
         role = Role.SUB if kind == "PUB" else Role.DEALER
         async with dial(local(endpoint), role, seconds=self._timeout, curve=self._as_client()) as dialled:
             outcome = dialled.outcome

@@ -9,10 +9,10 @@ from typing import Final
 from msgspec import structs
 
 from kvbus.config import Config, SourceConfig
-from kvbus.core import findings as catalogue
-from kvbus.core.findings import Finding
+from kvbus.core.findings import engine as catalogue
+from kvbus.core.findings.finding import Finding
+from kvbus.core.findings.source import shown, stream_findings
 from kvbus.core.source import MAX_SKEW_S
-from kvbus.core.source_findings import shown, stream_findings
 from kvbus.tools.doctor.findings import Report, Seen
 from kvbus.tools.doctor.probes import NEWEST, Looked
 from kvbus.transport.reach import PUBLISHERS, SUBSCRIBERS, Stop

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvbus.client.view import BlockView
-from kvbus.core.source_findings import source_findings
+from kvbus.core.findings.source import source_findings
 from kvbus.core.types import Filtered
 from kvbus.core.wire.profiles import PROFILES, encode
 from tests.core.dsl import Bench, Script, live, up

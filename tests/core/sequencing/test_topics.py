@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from kvbus.core.commands import RequestReplay
 from kvbus.core.events import BatchReceived, ReplayReceived, SourceDown, SourceUp, Tick
+from kvbus.core.findings.source import stream_findings
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.topics import MAX_RUN, filler
-from kvbus.core.source_findings import stream_findings
 from kvbus.core.source_spec import SourceSpec
 from kvbus.core.types import Filtered, Reason
 from kvbus.core.wire.codec import decode_batch

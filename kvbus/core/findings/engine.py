@@ -1,206 +1,126 @@
-"""The catalogue of findings: everything that kvbus reports as wrong, and how to fix it.
-
-The log, ``/sources``, ``/routers``, the status page, ``kvbus top``, ``kvbus doctor`` and the events take their texts
-from here. docs/RUNBOOK.md has a section for each row. The module that knows the facts evaluates a condition, and calls
-the catalogue's row with these facts.
-"""
+"""The catalogue, about engines: connections, ranks, replays, messages, missing data."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
-from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import Final
 
-import msgspec
-
-RUNBOOK: Final = "docs/RUNBOOK.md"
-
-
-class Severity(StrEnum):
-    """The certainty that a finding is a problem."""
-
-    PROBLEM = "problem"
-    NOTE = "note"
-    """It may be intended, or it ends without intervention."""
-
-
-class Finding(msgspec.Struct, frozen=True):
-    """One finding: something is wrong.
-
-    Attributes:
-        id: its row in the catalogue.
-        text: the cause, in a sentence.
-        key: the configuration key that it concerns.
-        remedy: how to fix it.
-        link: its section of the runbook.
-        since: the time of day at which it began, in seconds; None if it is not tracked.
-    """
-
-    id: str
-    severity: Severity
-    text: str
-    key: str
-    remedy: str
-    link: str
-    since: float | None = None
-
-    def __str__(self) -> str:
-        note = "note: " if self.severity is Severity.NOTE else ""
-        return f"{note}{self.text} [{self.key}]: {self.remedy}"
-
-    @property
-    def sense(self) -> str:
-        """The text without its numbers: a finding is not new if only a count has risen."""
-        return re.sub(r"\b\d[\d,]*\b", "", self.text)
-
-
-class Kind(msgspec.Struct, frozen=True):
-    """A row of the catalogue. Call it with the facts that its placeholders name.
-
-    Attributes:
-        means: the consequence for routers or operators.
-    """
-
-    id: str
-    severity: Severity
-    key: str
-    text: str
-    remedy: str
-    means: str
-
-    def __call__(self, **facts: object) -> Finding:
-        """Return the finding with these facts."""
-        text, key, remedy = (each.format_map(facts) for each in (self.text, self.key, self.remedy))
-        return Finding(self.id, self.severity, text, key, remedy, f"{RUNBOOK}#{self.id}")
-
-
-CATALOGUE: Final[dict[str, Kind]] = {}
-
-
-def _problem(id: str, key: str, text: str, remedy: str, means: str) -> Kind:  # noqa: A002 - the field's name
-    return CATALOGUE.setdefault(id, Kind(id, Severity.PROBLEM, key, text, remedy, means))
-
-
-def _note(id: str, key: str, text: str, remedy: str, means: str) -> Kind:  # noqa: A002 - the field's name
-    return CATALOGUE.setdefault(id, Kind(id, Severity.NOTE, key, text, remedy, means))
-
+from kvbus.core.findings.finding import note, problem
 
 # -- no connection to an engine, and other endpoints at which no connection opens
 
-HOST_UNKNOWN: Final = _problem(
+HOST_UNKNOWN: Final = problem(
     "host_unknown",
     "{at}.{name}",
     "the host name of {endpoint} does not resolve{detail}",
     "correct the host name, or the name server",
     "kvbus cannot look up the address.",
 )
-NOTHING_LISTENS: Final = _problem(
+NOTHING_LISTENS: Final = problem(
     "nothing_listens",
     "{at}.{name}",
     "nothing listens at {endpoint}{detail}",
     "start the engine with its KV-cache events on, or correct host and port",
     "The machine answers, and no process has this port.",
 )
-NO_ROUTE: Final = _problem(
+NO_ROUTE: Final = problem(
     "no_route",
     "{at}.{name}",
     "there is no way to {endpoint}{detail}",
     "correct the address, or the route to it",
     "The network has no route to the address, or forbids it.",
 )
-NO_ANSWER: Final = _problem(
+NO_ANSWER: Final = problem(
     "no_answer",
     "{at}.{name}",
     "nobody answers at {endpoint}: a firewall drops the packets, or the machine is away{detail}",
     "open the firewall or NetworkPolicy for this port, or correct the address",
     "Connection attempts get no answer at all.",
 )
-OTHER_ADDRESS: Final = _problem(
+OTHER_ADDRESS: Final = problem(
     "other_address",
     "{at}.{name}",
     "nothing listens at the first address of {endpoint}, the only one that ZeroMQ tries{detail}",
     "write that address in place of the name",
     "The host name has several addresses, and ZeroMQ tries only the first one.",
 )
-SILENT_PORT: Final = _problem(
+SILENT_PORT: Final = problem(
     "silent_port",
     "{at}.{name}",
     "{endpoint} accepts and says nothing: it is no ZeroMQ socket, or its process stands still{detail}",
     "correct the port; if it is the engine's, find out why its process stands still",
     "The connection opens, and the ZeroMQ handshake gets no answer.",
 )
-NOT_ZEROMQ: Final = _problem(
+NOT_ZEROMQ: Final = problem(
     "not_zeromq",
     "{at}.{name}",
     "{endpoint} does not speak ZeroMQ{detail}",
     "correct the port: the engine's HTTP port is not its event port",
     "Another protocol answers at this port.",
 )
-ZMTP_TOO_OLD: Final = _problem(
+ZMTP_TOO_OLD: Final = problem(
     "zmtp_too_old",
     "{at}.{name}",
     "{endpoint} speaks ZMTP 1.0 or 2.0, which is too old{detail}",
     "give the peer libzmq 3 or newer",
     "The peer's ZeroMQ is too old for kvbus.",
 )
-CURVE_ONE_SIDE: Final = _problem(
+CURVE_ONE_SIDE: Final = problem(
     "curve_one_side",
     "{at}.curve_secret_key_file",
     "CURVE is on at one side of {endpoint} only{detail}",
     "set the CURVE keys on both sides or on neither",
     "One side encrypts and the other does not, so no connection opens.",
 )
-CURVE_KEYS_DIFFER: Final = _problem(
+CURVE_KEYS_DIFFER: Final = problem(
     "curve_keys_differ",
     "{at}.curve_server_key_file",
     "the CURVE keys do not fit at {endpoint}{detail}",
     "put the peer's public key into curve_server_key_file, and this bus's public key into the peer's list",
     "Both sides encrypt, and one does not accept the other's key.",
 )
-CURVE_NOT_INSTALLED: Final = _note(
+CURVE_NOT_INSTALLED: Final = note(
     "curve_not_installed",
     "{at}.{name}",
     "CURVE at {endpoint} cannot be looked at: kvbus[curve] is not installed{detail}",
     "pip install 'kvbus[curve]'",
     "doctor cannot try the keys here. The bus itself may be well.",
 )
-HANDSHAKE_CLOSED: Final = _problem(
+HANDSHAKE_CLOSED: Final = problem(
     "handshake_closed",
     "{at}.{name}",
     "{endpoint} ends the connection in the handshake{detail}",
     "correct the port; if it is the engine's, its log says why",
     "The peer accepts the connection and closes it.",
 )
-ENDPOINT_IS_SUBSCRIBER: Final = _problem(
+ENDPOINT_IS_SUBSCRIBER: Final = problem(
     "endpoint_is_subscriber",
     "{at}.endpoint",
     "{endpoint} is a subscriber ({type}) socket; expected a publisher (PUB)",
     "this is a router's or kvbus's own port; name the engine's",
     "The configured port belongs to a reader of events.",
 )
-ENDPOINT_IS_REPLAY: Final = _problem(
+ENDPOINT_IS_REPLAY: Final = problem(
     "endpoint_is_replay",
     "{at}.endpoint",
     "{endpoint} is a replay (ROUTER) socket; expected a publisher (PUB)",
     "name the engine's event port",
     "The configured port answers replays and publishes nothing.",
 )
-ENDPOINT_IS_OTHER: Final = _problem(
+ENDPOINT_IS_OTHER: Final = problem(
     "endpoint_is_other",
     "{at}.endpoint",
     "{endpoint} is a {type} socket; expected a publisher (PUB)",
     "name the engine's event port",
     "The configured port belongs to another ZeroMQ service.",
 )
-SWAPPED_PORTS: Final = _problem(
+SWAPPED_PORTS: Final = problem(
     "swapped_ports",
     "{at}.endpoint",
     "endpoint and replay_endpoint are swapped: {endpoint} answers replays and {replay} publishes",
     "exchange the two ports",
     "kvbus subscribes to the replay and asks the publisher: nothing comes.",
 )
-BOTH_DIAL: Final = _problem(
+BOTH_DIAL: Final = problem(
     "both_dial",
     "{at}.bind",
     "the engine is there (its replay answers) and nothing listens at {endpoint}: it dials, and so does kvbus, or it "
@@ -208,35 +128,35 @@ BOTH_DIAL: Final = _problem(
     'set bind: true, or give the engine "endpoint": "tcp://*:{port}", or correct the port',
     "One side has to bind the port. Here both connect to it.",
 )
-BOTH_BIND: Final = _problem(
+BOTH_BIND: Final = problem(
     "both_bind",
     "{at}.bind",
     "a publisher listens at {endpoint} already: the engine binds, and so does kvbus",
     "set bind: false, or give the engine a concrete host in its endpoint",
     "One side has to connect to the port. Here both bind it.",
 )
-NO_ENGINE_DIALLED_IN: Final = _problem(
+NO_ENGINE_DIALLED_IN: Final = problem(
     "no_engine_dialled_in",
     "{at}.bind",
     "no engine has dialled in at {endpoint}",
     "give the engine this endpoint with a concrete host; if it binds (tcp://*), set bind: false",
     "kvbus listens, and no engine has connected.",
 )
-ENGINE_PORT_TAKEN: Final = _problem(
+ENGINE_PORT_TAKEN: Final = problem(
     "engine_port_taken",
     "{at}.endpoint",
     "{endpoint} is in use by a {type} socket",
     "choose another port",
     "kvbus is to listen here (bind: true), and another ZeroMQ socket does.",
 )
-CANNOT_LISTEN: Final = _problem(
+CANNOT_LISTEN: Final = problem(
     "cannot_listen",
     "{at}.{name}",
     "kvbus cannot listen on {endpoint}: {why}",
     'choose a free port, and an address of this machine or "*"',
     "The operating system refuses the address or the port.",
 )
-NO_PUBLISHER_DIALLED_IN: Final = _problem(
+NO_PUBLISHER_DIALLED_IN: Final = problem(
     "no_publisher_dialled_in",
     "{at}.endpoint",
     "a {type} socket has dialled in at {endpoint}; expected a publisher (PUB)",
@@ -246,35 +166,35 @@ NO_PUBLISHER_DIALLED_IN: Final = _problem(
 
 # -- ranks
 
-RANKS_MISSING: Final = _problem(
+RANKS_MISSING: Final = problem(
     "ranks_missing",
     "{at}.data_parallel_size",
     "rank {ranks} of {size} is missing: nothing listens at {endpoint}, while {there} answer",
     "set it to {there} if the engine has no more ranks, or start the rest",
     "More ranks are configured than the engine has, or some of them are down.",
 )
-MORE_RANKS: Final = _problem(
+MORE_RANKS: Final = problem(
     "more_ranks",
     "{at}.data_parallel_size",
     "a publisher that no source names answers at {endpoint}, the port after the last rank's: it is rank {rank}",
     "if it is this engine's, raise data_parallel_size above {rank}",
     "The engine has more ranks than configured. Routers know nothing of the further ranks' blocks.",
 )
-MORE_RANKS_PERHAPS: Final = _note(
+MORE_RANKS_PERHAPS: Final = note(
     "more_ranks_perhaps",
     "{at}.data_parallel_size",
     "a publisher that no source names answers at {endpoint}, the port after the last rank's",
     "if it is this engine's, raise data_parallel_size above {rank}",
     "The engine may have more ranks than configured.",
 )
-RANK_SHIFTED: Final = _problem(
+RANK_SHIFTED: Final = problem(
     "rank_shifted",
     "{at}.endpoint",
     "rank {theirs} publishes at {endpoint}, the port of rank {ours}",
     "name the port of rank 0; rank r is at port + r",
     "The ports begin at another rank's, so routers file blocks under the wrong rank.",
 )
-RANK_OUT_OF_RANGE: Final = _problem(
+RANK_OUT_OF_RANGE: Final = problem(
     "rank_out_of_range",
     "{at}.data_parallel_size",
     "a batch names rank {rank}, and there are {size} ranks",
@@ -284,35 +204,35 @@ RANK_OUT_OF_RANGE: Final = _problem(
 
 # -- the replay and the snapshots of an engine
 
-REPLAY_NOT_ROUTER: Final = _problem(
+REPLAY_NOT_ROUTER: Final = problem(
     "replay_not_router",
     "{at}.replay_endpoint",
     "{endpoint} {what} and answers no replay",
     "name the engine's replay port",
     "Missing batches cannot be recovered.",
 )
-REPLAY_SILENT: Final = _problem(
+REPLAY_SILENT: Final = problem(
     "replay_silent",
     "{at}.replay_endpoint",
     "the replay at {endpoint} does not answer",
     "name the replay port of this engine and rank; if it is that, its process stands still",
     "Until the replay answers, missing batches cannot be recovered.",
 )
-REPLAY_OF_ANOTHER: Final = _problem(
+REPLAY_OF_ANOTHER: Final = problem(
     "replay_of_another",
     "{at}.replay_endpoint",
     "the replay at {replay} answers with other batches than {endpoint} publishes",
     "name the replay port of the same engine and rank",
     "The replay belongs to another engine or rank. What it brings is wrong.",
 )
-REPLAY_EMPTY: Final = _problem(
+REPLAY_EMPTY: Final = problem(
     "replay_empty",
     "{at}.replay_endpoint",
     "the replay at {replay} has none of the batches that {endpoint} publishes",
     "name the replay port of the same engine and rank, and give it buffer_steps",
     "Missing batches cannot be recovered.",
 )
-REPLAY_ALONE: Final = _problem(
+REPLAY_ALONE: Final = problem(
     "replay_alone",
     "{at}.endpoint",
     "batches arrive late, by the replay only, and none arrives live: is endpoint the event port of the engine that "
@@ -320,7 +240,7 @@ REPLAY_ALONE: Final = _problem(
     "name the event port of the engine whose replay this is",
     "Routers learn of blocks seconds late.",
 )
-REPLAY_TOO_LONG: Final = _problem(
+REPLAY_TOO_LONG: Final = problem(
     "replay_too_long",
     "outputs[].curve_client_keys",
     "a router of output {outputs} lacks blocks: its replay from 0 needs more than {limit:,} empty batches, the router "
@@ -328,7 +248,7 @@ REPLAY_TOO_LONG: Final = _problem(
     "give each router a CURVE key (curve_client_keys) or an output of its own, and restart the routers",
     "An llm-d router does not have the whole state.",
 )
-REQUEST_WAITS: Final = _note(
+REQUEST_WAITS: Final = note(
     "request_waits",
     "{at}.replay_endpoint",
     "a request to the engine waits in kvbus, because file descriptors are short",
@@ -338,140 +258,140 @@ REQUEST_WAITS: Final = _note(
 
 # -- messages of an engine
 
-CONFLICT: Final = _problem(
+CONFLICT: Final = problem(
     "conflict",
     "{at}.endpoint",
     "several publishers send on one endpoint, {endpoint}: kvbus accepts no batch until only one of them is left",
     "give each engine and each rank a source and an address of its own, and no Service or proxy before several",
     "Nothing on the wire tells the batches of two publishers apart. Routers hold no block of the source.",
 )
-TOPIC: Final = _problem(
+TOPIC: Final = problem(
     "topic",
     "{at}.topic",
     "no live batch comes under topic {prefix}: the engine publishes under {elsewhere}",
     "name the topic that the engine publishes under, or leave it empty",
     "kvbus admits no live batch. At most the replay brings batches, late.",
 )
-OTHER_TOPIC: Final = _problem(
+OTHER_TOPIC: Final = problem(
     "other_topic",
     "{at}.topic",
     "the engine publishes several streams: topic {own} is read, and batches under {second} are refused",
     "give each topic of that endpoint a source of its own, with its whole name as topic",
     "Routers do not learn of the other topic's blocks.",
 )
-TOPIC_UNKNOWN: Final = _problem(
+TOPIC_UNKNOWN: Final = problem(
     "topic_unknown",
     "{at}.topic",
     "the socket has several topics, and replay answers name none: kvbus takes nothing from them",
     "give each topic of that endpoint a source of its own, with its whole name as topic",
     "Missing batches are lost.",
 )
-NOT_EVENTS: Final = _problem(
+NOT_EVENTS: Final = problem(
     "not_events",
     "{at}.endpoint",
     "events or batches refused ({count:,}): {why}",
     "name an engine's event port; kvbus record saves the stream",
     "The port may be no engine's event port.",
 )
-EVENTS_REFUSED: Final = _problem(
+EVENTS_REFUSED: Final = problem(
     "events_refused",
     "{at}.endpoint",
     "events refused ({count:,}): {why}",
     "look the reason up in docs/PROTOCOL.md; kvbus record saves the stream for a report",
     "Routers do not learn what these events say of the cache.",
 )
-FRAME_TOO_LARGE: Final = _problem(
+FRAME_TOO_LARGE: Final = problem(
     "frame_too_large",
     "limits.max_frame_bytes",
     "a frame of {endpoint} is larger than limits.max_frame_bytes",
     "raise limits.max_frame_bytes, if the engine is right",
     "Batches of this size are lost.",
 )
-BATCH_TOO_LARGE: Final = _problem(
+BATCH_TOO_LARGE: Final = problem(
     "batch_too_large",
     "limits.max_events",
     "batches of {endpoint} hold more events than limits.max_events",
     "raise limits.max_events, if the engine is right",
     "Batches of this size are refused whole.",
 )
-BLOCK_SIZE: Final = _problem(
+BLOCK_SIZE: Final = problem(
     "block_size",
     "block_size",
     "events refused ({count:,}): block_size is {size}, and the engine has blocks{own}",
     "set it to the engine's, or to auto",
     "Routers do not learn of the refused blocks.",
 )
-BLOCK_SIZE_TOO_LARGE: Final = _problem(
+BLOCK_SIZE_TOO_LARGE: Final = problem(
     "block_size_too_large",
     "block_size",
     "every block is left out: block_size is {size}, and the engine's blocks are smaller",
     "set it to the engine's, or to auto",
     "Routers get no block.",
 )
-NO_PREFIX: Final = _problem(
+NO_PREFIX: Final = problem(
     "no_prefix",
     "groups",
     "no group of this model carries prefixes (sliding window, chunked local, mamba): routers get no block",
     "groups: all, if the routers can use such blocks",
     "kvbus passes only blocks that carry prefixes, and this model has none.",
 )
-REANNOUNCED: Final = _problem(
+REANNOUNCED: Final = problem(
     "reannounced",
     "duplicates",
     "{stores:,} stores announced whole prefixes that were live, and one block counts {copies:,} copies",
     "duplicates: ignore, if requests set kv_cache_report_mode=full",
     "If so, blocks that the engine has evicted stay live at routers.",
 )
-NO_STORES: Final = _problem(
+NO_STORES: Final = problem(
     "no_stores",
     "{at}.endpoint",
     "batches of {endpoint} hold no stores, its history included",
     "prefix caching must be on in the engine",
     "Routers get no block.",
 )
-NO_EVENTS: Final = _problem(
+NO_EVENTS: Final = problem(
     "no_events",
     "{at}.endpoint",
     "the engine at {endpoint} has published nothing so far: its replay is empty",
     "prefix caching and KV-cache events must be on in the engine; then send it a new, long prompt",
     "Routers get no block.",
 )
-ENGINE_IDLE: Final = _note(
+ENGINE_IDLE: Final = note(
     "engine_idle",
     "{at}.endpoint",
     "nothing has come from {endpoint} so far: the engine is idle, or publishes no events",
     "send it a new, long prompt; --history looks at what it has sent before",
     "An engine without requests is silent.",
 )
-CLOCK_OFF: Final = _note(
+CLOCK_OFF: Final = note(
     "clock_off",
     "{at}.endpoint",
     "the clock of the engine at {endpoint} is {seconds:,.0f} s {which}, or its batches come late",
     "set the clocks of both machines (NTP)",
     "Times of events are wrong. Routing is not.",
 )
-SEVERAL_ADDRESSES: Final = _note(
+SEVERAL_ADDRESSES: Final = note(
     "several_addresses",
     "{at}.endpoint",
     "the name in {endpoint} means {count} addresses, and kvbus follows one of them",
     "name each engine by an address of its own, or use discover.dns",
     "Engines at the other addresses are not followed.",
 )
-HASHES_DIFFER: Final = _note(
+HASHES_DIFFER: Final = note(
     "hashes_differ",
     "sources",
     "{one} and {other} name the same first block differently: PYTHONHASHSEED is unset, or not the same",
     "set it to one value in all engines, if the router compares hashes of several workers",
     "A router that looks up one worker's hashes at another finds nothing.",
 )
-API_UNUSABLE: Final = _problem(
+API_UNUSABLE: Final = problem(
     "api_unusable",
     "{at}.api",
     "the engine's API at {api} does not say whether the engine sleeps ({why})",
     "correct it; leave it out for an engine that is not vLLM",
     "kvbus cannot see that the engine sleeps.",
 )
-ENGINE_RESTARTED: Final = _note(
+ENGINE_RESTARTED: Final = note(
     "engine_restarted",
     "{at}.endpoint",
     "engine restarted, {blocks:,} blocks cleared, epoch {before} → {epoch}",
@@ -481,35 +401,35 @@ ENGINE_RESTARTED: Final = _note(
 
 # -- data that a partial source lacks
 
-HISTORY_TRIMMED: Final = _problem(
+HISTORY_TRIMMED: Final = problem(
     "history_trimmed",
     "{at}.replay_endpoint",
     "partial: {what} trimmed from the engine's replay buffer before kvbus asked for {them}",
     "ends when {ends}; start kvbus before the engine, or raise the engine's buffer_steps",
     "The engine holds blocks that routers do not know of.",
 )
-HISTORY_UNANSWERED: Final = _problem(
+HISTORY_UNANSWERED: Final = problem(
     "history_unanswered",
     "{at}.replay_endpoint",
     "partial: {what} has not answered a replay request so far",
     "ends when the engine answers one (it is asked again), or when {ends}",
     "The engine may hold blocks that routers do not know of.",
 )
-BATCHES_LOST: Final = _problem(
+BATCHES_LOST: Final = problem(
     "batches_lost",
     "{at}.replay_endpoint",
     "partial: {what} lost for good{where}",
     "ends when {ends}; a larger buffer_steps of the engine makes losses rarer",
     "The engine holds blocks that routers do not know of.",
 )
-NO_REPLAY: Final = _problem(
+NO_REPLAY: Final = problem(
     "no_replay",
     "{at}.replay_endpoint",
     "partial: {what} sent while kvbus was not connected, and there is no replay_endpoint",
     "give the engine and the source a replay_endpoint; ends when {ends}",
     "The engine may hold blocks that routers do not know of.",
 )
-INDEX_FULL: Final = _problem(
+INDEX_FULL: Final = problem(
     "index_full",
     "limits.max_blocks",
     "partial: the index is full: kvbus refuses blocks beyond limits.max_blocks ({blocks:,}), limits.max_index_bytes "
@@ -517,21 +437,21 @@ INDEX_FULL: Final = _problem(
     "raise the limit that is reached; ends when {ends}",
     "Routers do not learn of further blocks.",
 )
-TOKENLESS: Final = _problem(
+TOKENLESS: Final = problem(
     "tokenless",
     "{at}.endpoint",
     "partial: blocks were stored without tokens, and are known nowhere else: no router gets them",
     "ends when {ends}",
     "The engine holds blocks that routers do not know of.",
 )
-STORES_REFUSED: Final = _problem(
+STORES_REFUSED: Final = problem(
     "stores_refused",
     "{at}.endpoint",
     "partial: the blocks of refused stores are missing (reason {reasons}, see docs/PROTOCOL.md)",
     "ends when {ends}",
     "The engine holds blocks that routers do not know of.",
 )
-HASHES_ALONE: Final = _problem(
+HASHES_ALONE: Final = problem(
     "hashes_alone",
     "{at}.endpoint",
     "partial: the engine does not say the tokens of some blocks (masked ones of a sliding window, or offloaded ones): "
@@ -539,227 +459,10 @@ HASHES_ALONE: Final = _problem(
     "ends when {ends}",
     "Routers that hash tokens do not know of these blocks.",
 )
-TIER_UNKNOWN: Final = _problem(
+TIER_UNKNOWN: Final = problem(
     "tier_unknown",
     "{at}.endpoint",
     "partial: a tier that came up after a reset of the cache may hold more than was announced",
     "ends when {ends}",
     "The engine may hold blocks that routers do not know of.",
 )
-
-
-# -- outputs and routers
-
-LISTENS_ELSEWHERE: Final = _problem(
-    "listens_elsewhere",
-    "{at}.{name}",
-    "a bus runs, and nothing listens at {endpoint}",
-    "the running bus has another configuration: restart it",
-    "Routers that connect to this port reach no process.",
-)
-PORT_TAKEN: Final = _problem(
-    "port_taken",
-    "{at}.{name}",
-    "{endpoint} is in use by {who}",
-    "stop it, or choose another port",
-    "kvbus cannot start.",
-)
-OUR_REPLAY_SILENT: Final = _problem(
-    "our_replay_silent",
-    "{at}.replay_endpoint",
-    "the replay at {endpoint} does not answer",
-    "look at kvbus's log",
-    "Routers that ask for the state get nothing.",
-)
-NO_ROUTER_LISTENS: Final = _problem(
-    "no_router_listens",
-    "{at}.bind",
-    "no router listens at {endpoint}: if it dials, both ends do",
-    "start the router, correct the port, or set bind: true if the router dials",
-    "kvbus connects to the router (bind: false), and no process accepts.",
-)
-NOT_A_SUBSCRIBER: Final = _problem(
-    "not_a_subscriber",
-    "{at}.endpoint",
-    "{endpoint} is a {type} socket; expected a subscriber (SUB)",
-    "name the port that the router binds",
-    "kvbus dials a port that takes no events.",
-)
-ROUTER_TOPIC: Final = _problem(
-    "router_topic",
-    "{at}.topic",
-    "{who} subscribes to {topics}, and the stream's topic is {topic}: it gets nothing",
-    "give the output the topic that this router reads, and its profile",
-    "The router knows no block.",
-)
-ROUTER_STALLED: Final = _problem(
-    "router_stalled",
-    "{at}.send_hwm",
-    "{who} reads nothing and was cut off from the live stream; {dropped:,} batches did not reach it",
-    "find out why it stands still; it gets the state again once it reads",
-    "The router's view is out of date until it reads again.",
-)
-ROUTER_BEHIND: Final = _problem(
-    "router_behind",
-    "{at}.send_hwm",
-    "{who} lags: its oldest unread batch is {seconds:,.0f} s old",
-    "give the router CPU, or look at the network to it",
-    "The router decides by an old view.",
-)
-ROUTER_LOST_BATCHES: Final = _note(
-    "router_lost_batches",
-    "{at}.send_hwm",
-    "{who} was cut off and lost {dropped:,} batches; it got the state again{when} and is exact again",
-    "give the router CPU; for bursts raise send_hwm",
-    "The router read too slowly for a while.",
-)
-OUTPUT_NOT_PROBED: Final = _note(
-    "output_not_probed",
-    "{at}.type",
-    "output {output} was not looked at: doctor has no probe for type {type}",
-    "look at kvbus's log and at /routers",
-    "doctor says nothing about this output.",
-)
-LOG_AWAY: Final = _problem(
-    "log_away",
-    "{at}.{name}",
-    "the log at {where} is away: {why}",
-    "{do}",
-    "Nothing is written to the log, and its readers hear nothing new.",
-)
-
-# -- kvbus and its machine
-
-NO_ENGINE_FOUND: Final = _problem(
-    "no_engine_found",
-    "{at}",
-    "no engine is found: {where}",
-    "start an engine, or correct where kvbus searches",
-    "Routers get no block.",
-)
-DISCOVERY_FAILS: Final = _problem(
-    "discovery_fails",
-    "{at}",
-    "{name} cannot be asked for engines: {why}",
-    "correct it; kvbus itself asks again and again",
-    "New engines are not found.",
-)
-ENGINE_LEFT_OUT: Final = _problem(
-    "engine_left_out",
-    "{at}",
-    "engine {engine} is found and left out: {reason}",
-    "{do}",
-    "Routers know nothing of this engine.",
-)
-LOG_OTHER_SCHEMA: Final = _problem(
-    "log_other_schema",
-    "{at}",
-    "{name} has {count:,} records of a schema that this version does not read",
-    "upgrade this kvbus: readers first, and then writers",
-    "Routers know nothing of the streams that these records belong to.",
-)
-STATE_NOT_WRITTEN: Final = _problem(
-    "state_not_written",
-    "state_dir",
-    "kvbus cannot write its state to {where}: {why}",
-    "make room in state_dir or correct its permissions; kvbus tries again every minute",
-    "Relaying goes on. A restart loses the state.",
-)
-STATE_DIR_NOT_FOUND: Final = _note(
-    "state_dir_not_found",
-    "state_dir",
-    "state_dir auto finds no directory ({why}): a restart loses the state",
-    "name a directory",
-    "After a restart routers get blocks only from the engines' replays.",
-)
-STATE_DIR_OPEN: Final = _problem(
-    "state_dir_open",
-    "state_dir",
-    "others may read state_dir {path} (mode {mode:04o}), and it holds token ids",
-    "chmod o= {path}",
-    "Token ids are prompts.",
-)
-FILE_UNUSABLE: Final = _problem(
-    "file_unusable",
-    "{key}",
-    "{key} {value}: {why}",
-    "correct it or its permissions",
-    "kvbus does not start with this file.",
-)
-LIBZMQ_TOO_OLD: Final = _problem(
-    "libzmq_too_old",
-    "libzmq",
-    "{why}",
-    "pip install --upgrade pyzmq",
-    "kvbus does not start.",
-)
-HTTP_TAKEN: Final = _problem(
-    "http_taken",
-    "http",
-    "{what}",
-    "choose another address for http, or stop what is there",
-    "kvbus cannot start.",
-)
-NO_BUS: Final = _problem(
-    "no_bus",
-    "http",
-    "{what}",
-    "name the address of a running bus, http://HOST:9477",
-    "doctor cannot ask the bus.",
-)
-OTHER_CONFIGURATION: Final = _problem(
-    "other_configuration",
-    "sources",
-    "the bus at {url} runs another configuration: it follows {theirs}",
-    "restart it, or give this one another http",
-    "What doctor probes is not what runs.",
-)
-
-
-# -- current findings
-
-
-class Change(NamedTuple):
-    """One change of the current findings.
-
-    Attributes:
-        word: ``begins``, ``changes`` or ``ends``.
-        finding: the finding, in its current or last form.
-        seconds: how long it has lasted.
-    """
-
-    word: str
-    finding: Finding
-    seconds: float
-
-
-class Findings:
-    """The current findings of one source, one router or the bus."""
-
-    def __init__(self) -> None:
-        self._now: dict[str, Finding] = {}
-
-    @property
-    def standing(self) -> list[Finding]:
-        """The current findings."""
-        return list(self._now.values())
-
-    def since(self, finding: Finding) -> Finding:
-        """Return a finding with the time at which it began."""
-        known = self._now.get(finding.id)
-        return finding if known is None else msgspec.structs.replace(finding, since=known.since)
-
-    def update(self, found: Iterable[Finding], now: float) -> list[Change]:
-        """Replace the current findings, at this time of day; return the changes."""
-        before, self._now = self._now, {}
-        changes = []
-        for each in found:
-            known = before.pop(each.id, None)
-            began = now if known is None or known.since is None else known.since
-            self._now[each.id] = finding = msgspec.structs.replace(each, since=began)
-            if known is None:
-                changes.append(Change("begins", finding, 0.0))
-            elif known.sense != finding.sense:
-                changes.append(Change("changes", finding, now - began))
-        ended = [Change("ends", each, now - (each.since or now)) for each in before.values()]
-        return [*ended, *changes]

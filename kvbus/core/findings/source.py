@@ -1,13 +1,13 @@
-"""Find the current problems of a source from its state. The texts are in :mod:`kvbus.core.findings`."""
+"""Find the current problems of a source from its state. The texts are in ``engine``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Final
 
-from kvbus.core import findings as catalogue
 from kvbus.core.answering import MAX_FILLER
-from kvbus.core.findings import Finding
+from kvbus.core.findings import engine as catalogue
+from kvbus.core.findings.finding import Finding
 from kvbus.core.sequencing.epoch import NOTHING
 from kvbus.core.sequencing.phases import SEPARATED, Phase
 from kvbus.core.source import Source

@@ -1,0 +1,7 @@
+"""Everything that kvbus reports as wrong, and how to fix it.
+
+The log, ``/sources``, ``/routers``, the status page, ``kvbus top``, ``kvbus doctor`` and the events take their texts
+from the catalogue: ``engine`` has its rows about engines, ``bus`` those about kvbus. docs/RUNBOOK.md has a section for
+each row. ``source`` finds the current problems of a source. Elsewhere, the module that knows the facts evaluates a
+condition, and calls the catalogue's row with these facts. ``finding`` has the types.
+"""
