@@ -49,7 +49,7 @@ async def judged(engine: str) -> Report:
     live = batches - batches // 2
     for seconds in (4.0, 16.0, 32.0):
         watch = await _watched(engine, capture, seconds)
-        if watch.judge.batches == live and watch.judge.stream.complete:
+        if watch.judge.batches == live and watch.judge.stream.blocks.complete:
             break
     return watch.report()
 
