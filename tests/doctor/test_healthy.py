@@ -24,6 +24,7 @@ SECONDS = float(os.environ.get("TEST_HEALTHY_SECONDS", "60"))
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(SECONDS + 240)
 async def test_nothing_is_wrong_with_engines_of_every_dialect(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     ports = iter(free_ports(2 * len(DIALECTS) + 1))
