@@ -49,6 +49,7 @@ DECISIONS = sorted(path for path in (ROOT / "docs" / "decisions").glob("*.md") i
 README = (ROOT / "README.md").read_text()
 PROTOCOL = (ROOT / "docs" / "PROTOCOL.md").read_text()
 ARCHITECTURE = (ROOT / "docs" / "ARCHITECTURE.md").read_text()
+RECORDINGS = (ROOT / "tests" / "wire" / "data" / "README.md").read_text()
 
 
 def first_cells(text: str) -> dict[str, list[str]]:
@@ -166,7 +167,7 @@ class TestProtocol:
         assert set(re.findall(r"`(\w+)`", section(PROTOCOL, "## Dialects"))) >= set(CAPTURES)
 
     def test_the_table_of_what_was_run(self):
-        run = section(PROTOCOL, "## What was run")
+        run = section(RECORDINGS, "## What was run")
         assert "| " + " | ".join(f"`{case}`" for case in CASES) + " |" in run
         rows = {name: cells for name, cells in first_cells(run).items() if len(cells) > 2}
         assert set(rows) == set(CAPTURES)
@@ -174,7 +175,7 @@ class TestProtocol:
             assert cells[3:] == [str(len(load(name))), str(len(truth(name))), *["exact"] * len(CASES)], name
 
     def test_every_case_is_explained(self):
-        run = section(PROTOCOL, "## What was run")
+        run = section(RECORDINGS, "## What was run")
         assert re.findall(r"^\* `(\w+)`:", run, re.MULTILINE) == list(CASES)
 
     def test_the_example_is_what_leaves(self):

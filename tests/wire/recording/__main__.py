@@ -1,4 +1,4 @@
-"""Record a family of streams, or compare many seeds of it with kvbus's view (docs/PROTOCOL.md says how and with what).
+"""Record a family of streams, or compare many seeds of it with kvbus's view (tests/wire/data/README.md).
 
 python -m tests.wire.recording record vllm:window --batches 300 --out tests/wire/data
 python -m tests.wire.recording soak vllm:window --seeds 50 --batches 3000
