@@ -24,7 +24,6 @@ from .process import ROOT
 from .report import PAGE, markdown, page, put
 
 RESULTS: Final = ROOT / "docs" / "bench" / "worth.json"
-README: Final = ROOT / "README.md"
 BEGIN: Final = "<!-- rendered from docs/bench/worth.json: make bench-worth ARGS=--write -->"
 END: Final = "<!-- end of the rendered table -->"
 
@@ -127,34 +126,22 @@ def full_table(found: Runs) -> str:
     return markdown(["prompt tokens computed in the next five minutes, %", *ARMS], rows)
 
 
-def short_table(found: Runs) -> str:
-    """Return the table of README.md."""
-    cases = list(CASES)
-    shown = (*cases[:2], "the router restarts, sessions of one or two turns", *cases[-2:])
-    arms = {"round robin": "round robin", "KV-aware, direct": "direct", "KV-aware, through kvbus": "kvbus"}
-    rows = [[case, *(f"{share(found[case][arm]):.0f} %" for arm in arms.values())] for case in shown]
-    return markdown(["prefill computed in the next five minutes", *arms], rows)
-
-
 def pages() -> dict[Path, str]:
-    """Return README.md and docs/BENCHMARKS.md with the tables of the saved results."""
+    """Return docs/BENCHMARKS.md with the table of the saved results."""
     found = json.loads(RESULTS.read_text())
-    return {
-        PAGE: put(page(), full_table(found), BEGIN, END),
-        README: put(README.read_text(), short_table(found), BEGIN, END),
-    }
+    return {PAGE: put(page(), full_table(found), BEGIN, END)}
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--seeds", type=click.IntRange(1), default=SEEDS, show_default=True, help="Paired runs of each case.")
 @click.option("--quick", is_flag=True, help="Small and short: whether it works.")
-@click.option("--write", is_flag=True, help="Write docs/bench/worth.json and the tables of README.md and the docs.")
+@click.option("--write", is_flag=True, help="Write docs/bench/worth.json and the table of docs/BENCHMARKS.md.")
 def main(seeds: int, *, quick: bool, write: bool) -> None:
     """Simulate a fleet with each kind of router and each fault, and print how much prefill was computed."""
     if write and (quick or seeds != SEEDS):
         raise click.UsageError(f"what is written comes from the whole run of {SEEDS} seeds")
     found = measure(SMALL if quick else Load(), seeds)
-    click.echo(f"{full_table(found)}\n\n{short_table(found)}")
+    click.echo(full_table(found))
     if write:
         lines = (f"{json.dumps(case)}: {json.dumps(arms)}" for case, arms in found.items())
         RESULTS.write_text("{\n" + ",\n".join(lines) + "\n}\n")

@@ -111,7 +111,7 @@ IMPORT = "import kvbus.client; print(kvbus.client.__file__)"
 async def test_the_client_alone_follows_a_bus(tmp_path, requirements):
     environment = Environment(tmp_path / "alone", requirements)
     environment.install("kvbus_client")
-    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    example = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "CLIENT.md").read_text(), re.DOTALL)[0]
     async with (
         running_bus() as bus,
         EnginePublisher(bus.engine, bus.engine_replay, bind=True) as engine,
