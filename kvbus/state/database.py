@@ -206,11 +206,15 @@ class Database:
         self.newest_slice = self.number("SELECT coalesce(max(id), 0) FROM slices")
         return head
 
-    def create(self, head: Head) -> None:
-        """Create an empty database, and delete any existing one."""
+    def delete(self) -> None:
+        """Close the database, and delete its files."""
         self.close()
         for path in self.files:
             path.unlink()
+
+    def create(self, head: Head) -> None:
+        """Create an empty database, and delete any existing one."""
+        self.delete()
         os.close(open_file(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
         self.last = self.newest_slice = 0
         self._connect()

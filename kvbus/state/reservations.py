@@ -140,7 +140,7 @@ class SeqReservations:
             self._store.reserve(self._reserved)
         except StoreError as error:
             if not self._failed:
-                log.error("seqs cannot be reserved (%s): after a kill the numbering may go back", error)  # noqa: TRY400
+                log.error("seqs cannot be reserved: %s", error)  # noqa: TRY400
             self._failed = True
         else:
             self._failed = False

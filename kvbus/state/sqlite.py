@@ -10,7 +10,6 @@ in which every stream begins above that number.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import shutil
 import time
@@ -288,10 +287,20 @@ class SqliteStore:
             self._create()
         except FAULTS as again:
             log.debug("the reservations are in the mark alone: %s", again)
-            self.database.close()
-            with contextlib.suppress(OSError):
-                self._write_mark(given_up=True)
+            self._abandon()
         raise self._error(error) from error
+
+    def _abandon(self) -> None:
+        """Keep the next process from using the database, because it lacks everything that is sent from now on."""
+        try:
+            self.database.close()
+            self._write_mark(given_up=True)
+        except OSError:
+            try:
+                self.database.delete()
+            except OSError as error:
+                text = "the state in %s can be neither written nor deleted (%s): after a kill the numbering may go back"
+                log.error(text, self.place, error)  # noqa: TRY400
 
     def wipe(self) -> list[str]:
         """Delete the state with all content of prompts, and keep the reservations.

@@ -145,7 +145,7 @@ class Bus:
             for line in lines
             if ("Traceback" in line or '"level":"error"' in line.replace(" ", "").lower() or "critical" in line.lower())
             and "the state cannot be written" not in line
-            and "it is no longer being written" not in line
+            and "seqs cannot be reserved" not in line
         ]
 
     async def close(self) -> None:

@@ -180,7 +180,7 @@ def test_a_store_that_takes_no_reservation_stops_nothing_and_is_said_once(
         monkeypatch.setattr(SqliteStore, "reserve", full)
         reservations.use(0, 0, 3)
         reservations.use(0, 0, 3 + 2 * AHEAD)
-    assert caplog.text.count("seqs cannot be reserved (/state: No space left on device)") == 1
+    assert caplog.text.count("seqs cannot be reserved: /state: No space left on device") == 1
 
 
 def test_small_contents_are_kept(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from kvbus.core.wire.frames import END_SEQ
 from kvbus.core.wire.profiles import Profile
 from kvbus.core.wire.schema import BlockRemoved, BlockStored
 from kvbus.state import sqlite, writer
-from kvbus.state.contract import StoreError
+from kvbus.state.contract import MARGIN, StoreError
 from kvbus.state.database import contents
 from kvbus.state.lock import DirectoryLock
 from kvbus.state.sqlite import SqliteStore
@@ -270,6 +270,22 @@ def test_a_full_disk_costs_the_state_and_nothing_else(
     assert not again.resumed, "it would be older than what was sent"
     assert again.store.refused == 0
     assert again.store.reserved.highest == 8192, "the numbering goes on exactly"
+    again.kill()
+
+
+def test_a_disk_that_refuses_every_write_costs_the_state(tmp_path: Path) -> None:
+    """Not even the mark can be written, so the state before the fault is deleted."""
+    process = started(tmp_path)
+    process.publish(5)
+    process.store.reserved.raise_to(4096)
+    process.store.reserve(process.store.reserved)
+    with room_for(1):
+        process.publish(3)
+        assert process.state.failed
+        process.kill()
+    again = Process(tmp_path)
+    assert not again.resumed, "it would be older than what was sent"
+    assert again.store.reserved.highest >= 4096 + MARGIN
     again.kill()
 
 
