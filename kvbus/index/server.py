@@ -201,16 +201,16 @@ class _Readings(Collector):
             "kvbus_index_blocks", "Blocks of a source in the index, by medium.", labels=[*labels, "medium"]
         )
         partial = GaugeMetricFamily(
-            "kvbus_index_partial", "1 if a source holds blocks that the index cannot know of.", labels=labels
+            "kvbus_index_partial", "1 if the source may hold blocks that the index does not know.", labels=labels
         )
-        live = GaugeMetricFamily("kvbus_index_live", "1 if a source's stream is complete up to now.", labels=labels)
+        live = GaugeMetricFamily("kvbus_index_live", "1 if the state of the source is live.", labels=labels)
         shared = GaugeMetricFamily(
             "kvbus_index_shared_blocks",
-            "Blocks compared with another source of the model that holds the same prompt.",
+            "Blocks, of the 1,000 oldest, whose prompt another source of the model also holds.",
             labels=labels,
         )
         differing = GaugeMetricFamily(
-            "kvbus_index_differing_blocks", "Compared blocks that have another hash at the other source.", labels=labels
+            "kvbus_index_differing_blocks", "Shared blocks with different hashes at the two sources.", labels=labels
         )
         readings, agreement = self._follower.blocks(), self._follower.agreement
         for worker, standing, media in readings:
@@ -225,8 +225,10 @@ class _Readings(Collector):
         for outcome, count in self._questions.items():
             questions.add_metric([outcome], count)
         yield from (blocks, partial, live, shared, differing, questions)
-        yield GaugeMetricFamily("kvbus_index_workers", "Sources that the index knows.", value=len(readings))
-        info = GaugeMetricFamily("kvbus_index_build_info", "Always 1; the version is a label.", labels=["version"])
+        yield GaugeMetricFamily("kvbus_index_workers", "Sources in the index.", value=len(readings))
+        info = GaugeMetricFamily(
+            "kvbus_index_build_info", "Always 1. The label is the version of this kvbus.", labels=["version"]
+        )
         info.add_metric([version("kvbus")], 1)
         yield info
 

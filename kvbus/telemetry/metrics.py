@@ -22,7 +22,7 @@ from kvbus.telemetry.readings import (
     read_outputs,
     read_sources,
 )
-from kvbus.telemetry.table import DISCOVERY, FRONT, FRONT_GRPC, OUTPUTS, PROCESS, SOURCES, Row
+from kvbus.telemetry.table import DISCOVERY, FRONT, FRONT_GRPC, HISTOGRAMS, OUTPUTS, PROCESS, SOURCES, Row
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 
@@ -97,13 +97,8 @@ class RelayCollector(Collector):
                     else:
                         family.add_metric(values, found if isinstance(found, int | float) else bool(found))
                 yield family
-        process = self._observed.process
-        for name, text, histogram in (
-            ("relay_latency_seconds", "From a batch received to handed to the transport.", process.relay_latency),
-            ("batch_age_seconds", "Age of a batch by its engine's clock when kvbus sends it.", process.batch_age),
-            ("event_loop_lag_seconds", "How late the event loop was for its timer.", process.loop_lag),
-        ):
-            yield _histogram(name, text, histogram)
+        for name, text, read, *_ in HISTOGRAMS:
+            yield _histogram(name, text, read(self._observed.process))
         for other in self._others:
             yield from other.collect()
 

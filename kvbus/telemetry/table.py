@@ -1,4 +1,4 @@
-"""The table of metrics: one row for each metric, except histograms."""
+"""The table of metrics: one row for each metric."""
 
 from __future__ import annotations
 
@@ -75,197 +75,261 @@ def kvbus_version() -> str:
 
 
 SOURCES: Final = (
-    row("source_batches_total", "Live messages received, valid or not.", "stats.batches"),
-    row("source_bytes_total", "Payload bytes of live batches.", "stats.bytes"),
-    row("source_gaps_total", "Gaps found in the numbering.", "stats.gaps"),
-    row("source_missing_batches_total", "Batches found missing: recovered + lost + pending, always.", "stats.missing"),
-    row("source_recovered_batches_total", "Missing batches that arrived late or by replay.", "stats.recovered"),
-    row("source_lost_batches_total", "Missing batches that no replay brought.", "stats.lost"),
-    row("source_duplicate_batches_total", "Batches that came again and were dropped.", "stats.duplicates"),
+    row("source_batches_total", "Live batches received from the engine, valid or not.", "stats.batches"),
+    row("source_bytes_total", "Payload bytes of live batches received from the engine.", "stats.bytes"),
+    row("source_gaps_total", "Gaps found in the engine's batch numbers.", "stats.gaps"),
+    row(
+        "source_missing_batches_total",
+        "Batches found missing: always the sum of recovered, lost and pending batches.",
+        "stats.missing",
+    ),
+    row("source_recovered_batches_total", "Missing batches that arrived late or in a replay.", "stats.recovered"),
+    row("source_lost_batches_total", "Missing batches that neither arrived late nor came in a replay.", "stats.lost"),
+    row(
+        "source_duplicate_batches_total",
+        "Batches that were received again and dropped. A few are normal while kvbus reads a replay.",
+        "stats.duplicates",
+    ),
     row(
         "source_restarts_total",
-        "New epochs of the engine's publisher that were proven by what it sent; of a log, new epochs of the writer.",
+        "Restarts of the engine's publisher that its batches proved. For a log: new epochs of the writer.",
         "stats.restarts",
     ),
-    row("source_replays_total", "Replay requests sent to the engine.", "stats.replays"),
-    row("source_replay_timeouts_total", "Replay requests that failed for lack of progress.", "stats.replay_timeouts"),
+    row(
+        "source_replays_total",
+        "Replay requests sent to the engine, including probes of an idle engine.",
+        "stats.replays",
+    ),
+    row(
+        "source_replay_timeouts_total",
+        "Replay requests that failed because the engine's answer made no progress.",
+        "stats.replay_timeouts",
+    ),
     row(
         "source_requests_failed_total",
-        "Attempts to send the engine a request that failed in kvbus itself (no file descriptor); it is tried again.",
+        "Requests to the engine that kvbus could not send, because no file descriptor was free. kvbus tries again.",
         "stats.requests_failed",
     ),
     row(
         "source_requests_waited_total",
-        "Requests to the engine that waited in kvbus for others: file descriptors bound how many are under way.",
+        "Requests to the engine that waited in kvbus, because file descriptors limit the number of open requests.",
         "stats.requests_waited",
     ),
     row("source_stale_replies_total", "Replay messages that answer no open request.", "stats.stale_replies"),
-    row("source_held_overflow_total", "Batches dropped because the reorder buffer was full.", "stats.held_overflow"),
-    row("source_rebuilds_total", "Times the live set was announced anew in another block size.", "stats.rebuilds"),
+    row(
+        "source_held_overflow_total",
+        "Batches dropped because the reorder buffer was full. kvbus asks the engine for them again.",
+        "stats.held_overflow",
+    ),
+    row(
+        "source_rebuilds_total", "Times kvbus announced all live blocks again, in another block size.", "stats.rebuilds"
+    ),
     row(
         "source_reannounced_total",
-        "Stores of several blocks from the root on that were all live: hits announced again, or real copies.",
+        "Stores of several blocks from the root that were all live already: announced cache hits, or copies.",
         "stats.reannounced",
     ),
     row(
         "source_finding",
-        "1 while something is wrong with the source; /sources says it in words (findings).",
+        "1 while this finding holds for the source; /sources has the sentence. Other findings have no series.",
         lambda s: {each.id: 1 for each in s.findings},
         "finding",
     ),
     row(
         "source_timeouts_total",
-        "Times the engine was gone for source_timeout, and its blocks were cleared downstream.",
+        "Times the engine was unreachable for source_timeout, so that kvbus cleared its blocks at the routers.",
         "stats.timeouts",
     ),
-    row("source_state", "1 for the state the source is in.", lambda s: {s.state: 1}, "state", State),
+    row(
+        "source_state",
+        "1 for the source's current state, 0 for all other states.",
+        lambda s: {s.state: 1},
+        "state",
+        State,
+    ),
     row(
         "source_partial",
-        "1 while the engine may hold blocks that kvbus cannot know of (trimmed history, lost batches, full index).",
+        "1 while the engine may hold blocks that kvbus does not know; /sources says why.",
         "partial",
     ),
-    row("source_epoch", "Epoch of the publisher, counted from 0.", "epoch"),
-    row("source_last_sequence", "Seq of the newest batch delivered, -1 for none.", "last_seq"),
+    row("source_epoch", "Epoch of the engine's publisher, counted from 0.", "epoch"),
+    row("source_last_sequence", "Seq of the newest delivered batch; -1 if there is none.", "last_seq"),
     row(
         "source_last_batch_timestamp_seconds",
-        "The engine's own time of the newest batch; 0 before the first.",
+        "Timestamp that the engine wrote into its newest batch; 0 before the first batch.",
         "stats.last_batch",
     ),
     row("source_pending_batches", "Missing batches that are neither recovered nor lost yet.", "pending"),
     row(
         "source_queue_depth",
-        "Batches that wait: in the reorder buffer, or in order and not handed on yet.",
+        "Batches waiting: in the reorder buffer, or in order and not yet handed on.",
         "queue_depth",
     ),
-    row("source_queue_limit", "Limit of batches in the reorder buffer.", "queue_limit"),
+    row("source_queue_limit", "Maximum number of batches in the reorder buffer (reorder_batches).", "queue_limit"),
     row("source_queue_bytes", "Payload bytes in the reorder buffer.", "queue_bytes"),
-    row("source_queue_bytes_limit", "Limit of payload bytes in the reorder buffer.", "queue_bytes_limit"),
+    row(
+        "source_queue_bytes_limit",
+        "Maximum payload bytes in the reorder buffer (limits.max_held_bytes).",
+        "queue_bytes_limit",
+    ),
     row(
         "source_index_entries",
-        "Blocks remembered: live ones, and coarse ones and tails that kvbus does not announce.",
+        "Blocks in the index: live blocks, and coarse and tail blocks that kvbus does not announce.",
         "index_entries",
     ),
-    row("source_index_limit", "Limit of blocks in the index.", "index_limit"),
-    row("source_index_bytes", "Estimated memory of the blocks remembered.", "index_bytes"),
-    row("source_index_bytes_limit", "Limit of this memory.", "index_bytes_limit"),
-    row("source_groups", "KV cache groups that the epoch has stored blocks of.", "groups"),
-    row("source_groups_limit", "Limit of groups.", "groups_limit"),
+    row("source_index_limit", "Maximum number of blocks in the index (limits.max_blocks).", "index_limit"),
+    row("source_index_bytes", "Estimated memory of the index, in bytes.", "index_bytes"),
+    row(
+        "source_index_bytes_limit",
+        "Maximum memory of the index, in bytes (limits.max_index_bytes).",
+        "index_bytes_limit",
+    ),
+    row("source_groups", "KV-cache groups of which the engine has stored blocks in this epoch.", "groups"),
+    row("source_groups_limit", "Maximum number of KV-cache groups (limits.max_groups).", "groups_limit"),
     row(
         "source_events_total",
-        "Events received, by type.",
+        "Events received from the engine, by type.",
         lambda s: {"BlockStored": s.stats.stored, "BlockRemoved": s.stats.removed, "AllBlocksCleared": s.stats.cleared},
         "type",
     ),
-    row("events_rejected_total", "Batches and events refused, by reason.", "stats.rejected", "reason", Reason),
+    row(
+        "events_rejected_total", "Batches and events that kvbus refused, by reason.", "stats.rejected", "reason", Reason
+    ),
     row(
         "events_filtered_total",
-        "Valid batches, events and blocks that do not leave as they came, by reason.",
+        "Valid batches, events and blocks that kvbus left out or changed, by reason.",
         "stats.filtered",
         "reason",
         Filtered,
     ),
     row(
         "source_handshakes_failed_total",
-        "Connections with engines that failed, by reason.",
+        "Connections with the engine's publisher that failed, by reason.",
         "stats.refused",
         "reason",
         Refused,
     ),
-    row("blocks", "Live blocks, as announced to routers.", "blocks", "medium", (DEVICE_MEDIUM,)),
+    row("blocks", "Live blocks as announced to routers, by medium.", "blocks", "medium", (DEVICE_MEDIUM,)),
 )
 
 OUTPUTS: Final = (
-    row("output_batches_total", "Batches sent, heartbeats among them.", "stats.batches"),
-    row("output_events_total", "Events sent.", "stats.events"),
-    row("output_bytes_total", "Payload bytes sent.", "stats.bytes"),
-    row("output_heartbeats_total", "Empty batches sent on an idle stream.", "heartbeats"),
+    row("output_batches_total", "Batches published, including heartbeats.", "stats.batches"),
+    row("output_events_total", "Events published.", "stats.events"),
+    row("output_bytes_total", "Payload bytes published.", "stats.bytes"),
+    row("output_heartbeats_total", "Empty batches published because a stream was idle.", "heartbeats"),
     row(
         "replay_batches_total",
-        "Messages of replay answers sent, END among them.",
+        "Messages sent in replay answers, including END.",
         "stats.replay_batches",
         part="replay",
     ),
     row(
         "output_queue_depth",
-        "Batches that wait for the slowest router, or for a broker.",
+        "Batches waiting for the slowest router, or for a log's server.",
         lambda o: max(o.stats.queue_depth, o.queue_max),
     ),
     row(
         "output_queue_limit",
-        "Maximum number of batches waiting for the transport, all streams together.",
+        "Maximum number of batches waiting in all streams together (queue_batches per stream).",
         "stats.queue_limit",
     ),
-    row("output_subscribers", "Subscriptions of routers.", "stats.subscribers"),
-    row("output_routers", "Connected routers, whatever they subscribe to.", "stats.routers"),
-    row("output_publishers", "Engines connected at ports with interpose.", "stats.publishers", part="interpose"),
+    row(
+        "output_subscribers",
+        "Subscriptions of the connected routers. A router with two topics counts twice.",
+        "stats.subscribers",
+    ),
+    row("output_routers", "Connected routers, with or without a subscription.", "stats.routers"),
+    row(
+        "output_publishers",
+        "Engines connected to the output's ports (interpose). More than one engine at a port is a conflict.",
+        "stats.publishers",
+        part="interpose",
+    ),
     row(
         "output_publishers_limit",
-        "Maximum number of engines at these ports.",
+        "Maximum number of engines connected to the output's ports (16 per port).",
         "stats.publishers_limit",
         part="interpose",
     ),
     row(
         "output_publishers_accepted_total",
-        "Connections of engines that were taken at these ports.",
+        "Connections of engines that the output's ports accepted.",
         "stats.publishers_accepted",
         part="interpose",
     ),
-    row("output_streams_written", "Streams that a log takes.", "stats.streams_written", part="log"),
+    row("output_streams_written", "Streams that kvbus writes to the log.", "stats.streams_written", part="log"),
     row(
         "output_states_overdue",
-        "Streams whose next state in a log is ten seconds late.",
+        "Streams that got no state in the log for state_every and 10 seconds.",
         "stats.states_overdue",
         part="log",
     ),
     row(
         "output_streams_fenced",
-        "Streams of a log that are written no more: another writer has them, or they were erased.",
+        "Streams that kvbus does not write to the log, because another writer took them or they were erased.",
         "stats.streams_fenced",
         part="log",
     ),
     row(
         "output_records_gone_total",
-        "Records in Dynamo's discovery that somebody else took away or replaced; they are put back.",
+        "Records of kvbus in Dynamo's discovery that another process deleted or replaced. kvbus restores them.",
         "stats.records_gone",
         part="dynamo",
     ),
-    row("output_router_queue_limit", "Limit of batches that wait for one router.", "stats.router_queue_limit"),
-    row("replay_sessions", "Replay answers being sent.", "stats.replay_sessions", part="replay"),
+    row(
+        "output_router_queue_limit",
+        "Maximum number of batches that wait for one router (send_hwm).",
+        "stats.router_queue_limit",
+    ),
+    row(
+        "replay_sessions", "Replay and snapshot answers that kvbus is sending.", "stats.replay_sessions", part="replay"
+    ),
     row(
         "replay_sessions_limit",
-        "Maximum number of replay answers being sent.",
+        "Maximum number of answers that kvbus sends at once (limits.max_replay_sessions).",
         "stats.replay_sessions_limit",
         part="replay",
     ),
     row(
-        "replay_waiting", "Replay requests that wait until others are answered.", "stats.replay_waiting", part="replay"
+        "replay_waiting",
+        "Answers that wait: for a free session, for another answer of the router, or until the router reads.",
+        "stats.replay_waiting",
+        part="replay",
     ),
     row(
         "replay_waiting_limit",
-        "Maximum number of replay requests that wait; kvbus refuses more.",
+        "Maximum number of waiting answers (10,000 per endpoint). kvbus refuses further requests.",
         "stats.replay_waiting_limit",
         part="replay",
     ),
-    row("output_sequence", "Newest seq of each stream, -1 for none.", "sequences", "stream"),
-    row("output_journal_batches", "Batches kept for replay.", "journal_batches"),
-    row("output_journal_bytes", "Payload bytes kept for replay.", "journal_bytes"),
+    row(
+        "output_sequence",
+        "Seq of the newest batch of each stream; -1 if there is none. The label is the source's slot, or 0 if merged.",
+        "sequences",
+        "stream",
+    ),
+    row("output_journal_batches", "Batches kept for replays. Consecutive heartbeats count as one.", "journal_batches"),
+    row("output_journal_bytes", "Payload bytes kept for replays.", "journal_bytes"),
     row(
         "output_journal_batches_limit",
-        "Maximum number of batches kept for replay, all streams together.",
+        "Maximum number of batches kept for replays, of all streams together (journal_batches per stream).",
         "journal_batches_limit",
     ),
     row(
         "output_journal_bytes_limit",
-        "Maximum payload bytes kept for replay, all streams together.",
+        "Maximum payload bytes kept for replays, of all streams together (journal_bytes per stream).",
         "journal_bytes_limit",
     ),
     row(
         "output_states_outgrown_total",
-        "Times a log state and the batches after it outgrew the journal: routers that join wait for the next state.",
+        "Times a log's state and its later batches did not fit into the journal. New routers wait for the next state.",
         "outgrown",
     ),
     row(
-        "output_views", "Different rights of the owners of keys, which have streams of their own.", "views", part="keys"
+        "output_views",
+        "Groups of router keys with different rights. Each group has streams of its own.",
+        "views",
+        part="keys",
     ),
     row(
         "output_withheld_events_total",
@@ -277,21 +341,21 @@ OUTPUTS: Final = (
     ),
     row(
         "output_dropped_batches_total",
-        "Batches that a router did not get live, by reason: counted for each slow router, once if for everybody.",
+        "Batches that a router did not get live, by reason. slow_router counts a batch once per router.",
         "stats.dropped_batches",
         "reason",
         DROP_REASONS,
     ),
     row(
         "output_dropped_events_total",
-        "Events in those batches, and events that the profile leaves out (other_group).",
+        "Events in the dropped batches, and events of groups that the profile does not send (other_group).",
         "stats.dropped_events",
         "reason",
         EVENT_REASONS,
     ),
     row(
         "output_handshakes_failed_total",
-        "Connections of routers that were refused or failed, or to brokers, by reason.",
+        "Connections of routers, or to a log's servers, that failed or were refused, by reason.",
         "stats.refused",
         "reason",
         Refused,
@@ -304,20 +368,20 @@ OUTPUTS: Final = (
     ),
     row(
         "output_router_states_total",
-        "How often a router came into a state, on each of its streams.",
+        "Times a router entered a state, on each of its streams.",
         "stats.router_states",
         "state",
     ),
     row(
         "output_states_sent_total",
-        "States that a router began to get, by reason: it had subscribed, or it had lost batches.",
+        "States that kvbus began to send to a router or to write to a log, by reason.",
         "stats.states_sent",
         "reason",
         STATE_REASONS,
     ),
     row(
         "output_state_bytes_total",
-        "Bytes of states that were appended to a log, as they stand there.",
+        "Bytes of states written to the log, in the log's encoding.",
         "stats.state_bytes",
         part="log",
     ),
@@ -329,25 +393,29 @@ OUTPUTS: Final = (
         REPLAY_OUTCOMES,
         part="replay",
     ),
-    row("output_router_queue_max", "Largest number of batches that wait for one router.", "queue_max"),
-    row("output_router_behind_seconds", "Age of the oldest batch that some connected router lacks.", "behind_seconds"),
+    row("output_router_queue_max", "Batches waiting for the router with the longest queue.", "queue_max"),
+    row(
+        "output_router_behind_seconds",
+        "Age of the oldest batch that some connected router lacks; 0 if no router lacks a batch.",
+        "behind_seconds",
+    ),
     row(
         "router_queue_batches",
-        "Batches that wait for a router, by the name of its key.",
+        "Batches waiting for a router whose key has a name. Only the 100 slowest routers are shown.",
         lambda o: {name: router.queued for name, router in o.named.items()},
         "router",
         part="keys",
     ),
     row(
         "router_behind_seconds",
-        "Age of the oldest batch that a router lacks, by the name of its key.",
+        "Age of the oldest batch that a router with a named key lacks.",
         lambda o: {name: router.behind for name, router in o.named.items()},
         "router",
         part="keys",
     ),
     row(
         "router_dropped_batches",
-        "Batches that a router's present connections did not get live, by the name of its key.",
+        "Batches that the current connections of a router with a named key did not get live.",
         lambda o: {name: router.dropped for name, router in o.named.items()},
         "router",
         part="keys",
@@ -355,48 +423,53 @@ OUTPUTS: Final = (
 )
 
 DISCOVERY: Final = (
-    row("discovery_engines", "Engines that a discovery lists.", "engines"),
-    row(
-        "discovery_failing", "1 while kvbus cannot ask a discovery; the engines found before stay in force.", "failing"
-    ),
-    row("discovery_failures_total", "Attempts to ask a discovery that failed.", "failures"),
+    row("discovery_engines", "Engines that the discovery lists now.", "engines"),
+    row("discovery_failing", "1 while the discovery cannot be asked. The engines found before stay in use.", "failing"),
+    row("discovery_failures_total", "Failed attempts to ask the discovery.", "failures"),
     row(
         "discovery_changes_total",
-        "Sources (ranks) that a discovery has made join, leave or move to another address, and changes refused.",
+        "Sources that joined, left or moved to another address, and changes that kvbus refused.",
         "changes",
         "change",
         DISCOVERY_CHANGES,
     ),
     row(
         "discovery_records_total",
-        "Records of a log that were not handed on, by reason.",
+        "Records of a log that kvbus did not hand on, by reason.",
         "records",
         "reason",
         LOG_RECORDS,
     ),
     row(
         "discovery_lag_seconds",
-        "Time since the newest moment up to which a log was read to its end; 0 where there is no log.",
+        "Time since kvbus last had read the log to its end: about 1 if reading keeps up, 0 without a log.",
         "lag",
     ),
     row(
-        "discovery_left_out", "Engines that a discovery lists and that are no sources, by reason.", "left_out", "reason"
+        "discovery_left_out",
+        "Engines that the discovery lists but that are not sources, by reason.",
+        "left_out",
+        "reason",
     ),
 )
 
 FRONT: Final = (
-    row("front_connections", "Connections open to the front of the engine's API.", "http_connections"),
-    row("front_connections_limit", "Maximum number of connections to the front: front.max_connections.", "limit"),
+    row("front_connections", "Open client connections to the API proxy (front).", "http_connections"),
+    row(
+        "front_connections_limit",
+        "Maximum number of client connections to the API proxy (front.max_connections).",
+        "limit",
+    ),
     row(
         "front_connections_closed_total",
-        "Connections to the front that kvbus closed, by reason.",
+        "Client connections that the API proxy closed, by reason.",
         "http_closed",
         "reason",
         FRONT_REASONS,
     ),
     row(
         "front_requests_total",
-        "Requests at the front, by what became of them.",
+        "Requests to the API proxy, by outcome.",
         "requests",
         "outcome",
         (*CALL_OUTCOMES, "upgrade"),
@@ -404,11 +477,11 @@ FRONT: Final = (
 )
 
 FRONT_GRPC: Final = (
-    row("front_grpc_calls", "Calls under way at the front of the engine's gRPC API.", "open"),
-    row("front_grpc_calls_limit", "Maximum number of calls under way: front_grpc.max_calls.", "limit"),
+    row("front_grpc_calls", "Open calls at the gRPC proxy (front_grpc).", "open"),
+    row("front_grpc_calls_limit", "Maximum number of open calls at the gRPC proxy (front_grpc.max_calls).", "limit"),
     row(
         "front_grpc_calls_total",
-        "Calls at the gRPC front, by what became of them.",
+        "Calls at the gRPC proxy, by outcome.",
         "calls",
         "outcome",
         (*CALL_OUTCOMES, "too_many"),
@@ -416,25 +489,29 @@ FRONT_GRPC: Final = (
 )
 
 PROCESS: Final = (
-    row("build_info", "Version of this kvbus. The value is 1.", lambda _: {kvbus_version(): 1}, "version"),
+    row("build_info", "Always 1. The label is the version of this kvbus.", lambda _: {kvbus_version(): 1}, "version"),
     row(
         "state_writing",
-        "1 while kvbus writes its state to state_dir; 0 without one, and after writing failed.",
+        "1 while kvbus writes its state to state_dir; 0 without state_dir, and after a write failed.",
         "state_writing",
     ),
-    row("state_refused_total", "Files of a saved state that could not be used and were moved aside.", "state_refused"),
+    row("state_refused_total", "Files of a saved state that kvbus could not use and moved aside.", "state_refused"),
     row(
         "source_slots",
-        "Sources, all ranks counted, that have a slot: present, or gone and remembered.",
+        "Slots of sources (ranks), present or remembered. A remembered source continues its numbering when it returns.",
         lambda p: {"present": p.slots_present, "gone": p.slots_gone},
         "state",
     ),
-    row("views_limit", "Maximum number of views of all outputs together: limits.max_views.", "views_limit"),
-    row("source_slots_limit", "Maximum number of these slots: limits.max_sources.", "slots_limit"),
-    row("source_slots_reused_total", "Slots of sources that are gone and that others needed.", "slots_reused"),
-    row("http_connections", "HTTP connections that are open.", "http_connections"),
-    row("http_listeners", "Clients that follow /events.", "http_listeners"),
-    row("http_dumps", "Answers of /blocks under way.", "http_dumps"),
+    row("views_limit", "Maximum number of views of all outputs together (limits.max_views).", "views_limit"),
+    row("source_slots_limit", "Maximum number of source slots (limits.max_sources).", "slots_limit"),
+    row(
+        "source_slots_reused_total",
+        "Slots of absent sources that kvbus gave to others. A router that was away then may keep old blocks.",
+        "slots_reused",
+    ),
+    row("http_connections", "Open HTTP connections (maximum 128).", "http_connections"),
+    row("http_listeners", "Clients that follow /events (maximum 16).", "http_listeners"),
+    row("http_dumps", "Answers of /blocks being sent (maximum 4).", "http_dumps"),
     row(
         "http_connections_closed_total",
         "HTTP connections that kvbus closed, by reason.",
@@ -442,22 +519,39 @@ PROCESS: Final = (
         "reason",
         HTTP_REASONS,
     ),
-    row("http_refused_total", "HTTP requests that were refused, by reason.", "http_refused", "reason", HttpRefusal),
+    row("http_refused_total", "HTTP requests that kvbus refused, by reason.", "http_refused", "reason", HttpRefusal),
     row(
         "config_reloads_total",
-        "Configurations read again, because the file has changed or at SIGHUP, by outcome.",
+        "Times kvbus read the configuration again, after a change of the file or SIGHUP, by outcome.",
         "config_reloads",
         "outcome",
         RELOAD_OUTCOMES,
     ),
     row(
-        "config_refused", "1 while the newest configuration that was read is not in force as a whole.", "config_refused"
+        "config_refused",
+        "1 while the newest configuration on disk is not in force; /overview names the keys.",
+        "config_refused",
     ),
     row(
         "key_reloads_total",
-        "Key files, HTTP tokens and certificates found changed, by outcome.",
+        "Changed files with CURVE keys, HTTP tokens or certificates that kvbus read again, by outcome.",
         "key_reloads",
         "outcome",
         RELOAD_OUTCOMES,
     ),
 )
+
+HISTOGRAMS: Final = (
+    row(
+        "relay_latency_seconds",
+        "Time from the receipt of a batch until kvbus hands it to the transport.",
+        "relay_latency",
+    ),
+    row(
+        "batch_age_seconds",
+        "Age of a live batch when kvbus sends it, by the engine's timestamp. Needs synchronized clocks.",
+        "batch_age",
+    ),
+    row("event_loop_lag_seconds", "Delay of the event loop's timer.", "loop_lag"),
+)
+"""Histograms of the process."""

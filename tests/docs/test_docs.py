@@ -38,7 +38,7 @@ from kvbus.state import sqlite as marks
 from kvbus.tools.demo.show import Row, render_verdict
 from kvbus.tools.sim.dialects import DIALECTS
 from kvbus.tools.terminal import UNICODE
-from tests.docs import measured, phases, routers, runbook
+from tests.docs import measured, metrics, phases, routers, runbook
 from tests.doubles.answers import answer_of
 from tests.system.test_captures import CASES
 from tests.wire.captures import CAPTURES, load, truth
@@ -227,6 +227,10 @@ class TestArchitecture:
 
     def test_the_runbook_has_each_finding_of_the_catalogue(self):
         assert runbook.findings() in runbook.PAGE.read_text(), "python -m tests.docs.runbook"
+
+    def test_the_metrics_are_those_of_the_code(self):
+        text = metrics.PAGE.read_text()
+        assert metrics.rendered(text) == text, "python -m tests.docs.metrics"
 
     def test_numbers_that_stand_for_a_constant(self):
         told = re.findall(r"`([A-Z_]+)` \((\d+)\)", ARCHITECTURE)

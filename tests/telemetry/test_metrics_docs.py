@@ -17,6 +17,7 @@ from tests.typed import there
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "METRICS.md").read_text()
+PROTOCOL = (ROOT / "docs" / "PROTOCOL.md").read_text()
 BUS = TEXT.partition("## The index")[0]
 EVERY_PART = frozenset({row.part for row in OUTPUTS} - {""})
 ROW = re.compile(r"^\| `(kvbus_\w+)` \| (\w+) \|([^|]*)\| ([^|]+) \|$", re.MULTILINE)
@@ -79,19 +80,8 @@ def test_every_value_of_a_bounded_label_is_documented(families):
         if label not in NAMED_BY_THE_CONFIGURATION | {"type"}
     }
     assert values
-    in_prose = set(re.findall(r"`(\w+)`", TEXT))
+    in_prose = set(re.findall(r"`(\w+)`", TEXT + PROTOCOL))
     assert values <= in_prose, "values of a label that nobody is told of"
-
-
-@pytest.mark.parametrize("name", ["kvbus_events_rejected", "kvbus_events_filtered"])
-def test_the_reasons_listed_are_the_reasons_there_are(families, name):
-    word = name.rpartition("_")[2]
-    lists = re.findall(r"`reason` of a (rejection|filter):\n(.*?)\n\n", TEXT, re.DOTALL)
-    told = {
-        ("rejected" if kind == "rejection" else "filtered"): set(re.findall(r"`(\w+)`", body)) for kind, body in lists
-    }
-    (family,) = [family for family in families if family.name == name]
-    assert told[word] == {sample.labels["reason"] for sample in family.samples}
 
 
 def test_every_reason_of_a_router_that_is_refused_or_leaves_is_shown_from_the_start():
