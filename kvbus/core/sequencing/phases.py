@@ -120,66 +120,78 @@ class About(NamedTuple):
 
 
 PHASES: Final[dict[Phase, About]] = {
-    Phase.AWAY: About(State.CONNECTING, "there is no connection, or there never was"),
-    Phase.LOST: About(State.LOST, "there is none for `source_timeout`"),
-    Phase.FRESH: About(State.SYNCING, "an epoch begins of which nothing is known; passed through at once"),
-    Phase.WAITING: About(State.LIVE, "there is no replay: the epoch begins with the next batch"),
+    Phase.AWAY: About(State.CONNECTING, "there is no connection"),
+    Phase.LOST: About(State.LOST, "there has been no connection for `source_timeout`"),
+    Phase.FRESH: About(State.SYNCING, "a new epoch begins; the sequencer leaves this phase at once"),
+    Phase.WAITING: About(State.LIVE, "there is no replay endpoint: the epoch begins with the next batch"),
     Phase.SYNC: About(
-        State.SYNCING, "the history is replayed; live batches wait", Purpose.SYNC, "_take_batch", "_sync_over"
+        State.SYNCING,
+        "kvbus reads a replay of the epoch's history; live batches wait",
+        Purpose.SYNC,
+        "_take_batch",
+        "_sync_over",
     ),
     Phase.SNAPSHOT: About(
         State.SYNCING,
-        "the epoch begins with a snapshot; live batches wait",
+        "kvbus reads a snapshot, with which the epoch begins; live batches wait",
         Purpose.SNAPSHOT,
         "_take_batch",
         "_snapshot_over",
     ),
     Phase.VERIFY: About(
         State.SYNCING,
-        "connected again: nothing is delivered before the epoch is known",
+        "connected again: kvbus asks whether it is the same epoch, and delivers nothing until it knows",
         Purpose.VERIFY,
         "_take_batch",
         "_verify_over",
     ),
     Phase.CATCH_UP: About(
         State.SYNCING,
-        "it is the same epoch, and the same answer brings what was missed",
+        "it is the same epoch: the rest of the answer has the missed batches",
         None,
         "_take_batch",
         "_verify_over",
     ),
-    Phase.LIVE: About(State.LIVE, "everything known of is delivered"),
+    Phase.LIVE: About(State.LIVE, "every known batch is delivered"),
     Phase.PROBE: About(
         State.LIVE,
-        "the stream is silent: its last batches may be lost",
+        "the stream is silent: kvbus asks whether its last batches were lost",
         Purpose.PROBE,
         "_take_batch",
         "_stream_over",
     ),
     Phase.BACKFILL: About(
         State.LIVE,
-        "history that nobody answered for is asked for again",
+        "kvbus asks again for history that got no answer",
         Purpose.HISTORY,
         "_take_first_of_history",
         "_history_over",
     ),
     Phase.RECHECK: About(
         State.LIVE,
-        "stale batches have come: is it still the same epoch?",
+        "stale batches have come: kvbus asks whether it is still the same epoch",
         Purpose.VERIFY,
         "_take_batch",
         "_verify_over",
     ),
-    Phase.GAP: About(State.GAP, "a batch is missing; later ones wait", Purpose.GAP, "_take_batch", "_stream_over"),
+    Phase.GAP: About(
+        State.GAP,
+        "a batch is missing, and kvbus asks for it; later batches wait",
+        Purpose.GAP,
+        "_take_batch",
+        "_stream_over",
+    ),
     Phase.GAP_SNAPSHOT: About(
         State.GAP,
-        "the replay does not have it: a snapshot would cover it",
+        "the replay lacks the missing batch: kvbus asks for a snapshot that covers it",
         Purpose.SNAPSHOT,
         "_take_batch",
         "_snapshot_over",
     ),
-    Phase.GRACE: About(State.GAP, "a batch is missing, and there is no replay: it may only be late"),
-    Phase.CONFLICT: About(State.CONFLICT, "several publishers are on one endpoint: nothing is taken in for a while"),
+    Phase.GRACE: About(
+        State.GAP, "a batch is missing, and there is no replay endpoint: kvbus waits in case it is late"
+    ),
+    Phase.CONFLICT: About(State.CONFLICT, "several publishers are on one endpoint: kvbus applies nothing for a while"),
 }
 
 ASKS: Final = {phase: about.asks for phase, about in PHASES.items() if about.asks is not None}

@@ -37,9 +37,9 @@ class RouterState(StrEnum):
 MEANING: Final = {
     RouterState.IDLE: "no subscription of the router matches the topic of the stream",
     RouterState.WAITING: "the router gets the state next; batches that are published meanwhile are part of that state",
-    RouterState.RECEIVING: "the state is on its way; batches that are published meanwhile follow it",
-    RouterState.BEHIND: "the router has the state, and gets batches of the ring as fast as it reads",
-    RouterState.LIVE: "the router has every batch, and gets each new one at once",
+    RouterState.RECEIVING: "kvbus is sending the state; batches that are published meanwhile follow it",
+    RouterState.BEHIND: "the router has the state, and gets older batches from the ring as fast as it reads",
+    RouterState.LIVE: "the router has every batch, and gets each new batch at once",
     RouterState.STALLED: "the router lost batches and reads nothing; it gets the state once it reads again",
     RouterState.GONE: "the connection has ended",
 }
@@ -53,26 +53,26 @@ TRANSITIONS: Final[dict[RouterState, dict[RouterState, str]]] = {
     },
     RouterState.WAITING: {
         RouterState.RECEIVING: "the state begins",
-        RouterState.BEHIND: "the router says that it asks for replays by itself",
+        RouterState.BEHIND: "the router subscribes to `kvbus:asks-replay`",
     },
     RouterState.RECEIVING: {
-        RouterState.BEHIND: "the router was sent all of the state",
-        RouterState.WAITING: f"{_LOST}, or others need its place",
-        RouterState.STALLED: f"{_LOST}, or it makes no progress, and its socket is full",
+        RouterState.BEHIND: "kvbus has sent the router all of the state",
+        RouterState.WAITING: f"{_LOST}, or other routers need its place",
+        RouterState.STALLED: f"{_LOST} or it makes no progress, and its socket is full",
     },
     RouterState.BEHIND: {
-        RouterState.LIVE: "the router was sent every batch",
+        RouterState.LIVE: "kvbus has sent the router every batch",
         RouterState.WAITING: _LOST,
         RouterState.STALLED: f"{_LOST}, and its socket is full",
     },
     RouterState.LIVE: {
         RouterState.BEHIND: "its socket is full",
-        RouterState.WAITING: "the queue of the output was full, which is a loss of every router",
-        RouterState.STALLED: "the same, and its socket is full",
+        RouterState.WAITING: "the output's queue was full, so every router lost batches",
+        RouterState.STALLED: "the output's queue was full, and the router's socket is full",
     },
     RouterState.STALLED: {
         RouterState.WAITING: "the router reads again, or its stream ends for good",
-        RouterState.BEHIND: "the router says that it asks for replays by itself",
+        RouterState.BEHIND: "the router subscribes to `kvbus:asks-replay`",
     },
 }
 """The next states of each state, and the condition for each transition. A router in any state but ``gone`` can also
