@@ -3,9 +3,9 @@
     release.py check [TAG]       refuse a release that must not be made, with every reason
     release.py assemble [TAG]    put `dist`, `build/image`, charts, SBOM, notes and checksums into build/release
         --complete               refuse if a file is missing that another machine would have to build
-        --rehearsal              print the reasons without refusing
+        --rehearsal              print the reasons without refusing, and take the notes from [Unreleased]
 
-The same commit gives the same bytes with the same tools: dates are SOURCE_DATE_EPOCH, and archives are packed in order.
+KVBUS_REPOSITORY=https://... completes the links of the notes, because a forge shows them beside no file. The same commit gives the same bytes with the same tools: dates are SOURCE_DATE_EPOCH, and archives are packed in order.
 A maintainer with the keys publishes the release: MAINTAINERS.md.
 """
 
@@ -37,11 +37,25 @@ def project(root: Path) -> dict[str, Any]:
     return dict(tomllib.loads((root / "pyproject.toml").read_text())["project"])
 
 
-def notes(root: Path, version: str) -> str:
-    """Return a version's section of the changelog without its heading; empty if there is no section with a date."""
-    heading = rf"^## \[{re.escape(version)}\] - \d{{4}}-\d\d-\d\d\n"
-    found = re.search(rf"{heading}(.*?)(?=^## |\Z)", (root / "CHANGELOG.md").read_text(), re.MULTILINE | re.DOTALL)
+UNRELEASED: Final = r"\[Unreleased\]"
+
+
+def dated(version: str) -> str:
+    """Return the pattern of a version's heading in the changelog."""
+    return rf"\[{re.escape(version)}\] - \d{{4}}-\d\d-\d\d"
+
+
+def notes(root: Path, heading: str) -> str:
+    """Return a section of the changelog without its heading; empty if no heading has this pattern."""
+    text = (root / "CHANGELOG.md").read_text()
+    found = re.search(rf"^## {heading}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
     return found[1].strip() if found else ""
+
+
+def complete_links(text: str, version: str) -> str:
+    """Let relative links lead to the files of the version's tag, if KVBUS_REPOSITORY says where the repository is."""
+    repository = os.environ.get("KVBUS_REPOSITORY")
+    return re.sub(r"\]\((?!\w+:|#)", f"]({repository}/blob/v{version}/", text) if repository else text
 
 
 def refusals(root: Path, tag: str | None = None) -> Iterator[str]:
@@ -57,7 +71,7 @@ def refusals(root: Path, tag: str | None = None) -> Iterator[str]:
     tagged = _git(root, "tag", "--list", f"v{version}") and _git(root, "rev-list", "-n1", f"v{version}")
     if tagged and tagged != _git(root, "rev-parse", "HEAD"):
         yield f"v{version} is another commit already: {tagged[:12]}"
-    if not notes(root, version):
+    if not notes(root, dated(version)):
         yield f"CHANGELOG.md has no section `## [{version}] - YYYY-MM-DD` with anything in it"
     expected: dict[Path, str] = runpy.run_path(str(root / "helm" / "sync.py"))["expected"]()
     if behind := [path for path, text in expected.items() if not path.exists() or path.read_text() != text]:
@@ -79,8 +93,8 @@ def absent(where: Path, root: Path) -> Iterator[str]:
     return (name for name in wanted if not (where / name).exists())
 
 
-def assemble(root: Path, where: Path) -> None:
-    """Put all files into an empty directory, the checksums last."""
+def assemble(root: Path, where: Path, *, rehearsal: bool = False) -> None:
+    """Put all files into an empty directory, the checksums last. A rehearsal takes the notes of what is not released."""
     shutil.rmtree(where, ignore_errors=True)
     where.mkdir(parents=True)
     version = project(root)["version"]
@@ -95,7 +109,8 @@ def assemble(root: Path, where: Path) -> None:
     for layout in sorted((root / "build" / "image").glob("*/oci-layout")):
         pack(layout.parent, where / f"kvbus-{version}-image-{layout.parent.name}.tar", date)
     bill(root, where / f"kvbus-{version}.cdx.json")
-    (where / "NOTES.md").write_text(f"{notes(root, version)}\n")
+    section = notes(root, dated(version)) or (notes(root, UNRELEASED) if rehearsal else "")
+    (where / "NOTES.md").write_text(f"{complete_links(section, version)}\n")
     sums = [f"{_sha256(path)}  {path.name}\n" for path in sorted(where.iterdir())]
     (where / "SHA256SUMS").write_text("".join(sums))
 
@@ -162,7 +177,7 @@ def main(command: str, *words: str) -> None:
     reasons, missing = list(refusals(ROOT, tag)), []
     if command == "assemble" and (rehearsal or not reasons):
         where = ROOT / "build" / "release"
-        assemble(ROOT, where)
+        assemble(ROOT, where, rehearsal=rehearsal)
         missing = [f"there is no {name}" for name in absent(where, ROOT)]
         print((where / "SHA256SUMS").read_text(), end="")  # noqa: T201
     if "--complete" in words:

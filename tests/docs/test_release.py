@@ -15,7 +15,7 @@ from typing import Final
 import pytest
 
 from tools import release
-from tools.release import ROOT, absent, assemble, chart, notes, pack, project, refusals
+from tools.release import ROOT, UNRELEASED, absent, assemble, chart, complete_links, dated, notes, pack, project, refusals
 
 VERSION: Final = str(project(ROOT)["version"])
 DATED: Final = (
@@ -109,9 +109,22 @@ def test_a_changelog_without_the_section_refuses_it(tree: Path, heading: str) ->
 
 def test_an_empty_section_is_none(tmp_path: Path) -> None:
     (tmp_path / "CHANGELOG.md").write_text("## [1.0.0] - 2026-11-23\n\n## [0.9.0] - 2026-01-01\n\n* Old.\n")
-    assert notes(tmp_path, "1.0.0") == ""
-    assert notes(tmp_path, "0.9.0") == "* Old."
-    assert notes(tmp_path, "0x9.0") == ""
+    assert notes(tmp_path, dated("1.0.0")) == ""
+    assert notes(tmp_path, dated("0.9.0")) == "* Old."
+    assert notes(tmp_path, dated("0x9.0")) == ""
+
+
+def test_a_rehearsal_has_notes_before_there_is_a_section() -> None:
+    assert len(notes(ROOT, UNRELEASED)) > 100
+
+
+def test_links_of_the_notes_lead_to_the_tag(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "[page](docs/LOG.md#acls) [elsewhere](https://example.org/a) [here](#added)"
+    assert complete_links(text, "1.2.3") == text
+    monkeypatch.setenv("KVBUS_REPOSITORY", "https://example.org/kvbus")
+    first, *others = complete_links(text, "1.2.3").split(" ")
+    assert first == "[page](https://example.org/kvbus/blob/v1.2.3/docs/LOG.md#acls)"
+    assert others == text.split(" ")[1:]
 
 
 def test_another_tag_and_a_tag_that_is_taken_refuse_it(tree: Path) -> None:
@@ -190,6 +203,7 @@ def test_the_files_of_a_release() -> None:
     for name, digest in sums.items():
         with (where / name).open("rb") as file:
             assert hashlib.file_digest(file, "sha256").hexdigest() == digest
+    assert (where / "NOTES.md").read_text().strip()
     said = json.loads((where / f"kvbus-{VERSION}.cdx.json").read_text())
     assert said["metadata"]["component"]["name"] == "kvbus"
     assert said["metadata"]["component"]["version"] == VERSION
