@@ -4,6 +4,7 @@ import contextlib
 import os
 import pty
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -238,8 +239,18 @@ def test_make_demo_installs_what_runs_and_no_more_and_only_once(tmp_path):
         done = demo_of(tmp_path, env, "--seconds", "1")
         assert (done.returncode, done.stdout.splitlines()[-1], done.stderr) == (0, "the demo", "")
     asked = log.read_text().splitlines()
-    assert [line.split()[-1] for line in asked if " install " in line] == ["requirements-runtime.lock", "."]
+    assert [line.split()[-1] for line in asked if " install " in line] == ["-rrequirements-build.lock", "."]
+    assert "--no-build-isolation" in asked[-3]
     assert asked[-2:] == ["-m kvbus demo --seconds 1"] * 2  # the second time nothing stands before it
+
+
+def test_make_demo_runs_in_the_environment_of_make_setup(tmp_path):
+    env, log = made(tmp_path, demo="echo the demo")
+    (tmp_path / "bin").mkdir()
+    shutil.copy(env["PYTHON"], tmp_path / "bin" / "python")
+    (tmp_path / ".installed").touch()
+    assert demo_of(tmp_path, env).stdout == "the demo\n"
+    assert log.read_text() == "-m kvbus demo\n"
 
 
 def test_a_ctrl_c_ends_make_demo_with_the_verdict_and_no_error(tmp_path):
