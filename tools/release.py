@@ -5,7 +5,9 @@
         --complete               refuse if a file is missing that another machine would have to build
         --rehearsal              print the reasons without refusing, and take the notes from [Unreleased]
 
-KVBUS_REPOSITORY=https://... completes the links of the notes, because a forge shows them beside no file. The same commit gives the same bytes with the same tools: dates are SOURCE_DATE_EPOCH, and archives are packed in order.
+KVBUS_REPOSITORY=https://... completes the links of the notes, because a forge shows them beside no file.
+
+The same commit gives the same bytes with the same tools: dates are SOURCE_DATE_EPOCH, and archives are packed in order.
 A maintainer with the keys publishes the release: MAINTAINERS.md.
 """
 
@@ -94,7 +96,7 @@ def absent(where: Path, root: Path) -> Iterator[str]:
 
 
 def assemble(root: Path, where: Path, *, rehearsal: bool = False) -> None:
-    """Put all files into an empty directory, the checksums last. A rehearsal takes the notes of what is not released."""
+    """Put all files into an empty directory, the checksums last. A rehearsal takes the unreleased notes."""
     shutil.rmtree(where, ignore_errors=True)
     where.mkdir(parents=True)
     version = project(root)["version"]

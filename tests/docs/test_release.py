@@ -15,7 +15,19 @@ from typing import Final
 import pytest
 
 from tools import release
-from tools.release import ROOT, UNRELEASED, absent, assemble, chart, complete_links, dated, notes, pack, project, refusals
+from tools.release import (
+    ROOT,
+    UNRELEASED,
+    absent,
+    assemble,
+    chart,
+    complete_links,
+    dated,
+    notes,
+    pack,
+    project,
+    refusals,
+)
 
 VERSION: Final = str(project(ROOT)["version"])
 DATED: Final = (
