@@ -245,12 +245,3 @@ def test_a_message_that_is_no_msgpack_is_counted():
     anonymizer.payload(pack([1.0, [], 0]))
     anonymizer.payload(pack(["whatever"]))
     assert anonymizer.unreadable == 5
-
-
-def test_values_that_are_forgotten_get_the_same_names_again():
-    raw = pack([1.0, [store([7], lora_name="adapter")], 0])
-    others = pack([*range(100), *map(str, range(100))])
-    anonymizer = Anonymizer(Pseudonyms(KEY), remembered=32)
-    first = anonymizer.payload(raw)
-    anonymizer.payload(others)
-    assert anonymizer.payload(raw) == first == renamed(raw)

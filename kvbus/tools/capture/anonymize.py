@@ -13,18 +13,15 @@ import re
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum, auto
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from functools import lru_cache
+from typing import Final
 
 import msgspec
 
 from kvbus.core.types import medium_key
 from kvbus.tools.capture.format import Message
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 _ROUNDS: Final = 10
 """Rounds of the Feistel network, as many as in NIST's FF1 for small domains.
@@ -223,15 +220,6 @@ _STAYS: Final[dict[_Role, Callable[[str], bool]]] = {
 }
 """By role, a function that returns whether a text stays."""
 
-_INT: Final = rb"(?:[\x00-\x7f\xe0-\xff]|[\xcc\xd0].|[\xcd\xd1]..|[\xce\xd2].{4}|[\xcf\xd3].{8})"
-_ITEM: Final = rb"(?:" + _INT + rb"|\x92" + _INT + _INT + rb")"
-_ITEM_BYTES: Final = 19
-"""Bytes of the longest pair of integers in msgpack."""
-
-_run: Final = re.compile(_ITEM + rb"*+", re.DOTALL).match
-_items: Final = re.compile(_ITEM, re.DOTALL).findall
-_ints: Final = re.compile(_INT, re.DOTALL).findall
-
 _WIDTHS: Final = {0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8}
 """Bytes of a number, by its first msgpack byte."""
 
@@ -244,44 +232,29 @@ _COUNTS: Final = {0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}
 _TIME: Final = 0xFF
 """Extension type of a timestamp."""
 
-_LONGEST: Final = 1 << 10
-"""Maximum number of bytes of a text whose pseudonym is cached."""
+_REMEMBERED: Final = 1 << 18
+"""Maximum number of cached pseudonyms of numbers. Computing one takes fifty times as long as a look-up."""
 
 
+@dataclass(slots=True)
 class _Open:
     """An array or a map whose items are being read. The items of a map are alternately keys and values.
 
     Attributes:
         left: number of unread items.
+        role: role of the items after ``row``, or of map values whose key is not in ``fields``.
         row: roles of an array's first items.
-        role: role of the other items, or of map values whose key is not in ``fields``.
         name: role of a map's keys; None in an array.
         fields: roles of a map's values, by key.
     """
 
-    __slots__ = ("_at", "_value", "fields", "left", "name", "role", "row")
-
-    def __init__(
-        self,
-        left: int,
-        role: _Role = _Role.CONTENT,
-        *,
-        row: tuple[_Role, ...] = (),
-        name: _Role | None = None,
-        fields: Mapping[bytes, _Role] = MappingProxyType({}),
-    ) -> None:
-        self.left = left
-        self.row = row
-        self.role = role
-        self.name = name
-        self.fields = fields
-        self._at = 0
-        self._value = role
-
-    @property
-    def plain(self) -> bool:
-        """Whether all items are content."""
-        return self.role is _Role.CONTENT and self.name is None and not self.row
+    left: int
+    role: _Role = _Role.CONTENT
+    row: tuple[_Role, ...] = ()
+    name: _Role | None = None
+    fields: Mapping[bytes, _Role] = field(default_factory=dict)
+    _at: int = 0
+    _value: _Role = _Role.CONTENT
 
     def next_role(self) -> _Role:
         """Count the next item, and return its role."""
@@ -342,43 +315,12 @@ def _bounds(data: bytes, at: int) -> tuple[int, int]:
     return (start, start + size) if start <= len(data) else (at + 1, len(data) + 1)
 
 
-class _Numbers(dict[bytes, bytes]):
-    """Pseudonyms of integers and of pairs of integers. Key and pseudonym are msgpack of the same format and length."""
-
-    def __init__(self, names: Pseudonyms, remembered: int) -> None:
-        self._names: Final = names
-        self._remembered: Final = remembered
-
-    def __missing__(self, raw: bytes) -> bytes:
-        pair = raw[0] == 0x92
-        found = raw[:1] + b"".join(map(self._renamed, _ints(raw, 1))) if pair else self._renamed(raw)
-        if len(self) >= self._remembered:
-            self.clear()
-        self[raw] = found
-        return found
-
-    def _renamed(self, raw: bytes) -> bytes:
-        if len(raw) == 1:
-            return (self._names.number(int.from_bytes(raw, "big", signed=True)) & 0xFF).to_bytes(1, "big")
-        signed = raw[0] >= 0xD0
-        value = self._names.number(int.from_bytes(raw[1:], "big", signed=signed))
-        return raw[:1] + value.to_bytes(len(raw) - 1, "big", signed=signed)
-
-
 class Anonymizer:
-    """Replaces the values in messages by pseudonyms. It keeps no message, and caches a bounded number of pseudonyms.
+    """Replaces the values in messages by the pseudonyms of ``names``. It keeps no message."""
 
-    Args:
-        names: the pseudonyms.
-        remembered: maximum number of cached numbers, because computing a pseudonym takes fifty times as long as a
-            look-up. The cache of texts has a sixteenth of this size.
-    """
-
-    def __init__(self, names: Pseudonyms, remembered: int = 1 << 18) -> None:
+    def __init__(self, names: Pseudonyms) -> None:
         self._names: Final = names
-        self._numbers: Final = _Numbers(names, remembered)
-        self._max_texts: Final = remembered // 16
-        self._texts: Final[dict[tuple[bytes, _Role], bytes]] = {}
+        self._number: Final = lru_cache(_REMEMBERED)(names.number)
         self.unreadable = 0
         """Number of payloads that are not exactly one complete msgpack value."""
 
@@ -422,29 +364,15 @@ class Anonymizer:
             if 0x80 <= head <= 0x9F or head in _COUNTS:
                 count = int.from_bytes(data[at + 1 : start], "big") if head in _COUNTS else head & 0x0F
                 stack.append(_opened(role, count, is_map=head <= 0x8F or head >= 0xDE))
-                if stack[-1].plain:
-                    end += self._copy_items(data, end, stack[-1], out)
             elif start == end and (head <= 0x7F or head >= 0xE0):
                 if role is not _N:
-                    out[-1:] = self._numbers[data[at:end]]
+                    out[-1] = self._number(int.from_bytes(data[at:end], "big", signed=True)) & 0xFF
             elif start < end:
                 out += self._renamed(data[at:start], data[start:end], role)
                 if 0xA0 <= head <= 0xBF or 0xD9 <= head <= 0xDB:
                     stack[-1].read_text(data[start:end])
             at = end
         return True, at
-
-    def _copy_items(self, data: bytes, at: int, array: _Open, out: bytearray) -> int:
-        """Rewrite all integers and pairs of integers at the start of an array, which is faster than one by one.
-
-        Return the number of their bytes.
-        """
-        run = _run(data, at, at + _ITEM_BYTES * array.left)
-        found = _items(run[0])[: array.left] if run is not None else []
-        numbers = self._numbers
-        out += b"".join([numbers[item] for item in found])
-        array.left -= len(found)
-        return sum(map(len, found))
 
     def _renamed(self, header: bytes, value: bytes, role: _Role) -> bytes:
         """Return the pseudonym of a number, text, byte string or extension, without the header."""
@@ -455,7 +383,9 @@ class Anonymizer:
             if role is _N:
                 return value
             if head >= 0xCC:
-                return self._numbers[header + value][1:]
+                signed = head >= 0xD0
+                number = self._number(int.from_bytes(value, "big", signed=signed))
+                return number.to_bytes(len(value), "big", signed=signed)
             return self._names.floating(int.from_bytes(value, "big"), len(value)).to_bytes(len(value), "big")
         if header[-1] != _TIME or head <= 0xC6:
             return self._names.octets(value)
@@ -466,16 +396,7 @@ class Anonymizer:
         return value
 
     def _text(self, value: bytes, role: _Role) -> bytes:
-        found = self._texts.get((value, role))
-        if found is None:
-            found = self._new_text(value, _STAYS.get(role))
-            if len(value) <= _LONGEST:
-                if len(self._texts) >= self._max_texts:
-                    self._texts.clear()
-                self._texts[value, role] = found
-        return found
-
-    def _new_text(self, value: bytes, stays: Callable[[str], bool] | None) -> bytes:
+        stays = _STAYS.get(role)
         if stays is None:
             return self._names.text(value)
         try:
