@@ -42,7 +42,7 @@ class Answer:
     def add(self, frames: list[bytes]) -> bool:
         """Add a message. Return whether it is END."""
         self.messages.append(frames)
-        self.ended = any(frame[:8] == END_SEQ for frame in frames[-2:])
+        self.ended = _is_end(frames)
         return self.ended
 
     @property
@@ -59,84 +59,68 @@ class Answer:
         return found
 
 
-class AnswerJudge:
-    """Judges replay answers."""
-
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
-
-    def judge(self, answer: Answer, heartbeats: frozenset[int] = frozenset()) -> None:
-        """Judge an answer. ``heartbeats`` are the seqs of empty batches in the live stream."""
-        self._frames(answer)
-        self._end(answer)
-        batches = answer.batches
-        self._numbers(answer, batches)
-        empty = sum(self._is_empty(each) and each.seq not in heartbeats for each in batches)
-        if len(batches) >= LONG:
-            filled = f"{empty} of {len(batches)} messages of an answer are empty batches"
-            self._ledger.judge("4.6", filled if empty * 2 > len(batches) else "")
-
-    def _frames(self, answer: Answer) -> None:
-        wanted = 3 + answer.delimited
-        for frames in answer.messages:
-            shown = [Evidence(f"frame {at}", frame) for at, frame in enumerate(frames[:5])]
-            is_end = any(frame[:8] == END_SEQ for frame in frames[-2:])
-            if len(frames) != wanted or (answer.delimited and frames[0] != b""):
-                what = "END" if is_end else "a batch of an answer"
-                wrong = f"{what} has {len(frames)} frames at a DEALER, and not {wanted}"
-            elif is_end and frames[-3:] != [b"", END_SEQ, b""]:
-                wrong = "END is not [empty, 8 bytes FF, empty]"
-            elif not is_end and len(frames[-2]) not in {8, 24}:
-                wrong = f"the sequence frame of an answer has {len(frames[-2])} bytes"
-            else:
-                wrong = ""
-            self._ledger.judge("4.2", wrong, *shown)
-
-    def _end(self, answer: Answer) -> None:
-        if answer.ended:
-            self._ledger.kept("4.3")
-            return
+def judge_answer(ledger: Ledger, answer: Answer, heartbeats: frozenset[int] = frozenset()) -> None:
+    """Judge an answer. ``heartbeats`` are the seqs of empty batches in the live stream."""
+    _judge_frames(ledger, answer)
+    if answer.ended:
+        ledger.kept("4.3")
+    else:
         count = len(answer.messages)
         text = f"a replay from {answer.start} got {count} messages and no END" if count else "a replay got no answer"
-        shown = [Evidence("the last message's payload", answer.messages[-1][-1])] if count else []
-        self._ledger.broken("4.3", text, *shown)
+        last = answer.messages[-1:]
+        ledger.broken("4.3", text, *(Evidence("the last message's payload", frames[-1]) for frames in last))
+    batches = answer.batches
+    _judge_numbers(ledger, answer, batches)
+    if len(batches) >= LONG:
+        empty = sum(_is_empty(each) and each.seq not in heartbeats for each in batches)
+        filled = f"{empty} of {len(batches)} messages of an answer are empty batches"
+        ledger.judge("4.6", filled if empty * 2 > len(batches) else "")
 
-    def _numbers(self, answer: Answer, batches: Sequence[Message]) -> None:
-        ledger = self._ledger
-        if not batches:
-            ledger.not_yet("4.4", "no answer had a batch")
-            return
-        for one, other in pairwise(batches):
-            if other.seq == one.seq + 1:
-                continue
-            shown = (Evidence(f"payload of batch {other.seq}", other.payload),)
-            if other.seq <= one.seq:
-                ledger.broken("4.2", f"an answer has {other.seq} behind {one.seq}", *shown)
-            elif answer.slow:
-                ledger.broken("4.3", f"{other.seq} came behind {one.seq} at a slow requester", *shown)
-            else:
-                ledger.broken("4.4", f"an answer has {other.seq} behind {one.seq}", *shown)
-            return
-        first = batches[0]
-        if first.seq < answer.start:
-            shown = (Evidence(f"payload of batch {first.seq}", first.payload),)
-            ledger.broken("4.2", f"a replay from {answer.start} began with {first.seq}", *shown)
-        elif first.seq > answer.start and not self.clears(first):
-            text = f"a replay from {answer.start} began with {first.seq}, and without AllBlocksCleared"
-            evidence = Evidence(f"payload of batch {first.seq}", first.payload)
-            ledger.broken("4.4", text, evidence, level=Level.SHOULD)
+
+def _judge_frames(ledger: Ledger, answer: Answer) -> None:
+    wanted = 3 + answer.delimited
+    for frames in answer.messages:
+        is_end = _is_end(frames)
+        wrong = ""
+        if len(frames) != wanted or (answer.delimited and frames[0] != b""):
+            what = "END" if is_end else "a batch of an answer"
+            wrong = f"{what} has {len(frames)} frames at a DEALER, and not {wanted}"
+        elif is_end and frames[-3:] != [b"", END_SEQ, b""]:
+            wrong = "END is not [empty, 8 bytes FF, empty]"
+        elif not is_end and len(frames[-2]) not in {8, 24}:
+            wrong = f"the sequence frame of an answer has {len(frames[-2])} bytes"
+        ledger.judge("4.2", wrong, *(Evidence(f"frame {at}", frame) for at, frame in enumerate(frames[:5])))
+
+
+def _judge_numbers(ledger: Ledger, answer: Answer, batches: Sequence[Message]) -> None:
+    if not batches:
+        ledger.not_yet("4.4", "no answer had a batch")
+        return
+    for one, other in pairwise(batches):
+        if other.seq <= one.seq:
+            ledger.broken("4.2", f"an answer has {other.seq} behind {one.seq}", other.evidence)
+        elif other.seq > one.seq + 1 and answer.slow:
+            ledger.broken("4.3", f"{other.seq} came behind {one.seq} at a slow requester", other.evidence)
+        elif other.seq > one.seq + 1:
+            ledger.broken("4.4", f"an answer has {other.seq} behind {one.seq}", other.evidence)
         else:
-            ledger.kept("4.4")
+            continue
+        return
+    first, text = batches[0], f"a replay from {answer.start} began with {batches[0].seq}"
+    if first.seq < answer.start:
+        ledger.broken("4.2", text, first.evidence)
+    elif first.seq > answer.start and not first.clears_first:
+        ledger.broken("4.4", f"{text}, and without AllBlocksCleared", first.evidence, level=Level.SHOULD)
+    else:
+        ledger.kept("4.4")
 
-    @staticmethod
-    def clears(message: Message) -> bool:
-        """Return whether a batch begins with a clear of all media."""
-        payload = EventReader(Ledger()).read(message.payload, message.seq)
-        return payload is not None and payload.clears_first
 
-    @staticmethod
-    def _is_empty(message: Message) -> bool:
-        return len(message.payload) < 16 and (message.payload[10:11] == b"\x90" or message.payload[6:7] == b"\x90")
+def _is_empty(message: Message) -> bool:
+    return len(message.payload) < 16 and (message.payload[10:11] == b"\x90" or message.payload[6:7] == b"\x90")
+
+
+def _is_end(frames: Sequence[bytes]) -> bool:
+    return any(frame[:8] == END_SEQ for frame in frames[-2:])
 
 
 STATE_EVENTS: Final = 4096
@@ -160,15 +144,20 @@ def judge_late(ledger: Ledger, joined: Sequence[Message], others: Mapping[int, b
     if not joined:
         ledger.broken("5.1", "a second subscriber got nothing, while blocks were live")
         return 0
-    own = Stream(Ledger())
-    first = own.take(joined[0])
-    shown = Evidence(f"payload of batch {joined[0].seq}", joined[0].payload)
-    if first is None or not first.clears_first:
-        ledger.broken("5.1", f"a second subscriber got batch {joined[0].seq}, without AllBlocksCleared", shown)
+    first = joined[0]
+    if not first.clears_first:
+        ledger.broken("5.1", f"a second subscriber got batch {first.seq}, without AllBlocksCleared", first.evidence)
         return 0
-    for message in joined[1:]:
+    own = Stream(Ledger())
+    for message in joined:
         own.take(message)
-    _compare(ledger, own.blocks.live, live, shown)
+    view = own.blocks.live
+    if live is None:
+        ledger.unseen("5.1", "too much was going on to compare a second subscriber's view")
+    else:
+        missing, dead = len(live - view), len(view - live)
+        wrong = f"of a second subscriber's {len(view)} blocks {missing} are missing, {dead} dead"
+        ledger.judge("5.1", "" if view == live else wrong, first.evidence)
     state = 0
     for message in joined:
         other = others.get(message.seq)
@@ -177,15 +166,6 @@ def judge_late(ledger: Ledger, joined: Sequence[Message], others: Mapping[int, b
         state += 1
         _batch_of_state(ledger, message, other)
     return state
-
-
-def _compare(ledger: Ledger, view: View, live: View | None, shown: Evidence) -> None:
-    if live is None:
-        ledger.unseen("5.1", "too much was going on to compare a second subscriber's view")
-    else:
-        missing, dead = len(live - view), len(view - live)
-        wrong = f"of a second subscriber's {len(view)} blocks {missing} are missing, {dead} dead"
-        ledger.judge("5.1", "" if view == live else wrong, shown)
 
 
 def _batch_of_state(ledger: Ledger, message: Message, other: bytes) -> None:
@@ -220,7 +200,6 @@ class EngineJudge:
         self.batches = 0
         self.events = 0
         self.silence = Silence(self.ledger)
-        self._answers = AnswerJudge(self.ledger)
         self._streams: dict[bytes, Stream] = {}
         self._newest: Stream | None = None
         self._heartbeats: dict[int, None] = {}
@@ -237,11 +216,7 @@ class EngineJudge:
     @property
     def restarts(self) -> int:
         """Number of restarts: epochs after the first epoch of each stream."""
-        return sum(each.epochs for each in {id(each): each for each in self._streams.values()}.values())
-
-    def clears_first(self, message: Message) -> bool:
-        """Return whether a batch begins with a clear of all media."""
-        return self._answers.clears(message)
+        return sum(each.epochs for each in set(self._streams.values()))
 
     def parse(self, frames: Sequence[bytes]) -> Message | None:
         """Judge the frames of a live message, and decode them. Return None if they are unusable."""
@@ -255,7 +230,7 @@ class EngineJudge:
 
     def welcome(self, message: Message) -> None:
         """Record whether a subscription begins with a clear. Call it with the first message, before `take`."""
-        self._welcomes.append(self.clears_first(message))
+        self._welcomes.append(message.clears_first)
 
     def take(self, message: Message, *, connected: bool = False) -> Payload | None:
         """Judge a live batch. Call it after requesting the batches that are missing before it.
@@ -273,7 +248,7 @@ class EngineJudge:
 
     def answer(self, answer: Answer) -> None:
         """Judge an answer without adding its batches to the stream."""
-        self._answers.judge(answer, frozenset(self._heartbeats))
+        judge_answer(self.ledger, answer, frozenset(self._heartbeats))
 
     def begin(self, answer: Answer) -> None:
         """Add the new batches of an answer to a replay from 0 to the stream.
@@ -287,7 +262,7 @@ class EngineJudge:
             if self.stream.expected is None or message.seq >= self.stream.expected:
                 self.stream.take(message)
         if batches:
-            self.stream.overlaps(state=self.clears_first(batches[0]))
+            self.stream.overlaps(state=batches[0].clears_first)
 
     def reconnected(self, answer: Answer | None) -> None:
         """Continue after a new connection. ``answer`` answers a replay from 0; None without a replay endpoint.
@@ -319,12 +294,13 @@ class EngineJudge:
             if found is not None:
                 stream.take(found)
             elif there and answer.ended and min(there) < number < max(there):
-                stream.skipped(number, Evidence(f"payload of batch {message.seq}", message.payload))
+                text = f"number {number} was never sent, and a replay does not have it"
+                self.ledger.broken("3.1", text, message.evidence)
                 stream.expected = number + 1
 
     def verdicts(self) -> list[Verdict]:
         """Return a verdict for each judged clause."""
-        streams = {id(each): each for each in self._streams.values()}.values()
+        streams = set(self._streams.values())
         self._cleared([each for stream in streams for each in stream.uncleared])
         missing = sum(each.missing for each in streams)
         if missing:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -75,26 +75,17 @@ def _digest(*parts: bytes) -> bytes:
     return made.digest()
 
 
-class _Table:
-    """The blocks of one group on one medium."""
+@dataclass(slots=True)
+class _Live:
+    """A live block of one group on one medium.
 
-    def __init__(self) -> None:
-        self.stores: Final[dict[Hash, int]] = {}
-        """Number of stores minus removals of each live block."""
-        self.parents: Final[dict[Hash, Hash | None]] = {}
-        self.children: Final[Counter[Hash | None]] = Counter()
+    Attributes:
+        stores: number of its stores minus removals.
+        parent: hash of its parent.
+    """
 
-    def add(self, block: Hash, parent: Hash | None) -> None:
-        self.stores[block] = 1
-        self.parents[block] = parent
-        self.children[parent] += 1
-
-    def drop(self, block: Hash) -> None:
-        del self.stores[block]
-        parent = self.parents.pop(block)
-        self.children[parent] -= 1
-        if not self.children[parent]:
-            del self.children[parent]
+    stores: int
+    parent: Hash | None
 
 
 class Blocks:
@@ -112,7 +103,9 @@ class Blocks:
         self.stored_again = 0
         self.clears = 0
         self._ledger = ledger
-        self._tables: dict[Place, _Table] = {}
+        self._live: dict[Place, dict[Hash, _Live]] = defaultdict(dict)
+        self._children: Counter[tuple[Place, Hash | None]] = Counter()
+        """Number of live children of each block."""
         self._cleared: set[tuple[Place, Hash]] = set()
         """Blocks that the last clear of all media removed and that have not been stored since."""
         self._open_clears = 0
@@ -121,10 +114,10 @@ class Blocks:
     @property
     def live(self) -> set[tuple[Place, Hash]]:
         """All live blocks."""
-        return {(place, block) for place, table in self._tables.items() for block in table.stores}
+        return {(place, block) for place, blocks in self._live.items() for block in blocks}
 
     def __len__(self) -> int:
-        return sum(len(table.stores) for table in self._tables.values())
+        return sum(map(len, self._live.values()))
 
     def lose(self) -> None:
         """Mark the view as incomplete, because a batch is missing."""
@@ -132,7 +125,8 @@ class Blocks:
 
     def reset(self, *, complete: bool) -> None:
         """Drop all blocks at the beginning of an epoch."""
-        self._tables.clear()
+        self._live.clear()
+        self._children.clear()
         self._cleared.clear()
         self.complete = complete
 
@@ -152,51 +146,52 @@ class Blocks:
             self._ledger.kept("11.1", clears)
 
     def _store(self, event: Event) -> None:
-        table = self._tables.setdefault(event.place, _Table())
-        parent = event.parent
+        live, parent = self._live[event.place], event.parent
         if parent is not None and event.hashes:
-            self._check_parent(event, parent)
+            if self._is_live(event.place[0], parent):
+                self._ledger.kept("6.11")
+            elif self.complete:
+                text = f"{event.where} is stored behind a parent that is not live"
+                self._ledger.broken("6.11", text, event.evidence)
         for block in event.hashes:
-            if block in table.stores:
-                table.stores[block] += 1
-                self._again(event)
+            if block in live:
+                live[block].stores += 1
+                self.stored_again += 1
+                if self.complete:
+                    text = f"{event.where} stores a block that is live in its group and medium: a copy"
+                    self._ledger.broken("7.1", text, event.evidence, level=Level.SHOULD)
             else:
-                table.add(block, parent)
+                live[block] = _Live(1, parent)
+                self._children[event.place, parent] += 1
                 self._cleared.discard((event.place, block))
             parent = block
 
-    def _check_parent(self, event: Event, parent: Hash) -> None:
-        group = event.place[0]
-        if any(parent in table.stores for place, table in self._tables.items() if place[0] == group):
-            self._ledger.kept("6.11")
-        elif self.complete:
-            self._ledger.broken("6.11", f"{event.where} is stored behind a parent that is not live", event.evidence)
-
-    def _again(self, event: Event) -> None:
-        self.stored_again += 1
-        if self.complete:
-            text = f"{event.where} stores a block that is live in its group and medium: a copy"
-            self._ledger.broken("7.1", text, event.evidence, level=Level.SHOULD)
+    def _is_live(self, group: int | None, block: Hash) -> bool:
+        return any(block in blocks for place, blocks in self._live.items() if place[0] == group)
 
     def _remove(self, event: Event) -> None:
-        table = self._tables.setdefault(event.place, _Table())
+        live = self._live[event.place]
         for at, block in enumerate(event.hashes):
-            stores = table.stores.get(block, 0)
-            if not stores:
+            if block not in live:
                 self._not_live(event, block)
                 continue
+            found = live[block]
             if self.complete:
-                self._check_copies(event, at, stores)
-            if stores > 1:
-                table.stores[block] -= 1
+                self._check_copies(event, at, found.stores)
+            found.stores -= 1
+            if found.stores:
                 continue
-            table.drop(block)
+            del live[block]
+            siblings = event.place, found.parent
+            self._children[siblings] -= 1
+            if not self._children[siblings]:
+                del self._children[siblings]
             if not self.complete:
                 continue
             self._ledger.kept("7.1")
-            if any(block in other.stores for place, other in self._tables.items() if place[0] == event.place[0]):
+            if self._is_live(event.place[0], block):
                 self._ledger.kept("9.2")
-            children = table.children.get(block)
+            children = self._children[event.place, block]
             wrong = f"{event.where} removes a block before its {children} live children" if children else ""
             self._ledger.judge("6.12", wrong, event.evidence, level=Level.SHOULD)
 
@@ -215,34 +210,27 @@ class Blocks:
     def _not_live(self, event: Event, block: Hash) -> None:
         if not self.complete:
             return
+        clause, text = "7.1", f"{event.where} removes a block that is not live"
         if (event.place, block) in self._cleared:
             self._cleared.discard((event.place, block))
+            clause = "11.1"
             text = f"{event.where} removes a block on {event.place[1]} that AllBlocksCleared had cleared"
-            self._ledger.broken("11.1", text, event.evidence)
-        elif self._live_on_another_medium(event.place, block):
+        elif self._is_live(event.place[0], block):
+            clause = "9.2"
             text = f"{event.where} removes a block from {event.place[1]} that was stored on another medium alone"
-            self._ledger.broken("9.2", text, event.evidence)
-        else:
-            self._ledger.broken("7.1", f"{event.where} removes a block that is not live", event.evidence)
-
-    def _live_on_another_medium(self, place: Place, block: Hash) -> bool:
-        return any(block in table.stores for other, table in self._tables.items() if other[0] == place[0])
+        self._ledger.broken(clause, text, event.evidence)
 
     def _clear(self, event: Event) -> None:
         self.clears += 1
         medium = event.place[1]
         if medium:
-            for place in self._on(medium):
-                del self._tables[place]
+            for place in [place for place in self._live if place[1] == medium]:
+                self._children -= Counter((place, live.parent) for live in self._live.pop(place).values())
             return
-        if len(self):
-            self._open_clears += 1
-        self._cleared = self.live
-        self._tables.clear()
-        self.complete = True
-
-    def _on(self, medium: str) -> Iterator[Place]:
-        yield from [place for place in self._tables if place[1] == medium]
+        self._open_clears += len(self) > 0
+        cleared = self.live
+        self.reset(complete=True)
+        self._cleared = cleared
 
 
 SEQ_END: Final = 2**63
@@ -265,6 +253,17 @@ class Message:
     seq: int
     payload: bytes
     publisher: bytes = b""
+
+    @property
+    def evidence(self) -> Evidence:
+        """The message's payload, as evidence."""
+        return Evidence(f"payload of batch {self.seq}", self.payload)
+
+    @property
+    def clears_first(self) -> bool:
+        """Whether the payload is a batch that begins with a clear of all media."""
+        payload = EventReader(Ledger()).read(self.payload, self.seq)
+        return payload is not None and payload.clears_first
 
 
 def parse(frames: Sequence[bytes], ledger: Ledger) -> Message | None:
@@ -370,10 +369,6 @@ class Stream:
             self.blocks.apply(payload.events)
         return payload
 
-    def skipped(self, number: int, shown: Evidence) -> None:
-        """Record that the publisher never sent a seq, because an answer has batches before and after it."""
-        self._ledger.broken("3.1", f"number {number} was never sent, and a replay does not have it", shown)
-
     def new_epoch(self) -> None:
         """Begin a new epoch with the next batch."""
         self.epochs += 1
@@ -413,8 +408,7 @@ class Stream:
             self._overlap *= message.seq < self._overlap - 1  # 0 after the last batch of the answer
             return False
         elif self.knows(message) and not rejoined:
-            shown = Evidence(f"payload of batch {message.seq}", message.payload)
-            ledger.broken("3.1", f"number {message.seq} was sent twice", shown)
+            ledger.broken("3.1", f"number {message.seq} was sent twice", message.evidence)
             return False
         else:
             self._restart(message, connected=connected)
@@ -425,7 +419,7 @@ class Stream:
             self._ledger.kept("3.3")
         elif connected:
             text = f"the numbers went back from {self.expected} to {message.seq}, and not to 0"
-            self._ledger.broken("3.3", text, Evidence(f"payload of batch {message.seq}", message.payload))
+            self._ledger.broken("3.3", text, message.evidence)
         else:
             self._ledger.unseen("3.3", f"a restart was seen, but its first batches were not (first: {message.seq})")
         self.new_epoch()
@@ -438,7 +432,7 @@ class Stream:
         if payload.clears_first:
             self._ledger.kept("11.3")
         else:
-            self.uncleared.append(Evidence("payload of batch 0", message.payload))
+            self.uncleared.append(message.evidence)
 
     def _check_rank(self, payload: Payload, message: Message) -> None:
         if self._batches == 1:
@@ -448,11 +442,10 @@ class Stream:
                 self._ledger.kept("10.1")
                 self._ledger.kept("1.2")
             return
-        shown = Evidence(f"payload of batch {message.seq}", message.payload)
         text = f"batch {message.seq} has rank {payload.rank!r:.20} in the stream of rank {self._rank!r:.20}"
-        self._ledger.broken("10.1", text, shown)
+        self._ledger.broken("10.1", text, message.evidence)
         if payload.rank is not None and self._rank is not None:
-            self._ledger.broken("1.2", text, shown)
+            self._ledger.broken("1.2", text, message.evidence)
 
 
 class Silence:

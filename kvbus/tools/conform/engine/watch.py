@@ -15,7 +15,7 @@ from kvbus.tools.conform.engine.clauses import Ledger
 from kvbus.tools.conform.engine.judge import EngineJudge, View, judge_late
 from kvbus.tools.conform.engine.probes import Api, Asking
 from kvbus.tools.conform.engine.stream import Message, parse
-from kvbus.tools.conform.report import Evidence, Report
+from kvbus.tools.conform.report import Report
 from kvbus.transport.client.subscriber import StreamSockets
 from kvbus.transport.curve import Curve
 from kvbus.transport.dialling import dial
@@ -286,12 +286,11 @@ class Watch:
         if state > 1 and self._target.replay is not None:
             answer = await self._asking.ask(joined[0].seq + 1)
             first = answer.batches[0] if answer is not None and answer.batches else None
-            brings = first is not None and self.judge.clears_first(first)
-            wrong = "" if brings else "a replay from inside a state did not bring the state"
-            shown = [] if first is None else [Evidence(f"payload of batch {first.seq}", first.payload)]
-            self.judge.ledger.judge(
-                "5.3", "" if first is not None and self.judge.clears_first(first) else wrong, *shown
-            )
+            wrong = "a replay from inside a state did not bring the state"
+            if first is None:
+                self.judge.ledger.broken("5.3", wrong)
+            else:
+                self.judge.ledger.judge("5.3", "" if first.clears_first else wrong, first.evidence)
 
     async def _at_one(self, late: Tap) -> tuple[list[Message], View | None]:
         """Wait until both subscribers have received the same batches.
