@@ -56,7 +56,6 @@ _ENGINE: Final = (
 _ROUTER: Final = (
     click.option("--driver", metavar="CMD", help="Start this program for each case; it reads and writes JSON lines."),
     click.option("--view-url", metavar="URL", help="GET this to see what a running router holds."),
-    click.option("--dynamo-indexer", metavar="URL", help="A running indexer of Dynamo; each case has its own model."),
     click.option("--client", is_flag=True, help="kvbus's own library: what it looks like when all is kept."),
     click.option(
         "--engine",
@@ -69,7 +68,7 @@ _ROUTER: Final = (
         "--reads",
         multiple=True,
         metavar="LIVE,REPLAY",
-        help="Where a driver, Dynamo's indexer or the client reads a rank, if something is between it and the engine.",
+        help="Where a driver or the client reads a rank, if something is between it and the engine.",
     ),
     click.option("--topic", default="", metavar="TOPIC", help="The topic of all batches, such as kv@pod@model."),
     click.option("--arrays", is_flag=True, help="Send events as arrays, to a router that reads no maps (6.2)."),
@@ -219,37 +218,39 @@ def router(
     \b
     Examples:
       kvbus conform router --driver './my-router-driver'
-      kvbus conform router --dynamo-indexer http://127.0.0.1:8090
       kvbus conform router --view-url http://127.0.0.1:9000/blocks --engine tcp://127.0.0.1:5557,tcp://127.0.0.1:5558
       kvbus conform router --client --case 3.4 --json
 
-    Nothing else may feed the router. A router that the kit starts itself (--driver), and a Dynamo indexer
-    (--dynamo-indexer), begin each case without blocks. The kit clears a running router between two cases. If the router
-    does not survive a fault, start it again and try the remaining cases with --case.
+    Nothing else may feed the router. A router that the kit starts itself (--driver) begins each case
+    without blocks. The kit clears a running router between two cases. If the router does not survive a fault, start it
+    again and try the remaining cases with --case.
 
     Blocks have two tokens. A verdict is of one clause in one case: kept, broken with the missing and dead blocks, or
     not seen.
 
     Exit codes: 0 no MUST is broken, 1 one is, 69 nothing could be tried, 130 Ctrl-C before anything was tried.
     """  # noqa: D301 - \b is click's: keep these lines as they are
-    from kvbus.tools.conform.router.play import table, trial  # noqa: PLC0415 - brings aiohttp, rich and zmq
+    from kvbus.tools.conform.router.cases import CASES  # noqa: PLC0415 - imported on use
+    from kvbus.tools.conform.router.play import judge, trial  # noqa: PLC0415 - brings aiohttp, rich and zmq
 
     if listed:
-        width = max(len(name) for name, _, _ in table())
-        for name, clauses, title in table():
-            click.echo(f"{name:{width}}  {clauses:10}  {title}")
+        width = max(len(case.name) for case in CASES)
+        for case in CASES:
+            click.echo(f"{case.name:{width}}  {', '.join(case.clauses):10}  {case.title}")
         return
     try:
-        tried = trial(said, names)
+        player, cases, report = trial(said, names)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    report = tried.report
 
     async def main(stop: asyncio.Event) -> None:
-        await until(stop, tried.run(say))
+        try:
+            await until(stop, judge(player, cases, report, say))
+        finally:
+            player.close()
         if stop.is_set():
             played = len({each.case for each in report.verdicts})
-            report.notes.append(f"interrupted: {len(tried.cases) - played} cases were not played")
+            report.notes.append(f"interrupted: {len(cases) - played} cases were not played")
 
     run_until_signal(main)
     if not report.verdicts:

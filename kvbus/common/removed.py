@@ -29,6 +29,7 @@ A path below ``sources[].discover`` begins with the kind.
 COMMANDS: Final[Mapping[str, str]] = {
     "log": "use the broker's own commands (see LOG.md)",
     "conform engine --junit": "use --json",
+    "conform router --dynamo-indexer": "use --driver with a program that registers the streams at the indexer",
     "conform router --junit": "use --json",
     "conform router --score-url": "use --driver with a program that asks the URL",
     "conform router --view-command": "use --driver with a program that runs the command",

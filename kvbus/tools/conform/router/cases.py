@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from kvbus.tools.conform.engine.events import POSITIONAL
 from kvbus.tools.conform.report import Clause, Level, clause
 from kvbus.tools.conform.router.views import Held, canonical
 from kvbus.tools.conform.vectors import CLEARED, VECTORS, Frames, Vector, message, pack, removed, stored
@@ -56,25 +57,19 @@ class Join(NamedTuple):
     """Step: start the router now. Without this step the router starts before the first step."""
 
 
-class Trimmed(NamedTuple):
-    """Step: later replay answers have no batch before this one."""
+class Answers(NamedTuple):
+    """Step: answer later replay requests with faults.
 
-    first: int
+    ``first``: position of the oldest batch that the answers have. ``late``: seconds by which they are delayed.
+    ``keep``: number of batches after which the next answer ends without END; None for a complete answer.
+    """
 
-
-class Late(NamedTuple):
-    """Step: delay later replay answers by some seconds."""
-
-    seconds: float
-
-
-class BrokenOff(NamedTuple):
-    """Step: end the next replay answer after ``keep`` batches, without END."""
-
-    keep: int
+    first: int = 0
+    late: float = 0.0
+    keep: int | None = None
 
 
-Step = Batch | Message | Again | Restart | Seen | Pause | Join | Trimmed | Late | BrokenOff
+Step = Batch | Message | Again | Restart | Seen | Pause | Join | Answers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,21 +164,11 @@ def changed(step: Step, change: Callable[[Any], Any]) -> Step:
     return step._replace(frames=[*step.frames[:-1], payload])
 
 
-_FIELDS: Final = {
-    "BlockStored": (
-        "block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name", "extra_keys",
-        "group_idx", "kv_cache_spec_kind", "kv_cache_spec_sliding_window",
-    ),
-    "BlockRemoved": ("block_hashes", "medium", "group_idx"),
-}  # fmt: skip
-"""Fields of positional events by type, in the order of 6.2."""
-
-
 def positional(event: Any) -> Any:
     """Convert an event that is a map to an array. Trailing nulls after the medium are left out."""
     if not isinstance(event, dict):
         return event
-    fields = _FIELDS.get(event["type"], ())
+    fields = POSITIONAL.get(event["type"], ())
     values = [event.get(name) for name in fields]
     while values and values[-1] is None and fields[len(values) - 1] != "medium":
         values.pop()
@@ -241,13 +226,6 @@ CLAUSES: Final[dict[str, Clause]] = {
     }.items()
 }
 """Clauses that bind routers and that the cases test."""
-
-UNTRIED: Final[dict[str, str]] = {
-    "2.4": "a topic that is dialled needs an address that nobody should dial",
-    "5.5": "snapshots are the router's choice",
-    "14.3": "logs and metrics are not asked for",
-}
-"""Clauses that bind routers but that no case tests, with the reason."""
 
 FLOW: Final = Churn(stored, removed)
 COUNT: Final = 64
@@ -307,20 +285,22 @@ FAULTS: Final = (
     Case(name="long-loss", clauses=("3.4",), title="20 batches in a row are lost, and can be replayed",
          steps=(*flow(stop=30), Seen(), *flow(start=30, lost=range(30, 50))), cache=FLOW.live(COUNT)),
     Case(name="late-answer", clauses=("3.4",), title="a replay is answered a second late, while batches flow",
-         steps=(Late(1.0), *flow(stop=30), *flow(start=30, stop=40, lost=range(30, 35)), Pause(0.3), *flow(start=40)),
+         steps=(Answers(late=1.0), *flow(stop=30), *flow(start=30, stop=40, lost=range(30, 35)), Pause(0.3),
+                *flow(start=40)),
          cache=FLOW.live(COUNT), timeouts=2.0),
     Case(name="trimmed", clauses=("4.5",), title="20 batches are lost, and half of them cannot be replayed any more",
-         steps=(*flow(stop=30), Seen(), Trimmed(40), *flow(start=30, stop=50, lost=range(30, 50)), *flow(start=50)),
+         steps=(*flow(stop=30), Seen(), Answers(first=40), *flow(start=30, stop=50, lost=range(30, 50)),
+                *flow(start=50)),
          cache=FLOW.live(COUNT)),
     Case(name="trimmed-state", clauses=("4.4", "4.5"), title="the same, and the answer begins with the whole state",
-         steps=(*flow(stop=30), Seen(), Trimmed(50), *flow(start=30, stop=50, lost=range(30, 50)),
+         steps=(*flow(stop=30), Seen(), Answers(first=50), *flow(start=30, stop=50, lost=range(30, 50)),
                 Batch([CLEARED, stored(900), stored(901, parent=900)], lost=True), Batch([stored(902, parent=901)])),
          cache=device(900, 901, 902)),
     Case(name="broken-off", clauses=("4.7",), title="an answer breaks off without END",
-         steps=(*flow(stop=30), Seen(), BrokenOff(2), *flow(start=30, lost=range(30, 50))),
+         steps=(*flow(stop=30), Seen(), Answers(keep=2), *flow(start=30, lost=range(30, 50))),
          cache=FLOW.live(COUNT), timeouts=4.0),
     Case(name="unanswered", clauses=("4.7",), title="a request is not answered at all",
-         steps=(*flow(stop=30), Seen(), BrokenOff(0), *flow(start=30, lost=range(30, 50))),
+         steps=(*flow(stop=30), Seen(), Answers(keep=0), *flow(start=30, lost=range(30, 50))),
          cache=FLOW.live(COUNT), timeouts=4.0),
     Case(name="duplicates", clauses=("3.5",), title="each batch arrives twice", steps=(*_twice(),),
          cache=FLOW.live(COUNT)),
@@ -334,7 +314,7 @@ FAULTS: Final = (
     Case(name="late-join", clauses=("3.4",), level=Level.SHOULD,
          title="it comes behind 64 batches that can be replayed", steps=(*flow(), Join()), cache=FLOW.live(COUNT)),
     Case(name="state", clauses=("5.1",), title="it comes late, and is sent the state",
-         steps=(*flow(), Trimmed(COUNT), Join(),
+         steps=(*flow(), Answers(first=COUNT), Join(),
                 Batch([CLEARED, stored(900), stored(901, parent=900)]), Batch([stored(902, parent=901)])),
          cache=device(900, 901, 902)),
     Case(name="high-numbers", clauses=("3.1",), title="an epoch begins with the number 2,000,000",

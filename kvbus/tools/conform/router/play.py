@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import re
 import shlex
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
@@ -24,17 +23,15 @@ from kvbus.tools.conform.router.cases import (
     CASES,
     CLAUSES,
     Again,
+    Answers,
     Batch,
-    BrokenOff,
     Case,
     Join,
-    Late,
     Message,
     Pause,
     Restart,
     Seen,
     Step,
-    Trimmed,
     as_arrays,
     positional,
 )
@@ -42,7 +39,7 @@ from kvbus.tools.conform.router.views import Known, Score, Source, View, canonic
 from kvbus.tools.conform.vectors import CLEARED, Frames, pack, stored
 from kvbus.transport.engine.publisher import EnginePublisher
 
-WAYS: Final = ("driver", "view_url", "dynamo_indexer", "client")
+WAYS: Final = ("driver", "view_url", "client")
 """Options that select the adapter. Exactly one of them must be given."""
 
 MARKERS: Final = range(2**40, 2**41)
@@ -55,6 +52,9 @@ _ASKED: Final = 4096
 """Maximum number of blocks of a batch about which a router is asked."""
 
 
+WITHOUT_FAULT: Final = Answers()
+
+
 @dataclass
 class _Rank:
     """The state of a rank's publisher during a case.
@@ -64,31 +64,27 @@ class _Rank:
         base: first seq of the case or of the epoch.
         framing: framing of replay answers.
         numbers: seqs of the batches so far.
-        first: position of the oldest batch in replay answers; 0 for no limit.
-        late: seconds by which replay answers are delayed.
-        keep: number of batches after which the next answer ends without END; None for a complete answer.
+        faults: faults of replay answers.
     """
 
     publisher: EnginePublisher
     base: int
     framing: str
     numbers: list[int] = field(default_factory=list)
-    first: int = 0
-    late: float = 0.0
-    keep: int | None = None
+    faults: Answers = WITHOUT_FAULT
 
     def answer(self, messages: list[Frames]) -> Iterable[Frames]:
         """Apply the faults to a replay answer. The publisher's replay thread calls this."""
-        if self.late:
-            time.sleep(self.late)
+        first, late, keep = self.faults
+        self.faults = self.faults._replace(keep=None)
+        time.sleep(late)
         kept = messages[:-1]
-        if self.first:
-            oldest = self.numbers[self.first] if self.first < len(self.numbers) else 2**63
+        if first:
+            oldest = self.numbers[first] if first < len(self.numbers) else 2**63
             kept = [each for each in kept if int.from_bytes(each[2], "big") >= oldest]
         if self.framing == "3":
             kept = [[each[0], *each[2:]] for each in kept]
-        if self.keep is not None:
-            keep, self.keep = self.keep, None
+        if keep is not None:
             return kept[:keep]
         return [*kept, [b"", END_SEQ, b""] if self.framing == "3" else messages[-1]]
 
@@ -136,15 +132,11 @@ class Engine:
                 self._ranks[at].publisher.send_again(self._ranks[at].numbers[batch])
             case Restart(at, connected):
                 rank = self._ranks[at]
-                rank.base, rank.first = 0, 0
+                rank.base, rank.faults = 0, rank.faults._replace(first=0)
                 rank.numbers.clear()
                 (rank.publisher.renumber if connected else rank.publisher.restart)()
-            case Trimmed(first):
-                self._ranks[0].first = first
-            case Late(seconds):
-                self._ranks[0].late = seconds
-            case BrokenOff(keep):
-                self._ranks[0].keep = keep
+            case Answers():
+                self._ranks[0].faults = step
 
     def mark(self) -> None:
         """Store a marker block in each rank. A router that holds it has read all earlier messages."""
@@ -350,7 +342,7 @@ class Player:
                 case _:
                     engine.do(step)
                     if isinstance(step, Restart):
-                        await self._subscribed(publishers)
+                        await self._connected(publishers, self._settings.settle)
                     await asyncio.sleep(0)
         if case.marker:
             engine.mark()
@@ -367,7 +359,7 @@ class Player:
         own = [Stream(each.endpoint, each.replay_endpoint or "", topic) for each in publishers]
         if self._adapter.fresh:
             await self._adapter.start(self._settings.streams[: len(own)] or own)
-        if not await self._connected(publishers):
+        if not await self._connected(publishers, self._settings.connect):
             endpoints = ", ".join(each.endpoint for each in publishers)
             raise UntriedError(f"nobody subscribes at {endpoints} within {self._settings.connect:g} s", deaf=True)
         if not self._settings.endpoints:
@@ -375,36 +367,23 @@ class Player:
         if not await self._until(self._holds_nothing):
             raise UntriedError("it still holds blocks that were cleared before this case: start it anew")
 
-    async def _connected(self, publishers: Sequence[EnginePublisher]) -> bool:
+    async def _connected(self, publishers: Sequence[EnginePublisher], seconds: float) -> bool:
         """Wait until the router has subscribed to all publishers. Return False if the time is over first.
 
         Raises:
             AdapterError: the router ended before it subscribed.
         """
-        subscribed = asyncio.ensure_future(self._subscribed(publishers, self._settings.connect))
-        ended = asyncio.ensure_future(self._adapter.ended())
-        try:
-            await asyncio.wait((subscribed, ended), return_when=asyncio.FIRST_COMPLETED)
-            if not subscribed.done():
-                raise AdapterError(f"{ended.result()} before it subscribed")
-            return subscribed.result()
-        finally:
-            for each in (subscribed, ended):
-                each.cancel()
-            await asyncio.gather(subscribed, ended, return_exceptions=True)
 
-    async def _subscribed(self, publishers: Sequence[EnginePublisher], seconds: float = 0.0) -> bool:
-        try:
-            async with asyncio.timeout(seconds or self._settings.settle):
-                for each in publishers:
-                    await each.wait_for_subscriber()
-        except TimeoutError:
-            return False
-        return True
+        async def subscribed() -> bool:
+            if ended := self._adapter.ended():
+                raise AdapterError(f"{ended} before it subscribed")
+            return all(each.subscriptions for each in publishers)
 
-    async def _until(self, condition: Callable[[], Awaitable[bool]]) -> bool:
-        """Wait until the condition holds. Return False if the time to settle is over first."""
-        deadline = asyncio.get_running_loop().time() + self._settings.settle
+        return await self._until(subscribed, seconds)
+
+    async def _until(self, condition: Callable[[], Awaitable[bool]], seconds: float = 0.0) -> bool:
+        """Wait until the condition holds. Return False if the time, by default the time to settle, is over first."""
+        deadline = asyncio.get_running_loop().time() + (seconds or self._settings.settle)
         while not await condition():
             if asyncio.get_running_loop().time() >= deadline:
                 return False
@@ -513,32 +492,11 @@ def _verdicts(case: Case, result: Result) -> list[Verdict]:
     ]
 
 
-def table() -> list[tuple[str, str, str]]:
-    """Return the name, the clauses and the title of each case."""
-    return [(case.name, ", ".join(case.clauses), re.sub(r"\s+", " ", case.title)) for case in CASES]
-
-
 _RUNNING = "tcp://127.0.0.1:5557,tcp://127.0.0.1:5558"
 
 
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """A router, the cases to play to it, and the report of the results."""
-
-    player: Player
-    cases: list[Case]
-    report: Report
-
-    async def run(self, progress: Callable[[str], object]) -> None:
-        """Play the cases, and fill the report."""
-        try:
-            await judge(self.player, self.cases, self.report, progress)
-        finally:
-            self.player.close()
-
-
-def trial(said: Mapping[str, Any], names: Iterable[str] = ()) -> Trial:
-    """Return the trial of a router for the options of the command.
+def trial(said: Mapping[str, Any], names: Iterable[str] = ()) -> tuple[Player, list[Case], Report]:
+    """Return the player, the cases and an empty report for the options of the command.
 
     Args:
         said: the options of ``kvbus conform router``.
@@ -566,18 +524,13 @@ def trial(said: Mapping[str, Any], names: Iterable[str] = ()) -> Trial:
     if said["arrays"]:
         cases = [as_arrays(case) for case in cases]
     subject = "kvbus.client" if said["client"] else said[ways[0]]
-    return Trial(Player(adapter, settings), cases, Report("router", subject))
+    return Player(adapter, settings), cases, Report("router", subject)
 
 
 def _adapter(way: str, said: Mapping[str, Any]) -> adapters.Adapter:
-    match way:
-        case "driver":
-            return adapters.Driver(shlex.split(said[way]))
-        case "view_url":
-            return adapters.ViewUrl(said[way])
-        case "dynamo_indexer":
-            return adapters.DynamoIndexer(said[way])
-    return adapters.Client(copies=not said["reads"])
+    if way == "driver":
+        return adapters.Driver(shlex.split(said[way]))
+    return adapters.ViewUrl(said[way]) if way == "view_url" else adapters.Client(copies=not said["reads"])
 
 
 def _pair(option: str, text: str) -> tuple[str, str]:
