@@ -65,8 +65,8 @@ class Event:
         where: position in the stream as text, such as ``event 0 of batch 17``.
     """
 
-    kind: str
-    place: Place
+    kind: str = ""
+    place: Place = (None, "")
     hashes: list[Hash] = field(default_factory=list)
     parent: Hash | None = None
     tokens: list[Any] = field(default_factory=list)
@@ -149,161 +149,153 @@ class EventReader:
             wrong = f"has {len(parts)} elements"
         elif not isinstance(ts, float) or not math.isfinite(ts):
             wrong = f"has {type(ts).__name__} {ts!r:.30} for its time, and no float"
-        elif rank is not None and (not isinstance(rank, int) or isinstance(rank, bool)):
+        elif rank is not None and not _is_int(rank):
             wrong = f"has {type(rank).__name__} for its rank"
         self._ledger.judge("6.1", f"batch {seq} {wrong}" if wrong else "", shown)
 
     def _events(self, raws: list[msgspec.Raw], seq: int) -> Iterator[Event]:
         for at, raw in enumerate(raws):
-            data, where = bytes(raw), f"event {at} of batch {seq}"
+            event = Event(raw=bytes(raw), where=f"event {at} of batch {seq}")
             try:
-                value = _any(data)
+                value = _any(event.raw)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                self._ledger.broken("6.1", f"{where} is no MessagePack", Evidence(where, data))
+                self._judge("6.1", event, "is no MessagePack")
                 continue
-            event = self._event(value, data, where)
-            if event is not None:
+            if self._read_event(event, value):
                 yield event
 
-    def _event(self, value: Any, data: bytes, where: str) -> Event | None:
-        ledger, shown = self._ledger, Evidence(where, data)
+    def _judge(self, number: str, event: Event, wrong: str, level: Level | None = None) -> None:
+        """Record whether an event keeps a clause. ``wrong`` says how it breaks the clause; empty if it keeps it."""
+        self._ledger.judge(number, f"{event.where} {wrong}" if wrong else "", event.evidence, level=level)
+
+    def _read_event(self, event: Event, value: Any) -> bool:
+        """Decode the fields of an event. Return False if the event is unusable or of an unknown type (13.1)."""
         fields: dict[Any, Any]
         if isinstance(value, dict) and isinstance(value.get("type"), str):
-            ledger.kept("6.2")
-            fields, named = value, True
+            self._judge("6.2", event, "")
+            fields = value
         elif isinstance(value, list) and value and isinstance(value[0], str):
-            ledger.broken("6.2", f"{where} is an array", shown)
+            self._judge("6.2", event, "is an array")
             names = POSITIONAL.get(value[0], ())
-            fields, named = {"type": value[0], **dict(zip(names, value[1:], strict=False))}, False
+            fields = {"type": value[0], **dict(zip(names, value[1:], strict=False))}
         else:
-            ledger.broken("6.2", f"{where} has no type", shown)
-            return None
-        kind = fields["type"]
-        if kind not in {"BlockStored", "BlockRemoved", "AllBlocksCleared"}:
-            return None  # an event type of a later version (13.1)
-        event = Event(kind, self._place(fields, kind, where, shown), raw=data, where=where)
-        if kind != "AllBlocksCleared":
-            self._check_ranges(fields, where, shown)
-            if not self._hashes(event, fields, shown):
-                return None
-        if kind == "BlockRemoved":
+            self._judge("6.2", event, "has no type")
+            return False
+        event.kind = fields["type"]
+        if event.kind not in {"BlockStored", "BlockRemoved", "AllBlocksCleared"}:
+            return False
+        self._read_place(event, fields)
+        if event.kind == "AllBlocksCleared":
+            return True
+        self._check_ranges(event, fields)
+        if not self._read_hashes(event, fields):
+            return False
+        if event.kind == "BlockRemoved":
             remaining = fields.get("remaining_copy_counts")
             event.remaining = remaining if isinstance(remaining, list) else None
-        if kind == "BlockStored":
-            self._store(event, fields, shown)
-            if named:
-                self._check_keys(frozenset(map(str, fields)), where, shown)
-        return event
+        else:
+            self._read_store(event, fields)
+            if fields is value:
+                self._check_keys(event, frozenset(map(str, fields)))
+        return True
 
-    def _place(self, fields: dict[Any, Any], kind: str, where: str, shown: Evidence) -> Place:
-        medium = fields.get("medium")
+    def _read_place(self, event: Event, fields: dict[Any, Any]) -> None:
+        medium, group = fields.get("medium"), fields.get("group_idx")
+        name = "" if medium is None and event.kind == "AllBlocksCleared" else "GPU"
         if isinstance(medium, str):
             name = medium.upper()
-            self._ledger.judge("9.1", "" if name in _MEDIA else f"{where} is on {medium!r:.40}", shown)
+            self._judge("9.1", event, "" if name in _MEDIA else f"is on {medium!r:.40}")
         elif medium is not None:
-            self._ledger.broken("9.1", f"{where} has {type(medium).__name__} for its medium", shown)
-            name = "GPU"
-        else:
-            name = "" if kind == "AllBlocksCleared" else "GPU"
-        group = fields.get("group_idx")
-        if kind == "BlockStored":
-            self._check_group(group, fields.get("kv_cache_spec_kind"), where, shown)
-        return group if isinstance(group, int) else None, "GPU" if name in _DEVICE else name
+            self._judge("9.1", event, f"has {type(medium).__name__} for its medium")
+        event.place = group if isinstance(group, int) else None, "GPU" if name in _DEVICE else name
+        if event.kind != "BlockStored":
+            return
+        kind = fields.get("kv_cache_spec_kind")
+        if group is not None and kind is None:
+            self._judge("8.1", event, f"has group_idx {group!r:.20} and no kv_cache_spec_kind", Level.SHOULD)
+        elif group is not None:
+            self._judge("8.1", event, "")
+        elif isinstance(kind, str) and kind not in _PREFIXES:
+            self._judge("8.1", event, f"is of kind {kind!r:.40} and has no group_idx")
 
-    def _check_group(self, group: Any, kind: Any, where: str, shown: Evidence) -> None:
-        if group is None:
-            if isinstance(kind, str) and kind not in _PREFIXES:
-                self._ledger.broken("8.1", f"{where} is of kind {kind!r:.40} and has no group_idx", shown)
-        elif kind is None:
-            text = f"{where} has group_idx {group!r:.20} and no kv_cache_spec_kind"
-            self._ledger.broken("8.1", text, shown, level=Level.SHOULD)
-        else:
-            self._ledger.kept("8.1")
-
-    def _check_ranges(self, fields: dict[Any, Any], where: str, shown: Evidence) -> None:
+    def _check_ranges(self, event: Event, fields: dict[Any, Any]) -> None:
         for name, most in _RANGES.items():
             value = fields.get(name)
             if value is not None:
-                sound = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most
-                self._ledger.judge("12.3", "" if sound else f"{where} has {name} {value!r:.40}", shown)
+                self._judge("12.3", event, "" if _is_int(value) and 0 <= value <= most else f"has {name} {value!r:.40}")
 
-    def _check_keys(self, keys: frozenset[str], where: str, shown: Evidence) -> None:
+    def _check_keys(self, event: Event, keys: frozenset[str]) -> None:
         before, self._keys = self._keys, keys | self._keys
         if not before:
             return
         wrong = ""
         if missing := before - keys:
-            wrong = f"{where} leaves out {', '.join(sorted(missing)):.80}"
+            wrong = f"leaves out {', '.join(sorted(missing)):.80}"
         elif more := keys - before:
-            wrong = f"{where} has {', '.join(sorted(more)):.80}, which stores before had not"
-        self._ledger.judge("6.3", wrong, shown)
+            wrong = f"has {', '.join(sorted(more)):.80}, which stores before had not"
+        self._judge("6.3", event, wrong)
 
-    def _hashes(self, event: Event, fields: dict[Any, Any], shown: Evidence) -> bool:
+    def _read_hashes(self, event: Event, fields: dict[Any, Any]) -> bool:
         """Decode the hashes into the event. Return False if they are missing or invalid."""
-        clause = "6.4" if event.kind == "BlockStored" else "6.12"
         hashes = fields.get("block_hashes")
         if not isinstance(hashes, list):
-            self._ledger.broken(clause, f"{event.where} has no block_hashes", shown, level=Level.MUST)
+            self._judge("6.4" if event.kind == "BlockStored" else "6.12", event, "has no block_hashes", Level.MUST)
             return False
         for value in hashes:
-            found = self._hash(value, event.where, shown)
+            found = self._read_hash(event, value)
             if found is None:
                 return False
             event.hashes.append(found)
         return True
 
-    def _hash(self, value: Any, where: str, shown: Evidence) -> Hash | None:
+    def _read_hash(self, event: Event, value: Any) -> Hash | None:
         wrong = ""
         if isinstance(value, bytes):
-            wrong = "" if 0 < len(value) <= MAX_HASH_BYTES else f"a hash of {len(value)} bytes"
-        elif not isinstance(value, int) or isinstance(value, bool):
-            wrong = f"{type(value).__name__} for a hash"
+            wrong = "" if 0 < len(value) <= MAX_HASH_BYTES else f"has a hash of {len(value)} bytes"
+        elif not _is_int(value):
+            wrong = f"has {type(value).__name__} for a hash"
         if not wrong:
             self._kinds.add(type(value))
-            if len(self._kinds) > 1:
-                wrong = "hashes of another kind than those before"
-        self._ledger.judge("6.6", f"{where} has {wrong}" if wrong else "", shown)
+            wrong = "has hashes of another kind than those before" if len(self._kinds) > 1 else ""
+        self._judge("6.6", event, wrong)
         if wrong:
             return None
-        return value if isinstance(value, bytes) else value % 2**64
+        return value if isinstance(value, bytes) else int(value) % 2**64
 
-    def _store(self, event: Event, fields: dict[Any, Any], shown: Evidence) -> None:
-        ledger, where = self._ledger, event.where
+    def _read_store(self, event: Event, fields: dict[Any, Any]) -> None:
         parent, tokens, size = fields.get("parent_block_hash"), fields.get("token_ids"), fields.get("block_size")
+        extra = fields.get("extra_keys")
         if parent is not None:
-            event.parent = self._hash(parent, where, shown)
-        event.block_size = size if isinstance(size, int) and not isinstance(size, bool) else 0
+            event.parent = self._read_hash(event, parent)
+        event.block_size = size if isinstance(size, int) and _is_int(size) else 0
         event.tokens = tokens if isinstance(tokens, list) else []
+        event.apart = [fields[key] for key in _APART if fields.get(key) is not None]
+        event.extras = extra if isinstance(extra, list) and len(extra) == len(event.hashes) else []
         wrong = ""
         if not isinstance(tokens, list):
-            wrong = f"{where} has no token_ids"
+            wrong = "has no token_ids"
         elif event.block_size <= 0:
-            wrong = f"{where} has a block_size of {size!r:.20}"
+            wrong = f"has a block_size of {size!r:.20}"
         elif not event.hashes:
-            wrong = f"{where} stores no block: its block_hashes are empty"
-        ledger.judge("6.4", wrong, shown)
-        event.apart = [fields[key] for key in _APART if fields.get(key) is not None]
-        extra = fields.get("extra_keys")
-        event.extras = extra if isinstance(extra, list) and len(extra) == len(event.hashes) else []
-        self._check_tokens(event, shown)
+            wrong = "stores no block: its block_hashes are empty"
+        self._judge("6.4", event, wrong)
+        self._check_tokens(event)
         known = self._sizes.setdefault(event.place[0], event.block_size)
-        group = "" if event.place[0] is None else f" of group {event.place[0]}"
-        wrong = f"{where}{group} has block_size {event.block_size} behind {known}"
-        ledger.judge("8.2", "" if known == event.block_size else wrong, shown)
+        group = "" if event.place[0] is None else f"of group {event.place[0]} "
+        wrong = f"{group}has block_size {event.block_size} behind {known}"
+        self._judge("8.2", event, "" if known == event.block_size else wrong)
 
-    def _check_tokens(self, event: Event, shown: Evidence) -> None:
-        if not event.tokens:
+    def _check_tokens(self, event: Event) -> None:
+        tokens, blocks, size = event.tokens, len(event.hashes), event.block_size
+        if not tokens:
             return
-        wanted = len(event.hashes) * event.block_size
-        text = f"{event.where} has {len(event.tokens)} tokens for {len(event.hashes)} blocks of {event.block_size}"
-        self._ledger.judge("6.5", "" if len(event.tokens) == wanted else text, shown)
-        pairs = isinstance(event.tokens[0], list)
-        flat = (
-            [token for pair in event.tokens for token in pair] if pairs and _are_pairs(event.tokens) else event.tokens
-        )
-        wrong = next((each for each in flat if type(each) is not int or not 0 <= each <= _MAX_TOKEN), None)
-        self._ledger.judge("6.9", "" if wrong is None else f"{event.where} has the token {wrong!r:.40}", shown)
+        wrong = f"has {len(tokens)} tokens for {blocks} blocks of {size}"
+        self._judge("6.5", event, "" if len(tokens) == blocks * size else wrong)
+        if all(isinstance(each, list) and len(each) == 2 for each in tokens):
+            tokens = [token for pair in tokens for token in pair]
+        bad = [f"has the token {each!r:.40}" for each in tokens if type(each) is not int or not 0 <= each <= _MAX_TOKEN]
+        self._judge("6.9", event, bad[0] if bad else "")
 
 
-def _are_pairs(tokens: list[Any]) -> bool:
-    return all(isinstance(each, list) and len(each) == 2 for each in tokens)
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
