@@ -85,7 +85,7 @@ async def test_a_loop_is_a_new_life_each_time():
     async with EnginePublisher("tcp://127.0.0.1:*", None) as engine:
         stats = Stats()
         task = asyncio.create_task(play(engine, lambda: capture(0, 1), rate=1e5, loop=True, stats=stats))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while stats.epochs < 3:  # noqa: ASYNC110 - a plain counter
                 await asyncio.sleep(0)
         task.cancel()

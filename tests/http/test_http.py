@@ -192,7 +192,7 @@ async def test_sources_says_gap_while_batches_are_asked_for_and_partial_when_his
             (entry,) = await client.json("/sources")
             assert before <= entry["partial_since"] <= time.time()
             assert caplog.text.count("source engine: partial: batches 0 to 6 were trimmed") == 1
-            await engine.wait_for_subscriber(20)
+            await engine.wait_for_subscriber(60)
             engine.replay_fault = replay_faults.silent
             engine.publish(batch(store([10])), live=False)
             engine.publish(batch(store([11])))

@@ -194,12 +194,13 @@ async def test_who_is_left_waiting_keeps_nobody_out():
 @both_loops
 async def test_floods_keep_nobody_out(dial):
     """Half handshakes, forged ones, plain ones: whoever has a key is served meanwhile."""
-    settings = Settings(handshake_timeout=2.0, max_half_open=8)  # a busy machine's subscriber needs some of it
+    settings = Settings(handshake_timeout=2.0, max_half_open=8)
     greeted = HELLO + Client(THEM.dials(US), SUB).start()
     forged = HELLO + Client(THEM.dials(OTHER), SUB).start()
     async with listening(US.accepts(THEM), settings=settings) as (listener, seen):
         sub = dial(zmq.SUB, listener.endpoint, SUBSCRIBE=b"", **THEM.as_client(US))
         await eventually(lambda: seen.topics, "the subscription")
+        seen.refused.clear()  # on a busy machine the subscriber may need several attempts
         async with contextlib.AsyncExitStack() as stack:
             for n in range(60):
                 data = (greeted, forged, hello(b"SUB"), HELLO, greeted + greeted[64:])[n % 5]
