@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator
@@ -119,23 +118,6 @@ async def until_subscribed(engine, port):
 
 
 @both_loops
-async def test_the_end_of_a_connection_comes_behind_all_that_it_has_brought(context):
-    """Many batches and the end arrive while this process does something else."""
-    async with opened() as port:
-        engine = context.socket(zmq.PUB)
-        engine.setsockopt(zmq.LINGER, 60_000)
-        engine.setsockopt(zmq.SNDHWM, 0)
-        engine.connect(port.endpoint)
-        await eventually(lambda: port.seen == [True], "the connection")
-        await until_subscribed(engine, port)
-        for n in range(5000):
-            engine.send_multipart(batch(n))
-        engine.close()
-        await eventually(lambda: port.seen[-1] is False, "the end")
-        assert port.seen == [True, *(batch(n) for n in range(5000)), False]
-
-
-@both_loops
 async def test_engines_come_and_go(dial):
     """The connection is up from the first publisher's beginning to the last one's end, as it is for a bound SUB."""
     async with opened() as port:
@@ -170,19 +152,6 @@ async def test_a_publisher_of_each_version_is_subscribed_to(minor):
             writer.write(data[at : at + 1])
             await writer.drain()
         await eventually(lambda: len(port.batches) == 3, "the batches")
-
-
-@both_loops
-async def test_an_oversize_frame_costs_the_connection_and_is_said(dial):
-    async with opened() as port:
-        engine = dial(zmq.PUB, port.endpoint)
-        await eventually(lambda: port.seen == [True], "the connection")
-        await until_subscribed(engine, port)
-        engine.send_multipart([b"kv", b"x" * FRAME])
-        engine.send_multipart([b"kv", b"x" * (FRAME + 1)])
-        await eventually(lambda: port.seen[-1] is True and len(port.seen) > 1, "the connection again")
-        assert port.seen == [True, [b"kv", b"x" * FRAME], "oversize", False, True]
-        await until_subscribed(engine, port)
 
 
 @both_loops
@@ -247,18 +216,6 @@ async def test_a_crowd_that_never_ends_its_handshake_keeps_nobody_out(dial):
         for one in crowd:
             one.close()
         sub.close()
-
-
-@both_loops
-async def test_a_slow_handshake_is_taken_and_a_slower_one_ends():
-    async with opened(handshake_timeout=0.5) as port, bare(port.endpoint, b"") as (reader, _):
-        await reader.read()
-        assert port.refusals == [("handshake_timeout", "")]
-    async with opened(handshake_timeout=120.0) as port, bare(port.endpoint) as (_, writer):
-        for byte in hello(b"PUB"):
-            writer.write(bytes([byte]))
-            await asyncio.sleep(0)
-        await eventually(lambda: port.seen == [True], "the publisher")
 
 
 @both_loops

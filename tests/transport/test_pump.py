@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from typing import Any
 
+import pytest
 import zmq
 
 from kvbus.transport.pump import CAP, MAX_KEPT_FRAMES, Pump, receive
@@ -29,9 +30,9 @@ class Pair:
 
 
 @contextlib.asynccontextmanager
-async def pumped(context, handler):
+async def pumped(context, handler, **options):
     pair = Pair(context)
-    pump = Pump(pair.mine, handler)
+    pump = Pump(pair.mine, handler, **options)
     try:
         yield pair, pump
     finally:
@@ -56,18 +57,6 @@ async def test_everything_that_came_before_and_after_the_start_is_handed_over(co
     pump.close()
     pair.close()
     await turns()
-
-
-@both_loops
-async def test_one_edge_may_stand_for_many_messages(context):
-    got: list[Any] = []
-    async with pumped(context, got.append) as (pair, _):
-        for size in (1, 7, 100):
-            got.clear()
-            for n in range(size):
-                pair.theirs.send(b"%d" % n)
-            await eventually(lambda size=size: len(got) >= size, f"{size} messages in one go")
-            assert got == [[b"%d" % n] for n in range(size)]
 
 
 @both_loops
@@ -190,29 +179,23 @@ async def test_a_handler_may_answer_on_the_same_socket(context):
 
 
 @both_loops
-async def test_the_number_of_frames_is_bounded_and_told(context):
-    """A message of any number of frames is one message; of a huge one only as many are kept as give it away."""
+@pytest.mark.parametrize("kept", [MAX_KEPT_FRAMES, 3 * MAX_KEPT_FRAMES])
+async def test_the_number_of_frames_is_bounded_and_told(context, kept):
+    """A message of any number of frames is one message. Of a huge one only the first frames are kept."""
     got: list[Any] = []
-    async with pumped(context, got.append) as (pair, _):
-        for frames in (1, 3, 50, 50_000, 1):
+    async with pumped(context, got.append, max_frames=kept) as (pair, _):
+        for frames in (1, 3, 2 * MAX_KEPT_FRAMES, 50_000, 1):
             pair.theirs.send_multipart([b"%d" % n for n in range(frames)])
-        await eventually(lambda: len(got) == 5, "all five messages")
-        assert [len(frames) for frames in got] == [1, 3, 50, MAX_KEPT_FRAMES, 1]
-        assert got[3] == [b"%d" % n for n in range(MAX_KEPT_FRAMES)]
-        assert got[4] == [b"0"]  # nothing of the huge one is taken for the next
-
-
-@both_loops
-async def test_empty_frames_are_frames(context):
-    got: list[Any] = []
-    async with pumped(context, got.append) as (pair, _):
         pair.theirs.send_multipart([b"", b"", b""])
-        await eventually(lambda: got, "three empty frames")
-        assert got == [[b"", b"", b""]]
+        await eventually(lambda: len(got) == 6, "all messages")
+        assert [len(frames) for frames in got] == [1, 3, min(kept, 2 * MAX_KEPT_FRAMES), kept, 1, 3]
+        assert got[3] == [b"%d" % n for n in range(kept)]
+        assert got[4:] == [[b"0"], [b"", b"", b""]]  # no frame of the huge message is taken for the next one
 
 
 @both_loops
-async def test_close_from_within_the_handler(context):
+@pytest.mark.parametrize("raises", [False, True])
+async def test_close_from_within_the_handler(context, raised, raises):
     got = []
     pair = Pair(context)
     pump: Pump
@@ -221,6 +204,8 @@ async def test_close_from_within_the_handler(context):
         got.append(frames[0])
         if frames[0] == b"stop":
             pump.close()
+            if raises:
+                raise ValueError("and out")
 
     for word in (b"a", b"stop", b"never"):
         pair.theirs.send(word)
@@ -230,26 +215,9 @@ async def test_close_from_within_the_handler(context):
     pump.kick()
     pump.close()
     await turns()
-    assert got == [b"a", b"stop"]
-    assert pair.mine.closed
-    pair.close()
-
-
-@both_loops
-async def test_a_handler_that_closes_and_raises(context, raised):
-    pair = Pair(context)
-    pump: Pump
-
-    def handler(_frames):
-        pump.close()
-        raise ValueError("and out")
-
-    pump = Pump(pair.mine, handler)
-    pair.theirs.send(b"x")
-    await eventually(lambda: pump.closed, "the end")
-    await turns()
-    assert [str(error) for error in raised] == ["and out"]
+    assert [str(error) for error in raised] == ["and out"] * raises
     raised.clear()
+    assert got == [b"a", b"stop"]
     assert pair.mine.closed
     pair.close()
 
@@ -405,16 +373,3 @@ async def test_a_paused_pump_leaves_a_message_that_comes_just_behind_its_look(co
         assert got == []
         pump.resume()
         await eventually(lambda: got == [[b"1"]], "the message")
-
-
-@both_loops
-async def test_the_frames_kept_of_a_message_are_as_many_as_its_reader_wants(context):
-    got: list[Any] = []
-    pair = Pair(context)
-    pump = Pump(pair.mine, got.append, max_frames=3 * MAX_KEPT_FRAMES)
-    pair.theirs.send_multipart([b"x"] * 2 * MAX_KEPT_FRAMES)
-    await eventually(lambda: len(got) == 1, "the message")
-    assert len(got[0]) == 2 * MAX_KEPT_FRAMES
-    pump.close()
-    pair.close()
-    await turns()

@@ -48,18 +48,6 @@ async def test_nothing_is_lost_at_a_requesters_high_water_mark(context):
 
 
 @both_loops
-async def test_a_requester_that_vanishes_is_forgotten(context):
-    async with served(4000, payload=b"p" * 4000) as one:
-        client = requester(context, one, hwm=1, small=True)
-        await eventually(lambda: one.stats.replay_batches, "the server at work")
-        assert one.server.busy == 1
-        client.close()
-        await eventually(lambda: one.outcomes, "what became of it")
-        await eventually(lambda: one.outcomes == {"gone": 1}, "its outcomes")
-        assert one.stats.replay_sessions == 0
-
-
-@both_loops
 async def test_two_hundred_at_once(context):
     async with served(100, sessions=16) as one:
         clients = [requester(context, one) for _ in range(200)]

@@ -143,14 +143,6 @@ def test_a_thousand_sources_have_their_sockets():
         assert len(sockets) == 1_100
 
 
-def test_options_are_set_in_one_table():
-    """Elsewhere only what differs from socket to socket of one type, keys, and what plays an engine."""
-    known = {"SUBSCRIBE", "ROUTING_ID", "AFFINITY", "MAXMSGSIZE"}
-    for path in (ROOT / "kvbus").rglob("*.py"):
-        if path.parent.name != "engine" and path.name != "curve.py":
-            assert set(re.findall(r"setsockopt\(zmq\.(\w+)", path.read_text())) <= known, path
-
-
 async def test_a_bound_address_is_one_that_any_peer_can_connect_to():
     async with RawSubscriber("tcp://127.0.0.1:*", bind=True) as bound:
         assert re.fullmatch(r"tcp://127\.0\.0\.1:\d+", bound.endpoint)

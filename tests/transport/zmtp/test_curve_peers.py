@@ -16,7 +16,7 @@ from tests.transport.loops import both_loops
 from tests.transport.zmtp.curves import HELLO, SUB, Pair, sealed, take
 from tests.transport.zmtp.peers import hello
 from tests.transport.zmtp.test_dialler import dialling
-from tests.transport.zmtp.test_listener import ROOMY, bare, received
+from tests.transport.zmtp.test_listener import bare, received
 from tests.transport.zmtp.test_listener import listening as any_listening
 
 HASTY = Settings(handshake_timeout=0.5)
@@ -50,29 +50,6 @@ def bound(context):
 
 
 @both_loops
-async def test_subscribers_of_libzmq_get_what_they_want(dial):
-    async with listening(US.accepts(THEM, OTHER), settings=ROOMY) as (listener, seen):
-        sub = dial(zmq.SUB, listener.endpoint, SUBSCRIBE=b"a", RCVHWM=0, **THEM.as_client(US))
-        xsub = dial(zmq.XSUB, listener.endpoint, RCVHWM=0, **OTHER.as_client(US))
-        xsub.send(b"\x01")
-        await eventually(lambda: len(seen.topics) == 2, "both subscriptions")
-        assert {peer.key for peer in seen.peers} == {THEM.public, OTHER.public}
-        sizes = [0, 1, 222, 223, 255, 256, 70_000, 2_000_000]
-        sent = [[b"a" + bytes([n % 8]), n.to_bytes(8, "big"), b"p" * sizes[n % 7]] for n in range(500)]
-        sent.append([b"a", b"", b"x" * sizes[-1], b"", b"end"])
-        for frames in sent:
-            seen.send(*frames)
-        seen.send(b"b", b"for one alone")
-        assert await received(sub, len(sent)) == sent
-        assert await received(xsub, len(sent) + 1) == [*sent, [b"b", b"for one alone"]]
-        sub.unsubscribe(b"a")
-        await eventually(lambda: seen.topics[-1] == ("-", b"a"), "the cancelled subscription")
-        sub.close()
-        await eventually(lambda: seen.ends == [Reason.LEFT], "the peer's end")
-        assert seen.refused == []
-
-
-@both_loops
 async def test_several_messages_leave_in_one_write_and_are_counted_sealed(dial):
     async with listening(US.accepts(THEM)) as (listener, seen):
         sub = dial(zmq.SUB, listener.endpoint, SUBSCRIBE=b"", **THEM.as_client(US))
@@ -84,34 +61,6 @@ async def test_several_messages_leave_in_one_write_and_are_counted_sealed(dial):
         assert await received(sub, 300) == messages
         assert peer.written_bytes > len(data) + 33 * 600 - 1
         await eventually(lambda: peer.acknowledged_bytes == peer.written_bytes, "the acknowledgement")
-
-
-@both_loops
-@pytest.mark.parametrize("kind", [zmq.DEALER, zmq.REQ])
-async def test_requesters_of_libzmq_are_heard_and_answered(dial, kind):
-    async with listening(US.accepts(THEM), Role.ROUTER, settings=ROOMY, echo=True) as (listener, seen):
-        asking = dial(kind, listener.endpoint, IDENTITY=b"me", **THEM.as_client(US))
-        for frames in ([b"short"], [b"x" * 300, b"", b"y" * 3_000_000]):
-            asking.send_multipart(frames)
-            await eventually(lambda: asking.poll(0), "the answer")
-            assert asking.recv_multipart() == frames
-        assert [peer.identity for peer in seen.peers] == [b"me"]
-
-
-@both_loops
-async def test_heartbeats_of_libzmq_are_answered(dial):
-    """A libzmq peer that gets no PONG ends the connection after its time-out."""
-    async with listening(US.accepts(THEM)) as (listener, seen):
-        beats = {"HEARTBEAT_IVL": 50, "HEARTBEAT_TIMEOUT": 3000, "HEARTBEAT_TTL": 10_000}
-        sub = dial(zmq.SUB, listener.endpoint, SUBSCRIBE=b"", **beats, **THEM.as_client(US))
-        await eventually(lambda: seen.topics, "the subscription")
-        loop = asyncio.get_running_loop()
-        until = loop.time() + 4
-        await eventually(lambda: loop.time() > until, "more than its time-out")
-        assert seen.ends == []
-        assert seen.peers[0].written_bytes > 0
-        seen.send(b"still there")
-        assert await received(sub, 1) == [[b"still there"]]
 
 
 @both_loops
