@@ -1,8 +1,8 @@
 """Sources that are read from a log: routers get each record under the log's number.
 
 So two kvbus that read the same log publish the same under the same number, and a router may switch between them.
-Nothing else uses numbers of such a stream: the state for a router is the log from its newest state on, and a lease is
-the heartbeat. docs/decisions/log.md explains why that is exact.
+Nothing else uses numbers of such a stream: the state for a router is the log from its newest state on, a lease is the
+heartbeat, and a source whose stream has not ended is not removed. docs/decisions/log.md explains why that is exact.
 """
 
 from __future__ import annotations
@@ -115,18 +115,3 @@ class Numbered:
         """Set the rank of a new source to the last rank on its stream, until the source names its own."""
         for output in self._outputs:
             self._sources[slot].rank = output.streams[slot].rank
-
-    def removed(self, slot: int, now: float) -> None:
-        """Clear a removed source's blocks.
-
-        No number is free for that, so resend the newest one with AllBlocksCleared.
-        """
-        source = self._sources[slot]
-        for number, output in enumerate(self._outputs):
-            stream = output.streams[slot]
-            if stream.next_seq:
-                seq = stream.next_seq - 1
-                payload = encode(stream.wire, [AllBlocksCleared()], source.ts, source.rank)
-                stream.resume_at(seq)
-                stream.append(payload, now)
-                self._out.commands.append(Publish(number, slot, stream.topic, seq, payload, 1, stream.publisher_id))

@@ -235,8 +235,6 @@ class Relay:
         source = self.sources[slot]
         if not source.gone:
             self._applier.clear(slot, source, now)
-        if source.spec.numbered:
-            self._numbered.removed(slot, now)
         self.sources[slot] = self._make_source(SourceSpec(rank=source.rank))
         self._out.close(slot, closed=True)
 
@@ -361,6 +359,8 @@ class Relay:
     def _log_reached(self, event: LogReached, now: float) -> None:
         del now
         sequencer = self.sources[event.source].sequencer
+        if event.reached:
+            self.sources[event.source].down_since = None
         if event.reached != sequencer.connected:
             sequencer.stand_at(Phase.SYNC if event.reached else Phase.AWAY, sequencer.epoch, sequencer.next)
 

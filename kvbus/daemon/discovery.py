@@ -241,6 +241,8 @@ class Discovery:
                 self._refusal = ""
                 return
             keys = await asyncio.to_thread(read_keys, outcome.config)
+            if self._changed.is_set():
+                return  # an engine to be removed may be listed again
             before = daemon.streams
             await daemon.changes.apply(change, keys)
         except KvbusError as error:

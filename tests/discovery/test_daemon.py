@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from kvbus.daemon.keys import read_keys
 from tests.discovery.fleet import Bus, Worker, running, write
 from tests.doubles.bus import eventually
 from tests.security.keys import Keyring
@@ -120,6 +121,32 @@ async def test_a_worker_that_is_missing_for_a_moment_was_never_away(file):
         assert bus.stats.changes == {"joined": 2}
     for worker in (one, two):
         await worker.stop()
+
+
+async def test_a_worker_that_is_listed_again_while_its_removal_is_prepared_was_never_away(file, monkeypatch):
+    one = Worker("pod-1", 1)
+    await one.start()
+    write(file, [one.entry])
+    loop, listed = asyncio.get_running_loop(), asyncio.Event()
+    async with running(Bus(found_in(file), discovery_grace=0)) as bus:
+        await bus.sources("pod-1")
+
+        def list_again(config):
+            if not listed.is_set():
+                write(file, [one.entry])
+                again = eventually(lambda: bus.stats.engines == 1, "listed again")
+                asyncio.run_coroutine_threadsafe(again, loop).result()
+                loop.call_soon_threadsafe(listed.set)
+            return read_keys(config)
+
+        monkeypatch.setattr("kvbus.daemon.discovery.read_keys", list_again)
+        write(file, [])
+        await listed.wait()
+        async with bus.daemon.changing:
+            assert bus.stats.changes == {"joined": 1}
+        await bus.exact(one)
+        assert bus.stats.changes == {"joined": 1}
+    await one.stop()
 
 
 async def test_who_takes_the_address_of_one_that_leaves_does_not_wait_for_it(file):

@@ -9,11 +9,23 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvbus.core.commands import Publish, SendState
-from kvbus.core.events import LogReached, RecordReceived, SourcePlaced, SourceRemoved, Subscribed, Tick
+from kvbus.core.commands import AnswerReplay, Publish, SendState
+from kvbus.core.events import (
+    LogReached,
+    RecordReceived,
+    RelayEvent,
+    ReplayAsked,
+    SourceDown,
+    SourcePlaced,
+    SourceRemoved,
+    Started,
+    Subscribed,
+    Tick,
+)
 from kvbus.core.numbered import EPOCH_BITS, LAST
 from kvbus.core.outputs.spec import NewStream, OutputSpec
 from kvbus.core.relay import Relay
@@ -308,17 +320,54 @@ def test_what_is_no_batch_is_counted_and_its_number_says_nothing() -> None:
     assert relay.sources[0].stats.rejected == {"not_msgpack": 1}
 
 
-def test_a_source_that_is_taken_away_is_cleared_under_the_newest_number_and_comes_back_with_its_state() -> None:
+def test_a_source_whose_stream_is_over_is_removed_without_a_message_and_comes_back_with_its_state() -> None:
     relay = relay_of()
     state = RecordReceived(0, 7, payload({"type": "AllBlocksCleared"}, store([1])), begins=True, ends=True)
     said = (7, 2, ["AllBlocksCleared", "BlockStored"])
     assert published(relay, state) == [said]
-    assert published(relay, RecordReceived(0, 8, known=True)) == [(8, 0, [])]
+    assert published(relay, RecordReceived(0, 8, begins=True, ends=True)) == [(8, 1, ["AllBlocksCleared"])]
     spec = relay.sources[0].spec
-    assert published(relay, SourceRemoved(0)) == [(8, 1, ["AllBlocksCleared"])]
+    assert published(relay, SourceRemoved(0)) == []
     relay.handle(SourcePlaced(0, spec, [NewStream(b"kv@a")]), 0.0)
     assert published(relay, state) == [said]
     assert (relay.sources[0].state.value, len(relay.sources[0].normalizer.index)) == ("live", 1)
+
+
+def test_nothing_but_a_record_takes_a_number_of_a_log() -> None:
+    """Otherwise two aggregators would publish two contents under one number."""
+    relay = relay_of(heartbeat=1.0, journal_bytes=1, max_batch_blocks=1)
+    spec = relay.sources[0].spec
+    state = payload({"type": "AllBlocksCleared"}, *(store([block]) for block in range(1, 5)))
+    assert len(published(relay, RecordReceived(0, 7, state, begins=True, ends=True))) == 1
+    assert len(published(relay, RecordReceived(0, 8, payload(store([5]))))) == 1
+    (command,) = relay.handle(ReplayAsked(0, 0, [b"id", b"", (7).to_bytes(8, "big")]), 0.0)
+    assert isinstance(command, AnswerReplay)
+    with pytest.raises(AssertionError, match="a log's numbers"):  # a configuration cannot have a replay beside them
+        list(command.answer.messages())
+    events: list[RelayEvent] = [
+        Started(1.0),
+        Tick(1000.0),
+        Subscribed(0, 0, (1,)),
+        SourceDown(0),
+        LogReached(0, reached=False),
+        Tick(2000.0),
+        SourceRemoved(0),
+        SourcePlaced(0, spec, [NewStream(b"kv@a")]),
+    ]
+    for at, event in enumerate(events):
+        commands = relay.handle(event, 1000.0 * at)
+        assert not [each for each in commands if isinstance(each, Publish)], event
+    assert relay.outputs[0].streams[0].next_seq == 9
+
+
+def test_a_source_that_was_disconnected_is_not_given_up_once_its_log_is_read() -> None:
+    relay = relay_of()
+    record = RecordReceived(0, 7, payload({"type": "AllBlocksCleared"}, store([1])), begins=True, ends=True)
+    events: list[RelayEvent] = [record, SourceDown(0), LogReached(0, reached=True), record]
+    for now, event in enumerate(events):
+        relay.handle(event, float(now))
+    assert relay.handle(Tick(0.0), 1000.0) == []
+    assert (relay.sources[0].state.value, relay.sources[0].expired) == ("live", False)
 
 
 def test_whatever_leaves_has_the_rank_that_the_records_say_last() -> None:
@@ -336,10 +385,13 @@ def test_whatever_leaves_has_the_rank_that_the_records_say_last() -> None:
 
     placed, lease = SourcePlaced(0, spec, [NewStream(b"kv@a")]), RecordReceived(0, 8, known=True)
     assert ranks(state(3, 7), lease) == {3}
-    assert ranks(RecordReceived(0, LAST, begins=True, ends=True), SourceRemoved(0)) == {3}
-    assert ranks(placed, SourceRemoved(0)) == {3}, "nothing of it was read"
-    assert ranks(placed, RecordReceived(0, LAST, begins=True, ends=True), SourceRemoved(0)) == {3}
-    assert ranks(placed, state(5, 7), lease, state(6, 9), SourceRemoved(0)) == {5, 6}
+    assert ranks(RecordReceived(0, LAST, begins=True, ends=True)) == {3}
+    relay.handle(SourceRemoved(0), 0.0)
+    relay.handle(placed, 0.0)
+    relay.handle(SourceRemoved(0), 0.0)  # nothing of it was read
+    assert ranks(placed, RecordReceived(0, LAST, begins=True, ends=True)) == {3}
+    relay.handle(SourceRemoved(0), 0.0)
+    assert ranks(placed, state(5, 7), lease, state(6, 9)) == {5, 6}
     assert relay.sources[0].stats.filtered["other_rank"] == 0
     renamed = SourcePlaced(0, spec, [NewStream(b"kv@b")])
     assert ranks(renamed, RecordReceived(0, LAST, begins=True, ends=True)) == {0}, "nobody has said anything"

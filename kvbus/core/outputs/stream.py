@@ -117,7 +117,7 @@ class OutputStream:
             self._state = self._new_journal()
         whole = self.whole
         live = empty if known else payload
-        self.append(live, now, empty=live is empty)
+        self._keep(live, now, empty=live is empty)
         if self._state is not None:
             self._state.append(seq, payload)
             if ends:
@@ -138,7 +138,16 @@ class OutputStream:
         return Journal(self.journal.max_batches, self.journal.max_bytes)
 
     def append(self, payload: bytes, now: float, *, empty: bool = False) -> int:
-        """Number one batch and keep it for replay; return its seq."""
+        """Number one batch and keep it for replay; return its seq.
+
+        Raises:
+            AssertionError: the numbers are those of a log, so none is free.
+        """
+        if self.numbered:
+            raise AssertionError("a log's numbers are used for its records alone")
+        return self._keep(payload, now, empty=empty)
+
+    def _keep(self, payload: bytes, now: float, *, empty: bool) -> int:
         seq = self.next_seq
         self.next_seq = seq + 1
         self.journal.append(seq, payload, empty=empty)

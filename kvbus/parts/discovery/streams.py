@@ -105,6 +105,11 @@ class _Place:
     """Only the stream's end is sent, because its writer is away. Routers may have its blocks from elsewhere."""
 
 
+def _key_of(endpoint: str) -> str:
+    """Return the key of the stream that is an engine with this endpoint."""
+    return endpoint.rpartition("#")[2]
+
+
 class LogStreams:
     """A reader of a log; see :class:`~kvbus.parts.discovery.contract.Carrier`.
 
@@ -123,6 +128,11 @@ class LogStreams:
         self._where = where
         self._relayed: dict[str, Relayed] = {}
         self._slots: dict[int, _Place] = {}
+        self._listed: set[str] = set()
+        """The streams of the yielded set of engines. Of the sources, only these are fed.
+
+        The slot of any other source may be freed at any time. Its stream was over, so routers have none of its blocks.
+        """
         self._former: Counter[str] = Counter()
         """Counts of streams that the log no longer has, and of refusals."""
         self._refused: set[tuple[str, str]] = set()
@@ -162,7 +172,7 @@ class LogStreams:
 
         If the stream's writer is away, only the stream's end is fed.
         """
-        relayed = self._relayed.get(endpoint.rpartition("#")[2])
+        relayed = self._relayed.get(_key_of(endpoint))
         if relayed is None:
             return  # the stream was erased meanwhile, so the next set of engines lacks it
         place = self._slots[slot] = _Place(relayed, feed, drained, self._stale(relayed))
@@ -231,7 +241,10 @@ class LogStreams:
                 level = reader is None or level_at >= self._changed_at
                 if engines != shown and (level or (engines and self._waited())):
                     shown = engines
+                    names = {_key_of(publisher.endpoint) for engine in engines for publisher in engine.publishers}
+                    self._listed &= names
                     yield engines
+                    self._list(names)
                     self._shown_at = self._clock()
                 if engines == shown:
                     self.announced_at = level_at
@@ -245,6 +258,19 @@ class LogStreams:
                 if reader is not None:
                     await reader.close()
                 await log.close()
+
+    def _list(self, names: set[str]) -> None:
+        """Feed these streams from now on, with the records that were withheld first."""
+        self._dirty |= any(place.relayed.key in names - self._listed for place in self._slots.values())
+        self._listed = names
+
+    def _withholds(self, relayed: Relayed) -> bool:
+        """Return whether to leave a record to the next reader, because the source's stream has to be listed first."""
+        if relayed.slot is None or relayed.key in self._listed:
+            return False
+        relayed.over = False
+        relayed.follower.heard = self._clock()
+        return True
 
     async def _look(self, log: Log) -> None:
         while True:
@@ -353,7 +379,8 @@ class LogStreams:
                 self._note(relayed, entry.time)
                 if self._dirty:
                     return
-                self._feed(relayed, relayed.take(entry.data, entry.position, self._clock()))
+                if not self._withholds(relayed):
+                    self._feed(relayed, relayed.take(entry.data, entry.position, self._clock()))
             if at % TURN == 0:
                 self._drain()
                 await asyncio.sleep(0)
@@ -376,7 +403,7 @@ class LogStreams:
                 self._begin_again(relayed)
 
     def _feed(self, relayed: Relayed, event: RecordReceived | None) -> None:
-        if event is not None and relayed.slot is not None:
+        if event is not None and relayed.slot is not None and relayed.key in self._listed:
             self._slots[relayed.slot].feed(event)
 
     def _drain(self) -> None:

@@ -238,8 +238,6 @@ class Relayed:
         self.written = 0.0
         self.alive = False
         self.follower = Follower()
-        self._announced = False
-        """Whether the source in this slot has had a record."""
         self._sent = 0
         """The epoch of the newest record that counted. It is kept when reading begins again."""
         self._begun = pointer
@@ -252,7 +250,7 @@ class Relayed:
         before, self.follower = self.follower, Follower()
         self.follower.heard = before.heard
         self.follower.counts = before.counts
-        self.position, self.over, self._announced = self.pointer.position, False, False
+        self.position, self.over = self.pointer.position, False
         self._sent_at, self._begun = START, self.pointer
 
     @property
@@ -286,9 +284,8 @@ class Relayed:
         self._sent, self._sent_at = record.epoch, position
         seq = _number(record.epoch, record.seq)
         self.over = record.kind is Kind.GONE
-        if self.slot is None or (self.over and not self._announced):
-            return None  # the end of an erased stream is its only record before the next writer's
-        self._announced = True
+        if self.slot is None:
+            return None
         if self.over:
             return self._empty(seq)
         state = record.kind in (Kind.CLEAR, Kind.STATE)

@@ -1,0 +1,51 @@
+"""A stream that ends and begins again: its source is removed only while routers hold no block of it."""
+
+from __future__ import annotations
+
+import contextlib
+
+from kvbus.core.events import RecordReceived
+from kvbus.core.numbered import EPOCH_BITS
+from kvbus.parts.discovery.streams import LogStreams, StreamPatterns
+from kvbus.parts.log.contract import Pointer
+from kvbus.parts.log.record import RANDOM_BITS
+from tests.log.fleet import KEY
+from tests.log.kinds import Directory
+from tests.log.records import batch, clear, gone
+
+
+async def begin(kind):
+    """Begin an epoch with a state of one block; return its writer."""
+    writer = await kind.open().claim(KEY)
+    await writer.point(Pointer(writer.epoch, 0, await writer.append([clear(writer.epoch, 0, 1)])))
+    return writer
+
+
+async def test_a_stream_that_was_over_is_fed_from_its_state_on_and_only_once_it_is_listed_again(tmp_path):
+    kind = Directory(tmp_path)
+    writer = await begin(kind)
+    streams = LogStreams(kind.open, StreamPatterns(endpoint="tcp://127.0.0.1:9"), "log")
+    fed: list[RecordReceived] = []
+
+    def feed(event):
+        if isinstance(event, RecordReceived):
+            fed.append(event)
+
+    async with contextlib.aclosing(streams.watch()) as sets:
+        (engine,) = await anext(sets)
+        streams.open(engine.publishers[0].endpoint, 0, feed, lambda: None)
+        await writer.append([batch(writer.epoch, 1, 2), gone(writer.epoch, 2)])
+        assert await anext(sets) == ()
+        assert [each.seq for each in fed] == [_number(writer, seq) for seq in range(3)]
+        assert fed[-1].begins, "an empty state"
+        fed.clear()
+        writer = await begin(kind)
+        assert await anext(sets) == (engine,)
+        assert fed == [], "its slot could be freed until now"
+        await writer.append([batch(writer.epoch, 1, 2), gone(writer.epoch, 2)])
+        assert await anext(sets) == ()
+        assert [each.seq for each in fed] == [_number(writer, seq) for seq in range(3)]
+
+
+def _number(writer, seq):
+    return writer.epoch >> RANDOM_BITS << EPOCH_BITS | seq
