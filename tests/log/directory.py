@@ -299,6 +299,3 @@ class DirectoryLog:
     async def read(self, starts: Mapping[str, int]) -> DirectoryReader:
         """Read by looking."""
         return DirectoryReader(self._root, starts)
-
-    async def close(self) -> None:
-        """There is nothing to close."""

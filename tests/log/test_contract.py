@@ -27,7 +27,6 @@ class Session:
 
     async def claim(self, key=ONE):
         log = self.kind.open()
-        self._stack.push_async_callback(log.close)
         writer = await insist(lambda: log.claim(key))
         self._stack.push_async_callback(writer.close)
         return writer

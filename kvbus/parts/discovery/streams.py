@@ -257,7 +257,6 @@ class LogStreams:
             finally:
                 if reader is not None:
                     await reader.close()
-                await log.close()
 
     def _list(self, names: set[str]) -> None:
         """Feed these streams from now on, with the records that were withheld first."""

@@ -187,9 +187,6 @@ class Log(Protocol):
             UnavailableError: the log cannot be reached.
         """
 
-    async def close(self) -> None:
-        """Release all resources. Writers and readers have to be closed before."""
-
 
 def now_as_turn() -> int:
     """Return the wall clock as the turn of an epoch."""

@@ -338,6 +338,3 @@ class KafkaLog:
             raise
         if not keep:
             await stop(consumer)
-
-    async def close(self) -> None:
-        """Do nothing: writers and readers have their own connections."""

@@ -18,7 +18,7 @@ from aiokafka.protocol.metadata import MetadataRequest
 
 from kvbus.common.tasks import close_within, end_tasks
 from kvbus.parts.log.contract import UNREACHABLE, UNREADABLE_BATCH, FencedError, Refused, UnavailableError
-from kvbus.parts.log.place import REQUEST, Place, causes, refusal
+from kvbus.parts.log.place import REQUEST, Place, reason_of
 from kvbus.transport.tls_files import TlsFileError
 
 PROBE: Final = 5.0
@@ -147,14 +147,13 @@ def _text(error: BaseException) -> str:
 
 def _named(error: BaseException) -> UnavailableError | None:
     """Return the reason of an error, or of an error that caused it; None if there is no known reason."""
-    for at in causes(error):
-        for kind, (reason, sentence) in DENIED.items():
-            if isinstance(at, kind):
-                what = f" ({at.args[0]})" if at.args and kind not in SILENT else ""
-                return UnavailableError(sentence + what, reason)
-        found = refusal(at, "kafka")
-        if found is not None:
-            return found
+    return reason_of(error, "kafka", _known)
+
+
+def _known(error: BaseException) -> tuple[str, str] | None:
+    for kind, (reason, sentence) in DENIED.items():
+        if isinstance(error, kind):
+            return reason, sentence + (f" ({error.args[0]})" if error.args and kind not in SILENT else "")
     return None
 
 

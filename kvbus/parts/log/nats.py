@@ -82,6 +82,7 @@ class NatsWriter:
                 self._newest = await self._publish(self._place.keys.stream, b"", newest)
             except _MovedError:
                 continue
+            self._former.pop(self._key, None)
             return
 
     async def append(self, records: Sequence[bytes]) -> int:
@@ -148,8 +149,6 @@ class NatsWriter:
 
     async def close(self) -> None:
         """Close the connection."""
-        if self._over is None:
-            self._former.pop(self._key, None)
         await self._link.close()
 
 
@@ -250,6 +249,3 @@ class NatsLog:
             await reader.close()
             raise
         return reader
-
-    async def close(self) -> None:
-        """Do nothing: writers and readers have their own connections."""

@@ -16,7 +16,7 @@ from nats.js.errors import APIError
 
 from kvbus.common.tasks import close_within
 from kvbus.parts.log.contract import UNREACHABLE, UnavailableError
-from kvbus.parts.log.place import NatsPlace, causes, probed, refusal
+from kvbus.parts.log.place import NatsPlace, probed, reason_of
 from kvbus.transport.tls_files import TlsFileError
 
 ATTEMPT: Final = 2.0
@@ -127,7 +127,7 @@ class Link:
         raise errors.Error("the server ended the connection") if secured else errors.SecureConnWantedError
 
     async def _heard(self, error: Exception) -> None:
-        if _named(error).reason != UNREACHABLE:
+        if refused(error).reason != UNREACHABLE:
             self._violation = error
 
     @contextlib.asynccontextmanager
@@ -144,7 +144,7 @@ class Link:
             if self._violation is not None:
                 raise self._violation
         except (errors.Error, TlsFileError, OSError, TimeoutError) as error:
-            found = _named(self._violation or error)
+            found = refused(self._violation or error)
             if found.reason == UNREACHABLE:
                 found = await probed(self._place, "nats", greets=True) or found
             raise found from error
@@ -179,7 +179,7 @@ class Link:
         try:
             return await self.ask(f"$JS.API.{subject}", json.dumps(request).encode(), seconds)
         except APIError as error:
-            raise _named(error) from error
+            raise refused(error) from error
 
     async def close(self) -> None:
         """Close the connection. Errors are ignored, because the connection is not needed any more."""
@@ -193,20 +193,13 @@ class Link:
         await close_within(client.close(), STOP)
 
 
-def refused(error: APIError) -> UnavailableError:
-    """Return the contract's error for an error of JetStream."""
-    return _named(error)
+def refused(error: BaseException) -> UnavailableError:
+    """Return the contract's error for an error of JetStream or of its client."""
+    return reason_of(error, "nats", _known) or UnavailableError(f"{type(error).__name__}: {error}")
 
 
-def _named(error: BaseException) -> UnavailableError:
-    for at in causes(error):
-        found = refusal(at, "nats")
-        if found is not None:
-            return found
-        if isinstance(at, APIError) and at.err_code in CODES:
-            reason, sentence = CODES[at.err_code]
-            return UnavailableError(f"{sentence} ({at.description})", reason)
-        for words, (reason, sentence) in SAYS.items():
-            if words in str(at).lower():
-                return UnavailableError(sentence, reason)
-    return UnavailableError(f"{type(error).__name__}: {error}")
+def _known(error: BaseException) -> tuple[str, str] | None:
+    if isinstance(error, APIError) and error.err_code in CODES:
+        reason, sentence = CODES[error.err_code]
+        return reason, f"{sentence} ({error.description})"
+    return next((said for words, said in SAYS.items() if words in str(error).lower()), None)

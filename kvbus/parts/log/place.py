@@ -221,6 +221,25 @@ def causes(error: BaseException) -> Iterator[BaseException]:
         at = at.__cause__ if at.__suppress_context__ else at.__context__
 
 
+def reason_of(
+    error: BaseException, section: str, known: Callable[[BaseException], tuple[str, str] | None]
+) -> UnavailableError | None:
+    """Return the reason of an error, or of an error that caused it; None if there is no known reason.
+
+    Args:
+        error: the client's error.
+        section: the section of the output's configuration.
+        known: returns the reason for counters and a sentence for people; None if the client's error has none.
+    """
+    for at in causes(error):
+        if found := refusal(at, section):
+            return found
+        if named := known(at):
+            reason, sentence = named
+            return UnavailableError(sentence, reason)
+    return None
+
+
 def refusal(error: BaseException, section: str) -> UnavailableError | None:
     """Return why TLS, or a file of ``outputs[].SECTION``, has failed, from one error.
 

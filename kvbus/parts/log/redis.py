@@ -32,7 +32,7 @@ from kvbus.parts.log.contract import (
     take_pointer,
 )
 from kvbus.parts.log.place import REQUEST, RedisPlace, insisted
-from kvbus.parts.log.redis_client import connected, is_of_wrong_type, names, opened, said, seen, stop
+from kvbus.parts.log.redis_client import connected, is_of_wrong_type, names, said, seen, stop
 
 KEEP: Final = 86_400
 """Seconds for which the server keeps the pointer, or the erasure, of a stream that has no writer."""
@@ -163,6 +163,7 @@ class RedisWriter:
             moved = self._newest < START
         self._floor = max(floor, position)
         await insisted(self._replicated)
+        self._former.pop(self._key, None)
 
     async def _replicated(self, seconds: float) -> None:
         """Wait until a replica has the epoch, if there is a replica.
@@ -216,8 +217,6 @@ class RedisWriter:
 
     async def close(self) -> None:
         """Close the connection."""
-        if self._over is None:
-            self._former.pop(self._key, None)
         await stop(self._client)
 
 
@@ -371,12 +370,16 @@ class RedisLog:
     async def pointers(self, key: str | None = None) -> dict[str, Pointer]:
         """Return the pointers in all hashes of streams in the database, or the pointer of one stream."""
         found: dict[str, Pointer] = {}
-        async with opened(self._place) as client:
+        async with said(self._place):
+            client = await connected(self._place)
+        try:
             if key is not None:
                 return await self._pointers(client, [key])
-            async with contextlib.aclosing(seen(self._place, client, "hash", self.refused)) as groups:
+            async with contextlib.aclosing(seen(self._place, client, self.refused)) as groups:
                 async for keys in groups:
                     found.update(await self._pointers(client, keys))
+        finally:
+            await stop(client)
         return found
 
     async def _pointers(self, client: Redis, keys: Sequence[str]) -> dict[str, Pointer]:
@@ -404,6 +407,3 @@ class RedisLog:
             await reader.close()
             raise
         return reader
-
-    async def close(self) -> None:
-        """Do nothing: writers and readers have their own connections."""

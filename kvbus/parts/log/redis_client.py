@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from redis import exceptions
 from redis.asyncio import ConnectionPool, Redis, SSLConnection
@@ -15,7 +15,7 @@ from redis.backoff import NoBackoff
 
 from kvbus.common.tasks import close_within
 from kvbus.parts.log.contract import FOREIGN_KEY, UNREACHABLE, WRONG_TYPE, Refused, UnavailableError
-from kvbus.parts.log.place import REQUEST, RedisPlace, causes, probed, refusal
+from kvbus.parts.log.place import REQUEST, RedisPlace, probed, reason_of
 from kvbus.transport.tls_files import TlsFileError
 
 SENTINEL: Final = 2.0
@@ -115,32 +115,14 @@ async def stop(client: Redis) -> None:
 
 def _named(error: BaseException) -> UnavailableError:
     """Return the contract's error for an error of the client."""
-    for at in causes(error):
-        found = refusal(at, "redis")
-        if found is not None:
-            return found
-        if isinstance(at, exceptions.RedisError):
-            code = getattr(at, "status_code", None) or str(at).partition(" ")[0]
-            found_code = DENIED if IN_SCRIPT in str(at) else CODES.get(code)
-            if found_code is not None:
-                reason, sentence = found_code
-                return UnavailableError(sentence, reason)
-    return UnavailableError(f"{type(error).__name__}: {error}")
+    return reason_of(error, "redis", _known) or UnavailableError(f"{type(error).__name__}: {error}")
 
 
-@contextlib.asynccontextmanager
-async def opened(place: RedisPlace) -> AsyncIterator[Redis]:
-    """Open a client, and close it after use.
-
-    Raises:
-        UnavailableError: a file cannot be used, or no Sentinel names the primary.
-    """
-    async with said(place):
-        client = await connected(place)
-    try:
-        yield client
-    finally:
-        await stop(client)
+def _known(error: BaseException) -> tuple[str, str] | None:
+    if not isinstance(error, exceptions.RedisError):
+        return None
+    code = getattr(error, "status_code", None) or str(error).partition(" ")[0]
+    return DENIED if IN_SCRIPT in str(error) else CODES.get(code)
 
 
 @contextlib.asynccontextmanager
@@ -171,18 +153,13 @@ def names(place: RedisPlace, key: str) -> list[str]:
     return [records, f"{records}:pointer"]
 
 
-async def seen(
-    place: RedisPlace, client: Redis, kind: Literal["stream", "hash"], refused: Refused
-) -> AsyncGenerator[list[str], None]:
-    """Yield the keys of streams that have records (``stream``), or a pointer or an erasure (``hash``).
-
-    A key may come twice.
-    """
-    before, behind = names(place, "*")[kind == "hash"].split("*")
+async def seen(place: RedisPlace, client: Redis, refused: Refused) -> AsyncGenerator[list[str], None]:
+    """Yield the keys of streams that have a pointer or an erasure. A key may come twice."""
+    before, behind = names(place, "*")[1].split("*")
     cursor: int | None = None
     while cursor != 0:
         async with said(place):
-            scanned: Any = await client.scan(cursor or 0, f"{before}*{behind}", MOST_KEYS, kind)
+            scanned: Any = await client.scan(cursor or 0, f"{before}*{behind}", MOST_KEYS, "hash")
         cursor, found = scanned
         keys = [name.decode(errors="backslashreplace").removeprefix(before).removesuffix(behind) for name in found]
         refused.extend((FOREIGN_KEY, key) for key in keys if not key.isascii() or "\\" in key)
