@@ -8,7 +8,7 @@ from typing import Final
 from rich.box import ROUNDED
 from rich.console import Console, RenderableType
 from rich.panel import Panel
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 STATE_STYLES: Final = {
@@ -79,10 +79,15 @@ def short_dialect(dialect: str) -> str:
     return f"{head}+" if dots else first
 
 
-def plain_table(*, expand: bool = True) -> Table:
+def right(header: str = "") -> Column:
+    """Return a column for numbers."""
+    return Column(header, justify="right", no_wrap=True)
+
+
+def plain_table(*columns: Column | str, expand: bool = True) -> Table:
     """Return a table without lines."""
     gap = 1 if expand else 3
-    return Table(box=None, expand=expand, pad_edge=False, padding=(0, gap, 0, 0), header_style="dim")
+    return Table(*columns, box=None, expand=expand, pad_edge=False, padding=(0, gap, 0, 0), header_style="dim")
 
 
 def panel(body: RenderableType, title: str, colour: str, subtitle: Text | None = None) -> Panel:

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import IO, Any, Final
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from kvbus.common.errors import ExitCode
@@ -225,9 +225,8 @@ def print_table(report: Report, file: IO[str]) -> None:
         Outcome.BROKEN: (glyphs.bad, "red bold"),
         Outcome.NOT_SEEN: (glyphs.away, "dim"),
     }
-    table = plain_table(expand=False)
-    for head in ("clause", "", "asks for", "what was seen"):
-        table.add_column(head, no_wrap=head in ("clause", ""), ratio=None)
+    columns = (Column("clause", no_wrap=True), Column(no_wrap=True), "asks for", "what was seen")
+    table = plain_table(*columns, expand=False)
     for each in report.ordered:
         _add(table, each, *looks[each.outcome])
     console.print(table)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from rich.console import Group
 from rich.live import Live
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from kvbus.tools.demo.stage import Bus, Engine, Router, pause
-from kvbus.tools.terminal import Glyphs, counted, glyphs_for, panel, plain_table
+from kvbus.tools.terminal import Glyphs, counted, glyphs_for, panel, plain_table, right
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -199,26 +199,18 @@ class Show:
 
 def render(show: Show, width: int, glyphs: Glyphs) -> Group:
     """Draw the current state of the show, at least 80 columns wide."""
-    title = Text.assemble((" kvbus demo ", "reverse bold"), (f" {show.elapsed:4.0f} s of {show.seconds:g}", "dim"))
-    head = Table.grid(expand=True)
-    head.add_column()
-    head.add_column(justify="right")
-    head.add_row(title, Text.assemble(("status page ", "dim"), (f"{show.bus.url}/", "underline")))
-    engines = plain_table()
-    for name in ("", "imitates", "blocks", "batches"):
-        engines.add_column(name, justify="right" if name.startswith("b") else "left", no_wrap=True)
+    seconds = f" {show.elapsed:4.0f} s of {show.seconds:g}"
+    head = Text.assemble((" kvbus demo ", "reverse bold"), (f"{seconds}   status page ", "dim"))
+    head.append(f"{show.bus.url}/", "underline")
+    engines = plain_table(Column(no_wrap=True), Column("imitates", no_wrap=True), right("blocks"), right("batches"))
     for engine in show.engines:
         engines.add_row(Text(engine.name, "bold"), engine.dialect, f"{len(engine.blocks):,}", f"{engine.published:,}")
-    bus = plain_table()
-    up = bool(show.bus.sources)
-    bus.add_column(Text(f"{glyphs.dot} running", "green bold") if up else Text(f"{glyphs.bad} down", "red bold"))
-    bus.add_column(justify="right")
+    running = Text(f"{glyphs.dot} running", "green bold")
+    bus = plain_table(Column(running if show.bus.sources else Text(f"{glyphs.bad} down", "red bold")), right())
     bus.add_row("batches relayed", f"{show.bus.total('batches'):,}")
     bus.add_row("lost batches fetched", counted(show.bus.total("recovered"), "green"))
     bus.add_row("engine restarts seen", counted(show.bus.total("restarts"), "green"))
-    top = Table.grid(expand=True)
-    top.add_column(ratio=3)
-    top.add_column(ratio=2)
+    top = Table.grid(Column(ratio=3), Column(ratio=2), expand=True)
     top.add_row(panel(engines, f"engines {glyphs.arrow}", "cyan"), panel(bus, f"kvbus {glyphs.arrow}", "yellow"))
     most = max((value or 0 for values in show.history.values() for value in values), default=0)
     charts = [_chart(list(values)[-(width - 46) :], most, glyphs) for values in show.history.values()]
@@ -252,11 +244,8 @@ def render_verdict(rows: Sequence[Row], blocks: int, exact: bool | None, glyphs:
 
 
 def _routers(rows: Sequence[Row], glyphs: Glyphs, charts: Sequence[Text] = ()) -> Table:
-    table = plain_table(expand=False)
-    for name in ("", "blocks", "missing", "dead", ""):
-        table.add_column(name, justify="right" if name else "left", no_wrap=True)
-    if charts:
-        table.add_column("wrong blocks over time", no_wrap=True)
+    heads = (Column(no_wrap=True), right("blocks"), right("missing"), right("dead"), Column(no_wrap=True))
+    table = plain_table(*heads, *(["wrong blocks over time"] if charts else []), expand=False)
     for row, *chart in zip(rows, *([charts] if charts else []), strict=True):
         who = Text(row.name, "bold")
         if row.blocks is None:
