@@ -84,7 +84,7 @@ def test_without_copies_the_request_moves_over_to_the_cached_block():
     events, _ = serve(cache, tokens(1, 2))
     assert events == []
     assert set(counted(cache).values()) == {1}
-    assert cache.free_blocks == 8
+    assert cache.fits(8 * BLOCK)
 
 
 def test_eviction_takes_the_leaf_of_the_least_recently_used_chain():
@@ -125,17 +125,10 @@ def test_clear_ends_requests_and_empties_everything():
     cache.compute(running, BLOCK)
     cache.clear()
     assert cache.live_blocks() == {}
-    assert cache.free_blocks == 8
+    assert cache.fits(8 * BLOCK)
     events = cache.take_events()
     assert isinstance(events[-1], Cleared)
     assert any(isinstance(event, Removed) and event.tier == "CPU" for event in events)
-
-
-def test_clear_can_leave_the_lower_tiers_alone():
-    cache = PrefixCache(8, BLOCK, tiers={"CPU": 8})
-    serve(cache, tokens(1, 2))
-    cache.clear(lower_tiers=False)
-    assert {key[1] for key in cache.live_blocks()} == {"CPU"}
 
 
 def test_a_finished_request_is_written_through_and_comes_back_from_the_tier():
@@ -195,7 +188,7 @@ def test_the_events_always_add_up_to_the_live_set(copies, tiers, seed):
                 cache.finish(request)
                 running.remove(request)
         if step % 211 == 210:
-            cache.clear(lower_tiers=rng.random() < 0.5)
+            cache.clear()
             running.clear()
         seen += cache.take_events()
         assert applied(seen) == counted(cache)

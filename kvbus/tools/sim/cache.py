@@ -146,7 +146,6 @@ class PrefixCache:
     ) -> None:
         if blocks < 2 or block_size < 1:
             raise ValueError(f"a cache needs 2 blocks of 1 token or more, not {blocks} of {block_size}")
-        self.capacity: Final = blocks
         self.block_size: Final = block_size
         self.group_idx: Final = group_idx
         self._copies = copies
@@ -158,11 +157,6 @@ class PrefixCache:
         self._running: dict[int, Request] = {}
         self._events: list[Event] = []
 
-    @property
-    def free_blocks(self) -> int:
-        """Number of blocks without a reference, cached or not. A new request can allocate them."""
-        return len(self._free)
-
     def take_events(self) -> list[Event]:
         """Return the events since the last call, oldest first."""
         events, self._events = self._events, []
@@ -170,7 +164,7 @@ class PrefixCache:
 
     def fits(self, length: int) -> bool:
         """Return whether a request of `length` tokens, prompt and output together, can start now."""
-        return self._blocks_for(length) <= self.free_blocks
+        return self._blocks_for(length) <= len(self._free)
 
     def start(self, tokens: Sequence[int], prompt: int, tenant: str = "") -> Request:
         """Admit a request: reference the blocks of its cached prefix, and allocate blocks for its other tokens.
@@ -185,7 +179,7 @@ class PrefixCache:
             ValueError: the request does not fit. Check `fits` first.
         """
         if not self.fits(len(tokens)):
-            raise ValueError(f"{len(tokens)} tokens do not fit in {self.free_blocks} free blocks")
+            raise ValueError(f"{len(tokens)} tokens do not fit in {len(self._free)} free blocks")
         request = Request(tokens, prompt, tenant)
         reusable = max(0, prompt - 1) // self.block_size
         self._reuse(request, reusable)
@@ -232,20 +226,17 @@ class PrefixCache:
             if slot.block is None:  # the block never became full, so it is reused first
                 self._free.move_to_end(slot.number, last=False)
 
-    def clear(self, *, lower_tiers: bool = True) -> None:
-        """End all requests and empty the GPU pool.
+    def clear(self) -> None:
+        """End all requests and empty all tiers.
 
-        Args:
-            lower_tiers: whether to empty the lower tiers too. Their blocks get removal events, because `Cleared` is
-                only about the GPU pool.
+        The blocks of lower tiers get removal events, because `Cleared` is only about the GPU pool.
         """
         for request in list(self._running.values()):
             self.finish(request)
-        if lower_tiers:
-            for name, (_, held) in self._tiers.items():
-                if held:
-                    self._events.append(Removed(tuple(held.values()), name, self.group_idx))
-                    held.clear()
+        for name, (_, held) in self._tiers.items():
+            if held:
+                self._events.append(Removed(tuple(held.values()), name, self.group_idx))
+                held.clear()
         for slots in self._cached.values():
             for slot in slots.values():
                 slot.block = None
