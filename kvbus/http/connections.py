@@ -13,9 +13,11 @@ import socket
 import ssl
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from aiohttp import web
+
+from kvbus.common.errors import BindError, os_reason
 
 log = logging.getLogger("kvbus.http.connections")
 
@@ -53,7 +55,7 @@ class Connection(asyncio.Protocol):
         self.address = address
         self.served = self.answering = self.waiting = False
         self._connections = connections
-        self._inner = connections.server()
+        self._inner = connections.protocol()
         self._transport: asyncio.Transport | None = None
         self._unanswered = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -112,61 +114,70 @@ class Connection(asyncio.Protocol):
 
 
 class Connections:
-    """The acceptor of connections for aiohttp's server.
+    """A server of aiohttp with limits for its connections.
 
     Args:
-        server: makes aiohttp's protocol for each connection (:attr:`aiohttp.web.AppRunner.server`).
+        app: answers the requests.
         stats: counters of connections.
         context: returns the TLS context of a new connection; None for no TLS.
         most: maximum number of open connections.
         timeout: seconds for the TLS handshake and a complete request.
         max_unanswered: bytes that a client may send between two answers.
+        options: options of :class:`aiohttp.web.AppRunner`.
     """
 
     def __init__(
         self,
-        server: web.Server,
+        app: web.Application,
         stats: ConnectionStats,
         context: Callable[[], ssl.SSLContext | None] = lambda: None,
         *,
         most: int = MAX_CONNECTIONS,
         timeout: float,
         max_unanswered: float = float("inf"),
+        **options: Any,
     ) -> None:
-        self.server = server
         self.timeout = timeout
         self.max_unanswered = max_unanswered
         self._stats = stats
         self._context = context
         self._most = most
+        self._runner = web.AppRunner(app, **options)
         self._open: dict[Connection, None] = {}
         self._listener: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
 
-    async def listen(self, host: str, port: int) -> tuple[str, int]:
-        """Listen on an address, and return it with its real port.
+    def protocol(self) -> asyncio.Protocol:
+        """Return aiohttp's protocol for a new connection."""
+        assert self._runner.server is not None  # noqa: S101 - it listens
+        return self._runner.server()
+
+    async def listen(self, what: str, host: str, port: int) -> tuple[str, int]:
+        """Listen on an address, and return it with its real port. ``what`` names the server in an error.
 
         Raises:
-            OSError: the address cannot be bound.
+            BindError: the address cannot be bound.
         """
+        await self._runner.setup()
         loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, *_, address = found[0]
-        self._listener = socket.create_server(address[:2], family=family, backlog=MAX_CONNECTIONS)
+        try:
+            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            family, *_, address = found[0]
+            self._listener = socket.create_server(address[:2], family=family, backlog=MAX_CONNECTIONS)
+        except OSError as error:
+            raise BindError(f"{what} {host}:{port}", os_reason(error)) from error
         self._listener.setblocking(False)
         self._accepting = loop.create_task(self._accept(self._listener), name="kvbus-http-accept")
         host, port = self._listener.getsockname()[:2]
         return host, port
 
-    async def stop(self) -> None:
-        """Stop accepting connections."""
+    async def close(self) -> None:
+        """Stop accepting connections, give unfinished answers the runner's time to end, and close every connection."""
         if self._accepting is not None and self._listener is not None:
             self._accepting.cancel()
             await asyncio.wait([self._accepting])
             self._listener.close()
-
-    def close(self) -> None:
-        """Close every connection."""
+        await self._runner.cleanup()
         for connection in list(self._open):
             connection.close("")
 

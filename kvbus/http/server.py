@@ -16,7 +16,6 @@ from aiohttp import HttpVersion10, web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
-from kvbus.common.errors import BindError, os_reason
 from kvbus.common.removed import PATHS, gone
 from kvbus.common.tasks import report_out_of_memory
 from kvbus.config import Config, SourceStream
@@ -108,8 +107,6 @@ class AdminServer:
         self._started = time.time()
         self._next_sample = 0.0
         self._sampling: asyncio.Task[None] | None = None
-        self._runner: web.AppRunner | None = None
-        self._connections: Connections | None = None
         self.address: tuple[str, int] | None = None
         self.paths: Final[dict[str, Path]] = {
             **dict.fromkeys(FILES, Path(status_page, "nothing")),
@@ -123,6 +120,24 @@ class AdminServer:
             "/events": Path(self._stream, "status", frozenset({"output", "after"}), ("GET",)),
             "/blocks": Path(self._blocks.handle, "content", frozenset({"source", "hashes"})),
         }
+        app = web.Application(middlewares=[self._each])
+        app.on_response_prepare.append(_without_server)
+        for name, path in self.paths.items():
+            for method in path.methods:
+                app.router.add_route(method, name, path.handler)
+        self._connections: Final = Connections(
+            app,
+            observed.process,
+            self._context,
+            timeout=connections.TIMEOUT,
+            max_unanswered=MAX_UNANSWERED_BYTES,
+            access_log=None,
+            logger=quiet(log),
+            handler_cancellation=True,
+            shutdown_timeout=ENDING,
+            lingering_time=1.0,
+            max_headers=64,
+        )
 
     async def start(self) -> None:
         """Listen on the configured address.
@@ -133,35 +148,7 @@ class AdminServer:
         where = self._observed.config.http_address
         if where is None:
             return
-        app = web.Application(middlewares=[self._each])
-        app.on_response_prepare.append(_without_server)
-        for name, path in self.paths.items():
-            for method in path.methods:
-                app.router.add_route(method, name, path.handler)
-        self._runner = web.AppRunner(
-            app,
-            access_log=None,
-            logger=quiet(log),
-            handler_cancellation=True,
-            shutdown_timeout=ENDING,
-            lingering_time=1.0,
-            max_headers=64,
-        )
-        await self._runner.setup()
-        server = self._runner.server
-        if server is None:  # pragma: no cover - set up above
-            return
-        self._connections = Connections(
-            server,
-            self._observed.process,
-            self._context,
-            timeout=connections.TIMEOUT,
-            max_unanswered=MAX_UNANSWERED_BYTES,
-        )
-        try:
-            self.address = await self._connections.listen(*where)
-        except OSError as error:
-            raise BindError(f"http {where[0]}:{where[1]}", os_reason(error)) from error
+        self.address = await self._connections.listen("http", *where)
         # Start the first worker thread now. That blocks the loop for some 20 ms, which the first /metrics would spend.
         await asyncio.to_thread(lambda: None)
 
@@ -172,8 +159,6 @@ class AdminServer:
     @web.middleware
     async def _each(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Answer a request, within the limits of its connection."""
-        if self._connections is None:  # pragma: no cover - no request comes before `start` is over
-            return web.Response(status=503)
         response: web.StreamResponse | None = None
         with self._connections.answering(request.transport):
             try:
@@ -269,19 +254,13 @@ class AdminServer:
         self._events.close()
         if self._sampling is not None:
             self._sampling.cancel()
-        if self._connections is not None:
-            await self._connections.stop()
-        if self._runner is not None:
-            await self._runner.cleanup()
-            self._runner = None
-        if self._connections is not None:
-            self._connections.close()
-            self._connections = None
+        await self._connections.close()
+        self.address = None
         self._content_log.write()
 
     def look(self, now: float) -> None:
         """Take a sample if it is due, and wake the clients of ``/events``. The daemon calls this at each tick."""
-        if self._connections is None:
+        if self.address is None:
             return
         if now >= self._next_sample:
             self._next_sample = now + SAMPLE - 0.05  # between two ticks, so that each second has a sample
@@ -309,8 +288,7 @@ class AdminServer:
 
         While a request waits here, its connection may be closed for a new one.
         """
-        limits = self._connections
-        with contextlib.nullcontext() if limits is None else limits.waiting(request.transport):
+        with self._connections.waiting(request.transport):
             await self._answers.acquire()
         try:
             yield

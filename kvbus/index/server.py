@@ -16,7 +16,6 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from kvbus.common.errors import BindError
 from kvbus.http import connections
 from kvbus.http.answers import FILES, page_file, problem
 from kvbus.http.connections import Connections
@@ -72,15 +71,6 @@ class IndexServer:
         self.questions: Final[Counter[str]] = Counter(dict.fromkeys(OUTCOMES, 0))
         self._registry: Final = CollectorRegistry()
         self._registry.register(_Readings(follower, self.questions))
-        self._runner: web.AppRunner | None = None
-        self._connections: Connections | None = None
-
-    async def start(self, host: str, port: int) -> tuple[str, int]:
-        """Listen, and return the address.
-
-        Raises:
-            BindError: the address cannot be bound.
-        """
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._within_limits, _in_json])
         app.router.add_post("/query", self._query)
         app.router.add_get("/metrics", self._metrics)
@@ -89,30 +79,31 @@ class IndexServer:
         app.router.add_get("/openapi.json", _openapi)
         for path in FILES:
             app.router.add_get(path, _page)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=_END_SECONDS, max_headers=64)
-        await self._runner.setup()
-        assert self._runner.server is not None  # noqa: S101 - it is set up
-        self._connections = Connections(
-            self._runner.server, self._stats, self._access.context, timeout=connections.TIMEOUT
+        self._connections: Final = Connections(
+            app,
+            self._stats,
+            access.context,
+            timeout=connections.TIMEOUT,
+            access_log=None,
+            shutdown_timeout=_END_SECONDS,
+            max_headers=64,
         )
-        try:
-            return await self._connections.listen(host, port)
-        except OSError as error:
-            raise BindError(f"http {host}:{port}", error.strerror or str(error)) from error
+
+    async def start(self, host: str, port: int) -> tuple[str, int]:
+        """Listen, and return the address.
+
+        Raises:
+            BindError: the address cannot be bound.
+        """
+        return await self._connections.listen("http", host, port)
 
     async def close(self) -> None:
         """Stop listening."""
-        if self._connections is not None:
-            await self._connections.stop()
-        if self._runner is not None:
-            await self._runner.cleanup()
-        if self._connections is not None:
-            self._connections.close()
+        await self._connections.close()
 
     @web.middleware
     async def _within_limits(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Stop counting the client's time while its request is answered."""
-        assert self._connections is not None  # noqa: S101 - it listens
         with self._connections.answering(request.transport):
             return await handler(request)
 

@@ -15,7 +15,6 @@ from aiohttp.typedefs import Handler, RawHeaders
 from multidict import CIMultiDict
 from yarl import URL
 
-from kvbus.common.errors import BindError, os_reason
 from kvbus.common.front_stats import FrontStats
 from kvbus.config import Config, SourceStream, parse_address, render_topic
 from kvbus.config.front import Front, Fronting
@@ -218,25 +217,17 @@ class FrontServer:
         self._observed = observed
         self.stats = FrontStats(front.max_connections)
         self._engine: Engine | None = None
-        self._runner: web.AppRunner | None = None
-        self._connections: Connections | None = None
         self.address: tuple[str, int] | None = None
-
-    async def start(self) -> None:
-        """Start listening.
-
-        Raises:
-            BindError: the address cannot be bound.
-        """
         app = web.Application(middlewares=[self._each])
         app.on_response_prepare.append(as_it_came)
-        self._engine = Engine(self._front.engine)
-        self._runner = web.AppRunner(
+        self._connections: Final = Connections(
             app,
+            self.stats,
+            most=front.max_connections,
+            timeout=IDLE,
             access_log=log,
             access_log_class=_bad_requests(self.stats),
             logger=quiet(logging.getLogger("kvbus.front")),
-            handle_signals=False,
             handler_cancellation=True,
             shutdown_timeout=1.0,
             lingering_time=1.0,
@@ -244,35 +235,28 @@ class FrontServer:
             max_line_size=LINE,
             max_field_size=LINE,
         )
-        await self._runner.setup()
-        server = self._runner.server
-        if server is None:  # pragma: no cover - set up above
-            return
-        self._connections = Connections(server, self.stats, most=self._front.max_connections, timeout=IDLE)
-        where = parse_address(self._front.listen)
-        try:
-            self.address = await self._connections.listen(*where)
-        except OSError as error:
-            raise BindError(f"front {where[0]}:{where[1]}", os_reason(error)) from error
+
+    async def start(self) -> None:
+        """Start listening.
+
+        Raises:
+            BindError: the address cannot be bound.
+        """
+        self._engine = Engine(self._front.engine)
+        self.address = await self._connections.listen("front", *parse_address(self._front.listen))
 
     async def close(self) -> None:
         """Stop listening, and end the requests under way."""
-        if self._connections is not None:
-            await self._connections.stop()
-            self._connections.close()
-        if self._runner is not None:
-            await self._runner.cleanup()
-            self._runner = None
+        await self._connections.close()
         if self._engine is not None:
             await self._engine.close()
             self._engine = None
 
     @web.middleware
     async def _each(self, request: web.Request, handler: Handler) -> web.StreamResponse:  # noqa: ARG002
-        connections, engine = self._connections, self._engine
-        if connections is None or engine is None:  # pragma: no cover - no request comes before `start` is over
-            return web.Response(status=503)
-        with connections.answering(request.transport):
+        engine = self._engine
+        assert engine is not None  # noqa: S101 - it listens
+        with self._connections.answering(request.transport):
             try:
                 return await self._answer(request, engine)
             except asyncio.CancelledError:
