@@ -150,7 +150,7 @@ def engine(
     Exit codes: 0 no MUST is broken, 1 one is (with --strict a SHOULD, too), 69 nothing could be judged.
     """  # noqa: D301 - \b is click's: keep these lines as they are
     if "://" in subject:
-        from kvbus.tools.conform.engine.watch import Target  # noqa: PLC0415 - brings zmq
+        from kvbus.tools.conform.engine.probes import Target  # noqa: PLC0415 - brings zmq
 
         curve = curve_keys(curve_secret_key, curve_server_key, bind=named["bind"])
         target = Target.of(subject, curve, **named)

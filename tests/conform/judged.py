@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from kvbus.tools.conform.engine.watch import Target, Watch
+from kvbus.tools.conform.engine.probes import Target
+from kvbus.tools.conform.engine.watch import Watch
 from kvbus.tools.conform.report import Report
 from tests.conform.results import RESULTS, SPEC, store
 from tests.doubles.bus import PATIENCE, eventually

@@ -16,7 +16,8 @@ import zmq
 
 from kvbus.core.wire.profiles import PROFILES
 from kvbus.tools.capture.format import Message
-from kvbus.tools.conform.engine.watch import Target, Watch
+from kvbus.tools.conform.engine.probes import Target
+from kvbus.tools.conform.engine.watch import Watch
 from kvbus.tools.conform.report import Level, Outcome, Report
 from kvbus.tools.conform.vectors import pack, stored
 from kvbus.transport.curve import Curve

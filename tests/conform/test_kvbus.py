@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kvbus.tools.conform.engine.watch import Target, Watch
+from kvbus.tools.conform.engine.probes import Target
+from kvbus.tools.conform.engine.watch import Watch
 from kvbus.tools.conform.report import Outcome
 from kvbus.tools.conform.vectors import pack, stored
 from kvbus.transport.engine.publisher import EnginePublisher

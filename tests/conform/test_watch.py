@@ -17,7 +17,8 @@ from click.testing import CliRunner
 from kvbus.cli import main
 from kvbus.common.errors import ExitCode
 from kvbus.tools.conform.engine import probes, watch
-from kvbus.tools.conform.engine.watch import Target, Watch
+from kvbus.tools.conform.engine.probes import Target
+from kvbus.tools.conform.engine.watch import Watch
 from kvbus.tools.conform.report import Outcome
 from kvbus.tools.conform.vectors import pack, stored
 from kvbus.transport.engine.publisher import EnginePublisher

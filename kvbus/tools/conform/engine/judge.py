@@ -5,6 +5,7 @@ The judge has no socket and no clock, so it judges a recording and a running eng
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -190,6 +191,7 @@ class EngineJudge:
 
     Attributes:
         ledger: observations about each clause. Probes record their observations there too.
+        stream: the stream of the newest message. Before the first live message, it is the stream of the history.
         batches: number of live messages.
         events: number of events in them.
     """
@@ -200,18 +202,11 @@ class EngineJudge:
         self.batches = 0
         self.events = 0
         self.silence = Silence(self.ledger)
+        self.stream = Stream(self.ledger, rank)
         self._streams: dict[bytes, Stream] = {}
-        self._newest: Stream | None = None
-        self._heartbeats: dict[int, None] = {}
+        self._heartbeats: deque[int] = deque(maxlen=_HEARTBEATS)
         self._welcomes: list[bool] = []
         """For each subscription, whether its first message began with AllBlocksCleared."""
-
-    @property
-    def stream(self) -> Stream:
-        """The stream of the newest message, or a new stream before the first message."""
-        if self._newest is None:
-            self._newest = Stream(self.ledger, self._rank)
-        return self._newest
 
     @property
     def restarts(self) -> int:
@@ -241,9 +236,7 @@ class EngineJudge:
         self.events += len(payload.events) if payload is not None else 0
         self.silence.ended(payload)
         if payload is not None and payload.empty:
-            self._heartbeats[message.seq] = None
-            if len(self._heartbeats) > _HEARTBEATS:
-                del self._heartbeats[next(iter(self._heartbeats))]
+            self._heartbeats.append(message.seq)
         return payload
 
     def answer(self, answer: Answer) -> None:
@@ -320,24 +313,21 @@ class EngineJudge:
 
     def _known(self, message: Message) -> Stream | None:
         """Return the stream of a message's topic, or before the first live message the history; None if it is new."""
-        return self._streams.get(message.topic) or (None if self._streams else self._newest)
+        return self._streams.get(message.topic) or (None if self._streams else self.stream)
 
     def _stream_of(self, message: Message) -> Stream:
-        stream = self._known(message)
-        if stream is None or message.topic not in self._streams:
-            known = self._newest
-            if stream is None:
-                stream = Stream(self.ledger, self._rank)
-            if self._streams and known is not None and known.expected == message.seq and message.seq > 0:
+        known = self._streams.get(message.topic)
+        if known is None:
+            known = self._known(message) or Stream(self.ledger, self._rank)
+            if self._streams and self.stream.expected == message.seq > 0:
                 text = f"batch {message.seq} goes on with the numbers under another topic"
-                shown = Evidence("topic", message.topic)
-                self.ledger.broken("2.3", text, shown, level=Level.SHOULD)
-                stream = known
-            self._streams[message.topic] = stream
-        elif stream.expected is not None:
+                self.ledger.broken("2.3", text, Evidence("topic", message.topic), level=Level.SHOULD)
+                known = self.stream
+            self._streams[message.topic] = known
+        elif known.expected is not None:
             self.ledger.kept("2.3")
-        self._newest = stream
-        return stream
+        self.stream = known
+        return known
 
 
 _NOTE: Final = "a recording has no sockets, no replay and no publisher's id: their clauses are not seen"

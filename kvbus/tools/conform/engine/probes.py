@@ -6,13 +6,14 @@ import asyncio
 import json
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import aiohttp
 
+from kvbus.config.endpoints import endpoint_offset
 from kvbus.parts.discovery.contract import DiscoveryError
 from kvbus.parts.discovery.engine_answers import of_sglang, of_vllm
 from kvbus.tools.conform.engine.clauses import Ledger
@@ -21,10 +22,7 @@ from kvbus.tools.conform.engine.judge import LONG, Answer, EngineJudge
 from kvbus.tools.conform.report import Evidence
 from kvbus.transport import engine_api
 from kvbus.transport.client.raw import Asker
-
-if TYPE_CHECKING:
-    from kvbus.transport.curve import Curve
-
+from kvbus.transport.curve import Curve
 
 TIMEOUT: Final = 10.0
 """Seconds to wait for the next message of an answer."""
@@ -38,21 +36,66 @@ _BEYOND: Final = 2**40
 _MOST_FRAMES: Final = 1_000_000
 
 
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The publisher to watch, and the options.
+
+    Attributes:
+        endpoint: endpoint of the live stream.
+        replay: endpoint of the replay; None without one.
+        snapshot: endpoint of snapshots; None without one.
+        api: URL of an OpenAI-style API; None without one.
+        model: model for prompts; empty for the first model that the API lists.
+        topic: subscription prefix.
+        bind: whether to bind the endpoint instead of connecting.
+        curve: CURVE keys; None without CURVE.
+        seconds: minimum time to watch.
+        prompts: number of different prompts to send.
+        await_restart: whether to watch until the publisher has restarted.
+        rank: rank of the publisher; None for the rank in its first batch.
+    """
+
+    endpoint: str
+    replay: str | None = None
+    snapshot: str | None = None
+    api: str | None = None
+    model: str = ""
+    topic: bytes = b""
+    bind: bool = False
+    curve: Curve | None = field(default=None, repr=False)
+    seconds: float = 30.0
+    prompts: int = 32
+    await_restart: bool = False
+    rank: int | None = None
+
+    @classmethod
+    def of(cls, endpoint: str, curve: Curve | None = None, **options: Any) -> Target:
+        """Return the target for the options of ``kvbus conform engine``."""
+        api, topic = options.pop("api"), options.pop("topic").encode()
+        url = None if api is None else (api if "://" in api else f"http://{api}").rstrip("/")
+        return cls(endpoint, api=url, topic=topic, curve=curve, **options)
+
+    def of_rank(self, rank: int) -> Target:
+        """Return the target of another rank. Its ports are those of rank 0 plus the rank (1.2).
+
+        Raises:
+            ValueError: an endpoint is malformed, or its port would be above 65535.
+        """
+        replay, snapshot = (each and endpoint_offset(each, rank) for each in (self.replay, self.snapshot))
+        return replace(self, endpoint=endpoint_offset(self.endpoint, rank), replay=replay, snapshot=snapshot, rank=rank)
+
+
 class Asking:
     """Sends replay and snapshot requests, and judges the answers.
 
     Args:
         judge: records the observations.
-        replay: the replay endpoint; None without one.
-        snapshot: the snapshot endpoint; None without one.
-        curve: CURVE keys; None without CURVE.
+        target: the publisher.
     """
 
-    def __init__(self, judge: EngineJudge, replay: str | None, snapshot: str | None, curve: Curve | None) -> None:
+    def __init__(self, judge: EngineJudge, target: Target) -> None:
         self._judge = judge
-        self._replay = replay
-        self._snapshot = snapshot
-        self._curve = curve
+        self._replay, self._snapshot, self._curve = target.replay, target.snapshot, target.curve
 
     async def ask(self, start: int) -> Answer | None:
         """Request a replay, judge the answer, and return it; None without a replay endpoint."""
@@ -174,24 +217,22 @@ class Reset(StrEnum):
     """SGLang. It resets every tier."""
 
 
-@dataclass(slots=True)
 class Api:
     """Causes events by requests to an API, and judges them.
 
-    Attributes:
+    Args:
         judge: records the observations.
-        base: the URL without a path.
-        model: model for prompts; empty for the first model that the API lists.
-        prompts: number of different prompts to send.
+        target: the publisher and its API.
         notes: failed steps, for the report.
     """
 
-    judge: EngineJudge
-    base: str
-    model: str
-    prompts: int
-    notes: list[str]
-    _pairs: int = MAX_PAIRS
+    def __init__(self, judge: EngineJudge, target: Target, notes: list[str]) -> None:
+        self.judge = judge
+        self.base = target.api or ""
+        self.model = target.model
+        self.prompts = target.prompts
+        self.notes = notes
+        self._pairs = MAX_PAIRS
 
     async def provoke(self) -> None:
         """Run all steps. A failed step adds a note. The next steps still run, unless no prompt could be sent."""

@@ -6,18 +6,16 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Any, Final, Self
+from typing import Final, Self
 
-from kvbus.config.endpoints import endpoint_offset, parse_endpoint
+from kvbus.config.endpoints import parse_endpoint
 from kvbus.core.types import Refused
 from kvbus.tools.conform.engine.clauses import Ledger
 from kvbus.tools.conform.engine.judge import EngineJudge, View, judge_late
-from kvbus.tools.conform.engine.probes import Api, Asking
+from kvbus.tools.conform.engine.probes import Api, Asking, Target
 from kvbus.tools.conform.engine.stream import Message, parse
 from kvbus.tools.conform.report import Report
 from kvbus.transport.client.subscriber import StreamSockets
-from kvbus.transport.curve import Curve
 from kvbus.transport.dialling import dial
 from kvbus.transport.reach import Outcome, Stop
 from kvbus.transport.zmtp.mechanism import Role
@@ -28,55 +26,6 @@ _CONNECT_S: Final = 10.0
 _LATE_S: Final = 3.0
 """Seconds to wait for the messages of a late subscriber."""
 _PING: Final = b"\x04PING"
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """The publisher to watch, and the options.
-
-    Attributes:
-        endpoint: endpoint of the live stream.
-        replay: endpoint of the replay; None without one.
-        snapshot: endpoint of snapshots; None without one.
-        api: URL of an OpenAI-style API; None without one.
-        model: model for prompts; empty for the first model that the API lists.
-        topic: subscription prefix.
-        bind: whether to bind the endpoint instead of connecting.
-        curve: CURVE keys; None without CURVE.
-        seconds: minimum time to watch.
-        prompts: number of different prompts to send.
-        await_restart: whether to watch until the publisher has restarted.
-        rank: rank of the publisher; None for the rank in its first batch.
-    """
-
-    endpoint: str
-    replay: str | None = None
-    snapshot: str | None = None
-    api: str | None = None
-    model: str = ""
-    topic: bytes = b""
-    bind: bool = False
-    curve: Curve | None = field(default=None, repr=False)
-    seconds: float = 30.0
-    prompts: int = 32
-    await_restart: bool = False
-    rank: int | None = None
-
-    @classmethod
-    def of(cls, endpoint: str, curve: Curve | None = None, **options: Any) -> Target:
-        """Return the target for the options of ``kvbus conform engine``."""
-        api, topic = options.pop("api"), options.pop("topic").encode()
-        url = None if api is None else (api if "://" in api else f"http://{api}").rstrip("/")
-        return cls(endpoint, api=url, topic=topic, curve=curve, **options)
-
-    def of_rank(self, rank: int) -> Target:
-        """Return the target of another rank. Its ports are those of rank 0 plus the rank (1.2).
-
-        Raises:
-            ValueError: an endpoint is malformed, or its port would be above 65535.
-        """
-        replay, snapshot = (each and endpoint_offset(each, rank) for each in (self.replay, self.snapshot))
-        return replace(self, endpoint=endpoint_offset(self.endpoint, rank), replay=replay, snapshot=snapshot, rank=rank)
 
 
 class Tap:
@@ -129,7 +78,7 @@ class Watch:
         self.judge: Final = EngineJudge(target.rank)
         self._target = target
         self._progress = progress
-        self._asking = Asking(self.judge, target.replay, target.snapshot, target.curve)
+        self._asking = Asking(self.judge, target)
         self._notes: list[str] = []
         self.connected = False
         """Whether the connection was up after the last processed message."""
@@ -263,7 +212,7 @@ class Watch:
     async def _probe(self) -> None:
         if self._target.api is not None:
             self._doing = "sending prompts"
-            await Api(self.judge, self._target.api, self._target.model, self._target.prompts, self._notes).provoke()
+            await Api(self.judge, self._target, self._notes).provoke()
         else:
             await asyncio.sleep(self._target.seconds / 2)
         self._doing = "asking for replays"
