@@ -177,7 +177,8 @@ class StrictRouter(SocketRouter):
     """A plain set under the rules of the strictest known client, llm-d's subscriber.
 
     Live batches wait while it rebuilds. An answer must begin with the seq asked for and be contiguous, with four frames
-    per message. A message may take at most `idle` seconds, and an answer at most two minutes. After a hole the router
+    per message. A message may take at most `idle` seconds (2 with `resumes`, otherwise 60), and an answer at most two
+    minutes. After a hole the router
     asks from the next seq on; after a batch whose seq goes back it starts from nothing. With `resumes`, it continues an
     answer that breaks off. It gives up after forty attempts without a batch, because a kvbus that starts on a busy CPU
     is silent for long.
@@ -187,7 +188,7 @@ class StrictRouter(SocketRouter):
     ATTEMPTS: Final = 40
 
     def __init__(
-        self, endpoint: str, replay_endpoint: str, *, hwm: int = 0, idle: float = 2.0, resumes: bool = False
+        self, endpoint: str, replay_endpoint: str, *, hwm: int = 0, idle: float | None = None, resumes: bool = False
     ) -> None:
         super().__init__(endpoint, replay_endpoint)
         self.holes = 0
@@ -202,7 +203,7 @@ class StrictRouter(SocketRouter):
         self._newest = -1
         self._held: deque[tuple[int, bytes]] = deque()
         self._hwm = hwm
-        self._idle = idle
+        self._idle = idle or (2.0 if resumes else 60.0)
         self._resumes = resumes
         # reconnect fast enough to receive kvbus's first message after a restart
         self.context.setsockopt(zmq.RECONNECT_IVL, 1)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 import uvloop
 
-from kvbus.core.commands import Command
-from kvbus.core.events import BatchReceived, RelayEvent
-from kvbus.tools.capture.play import Faults, play
+from kvbus.tools.capture.play import play
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.bus import eventually, running_bus
 from tests.doubles.socket_routers import RouterOnASet
@@ -68,65 +65,3 @@ async def the_chain(*, by_snapshot: bool) -> None:
 def test_a_second_bus_learns_everything_from_the_first(by_snapshot: bool) -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(the_chain(by_snapshot=by_snapshot))
-
-
-async def lost_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches that no replay brings back cost a source with snapshots nothing."""
-    messages = load(NAME)
-    snapshots = f"tcp://127.0.0.1:{free_port()}"
-    async with running_bus(output={"snapshot_endpoint": snapshots, "heartbeat": 0.2}) as first:
-        upstream = {"endpoint": first.out, "replay_endpoint": "tcp://127.0.0.1:9", "snapshot_endpoint": snapshots}
-        async with (
-            running_bus(source=upstream, replay_timeout=0.2) as second,
-            EnginePublisher(first.engine, first.engine_replay, bind=True) as engine,
-        ):
-            await eventually(lambda: first.source.state == "live", "the first bus in sync")
-            await eventually(lambda: second.source.state == "live", "the second bus in sync")
-            relay = second.daemon.relay
-            await play(engine, lambda: messages[:300], rate=4000, subscribers=1)
-            # the second bus misses what comes now: its frames are taken away from under it
-            frames_lost = 0
-            handle = relay.handle
-
-            class Deaf:
-                """The relay, but for what the engine sends."""
-
-                def __getattr__(self, name: str) -> Any:
-                    return getattr(relay, name)
-
-                def handle(self, event: RelayEvent, now: float) -> list[Command]:
-                    nonlocal frames_lost
-                    if not isinstance(event, BatchReceived):
-                        return handle(event, now)
-                    frames_lost += 1
-                    return []
-
-            await eventually(lambda: first.caught_up(299), "the beginning relayed")
-            stream = first.daemon.relay.outputs[0].streams[0]
-            await eventually(lambda: second.source.sequencer.next >= stream.next_seq, "relayed twice")
-            monkeypatch.setattr(second.daemon, "relay", Deaf())
-            await play(engine, lambda: messages[300:700], rate=4000, faults=Faults())
-            await eventually(lambda: first.caught_up(699) and frames_lost > 100, "batches lost for good")
-            monkeypatch.setattr(second.daemon, "relay", relay)
-            await play(engine, lambda: messages[700:], rate=4000)
-            await eventually(lambda: first.caught_up(messages[-1].seq), "the end relayed")
-            await eventually(
-                lambda: (
-                    second.source.state == "live"
-                    and len(second.source.normalizer.index) == len(first.source.normalizer.index)
-                ),
-                "the second bus whole again",
-            )
-            assert second.source.stats.lost > 0
-            assert not second.source.partial
-            router = RouterOnASet(second.out, second.out_replay)
-            try:
-                await router.replay()
-                assert matches_truth(NAME, router.view) is None
-            finally:
-                router.close()
-
-
-def test_what_no_replay_brings_back_a_snapshot_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(lost_for_good(monkeypatch))

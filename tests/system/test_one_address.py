@@ -106,24 +106,6 @@ def test_one_that_says_that_it_asks_for_replays_gets_its_state(profile: str, nei
     run(test())
 
 
-@pytest.mark.parametrize("profile", PROFILES)
-def test_a_ninth_router_that_joins_eight_times_costs_its_neighbours_nothing(profile: str) -> None:
-    async def test() -> None:
-        async with circuit(batches=5 * JOURNAL, **PROFILES[profile]) as (bus, engine), deaf(bus, 8) as eight:
-            await exact(engine, *eight)
-            clears = [router.view.clears for router in eight]
-            for joined in range(1, 9):
-                async with deaf(bus) as (ninth,):
-                    await ask_for_everything(bus)
-                    await publish(bus, engine, 50)
-                    await exact(engine, ninth, *eight)
-                await eventually(lambda: stats_of(bus).routers == 8, "it has left")
-                assert [router.view.clears for router in eight] == clears
-                assert stats_of(bus).states_sent == {"subscribed": 8 + joined}
-
-    run(test())
-
-
 @pytest.mark.parametrize("profile", OTHERS)
 def test_315_requests_of_one_asker_clear_no_neighbour(profile: str) -> None:
     async def test() -> None:

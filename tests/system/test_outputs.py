@@ -24,7 +24,7 @@ from kvbus.state.sqlite import reached
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.bus import Bus, eventually, running_bus
 from tests.doubles.payloads import payload as batch
-from tests.doubles.payloads import removed, store
+from tests.doubles.payloads import store
 from tests.ports import free_port, free_ports, ports_in_a_row
 from tests.state.left import without_state
 
@@ -161,42 +161,6 @@ def test_a_merged_output_is_one_dense_numbering_with_ranks() -> None:
             assert by_rank == {i: [100 * i + n for n in range(25)] for i in range(4)}
             answer = await replay(tcp(first + 4))
             assert [frames[-1] for frames in answer[:-1]] == [frames[2] for frames in router.got]
-
-    run_async(main)
-
-
-def test_outputs_of_different_profiles_at_once() -> None:
-    async def main() -> None:
-        ports = free_ports(6)
-        outputs = [
-            {"name": name, "profile": name, "heartbeat": 0, "endpoint": tcp(live), "replay_endpoint": tcp(again)}
-            for name, live, again in zip(("vllm", "aibrix", "sglang"), ports[:3], ports[3:], strict=True)
-        ]
-        async with contextlib.AsyncExitStack() as stack:
-            bus = await stack.enter_async_context(running_bus(outputs=outputs))
-            routers = [
-                (await stack.enter_async_context(subscribed(bus, tcp(port), output=n)))[0]
-                for n, port in enumerate(ports[:3])
-            ]
-            engine = await stack.enter_async_context(EnginePublisher(bus.engine, bus.engine_replay, bind=True))
-            await eventually(lambda: bus.source.state == "live", "the bus in sync")
-            await engine.wait_for_subscriber(60)
-            engine.publish(batch(store([1, 2]), removed([9])))
-            engine.publish(batch(removed([1])))
-            for router in routers:
-                await eventually(lambda router=router: router.read() == 2, "both batches")
-                assert router.seqs == [0, 1]
-            maps, arrays, sglang = (router.batches() for router in routers)
-            assert maps == sglang
-            assert all(len(b) == 3 for b in (*maps, *arrays))
-            assert [event["type"] for b in maps for event in b[1]] == ["BlockStored", "BlockRemoved"]
-            assert [event[0] for b in arrays for event in b[1]] == ["BlockStored", "BlockStored", "BlockRemoved"]
-            tokens = maps[0][1][0]["token_ids"]
-            assert [event[1:5] for event in arrays[0][1]] == [[[1], None, tokens[:16], 16], [[2], 1, tokens[16:], 16]]
-            for port, framing in zip(ports[3:], (4, 4, 3), strict=True):
-                answer = await replay(tcp(port))
-                assert [len(message) for message in answer] == [framing] * 3
-                assert answer[-1] == [b""] * (framing - 2) + [b"\xff" * 8, b""]
 
     run_async(main)
 

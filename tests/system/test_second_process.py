@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
-from unittest import mock
 
 import pytest
 
@@ -14,9 +13,7 @@ from kvbus.common.errors import BindError, InUseError
 from kvbus.config import Config, load
 from kvbus.core.events import BatchReceived
 from kvbus.daemon.daemon import Daemon
-from kvbus.state import sqlite, writer
 from kvbus.transport.engine.publisher import EnginePublisher
-from tests.doubles.bus import eventually
 from tests.doubles.engine import Engine
 from tests.doubles.kvbus_process import Place, Program, run_async
 from tests.doubles.payloads import payload as batch
@@ -81,40 +78,6 @@ def test_a_second_process_is_refused_and_the_first_goes_on_and_survives_a_kill(t
                 assert router.view.violations == [], "nothing was told again"
                 assert router.next <= engine.published
                 assert "refused" not in " ".join(path.name for path in state.iterdir())
-
-    run_async(main())
-
-
-def test_a_port_that_is_taken_leaves_ones_own_state_as_it_was(tmp_path: Path) -> None:
-    """Two states, one port: what the second one found is there for its next start."""
-    place = Place(tmp_path, state_dir=str(tmp_path / "mine"))
-    other = ("--set", f"state_dir={tmp_path / 'theirs'}", "--set", "http=null")
-
-    async def main() -> None:
-        async def run(engine: Engine | None, count: int) -> None:
-            with place.kvbus() as bus:
-                await place.ready(bus)
-                if engine is not None:
-                    await engine.publisher.wait_for_subscriber(30)
-                    await engine.publish(count)
-                    await eventually(lambda: place.sources()[0]["last_seq"] == engine.published - 1, "relayed")
-                bus.process.kill()
-                bus.process.wait(10)
-
-        async with EnginePublisher(place.engine, place.engine_replay, bind=True, buffer_steps=BUFFER) as publisher:
-            engine = Engine(publisher, blocks=300)
-            await run(engine, 20)
-            before = rows(tmp_path / "mine")
-            with Program(tmp_path, "run", "-c", str(tmp_path / "kvbus.yaml"), *other, name="other") as theirs:
-                await eventually(lambda: "output routers: replay at" in theirs.said, "the port taken")
-                with place.kvbus() as bus:
-                    assert bus.ended() == 69
-                    assert f"cannot listen on {place.out}" in bus.said
-                assert rows(tmp_path / "mine") == before
-            await engine.publish(4 * BUFFER)  # the buffer has forgotten them
-            with place.kvbus() as bus:
-                await place.ready(bus)
-                assert "state read" in bus.said
 
     run_async(main())
 
@@ -191,34 +154,3 @@ async def test_a_state_of_other_sources_stays_as_it_was_until_everything_is_boun
     await third.start()
     assert third.process.state_refused == 1
     await third.close(drain=0)
-
-
-async def test_a_checkpoint_that_was_not_finished_does_not_count(tmp_path: Path) -> None:
-    """A large state is written beside the traffic. Until its end, a kill leaves the one before and the log."""
-    (live,) = free_ports(1)
-    first = Daemon(config_of(tmp_path, live))
-    await first.start()
-    for n in range(40):
-        blocks = [store([1000 * n + each]) for each in range(1000)]
-        first.feed(BatchReceived(0, [b"", n.to_bytes(8, "big"), batch(*blocks)]))
-    await first.close(drain=0)
-    with sparing(1):
-        second = Daemon(config_of(tmp_path, live))
-        await second.start()
-        assert second.state is not None
-        fed(second, 40)
-        second.state.work()
-        assert second.state.busy
-        fed(second, 41)
-        await second.close(drain=0)  # as a kill: the checkpoint ends where it is
-    third = Daemon(config_of(tmp_path, live))
-    assert third.relay.sources[0].sequencer.next == 42
-    await third.start()
-    await third.close(drain=0)
-
-
-@contextlib.contextmanager
-def sparing(size: int) -> Iterator[None]:
-    """Let a checkpoint be due after this many bytes of log."""
-    with mock.patch.object(sqlite, "CHECKPOINT_AFTER", size), mock.patch.object(writer, "SLICE_SECONDS", 0.0):
-        yield

@@ -14,7 +14,7 @@ from kvbus.tools.capture.play import play
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.bus import Bus, eventually, running_bus
 from tests.doubles.payloads import payload, removed, store, unpack
-from tests.doubles.router import PlainSetRouter
+from tests.doubles.router import PlainSetRouter, RankedRouter
 from tests.ports import free_port, ports_in_a_row
 from tests.system.test_outputs import four_engines, replay, subscribed, tcp
 from tests.wire.captures import load, matches_truth
@@ -145,29 +145,12 @@ def test_more_than_a_million_blocks() -> None:
         runner.run(a_million_blocks())
 
 
-class ByRank:
-    """What a router of a merged stream holds: AllBlocksCleared is about one rank."""
-
-    def __init__(self) -> None:
-        self.blocks: dict[int, set[int]] = {}
-
-    def apply(self, chunk: bytes) -> None:
-        _, events, rank = unpack(chunk)
-        held = self.blocks.setdefault(rank, set())
-        for event in events:
-            if event["type"] == "AllBlocksCleared":
-                held.clear()
-            elif event["type"] == "BlockStored":
-                held.update(event["block_hashes"])
-            else:
-                held.difference_update(event["block_hashes"])
-
-
-def of_snapshot(frames: list[bytes]) -> dict[int, set[int]]:
-    router = ByRank()
-    for chunk in frames[2:]:
-        router.apply(chunk)
-    return router.blocks
+def held_by(chunks: list[bytes]) -> dict[int, set[int | bytes]]:
+    """Return the hashes of each rank that a router of a merged stream then has."""
+    router = RankedRouter()
+    for chunk in chunks:
+        router.take(chunk)
+    return router.hashes()
 
 
 async def merged() -> None:
@@ -177,7 +160,7 @@ async def merged() -> None:
         four_engines(layout="merged", snapshot_endpoint=tcp(port), journal_batches=4) as (bus, engines, first),
         subscribed(bus, tcp(first)) as (live,),
     ):
-        held = {i: {100 * i + n for n in range(1, 20)} for i in range(4)}
+        held: dict[int, set[int]] = {i: {100 * i + n for n in range(1, 20)} for i in range(4)}
         for n in range(20):
             for i, engine in enumerate(engines):
                 engine.publish(payload(store([100 * i + n]), rank=i % 2))
@@ -189,14 +172,11 @@ async def merged() -> None:
         async def everyone_holds(expected: dict[int, set[int]]) -> None:
             with zmq.Context() as context:
                 snapshot = await answered(ask(context, zmq.REQ, tcp(port), b"snapshot"))
-            assert of_snapshot(snapshot) == expected
+            assert held_by(snapshot[2:]) == expected
             answer = await replay(tcp(first + 4))
             seqs = [int.from_bytes(frames[-2][:8], "big") for frames in answer[:-1]]
             assert seqs == list(range(seqs[0], seqs[0] + len(seqs)))
-            from_replay = ByRank()
-            for frames in answer[:-1]:
-                from_replay.apply(frames[-1])
-            assert from_replay.blocks == expected
+            assert held_by([frames[-1] for frames in answer[:-1]]) == expected
 
         await everyone_holds(held)
         engines[2].restart()
