@@ -35,7 +35,7 @@ def main(
     width: int,
     show: bool,
 ) -> None:
-    """Break connections, batches, processes, disks and clocks, and check after each burst that everything is exact."""
+    """Break connections, batches, processes and disks, and check after each burst that everything is exact."""
     seed = random.SystemRandom().randrange(1 << 20) if seed is None else seed
     chosen = cells or tuple(range(len(SHAPES)))
     if show:

@@ -12,8 +12,7 @@ from typing import Any, Final
 import aiohttp
 
 from kvbus.common.errors import ExitCode
-from tests.chaos.clocked import WrongClock
-from tests.chaos.places import Place
+from tests.chaos.namespaces import Namespaces
 from tests.doubles.child import Child, python
 
 SOURCE_TIMEOUT: Final = 5.0
@@ -60,8 +59,8 @@ def unaccounted(metrics: Metrics) -> list[str]:
     return wrong
 
 
-class Bus:
-    """A kvbus that is killed and restarted with the same configuration, directory and clock.
+class BusProcess:
+    """A kvbus that is killed and restarted with the same configuration and directory.
 
     Args:
         directory: directory of all files that it writes.
@@ -70,12 +69,11 @@ class Bus:
         http: port of its HTTP server.
     """
 
-    def __init__(self, directory: Path, config: dict[str, Any], http: int, place: Place | None) -> None:
+    def __init__(self, directory: Path, config: dict[str, Any], http: int, place: Namespaces | None) -> None:
         self._http = http
         path = directory / "kvbus.yaml"
         path.write_text(json.dumps({**config, "http": f"127.0.0.1:{http}"}))  # JSON is YAML
-        self.clock = WrongClock(directory / "clock")
-        command = python("tests.chaos.clocked", str(self.clock.path), "run", "-c", str(path), "--log-format", "json")
+        command = python("kvbus", "run", "-c", str(path), "--log-format", "json")
         # the log is written by this process, so that a file-size limit of kvbus does not affect it
         self.child = Child("kvbus", place.inside(command) if place else command, directory, on_line=lambda line: None)
         runtime = directory / "run"
@@ -152,4 +150,3 @@ class Bus:
         await self.child.close()
         if self._session is not None:
             await self._session.close()
-        self.clock.close()

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from tests.chaos.bus import PortTakenError
 from tests.chaos.cell import Cell
-from tests.chaos.places import why_not
+from tests.chaos.namespaces import why_not
 from tests.chaos.plan import SHAPES
 from tests.chaos.tally import Tally
 
@@ -88,11 +88,11 @@ class Campaign:
             await asyncio.gather(*(self._cell(cell, lane, namespaces=lacking["mount"] is None) for cell, lane in lanes))
         finally:
             progress.cancel()
-        for name, growth in self.tally.growth.items():
-            grown = growth.grown()
-            self.tally.checks["memory and descriptors flat"] += growth.enough
-            if grown:
-                self.tally.failures.append(f"{name}: {grown}")
+        for name, samples in self.tally.growth.items():
+            for what, found in samples.growth().items():
+                self.tally.checks["memory and descriptors flat"] += 1
+                if found["grown"]:
+                    self.tally.failures.append(f"{name}: {what}: {found['first']:.1f} has grown to {found['last']:.1f}")
         return self.tally
 
     async def _cell(self, number: int, lane: int, *, namespaces: bool) -> None:
@@ -159,17 +159,10 @@ class Campaign:
         checks = Table("check", "times", title="checks")
         for name, count in sorted(tally.checks.items()):
             checks.add_row(name, f"{count:,}")
-        growth = Table(
-            "process", "samples", "RSS first", "RSS last", "descriptors first", "descriptors last", title="growth"
-        )
-        for name, seen in sorted(tally.growth.items()):
-            if not seen.enough:
-                growth.add_row(name, str(len(seen.rss)), "too few to tell")
-                continue
-            (first, last), (few, many) = seen.memory, seen.open_files
-            growth.add_row(
-                name, str(len(seen.rss)), f"{first / 2**20:.1f} MiB", f"{last / 2**20:.1f} MiB", f"{few:g}", f"{many:g}"
-            )
+        growth = Table("process", "value", "first", "last", title="growth")
+        for name, samples in sorted(tally.growth.items()):
+            for what, seen in samples.growth().items():
+                growth.add_row(name, what, f"{seen['first']:.1f}", f"{seen['last']:.1f}")
         for table in (faults, checks, growth):
             out(table)
         out(

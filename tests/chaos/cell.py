@@ -10,11 +10,11 @@ from typing import Any, Final
 
 import aiohttp
 
-from tests.chaos.bus import JOURNAL, SEND_HWM, SOURCE_TIMEOUT, Bus, Metrics, total
+from tests.chaos.bus import JOURNAL, SEND_HWM, SOURCE_TIMEOUT, BusProcess, Metrics, total
 from tests.chaos.checks import Checks, Marks
 from tests.chaos.engines import ENGINES, Engine
 from tests.chaos.faults import ARMED, MAKERS
-from tests.chaos.places import Network, SmallDisk
+from tests.chaos.namespaces import Network, SmallDisk
 from tests.chaos.plan import SHAPES, Fault, Round, make_round
 from tests.chaos.routers import Router
 from tests.chaos.tally import Tally
@@ -43,8 +43,6 @@ class Cell:
         self.seed, self.number, self.generation = seed, number, generation
         self.shape = SHAPES[number]
         self.tally = tally
-        self.asked = 0
-        """Number of replay requests sent by faults, which kvbus must have counted."""
         self.bus_starts = 0
         self._directory = directory
         self._namespaces = namespaces
@@ -53,13 +51,11 @@ class Cell:
         self.networks: dict[str, Network] = {}
         self.disk: SmallDisk | None = None
         self.engine: Engine
-        self.bus: Bus
+        self.bus: BusProcess
         self.tried: Router
         """The router that is stopped, killed and cut off."""
         self.bystander: Router
         """The router that must never be affected."""
-        self.out = self.out_replay = ""
-        self.listening: list[tuple[str, int]] = []
         self.lag = 0.0
         """Maximum seconds by which this process was late in the round. Checks allow for it, because it shows a busy machine."""
         self._checks = Checks(self)
@@ -132,9 +128,7 @@ class Cell:
             "probe_interval": 0.25,
             "state_dir": str(directory / "state") if shape.state else None,
         }
-        self.bus = Bus(directory, config, http, self.disk)
-        self.out, self.out_replay = str(routers["endpoint"]), str(routers["replay_endpoint"])
-        self.listening = [(out_host, port) for port in (out, out_replay, merged, merged_replay)]
+        self.bus = BusProcess(directory, config, http, self.disk)
 
         def streams(live: int, replay: int, *, raw: bool) -> list[dict[str, Any]]:
             return [
@@ -168,9 +162,6 @@ class Cell:
 
     # -- for faults --------------------------------------------------------------------------------------------------
 
-    def wall(self) -> float:
-        return time.time()
-
     async def soon(self, condition: Callable[[], object], patience: float) -> bool:
         """Return whether the condition holds within ``patience`` seconds."""
         loop = asyncio.get_running_loop()
@@ -201,19 +192,6 @@ class Cell:
         async with asyncio.timeout(60):
             while not all(source["state"] == "live" for source in await self.bus.sources()):  # noqa: ASYNC110 - told by HTTP
                 await asyncio.sleep(0.05)
-
-    async def recent_seq(self) -> int:
-        """Return a seq of the first output stream from which an answer is neither empty nor very long.
-
-        It is above 0: once 0 is no longer in the journal, an answer from 0 begins at a later seq.
-        """
-        async with asyncio.timeout(120):
-            while True:
-                try:
-                    newest = (await self.bus.metrics())["kvbus_output_sequence"]["routers", "0"]
-                    return max(1, int(newest) - JOURNAL // 2)
-                except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
-                    await asyncio.sleep(0.1)  # kvbus is being killed or is stopped
 
     async def gives_up_state(self) -> bool:
         """Return whether kvbus reports within 5 s that it no longer writes its state."""
@@ -316,6 +294,6 @@ class Cell:
     def sample(self) -> None:
         """Record memory and descriptors of the processes that live as long as the cell."""
         if not self.shape.kills_bus:
-            self.tally.growth[f"kvbus ({self.shape.name})"].add(self.bus.child.rss(), self.bus.child.descriptors())
-            child = self.bystander.child
-            self.tally.growth[f"router ({self.shape.name})"].add(child.rss(), child.descriptors())
+            for child in (self.bus.child, self.bystander.child):
+                taken = {"memory, MiB": child.rss() / 2**20, "descriptors": child.descriptors()}
+                self.tally.growth[f"{child.name} ({self.shape.name})"].add(time.monotonic(), taken)

@@ -27,8 +27,6 @@ LATE: Final = 1.0
 _ROUTER_KINDS: Final = frozenset(
     {
         "stop router",
-        "router never reads",
-        "200 requesters",
         "partition",
         "packet loss",
         "link down",
@@ -61,9 +59,7 @@ class Marks:
     metrics: Metrics
     starts: int
     holes: dict[str, int]
-    asked: int
     lives: int
-    began: float
     kinds: set[str] = field(default_factory=set)
 
 
@@ -79,7 +75,7 @@ class Checks:
         report = await cell.bystander.report()
         holes = {name: stream["raw"]["holes"] for name, stream in report.items()}
         metrics = await cell.bus.metrics()
-        return Marks(metrics, starts, holes, cell.asked, cell.engine.lives, asyncio.get_running_loop().time())
+        return Marks(metrics, starts, holes, cell.engine.lives)
 
     def scrape(self, metrics: Metrics) -> None:
         """Check the accounting, which must hold at any moment."""
@@ -167,7 +163,7 @@ class Checks:
             await asyncio.sleep(0.03)
 
     async def _exact(self, router: Router, report: dict[str, Any], truths: list[Truth], kinds: set[str]) -> None:
-        """Check that each view equals the engine's cache: its keys and, if the truth has them, its tokens."""
+        """Check that each view equals the engine's cache: its keys and its tokens."""
         loop = asyncio.get_running_loop()
         end = loop.time() + SETTLE
         while True:
@@ -250,12 +246,6 @@ class Checks:
         if not marks.kinds & _ROUTER_KINDS:
             slow = more("kvbus_output_dropped_batches_total")
             self._check("nothing dropped without a slow router", not slow, f"{slow:g} batches")
-        answered = more("kvbus_replay_requests_total")
-        self._check(
-            "each request is counted",
-            answered >= self._cell.asked - marks.asked,
-            f"{answered:g} outcomes for {self._cell.asked - marks.asked} requests",
-        )
         if plan.flavour == "wire" and self._cell.engine.lives == marks.lives:  # a first replay counts nothing missing
             wire = [link.wire for link in self._cell.links["live"]]
             gone = sum(len(set(one.dropped)) for one in wire)
@@ -266,17 +256,6 @@ class Checks:
                 "each batch dropped on the wire is counted and comes back",
                 missing >= gone and recovered == missing and not lost,
                 f"{gone} dropped; missing {missing:g}, recovered {recovered:g}, lost {lost:g}",
-            )
-        if plan.flavour == "clock" and self._cell.shape.engine == "piped":
-            restarts, timeouts = more("kvbus_source_restarts_total"), more("kvbus_source_timeouts_total")
-            beats = more("kvbus_output_heartbeats_total")
-            seconds = asyncio.get_running_loop().time() - marks.began
-            streams = self._cell.shape.ranks + 1
-            self._check(
-                "a step of the clock decides nothing",
-                not timeouts and not restarts and beats <= (seconds + 1) * streams,
-                f"{timeouts:g} timeouts, {restarts:g} restarts, {beats:g} heartbeats of {streams} streams"
-                f" in {seconds:.1f} s",
             )
 
 
@@ -308,4 +287,4 @@ def _same(views: dict[str, Any], truth: Truth, rank: int | None) -> bool:
         view = views.get(str(rank))
     if view is None:
         return not truth.keys
-    return view["keys"] == truth.digest and (truth.tokens is None or view["tokens"] == truth.tokens)
+    return view["keys"] == truth.digest and view["tokens"] == truth.tokens

@@ -9,7 +9,7 @@ import random
 import signal
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,11 +19,10 @@ from kvbus.core.types import medium_key
 from kvbus.tools.sim.dialects import DIALECTS
 from kvbus.tools.sim.engine import EngineOptions, SimEngine
 from kvbus.tools.sim.workload import Job, synthetic
-from tests.chaos.places import Place
+from tests.chaos.namespaces import Namespaces
 from tests.chaos.plan import TRAFFIC, Shape
 from tests.chaos.router import Key, digest, key_of, tokens_digest
 from tests.doubles.child import Child, python
-from tests.wire.captures import BY_PREFIX, CAPTURES, DATA, load, truth
 
 RATE: Final = 90.0
 """Batches per second of each rank."""
@@ -36,8 +35,8 @@ _DIALECTS: Final = ("vllm-0.33", "sglang-0.5.23", "vllm-0.22", "sglang-0.5.9", "
 class Truth:
     """The content of a rank's cache."""
 
-    keys: set[Key] = field(default_factory=set)
-    tokens: str | None = None
+    keys: set[Key]
+    tokens: str
 
     @property
     def digest(self) -> str:
@@ -45,7 +44,7 @@ class Truth:
 
 
 class Engine:
-    """Base class of the three kinds of engines.
+    """Base class of the two kinds of engines.
 
     Args:
         shape: the cell's shape.
@@ -56,7 +55,7 @@ class Engine:
     """
 
     def __init__(
-        self, shape: Shape, host: str, ports: tuple[int, int], directory: Path, place: Place | None, seed: int
+        self, shape: Shape, host: str, ports: tuple[int, int], directory: Path, place: Namespaces | None, seed: int
     ) -> None:
         self.shape = shape
         self.host = host
@@ -76,7 +75,7 @@ class Engine:
         ]
 
     def _line(self, line: str) -> None:
-        if "is at its end" in line or "used up; idle" in line:
+        if "used up; idle" in line:
             self._idle.set()
 
     def _command(self, *arguments: str) -> list[str]:
@@ -173,7 +172,7 @@ class PipedEngine(Engine):
     """`kvbus play -`: a real publisher fed by a simulated cache, whose content can be read at any time."""
 
     def __init__(
-        self, shape: Shape, host: str, ports: tuple[int, int], directory: Path, place: Place | None, seed: int
+        self, shape: Shape, host: str, ports: tuple[int, int], directory: Path, place: Namespaces | None, seed: int
     ) -> None:
         super().__init__(shape, host, ports, directory, place, seed)
         name = self.rng.choice(_DIALECTS)
@@ -246,24 +245,4 @@ class PipedEngine(Engine):
         await super().close()
 
 
-class CaptureEngine(Engine):
-    """`kvbus play FILE`: a recorded stream of a real engine. The truth is the engine's own record of its cache."""
-
-    async def begin(self, seed: int) -> None:
-        await self.child.close()
-        self.rng = random.Random(f"engine/{seed}")
-        self._name = self.rng.choice([name for name in CAPTURES if name not in BY_PREFIX])
-        await self.revive()
-
-    async def revive(self) -> None:
-        self.lives += 1
-        self._idle.clear()
-        rate = max(20.0, len(load(self._name)) / TRAFFIC)
-        self.child.command = self._command("play", str(DATA / f"{self._name}.jsonl"), "--rate", f"{rate:.0f}")
-        await self.child.start()
-
-    async def truths(self) -> list[Truth]:
-        return [Truth({key_of(group, medium, block) for group, medium, block in truth(self._name)})]
-
-
-ENGINES: Final[dict[str, type[Engine]]] = {"sim": SimProcess, "piped": PipedEngine, "capture": CaptureEngine}
+ENGINES: Final[dict[str, type[Engine]]] = {"sim": SimProcess, "piped": PipedEngine}

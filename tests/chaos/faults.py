@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 import resource
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
-from tests.chaos import peers
-from tests.chaos.places import Network, connected_to
+from tests.chaos.namespaces import Network, connected_to
 from tests.chaos.plan import Fault
 
 if TYPE_CHECKING:
@@ -248,47 +246,6 @@ async def _engine_away(cell: Cell, fault: Fault) -> str | None:
     return "given up, then back"
 
 
-async def _leave(cell: Cell, fault: Fault) -> str | None:
-    rng = random.Random(str(fault))
-    start = rng.choice([0, await cell.recent_seq()])
-    taken = await peers.leave(cell.out_replay, start, rng.randint(1, 6))
-    cell.asked += bool(taken)
-    return f"left after {taken} messages" if taken else None
-
-
-async def _garbage(cell: Cell, fault: Fault) -> str | None:
-    rng = random.Random(str(fault))
-    host, port = cell.listening[rng.randrange(len(cell.listening))]
-    return "taken" if await peers.garbage(host, port, rng.randbytes(rng.choice([1, 10, 64, 65, 500]))) else None
-
-
-async def _crowd(cell: Cell, fault: Fault) -> str | None:
-    """Send 200 requests at once. kvbus is not killed meanwhile, so each of them must be answered."""
-    async with cell.bus.child.lock:
-        wrong = await peers.crowd(cell.out_replay, 200, await cell.recent_seq())
-        cell.asked += 200
-    assert wrong is None, f"200 requesters: {wrong}"
-    return "200 whole answers"
-
-
-async def _mute(cell: Cell, fault: Fault) -> str | None:
-    mute = peers.Mute(cell.out)
-    try:
-        await asyncio.sleep(fault.seconds)
-        return "did not read" if mute.reached else None
-    finally:
-        mute.close()
-
-
-async def _clock(cell: Cell, fault: Fault) -> str | None:
-    clock = cell.bus.clock
-    clock.set(fault.seconds)
-    told = await cell.soon(
-        lambda: abs(clock.told - clock.offset - cell.wall()) < 5 and clock.offset == fault.seconds, 3.0
-    )
-    return f"{fault.seconds:+g} s" if told else None
-
-
 async def _disk_full(cell: Cell, fault: Fault) -> str | None:
     """Fill the disk: kvbus gives its state up and continues relaying. A restart with free space starts a new state."""
     bus, disk = cell.bus, cell.disk
@@ -308,7 +265,7 @@ async def _disk_full(cell: Cell, fault: Fault) -> str | None:
 
 
 async def _file_limit(cell: Cell, fault: Fault) -> str | None:
-    """Limit the file size: EFBIG instead of ENOSPC needs neither root nor a mount."""
+    """Limit the file size: EFBIG instead of ENOSPC needs neither root nor a mount, and no file can be overwritten."""
     async with cell.bus.child.lock:
         pid = cell.bus.child.pid
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
@@ -375,11 +332,6 @@ MAKERS: Final[dict[str, Maker]] = {
     "kill kvbus": _kill_bus,
     "end kvbus": _kill_bus,
     "kill router": _kill_router,
-    "requester leaves": _leave,
-    "garbage": _garbage,
-    "200 requesters": _crowd,
-    "router never reads": _mute,
-    "clock step": _clock,
     "disk full": _disk_full,
     "restart on a full disk": _disk_full,
     "file size limit": _file_limit,

@@ -12,7 +12,7 @@ import zlib
 from dataclasses import dataclass
 from typing import Final, Literal
 
-EngineKind = Literal["sim", "piped", "capture"]
+EngineKind = Literal["sim", "piped"]
 
 TRAFFIC: Final = 2.2
 """Seconds of traffic in a round."""
@@ -25,7 +25,7 @@ class Shape:
     Attributes:
         name: name in reports.
         engine: ``sim``: `kvbus sim`, a new process each round. ``piped``: `kvbus play -`, fed by a simulated cache,
-            with the same process in many rounds. ``capture``: `kvbus play FILE`, another recorded stream each round.
+            with the same process in many rounds.
         ranks: number of the engine's data-parallel ranks.
         state: whether kvbus has a ``state_dir``.
         dials_in: whether the engine dials and kvbus binds.
@@ -47,7 +47,6 @@ class Shape:
 SHAPES: Final = (
     Shape("sim", "sim", ranks=2, state=True),
     Shape("steady", "piped", snapshots=True, kills_bus=False),
-    Shape("captures", "capture"),
     Shape("life", "piped", state=True, dials_in=True),
     Shape("netns", "piped", state=True, namespaces=True),
 )
@@ -70,7 +69,7 @@ class Fault:
         return " ".join(word for word in words if word)
 
 
-Flavour = Literal["mixed", "wire", "router", "clock", "single", "long"]
+Flavour = Literal["mixed", "wire", "router", "single", "long"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +77,8 @@ class Round:
     """A round's flavour, and its faults in order of time.
 
     ``mixed``: all kinds. ``wire``: faults of single live batches only, which the counters must show exactly.
-    ``router``: faults of one router, which must not affect the other. ``clock``: only steps of the wall clock, which
-    must have no effect. ``single``: one fault. ``long``: one fault that lasts until kvbus has noticed it.
+    ``router``: faults of one router, which must not affect the other. ``single``: one fault. ``long``: one fault that
+    lasts until kvbus has noticed it.
     """
 
     flavour: Flavour
@@ -92,7 +91,6 @@ _LINK_KINDS: Final = {"cut": 10, "reset": 10, "stall": 8, "delay": 8, "half-open
 _ROUTER_KINDS: Final = {"stop router": 5, "kill router": 1, "cut": 6, "reset": 6, "stall": 6, "half-open": 2}
 _WIRE_KINDS: Final = {"drop": 5, "double": 3, "swap": 3}
 _NET_KINDS: Final = {"packet loss": 5, "partition": 6, "tcp reset": 4, "link down": 3}
-_PEER_KINDS: Final = {"requester leaves": 6, "garbage": 4, "200 requesters": 1, "router never reads": 2}
 _DURATIONS: Final = {
     "stall": (0.05, 1.2),
     "delay": (0.2, 1.5),
@@ -105,7 +103,6 @@ _DURATIONS: Final = {
     "partition": (0.1, 1.2),
     "tcp reset": (0.1, 0.8),
     "link down": (0.05, 0.8),
-    "router never reads": (1.0, 2.5),
     "disk full": (0.3, 1.0),
     "file size limit": (0.3, 1.0),
 }
@@ -122,7 +119,6 @@ def make_round(seed: int, cell: int, generation: int, number: int) -> Round:
         "mixed": 60,
         "wire": 0 if shape.namespaces else 10,
         "router": 16,
-        "clock": 5,
         "single": 6,
     }
     flavours["long"] = 4
@@ -133,8 +129,6 @@ def make_round(seed: int, cell: int, generation: int, number: int) -> Round:
         faults = [_wire(rng) for _ in range(rng.randint(60, 80))]
     elif flavour == "router":
         faults = [_router(rng, shape) for _ in range(rng.randint(8, 10) if shape.namespaces else rng.randint(28, 36))]
-    elif flavour == "clock":
-        faults = [_clock(rng) for _ in range(rng.randint(30, 40))]
     elif flavour == "single":
         faults = [_mixed(rng, shape)]
     else:
@@ -166,24 +160,18 @@ def _wire(rng: random.Random, target: str = "live") -> Fault:
     return Fault(_at(rng), kind, target, count=rng.choice([1, 1, 1, 2, 3, 8]) if kind == "drop" else 1)
 
 
-def _clock(rng: random.Random) -> Fault:
-    step = rng.choice([1.0, -1.0]) * rng.choice([0.5, 5.0, 60.0, 3600.0, 86_400.0, 3e8])
-    return Fault(_at(rng), "clock step", seconds=step)
-
-
 def _router(rng: random.Random, shape: Shape) -> Fault:
     if shape.namespaces:
-        kind = _pick(rng, {**_NET_KINDS, "stop router": 5, "kill router": 2, **_PEER_KINDS})
+        kind = _pick(rng, {**_NET_KINDS, "stop router": 5, "kill router": 2})
         return _fault(rng, kind, "router" if kind in _NET_KINDS else "")
-    kind = _pick(rng, {**_ROUTER_KINDS, "drop": 6, **_PEER_KINDS})
+    kind = _pick(rng, {**_ROUTER_KINDS, "drop": 6})
     if kind == "drop":
         return _wire(rng, "out")
     return _fault(rng, kind, rng.choice(ROUTER_LINKS) if kind in _LINK_KINDS else "")
 
 
 def _mixed(rng: random.Random, shape: Shape) -> Fault:
-    groups = {"link": 50, "wire": 38, "engine": 2, "router": 2, "peer": 5, "clock": 5}
-    groups |= {"kvbus": 2}
+    groups = {"link": 50, "wire": 38, "engine": 2, "router": 2, "kvbus": 2}
     groups |= {"disk": 1} if shape.state else {}
     group = _pick(rng, groups)
     if group == "wire" and not shape.namespaces:
@@ -201,8 +189,4 @@ def _mixed(rng: random.Random, shape: Shape) -> Fault:
             rng,
             rng.choice(["stop kvbus", "kill kvbus", "kill kvbus", "end kvbus"] if shape.kills_bus else ["stop kvbus"]),
         )
-    if group == "peer":
-        return _fault(rng, _pick(rng, _PEER_KINDS))
-    if group == "disk":
-        return _fault(rng, rng.choice(["disk full", "file size limit", "restart on a full disk"]))
-    return _clock(rng)
+    return _fault(rng, rng.choice(["disk full", "file size limit", "restart on a full disk"]))

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.places import Place
+from tests.chaos.namespaces import Namespaces
 from tests.chaos.router import Key
 from tests.doubles.child import Child, python
 
@@ -20,7 +20,9 @@ class Router:
         streams: the streams that it follows, see `tests.chaos.router`.
     """
 
-    def __init__(self, name: str, streams: list[dict[str, Any]], directory: Path, place: Place | None = None) -> None:
+    def __init__(
+        self, name: str, streams: list[dict[str, Any]], directory: Path, place: Namespaces | None = None
+    ) -> None:
         command = python("tests.chaos.router", json.dumps(streams))
         self.child = Child(name, place.inside(command) if place else command, directory, piped=True)
         self._asking = asyncio.Lock()

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
-from tests.chaos.places import Network
+from tests.chaos.namespaces import Network
 from tests.chart.charts import load, render
 from tests.doubles.child import Child, python
 

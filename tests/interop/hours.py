@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
 
-from tests.chaos.bus import Bus, total, unaccounted
+from tests.chaos.bus import BusProcess, total, unaccounted
 from tests.conform import judged
 from tests.ports import free_port, ports_in_a_row
 from tests.typed import there
@@ -72,7 +72,7 @@ class Hours:
         self._http, state = free_port(), directory / "state"
         outputs = [seat.output for seat in self.seats]
         common = {"model": "m", "worker": "w", "state_dir": str(state)}
-        self.bus = Bus(directory, {"sources": [source], "outputs": outputs, **common}, self._http, None)
+        self.bus = BusProcess(directory, {"sources": [source], "outputs": outputs, **common}, self._http, None)
         self.sampler = Sampler(self.bus, state)
         self.failures: list[str] = []
         self.happened: Counter[str] = Counter()

@@ -4,58 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
 
-from kvbus.state.sqlite import CHECKPOINT_AFTER
 from tests.chaos.bus import Metrics, parse_metrics, total
-from tests.chaos.tally import ENOUGH, ends
+from tests.doubles.growth import Samples
 
 if TYPE_CHECKING:
-    from tests.chaos.bus import Bus
-
-SLACK: Final = {
-    "memory, MiB": (6.0, 0.10),
-    "descriptors": (4.0, 0.0),
-    "threads": (1.0, 0.0),
-    "series": (8.0, 0.0),
-    "state, KiB": (2 * CHECKPOINT_AFTER / 1024, 0.0),
-    "journal, batches": (0.0, 0.05),
-    "log, lines a minute": (10.0, 0.5),
-    "CPU, ms a batch": (1.0, 0.5),
-}
-"""How much more each may be at the end than after the warm-up, and how much of what it was then: the greater counts.
-A series comes with the first of its kind, such as a reason for which a router went; the state, a log of what has come, is
-written anew when it has grown by so much."""
-
-
-@dataclass
-class Samples:
-    """Of one life of a process, with the seconds at which they were taken."""
-
-    at: list[float] = field(default_factory=list)
-    seen: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-
-    def growth(self) -> dict[str, dict[str, Any]]:
-        """Of each: after the warm-up, at the end, what the difference is in an hour, and whether that is too much.
-
-        Nothing where there are too few samples to tell.
-        """
-        if len(self.at) < ENOUGH:
-            return {}
-        begin, end = ends(self.at)
-        told = {}
-        for what, values in self.seen.items():
-            first, last = ends(values)
-            slack, share = SLACK[what]
-            told[what] = {
-                "first": first,
-                "last": last,
-                "an hour": (last - first) * 3600 / (end - begin) if end > begin else None,
-                "grown": last > first + max(slack, first * share),
-            }
-        return told
+    from tests.chaos.bus import BusProcess
 
 
 class Sampler:
@@ -65,7 +21,7 @@ class Sampler:
         state: its ``state_dir``.
     """
 
-    def __init__(self, bus: Bus, state: Path) -> None:
+    def __init__(self, bus: BusProcess, state: Path) -> None:
         self.lives: dict[int, Samples] = defaultdict(Samples)
         self.names: set[str] = set()
         """Of all series that were ever there."""
@@ -111,7 +67,5 @@ class Sampler:
             "CPU, ms a batch": (cpu - then[1]) / max(1.0, batches - then[2]),
         }
         samples = self.lives[life]
-        samples.at.append(now)
-        for what, value in taken.items():
-            samples.seen[what].append(value)
+        samples.add(now, taken)
         return metrics, taken

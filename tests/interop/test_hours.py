@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.doubles.growth import Samples
+
 from . import hours
 from .hours import Hours, complained, table
-from .taken import Samples
 
 
 def samples(memory: list[float]) -> Samples:

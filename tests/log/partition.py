@@ -19,7 +19,7 @@ from typing import Any, Final
 import click
 from redis.asyncio import Redis as Client
 
-from tests.chaos.places import Network
+from tests.chaos.namespaces import Network
 from tests.log import clusters
 from tests.log.fleet import fleet
 from tests.log.kinds import Redis

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.places import why_not
+from tests.chaos.namespaces import why_not
 from tests.log import broker, nats_server, redis_server
 
 ROOT = Path(__file__).parents[2]

@@ -72,7 +72,7 @@ def connected_to(address: str, port: int) -> set[int]:
     return found
 
 
-class Place:
+class Namespaces:
     """A holder process whose namespaces other processes can enter."""
 
     def __init__(self, directory: Path, name: str) -> None:
@@ -109,7 +109,7 @@ class Place:
         await self._holder.close()
 
 
-class SmallDisk(Place):
+class SmallDisk(Namespaces):
     """A tmpfs of ``size`` bytes, mounted on ``path`` for the processes inside."""
 
     def __init__(self, directory: Path, path: Path, size: int) -> None:
@@ -141,7 +141,7 @@ class SmallDisk(Place):
         self._filler.unlink(missing_ok=True)
 
 
-class Network(Place):
+class Network(Namespaces):
     """A network namespace with a veth pair to this one; ``outside`` is the address here, ``address`` the one inside."""
 
     def __init__(self, directory: Path, name: str) -> None:
