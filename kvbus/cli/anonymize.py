@@ -34,7 +34,7 @@ def key_file_option(function: F) -> F:
         "--key-file",
         type=click.Path(path_type=Path),
         metavar="FILE",
-        help="Key of the names, at least 32 bytes, for files whose names shall match; by default a new one each time.",
+        help="Key for the new names, at least 32 bytes. Files with the same key get matching names. [default: new]",
     )(function)
 
 
@@ -54,7 +54,7 @@ def anonymizer(key_file: Path | None) -> Anonymizer:
     "--output",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="The file to write; by default stream.anonymized.jsonl beside stream.jsonl.",
+    help="File to write; by default stream.anonymized.jsonl beside stream.jsonl.",
 )
 @key_file_option
 def command(*, file: Path, output: Path | None, key_file: Path | None) -> None:
@@ -105,7 +105,7 @@ def _key(file: Path) -> bytes:
     except OSError as error:
         raise FileError(f"--key-file {file}: {error.strerror}") from error
     if mode & _OTHERS:
-        raise FileError(f"--key-file {file}: others may read it (mode {mode & 0o777:04o}): chmod o=")
+        raise FileError(f"--key-file {file}: other users can read it (mode {mode & 0o777:04o}): chmod o=")
     if len(key) < _MIN_KEY:
         raise FileError(
             f"--key-file {file}: {len(key)} bytes are too few for a key, {_MIN_KEY} are needed: "

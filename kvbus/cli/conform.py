@@ -43,20 +43,26 @@ _ENGINE: Final = (
     click.option("--api", metavar="URL", help="An OpenAI-style API: send prompts, reset the cache, put it to sleep."),
     click.option("--model", default="", metavar="NAME", help="Model to ask there; by default the first that it names."),
     click.option(
-        "--prompts", type=click.IntRange(1), default=32, show_default=True, help="Prompts to send; more evict more."
+        "--prompts",
+        type=click.IntRange(1),
+        default=32,
+        show_default=True,
+        help="Number of prompts to send. More prompts evict more blocks.",
     ),
     click.option("--topic", default="", help="Watch only topics with this prefix."),
     click.option("--bind", is_flag=True, help="Listen at ENDPOINT, for engines that connect to it."),
     click.option(
-        "--seconds", type=_SECONDS, default=30.0, show_default=True, metavar="S", help="Watch for this time at least."
+        "--seconds", type=_SECONDS, default=30.0, show_default=True, metavar="S", help="Minimum time to watch."
     ),
-    click.option("--await-restart", is_flag=True, help="Watch on until you have restarted the engine."),
+    click.option("--await-restart", is_flag=True, help="Continue until you have restarted the engine."),
 )
 
 _ROUTER: Final = (
     click.option("--driver", metavar="CMD", help="Start this program for each case; it reads and writes JSON lines."),
     click.option("--view-url", metavar="URL", help="GET this to see what a running router holds."),
-    click.option("--client", is_flag=True, help="kvbus's own library: what it looks like when all is kept."),
+    click.option(
+        "--client", is_flag=True, help="kvbus's own library, as an example of a router that keeps every clause."
+    ),
     click.option(
         "--engine",
         multiple=True,
@@ -73,16 +79,21 @@ _ROUTER: Final = (
     click.option("--topic", default="", metavar="TOPIC", help="The topic of all batches, such as kv@pod@model."),
     click.option("--arrays", is_flag=True, help="Send events as arrays, to a router that reads no maps (6.2)."),
     click.option(
-        "--settle", type=_SECONDS, default=5.0, show_default=True, metavar="S", help="Time to come to the right view."
+        "--settle",
+        type=_SECONDS,
+        default=5.0,
+        show_default=True,
+        metavar="S",
+        help="Maximum time until the router's view is right.",
     ),
     click.option("--connect", type=_SECONDS, default=60.0, show_default=True, metavar="S", help="Time to subscribe."),
 )
 
 _REPORT: Final = (
     click.option(
-        "--without-bytes", is_flag=True, help="Leave out the bytes that show a verdict: they may hold prompts."
+        "--without-bytes", is_flag=True, help="Leave out the bytes that prove a verdict: they may contain prompts."
     ),
-    click.option("--strict", is_flag=True, help="A SHOULD that is broken is a failure, too."),
+    click.option("--strict", is_flag=True, help="Count a broken SHOULD as a failure, too."),
     click.option("--json", "as_json", is_flag=True, help="Print JSON."),
 )
 
@@ -119,7 +130,7 @@ def deliver(report: Report, *, as_json: bool, strict: bool, without_bytes: bool)
     type=click.IntRange(1),
     default=1,
     show_default=True,
-    help="Judge so many data-parallel ranks: rank r is at each port plus r.",
+    help="Number of data-parallel ranks to judge; rank r is at each port plus r.",
 )
 @curve_options
 @_options(*_REPORT)
@@ -165,7 +176,7 @@ def engine(
 
 def _ranks(target: Any, count: int) -> list[Any]:
     if target.api is not None:
-        raise click.UsageError("--api goes with one rank: nobody knows which of several ranks gets a prompt")
+        raise click.UsageError("--api needs a single rank: with several ranks it is unknown which one gets a prompt")
     try:
         return [target.of_rank(rank) for rank in range(count)]
     except ValueError as error:

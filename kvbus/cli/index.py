@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     "--tokens-file",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Bearer tokens that may ask from elsewhere, as in the bus's http_tokens_file.",
+    help="File with the bearer tokens of remote clients, as in the bus's http_tokens_file.",
 )
 @click.option("--tls-certificate", type=click.Path(path_type=Path), metavar="FILE", help="TLS: the certificate.")
 @click.option("--tls-key", type=click.Path(path_type=Path), metavar="FILE", help="TLS: its private key.")

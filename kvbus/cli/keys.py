@@ -75,7 +75,7 @@ def _write(path: Path, text: str, mode: int, *, force: bool) -> None:
 
 @click.command("token")
 @click.argument("name")
-@click.option("--status", is_flag=True, help="It may read what holds no content, and no token ids.")
+@click.option("--status", is_flag=True, help="The token gives no access to content and token ids.")
 @click.option("-o", "--output", "path", type=click.Path(path_type=Path), metavar="FILE", help="Write the token there.")
 def token(*, name: str, status: bool, path: Path | None) -> None:
     """Make a bearer token for the HTTP port, and print its line for http_tokens_file.

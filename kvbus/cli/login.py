@@ -78,7 +78,7 @@ def login(url: str, token_file: Path | None, ca: Path | None) -> Login:
         except KeyFileError as error:
             raise ConfigError([Problem(_TOKEN, str(error), str(token_file))]) from error
         if not token or not token.isascii() or not token.isprintable():
-            raise ConfigError([Problem(_TOKEN, "holds no token, which is one line of text", str(token_file))])
+            raise ConfigError([Problem(_TOKEN, "holds no token; a token is one line of text", str(token_file))])
         if url.startswith("http://") and not url.startswith(("http://127.", "http://localhost", "http://[::1]")):
             say("note: without https the token goes over the network in clear")
     if ca is not None:

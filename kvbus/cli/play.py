@@ -49,12 +49,19 @@ _PROBABILITY = click.FloatRange(0, 1)
     "--exit-after",
     type=click.FloatRange(0),
     metavar="SECONDS",
-    help="Exit so many seconds after the last batch, and serve replay meanwhile; by default at Ctrl-C.",
+    help="Exit this many seconds after the last batch, and serve replays until then; by default at Ctrl-C.",
 )
-@click.option("--drop", type=_PROBABILITY, default=0.0, help="Batches lost live, kept for replay.")
+@click.option(
+    "--drop", type=_PROBABILITY, default=0.0, help="Batches to drop from the live stream and keep for replay."
+)
 @click.option("--duplicate", type=_PROBABILITY, default=0.0, help="Batches sent twice.")
-@click.option("--swap", type=_PROBABILITY, default=0.0, help="Batches sent after their successor.")
-@click.option("--hole", type=_PROBABILITY, default=0.0, help="Batches lost for good, with their seq used up.")
+@click.option("--swap", type=_PROBABILITY, default=0.0, help="Batches to send after their successor.")
+@click.option(
+    "--hole",
+    type=_PROBABILITY,
+    default=0.0,
+    help="Batches to drop from the live stream and the replay, with their seq used up.",
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the faults.")
 def command(
     *,
@@ -96,7 +103,7 @@ def command(
     if rate is not None and speed is not None:
         raise click.UsageError("--rate and --speed exclude each other: --rate 200 or --speed 1")
     if loop and str(file) == "-":
-        raise click.UsageError("--loop needs a file: standard input can be read once only")
+        raise click.UsageError("--loop needs a file: standard input can be read only once")
     # read the file before binding a port, to report an invalid file first
     first = None if str(file) == "-" else next(read_capture(file), None)
     publisher = EnginePublisher(

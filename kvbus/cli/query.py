@@ -95,7 +95,7 @@ def command(
     elif hashes is not None:
         question["hashes"] = [each.strip() for each in hashes.split(",")]
         if all(map(_is_ambiguous, question["hashes"])):
-            say("note: these are integers or byte strings in hexadecimal, and both are looked up; 0x… is an integer")
+            say("note: each hash is looked up as an integer and as hexadecimal bytes; write 0x… for an integer")
     curve = curve_keys(curve_secret_key, curve_server_key)
     url = bus_url(http)
     shown = login(url, http_token_file, http_ca)
@@ -123,7 +123,7 @@ def command(
         tiers = ", ".join(f"{medium} {count}" for medium, count in match["tiers"].items())
         click.echo(f"{match['source']}  {match['blocks']} blocks, {match['tokens']} tokens: {tiers}{_unsure(match)}")
     if not matches:
-        say("no source holds anything of it")
+        say("no source holds any block of it")
     for source in answer["incomplete"]:
         state = "partial" if source["partial"] else source["state"]
         say(f"note: {source['source']} is {state}; it may hold more than is known")

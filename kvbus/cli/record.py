@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 @click.option("--count", type=click.IntRange(1), help="Stop after N messages.")
 @click.option("--seconds", type=click.FloatRange(0, min_open=True), help="Stop after N seconds; by default at Ctrl-C.")
 @click.option("--force", is_flag=True, help="Replace an existing file.")
-@click.option("--anonymize", is_flag=True, help="Record under other names, to show to others: see `kvbus anonymize`.")
+@click.option(
+    "--anonymize", is_flag=True, help="Anonymize the capture, so that it can be shown to others: see `kvbus anonymize`."
+)
 @key_file_option
 @curve_options
 def command(
@@ -102,5 +104,5 @@ def _summary(stats: Stats) -> str:
     if stats.restarts:
         parts.append(f"{stats.restarts} restarts of the engine")
     if stats.unusable:
-        parts.append(f"{stats.unusable} left out: not [topic, seq, payload]")
+        parts.append(f"{stats.unusable} left out, because they are not [topic, seq, payload]")
     return ", ".join(parts)

@@ -95,7 +95,7 @@ def _list_dialects(ctx: click.Context, _param: click.Parameter, asked: bool) -> 
     "--exit-after",
     type=click.FloatRange(0),
     metavar="SECONDS",
-    help="Exit so many seconds after the workload's end (--requests, --trace); by default at Ctrl-C.",
+    help="Exit this many seconds after the end of the workload (--requests, --trace); by default at Ctrl-C.",
 )
 @click.option("--subscribers", type=click.IntRange(0), default=0, help="Subscribers of each rank to wait for.")
 @click.option(
@@ -205,7 +205,7 @@ async def _drive(pairs: list[tuple[SimEngine, EnginePublisher]], stop: asyncio.E
             for engine, publisher in pairs:
                 ranks.create_task(one(engine, publisher))
         if not stop.is_set():
-            idle = "the workload is used up; idle"
+            idle = "the workload has ended; idle"
             say(f"{idle} until Ctrl-C" if options["exit_after"] is None else idle)
             await _sleep(stop, options["exit_after"])
         stop.set()

@@ -151,13 +151,13 @@ def _lines(update: Update) -> list[tuple[str, str | None]]:
     if isinstance(update, Rejected):
         return [(f"{'' if update.seq is None else update.seq:>8}   ! unreadable: {update.reason}", "red")]
     if isinstance(update, Gap):
-        return [(f"{'':>8}   ~ gap {_span(update.first, update.last)}, asking for what is missing", "yellow")]
+        return [(f"{'':>8}   ~ gap {_span(update.first, update.last)}, requesting the missing batches", "yellow")]
     if isinstance(update, Lost):
         return [(f"{'':>8}   ! lost {_span(update.first, update.last)} ({update.reason})", "red")]
     if isinstance(update, Restarted):
         return [(f"{'':>8}   * the publisher restarted ({update.reason})", "magenta")]
     if isinstance(update, Conflict):
-        return [(f"{'':>8}   ! several publishers are behind this endpoint: waiting", "red")]
+        return [(f"{'':>8}   ! several publishers send on this endpoint: waiting", "red")]
     if isinstance(update, Unreachable):
         return [(f"{'':>8}   ! no connection: {update.why}", "red")]
     if isinstance(update, Reachable):

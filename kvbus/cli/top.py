@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 )
 @login_options
 @click.option(
-    "--interval", type=click.FloatRange(0.1), default=1.0, show_default=True, help="Seconds between two looks."
+    "--interval", type=click.FloatRange(0.1), default=1.0, show_default=True, help="Seconds between two updates."
 )
-@click.option("--count", type=click.IntRange(1), metavar="N", help="End after N looks; by default at q or Ctrl-C.")
+@click.option("--count", type=click.IntRange(1), metavar="N", help="End after N updates; by default at q or Ctrl-C.")
 @click.option(
     "--sort",
     type=click.Choice(["name", "rate", "blocks", "missing", "rejected", "queue"]),
@@ -34,9 +34,11 @@ if TYPE_CHECKING:
     show_default=True,
     help="Order of the sources.",
 )
-@click.option("--filter", "wanted", default="", metavar="TEXT", help="Show what has this text in its name or state.")
-@click.option("--plain", is_flag=True, help="Lines instead of a screen, as a file or a pipe gets them.")
-@click.option("--json", "as_json", is_flag=True, help="A JSON object a line for each look, instead of a screen.")
+@click.option(
+    "--filter", "wanted", default="", metavar="TEXT", help="Show only rows with this text in the name or state."
+)
+@click.option("--plain", is_flag=True, help="Print lines instead of a screen, as into a file or a pipe.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per update, instead of a screen.")
 def command(
     *,
     http: str,

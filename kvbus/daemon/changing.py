@@ -192,10 +192,12 @@ class Changes:
             was, now = before.get(domain), keys.get(domain)
             if only_list(was, now) and daemon.outputs.drivers[number].allow(daemon.output_policy(number)):
                 log.info(
-                    "output %s: another list of routers that may connect", output.name, extra={"output": output.name}
+                    "output %s: the list of routers that may connect has changed",
+                    output.name,
+                    extra={"output": output.name},
                 )
             elif must_reconnect(was, now):
-                text = "output %s: keys changed or removed, every router has to connect again"
+                text = "output %s: its keys were changed or removed, so every router must connect again"
                 log.info(text, output.name, extra={"output": output.name})
                 daemon.outputs.drivers[number].reopen(daemon.output_policy(number))
         self._place_views(changed)
@@ -210,7 +212,11 @@ class Changes:
             if only_list(was, now):
                 daemon.source_sockets.allow(slot, daemon.source_policy(stream))
             elif must_reconnect(was, now):
-                log.info("source %s: keys changed or removed, connecting again", stream.label, extra=stream.log_fields)
+                log.info(
+                    "source %s: its keys were changed or removed: connecting again",
+                    stream.label,
+                    extra=stream.log_fields,
+                )
                 await self.reconnect(stream)
 
     async def reconnect(self, stream: SourceStream) -> None:
@@ -274,7 +280,7 @@ class Changes:
         lost = {slot: worker for worker, slot in daemon.placement.slots.items() if worker not in change.placement.slots}
         numbers = [number for number, output in enumerate(daemon.config.outputs) if output.layout == "per_topic"]
         for slot, worker in lost.items():
-            log.warning("source %s, rank %d: another one needs its slot %d", *worker, slot)
+            log.warning("source %s, rank %d: removed, because another source needs its slot %d", *worker, slot)
             if not daemon.relay.sources[slot].gone:
                 daemon.source_sockets.close(slot)
                 daemon.feed(SourceRemoved(slot))

@@ -203,7 +203,7 @@ class Discovery:
         stats, name = entry.stats, entry.source.name
         stats.failures += 1
         if why != stats.failing:
-            text = "discovery %s fails, what it found before stays in force: %s"
+            text = "discovery %s fails, and kvbus keeps the engines found before: %s"
             log.warning(text, name, why, extra={"discovery": name})
         stats.failing = why
 
@@ -259,7 +259,7 @@ class Discovery:
         """
         news, self._refusal = why != self._refusal, why
         if news:
-            log.error("discovery: the engines found are no sources yet: %s", why)
+            log.error("discovery: the engines found cannot become sources yet: %s", why)
         for entry in self._entries.values():
             entry.stats.changes["refused"] += 1
         self._loop.call_later(LAST_PAUSE, self._changed.set)

@@ -206,7 +206,7 @@ class FoundFile:
         try:
             kept = msgspec.json.decode(content, type=FoundEngines)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            log.warning("the engines that were kept are damaged (%s): engines are found anew", error)
+            log.warning("the stored list of engines is damaged (%s): discovery begins without it", error)
             return {}
         # an engine without a publisher cannot be a source
         return {name: [engine for engine in engines if engine.publishers] for name, engines in kept.items()}

@@ -50,13 +50,13 @@ def _cannot_limit(at: SourceConfig | OutputConfig, clients: Clients) -> str:
     """Return why keys cannot have limited rights in this section of the configuration; empty if they can."""
     if isinstance(at, SourceConfig):
         only_sources = all(client.grant == Grant(client.grant.sources) for client in clients.values())
-        return "" if only_sources else "whoever publishes reads nothing: a key on this list may have sources= alone"
+        return "" if only_sources else "a publisher reads nothing: a key on this list can only have sources="
     if at.type != "zmq":
         return f"rights are for outputs of type zmq, and this one is of type {at.type}"
     if at.layout == "per_topic":
         return "rights are for outputs with a port for each source, or with one stream (layout per_source or merged)"
     if not at.bind:
-        return "an output that dials has one stream for whom it dials: it cannot be limited by keys"
+        return "an output that connects to a router has one stream for it: keys cannot limit it"
     return ""
 
 

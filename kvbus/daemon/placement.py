@@ -175,7 +175,7 @@ def read_placement(reservations: SeqReservations, config: Config) -> Placement:
     try:
         found = msgspec.json.decode(content, type=_File)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        log.warning("the slots that were kept are damaged (%s): sources are numbered by the list", error)
+        log.warning("the stored slots are damaged (%s): sources are numbered in the order of the configuration", error)
         return Placement()
     slots = {Worker(name, rank): slot for name, rank, slot in found.slots}
     gone = tuple(worker for worker in (Worker(*each) for each in found.gone) if worker in slots)

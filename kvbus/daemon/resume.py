@@ -71,7 +71,7 @@ def resume(
         return Beginning(make_relay(config, streams, reservations, gone, views, runtime), restored=False)
     if not state.may_be_older:
         return Beginning(relay, restored=True)
-    log.warning("the state may be older than what routers have got: they are cleared and get it again")
+    log.warning("the state may be older than the routers' views: routers get AllBlocksCleared and the state again")
     relay.resume_at(reservations.first)
     state.distrust()
     return Beginning(relay, restored=False)

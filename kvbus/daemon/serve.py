@@ -142,7 +142,7 @@ class Reloader:
             self._config_problem = ""
             daemon.process.config_refused = []
             daemon.process.config_reloads["applied"] += 1
-            log.info("configuration read again: everything in it is in force")
+            log.info("configuration read again: every key of it is in force")
 
     def _refuse(self, keys: list[str], problem: str, found: bytes | None, text: str) -> None:
         """Count and log that a configuration is not in force. Except at SIGHUP, the same problem is logged once."""
@@ -204,7 +204,7 @@ class Reloader:
             if str(error) != self._key_problem:
                 self._key_problem = str(error)
                 daemon.process.key_reloads["refused"] += 1
-                log.error("key files refused, the keys before stay in force: %s", error)  # noqa: TRY400
+                log.error("key files refused, the previous keys stay in force: %s", error)  # noqa: TRY400
             return
         self._key_problem = ""
 
@@ -216,12 +216,12 @@ class Reloader:
         text = str(ConfigError(problems)) if problems else ""
         if text not in ("", self._credentials_problem):
             daemon.process.key_reloads["refused"] += 1
-            log.error("HTTP tokens or certificates refused, those before stay in force: %s", text)
+            log.error("HTTP tokens or certificates refused, the previous ones stay in force: %s", text)
         self._credentials_problem = text
         if found != before:
             daemon.admin.renew(found)
             daemon.process.key_reloads["applied"] += 1
-            log.info("HTTP: other tokens or another certificate in force, %d tokens", len(found.tokens))
+            log.info("HTTP: new tokens or a new certificate in force, %d tokens", len(found.tokens))
 
 
 def changed_keys(running: Config, wanted: Config) -> list[str]:

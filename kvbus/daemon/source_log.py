@@ -120,7 +120,7 @@ class SourceLog:
         new = sorted(source.unknown - self._unknown.get(slot, set()))
         self._unknown[slot] = source.unknown.copy()
         if new:
-            text = "source %s sends what this version does not know: %s"
+            text = "source %s sends events or fields that this version of kvbus does not know: %s"
             log.warning(text, source.spec.label, ", ".join(new), extra=_fields(source))
 
     def since(self, slot: int, finding: Finding) -> Finding:
@@ -192,11 +192,11 @@ def _cause(source: Source, now: _Counted, before: _Counted) -> str:
     if state is State.LOST:
         return "no connection for source_timeout; its blocks are cleared at routers"
     if state is State.CONFLICT:
-        return "several publishers send on one endpoint; nothing is taken in for a while"
+        return "several publishers send on one endpoint; kvbus accepts no batches for a while"
     if state is State.GAP:
         return f"{_batches(sequencer.pending)} missing from seq {sequencer.next:,} on; later ones wait"
     if state is State.SYNCING:
-        return "the engine is asked for its history"
+        return "kvbus requests the engine's history"
     return f"{repaired}; {known}" if (repaired := _repaired(now, before)) else known
 
 

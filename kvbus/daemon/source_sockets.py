@@ -202,7 +202,12 @@ class SourceSockets:
         port = self._interposed.get(stream.endpoint)
         if port is not None:
             self._live[slot] = InterposedStream(port, topics=topics, events=events)
-            log.info("source %s: dials in at %s", stream.label, stream.endpoint, extra=stream.log_fields)
+            log.info(
+                "source %s: bound %s, and the engine connects to it",
+                stream.label,
+                stream.endpoint,
+                extra=stream.log_fields,
+            )
             return
         if stream.bind:
             self._live[slot] = self._sockets.accept(stream.endpoint, topics=topics, events=events, policy=policy)
@@ -262,7 +267,7 @@ class SourceSockets:
         """
         if isinstance(command, RequestReplay):
             stream = self._streams[command.source]
-            log.debug("source %s: replay asked from %d", stream.label, command.start, extra=stream.log_fields)
+            log.debug("source %s: replay requested from seq %d", stream.label, command.start, extra=stream.log_fields)
         if self._has_room() and not self._waiting:
             self._ask(command, FIRST_PAUSE, late=False)
             return

@@ -278,8 +278,8 @@ def _check(path: Path) -> None:
     try:
         info = os.fstat(fd)
         if info.st_uid != os.getuid():
-            raise PermissionError(1, "the directory is somebody else's")
+            raise PermissionError(1, "the directory belongs to another user")
         if stat.S_IMODE(info.st_mode) & 0o077:
-            raise PermissionError(1, "others may read or write the directory")
+            raise PermissionError(1, "other users can read or write the directory")
     finally:
         os.close(fd)

@@ -133,7 +133,7 @@ class SqliteStore:
         except NewerError:
             raise
         except FAULTS as error:
-            log.debug("the database of a state that was given up: %s", error)
+            log.debug("the database of an abandoned state cannot be read: %s", error)
         self.reserved.raise_to(mark.highest)
         self._create()
 
@@ -176,10 +176,13 @@ class SqliteStore:
     def _move_aside(self, why: str) -> int:
         """Rename the database's files, so that people can look at them. Return the number of files."""
         stamp = time.strftime("%Y%m%dT%H%M%S")
-        text = "the state in %s is refused (%s): moved aside as *%s%s, beginning empty"
-        log.error(text, self.place, why, _REFUSED, stamp)
-        delete_refused(self._directory)  # keep only one refused database: more would fill the disk
         existing = self.database.files
+        if existing:
+            text = "the state in %s is refused (%s): moved aside as *%s%s, beginning empty"
+            log.error(text, self.place, why, _REFUSED, stamp)
+        else:
+            log.error("the state in %s is missing: beginning empty, the numbering skips ahead", self.place)
+        delete_refused(self._directory)  # keep only one refused database: more would fill the disk
         for path in existing:
             path.rename(path.with_name(f"{path.name}{_REFUSED}{stamp}"))
         return len(existing)
@@ -286,7 +289,7 @@ class SqliteStore:
                 self.refused += self._move_aside(str(error))
             self._create()
         except FAULTS as again:
-            log.debug("the reservations are in the mark alone: %s", again)
+            log.debug("no empty database can be created, so only the mark has the reservations: %s", again)
             self._abandon()
         raise self._error(error) from error
 

@@ -92,7 +92,7 @@ async def asking(url: str, seconds: float) -> AsyncIterator[None]:
         raise NoAnswerError(f"no bus answers at {url} ({why.lower()})", listens=False) from error
     except (aiohttp.ClientError, OSError, ValueError, KeyError, TypeError) as error:
         why = " ".join(str(error).split())[:80] or type(error).__name__
-        raise NoAnswerError(f"what answers at {url} is no kvbus ({why})") from error
+        raise NoAnswerError(f"the server at {url} is no kvbus ({why})") from error
 
 
 async def get(session: aiohttp.ClientSession, url: str) -> tuple[bytes, Mapping[str, str]]:

@@ -174,7 +174,7 @@ def _allowed(path: Path, name: str) -> dict[bytes, Client]:
 
 def _add(allowed: dict[bytes, Client], key: bytes, client: Client) -> None:
     if allowed.setdefault(key, client) != client:
-        raise KeyFileError("a key that was there before, with another name or other rights")
+        raise KeyFileError("this key is on the list already, with another name or other rights")
 
 
 def _keys(text: str) -> list[tuple[str, bytes]]:
@@ -215,7 +215,7 @@ def _is_key(text: str) -> bool:
 
 def _keep_private(mode: int) -> None:
     if mode & _OTHERS:
-        raise KeyFileError(f"others may read it (mode {mode:04o}): chmod o=, in Kubernetes defaultMode: 0440")
+        raise KeyFileError(f"other users can read it (mode {mode:04o}): chmod o=, in Kubernetes defaultMode: 0440")
 
 
 def read_file(path: Path) -> tuple[str, int]:

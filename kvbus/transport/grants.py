@@ -111,16 +111,16 @@ def parse(text: str) -> Client:
             if name is not None or len(items) > 1:
                 raise GrantError("a key has one name; rights are written like sources=engine-1")
             if _NAME.fullmatch(items[0]) is None or items[0] in RIGHTS:
-                raise GrantError("a name is 1 to 63 letters, digits, blanks and . _ - @ /, and not that of a right")
+                raise GrantError("a name has 1 to 63 letters, digits, blanks and . _ - @ /, and is no right's name")
             name = items[0]
         elif word[1] not in RIGHTS:
-            raise GrantError(f"an unknown right; there are {', '.join(RIGHTS)}")
+            raise GrantError(f"an unknown right; the rights are {', '.join(RIGHTS)}")
         elif word[1] in rights:
-            raise GrantError(f"{word[1]}= is there twice")
+            raise GrantError(f"{word[1]}= appears twice")
         else:
             rights[word[1]] = items
         if at < len(text) and not text[at].isspace():
-            raise GrantError("a blank is needed between words, and quotes around what has one in it")
+            raise GrantError("put a blank between words, and quotes around a value that contains a blank")
         at = _blank(text, at)
     salts = rights.pop("salts", None)
     return Client(name or "", Grant(**rights, salts=None if salts is None else frozenset(salts)))

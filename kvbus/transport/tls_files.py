@@ -28,7 +28,7 @@ def read_text(key: str, path: Path, *, secret: bool = False) -> str:
     except KeyFileError as error:
         raise TlsFileError(key, str(error)) from error
     if secret and mode & stat.S_IRWXO:
-        wrong = f"others may read it (mode {mode:04o}): chmod o=, in Kubernetes defaultMode: 0440"
+        wrong = f"other users can read it (mode {mode:04o}): chmod o=, in Kubernetes defaultMode: 0440"
         raise TlsFileError(key, wrong)
     return text
 

@@ -144,7 +144,7 @@ class BusProcess:
             if ("Traceback" in line or '"level":"error"' in line.replace(" ", "").lower() or "critical" in line.lower())
             and "the state cannot be written" not in line
             and "seqs cannot be reserved" not in line
-            and "is refused (the database is missing)" not in line
+            and "beginning empty, the numbering skips ahead" not in line
         ]
 
     async def close(self) -> None:

@@ -52,7 +52,7 @@ def test_an_empty_list_is_refused(text):
 @pytest.mark.parametrize(("hashes", "both"), [("1234,5678", True), ("123,5678", False), ("0x1234,0x5678", False)])
 def test_hashes_that_can_be_integers_or_bytes_are_named(hashes, both):
     done = query("--hashes", hashes, "--http", f"127.0.0.1:{free_port()}")
-    assert (done.returncode, "integers or byte strings in hexadecimal" in done.stderr) == (69, both)
+    assert (done.returncode, "as an integer and as hexadecimal bytes" in done.stderr) == (69, both)
 
 
 @pytest.mark.parametrize("text", ["{}", '{"token_ids": [1]}'])
@@ -112,7 +112,7 @@ def test_an_index_is_asked(scene):
     raw = json.loads(query(*at, "--tokens", "-", "--json", tokens=scene.tokens).stdout)
     assert raw == scene.index.ask(tokens=scene.tokens)
     nobody = query(*at, "--tokens", "-", "--salt", "s", tokens=scene.tokens)
-    assert (nobody.returncode, nobody.stderr) == (0, "kvbus: no source holds anything of it\n")
+    assert (nobody.returncode, nobody.stderr) == (0, "kvbus: no source holds any block of it\n")
     refused = query(*at, "--hashes", "xyz")
     assert (refused.returncode, "hashes[0] is neither" in refused.stderr) == (2, True)
 

@@ -124,7 +124,7 @@ async def test_keys_that_cannot_be_read_leave_those_before_in_force(
         fixture.reloader.reload()
         await eventually(lambda refusals=refusals: fixture.daemon.process.key_reloads["refused"] == refusals, "refused")
     assert fixture.daemon.keys == before
-    assert caplog.text.count("the keys before stay in force") == 2
+    assert caplog.text.count("the previous keys stay in force") == 2
 
 
 async def test_changed_key_files_are_found_without_a_signal(fixture: Fixture) -> None:
@@ -166,7 +166,7 @@ async def test_a_bad_key_file_is_said_once_until_it_is_another_mistake(
     good.rename(file)
     await eventually(lambda: refused["applied"], "good again")
     assert refused == {"refused": 2, "applied": 1}
-    assert caplog.text.count("the keys before stay in force") == 2
+    assert caplog.text.count("the previous keys stay in force") == 2
 
 
 def replace(file: Path, text: str) -> None:
@@ -197,7 +197,7 @@ async def test_tokens_change_without_a_signal_and_a_bad_file_throws_nobody_out(
         assert counts == {"refused": 4, "applied": 1}
     finally:
         reloader.close()
-    assert "those before stay in force" in caplog.text
+    assert "the previous ones stay in force" in caplog.text
     assert not any(token in caplog.text for token in tokens)
 
 

@@ -165,7 +165,7 @@ def test_what_this_version_does_not_know_is_named_once(relay, caplog) -> None:
         log.look(relay, [0])
     said = [line for line in lines(caplog) if "does not know" in line]
     assert said == [
-        f"source engine sends what this version does not know: {name}"
+        f"source engine sends events or fields that this version of kvbus does not know: {name}"
         for name in ("event Later, frame number 4", "field of BlockStored novelty", "field of BlockStored other")
     ]
     assert "secret" not in caplog.text
@@ -205,7 +205,7 @@ def test_each_transition_is_reported_with_its_cause(relay: Relay) -> None:
 
     assert looked() == []
     relay.handle(SourceUp(0), 1.0)
-    connected = "connecting → syncing: the engine is asked for its history"
+    connected = "connecting → syncing: kvbus requests the engine's history"
     assert looked() == [("state", "engine", "syncing", connected)]
     answer(1)
     live(0)

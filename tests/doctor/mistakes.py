@@ -291,7 +291,7 @@ async def curve_other(scene):
         scene.socket(kind, scene.source[at], curve_server=1, curve_secretkey=secret, curve_publickey=public)
 
 
-@mistake("others may read a secret key", key="sources[0].curve_secret_key_file", says="others may read it")
+@mistake("others may read a secret key", key="sources[0].curve_secret_key_file", says="other users can read it")
 async def readable_key(scene):
     files, _, _ = scene.curve_files(mode=0o644)
     scene.source |= files

@@ -49,7 +49,7 @@ def test_what_cannot_be_used_is_named_and_not_quoted(authority: Authority, issue
         (junk, issued.key, "http_tls_certificate_file", "cannot be used with its key"),
         (issued.certificate, other.key, "http_tls_certificate_file", "cannot be used with its key"),
         (issued.certificate, nothing, "http_tls_key_file", "No such file"),
-        (issued.certificate, readable, "http_tls_key_file", r"others may read it \(mode 0644\)"),
+        (issued.certificate, readable, "http_tls_key_file", r"other users can read it \(mode 0644\)"),
         (issued.certificate, junk, "http_tls_certificate_file", "cannot be used with its key"),
         (issued.certificate, locked, "http_tls_certificate_file", "it is encrypted"),
     ):

@@ -112,7 +112,7 @@ def test_all_files_that_cannot_be_used_are_named_at_once(files):
 @pytest.mark.parametrize("name", ["tls_key_file", "password_file"])
 def test_what_others_may_read_is_no_secret(files, name):
     files[name].chmod(0o644)
-    with pytest.raises(Exception, match="others may read it"):
+    with pytest.raises(Exception, match="other users can read it"):
         Place("kafka-0:9092", KafkaTopic(**files)).options()
 
 

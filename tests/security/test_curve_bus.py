@@ -260,7 +260,7 @@ async def test_a_bad_key_file_changes_nothing(keys, caplog):
         reloader.reload()
         await eventually(lambda: bus.daemon.process.key_reloads["refused"], "the refusal")
         assert "outputs[0].curve_secret_key_file" in caplog.text
-        assert "others may read it (mode 0644)" in caplog.text
+        assert "other users can read it (mode 0644)" in caplog.text
         with Router(bus, client_context(keys.router, keys.bus)) as router:
             assert await router.replay() == [0, 1, 2]
 

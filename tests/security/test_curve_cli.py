@@ -71,4 +71,4 @@ def test_a_secret_key_that_others_can_read(tmp_path: Path) -> None:
     with Program(tmp_path, "dump", "ipc:///x", *both) as dump:
         assert dump.ended() == ConfigError.exit_code
     assert "--curve-secret-key" in dump.said
-    assert "others may read it (mode 0644)" in dump.said
+    assert "other users can read it (mode 0644)" in dump.said

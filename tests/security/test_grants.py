@@ -140,7 +140,7 @@ def test_a_key_that_is_there_twice_has_the_same_rights_both_times(tmp_path: Path
     assert len(read_allowed(path)) == 2
     for line in (f"{key} a", f"{key} b salts=x", f"{key} a salts=x,y"):
         path.write_text(f"{key} a salts=x\n\n{line}\n")
-        with pytest.raises(KeyFileError, match="line 3: a key that was there before") as caught:
+        with pytest.raises(KeyFileError, match="line 3: this key is on the list already") as caught:
             read_allowed(path)
         assert key not in str(caught.value)
 

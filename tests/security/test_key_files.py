@@ -115,7 +115,7 @@ def test_a_kubernetes_mount_is_links_to_links(tmp_path):
 def test_a_secret_key_that_others_may_touch_is_refused(tmp_path, mode):
     pair = Pair(tmp_path, "kvbus")
     pair.secret_file.chmod(mode)
-    with pytest.raises(KeyFileError, match=rf"others may read it \(mode {mode:04o}\)") as caught:
+    with pytest.raises(KeyFileError, match=rf"other users can read it \(mode {mode:04o}\)") as caught:
         read_secret(pair.secret_file)
     assert pair.secret.decode() not in str(caught.value)
 

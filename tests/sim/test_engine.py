@@ -123,7 +123,7 @@ def test_prompts_longer_than_the_pool_are_cut():
 def test_a_workload_of_nothing_but_hits_is_told():
     engine = SimEngine("sglang-0.5.9", iter(lambda: Job((1,) * 32, 32), None))
     engine.step(0)
-    with pytest.raises(RuntimeError, match="no events any more"):
+    with pytest.raises(RuntimeError, match="no more events"):
         engine.step(0)
 
 

@@ -204,8 +204,8 @@ class TestWhose:
             (lambda path: path.symlink_to(path.parent.parent), "Not a directory|symbolic link"),
             (lambda path: path.symlink_to("nowhere"), "Not a directory|symbolic link"),
             (lambda path: path.touch(), "Not a directory"),
-            (lambda path: path.mkdir(mode=0o750), "others may read or write the directory"),
-            (somebody_elses, "the directory is somebody else's"),
+            (lambda path: path.mkdir(mode=0o750), "other users can read or write the directory"),
+            (somebody_elses, "the directory belongs to another user"),
         ],
         ids=["link", "link to nowhere", "file", "open to others", "somebody else's"],
     )

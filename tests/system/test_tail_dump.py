@@ -129,7 +129,7 @@ def test_tail_says_that_the_publisher_is_gone(publisher):
 @pytest.mark.parametrize(
     ("update", "line", "plain"),
     [
-        (Conflict(), "! several publishers are behind this endpoint", {"kind": "conflict"}),
+        (Conflict(), "! several publishers send on this endpoint", {"kind": "conflict"}),
         (Unreachable("tcp://a:1", "because"), "! no connection: because", {"kind": "unreachable", "why": "because"}),
         (Reachable("tcp://a:1"), "= connected to tcp://a:1", {"kind": "reachable", "endpoint": "tcp://a:1"}),
     ],

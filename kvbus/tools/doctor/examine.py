@@ -41,8 +41,8 @@ _INDEX: Final = re.compile(r"^sources\[(\d+)\]")
 
 _DO: Final = {
     "max_sources": "raise limits.max_sources",
-    "same_name": "take out what lists it twice, or give one of them another name",
-    "same_endpoint": "take out what lists it twice: one publisher is one worker",
+    "same_name": "remove one of the two entries, or give one another name",
+    "same_endpoint": "remove one of the two entries: one publisher is one worker",
     "same_topic": "put {source} and {rank} into the topic of the output with layout: per_topic",
 }
 

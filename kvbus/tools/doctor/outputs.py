@@ -41,7 +41,7 @@ REMEDIES: Final = {
         "renew it, by an authority that the servers trust; a port for passwords wants none",
     ),
     "cluster_denied": (".username", "add the ACL of a writer, docs/LOG.md names it"),
-    "data_lost": ("endpoint", "find out why the server lost records"),
+    "data_lost": ("endpoint", "find out why the server has lost records"),
     "denied": (".username", "add the ACL of a writer, docs/LOG.md names it"),
     "key_file": ("", "correct the file"),
     "memory_full": ("endpoint", "give the server more memory"),

@@ -27,12 +27,12 @@ _HELP: Final = (
     ("p, space", "pause, go on"),
 )
 _COLUMNS: Final = (
-    ("missing, lost", "batches that did not come with the live stream; lost ones no replay had either"),
+    ("missing, lost", "batches that did not come with the live stream; lost: no replay had them either"),
     ("rejected", "events that kvbus cannot use"),
     ("queued", "batches that wait: for an older one, or for a router"),
     ("lag", "age of the oldest batch that a router lacks"),
     ("dropped", "batches that a slow router did not get; the state of all blocks replaces them"),
-    ("partial", "the engine has blocks from before kvbus, which no replay had"),
+    ("partial", "the engine has blocks from before the start of kvbus, which no replay had"),
 )
 _MAX_REASONS: Final = 6
 

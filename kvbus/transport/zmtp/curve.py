@@ -154,7 +154,7 @@ class Server:
         try:
             return self._hello(data) if self.expected == HELLO else self._initiate(data)
         except CryptoError:
-            text = "a handshake that the keys do not open: made for another key of ours, or forged"
+            text = "the handshake cannot be decrypted: it was made for another public key, or it is forged"
             raise ProtocolError(Reason.CURVE, text) from None
 
     def _hello(self, data: bytes) -> bytes:
@@ -234,7 +234,7 @@ class Client:
         try:
             return self._welcome(data) if self.expected == WELCOME else self._ready(data)
         except CryptoError:
-            text = "a handshake that the keys do not open: the peer has another key, or it is forged"
+            text = "the handshake cannot be decrypted: the peer has another key, or it is forged"
             raise ProtocolError(Reason.CURVE, text) from None
 
     def _welcome(self, data: bytes) -> bytes:
@@ -312,7 +312,7 @@ class Session:
         try:
             plain = self._box.decrypt(body[_HEAD:], self._theirs + nonce)
         except CryptoError:
-            raise ProtocolError(Reason.SEAL, "a message that its key does not open") from None
+            raise ProtocolError(Reason.SEAL, "a message that cannot be decrypted") from None
         self._received = number
         kind = plain[0]
         if kind > _SEALED_COMMAND:
