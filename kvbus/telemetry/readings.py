@@ -78,7 +78,7 @@ class SourceReading(msgspec.Struct, frozen=True):
     Attributes:
         findings: the findings about the source.
         pending: number of missing batches that are neither recovered nor lost yet.
-        queue_depth: number of batches that wait: in the reorder buffer, or in order but not handed on yet.
+        queue_depth: number of batches in the reorder buffer.
         unverified: number of batches whose epoch is not known yet.
         index_entries: number of blocks in the index: live ones, and coarse ones and tails that kvbus does not announce.
         index_bytes: estimated memory of these blocks.
@@ -185,7 +185,7 @@ def read_source(source: Source) -> SourceReading:
         unknown=sorted(source.unknown),
         block_size=normalizer.block_size,
         pending=sequencer.pending,
-        queue_depth=len(sequencer.held) + len(sequencer.actions),
+        queue_depth=len(sequencer.held),
         queue_limit=spec.reorder_batches,
         queue_bytes=sequencer.held.bytes,
         queue_bytes_limit=spec.max_held_bytes,

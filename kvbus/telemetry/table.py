@@ -160,11 +160,7 @@ SOURCES: Final = (
         "stats.last_batch",
     ),
     row("source_pending_batches", "Missing batches that are neither recovered nor lost yet.", "pending"),
-    row(
-        "source_queue_depth",
-        "Batches waiting: in the reorder buffer, or in order and not yet handed on.",
-        "queue_depth",
-    ),
+    row("source_queue_depth", "Batches in the reorder buffer, which wait for earlier batches.", "queue_depth"),
     row("source_queue_limit", "Maximum number of batches in the reorder buffer (reorder_batches).", "queue_limit"),
     row("source_queue_bytes", "Payload bytes in the reorder buffer.", "queue_bytes"),
     row(
