@@ -106,12 +106,24 @@ def _tokens(found: Findings) -> None:
 
 
 def _snapshots(found: Findings) -> None:
-    """Reject a source's snapshots without a replay, because a gap of one batch must not cost a complete snapshot."""
+    """Reject a source's snapshots without a replay, because a gap of one batch must not cost a complete snapshot.
+
+    Reject an output's snapshots if its routers drop batches with the longer sequence frames.
+    """
     for i, source in enumerate(found.config.sources):
         keys: tuple[Path, Path] = (("sources", i, "snapshot_endpoint"), ("sources", i, "replay_endpoint"))
         if found.sound(*keys) and source.snapshot_endpoint is not None and source.replay_endpoint is None:
             example = "replay_endpoint: tcp://127.0.0.1:5558"
             found.report(keys[0], "needs replay_endpoint too", value=source.snapshot_endpoint, example=example)
+    for i, output in enumerate(found.config.outputs):
+        key = ("outputs", i, "snapshot_endpoint")
+        if (
+            output.snapshot_endpoint is not None
+            and PROFILES[output.profile].short_seqs
+            and found.sound((*key[:2], "profile"))
+        ):
+            wrong = f"routers of profile {output.profile} drop every batch whose sequence frame has 24 bytes"
+            found.report(key, wrong, value=output.snapshot_endpoint, example="snapshot_endpoint: null")
 
 
 def _discovery(found: Findings) -> None:

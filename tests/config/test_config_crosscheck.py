@@ -56,6 +56,16 @@ def test_a_bad_api_is_told_once(problems):
 
 
 @pytest.mark.parametrize("profile", PROFILES)
+def test_snapshots_are_refused_where_routers_drop_their_longer_sequence_frames(problems, read, profile):
+    output = f"[{{profile: {profile}, snapshot_endpoint: 'tcp://*:5659', topic: 'kv@{{worker}}@m'}}]"
+    found = problems(text_of("[{api: bad}]", output))
+    if profile in {"aibrix", "dynamo", "smg"}:  # docs/spec/results/routers: the case publisher-id is broken
+        assert "drop every batch whose sequence frame has 24 bytes" in found["outputs[0].snapshot_endpoint"]
+    else:
+        assert "outputs[0].snapshot_endpoint" not in found
+
+
+@pytest.mark.parametrize("profile", PROFILES)
 def test_an_output_without_tokens_is_refused_where_routers_hash_them(problems, read, profile):
     output = f"[{{profile: {profile}, token_ids: drop, topic: 'kv@{{worker}}@m'}}]"
     if profile == "vllm":

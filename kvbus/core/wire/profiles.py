@@ -107,6 +107,8 @@ class Profile(msgspec.Struct, frozen=True):
     topics: Topics = "any"
     one_stream: str = ""
     """Why its routers cannot read several streams on one connection, as the end of a sentence; empty if they can."""
+    short_seqs: bool = False
+    """Whether the router drops a batch whose sequence frame has a publisher id too, so 24 bytes."""
     max_events: int = 0
     """Maximum number of events in a batch that the router accepts; 0: unlimited."""
     max_bytes: int = 0
@@ -144,7 +146,7 @@ _MIB: Final = 1024 * 1024
 
 PROFILES: Final[dict[str, Profile]] = {
     "vllm": Profile(CANONICAL, "4"),
-    "dynamo": Profile(_DYNAMO, "4", filled_replay=False),
+    "dynamo": Profile(_DYNAMO, "4", filled_replay=False, short_seqs=True),
     "dynamo-plane": Profile(_DYNAMO_PLANE, "4", one_group=True),
     "llm-d": Profile(
         Wire(strict=True, fill_kinds=True, fold_pairs=True, drop_adapter_key=True),
@@ -167,6 +169,7 @@ PROFILES: Final[dict[str, Profile]] = {
         clears="pod or nothing",
         one_copy=True,
         one_stream="know a worker by its connection, and need one for each",
+        short_seqs=True,
     ),
     "sglang": Profile(_STRICT, "3"),
     "vllm-router": Profile(
@@ -184,6 +187,7 @@ PROFILES: Final[dict[str, Profile]] = {
         filled_replay=False,
         clears="connection",
         one_stream="keep one seq for each connection",
+        short_seqs=True,
         max_bytes=4 * _MIB,
     ),
     "kthena": Profile(
