@@ -91,6 +91,7 @@ class Bus:
         model: the bus's ``model`` key; empty if it has none.
         answers: whether the last request was answered.
         asked: set after the first request, whether it was answered or not.
+        reached: whether a request was ever answered.
         sources: the sources of the last answer.
         streams: the streams to follow, by name.
     """
@@ -102,6 +103,7 @@ class Bus:
         self.model = ""
         self.answers = False
         self.asked: Final = asyncio.Event()
+        self.reached = False
         self.sources: list[Source] = []
         self.streams: dict[str, Stream] = {}
         self._login: Final = login
@@ -120,7 +122,7 @@ class Bus:
             while True:
                 try:
                     await self._ask(session)
-                    self.answers = True
+                    self.answers = self.reached = True
                 except NoAnswerError as error:
                     if self.answers or not self.asked.is_set():
                         log.warning("the bus does not answer, so the state of its sources is unknown: %s", error)

@@ -179,6 +179,8 @@ class Follower:
         """What the index waits for before it is ready; empty if it is ready."""
         if self._settling is None or not self._settling.done():
             return "reading the streams"
+        if self._buses and not any(bus.reached for bus in self._buses):
+            return f"no answer so far from {', '.join(bus.url for bus in self._buses)}"
         return ""
 
     # -- answers

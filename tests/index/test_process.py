@@ -196,3 +196,16 @@ def test_an_index_that_cannot_listen_or_has_nothing_to_follow_says_so(tmp_path):
         with running(wrong):
             assert wrong.ended() == 2
         assert why in wrong.said
+
+
+def test_an_index_whose_bus_was_never_reached_is_not_ready(tmp_path):
+    engine = Engine(tmp_path, "engine")
+    bus = Bus(tmp_path, "pod-a", engine)
+    index = Index(tmp_path, bus.http)
+    with running(engine, index):
+        awaited = f"no answer so far from {bus.http}"
+        wait_for(lambda: awaited.encode() in http(f"{index.http}/readyz")[1], "it says what it waits for")
+        assert not index.ready()
+        with running(bus):
+            wait_for(index.ready, "the bus answers")
+        assert index.ready(), "it has a state to answer from"
