@@ -57,7 +57,7 @@ class StateWriter:
         self._log_bytes = self._checkpoint_bytes = self._written = 0
         self._again = 0.0
         self.failure = ""
-        """The error of the last try to write the store."""
+        """The error of the last write; empty since a complete checkpoint."""
         self.failed = False
         """Whether the store could not be written. kvbus then continues without state until the next try."""
 
@@ -165,10 +165,8 @@ class StateWriter:
 
     def _try_again(self, relay: Relay) -> None:
         self.failed = False
-        self.failure = ""
         relay.keep_records(keep=True)
         self._begin_checkpoint()
-        log.info("the state is written to %s again", self._store.place)
 
     @property
     def busy(self) -> bool:
@@ -207,15 +205,11 @@ class StateWriter:
         if self._steps is not None and next(self._steps, self) is self:
             self._steps = None
             self._renamed = self._whole = False
+            self.failure = ""
             self._checkpoint_bytes = self._written
 
     def fail(self, error: StoreError) -> None:
-        """Continue without state, and try again later."""
-        log.error(
-            "the state cannot be written (%s): going on without state, trying again in %d s; see state_dir",
-            error,
-            RETRY_SECONDS,
-        )
+        """Continue without state, and try again later. The finding ``state_not_written`` reports the error."""
         self.failed = True
         self.failure = str(error)
         self._again = self._clock() + RETRY_SECONDS
@@ -240,9 +234,12 @@ class StateWriter:
 
     def close(self) -> None:
         """Write the last records. Finish the checkpoint if there would be no state without it."""
+        before = self.failure
         self.flush()
         while self._renamed and self.busy:
             self.work()
         self._steps = None
+        if self.failure != before:
+            log.error("kvbus cannot write its last state to %s: %s; see state_dir", self._store.place, self.failure)
         if self._relay is not None:
             self._relay.keep_records(keep=False)

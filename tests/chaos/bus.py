@@ -142,7 +142,7 @@ class BusProcess:
             line
             for line in lines
             if ("Traceback" in line or '"level":"error"' in line.replace(" ", "").lower() or "critical" in line.lower())
-            and "the state cannot be written" not in line
+            and "cannot write its last state" not in line
             and "seqs cannot be reserved" not in line
             and "beginning empty, the numbering skips ahead" not in line
         ]
