@@ -15,7 +15,7 @@ from ruamel.yaml.error import YAMLError
 from kvbus.common.errors import ConfigError, Problem
 from kvbus.common.removed import removed_key
 from kvbus.config import crosscheck, paths, yamlfile
-from kvbus.config.models import Config, as_written
+from kvbus.config.models import Config
 from kvbus.config.problems import example_at, from_pydantic, shown
 
 if TYPE_CHECKING:
@@ -211,11 +211,8 @@ def _validated(
         except ValidationError:
             return None, list(bad.values())
     problems = [*crosscheck.check(config, origins, frozenset(bad)), *look(config)]
-    if data.get("interpose") is not None:
-        ends = len(data.get("sources") or ()), len(data.get("outputs") or ())
-        problems = [
-            replace(each, key=as_written(each.key, *ends), wrong=as_written(each.wrong, *ends)) for each in problems
-        ]
+    written = config.as_written
+    problems = [replace(each, key=written(each.key), wrong=written(each.wrong)) for each in problems]
     return config, [*bad.values(), *problems]
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import ModelWrapValidatorHandler, model_validator
+from pydantic import ModelWrapValidatorHandler, PrivateAttr, model_validator
 from ruamel.yaml import YAML
 
 from kvbus.config import logs
@@ -156,18 +156,6 @@ class Interpose(Section):
             profile=self.profile,
         )
         return source, output
-
-
-def as_written(text: str, source: int, output: int) -> str:
-    """Replace key names of the source and the output that ``interpose`` adds by the user's keys of ``interpose``.
-
-    Args:
-        text: a message about the configuration.
-        source: position of the added source.
-        output: position of the added output.
-    """
-    text = text.replace(f"sources[{source}].replay_endpoint", "interpose.engine_replay_endpoint")
-    return text.replace(f"sources[{source}]", "interpose").replace(f"outputs[{output}]", "interpose")
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,6 +380,9 @@ class Config(Section):
     )
     limits: Limits = key(Limits(), "Limits on what a peer may make kvbus keep.", example={"max_frames": 16})
 
+    _interpose_at: tuple[int, int] | None = PrivateAttr(None)
+    """Positions of the source and the output that ``interpose`` has added; None without ``interpose``."""
+
     @model_validator(mode="wrap")
     @classmethod
     def _interposed(cls, data: Any, valid: ModelWrapValidatorHandler[Config]) -> Config:
@@ -400,7 +391,18 @@ class Config(Section):
             return config.model_copy(update={"outputs": logs.numbered(config)})
         source, output = config.interpose.parts()
         both = {"sources": (*config.sources, source), "outputs": (*config.outputs, output)}
-        return config.model_copy(update={"interpose": None, **both})
+        made = config.model_copy(update={"interpose": None, **both})
+        made._interpose_at = len(config.sources), len(config.outputs)  # noqa: SLF001 - of this class
+        return made
+
+    def as_written(self, text: str) -> str:
+        """Replace the keys of the source and the output that ``interpose`` adds by the user's keys of ``interpose``."""
+        if self._interpose_at is None:
+            return text
+        source, output = self._interpose_at
+        text = text.replace(f"sources[{source}].replay_endpoint", "interpose.engine_replay_endpoint")
+        text = text.replace(f"sources[{source}].bind", "interpose.endpoint")
+        return text.replace(f"sources[{source}]", "interpose").replace(f"outputs[{output}]", "interpose")
 
     @property
     def log_numbers(self) -> bool:

@@ -14,7 +14,7 @@ from kvbus.core.wire.profiles import PROFILES
 
 def notes(config: Config) -> list[str]:
     """Return a note for each output whose routers may have an inexact view."""
-    return [*_clears(config), *_replays(config)]
+    return [config.as_written(each) for each in (*_clears(config), *_replays(config))]
 
 
 def _clears(config: Config) -> list[str]:
@@ -60,7 +60,8 @@ def _ranks_of_a_pod(config: Config, output: OutputConfig) -> int:
 
 def exposure(config: Config) -> list[str]:
     """Return sentences about access: over HTTP, to each output, to each source that kvbus binds, and to each front."""
-    return [*_http(config), *_outputs(config), *_sources(config), *_fronts(config)]
+    sentences = (*_http(config), *_outputs(config), *_sources(config), *_fronts(config))
+    return [config.as_written(each) for each in sentences]
 
 
 def _who(*, local: bool) -> str:

@@ -30,7 +30,7 @@ class BusLog:
     def __init__(self, daemon: Daemon, report: Report) -> None:
         self._daemon = daemon
         self._report = report
-        self._bus = Findings()
+        self._bus = Findings(self._daemon.as_written)
         self._routers: dict[RouterKey, Findings] = {}
         self._begun: float | None = None
         self._next = -inf
@@ -46,7 +46,7 @@ class BusLog:
         before, self._routers = self._routers, {}
         for each in read_routers(self._daemon.relay, self._daemon.drivers):
             if each.router.left is None:
-                self._routers[each.key] = standing = before.get(each.key) or Findings()
+                self._routers[each.key] = standing = before.get(each.key) or Findings(self._daemon.as_written)
                 fields: dict[str, str | int] = {
                     "output": each.output,
                     "stream": each.router.stream,
@@ -63,7 +63,7 @@ class BusLog:
 
     def since(self, router: RouterKey, finding: Finding) -> Finding:
         """Return a finding about a router, with the time at which it began."""
-        return self._routers[router].since(finding) if router in self._routers else finding
+        return self._routers.get(router, Findings(self._daemon.as_written)).since(finding)
 
     def _found(self, age: float) -> Iterator[Finding]:
         state, store = self._daemon.state, self._daemon.store

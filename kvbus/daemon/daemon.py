@@ -23,9 +23,12 @@ from kvbus.core.commands import (
     SendState,
 )
 from kvbus.core.events import BatchReceived, RelayEvent, SourcesNamed, Started, Tick
+from kvbus.core.findings.bus import HTTP_TAKEN
+from kvbus.core.findings.engine import CANNOT_LISTEN, ENGINE_PORT_TAKEN
 from kvbus.core.findings.finding import Finding
 from kvbus.core.source_spec import Place
 from kvbus.core.stats import OutputStats, ProcessStats
+from kvbus.daemon.binding import explained
 from kvbus.daemon.build import next_seqs, reserve_seqs
 from kvbus.daemon.bus_log import BusLog
 from kvbus.daemon.changing import Changes
@@ -151,7 +154,7 @@ class Daemon:
         self._moved_names = MovedNames(self)
         self._ticker: asyncio.TimerHandle | None = None
         self._next_tick = 0.0
-        self._source_log = SourceLog(self.admin.timeline.add, runtime.wall_clock)
+        self._source_log = SourceLog(self.admin.timeline.add, runtime.wall_clock, self.as_written)
         self._bus_log = BusLog(self, self.admin.timeline.add)
         self._unreachable = Unreachable(self, self.feed, lambda stream: self.source_policy(stream).curve, runtime.dial)
 
@@ -178,14 +181,15 @@ class Daemon:
         for warning in in_clear(self.config):
             log.warning(warning)
         try:
-            await self.admin.start()
+            with explained(HTTP_TAKEN):
+                await self.admin.start()
             await self.fronts.start()
             for number, driver in enumerate(self.outputs.drivers):
                 for slot, stream in self.relay.outputs[number].served_streams.items():
-                    try:
+                    endpoints = self.config.outputs[number].stream_endpoints(slot)
+                    names = dict(zip(endpoints, endpoints._fields, strict=True))
+                    with explained(CANNOT_LISTEN, f"outputs[{number}]", names=names, written=self.as_written):
                         driver.open(slot, stream.topic, self.output_policy(number))
-                    except BindError as error:
-                        raise error.about(f"outputs[{number}]", "choose a free port of this machine") from error
             self.serve_views()
             for source in self.streams.values():
                 self._open_source(source)
@@ -211,12 +215,12 @@ class Daemon:
             BindError: a configured endpoint cannot be bound or dialled.
         """
         try:
-            self.source_sockets.open(source, self.source_policy(source))
+            section = self.configured.sections(self.config.sources)[source.source_index]
+            with explained(ENGINE_PORT_TAKEN, section, written=self.as_written):
+                self.source_sockets.open(source, self.source_policy(source))
         except BindError as error:
             if not source.found:
-                section = self.configured.sections(self.config.sources)[source.source_index]
-                remedy = "choose a free port; if the engine binds this one, set bind: false"
-                raise error.about(f"{section}.bind", remedy) from error
+                raise
             log.error("source %s is not connected: %s", source.label, error, extra=source.log_fields)  # noqa: TRY400
 
     @property
@@ -241,6 +245,10 @@ class Daemon:
                 }
             )
         )
+
+    def as_written(self, key: str) -> str:
+        """Return a configuration key as the operator has written it."""
+        return self.configured.as_written(key)
 
     @property
     def findings(self) -> list[Finding]:

@@ -7,6 +7,8 @@ from typing import Protocol, TypeVar, cast
 from kvbus.common.front_stats import CallStats, FrontStats
 from kvbus.config import Config, SourceStream, parts
 from kvbus.config.front import Fronting
+from kvbus.core.findings import engine as catalogue
+from kvbus.daemon.binding import explained
 
 Stats_co = TypeVar("Stats_co", covariant=True)
 
@@ -57,9 +59,10 @@ class Fronts:
         Raises:
             BindError: an address cannot be bound.
         """
-        for each in (self.http, self.grpc):
+        for section, each in (("front", self.http), ("front_grpc", self.grpc)):
             if each is not None:
-                await each.start()
+                with explained(catalogue.CANNOT_LISTEN, section, "listen"):
+                    await each.start()
 
     async def close(self) -> None:
         """Stop listening, and end the requests under way."""

@@ -45,11 +45,13 @@ class SourceLog:
     Args:
         report: called for each transition.
         wall_clock: returns the time of day, in seconds.
+        written: returns a configuration key as the operator has written it.
     """
 
-    def __init__(self, report: Report, wall_clock: Callable[[], float]) -> None:
+    def __init__(self, report: Report, wall_clock: Callable[[], float], written: Callable[[str], str] = str) -> None:
         self._report = report
         self._wall_clock = wall_clock
+        self._written = written
         self._states: dict[int, State] = {}
         self._counted: dict[int, _Counted] = {}
         self._blocks: dict[int, int] = {}
@@ -125,12 +127,14 @@ class SourceLog:
 
     def since(self, slot: int, finding: Finding) -> Finding:
         """Return a finding about a source, with the time at which it began."""
-        return self._standing[slot].since(finding) if slot in self._standing else finding
+        return self._of(slot).since(finding)
+
+    def _of(self, slot: int) -> Findings:
+        return self._standing.setdefault(slot, Findings(self._written))
 
     def _look_at_findings(self, slot: int, source: Source) -> None:
         now, label = self._wall_clock(), source.spec.label
-        standing = self._standing.setdefault(slot, Findings())
-        changes = standing.update(source_findings(source), now)
+        changes = self._of(slot).update(source_findings(source), now)
         log_changes(changes, f"source {label}", label, _fields(source), self._report)
 
     def _restarted(self, source: Source, blocks: int, before: int) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import re
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -105,12 +107,36 @@ async def test_the_first_finding_of_a_running_bus_names_the_cause_and_the_key(
 
 
 @pytest.mark.parametrize(
-    ("make", "key"), [(mistakes.both_bind, "sources[0].bind"), (mistakes.port_taken, "outputs[0]")]
+    ("make", "key"), [(mistakes.both_bind, "sources[0].bind"), (mistakes.port_taken, "outputs[0].endpoint")]
 )
 async def test_a_port_that_is_taken_is_named_with_its_key(make: Any, key: str, tmp_path: Path) -> None:
     async with made(make, tmp_path) as scene:
         daemon = Daemon(load(None, env={}, overrides=scene.config()))
         with pytest.raises(BindError, match=rf"cannot listen on tcp://.*Address already in use \[{re.escape(key)}\]: "):
+            await daemon.start()
+
+
+@pytest.mark.parametrize(
+    ("over", "key"),
+    [
+        ({"http": "PORT"}, "http"),
+        ({"front": {"listen": "PORT", "engine": "http://127.0.0.1:1"}}, "front.listen"),
+        ({"front_grpc": {"listen": "PORT", "engine": "127.0.0.1:1"}}, "front_grpc.listen"),
+        ({"interpose": {"endpoint": "tcp://PORT"}}, "interpose.endpoint"),
+    ],
+    ids=["http", "front", "front_grpc", "interpose"],
+)
+async def test_an_address_that_is_taken_is_named_with_the_reason_and_its_key(over: dict[str, Any], key: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        place = f"127.0.0.1:{taken.getsockname()[1]}"
+        config = json.loads(
+            json.dumps({"http": f"127.0.0.1:{free_port()}", "state_dir": None} | over).replace("PORT", place)
+        )
+        if key != "interpose.endpoint":
+            config["sources"] = [{"endpoint": f"{HOST}:{free_port()}"}]
+            config["outputs"] = [{"endpoint": f"{HOST}:{free_port()}"}]
+        daemon = Daemon(load(None, env={}, overrides=config))
+        with pytest.raises(BindError, match=rf"cannot listen on .*{place}: Address already in use \[{key}\]: "):
             await daemon.start()
 
 

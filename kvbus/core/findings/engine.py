@@ -144,9 +144,9 @@ NO_ENGINE_DIALLED_IN: Final = problem(
 )
 ENGINE_PORT_TAKEN: Final = problem(
     "engine_port_taken",
-    "{at}.endpoint",
-    "{endpoint} is in use by a {type} socket",
-    "choose another port",
+    "{at}.bind",
+    "{endpoint} is in use{detail}",
+    "choose another port; if the engine binds this one, set bind: false",
     "kvbus is to listen here (bind: true), and another ZeroMQ socket does.",
 )
 CANNOT_LISTEN: Final = problem(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import Final, NamedTuple
 
@@ -95,9 +95,14 @@ class Change(NamedTuple):
 
 
 class Findings:
-    """The current findings of one source, one router or the bus."""
+    """The current findings of one source, one router or the bus.
 
-    def __init__(self) -> None:
+    Args:
+        written: returns a key as the operator has written it.
+    """
+
+    def __init__(self, written: Callable[[str], str] = str) -> None:
+        self._written = written
         self._now: dict[str, Finding] = {}
 
     @property
@@ -106,9 +111,10 @@ class Findings:
         return list(self._now.values())
 
     def since(self, finding: Finding) -> Finding:
-        """Return a finding with the time at which it began."""
+        """Return a finding with the time at which it began, and with its key as the operator has written it."""
         known = self._now.get(finding.id)
-        return finding if known is None else msgspec.structs.replace(finding, since=known.since)
+        since = None if known is None else known.since
+        return msgspec.structs.replace(finding, since=since, key=self._written(finding.key))
 
     def update(self, found: Iterable[Finding], now: float) -> list[Change]:
         """Replace the current findings, at this time of day; return the changes."""
@@ -117,7 +123,8 @@ class Findings:
         for each in found:
             known = before.pop(each.id, None)
             began = now if known is None or known.since is None else known.since
-            self._now[each.id] = finding = msgspec.structs.replace(each, since=began)
+            finding = msgspec.structs.replace(each, since=began, key=self._written(each.key))
+            self._now[each.id] = finding
             if known is None:
                 changes.append(Change("begins", finding, 0.0))
             elif known.sense != finding.sense:

@@ -91,7 +91,7 @@ def in_words_of(config: Config, with_engines: Config, report: Report) -> Report:
     sections = config.sections(with_engines.sources)
 
     def key(of: str) -> str:
-        return _INDEX.sub(lambda match: sections[int(match[1])], of)
+        return config.as_written(_INDEX.sub(lambda match: sections[int(match[1])], of))
 
     return Report(
         [structs.replace(each, key=key(each.key)) for each in report.findings],

@@ -115,7 +115,8 @@ class SourceJudge:
         if outcome is not None and outcome.socket_type in PUBLISHERS:
             yield catalogue.BOTH_BIND(at=self._at, endpoint=stream.endpoint)
         elif outcome is not None and outcome.stop is Stop.OPEN and outcome.socket_type not in SUBSCRIBERS:
-            yield catalogue.ENGINE_PORT_TAKEN(at=self._at, endpoint=stream.endpoint, type=outcome.socket_type)
+            detail = f" by a {outcome.socket_type} socket"
+            yield catalogue.ENGINE_PORT_TAKEN(at=self._at, endpoint=stream.endpoint, detail=detail)
         elif looked.taken and looked.taken != "bus":
             facts = {"name": "endpoint", "endpoint": stream.endpoint, "why": looked.taken.lower()}
             yield catalogue.CANNOT_LISTEN(at=self._at, **facts)

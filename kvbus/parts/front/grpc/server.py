@@ -20,7 +20,7 @@ from urllib.parse import unquote
 import grpc
 from grpc import aio
 
-from kvbus.common.errors import BindError
+from kvbus.common.errors import BindError, os_reason
 from kvbus.common.front_stats import CallStats
 from kvbus.config import parse_address, parse_endpoint
 from kvbus.config.front import FrontGrpc
@@ -273,7 +273,7 @@ class GrpcFront:
         try:
             port = self._server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
         except RuntimeError as error:
-            raise BindError(f"front_grpc {host}:{port}", "gRPC cannot bind it") from error
+            raise BindError(f"front_grpc {host}:{port}", _refusal(host, port)) from error
         await self._server.start()
         self.address = (host, port)
 
@@ -437,6 +437,20 @@ async def _send(context: Context, call: Any, first: Any, more: asyncio.Future[An
         pass  # the engine has ended the call, and the coroutine that reads its answer handles that
     finally:
         more.cancel()
+
+
+def _refusal(host: str, port: int) -> str:
+    """Return why this host cannot listen at an address. gRPC does not report the operating system's error."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
+            0
+        ]
+        with socket.socket(family, kind) as trying:
+            trying.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            trying.bind(address)
+    except OSError as error:
+        return os_reason(error)
+    return "gRPC cannot bind it"
 
 
 def _metadata(context: Context) -> tuple[tuple[str, str | bytes], ...]:
