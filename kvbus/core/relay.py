@@ -384,6 +384,7 @@ class Relay:
             if source.gone:
                 continue
             source.look_at_clock(event.wall)
+            source.look_at_counts(now)
             source.normalizer.merge_overlays()
             if source.lifetimes is not None and (due := source.lifetimes.due(now)):
                 self._do(wal.BlocksOutlived(slot, due), now)

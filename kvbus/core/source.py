@@ -41,12 +41,17 @@ _ELSEWHERE: Final[frozenset[str]] = frozenset(
 )
 """Reasons that concern messages, numbers, or batches that are forwarded unchanged. No batch is an example of them."""
 
+REANNOUNCED: Final = "reannounced"
+"""Name of the count of stores whose blocks were all live. The reasons of refused messages name the other counts."""
+
 _LONGEST: Final = 24
 """Maximum length of a word that the engine chooses, in characters."""
 
 
 MAX_SKEW_S: Final = 5.0
 """Tolerated difference between the clocks of engine and kvbus, in seconds."""
+RECENT_S: Final = 600.0
+"""Seconds after which a finding about refused messages ends, if no further message is refused."""
 MIN_SKEWED: Final = 3
 """Comparisons in a row that must show a difference before the clock counts as wrong."""
 
@@ -92,6 +97,9 @@ class Source:
         self._clock_seen = 0, 0
         """Number of live batches at the last comparison of clocks, and number of comparisons in a row with a
         difference."""
+        self._rises: dict[str, tuple[int, float]] = {}
+        """For each counted reason, the count at the last tick and the time of its last rise."""
+        self._ticked = 0.0
         self.answers_alone = 0
         """Replay answers in a row that brought missing batches while no live batch came."""
         self._counted = 0, 0
@@ -135,6 +143,25 @@ class Source:
         skewed = skewed + 1 if abs(skew) > MAX_SKEW_S else 0
         self._clock_seen = self.stats.batches, skewed
         self.clock_off = skew if skewed >= MIN_SKEWED else 0.0
+
+    def look_at_counts(self, now: float) -> None:
+        """Record which counts have risen. Called at each tick."""
+        self._ticked = now
+        for reason, count in self._counts():
+            if count != self._rises.get(reason, (0, 0.0))[0]:
+                self._rises[reason] = count, now
+
+    def recent(self) -> dict[str, int]:
+        """Return the count of each reason that was counted in the last `RECENT_S` seconds, or since the last tick."""
+        return {
+            reason: count
+            for reason, count in self._counts()
+            if count != (rise := self._rises.get(reason, (0, 0.0)))[0] or self._ticked - rise[1] < RECENT_S
+        }
+
+    def _counts(self) -> list[tuple[str, int]]:
+        counts = [*self.stats.rejected.items(), (REANNOUNCED, self.stats.reannounced)]
+        return [(reason, count) for reason, count in counts if count]
 
     def see_rank(self, rank: int) -> None:
         """Record the rank in a batch.

@@ -44,7 +44,7 @@ class BusLog:
         wall = self._daemon.runtime.wall_clock()
         log_changes(self._bus.update(self._found(now - self._begun), wall), "bus", "bus", {}, self._report)
         before, self._routers = self._routers, {}
-        for each in read_routers(self._daemon.relay, self._daemon.drivers):
+        for each in read_routers(self._daemon.relay, self._daemon.drivers, wall):
             if each.router.left is None:
                 self._routers[each.key] = standing = before.get(each.key) or Findings(self._daemon.as_written)
                 fields: dict[str, str | int] = {

@@ -377,7 +377,7 @@ class AdminServer:
 
     async def _routers(self, request: web.Request) -> web.Response:
         async with self._turn(request):
-            readings = read_routers(self._observed.relay, self._observed.drivers)
+            readings = read_routers(self._observed.relay, self._observed.drivers, time.time())
             since = self._observed.since
             return as_json(
                 [router_entry(each, [since(each.key, finding) for finding in each.findings]) for each in readings]

@@ -72,7 +72,7 @@ class Timeline:
             return
         self._counted = counted
         before, self._routers = self._routers, {}
-        for each in read_routers(relay, drivers):
+        for each in read_routers(relay, drivers, time.time()):
             key, output, router = each.key, each.output, each.router
             self._routers[key] = router
             known = before.get(key)

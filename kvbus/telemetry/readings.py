@@ -23,7 +23,7 @@ from kvbus.core.findings.source import shown, source_findings
 from kvbus.core.outputs.output import Output
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.phases import State
-from kvbus.core.source import Source
+from kvbus.core.source import RECENT_S, Source
 from kvbus.core.stats import OutputStats, RouterView, SourceStats
 from kvbus.core.types import HASH_FORMS, Hash
 
@@ -275,20 +275,20 @@ class RouterReading(NamedTuple):
         return self.output, self.router.stream, self.router.peer, self.router.since
 
 
-def read_routers(relay: Relay, drivers: Sequence[Driver]) -> list[RouterReading]:
-    """Return a reading of each router of all outputs."""
+def read_routers(relay: Relay, drivers: Sequence[Driver], wall: float) -> list[RouterReading]:
+    """Return a reading of each router of all outputs. ``wall`` is the time of day, in seconds."""
     return [
-        RouterReading(output.spec.name, router, list(_router_findings(number, output, router)))
+        RouterReading(output.spec.name, router, list(_router_findings(number, output, router, wall)))
         for number, (output, driver) in enumerate(zip(relay.outputs, drivers, strict=False))
         for router in driver.routers
     ]
 
 
-def _router_findings(number: int, output: Output, router: RouterView) -> Iterator[Finding]:
+def _router_findings(number: int, output: Output, router: RouterView, wall: float) -> Iterator[Finding]:
     if router.left is not None:
         return
     facts = {"at": f"outputs[{number}]", "who": f"router {router.name or router.peer} of output {output.spec.name}"}
-    dropped = router.dropped_batches
+    dropped, at = router.dropped_batches, router.state_sent_at
     if router.state == "idle" and router.subscriptions and router.stream in output.open_streams:
         topic = output.open_streams[router.stream].topic
         yield catalogue.ROUTER_TOPIC(**facts, topics=", ".join(map(repr, router.topics)), topic=shown(topic))
@@ -296,8 +296,7 @@ def _router_findings(number: int, output: Output, router: RouterView) -> Iterato
         yield catalogue.ROUTER_STALLED(**facts, dropped=dropped)
     elif router.behind_seconds > MAX_BEHIND_S:
         yield catalogue.ROUTER_BEHIND(**facts, seconds=router.behind_seconds)
-    elif dropped and router.state == "live":
-        at = router.state_sent_at
+    elif dropped and router.state == "live" and (at is None or wall - at < RECENT_S):
         when = "" if at is None else f" at {datetime.fromtimestamp(at, UTC):%H:%M:%S} UTC"
         yield catalogue.ROUTER_LOST_BATCHES(**facts, dropped=dropped, when=when)
 

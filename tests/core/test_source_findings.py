@@ -15,6 +15,7 @@ from kvbus.core.findings import bus, engine
 from kvbus.core.findings.engine import NOTHING_LISTENS
 from kvbus.core.findings.finding import Kind
 from kvbus.core.findings.source import MIN_COPIES, MIN_LEFT_OUT, source_findings
+from kvbus.core.source import RECENT_S
 from kvbus.core.types import Reason
 from kvbus.core.wire.frames import END_SEQ, replay_request
 from tests.core.dsl import Script, live, replay_end, tick, up
@@ -120,6 +121,30 @@ def test_what_is_refused_is_said_with_its_commonest_reason():
     assert said(source) == {"not_events": "events or batches refused (3): reason unknown_event, see docs/PROTOCOL.md"}
     source.stats.rejected = type(source.stats.rejected)({Reason.FRAME_COUNT: 1, Reason.HASH_COLLISION: 7})
     assert said(source)["not_events"].startswith("events or batches refused (1): messages without a sequence number")
+
+
+@pytest.mark.parametrize(
+    ("refused", "id_", "rules"),
+    [
+        ([{"type": "Unheard"}], "not_events", {}),
+        ([store([1, 2], block_size=16)], "block_size", {"block_size": 24}),
+        ([store([1], tokens=[1])], "events_refused", {}),
+    ],
+)
+def test_a_finding_about_refused_messages_ends_if_no_more_are_refused(refused, id_, rules):
+    script = Script(**rules)
+    script.after(live(0, *refused))
+    script.after(tick(1))
+    assert id_ in said(script.source)
+    script.after(tick(RECENT_S - 2))
+    assert id_ in said(script.source)
+    script.after(live(1, *refused))
+    script.after(tick(RECENT_S - 2))
+    assert id_ in said(script.source), "one was refused meanwhile"
+    script.after(tick(RECENT_S))
+    assert id_ not in said(script.source)
+    script.after(live(2, *refused))
+    assert id_ in said(script.source), "at once, not with the next tick"
 
 
 def test_why_there_is_no_connection_until_there_is_one():

@@ -10,7 +10,7 @@ from kvbus.core.findings import engine as catalogue
 from kvbus.core.findings.finding import Finding
 from kvbus.core.sequencing.epoch import NOTHING
 from kvbus.core.sequencing.phases import SEPARATED, Phase
-from kvbus.core.source import Source
+from kvbus.core.source import REANNOUNCED, Source
 from kvbus.core.types import Filtered, Reason
 
 MIN_LEFT_OUT: Final = 32
@@ -55,6 +55,7 @@ _SAID_ELSEWHERE: Final = frozenset(
         Reason.INDEX_FULL,
         Reason.OTHER_TOPIC,
         Reason.TOO_MANY_GROUPS,
+        REANNOUNCED,
         *_OWN_ROW,
     }
 )
@@ -108,7 +109,7 @@ def _of_live(source: Source) -> Iterator[Finding]:
         yield catalogue.REPLAY_ALONE(at=section)
     if topics.untold:
         yield catalogue.TOPIC_UNKNOWN(at=section)
-    elif topics.second is not None:
+    elif topics.second is not None and Reason.OTHER_TOPIC in source.recent():
         yield catalogue.OTHER_TOPIC(at=section, own=shown(topics.own or b""), second=shown(topics.second))
 
 
@@ -119,18 +120,18 @@ def shown(topic: bytes) -> str:
 
 
 def _of_events(source: Source) -> Iterator[Finding]:
-    rejected, filtered = source.stats.rejected, source.stats.filtered
+    rejected, filtered = source.recent(), source.stats.filtered
     size, normalizer, place = source.spec.block_size, source.normalizer, source.place
-    wrong = rejected[Reason.BLOCK_SIZE]
+    wrong = rejected.get(Reason.BLOCK_SIZE)
     if size is not None and wrong:
         own = f" of {normalizer.engine_block_size} tokens" if normalizer.engine_block_size else ""
         yield catalogue.BLOCK_SIZE(count=wrong, size=size, own=own)
     elif size is not None and filtered[Filtered.TAIL] >= MIN_LEFT_OUT and not len(normalizer.index):
         yield catalogue.BLOCK_SIZE_TOO_LARGE(size=size)
     for reason, kind in _OWN_ROW.items():
-        if rejected[reason]:
+        if reason in rejected:
             yield kind(endpoint=place.endpoint)
-    refused = {reason: count for reason, count in rejected.items() if count and reason not in _SAID_ELSEWHERE}
+    refused = {reason: count for reason, count in rejected.items() if reason not in _SAID_ELSEWHERE}
     for kind, whole in ((catalogue.NOT_EVENTS, True), (catalogue.EVENTS_REFUSED, False)):
         counts = {reason: count for reason, count in refused.items() if (reason in _OF_BATCHES) is whole}
         if counts:
@@ -149,8 +150,9 @@ def _of_blocks(source: Source) -> Iterator[Finding]:
     stats, normalizer = source.stats, source.normalizer
     if normalizer.only_without_prefix and stats.filtered[Filtered.GROUP] >= MIN_LEFT_OUT:
         yield catalogue.NO_PREFIX()
-    if normalizer.counts_copies and stats.reannounced >= MIN_REANNOUNCED and stats.most_copies >= MIN_COPIES:
-        yield catalogue.REANNOUNCED(stores=stats.reannounced, copies=stats.most_copies)
+    stores = source.recent().get(REANNOUNCED, 0)
+    if normalizer.counts_copies and stores >= MIN_REANNOUNCED and stats.most_copies >= MIN_COPIES:
+        yield catalogue.REANNOUNCED(stores=stores, copies=stats.most_copies)
 
 
 def _missing(source: Source) -> Finding:
