@@ -18,7 +18,7 @@ from kvbus.config.logs import (
     RedisKeys,
     RedisServer,
 )
-from kvbus.config.models import Config, Limits, SourceStream, render_topic, topic_for
+from kvbus.config.models import Config, Limits, SourceStream, further_ranks, render_topic, topic_for
 from kvbus.config.outputs import OutputConfig, StreamEndpoints
 from kvbus.config.sources import FoundRank, FoundSource, SourceConfig
 
@@ -44,6 +44,7 @@ __all__ = [
     "SourceStream",
     "StreamEndpoints",
     "endpoint_offset",
+    "further_ranks",
     "load",
     "parse_address",
     "parse_endpoint",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import socket
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +15,7 @@ from pydantic import ModelWrapValidatorHandler, PrivateAttr, model_validator
 from ruamel.yaml import YAML
 
 from kvbus.config import logs
-from kvbus.config.endpoints import parse_address
+from kvbus.config.endpoints import endpoint_offset, parse_address
 from kvbus.config.front import Front, FrontGrpc
 from kvbus.config.outputs import OutputConfig
 from kvbus.config.sources import FoundSource, SourceConfig
@@ -483,6 +484,31 @@ class Config(Section):
 def _sockets(stream: SourceStream) -> set[str]:
     """Return the addresses of the engine's live stream and replay, with localhost normalized to 127.0.0.1."""
     return {at.replace("//localhost:", "//127.0.0.1:") for at in (stream.endpoint, stream.replay_endpoint) if at}
+
+
+def further_ranks(config: Config) -> dict[int, SourceStream]:
+    """Return the stream at the port after each source's last rank, by the source's position.
+
+    A source is left out if that port is an endpoint of this configuration, or if the source has no fixed ports.
+    """
+    streams, found = config.streams(), {}
+    ports = {at.rpartition(":")[2] for stream in streams for at in _endpoints(config, stream)}
+    for index, source in enumerate(config.sources):
+        if source.bind or source.discover is not None or isinstance(source, FoundSource):
+            continue
+        size = source.data_parallel_size
+        with contextlib.suppress(ValueError):
+            endpoint = endpoint_offset(source.endpoint, size)
+            if endpoint.startswith("tcp://") and endpoint.rpartition(":")[2] not in ports:
+                last = next(each for each in reversed(streams) if each.source_index == index)
+                found[index] = replace(last, endpoint=endpoint, replay_endpoint=None, snapshot_endpoint=None, rank=size)
+    return found
+
+
+def _endpoints(config: Config, stream: SourceStream) -> Iterator[str]:
+    """Yield the endpoints of a source's stream, and those of the outputs for it."""
+    ours = [each for output in config.outputs for each in output.stream_endpoints(stream.index)]
+    yield from filter(None, (stream.endpoint, stream.replay_endpoint, stream.snapshot_endpoint, *ours))
 
 
 def render_topic(template: str, stream: SourceStream, config: Config) -> bytes:

@@ -75,6 +75,13 @@ class SourceUnreachable(msgspec.Struct, frozen=True):
     why: Finding | None
 
 
+class FurtherRankFound(msgspec.Struct, frozen=True):
+    """The engine of this source has more ranks than are configured, as found by the shell."""
+
+    source: int
+    finding: Finding
+
+
 class SourcesNamed(msgspec.Struct, frozen=True):
     """The positions of sources in the configuration, by slot. Findings name them."""
 
@@ -225,6 +232,7 @@ RelayEvent = (
     | SourceUp
     | SourceDown
     | SourceUnreachable
+    | FurtherRankFound
     | SourcesNamed
     | HandshakeFailed
     | BatchReceived

@@ -23,6 +23,7 @@ from kvbus.core.commands import CancelReplay, Command, RequestReplay, RequestSna
 from kvbus.core.events import (
     BatchReceived,
     EngineEmptied,
+    FurtherRankFound,
     HandshakeFailed,
     LogReached,
     OutputPlaced,
@@ -115,6 +116,7 @@ class Relay:
             SourceUp: self._up,
             SourceDown: self._down,
             SourceUnreachable: self._unreachable,
+            FurtherRankFound: self._further_rank_found,
             SourcesNamed: self._named,
             HandshakeFailed: self._handshake_failed,
             ReplayAsked: self._requests.asked_replay,
@@ -350,7 +352,7 @@ class Relay:
         source = self.sources[event.source]
         if source.down_since is None:
             source.down_since = now
-        source.unreachable = None
+        source.unreachable = source.further_rank = None
         source.topics.disconnected()
         source.answers_alone = 0
         source.sequencer.down(now)
@@ -367,6 +369,10 @@ class Relay:
     def _unreachable(self, event: SourceUnreachable, now: float) -> None:
         del now
         self.sources[event.source].unreachable = event.why
+
+    def _further_rank_found(self, event: FurtherRankFound, now: float) -> None:
+        del now
+        self.sources[event.source].further_rank = event.finding
 
     def _named(self, event: SourcesNamed, now: float) -> None:
         del now

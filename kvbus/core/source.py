@@ -92,6 +92,8 @@ class Source:
         self.place = Place()
         self.unreachable: Finding | None = None
         """Why there is no connection; None if unknown."""
+        self.further_rank: Finding | None = None
+        """The finding that the engine has more ranks than configured; None if it was not seen."""
         self.clock_off = 0.0
         """Seconds by which the engine's clock is behind; 0 if it is approximately right."""
         self._clock_seen = 0, 0

@@ -1,27 +1,40 @@
-"""Find out why there is no connection to an engine. libzmq retries silently, so kvbus dials once by hand."""
+"""Find out why there is no connection to an engine. libzmq retries silently, so kvbus dials once by hand.
+
+kvbus also dials the port after the last rank of each connected engine: if the engine has more ranks than configured,
+routers know nothing of their blocks.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from functools import partial
+from math import inf
 from typing import Final, Protocol
 
-from kvbus.config import SourceStream
-from kvbus.core.events import RelayEvent, SourceUnreachable
+from kvbus.config import Config, SourceStream, further_ranks
+from kvbus.core.events import FurtherRankFound, RelayEvent, SourceUnreachable
 from kvbus.core.findings import engine as catalogue
 from kvbus.core.findings.finding import Finding
 from kvbus.core.relay import Relay
 from kvbus.core.sequencing.phases import SEPARATED
+from kvbus.core.types import Reason
+from kvbus.core.wire.codec import decode_batch
+from kvbus.core.wire.frames import ASKS_REPLAY, FrameLimits, parse_live
 from kvbus.daemon.runtime import RUNTIME, Dial
 from kvbus.transport.curve import Curve
+from kvbus.transport.dialling import ClosedError, Connection
 from kvbus.transport.reach import PUBLISHERS, MissingConnection, Outcome, Stop
 from kvbus.transport.zmtp.mechanism import Role
+from kvbus.transport.zmtp.reasons import ProtocolError
 
 AFTER: Final = 3.0
 """Seconds without a connection before the first dial."""
+FURTHER_AFTER: Final = 30.0
+"""Seconds after a connection before the first search for a further rank. An engine's ranks start one after another."""
 SECONDS: Final = 3.0
-"""Timeout of one dial, in seconds."""
+"""Timeout of one dial, in seconds. It is also the time to wait for a batch."""
 AT_ONCE: Final = 16
 """Maximum number of dials under way; further ones wait."""
 
@@ -29,16 +42,17 @@ AT_ONCE: Final = 16
 class Observed(Protocol):
     """The sources of the bus."""
 
+    config: Config
     streams: dict[int, SourceStream]
     relay: Relay
 
 
 class Unreachable:
-    """A search for the reasons why sources have no connection.
+    """A search for the reasons why sources have no connection, and for ranks of their engines that no source names.
 
     Args:
         observed: the sources.
-        feed: called with each reason, as an event.
+        feed: called with each finding, as an event.
         curve: returns the keys of a source.
         dial: dials an endpoint once.
     """
@@ -56,36 +70,40 @@ class Unreachable:
         self._dial = dial
         self._loop = asyncio.get_running_loop()
         self._room = asyncio.Semaphore(AT_ONCE)
-        self._away: dict[int, tuple[SourceStream, MissingConnection]] = {}
+        self._searches: dict[tuple[int, bool], tuple[SourceStream, MissingConnection]] = {}
+        """By slot and whether the source is connected."""
+        self._further: tuple[Config | None, dict[int, SourceStream]] = None, {}
 
     def look(self) -> None:
-        """Start dialling for sources that have been disconnected for long enough."""
+        """Start dialling for sources that have been disconnected, or connected, for long enough."""
         now = self._loop.time()
-        for slot, (stream, missing) in list(self._away.items()):
-            if self._is_away(slot, stream):
-                missing.look(now)
+        for (slot, connected), (stream, search) in list(self._searches.items()):
+            if self._is(slot, stream, connected):
+                search.look(now)
             else:
-                missing.connected()
-                del self._away[slot]
+                search.connected()
+                del self._searches[slot, connected]
         for slot, stream in self._observed.streams.items():
-            if slot not in self._away and self._is_away(slot, stream):
-                missing = MissingConnection(AFTER, partial(self._find, slot, stream))
-                missing.missing(now)
-                self._away[slot] = stream, missing
+            connected = not self._is(slot, stream, False)
+            if (slot, connected) not in self._searches and self._is(slot, stream, connected):
+                find = partial(self._find_further if connected else self._find, slot, stream)
+                search = MissingConnection(FURTHER_AFTER if connected else AFTER, find)
+                search.missing(now)
+                self._searches[slot, connected] = stream, search
 
-    def _is_away(self, slot: int, stream: SourceStream) -> bool:
-        """Return whether this stream is still the source in its slot, and has no connection.
+    def _is(self, slot: int, stream: SourceStream, connected: bool) -> bool:
+        """Return whether this stream is still the source in its slot, and is connected or not.
 
         A source that is read from a log needs no connection.
         """
         source = self._observed.relay.sources[slot]
         here = self._observed.streams.get(slot) is stream
-        return here and not source.spec.numbered and source.sequencer.phase in SEPARATED
+        return here and not source.spec.numbered and (source.sequencer.phase not in SEPARATED) is connected
 
     async def close(self) -> None:
         """Stop dialling."""
-        for _, missing in self._away.values():
-            await missing.aclose()
+        for _, search in self._searches.values():
+            await search.aclose()
 
     async def _find(self, slot: int, stream: SourceStream, _first: bool) -> None:
         at = self._observed.relay.sources[slot].place.section
@@ -96,7 +114,7 @@ class Unreachable:
                 live = await self._dialled(stream, stream.endpoint, Role.SUB)
                 why = await self._of_both_ports(stream, live, at) or self._of_ranks(stream, live, at)
             why = why or live.no_publisher(at)
-        if self._is_away(slot, stream):
+        if self._is(slot, stream, False):
             self._feed(SourceUnreachable(slot, why))
 
     async def _dialled(self, stream: SourceStream, endpoint: str, role: Role) -> Outcome:
@@ -125,3 +143,34 @@ class Unreachable:
             return None
         facts = {"ranks": stream.rank, "size": len(ranks), "endpoint": stream.endpoint, "there": there}
         return catalogue.RANKS_MISSING(at=at, **facts)
+
+    async def _find_further(self, slot: int, stream: SourceStream, _first: bool) -> None:
+        """Listen at the port after the last rank's. A publisher there may belong to the engine: its rank shows that."""
+        if self._further[0] is not self._observed.config:
+            self._further = self._observed.config, further_ranks(self._observed.config)
+        further, search = self._further[1].get(stream.source_index), self._searches[slot, True][1]
+        if further is None or stream.rank != further.rank - 1:
+            search.deadline = inf
+            return
+        dialling = self._dial(further.endpoint, Role.SUB, seconds=SECONDS, curve=self._curve(stream))
+        async with self._room, dialling as dialled:
+            if dialled.connection is None or dialled.outcome.socket_type not in PUBLISHERS:
+                search.deadline = inf
+                return
+            with contextlib.suppress(TimeoutError, ClosedError, ProtocolError):
+                async with asyncio.timeout(SECONDS):
+                    rank = await _rank(dialled.connection)
+                search.deadline = inf
+                if rank == further.rank and self._is(slot, stream, True):
+                    at = self._observed.relay.sources[slot].place.section
+                    found = catalogue.MORE_RANKS(at=at, endpoint=further.endpoint, rank=rank)
+                    self._feed(FurtherRankFound(slot, found))
+
+
+async def _rank(connection: Connection) -> int | None:
+    """Return the rank in the next batch of a publisher; None if the batch has none."""
+    await connection.send(b"\x01" + ASKS_REPLAY)  # a publisher of kvbus sends such a subscriber no state
+    await connection.send(b"\x01")
+    message = parse_live(await connection.receive(), FrameLimits())
+    batch = message if isinstance(message, Reason) else decode_batch(message.payload)
+    return None if isinstance(batch, Reason) else batch.rank

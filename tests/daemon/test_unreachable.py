@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 
 import pytest
+import zmq
 
 from kvbus.core.findings.source import source_findings
 from kvbus.daemon import unreachable
 from kvbus.transport import reach
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.bus import eventually, running_bus
+from tests.doubles.payloads import payload, store
+from tests.ports import ports_in_a_row
 
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unreachable, "AFTER", 0.1)
     monkeypatch.setattr(reach, "LONGEST_PAUSE", 0.2)
+
+
+@pytest.fixture
+def xpub() -> Iterator[zmq.Socket[bytes]]:
+    with zmq.Context() as context, context.socket(zmq.XPUB) as made:
+        made.linger = 0
+        yield made
 
 
 def said(bus) -> list[str]:
@@ -76,3 +87,29 @@ async def test_an_engine_that_is_there_is_never_dialled():
         await eventually(lambda: sum(looked) > ticks + 5, "ticks")
         await engine.wait_for_subscriber(60)
         assert said(bus) == []
+
+
+@pytest.mark.parametrize(("rank", "found"), [(1, ["more_ranks"]), (0, []), (None, [])])
+async def test_a_publisher_at_the_next_port_is_a_further_rank_only_if_it_says_so(
+    rank: int | None, found: list[str], xpub: zmq.Socket[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unreachable, "FURTHER_AFTER", 0.1)
+    port = ports_in_a_row(2)
+    engine, beyond = (f"tcp://127.0.0.1:{each}" for each in (port, port + 1))
+    xpub.bind(beyond)
+    said_by_peers: list[bytes] = []
+
+    def heard(what: bytes) -> bool:
+        while xpub.poll(0):
+            said_by_peers.append(xpub.recv())
+        return what in said_by_peers
+
+    async with running_bus(source={"endpoint": engine, "replay_endpoint": None}) as bus:
+        async with EnginePublisher(engine, None, bind=True):
+            await eventually(lambda: heard(b"\x01"), "kvbus listens there")
+            xpub.send_multipart([b"", bytes(8), payload(store([1]), rank=rank)])
+            await eventually(lambda: heard(b"\x00"), "kvbus has listened")
+            assert [each.id for each in source_findings(bus.source)] == found
+            assert bus.source.state == "live"
+        await eventually(lambda: bus.source.state == "connecting", "the engine is gone")
+        assert "more_ranks" not in [each.id for each in source_findings(bus.source)]

@@ -95,6 +95,8 @@ def _of_connection(source: Source) -> Iterator[Finding]:
         yield catalogue.CONFLICT(at=place.section, endpoint=place.endpoint)
     elif sequencer.history.unanswered:
         yield catalogue.REPLAY_SILENT(at=place.section, endpoint=place.replay_endpoint)
+    if source.further_rank is not None:
+        yield source.further_rank
     if source.clock_off:
         which = "behind" if source.clock_off > 0 else "ahead"
         yield catalogue.CLOCK_OFF(at=place.section, endpoint=place.endpoint, seconds=abs(source.clock_off), which=which)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import re
 import ssl
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 import aiohttp
 from msgspec import structs
 
-from kvbus.config import Config, FoundSource, SourceConfig, SourceStream, endpoint_offset
+from kvbus.config import Config, FoundSource, SourceConfig, SourceStream, further_ranks
 from kvbus.core.findings import bus as catalogue
 from kvbus.core.findings.engine import API_UNUSABLE, HASHES_DIFFER
 from kvbus.daemon.discovery import discoverer_of
@@ -149,7 +149,6 @@ class _Examination:
         self._gate = asyncio.Semaphore(AT_ONCE)
         self._report = Report()
         self._streams = config.streams()
-        self._ports = frozenset(_ports(config, self._streams))
 
     async def run(self) -> Report:
         report, config = self._report, self._config
@@ -206,7 +205,7 @@ class _Examination:
             for stream in self._streams
             if config.sources[stream.source_index].curve_secret_key_file is None or stream.source_index in curve
         ]
-        beyond = {index: stream for index in range(len(config.sources)) if (stream := self._beyond(index)) is not None}
+        beyond = further_ranks(config)
         looks = [self._look(prober, stream) for stream in (*streams, *beyond.values())]
         found = await asyncio.gather(*looks)
         looked, behind = found[: len(streams)], dict(zip(beyond, found[len(streams) :], strict=True))
@@ -219,25 +218,6 @@ class _Examination:
             self._report.add([HASHES_DIFFER(one=one, other=other)])
         await asyncio.gather(*(self._api(index) for index in range(len(config.sources))))
         return looked
-
-    def _beyond(self, index: int) -> SourceStream | None:
-        """Return the stream at the port after the last rank's.
-
-        Return None if that port is an endpoint of this configuration, or if the source has no fixed ports.
-        """
-        source = self._config.sources[index]
-        if source.bind or source.endpoint.startswith("ipc://") or isinstance(source, FoundSource):
-            return None
-        try:
-            endpoint = endpoint_offset(source.endpoint, source.data_parallel_size)
-        except ValueError:
-            return None
-        if _port(endpoint) in self._ports:
-            return None
-        last = next(each for each in reversed(self._streams) if each.source_index == index)
-        return replace(
-            last, endpoint=endpoint, replay_endpoint=None, snapshot_endpoint=None, rank=source.data_parallel_size
-        )
 
     async def _look(self, prober: Prober, stream: SourceStream) -> Looked:
         async with self._gate:
@@ -300,15 +280,3 @@ def _pinned(certificate: Path) -> ssl.SSLContext:
     with contextlib.suppress(OSError):  # includes ssl.SSLError; an unreadable file has a finding of its own
         context.load_verify_locations(certificate)
     return context
-
-
-def _ports(config: Config, streams: list[SourceStream]) -> Iterator[str]:
-    """Yield the port of every endpoint of a configuration's sources and outputs."""
-    for stream in streams:
-        ours = [output.stream_endpoints(stream.index) for output in config.outputs]
-        theirs = (stream.endpoint, stream.replay_endpoint, stream.snapshot_endpoint)
-        yield from (_port(each) for endpoints in (theirs, *ours) for each in endpoints if each is not None)
-
-
-def _port(endpoint: str) -> str:
-    return endpoint.rpartition(":")[2]
