@@ -23,6 +23,7 @@ import zmq
 
 from kvbus.transport.curve import certificate, generate
 from kvbus.transport.engine.publisher import EnginePublisher
+from tests.doubles.disk import room_for
 from tests.doubles.payloads import payload, store
 from tests.ports import free_port, ports_in_a_row
 
@@ -132,20 +133,29 @@ async def _publish(
 
 @dataclass(frozen=True)
 class Mistake:
-    """One mistake, in the words of the documentation; ``says`` is in the first line, as is ``[key]``."""
+    """One mistake, in the words of the documentation.
+
+    Attributes:
+        key: the configuration key in the first line.
+        says: words in doctor's first line; empty if only a running bus sees the mistake.
+        running: the first finding of a running bus; empty if it does not start, or does not see the mistake.
+        number: its number in the score; 0 if it does not count.
+    """
 
     what: str
     key: str
     says: str
     make: Callable[[Scene], Any]
+    running: str
+    number: int
 
 
 MISTAKES: list[Mistake] = []
 
 
-def mistake(what: str, *, key: str, says: str):
+def mistake(what: str, *, key: str, says: str = "", running: str = "", number: int = 0):
     def add(make):
-        MISTAKES.append(Mistake(what, key, says, make))
+        MISTAKES.append(Mistake(what, key, says, make, running, number))
         return make
 
     return add
@@ -154,12 +164,20 @@ def mistake(what: str, *, key: str, says: str):
 # -- the way to the engine
 
 
-@mistake("the engine does not run, or its events are off", key="sources[0].endpoint", says="nothing listens at")
+@mistake(
+    "the engine does not run, or its events are off",
+    key="sources[0].endpoint",
+    says="nothing listens at",
+    running="nothing_listens",
+    number=6,
+)
 async def nobody(_scene):
     pass
 
 
-@mistake("the host name is wrong", key="sources[0].endpoint", says="does not resolve")
+@mistake(
+    "the host name is wrong", key="sources[0].endpoint", says="does not resolve", running="host_unknown", number=26
+)
 async def name(scene):
     scene.source |= {"endpoint": "tcp://engine.invalid:5557", "replay_endpoint": "tcp://engine.invalid:5558"}
 
@@ -178,36 +196,60 @@ async def dropped(scene):
     scene.source["endpoint"] = f"{HOST}:{full.getsockname()[1]}"
 
 
-@mistake("the two ports are swapped", key="sources[0].endpoint", says="endpoint and replay_endpoint are swapped")
+@mistake(
+    "the two ports are swapped",
+    key="sources[0].endpoint",
+    says="endpoint and replay_endpoint are swapped",
+    running="swapped_ports",
+    number=1,
+)
 async def swapped(scene):
     await scene.engine(scene.source["replay_endpoint"], scene.source["endpoint"])
 
 
-@mistake("both ends dial", key="sources[0].bind", says="it dials, and so does kvbus")
+@mistake("both ends dial", key="sources[0].bind", says="it dials, and so does kvbus", running="both_dial", number=27)
 async def both_dial(scene):
     await scene.engine(f"{HOST}:{free_port()}", bind=False)
 
 
-@mistake("both ends bind", key="sources[0].bind", says="the engine binds, and so does kvbus")
+@mistake("both ends bind", key="sources[0].bind", says="the engine binds, and so does kvbus", number=3)
 async def both_bind(scene):
     await scene.engine()
     scene.source["bind"] = True
 
 
-@mistake("`bind: true`, and no engine dials in", key="sources[0].bind", says="no engine has dialled in")
+@mistake(
+    "`bind: true`, and no engine dials in",
+    key="sources[0].bind",
+    says="no engine has dialled in",
+    running="no_engine_dialled_in",
+    number=28,
+)
 async def nobody_dials(scene):
     await scene.engine(f"{HOST}:{free_port()}")
     scene.source["bind"] = True
 
 
-@mistake("two engines dial one port", key="sources[0].endpoint", says="several publishers send on one endpoint")
+@mistake(
+    "two engines dial one port",
+    key="sources[0].endpoint",
+    says="several publishers send on one endpoint",
+    running="conflict",
+    number=29,
+)
 async def two_dial(scene):
     scene.source["bind"] = True
     await scene.engine(bind=False)
     await scene.engine(replay="", bind=False)
 
 
-@mistake("the endpoint is the engine's HTTP port", key="sources[0].endpoint", says="an HTTP server")
+@mistake(
+    "the endpoint is the engine's HTTP port",
+    key="sources[0].endpoint",
+    says="an HTTP server",
+    running="not_zeromq",
+    number=8,
+)
 async def http(scene):
     class Silent(BaseHTTPRequestHandler):
         def log_message(self, *_args):
@@ -221,19 +263,25 @@ async def http(scene):
     scene.source["endpoint"] = f"{HOST}:{server.server_port}"
 
 
-@mistake("TLS where plain ZeroMQ is expected", key="sources[0].endpoint", says="a TLS server")
+@mistake("TLS where plain ZeroMQ is expected", key="sources[0].endpoint", says="a TLS server", running="not_zeromq")
 async def tls(scene):
     await scene.server(scene.source["endpoint"], context=tls_context(scene.tmp))
     await scene.engine(f"{HOST}:{free_port()}")
 
 
-@mistake("the port is an SSH server's", key="sources[0].endpoint", says="an SSH server")
+@mistake("the port is an SSH server's", key="sources[0].endpoint", says="an SSH server", running="not_zeromq")
 async def ssh(scene):
     await scene.server(scene.source["endpoint"], b"SSH-2.0-OpenSSH_9.6\r\n")
     await scene.engine(f"{HOST}:{free_port()}")
 
 
-@mistake("the port accepts and says nothing", key="sources[0].endpoint", says="accepts and says nothing")
+@mistake(
+    "the port accepts and says nothing",
+    key="sources[0].endpoint",
+    says="accepts and says nothing",
+    running="silent_port",
+    number=7,
+)
 async def silent(scene):
     await scene.server(scene.source["endpoint"])
     await scene.engine(f"{HOST}:{free_port()}")
@@ -249,6 +297,8 @@ async def zmtp_1(scene):
     "the endpoint is a router's SUB",
     key="sources[0].endpoint",
     says="is a subscriber (SUB) socket; expected a publisher",
+    running="endpoint_is_subscriber",
+    number=30,
 )
 async def a_router(scene):
     scene.socket(zmq.SUB, scene.source["endpoint"])
@@ -259,6 +309,7 @@ async def a_router(scene):
     "the endpoint is some other ZeroMQ service",
     key="sources[0].endpoint",
     says="is a PULL socket; expected a publisher",
+    running="endpoint_is_other",
 )
 async def a_service(scene):
     scene.socket(zmq.PULL, scene.source["endpoint"])
@@ -268,21 +319,37 @@ async def a_service(scene):
 # -- CURVE
 
 
-@mistake("CURVE on the engine's side alone", key="sources[0].curve_secret_key_file", says="CURVE is on at one side")
+@mistake(
+    "CURVE on the engine's side alone",
+    key="sources[0].curve_secret_key_file",
+    says="CURVE is on at one side",
+    running="curve_one_side",
+    number=22,
+)
 async def curve_there(scene):
     _, theirs, _ = scene.curve_files()
     for at, kind in (("endpoint", zmq.PUB), ("replay_endpoint", zmq.ROUTER)):
         scene.socket(kind, scene.source[at], curve_server=1, curve_secretkey=theirs[1], curve_publickey=theirs[0])
 
 
-@mistake("CURVE on kvbus's side alone", key="sources[0].curve_secret_key_file", says="CURVE is on at one side")
+@mistake(
+    "CURVE on kvbus's side alone",
+    key="sources[0].curve_secret_key_file",
+    says="CURVE is on at one side",
+    running="curve_one_side",
+)
 async def curve_here(scene):
     files, _, _ = scene.curve_files()
     scene.source |= files
     await scene.engine()
 
 
-@mistake("the engine has another CURVE key", key="sources[0].curve_server_key_file", says="the CURVE keys do not fit")
+@mistake(
+    "the engine has another CURVE key",
+    key="sources[0].curve_server_key_file",
+    says="the CURVE keys do not fit",
+    running="curve_keys_differ",
+)
 async def curve_other(scene):
     files, _, _ = scene.curve_files()
     scene.source |= files
@@ -306,7 +373,13 @@ async def replay_publishes(scene):
     await scene.engine(scene.source["replay_endpoint"], "")
 
 
-@mistake("the engine has no replay", key="sources[0].replay_endpoint", says="nothing listens at")
+@mistake(
+    "the engine has no replay",
+    key="sources[0].replay_endpoint",
+    says="nothing listens at",
+    running="replay_silent",
+    number=9,
+)
 async def no_replay(scene):
     await scene.engine(replay="")
 
@@ -317,7 +390,13 @@ async def other_replay(scene):
     await scene.engine(f"{HOST}:{free_port()}", what=lambda n: [store([10**6 + n])])
 
 
-@mistake("the engine's replay stands still", key="sources[0].replay_endpoint", says="does not answer")
+@mistake(
+    "the engine's replay stands still",
+    key="sources[0].replay_endpoint",
+    says="does not answer",
+    running="replay_silent",
+    number=34,
+)
 async def mute_replay(scene):
     await scene.engine(replay="")
     scene.socket(zmq.ROUTER, scene.source["replay_endpoint"])
@@ -326,7 +405,13 @@ async def mute_replay(scene):
 # -- ranks
 
 
-@mistake("the engine has fewer ranks", key="sources[0].data_parallel_size", says="rank 2, 3 of 4 is missing")
+@mistake(
+    "the engine has fewer ranks",
+    key="sources[0].data_parallel_size",
+    says="rank 2, 3 of 4 is missing",
+    running="ranks_missing",
+    number=32,
+)
 async def ranks_missing(scene):
     live, replay = ports_in_a_row(8), ports_in_a_row(8)
     scene.source |= {"endpoint": f"{HOST}:{live}", "replay_endpoint": f"{HOST}:{replay}", "data_parallel_size": 4}
@@ -334,7 +419,13 @@ async def ranks_missing(scene):
         await scene.engine(f"{HOST}:{live + rank}", f"{HOST}:{replay + rank}", rank=rank)
 
 
-@mistake("the engine has more ranks", key="sources[0].data_parallel_size", says="that no source names answers")
+@mistake(
+    "the engine has more ranks",
+    key="sources[0].data_parallel_size",
+    says="that no source names answers",
+    running="more_ranks",
+    number=4,
+)
 async def ranks_beyond(scene):
     live, replay = ports_in_a_row(8), ports_in_a_row(8)
     scene.source |= {"endpoint": f"{HOST}:{live}", "replay_endpoint": f"{HOST}:{replay}"}
@@ -353,19 +444,33 @@ async def ranks_shifted(scene):
 # -- the stream
 
 
-@mistake("the wrong topic", key="sources[0].topic", says="no live batch comes under topic 'kv@'")
+@mistake(
+    "the wrong topic", key="sources[0].topic", says="no live batch comes under topic 'kv@'", running="topic", number=2
+)
 async def topic(scene):
     scene.source["topic"] = "kv@"
     await scene.engine(topic=b"kv-events")
 
 
-@mistake("the wrong block size", key="block_size", says="block_size is 24, and the engine has blocks of 16 tokens")
+@mistake(
+    "the wrong block size",
+    key="block_size",
+    says="block_size is 24, and the engine has blocks of 16 tokens",
+    running="block_size",
+    number=5,
+)
 async def size(scene):
     scene.over["block_size"] = 24
     await scene.engine(what=lambda n: [store([2 * n + 1, 2 * n + 2])])
 
 
-@mistake("an engine that numbers no batches", key="sources[0].endpoint", says="without a sequence number")
+@mistake(
+    "an engine that numbers no batches",
+    key="sources[0].endpoint",
+    says="without a sequence number",
+    running="not_events",
+    number=31,
+)
 async def unnumbered(scene):
     engine = await scene.engine(silent=True)
     scene.stack.callback(
@@ -373,13 +478,21 @@ async def unnumbered(scene):
     )
 
 
-@mistake("another publisher's port: no KV-cache events", key="sources[0].endpoint", says="no msgpack")
+@mistake(
+    "another publisher's port: no KV-cache events", key="sources[0].endpoint", says="no msgpack", running="not_events"
+)
 async def no_events(scene):
     engine = await scene.engine(silent=True)
     scene.stack.callback(asyncio.ensure_future(_send(lambda _: engine.publish(b"\xc1metrics"))).cancel)
 
 
-@mistake("batches larger than kvbus takes", key="limits.max_frame_bytes", says="larger than limits.max_frame_bytes")
+@mistake(
+    "batches larger than kvbus takes",
+    key="limits.max_frame_bytes",
+    says="larger than limits.max_frame_bytes",
+    running="frame_too_large",
+    number=24,
+)
 async def too_large(scene):
     scene.over["limits"] = {"max_frame_bytes": 4096}
     await scene.engine(replay="", what=lambda n: [store(list(range(n, n + 200)))])
@@ -409,7 +522,9 @@ async def idle(scene):
     await scene.engine(silent=True)
 
 
-@mistake("`PYTHONHASHSEED` unset (two workers)", key="sources", says="PYTHONHASHSEED is unset, or not the same")
+@mistake(
+    "`PYTHONHASHSEED` unset (two workers)", key="sources", says="PYTHONHASHSEED is unset, or not the same", number=10
+)
 async def hash_seed(scene):
     other = {"name": "other", "endpoint": f"{HOST}:{free_port()}", "replay_endpoint": f"{HOST}:{free_port()}"}
     scene.over["sources"] = [scene.source, other]
@@ -420,15 +535,42 @@ async def hash_seed(scene):
     )
 
 
-@mistake("the clocks differ", key="sources[0].endpoint", says="s behind")
+@mistake("the clocks differ", key="sources[0].endpoint", says="s behind", running="clock_off", number=23)
 async def clock(scene):
     await scene.engine(ts=time.time() - 600)
+
+
+@mistake(
+    "an engine without prefix groups",
+    key="groups",
+    says="no group of this model carries prefixes",
+    running="no_prefix",
+)
+async def no_prefix(scene):
+    await scene.engine(what=lambda n: [store([n + 1], group=1, kv_cache_spec_kind="sliding_window")])
+
+
+@mistake(
+    "the engine publishes two streams",
+    key="sources[0].topic",
+    says="the engine publishes several streams",
+    running="other_topic",
+)
+async def two_topics(scene):
+    engine = await scene.engine(replay="", silent=True)
+    scene.source["replay_endpoint"] = None
+
+    def both(n):
+        for topic in (b"one", b"two"):
+            engine.send_frames(topic, n.to_bytes(8, "big"), payload(store([n + 1]), ts=time.time()))
+
+    scene.stack.callback(asyncio.ensure_future(_send(both)).cancel)
 
 
 # -- kvbus's own side
 
 
-@mistake("an output's port is taken", key="outputs[0].endpoint", says="is in use by process")
+@mistake("an output's port is taken", key="outputs[0].endpoint", says="is in use by process", number=17)
 async def port_taken(scene):
     await scene.engine()
     scene.socket(zmq.PULL, scene.output["endpoint"])
@@ -461,7 +603,13 @@ async def no_subscriber(scene):
     scene.socket(zmq.PUB, scene.output["endpoint"])
 
 
-@mistake("the topic is not the one the router reads", key="outputs[0].topic", says="subscribes to 'kv@'")
+@mistake(
+    "the topic is not the one the router reads",
+    key="outputs[0].topic",
+    says="subscribes to 'kv@'",
+    running="router_topic",
+    number=33,
+)
 async def other_topic(scene):
     await scene.engine()
     scene.output |= {"bind": False, "topic": "events"}
@@ -506,6 +654,37 @@ async def state_open(scene):
 async def api(scene):
     await scene.engine()
     scene.source["api"] = f"http://127.0.0.1:{free_port()}"
+
+
+# -- only a running bus sees these
+
+
+@mistake("the engine holds more blocks than `limits.max_blocks`", key="limits.max_blocks", running="index_full")
+async def index_full(scene):
+    scene.over["limits"] = {"max_blocks": 3}
+    await scene.engine(what=lambda n: [store([n + 1])])
+
+
+@mistake("the engine's replay buffer is short", key="sources[0].replay_endpoint", running="history_trimmed")
+async def trimmed(scene):
+    engine = await scene.engine(buffer_steps=2, silent=True)
+    for n in range(9):
+        engine.publish(payload(store([n + 1])))
+
+
+@mistake("the file of `discover.file` has no engine", key="sources[0].discover", running="no_engine_found", number=35)
+async def no_engine(scene):
+    path = scene.tmp / "engines.json"
+    path.write_text("[]")
+    scene.over["sources"] = [{"name": "workers", "discover": {"file": {"path": str(path)}}}]
+    scene.output |= {"layout": "merged"}
+
+
+@mistake("the disk is full", key="state_dir", running="state_not_written", number=15)
+async def full_disk(scene):
+    scene.over["state_dir"] = str(scene.tmp / "state")
+    scene.stack.enter_context(room_for(60_000))
+    await scene.engine(what=lambda n: [store([n + 1], tokens=[n] * 4096, block_size=4096)])
 
 
 async def _send(each: Callable[[int], object]) -> None:

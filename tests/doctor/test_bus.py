@@ -16,7 +16,7 @@ from kvbus.tools import asking
 from kvbus.tools.doctor.examine import examine_bus
 from kvbus.tools.doctor.findings import render
 from tests.doctor.mistakes import Scene, made
-from tests.doctor.test_mistakes import examined
+from tests.doctor.test_score import examined
 from tests.doubles.bus import eventually, running_bus
 from tests.ports import free_port
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import resource
 import shutil
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -30,6 +27,7 @@ from kvbus.state.lock import DirectoryLock
 from kvbus.state.sqlite import SqliteStore
 from kvbus.state.writer import RETRY_SECONDS, StateWriter, StoppedError
 from tests.doubles.answers import reading
+from tests.doubles.disk import room_for
 from tests.doubles.router import PlainSetRouter
 from tests.state.left import opened, rows
 from tests.typed import there
@@ -230,19 +228,6 @@ def test_the_file_does_not_grow_for_ever(tmp_path: Path, monkeypatch: pytest.Mon
         sizes.append((tmp_path / "state.db").stat().st_size)
     process.kill()
     assert sizes[-1] < 2 * sizes[3]
-
-
-@contextmanager
-def room_for(size: int) -> Iterator[None]:
-    """No file may grow beyond this."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        signal.signal(signal.SIGXFSZ, before)
 
 
 @pytest.mark.parametrize("room", [60_000, 100])
