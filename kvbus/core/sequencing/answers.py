@@ -4,8 +4,9 @@ A request that continues an epoch reaches back over the last delivered batches (
 answer shows whether it belongs to the same epoch. A publisher in the same epoch has the last delivered batch, unless
 its buffer was trimmed beyond it.
 
-The handlers that :data:`~kvbus.core.sequencing.phases.PHASES` names process an answer. Each returns what the answer
-shows: an input of the table, a :class:`Restart`, or None if the phase stays.
+The handlers that :data:`~kvbus.core.sequencing.phases.PHASES` names process an answer. Each records in the epoch what
+the answer shows, and returns what follows: an input of the table, a :class:`Restart`, or None if the phase stays.
+Methods of :class:`OpenRequest` without a change of state decide what a batch proves.
 """
 
 from __future__ import annotations
@@ -261,14 +262,17 @@ class Requests:
         return REBUILT if more else Input.ANSWERED
 
     def _take_batch(self, asked: OpenRequest, seq: int, payload: bytes, now: float, whole: bool) -> Finding:
-        """Handle a batch, unless it shows another epoch, or that the batches before it are still in transit."""
-        epoch, tracker = asked.epoch, asked.epoch.tracker
-        shown = None if asked.is_state else self._shown_by_batch(asked, seq, payload, now, whole)
-        if shown is not None:
-            return shown
+        """Check that a batch belongs to the known epoch, and add it to the stream."""
+        if not asked.is_state:
+            finding = self._check_epoch(asked, seq, payload, now, whole)
+            if finding is not None:
+                return finding
         asked.take(seq, now + self._spec.replay_timeout)
-        if asked.is_state:
-            return None
+        return None if asked.is_state else self._add(asked, seq, payload)
+
+    def _add(self, asked: OpenRequest, seq: int, payload: bytes) -> Finding:
+        """Deliver or hold a batch of the known epoch, or learn its fingerprint if it was delivered before."""
+        epoch, tracker = asked.epoch, asked.epoch.tracker
         epoch.buffer.keeps = True
         epoch.history.unanswered = False
         if asked.saw_last_delivered and asked.phase is Phase.VERIFY:
@@ -303,13 +307,13 @@ class Requests:
         epoch.tracker.compacted(seq, payload)
         return None
 
-    def _shown_by_batch(self, asked: OpenRequest, seq: int, payload: bytes, now: float, whole: bool) -> Finding:
-        """Return what a batch of an answer shows; None if it may be processed.
+    def _check_epoch(self, asked: OpenRequest, seq: int, payload: bytes, now: float, whole: bool) -> Finding:
+        """Return what a batch shows if it is not to be added; None if it is. Mark an answer that is only a state.
 
         A state under a delivered number does not prove another epoch: the publisher has trimmed the requested batches.
         After a disconnection or a gap, batches are missing, so the epoch is read again from the beginning. This also
         applies if the publisher trimmed its buffer while it answered. A silent stream may have lost nothing: if the
-        answer is only a state, its end shows that (:meth:`_shown_by_state`). Batch 0 is excluded, because a restarted
+        answer is only a state, its end shows that (:meth:`_state_over`). Batch 0 is excluded, because a restarted
         SGLang's batch 0 begins with a clear, too.
         """
         contradicts = asked.contradicts(seq, payload)
@@ -320,10 +324,10 @@ class Requests:
             return None if asked.is_state else REBUILT
         if contradicts:
             return Restart(RestartReason.PAYLOAD, proven=not self._spec.compacted)
-        return self._shown_by_start(asked, seq, now) if asked.begins_beyond(seq) else None
+        return self._start_late(asked, seq, now) if asked.begins_beyond(seq) else None
 
-    def _shown_by_start(self, asked: OpenRequest, seq: int, now: float) -> Finding:
-        """Return what an answer shows that begins beyond the last delivered batch; None if it may be processed.
+    def _start_late(self, asked: OpenRequest, seq: int, now: float) -> Finding:
+        """Handle an answer that begins beyond the last delivered batch; return None if its batches are to be added.
 
         Such an answer proves neither epoch. The publisher has trimmed its buffer. While the connection existed, the
         batches between were sent on it, in order. After a pause of this process or of the network, or if a backlog is
@@ -348,16 +352,16 @@ class Requests:
     # -- end of an answer, or no answer --------------------------------------------------------------------------------
 
     def over(self, asked: OpenRequest, now: float, *, answered: bool) -> Finding:
-        """Return what an ended answer shows. ``answered``: the answer is complete."""
+        """Handle the end of an answer, or a missing answer. ``answered``: the answer is complete."""
         epoch = asked.epoch
-        if not answered and self._spec.compacted and self._goes_on(asked):
+        if not answered and self._spec.compacted and self._resumes(asked):
             return Input.ABORTED
         if answered:
             epoch.interrupted = False
         if answered or asked.phase is not Phase.BACKFILL:
             epoch.history.unanswered = not answered
         if answered and asked.is_state:
-            return self._shown_by_state(asked, now)
+            return self._state_over(asked, now)
         if answered and asked.shows_other_epoch():
             return Restart()
         finding: Finding = getattr(self, PHASES[asked.phase].over)(asked, now, answered)
@@ -380,8 +384,8 @@ class Requests:
             epoch.unverified.forget()
         return Input.ABORTED
 
-    def _goes_on(self, asked: OpenRequest) -> bool:
-        """Return whether to ask again from where an answer broke off.
+    def _resumes(self, asked: OpenRequest) -> bool:
+        """Record that an answer broke off, and return whether to ask again from there.
 
         It may have delivered the first part of a state.
         """
@@ -396,8 +400,8 @@ class Requests:
         waits = asked.phase in (Phase.SYNC, Phase.GAP, Phase.CATCH_UP, Phase.RECHECK, Phase.PROBE)
         return waits and epoch.interrupted and epoch.gap_attempts < self._spec.attempts
 
-    def _shown_by_state(self, asked: OpenRequest, now: float) -> Finding:
-        """Return what an answer shows that was only a state, and that was not processed.
+    def _state_over(self, asked: OpenRequest, now: float) -> Finding:
+        """Handle the end of an answer that was only a state. None of its batches was added.
 
         A state ends with the newest batch that was sent. Batches up to it may still wait on the live stream.
         """
@@ -471,7 +475,7 @@ class Requests:
         return self._no_snapshot(asked, LostReason.HOLE if answered else LostReason.NO_ANSWER)
 
     def snapshot(self, asked: OpenRequest, seq: int, *, same_epoch: bool) -> Finding:
-        """Return what a snapshot as of batch ``seq`` shows; None if it is to be applied. Close the request."""
+        """Close the request, and continue after a snapshot as of batch ``seq``. Return None if it is to be applied."""
         self.stop()
         if asked.purpose is Purpose.HISTORY:
             return REBUILT

@@ -10,7 +10,7 @@ from kvbus.core.sequencing.answers import OpenRequest, Requests, Restart
 from kvbus.daemon.runtime import RunningClock
 
 
-def _shown_by_start(_requests: Requests, _asked: OpenRequest, _seq: int, _now: float) -> Restart:
+def _start_late(_requests: Requests, _asked: OpenRequest, _seq: int, _now: float) -> Restart:
     return Restart()
 
 
@@ -21,7 +21,7 @@ def _time(self: RunningClock) -> float:
 @contextmanager
 def put_back() -> Iterator[None]:
     with (
-        mock.patch.object(Requests, "_shown_by_start", _shown_by_start),
+        mock.patch.object(Requests, "_start_late", _start_late),
         mock.patch.object(RunningClock, "time", _time),
     ):
         yield
