@@ -123,18 +123,11 @@ class ReplayAnswer:
     def _state_at(self, first: int, *, begun: bool) -> Generator[list[bytes], None, StateSnapshot]:
         """Yield a state under the seqs from ``first`` on, and empty batches up to its own seq."""
         state, stream = self.state, self.state.stream
-        snapshot = state.ending_after(first)
+        snapshot = state.ending_after(first)  # it may publish empty batches, so read next_seq only after it
         end = snapshot.seq + 1
         chunks = snapshot.chunks(end - first)
-        filler = end - first - chunks.count
-        own_seqs = not begun and (not stream.profile.filled_replay or (first == 0 and self._takes_late))
-        if filler > (0 if own_seqs else MAX_FILLER):
-            first += filler
-            self.outcome = "late"
-            if self._refuses_late and not begun:
-                state.mark_refused(refused=True)
-        elif self.outcome != "late":
-            self.outcome = "compacted"
+        if self._begins_late(first, end - first - chunks.count, begun=begun):
+            first = end - chunks.count
         # up to the snapshot's seq the requester's blocks are not those that the journal builds up to the same seq
         state.mark_incomplete(first + 1, end)
         topic, publisher_id = stream.topic, stream.publisher_id
@@ -145,6 +138,23 @@ class ReplayAnswer:
                 yield []
             yield self._message(topic, seq, publisher_id, empty if payload is None else payload)
         return snapshot
+
+    def _begins_late(self, first: int, filler: int, *, begun: bool) -> bool:
+        """Return whether the state gets its own seqs, and not those from ``first`` on. Record the outcome.
+
+        Args:
+            first: the seq that the requester needs next.
+            filler: number of empty batches that the seqs from ``first`` on would need.
+            begun: whether batches of the answer were already sent.
+        """
+        own_seqs = not begun and (not self.state.stream.profile.filled_replay or (first == 0 and self._takes_late))
+        if filler <= (0 if own_seqs else MAX_FILLER):
+            self.outcome = "late" if self.outcome == "late" else "compacted"
+            return False
+        self.outcome = "late"
+        if self._refuses_late and not begun:
+            self.state.mark_refused(refused=True)
+        return True
 
     def _state_alone(self) -> Iterator[list[bytes]]:
         """Yield the state. Each of its batches has the seq of the next live batch (vllm#50134)."""

@@ -347,7 +347,10 @@ class Daemon:
         self.carry_out(self.relay.handle(event, self.clock.time()))
 
     def _messages(self, answer: Answer) -> Iterator[list[bytes]]:
-        """Yield the messages of an answer. Commit and carry out the relay's commands for a message before it."""
+        """Yield the messages of an answer. Building one may publish batches: commit and carry these out before it.
+
+        The sender builds messages in callbacks of its own, never while :meth:`flush` carries out commands.
+        """
         for message in answer.messages():
             self.carry_out(self.relay.take_commands())
             yield message
@@ -368,8 +371,9 @@ class Daemon:
     def flush(self) -> None:
         """Commit the relay's records, carry out its commands, and send.
 
-        The records of a decision are committed before its commands are carried out. So no message is sent before the
-        state that it depends on is on disk, regardless of the driver and the time.
+        The order is: commit, carry out, commit the records of commands that came meanwhile, carry these out, and so on;
+        then send. So no message is sent before the state that it depends on is on disk, regardless of the driver and
+        the time.
         """
         if self._carrying_out:
             return  # the call under way carries out the new commands too, after the earlier ones

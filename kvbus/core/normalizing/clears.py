@@ -97,7 +97,11 @@ class Clears:
         index.drop_empty(media)
 
     def _clear(self) -> None:
-        """Forget all blocks. Send routers a clear, unless the last event to send is a clear."""
+        """Forget all blocks. Send routers a clear, unless the last event to send is a clear.
+
+        Some routers need removals in place of the clear (:mod:`kvbus.core.outputs.fitting`). These name the blocks that
+        routers held before the clear, so the index is kept for them.
+        """
         cache = self._cache
         last = Index()
         if cache.names_cleared:

@@ -51,7 +51,7 @@ def fit(
     """
     shared = profile.clears in {"pod", "connection"} and any(map(len, others))
     if cleared and (shared or profile.clears == "pod or nothing"):
-        events = _named(events, cleared)
+        events = _removals_for_clears(events, cleared)
     if profile.one_group:
         events = _of_group(events, group, stats)
     if profile.one_copy and merged and others:
@@ -90,7 +90,8 @@ def halves(events: list[AnyEvent]) -> list[list[AnyEvent]]:
     return [[part] for part in parts(events[0], [(0, count // 2), (count // 2, count)])]
 
 
-def _named(events: list[AnyEvent], cleared: Cleared) -> list[AnyEvent]:
+def _removals_for_clears(events: list[AnyEvent], cleared: Cleared) -> list[AnyEvent]:
+    """Put the equivalent removals in place of each AllBlocksCleared."""
     left = iter(cleared)
     found: list[AnyEvent] = []
     for event in events:

@@ -239,7 +239,11 @@ class LivePublisher:
     # -- routers -----------------------------------------------------------------------------------------------------
 
     def _move(self, router: Router, state: RouterState, position: int | None = None) -> None:
-        """Move a router to a state, and end its session with the sender."""
+        """Move a router to a state, and end its session with the sender.
+
+        ``position`` is the ring position of its next batch. Without one, it needs no batch of the ring: the state
+        covers the earlier batches, or the router has them.
+        """
         if router.session is not None:
             self._sender.stop(router.session)
             router.session = None
@@ -278,6 +282,7 @@ class LivePublisher:
             yield data
 
     def _has_state(self, router: Router) -> None:
+        """Continue the router's session with the ring, whose position was set when the state began."""
         router.lost_at = None
         self.routers.move(router, RouterState.BEHIND)
         self._places.has_state(router)
