@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kvbus.core.sequencing.gap_tracker import GapTracker
-from kvbus.core.sequencing.sequencer import Sequencer
+from kvbus.client import sequence
+from kvbus.core.source_spec import SourceSpec
 from tests.client.walk import World
 
 
@@ -26,6 +26,5 @@ def test_every_world_ends_in_the_publishers_state():
 
 
 def test_live_batches_in_the_middle_of_a_compacted_answer_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Sequencer, "_live_waits", False)
-    monkeypatch.setattr(GapTracker, "compacted", GapTracker.replayed)
+    monkeypatch.setattr(sequence, "SourceSpec", lambda **keys: SourceSpec(**keys | {"compacted": False}))
     assert failing(range(1000))

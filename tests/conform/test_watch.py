@@ -34,9 +34,9 @@ LOCAL = "tcp://127.0.0.1:0"
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """For engines that break what is waited for: nothing is gained by waiting long."""
     monkeypatch.setattr(probes, "TIMEOUT", 1.0)
-    monkeypatch.setattr(probes, "_SHORT", 0.5)
+    monkeypatch.setattr(probes, "SHORT_S", 0.5)
     monkeypatch.setattr(probes, "AT_ONCE_S", 0.6)
-    monkeypatch.setattr(watch, "_LATE_S", 1.0)
+    monkeypatch.setattr(watch, "LATE_S", 1.0)
 
 
 @pytest.fixture

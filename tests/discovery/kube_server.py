@@ -41,6 +41,8 @@ class KubeServer:
         self.events: list[tuple[int, str, dict[str, Any]]] = []
         self.oldest = 0
         self.status = 200
+        self.answer: bytes | None = None
+        """The body of every answer, in place of a list."""
         self.lists = 0
         self.watched_from: list[str] = []
         self._changed = asyncio.Condition()
@@ -105,6 +107,8 @@ class KubeServer:
             return _status(401, "Unauthorized")
         if self.status != 200:
             return _status(self.status, f'{request.path.rpartition("/")[2]} is forbidden: User "kvbus" cannot list it')
+        if self.answer is not None:
+            return web.Response(body=self.answer)
         assert request.query["labelSelector"] == "app=engine"
         if request.query.get("watch") == "true":
             return await self._watch(request)

@@ -217,9 +217,11 @@ async def test_a_defect_of_a_discoverer_costs_no_engine_and_is_tried_again(file,
     async with running(Bus(found_in(file))) as bus:
         await bus.sources("pod-1")
         with monkeypatch.context() as broken:
-            broken.setattr("kvbus.parts.discovery.file._read", lambda _path: 1 // 0)
+            broken.setattr("kvbus.parts.discovery.file.publishers", lambda *_: 1 // 0)
+            write(file, [one.entry | {"topic": "other"}])
             await eventually(lambda: bus.stats.failing == "a defect, see the log", "the defect")
         assert "ZeroDivisionError" in caplog.text
+        write(file, [one.entry])
         await eventually(lambda: not bus.stats.failing, "another try")
         await bus.exact(one)
     await one.stop()

@@ -248,14 +248,8 @@ async def test_in_a_pod_it_is_the_service_account_whose_token_changes(tmp_path, 
 @pytest.mark.parametrize(
     "answer", [b"nonsense", b"[]", b'{"items": []}', b'{"items": [{}], "metadata": {"resourceVersion": "1"}}']
 )
-async def test_an_answer_that_is_no_list_is_a_failure(server, tmp_path, monkeypatch, answer):
-    from aiohttp import web  # noqa: PLC0415
-
-    async def nonsense(_request: web.Request) -> web.Response:
-        return web.Response(body=answer)
-
-    other = KubeServer()
-    monkeypatch.setattr(other, "_get", nonsense)
-    async with other.running(), watching(other, tmp_path) as watched:
+async def test_an_answer_that_is_no_list_is_a_failure(server, tmp_path, answer):
+    server.answer = answer
+    async with watching(server, tmp_path) as watched:
         with pytest.raises(DiscoveryError, match="pods in default"):
             await watched.next()

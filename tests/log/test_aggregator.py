@@ -117,6 +117,33 @@ class Sipping:
         return START if self._left else await self._reader.reached(key)
 
 
+class HeldBack:
+    """A reader of a log that takes nothing while an event is set."""
+
+    def __init__(self, reader, held):
+        self._reader, self._held = reader, held
+
+    def __getattr__(self, name):
+        return getattr(self._reader, name)
+
+    async def take(self, seconds):
+        if self._held.is_set():
+            await asyncio.sleep(0.02)
+            return []
+        return await self._reader.take(seconds)
+
+
+def hold_back(kind, monkeypatch):
+    """Return an event. While it is set, no reader of this kind of log takes anything."""
+    held, log = asyncio.Event(), type(kind.open())
+
+    async def read(self, starts, read=log.read):
+        return HeldBack(await read(self, starts), held)
+
+    monkeypatch.setattr(log, "read", read)
+    return held
+
+
 class Two(contextlib.AsyncExitStack):
     """Two aggregators of one log, and a router that may go from one to the other."""
 
@@ -448,15 +475,16 @@ async def test_what_was_silent_for_long_is_taken_up_when_its_writer_goes_on(kind
 
 
 async def test_how_far_behind_the_log_it_is_is_known_and_comes_back_to_nothing(kind, tmp_path, monkeypatch):
+    held = hold_back(kind, monkeypatch)
     async with fleet(kind) as log, Two(kind, tmp_path, monkeypatch) as two:
         leaf = log.leaf()
         leaf.store(30)
         await two.level(leaf)
         await eventually(lambda: two.one.lag < LEVEL, "a level aggregator")
-        with monkeypatch.context() as slow:
-            slow.setattr(LogStreams, "_take", lambda *_: asyncio.sleep(0.02))
-            leaf.store(5)
-            await eventually(lambda: two.one.lag > 2 * LEVEL, "an aggregator that is behind")
+        held.set()
+        leaf.store(5)
+        await eventually(lambda: two.one.lag > 2 * LEVEL, "an aggregator that is behind")
+        held.clear()
         await eventually(lambda: two.one.lag < LEVEL, "a level aggregator again")
         await two.level(leaf)
 

@@ -1,11 +1,8 @@
 """Retention that overtakes an aggregator while it reads: what is lost is counted, and routers end exact."""
 
-import asyncio
-
-from kvbus.parts.discovery.streams import LogStreams
 from tests.doubles.bus import eventually
 from tests.log.fleet import fleet
-from tests.log.test_aggregator import TOPIC, Two
+from tests.log.test_aggregator import TOPIC, Two, hold_back
 
 BEHIND = 150
 """Appends, more than a client asks for ahead of who takes them."""
@@ -17,17 +14,18 @@ def lost(aggregator):
 
 
 async def test_it_is_counted_and_the_state_that_comes_again_makes_it_good(kind, tmp_path, monkeypatch):
+    held = hold_back(kind, monkeypatch)
     async with fleet(kind) as log, Two(kind, tmp_path, monkeypatch) as two:
         leaf = log.leaf()
         leaf.store(300)
         await two.level(leaf)
-        with monkeypatch.context() as held:
-            held.setattr(LogStreams, "_take", lambda *_: asyncio.sleep(0.02))  # neither reads
-            for _ in range(BEHIND):
-                leaf.store(3, gone=2)
-                await leaf.written()
-            await kind.squeeze(log.key, 5)  # the state is gone, too
-            stood = two.router.blocks(TOPIC)
+        held.set()
+        for _ in range(BEHIND):
+            leaf.store(3, gone=2)
+            await leaf.written()
+        await kind.squeeze(log.key, 5)  # the state is gone, too
+        stood = two.router.blocks(TOPIC)
+        held.clear()
         assert stood != leaf.blocks
         await eventually(lambda: leaf.stats.states_sent["trimmed"], "the writer to notice")
         leaf.store(3, gone=2)

@@ -10,10 +10,9 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 import zmq
 
-from kvbus.transport import reach
 from kvbus.transport.curve import Curve, generate
 from kvbus.transport.dialling import ClosedError, accept, dial, name_of
-from kvbus.transport.reach import Found, Outcome, Stop
+from kvbus.transport.reach import Outcome, Stop
 from kvbus.transport.zmtp.endpoint import Listener
 from kvbus.transport.zmtp.mechanism import Role
 from kvbus.transport.zmtp.protocol import Limits
@@ -236,8 +235,14 @@ async def test_a_name_server_that_does_not_answer(monkeypatch):
 
 async def test_the_first_address_is_the_only_one_that_zeromq_tries(monkeypatch, context):
     port = context.socket(zmq.PUB).bind_to_random_port(HOST)
-    both = Found((socket.AF_INET, ("127.0.0.2", port)), ((socket.AF_INET, ("127.0.0.1", port)),))
-    monkeypatch.setattr(reach, "_look_up", lambda _host, _port: both)
+
+    def both(_host, port, family=0, **_):
+        prefix = "::ffff:" if family else ""
+        return [
+            (socket.AF_INET, socket.SOCK_STREAM, 6, "", (prefix + each, port)) for each in ("127.0.0.2", "127.0.0.1")
+        ]
+
+    monkeypatch.setattr(socket, "getaddrinfo", both)
     async with dial(f"tcp://engine:{port}", Role.SUB, seconds=8) as dialled:
         assert dialled.outcome.stop is Stop.OTHER_ADDRESS
         assert dialled.outcome.addresses == ("127.0.0.2", "127.0.0.1")

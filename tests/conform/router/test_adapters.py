@@ -63,7 +63,7 @@ async def test_a_driver_that_says_something_else(program, said):
 
 
 async def test_a_driver_that_does_not_end_is_ended(monkeypatch):
-    monkeypatch.setattr(adapters, "_END_S", 0.1)
+    monkeypatch.setattr(adapters, "END_S", 0.1)
     ignores = (
         "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('{\"held\": []}', flush=True)\n"
     )

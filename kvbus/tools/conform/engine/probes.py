@@ -26,7 +26,7 @@ from kvbus.transport.curve import Curve
 
 TIMEOUT: Final = 10.0
 """Seconds to wait for the next message of an answer."""
-_SHORT: Final = 3.0
+SHORT_S: Final = 3.0
 """Seconds to wait for an optional answer."""
 _SILENT: Final = 8
 """Number of requesters that do not read their answers."""
@@ -127,10 +127,10 @@ class Asking:
         answer = Answer(start, delimited=False)
         async with Asker(self._replay, curve=self._curve) as asker:
             asker.ask(start.to_bytes(8, "big"))
-            await self._read(asker, answer, _SHORT)
+            await self._read(asker, answer, SHORT_S)
         last = answer.messages[-1] if answer.messages else []
         if not last:
-            wrong = f"a request without the empty frame got no answer in {_SHORT:g} s"
+            wrong = f"a request without the empty frame got no answer in {SHORT_S:g} s"
         else:
             in_kind = answer.ended and len(last) <= 3
             wrong = "" if in_kind else "a request without the empty frame was not answered in kind"

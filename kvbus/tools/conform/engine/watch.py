@@ -23,7 +23,7 @@ from kvbus.transport.zmtp.mechanism import Role
 _TICK_S: Final = 0.1
 _DIAL_S: Final = 5.0
 _CONNECT_S: Final = 10.0
-_LATE_S: Final = 3.0
+LATE_S: Final = 3.0
 """Seconds to wait for the messages of a late subscriber."""
 _PING: Final = b"\x04PING"
 
@@ -228,7 +228,7 @@ class Watch:
             return
         self._others = {}
         async with Tap(self._target) as late:
-            await asyncio.sleep(_LATE_S)
+            await asyncio.sleep(LATE_S)
             joined, live = await self._at_one(late)
             others, self._others = self._others, None
             state = judge_late(self.judge.ledger, joined, others, live)
@@ -247,7 +247,7 @@ class Watch:
         Return the late subscriber's messages, and the live blocks then. The blocks are None if the wait timed out.
         """
         joined: list[Message] = []
-        end = asyncio.get_running_loop().time() + _LATE_S
+        end = asyncio.get_running_loop().time() + LATE_S
         while True:
             joined += [found for frames in late.messages if frames and (found := parse(frames, Ledger()))]
             late.messages.clear()

@@ -20,7 +20,7 @@ BLOCK_SIZE: Final = 2
 """Number of tokens of a block in every case."""
 
 _TIMEOUT_S: Final = 30.0
-_END_S: Final = 5.0
+END_S: Final = 5.0
 _LINE: Final = 256 * 1024 * 1024
 
 
@@ -132,7 +132,7 @@ class Driver(Adapter):
         process.stdin.close()
         for number in (signal.SIGTERM, signal.SIGKILL):
             try:
-                async with asyncio.timeout(_END_S):
+                async with asyncio.timeout(END_S):
                     await process.wait()
                 break
             except TimeoutError:
