@@ -33,8 +33,9 @@ kvbus run kvbus.yaml
 
 _LIVE: Final = """\
 `live` in `kvbus top` means that the router reads every batch, not that it understands them: a router drops what its
-decoder does not take, without a word to kvbus. [This is what each profile sends](../PROTOCOL.md#profiles). The router
-understands it if its own count of blocks is the one that `kvbus dump` prints."""
+decoder does not take, without a word to kvbus. `kvbus doctor kvbus.yaml --router PROFILE` compares what its decoder
+needs with what kvbus sends. The router understands the stream if its own count of blocks is the one that `kvbus dump`
+prints."""
 _INDEX: Final = """# Routers
 
 Each router has a page: ports, engine, `kvbus.yaml`, the router's own settings, Kubernetes, and what does not work
@@ -100,7 +101,7 @@ def page(router: dict[str, Any]) -> str:
         "## See that it works",
         f"```\nkvbus doctor kvbus.yaml\nkvbus dump tcp://127.0.0.1:{replay} --format=count\n```",
         "The first probes every endpoint and says what is wrong. The second rebuilds the live blocks as a router does.",
-        _LIVE,
+        _LIVE.replace("PROFILE", router["id"]),
         f"## Kubernetes\n\n{_KUBERNETES}\n\n{router['kubernetes'].strip()}",
         f"## Compose\n\n{_COMPOSE}",
         f"## What does not work\n\n{router['limits'].strip()}",

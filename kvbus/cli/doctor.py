@@ -13,6 +13,7 @@ from kvbus.cli.login import LOCAL_BUS, bus_url, login, login_options
 from kvbus.cli.options import config_options, load_config, names_a_config
 from kvbus.cli.until import run_until_signal, say, until
 from kvbus.common.errors import ExitCode
+from kvbus.core.wire.profiles import PROFILES
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -40,6 +41,12 @@ TIMEOUT = 5.0
     metavar="S",
     help="Seconds for each endpoint; all are probed at the same time.",
 )
+@click.option(
+    "--router",
+    type=click.Choice([name for name in PROFILES if name != "dynamo-plane"]),
+    metavar="NAME",
+    help="Also say what the decoder of this router needs (a profile, such as kthena), and what the outputs lack of it.",
+)
 @click.option("--history", is_flag=True, help="Ask each replay from seq 0, to see how far back it reaches.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
@@ -49,6 +56,7 @@ def command(
     http_ca: Path | None,
     timeout: float,
     history: bool,
+    router: str | None,
     as_json: bool,
     **flags: Any,
 ) -> None:
@@ -61,6 +69,7 @@ def command(
       kvbus doctor
       kvbus doctor kvbus.yaml
       kvbus doctor --source tcp://10.0.0.7:5557,tcp://10.0.0.7:5558 --output 'tcp://*:5657'
+      kvbus doctor kvbus.yaml --router kthena
       kvbus doctor --http http://10.0.0.7:9477
       kvbus doctor kvbus.yaml --json | jq -r '.findings[].text'
 
@@ -72,20 +81,22 @@ def command(
     """  # noqa: D301 - \b is click's: keep these lines as they are
     configured = any(flags.values())
     if url is None and configured:
-        report = examined(load_config(**flags), timeout, history=history)
+        report = examined(load_config(**flags), timeout, history=history, router=router)
     elif configured and (names_a_config() or flags["source"] or flags["output"]):
         raise click.UsageError("--http asks a running bus; leave out the configuration")
+    elif router is not None:
+        raise click.UsageError("--router needs the configuration")
     else:
         url = bus_url(url or LOCAL_BUS)
         report = _asked(url, timeout, login(url, http_token_file, http_ca))
     show(report, as_json=as_json)
 
 
-def examined(config: Config, timeout: float = TIMEOUT, *, history: bool = False) -> Report:
+def examined(config: Config, timeout: float = TIMEOUT, *, history: bool = False, router: str | None = None) -> Report:
     """Probe every endpoint of a configuration, and return the report. End the process if the user interrupts it."""
     from kvbus.tools.doctor.examine import examine  # noqa: PLC0415 - brings zmq
 
-    return _run(lambda progress: examine(config, timeout=timeout, history=history, progress=progress))
+    return _run(lambda progress: examine(config, timeout=timeout, history=history, router=router, progress=progress))
 
 
 def _asked(url: str, timeout: float, shown: Login) -> Report:

@@ -33,7 +33,7 @@ from kvbus.core.sequencing.phases import State
 from kvbus.core.source_spec import SourceSpec
 from kvbus.core.types import MEDIA, Filtered, Reason
 from kvbus.core.wire.frames import ReplayRequest
-from kvbus.core.wire.profiles import PROFILES
+from kvbus.core.wire.profiles import PROFILES, needs
 from kvbus.state import sqlite as marks
 from kvbus.tools.demo.show import Row, render_verdict
 from kvbus.tools.sim.dialects import DIALECTS
@@ -125,18 +125,18 @@ class TestProtocol:
         told = {name: (cells[1], cells[2]) for name, cells in rows.items()}
         assert told == {name: (f"{profile.wire.encoding}s", profile.framing) for name, profile in PROFILES.items()}
 
-    def test_how_a_profile_writes_hashes_and_media(self):
-        for name, cells in first_cells(section(PROTOCOL, "### Profiles")).items():
-            wire = PROFILES[name].wire
-            assert cells[3] == ("byte hashes as integers" if wire.fold_hashes else "as the engine's"), name
-            assert (cells[4] == "as the engine's") == (not wire.media), name
-            assert tuple(re.findall(r"`(\w+)` as `(\w+)`", cells[4])) == wire.media, name
+    def test_what_the_routers_of_a_profile_need(self):
+        rows = first_cells(section(PROTOCOL, "### Profiles"))
+        assert {name: cells[4] for name, cells in rows.items()} == {
+            name: "; ".join(needs(profile)) for name, profile in PROFILES.items()
+        }
 
     def test_which_topics_a_profile_takes(self):
         for name, cells in first_cells(section(PROTOCOL, "### Profiles")).items():
             takes = [topic for topic in ("kv", "kv@{worker}@{model}", "kv-events") if topic_is_good(name, topic)]
-            said = {(): "none", ("kv@{worker}@{model}",): "three parts", ("kv-events",): "`kv-events`"}
-            assert cells[5] == said.get(tuple(takes), "any"), name
+            said = {(): "no topic", ("kv@{worker}@{model}",): "kv@POD@MODEL", ("kv-events",): "the topic kv-events"}
+            assert said.get(tuple(takes), "") in cells[4], name
+            assert ("topic" in cells[4]) == (tuple(takes) in said), name
 
     def test_which_profiles_fill_up(self):
         for name, cells in first_cells(section(PROTOCOL, "### Profiles")).items():
@@ -150,7 +150,7 @@ class TestProtocol:
                 messages = list(answer.messages())
                 seqs = [int.from_bytes(message[-2], "big") for message in messages[:-1]]
                 filled[start] = seqs == list(range(start, 50))
-            assert filled == {0: cells[6] == "every answer", 10: cells[6] in {"every answer", "not from 0"}}, name
+            assert filled == {0: cells[3] == "every answer", 10: cells[3] in {"every answer", "not from 0"}}, name
 
     def test_every_dialect_with_its_form_and_framing(self):
         told = {}

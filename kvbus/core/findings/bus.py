@@ -71,6 +71,13 @@ ROUTER_LOST_BATCHES: Final = note(
     "give the router CPU; for bursts raise send_hwm",
     "The router read too slowly for a while.",
 )
+ROUTER_MISREADS: Final = problem(
+    "router_misreads",
+    "{at}.profile",
+    "{router} misreads what this output sends: it needs {needs}",
+    "set profile: {router}",
+    "The router reads every batch and drops events of it, without a word to kvbus.",
+)
 OUTPUT_NOT_PROBED: Final = note(
     "output_not_probed",
     "{at}.type",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal
 
 import msgspec
@@ -113,6 +113,8 @@ class Profile(msgspec.Struct, frozen=True):
     """Maximum number of events in a batch that the router accepts; 0: unlimited."""
     max_bytes: int = 0
     """Maximum number of bytes in a batch that the router accepts; 0: unlimited."""
+    reads_arrays: bool = False
+    """Whether a router that gets maps is known to decode arrays too."""
 
     @property
     def hashes_tokens(self) -> bool:
@@ -145,36 +147,33 @@ media."""
 _MIB: Final = 1024 * 1024
 
 PROFILES: Final[dict[str, Profile]] = {
-    "vllm": Profile(CANONICAL, "4"),
-    "dynamo": Profile(_DYNAMO, "4", filled_replay=False, short_seqs=True),
-    "dynamo-plane": Profile(_DYNAMO_PLANE, "4", one_group=True),
+    "vllm": Profile(),
+    "dynamo": Profile(_DYNAMO, reads_arrays=True, filled_replay=False, short_seqs=True),
+    "dynamo-plane": Profile(_DYNAMO_PLANE, one_group=True),
     "llm-d": Profile(
         Wire(strict=True, fill_kinds=True, fold_pairs=True, drop_adapter_key=True),
-        "4",
+        reads_arrays=True,
         late_replay=False,
         clears="pod",
         topics="pod and model",
     ),
     "llm-d-sglang": Profile(
         Wire("array", strict=True, fold_pairs=True, drop_adapter_key=True),
-        "4",
         late_replay=False,
         clears="pod",
         topics="pod and model",
     ),
     "aibrix": Profile(
         Wire("array", strict=True, one_block=True),
-        "4",
         filled_replay=False,
         clears="pod or nothing",
         one_copy=True,
         one_stream="know a worker by its connection, and need one for each",
         short_seqs=True,
     ),
-    "sglang": Profile(_STRICT, "3"),
+    "sglang": Profile(_STRICT, framing="3"),
     "vllm-router": Profile(
         _STRICT,
-        "4",
         filled_replay=False,
         topics="empty",
         one_stream="take batches without a topic alone",
@@ -183,7 +182,7 @@ PROFILES: Final[dict[str, Profile]] = {
     ),
     "smg": Profile(
         _STRICT,
-        "4",
+        reads_arrays=True,
         filled_replay=False,
         clears="connection",
         one_stream="keep one seq for each connection",
@@ -192,7 +191,6 @@ PROFILES: Final[dict[str, Profile]] = {
     ),
     "kthena": Profile(
         Wire("array", strict=True, fold_hashes=True, fold_pairs=True),
-        "4",
         filled_replay=False,
         clears="pod",
         one_copy=True,
@@ -200,10 +198,47 @@ PROFILES: Final[dict[str, Profile]] = {
         topics="kv-events",
         one_stream="file all blocks under the pod that they run in, so each needs a connection of its own",
     ),
-    "mooncake": Profile(Wire(strict=True, drop_group=True), "4", one_group=True),
+    "mooncake": Profile(Wire(strict=True, drop_group=True), one_group=True),
 }
 """Profiles by the name in ``outputs[].profile``. docs/decisions/profiles-of-routers.md gives the source of each
 rule."""
+
+_NEEDS: Final[tuple[tuple[str, Callable[[Profile], bool]], ...]] = (
+    ("events as maps", lambda of: of.wire.encoding == "map" and not of.reads_arrays),
+    ("events as arrays", lambda of: of.wire.encoding == "array"),
+    ("replay messages of three frames", lambda of: of.framing == "3"),
+    ("only stores with token ids", lambda of: of.wire.strict and not of.wire.drop_tokens),
+    ("byte hashes as integers", lambda of: of.wire.fold_hashes),
+    ("`DISK` for `FS` and `EXTERNAL` for `OBJ`", lambda of: bool(of.wire.media)),
+    ("one block per store", lambda of: of.wire.one_block),
+    ("one group of blocks, without a number", lambda of: of.one_group),
+    ("a kind for each group", lambda of: of.wire.fill_kinds),
+    ("single tokens in place of EAGLE's pairs", lambda of: of.wire.fold_pairs),
+    ("extra keys without the adapter's name", lambda of: of.wire.drop_adapter_key),
+    ("one removal for a block of several ranks", lambda of: of.one_copy),
+    ("removals in place of a clear of one rank", lambda of: of.clears != "rank"),
+    ("no topic", lambda of: of.topics == "empty"),
+    ("the topic kv-events", lambda of: of.topics == "kv-events"),
+    ("topics of the form kv@POD@MODEL", lambda of: of.topics == "pod and model"),
+)
+"""What a router needs in order to interpret the events, and whether a profile's routers need it."""
+
+
+def needs(router: Profile, sent: Profile | None = None) -> list[str]:
+    """Return what the routers of a profile need in order to interpret the events.
+
+    Args:
+        router: the profile of these routers.
+        sent: the profile of an output. The result then has only the needs that this output does not meet.
+    """
+    found = [text for text, needed in _NEEDS if needed(router) and not (sent is not None and needed(sent))]
+    for limit, most, unit in (
+        (router.max_events, 0 if sent is None else sent.max_events, "events"),
+        (router.max_bytes, 0 if sent is None else sent.max_bytes, "bytes"),
+    ):
+        if limit and not 0 < most <= limit:
+            found.append(f"at most {limit:,} {unit} in a batch")
+    return found
 
 
 def encode(wire: Wire, events: Sequence[AnyEvent], ts: float, rank: int) -> bytes:

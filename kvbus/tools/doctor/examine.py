@@ -29,7 +29,7 @@ from kvbus.tools.doctor import machine
 from kvbus.tools.doctor.bus import Bus
 from kvbus.tools.doctor.findings import Report, Seen
 from kvbus.tools.doctor.machine import holder
-from kvbus.tools.doctor.outputs import OutputProber
+from kvbus.tools.doctor.outputs import OutputProber, understood
 from kvbus.tools.doctor.probes import Looked, Prober, differing_roots
 from kvbus.tools.doctor.sources import SourceJudge
 from kvbus.transport import engine_api
@@ -131,12 +131,18 @@ async def examine(
     *,
     timeout: float,  # noqa: ASYNC109 - of each endpoint
     history: bool = False,
+    router: str | None = None,
     progress: Progress = lambda _what, _over: None,
 ) -> Report:
-    """Examine every endpoint of a configuration, including those of discovered engines, and the bus if it runs."""
+    """Examine every endpoint of a configuration, including those of discovered engines, and the bus if it runs.
+
+    With ``router``, the profile of a router, also compare the outputs with what that router's decoder needs.
+    """
     with_engines, report = await find(config)
     looked = await _Examination(with_engines, timeout, history=history, progress=progress).run()
     report.merge(in_words_of(config, with_engines, looked))
+    if router is not None:
+        report.merge(understood(config, router))
     return report
 
 

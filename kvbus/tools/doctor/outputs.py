@@ -11,12 +11,14 @@ import socket
 from collections.abc import Coroutine
 from typing import Any, Final
 
+from msgspec import structs
+
 from kvbus.config import Config, OutputConfig, SourceStream, parse_endpoint, render_topic
 from kvbus.core.findings import bus as catalogue
 from kvbus.core.findings.engine import CANNOT_LISTEN
 from kvbus.core.findings.finding import Finding
 from kvbus.core.wire.frames import ASKS_REPLAY, END_SEQ, FrameLimits, LiveMessage, parse_live, replay_request
-from kvbus.core.wire.profiles import PROFILES
+from kvbus.core.wire.profiles import PROFILES, Profile, needs
 from kvbus.parts.log.contract import UNREACHABLE, WRONG_TYPE, UnavailableError
 from kvbus.parts.log.place import place_of
 from kvbus.tools.doctor.findings import Report, Seen
@@ -60,6 +62,43 @@ REMEDIES: Final = {
     WRONG_TYPE: ("endpoint", "delete the key that holds something else"),
 }
 """Configuration key and remedy by reason. A key that begins with a dot is in the section of the log's type."""
+
+
+def understood(config: Config, router: str) -> Report:
+    """Compare what each output sends with what a router's decoder needs. Nothing is dialled.
+
+    A configuration may have outputs for other routers too, so one output that fits is enough.
+    """
+    wanted = PROFILES[router]
+    report = Report(seen=[Seen("outputs", router, "; ".join(needs(wanted)) or "takes every form that kvbus sends")])
+    missing: dict[str, list[str]] = {}
+    for index, output in enumerate(config.outputs):
+        if output.type != "zmq":
+            continue
+        at, lacks = f"outputs[{index}]", needs(wanted, _sent(output))
+        if wanted.one_stream and output.layout == "per_topic":
+            lacks.append("a connection for each stream")
+        missing[at] = lacks
+        text = f"does not meet: {'; '.join(lacks)}" if lacks else "meets all of this"
+        report.seen.append(Seen(at, output.name, text))
+    if all(missing.values()):
+        report.add(
+            catalogue.ROUTER_MISREADS(at=at, router=router, needs="; ".join(lacks)) for at, lacks in missing.items()
+        )
+    return report
+
+
+def _sent(output: OutputConfig) -> Profile:
+    """Return the output's profile with what the output's own keys change in it."""
+    profile = PROFILES[output.profile]
+    topics = profile.topics
+    if output.topic is not None and topics == "any":
+        if output.topic in {"", "kv-events"}:
+            topics = "kv-events" if output.topic else "empty"
+        elif output.topic.startswith("kv@") and output.topic.count("@") == 2:
+            topics = "pod and model"
+    profile = structs.replace(profile, framing=output.framing, topics=topics)
+    return profile.without_tokens() if output.token_ids == "drop" else profile
 
 
 async def broker(output: OutputConfig, at: str, timeout: float) -> tuple[list[Finding], str]:  # noqa: ASYNC109

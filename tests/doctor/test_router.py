@@ -1,0 +1,99 @@
+"""``kvbus doctor --router``: what a router's decoder needs, and what an output lacks of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from kvbus.cli import main
+from kvbus.config import load
+from kvbus.core.wire.profiles import PROFILES
+from kvbus.tools.doctor.outputs import understood
+from kvbus.tools.starting import ROUTERS, configuration
+
+
+def lacks(router: str, *outputs: dict[str, Any]) -> list[list[str]]:
+    """What each output lacks; nothing if any output has all of it."""
+    first = [{"name": f"out{n}", "endpoint": f"tcp://127.0.0.1:{7000 + n}", **each} for n, each in enumerate(outputs)]
+    over = {"sources": [{"endpoint": "tcp://127.0.0.1:6999"}], "outputs": first, "worker": "w:1", "model": "m"}
+    report = understood(load(None, env={}, overrides=over), router)
+    assert [finding.id for finding in report.findings] == ["router_misreads"] * len(report.findings)
+    return [finding.text.partition("it needs ")[2].split("; ") for finding in report.findings]
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+def test_each_router_understands_the_configuration_of_its_page(router, tmp_path):
+    path = tmp_path / "kvbus.yaml"
+    path.write_text(configuration(ROUTERS[router]))
+    report = understood(load(path, env={}, overrides={}), router)
+    assert report.findings == []
+    assert report.seen[-1].text == "meets all of this"
+
+
+def test_kthena_misreads_the_default_profile():
+    assert lacks("kthena", {}) == [
+        [
+            "events as arrays",
+            "only stores with token ids",
+            "byte hashes as integers",
+            "one group of blocks, without a number",
+            "single tokens in place of EAGLE's pairs",
+            "one removal for a block of several ranks",
+            "removals in place of a clear of one rank",
+            "the topic kv-events",
+        ]
+    ]
+
+
+def test_one_output_that_fits_is_enough():
+    assert lacks("kthena", {}, {"profile": "kthena"}) == []
+
+
+def test_the_outputs_own_keys_count():
+    (found,) = lacks("kthena", {"profile": "aibrix", "topic": "kv-events"})
+    assert "the topic kv-events" not in found
+    (found,) = lacks("llm-d", {"topic": "kv@{worker}@{model}"})
+    assert "topics of the form kv@POD@MODEL" not in found
+    assert "replay messages of three frames" not in lacks("sglang", {"replay_framing": 3})[0]
+    assert "only stores with token ids" in lacks("smg", {"token_ids": "drop"})[0]
+
+
+def test_a_router_with_arrays_and_maps_reads_both():
+    (found,) = lacks("dynamo", {"profile": "aibrix"})
+    assert "events as maps" not in found
+    (found,) = lacks("vllm-router", {"profile": "aibrix"})
+    assert "events as maps" in found
+
+
+def test_a_smaller_limit_meets_a_larger_one():
+    assert not any("bytes" in each for each in lacks("vllm-router", {"profile": "smg"})[0])
+    assert "at most 4,194,304 bytes in a batch" in lacks("smg", {"profile": "vllm-router"})[0]
+
+
+def test_streams_that_need_a_connection_each():
+    topics = {"layout": "per_topic", "topic": "kv@{source}@m", "profile": "vllm"}
+    assert "a connection for each stream" in lacks("kthena", topics)[0]
+
+
+@pytest.mark.parametrize("router", [name for name in PROFILES if name != "dynamo-plane"])
+def test_every_profile_meets_its_own_needs(router):
+    output = {"profile": router}
+    if PROFILES[router].topics == "pod and model":
+        output["topic"] = "kv@{worker}@{model}"
+    assert lacks(router, output) == []
+
+
+def test_the_command_prints_the_needs_and_what_is_lacking():
+    sockets = ["--source", "tcp://127.0.0.1:1", "--output", "tcp://127.0.0.1:2", "--set", "http=null"]
+    result = CliRunner().invoke(main, ["doctor", *sockets, "--router", "kthena", "--timeout", "0.2"])
+    assert "kthena misreads what this output sends: it needs events as arrays; " in result.output
+    assert "outputs kthena: events as arrays; " in result.output
+    assert result.exit_code == 1
+
+
+def test_the_command_needs_a_configuration():
+    result = CliRunner().invoke(main, ["doctor", "--http", "http://127.0.0.1:1", "--router", "kthena"])
+    assert result.exit_code == 2
+    assert "--router needs the configuration" in result.output
