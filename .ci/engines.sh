@@ -4,7 +4,7 @@
 #   .ci/engines.sh DIR       writes into DIR; TEST_ENGINES_HOME=DIR names them to the tests
 #
 # NEWEST=1 extracts the newest release of each into DIR/NAME-newest and ignores the lock (newest.yml). The download has
-# 380 MB (eight seconds at 50 MB/s), of which 60 MB are kept. The publishers are pure Python, so wheels for one Python
+# 380 MB (eight seconds at 50 MB/s), of which 70 MB are kept. The publishers are pure Python, so wheels for one Python
 # and one platform suffice; vLLM's Rust front end runs on x86-64. Exit code 69: a wheel is not available here.
 set -Eeuo pipefail
 unavailable=69
@@ -32,6 +32,7 @@ modules = (
     "sglang/srt/disaggregation/kv_events.py",
     "sglang/srt/utils/network.py",
     "vllm/vllm-rs",
+    "sglang/srt/rust_extensions/_grpc.cpython-311-x86_64-linux-gnu.so",
 )
 for wheel in map(Path, sys.argv[2:]):
     name, version, _ = wheel.name.split("-", 2)

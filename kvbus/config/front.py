@@ -36,6 +36,10 @@ def _grpc(value: str) -> str:
     return value
 
 
+GrpcAddress = Annotated[str, AfterValidator(_grpc)]
+"""Address of an engine's gRPC API."""
+
+
 class Fronting(Section):
     """Keys that the proxies of both protocols have.
 
@@ -101,7 +105,7 @@ class FrontGrpc(Fronting):
         "Address where kvbus listens instead of the engine. Routers and workers use it.",
         example="0.0.0.0:50051",
     )
-    engine: Annotated[str, AfterValidator(_grpc)] = key(
+    engine: GrpcAddress = key(
         ..., "Address of the engine's gRPC API. Only kvbus should be able to reach it.", example="127.0.0.1:50052"
     )
     host: Annotated[str | None, BeforeValidator(_host)] = key(

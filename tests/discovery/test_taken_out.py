@@ -13,6 +13,7 @@ KINDS = sorted(ENTRY_POINTS["kvbus.discovery"])
 SETTINGS = {
     "dns": "{dns: {name: engines, port: 5557}}",
     "file": "{file: {path: /run/engines.yaml}}",
+    "grpc": "{grpc: {nodes: ['engine:50051']}}",
     "kafka": "{kafka: {endpoint: 'tcp://kafka:9092'}}",
     "http": "{http: {url: 'http://engine:8000'}}",
     "kubernetes": "{kubernetes: {selector: app=engine}}",
@@ -27,7 +28,7 @@ OF_A_LOG = (
 )
 OTHERS = dict.fromkeys(("kafka", "nats", "redis"), OF_A_LOG)
 """What else such an entry needs; the others have engines on a merged stream."""
-LIBRARIES = {"dns": "dns", "kafka": "aiokafka", "nats": "nats", "redis": "redis"}
+LIBRARIES = {"dns": "dns", "grpc": "grpc", "kafka": "aiokafka", "nats": "nats", "redis": "redis"}
 
 
 @pytest.fixture

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -14,6 +16,8 @@ from aiohttp import web
 from tests.discovery.fleet import write
 from tests.discovery.kube_server import KubeServer, pod
 from tests.ports import free_port
+
+SERVER_INFO = "/sglang.runtime.v1.SglangService/GetServerInfo"
 
 
 @dataclass(frozen=True)
@@ -236,9 +240,85 @@ class KubernetesWorld(World):
         self.server.status = 200
 
 
+def grpc_world(directory: Path) -> World:
+    import grpc  # noqa: PLC0415 - an extra
+
+    from tests.front.grpc_pod import message  # noqa: PLC0415 - an extra
+
+    class Node:
+        """A node's API in threads, so that the test's loop has the tasks of the discovery alone."""
+
+        answer = b""
+
+        def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+            return grpc.unary_unary_rpc_method_handler(self._answer) if details.method == SERVER_INFO else None
+
+        def _answer(self, _: bytes, context: grpc.ServicerContext) -> bytes:
+            if not self.answer:
+                context.abort(grpc.StatusCode.UNAVAILABLE, "it starts")
+            return self.answer
+
+    class GrpcWorld(World):
+        """Two nodes of one SGLang engine, of which the second one publishes."""
+
+        kind = "grpc"
+        one = True
+        says_ranks = True
+
+        def __init__(self, directory: Path) -> None:
+            super().__init__(directory)
+            self.nodes = [Node(), Node()]
+            self.ports = [free_port(), free_port()]
+
+        @contextlib.asynccontextmanager
+        async def running(self) -> AsyncIterator[Self]:
+            self.have({})
+            servers = []
+            for node, port in zip(self.nodes, self.ports, strict=True):
+                server = grpc.server(ThreadPoolExecutor(2), handlers=(node,), options=[("grpc.so_reuseport", 0)])
+                server.add_insecure_port(f"127.0.0.1:{port}")
+                server.start()
+                servers.append(server)
+            try:
+                yield self
+            finally:
+                for server in servers:
+                    server.stop(0).wait()
+
+        @property
+        def settings(self) -> dict[str, Any]:
+            return {"nodes": [f"127.0.0.1:{port}" for port in self.ports], "interval": 0.02}
+
+        def have(self, engines: dict[str, Place]) -> None:
+            self.sources = [
+                {
+                    "dp_rank": rank,
+                    "endpoint": f"tcp://*:{at.port}",
+                    "replay_endpoint": at.replay_endpoint,
+                    "topic": "",
+                }
+                for rank, at in enumerate(engines.values())
+            ]
+            self.heal()
+
+        def fail(self) -> None:
+            self.nodes[1].answer = b""
+
+        def heal(self) -> None:
+            for node, sources in zip(self.nodes, ([], self.sources), strict=True):
+                info = json.dumps({"kv_events": None, "kv_event_sources": sources})
+                node.answer = message(f1=info.encode())
+
+        def name(self, number: int) -> str:
+            return "workers"
+
+    return GrpcWorld(directory)
+
+
 WORLDS: dict[str, Callable[[Path], World]] = {
     "dns": dns_world,
     "file": FileWorld,
+    "grpc": grpc_world,
     "http": HttpWorld,
     "kubernetes": KubernetesWorld,
 }

@@ -76,6 +76,17 @@ def test_every_place_of_sglangs_answer_names_kvbus() -> None:
     assert read_of_sglang(got, "nobody") == (announced(3), "")  # the list counts, not the number of ranks
 
 
+@pytest.mark.parametrize("ranks", [(0, 1), (2, 3)])
+def test_a_node_of_several_has_its_own_ranks_alone(ranks: tuple[int, ...]) -> None:
+    """``dp_size`` counts the ranks of all nodes, and kvbus has those of this node."""
+    listed = [{**LOCAL, "dp_rank": rank} for rank in ranks]
+    described = {**SGLANG_023["kv_events"], "dp_size": 4}  # type: ignore[dict-item]
+    got = of_sglang({"kv_events": described, "kv_event_sources": listed}, offers(*ranks))
+    assert [each["endpoint"] for each in got["kv_event_sources"]] == [f"tcp://{HOST}:{6000 + rank}" for rank in ranks]
+    assert (got["kv_events"]["dp_size"], got["kv_events"]["endpoint_port_base"]) == (4, 6000)
+    assert read_of_sglang(got, HOST) == (announced(*ranks), "")
+
+
 @pytest.mark.parametrize("answer", [{"version": "0.5.23"}, {"kv_events": None}, {"kv_event_sources": []}, [], "x"])
 def test_an_answer_that_speaks_of_no_events_stays(answer: Any) -> None:
     assert of_sglang(answer, offers(0)) is answer

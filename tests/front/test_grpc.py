@@ -17,7 +17,7 @@ import pytest_asyncio
 from grpc import aio
 
 from kvbus.common.errors import BindError
-from kvbus.parts.front.grpc.server import local_address
+from kvbus.parts.front.grpc import local_address
 from tests.doubles.bus import eventually
 from tests.doubles.link import Link
 from tests.front.grpc_pod import SOURCES, UNLIMITED, GrpcPod, running_grpc_pod

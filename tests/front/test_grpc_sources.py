@@ -11,8 +11,9 @@ import pytest
 import pytest_asyncio
 from grpc import aio
 
-from kvbus.parts.front.answers import Offer, UnanswerableError
-from kvbus.parts.front.grpc.server import of_control, of_kvbus, of_server_info, open_engine_endpoint
+from kvbus.parts.discovery.contract import DiscoveryError
+from kvbus.parts.front.answers import Offer
+from kvbus.parts.front.grpc import of_control, of_kvbus, of_server_info, open_engine_endpoint
 from tests.front.grpc_pod import SOURCES, GrpcPod, message, running_grpc_pod
 from tests.ports import free_ports
 
@@ -87,7 +88,7 @@ def test_an_sglang_that_publishes_nothing_is_left_alone() -> None:
     ],
 )
 def test_a_server_info_that_cannot_be_changed(answer: bytes, says: str) -> None:
-    with pytest.raises(UnanswerableError, match=says):
+    with pytest.raises(DiscoveryError, match=says):
         of_server_info(answer, HERE)
 
 
@@ -105,7 +106,7 @@ def test_a_server_info_that_cannot_be_changed(answer: bytes, says: str) -> None:
     ],
 )
 def test_what_cannot_be_said(answer: bytes, says: str) -> None:
-    with pytest.raises(UnanswerableError, match=says):
+    with pytest.raises(DiscoveryError, match=says):
         of_control(answer, HERE)
 
 

@@ -26,7 +26,7 @@ from kvbus.parts.discovery.contract import DiscoveryError, Publisher, host_in_ur
 Answer = tuple[tuple[Publisher, ...], str | None]
 """The publishers, and their common topic. No publishers: the engine publishes nothing. None: their topics differ."""
 
-RANK: Final = ("data_parallel_rank", "dp_rank")
+_RANK: Final = ("data_parallel_rank", "dp_rank")
 
 
 def of_vllm(answer: Any, host: str) -> Answer:
@@ -66,7 +66,7 @@ def of_sglang(answer: Any, host: str) -> Answer:
         base = f"tcp://{host_in_url(at)}:{described.get('endpoint_port_base')}"
         ranks = {rank: _at(base, host, rank) for rank in range(number(described.get("dp_size", 1)))}
         for each in map(mapping, described.get("publishers") or []):
-            ranks[_rank(each)] = _at(str(each.get("endpoint")), host, 0)
+            ranks[rank_of(each)] = _at(str(each.get("endpoint")), host, 0)
         found = tuple(Publisher(rank, endpoint) for rank, endpoint in sorted(ranks.items()))
         topic: str | None = str(described.get("topic") or "")
     elif isinstance(sources, list):
@@ -86,8 +86,8 @@ def of_sglang(answer: Any, host: str) -> Answer:
 def _sources(sources: list[dict[str, Any]], host: str) -> Answer:
     """Return the publishers in a list of sources with an endpoint each."""
     ranks = {
-        _rank(each): Publisher(
-            _rank(each),
+        rank_of(each): Publisher(
+            rank_of(each),
             _at(str(each.get("endpoint")), host, 0),
             None if each.get("replay_endpoint") is None else _at(str(each["replay_endpoint"]), host, 0),
         )
@@ -108,8 +108,9 @@ def _at(endpoint: str, host: str, rank: int) -> str:
         raise DiscoveryError(f"the engine's publisher is at {endpoint!r}: {error}") from error
 
 
-def _rank(source: dict[str, Any]) -> int:
-    return number(next((source[name] for name in RANK if name in source), 0))
+def rank_of(source: dict[str, Any]) -> int:
+    """Return the rank in an entry of a list of publishers; 0 if the entry has none."""
+    return number(next((source[name] for name in _RANK if name in source), 0))
 
 
 def number(value: object) -> int:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from kvbus.config import parse_endpoint
 from kvbus.parts.discovery.contract import DiscoveryError
-from kvbus.parts.discovery.engine_answers import RANK, mapping, number
+from kvbus.parts.discovery.engine_answers import mapping, number, rank_of
 
 _KVBUS: Final = {"publisher": "zmq", "topic": "", "encoding": "msgpack", "schema_version": 1}
 
@@ -83,25 +83,28 @@ def of_sglang(answer: Any, offers: Offers) -> Any:
     if not isinstance(answer, dict) or not (answer.get("kv_events") or answer.get("kv_event_sources")):
         return answer
     answer = dict(answer)
-    if described := answer.get("kv_events"):
-        answer["kv_events"] = _described(mapping(described), offers)
-    if isinstance(answer.get("kv_event_sources"), list):
-        answer["kv_event_sources"] = [_entry(each, offers) for each in answer["kv_event_sources"]]
+    sources, described = answer.get("kv_event_sources"), answer.get("kv_events")
+    if isinstance(sources, list):
+        answer["kv_event_sources"] = [_entry(each, offers) for each in sources]
+    if described:
+        described = mapping(described)
+        # the description counts the ranks of all nodes, and the list has those of this node
+        ranks = sorted(map(rank_of, sources)) if sources else list(range(number(described.get("dp_size", 1))))
+        answer["kv_events"] = _described(described, ranks, offers)
     return answer
 
 
-def _described(described: dict[str, Any], offers: Offers) -> dict[str, Any]:
+def _described(described: dict[str, Any], ranks: list[int], offers: Offers) -> dict[str, Any]:
     """Return SGLang's description with kvbus's endpoints. It describes rank r as base port + r."""
-    ranks = range(number(described.get("dp_size", 1)))
-    first = offer_of(0, offers)
+    first = offer_of(ranks[0], offers)
     announced = {
         **described,
         # with a wildcard, routers take the host of the worker's URL, which is this host
         "endpoint_host": parse_endpoint(first.endpoint).host,
-        "endpoint_port_base": _base([offer_of(rank, offers).endpoint for rank in ranks]),
+        "endpoint_port_base": _base(ranks, [offer_of(rank, offers).endpoint for rank in ranks]),
         "replay_endpoint_port_base": None
         if first.replay_endpoint is None
-        else _base([str(offer_of(rank, offers).replay_endpoint) for rank in ranks]),
+        else _base(ranks, [str(offer_of(rank, offers).replay_endpoint) for rank in ranks]),
     }
     if first.topic is not None:
         announced["topic"] = first.topic
@@ -112,11 +115,12 @@ def _described(described: dict[str, Any], offers: Offers) -> dict[str, Any]:
     return announced
 
 
-def _base(endpoints: list[str]) -> int:
+def _base(ranks: list[int], endpoints: list[str]) -> int:
     ports = [parse_endpoint(each).port for each in endpoints]
-    if ports != list(range(ports[0], ports[0] + len(ports))):
+    bases = {port - rank for rank, port in zip(ranks, ports, strict=True)}
+    if len(bases) > 1:
         raise UnanswerableError(f"SGLang's answer needs rank r at port + r, and here they are at {ports}")
-    return ports[0]
+    return bases.pop()
 
 
 def _entry(entry: Any, offers: Offers, rank: object = None) -> dict[str, Any]:
@@ -127,9 +131,8 @@ def _entry(entry: Any, offers: Offers, rank: object = None) -> dict[str, Any]:
     publisher = mapping(entry)
     if publisher.get("publisher", "zmq") != "zmq":
         return publisher
-    if rank is None:
-        rank = next((publisher[name] for name in RANK if name in publisher), 0)
-    return _announced(publisher, offer_of(number(rank), offers))
+    number_of = rank_of(publisher) if rank is None else number(rank)
+    return _announced(publisher, offer_of(number_of, offers))
 
 
 def _announced(entry: Mapping[str, Any], offer: Offer) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """A proxy of an engine's gRPC API: it forwards calls of all methods, and changes the answers of three methods.
 
+Routers and workers beside the engine send their calls to kvbus. It forwards calls and answers as bytes.
+
 ``vllm.Control/GetKvEventSources`` and ``openengine.v1.Control/GetKvEventSources`` (TensorRT-LLM) return one source for
 each rank. Their messages differ in one field: the endpoint is a string in vLLM's, and a message in OpenEngine's.
 ``sglang.runtime.v1.SglangService/GetServerInfo`` returns JSON in a string, with the content of SGLang's
@@ -12,19 +14,27 @@ import asyncio
 import json
 import logging
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 from urllib.parse import unquote
-
-import grpc
-from grpc import aio
 
 from kvbus.common.errors import BindError, os_reason
 from kvbus.common.front_stats import CallStats
 from kvbus.config import parse_address, parse_endpoint
 from kvbus.config.front import FrontGrpc
 from kvbus.parts.discovery.contract import DiscoveryError
+from kvbus.parts.discovery.engine_grpc import (
+    JSON_INFO,
+    METADATA_LIMITS,
+    SERVER_INFO,
+    aio,
+    grpc,
+    message_fields,
+    number_field,
+    open_channel,
+    text_field,
+)
 from kvbus.parts.front.answers import Offer, Offers, UnanswerableError, of_sglang, offer_of
 from kvbus.parts.front.server import Observed, offers
 
@@ -33,18 +43,6 @@ _SOURCES: Final = 1
 _TRANSPORT, _ENDPOINT, _TOPIC, _REPLAY, _RANK, _ENCODING, _SCHEMA = range(1, 8)
 """Field numbers in a source."""
 _ZMQ: Final = b"zmq"
-_JSON_INFO: Final = 1
-"""Field number in SGLang's answer."""
-
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-"""Wire types of protobuf. Proto3 has no groups."""
-
-
-class _Field(NamedTuple):
-    number: int
-    value: int | bytes
-    raw: bytes
-
 
 Endpoint: TypeAlias = Callable[[str], bytes]
 """A function that encodes an endpoint as a field of a source."""
@@ -52,22 +50,22 @@ Endpoint: TypeAlias = Callable[[str], bytes]
 
 def text_endpoint(endpoint: str) -> bytes:
     """Return an endpoint as a field in vLLM's form, a string."""
-    return _text(_ENDPOINT, endpoint.encode())
+    return text_field(_ENDPOINT, endpoint.encode())
 
 
 def open_engine_endpoint(endpoint: str) -> bytes:
     """Return an endpoint as a field in OpenEngine's form, a KvEndpoint message with host, port and protocol."""
     address = parse_endpoint(endpoint)
-    host, port, protocol = _text(1, address.host.encode()), _whole(2, address.port), _text(3, b"tcp")
-    return _text(_ENDPOINT, host + port + protocol)
+    host, port, protocol = text_field(1, address.host.encode()), number_field(2, address.port), text_field(3, b"tcp")
+    return text_field(_ENDPOINT, host + port + protocol)
 
 
 def of_kvbus(offers: Offers, endpoint: Endpoint = text_endpoint) -> bytes:
     """Return an answer of GetKvEventSources for an engine that does not have this method."""
     sources = b""
     for rank, offer in sorted(offers.items()):
-        head = _text(_TRANSPORT, _ZMQ) + _announced(offer, endpoint) + _whole(_RANK, rank)
-        sources += _text(_SOURCES, head + _text(_ENCODING, b"msgpack") + _whole(_SCHEMA, 1))
+        head = text_field(_TRANSPORT, _ZMQ) + _announced(offer, endpoint) + number_field(_RANK, rank)
+        sources += text_field(_SOURCES, head + text_field(_ENCODING, b"msgpack") + number_field(_SCHEMA, 1))
     return sources
 
 
@@ -80,8 +78,8 @@ def of_control(answer: bytes, offers: Offers, endpoint: Endpoint = text_endpoint
         DiscoveryError: the answer is not such a message, or names a rank that kvbus does not have.
     """
     return b"".join(
-        _text(_SOURCES, _source(field.value, offers, endpoint)) if field.number == _SOURCES else field.raw
-        for field in _fields(answer)
+        text_field(_SOURCES, _source(field.value, offers, endpoint)) if field.number == _SOURCES else field.raw
+        for field in message_fields(answer)
     )
 
 
@@ -92,8 +90,8 @@ def of_server_info(answer: bytes, offers: Offers) -> bytes:
         DiscoveryError: the answer is not such a message, or its form cannot express where kvbus has the events.
     """
     return b"".join(
-        _text(_JSON_INFO, _server_info(field.value, offers)) if field.number == _JSON_INFO else field.raw
-        for field in _fields(answer)
+        text_field(JSON_INFO, _server_info(field.value, offers)) if field.number == JSON_INFO else field.raw
+        for field in message_fields(answer)
     )
 
 
@@ -106,7 +104,7 @@ def _server_info(info: int | bytes, offers: Offers) -> bytes:
 
 
 def _source(message: int | bytes, offers: Offers, endpoint: Endpoint) -> bytes:
-    fields = list(_fields(message))
+    fields = list(message_fields(message))
     last = {field.number: field.value for field in fields}
     if last.get(_TRANSPORT, _ZMQ) != _ZMQ:
         return b"".join(field.raw for field in fields)
@@ -121,73 +119,13 @@ def _source(message: int | bytes, offers: Offers, endpoint: Endpoint) -> bytes:
 def _announced(offer: Offer, endpoint: Endpoint) -> bytes:
     texts = ((_TOPIC, offer.topic), (_REPLAY, offer.replay_reached))
     # proto3 does not send an empty string
-    return endpoint(offer.reached) + b"".join(_text(number, text.encode()) for number, text in texts if text)
-
-
-def _fields(message: int | bytes) -> Iterator[_Field]:
-    """Yield the fields of a protobuf message in order.
-
-    Raises:
-        UnanswerableError: the bytes are not a protobuf message.
-    """
-    if isinstance(message, int):
-        raise UnanswerableError("the engine's answer does not list event sources: a source is a number")
-    at = 0
-    while at < len(message):
-        begin = at
-        key, at = _read(message, at)
-        value: int | bytes
-        if key & 7 == _VARINT:
-            value, at = _read(message, at)
-        elif key & 7 in (_BYTES, _FIXED64, _FIXED32):
-            size = {_FIXED64: 8, _FIXED32: 4}.get(key & 7)
-            if size is None:
-                size, at = _read(message, at)
-            value, at = message[at : at + size], at + size
-        else:
-            raise UnanswerableError(f"the engine's answer is no protobuf: wire type {key & 7}")
-        if at > len(message):
-            raise UnanswerableError("the engine's answer is no protobuf: it ends in the middle of a field")
-        yield _Field(key >> 3, value, message[begin:at])
-
-
-def _read(message: bytes, at: int) -> tuple[int, int]:
-    """Read a varint, and return it with the position after it."""
-    value = shift = 0
-    while at < len(message) and shift < 70:
-        value |= (message[at] & 0x7F) << shift
-        at += 1
-        if not message[at - 1] & 0x80:
-            return value, at
-        shift += 7
-    raise UnanswerableError("the engine's answer is no protobuf: a number has no end")
-
-
-def _number(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-def _whole(number: int, value: int) -> bytes:
-    return _number(number << 3 | _VARINT) + _number(value)
-
-
-def _text(number: int, value: bytes) -> bytes:
-    return _number(number << 3 | _BYTES) + _number(len(value)) + value
+    return endpoint(offer.reached) + b"".join(text_field(number, text.encode()) for number, text in texts if text)
 
 
 log = logging.getLogger("kvbus.front.grpc.server")
 # the call is refused below, so gRPC's traceback is not needed
 logging.getLogger("grpc._cython.cygrpc").addFilter(lambda record: "Invalid encoding" not in str(record.msg))
 
-METADATA: Final = 65_536
-"""Maximum bytes of a call's metadata, in each direction."""
-BACKOFF: Final = 1000
-"""Maximum milliseconds between two attempts to connect to an engine that is down."""
 HANDSHAKE: Final = 20_000
 """Milliseconds within which a client has to complete the HTTP/2 handshake."""
 DEAD: Final = 60_000
@@ -200,9 +138,8 @@ LOOK: Final = 0.01
 """Seconds between two checks of the channel's state. gRPC reports a lost connection after the calls that were on it."""
 LOOKS: Final = 10
 
-_EVERYWHERE: Final = (("grpc.max_metadata_size", METADATA), ("grpc.absolute_max_metadata_size", METADATA))
 _SERVER: Final = (
-    *_EVERYWHERE,
+    *METADATA_LIMITS,
     ("grpc.so_reuseport", 0),  # otherwise a second kvbus could listen on the same port
     ("grpc.server_handshake_timeout_ms", HANDSHAKE),
     ("grpc.keepalive_time_ms", DEAD),
@@ -210,17 +147,6 @@ _SERVER: Final = (
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.keepalive_permit_without_calls", 1),
 )
-_CHANNEL: Final = (
-    *_EVERYWHERE,
-    ("grpc.enable_retries", 0),  # a retry would make the engine generate twice
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.service_config_disable_resolution", 1),
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", BACKOFF),
-)
-
 Context: TypeAlias = aio.ServicerContext
 
 
@@ -240,7 +166,7 @@ _ASKED: Final = {
     "/openengine.v1.Control/GetKvEventSources": _Answer(
         partial(of_control, endpoint=open_engine_endpoint), partial(of_kvbus, endpoint=open_engine_endpoint)
     ),
-    "/sglang.runtime.v1.SglangService/GetServerInfo": _Answer(of_server_info, None),
+    SERVER_INFO: _Answer(of_server_info, None),
 }
 
 
@@ -266,7 +192,7 @@ class GrpcFront:
         """
         sizes = [(f"grpc.max_{way}_message_length", self._front.max_message) for way in ("receive", "send")]
         connections = ("grpc.max_allowed_incoming_connections", self._front.max_connections)
-        self._channel = aio.insecure_channel(self._front.engine, options=[*_CHANNEL, *sizes])
+        self._channel = open_channel(self._front.engine, sizes)
         self._server = aio.server(options=[*_SERVER, connections, *sizes])
         self._server.add_generic_rpc_handlers((self,))
         host, port = parse_address(self._front.listen)

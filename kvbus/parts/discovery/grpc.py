@@ -1,0 +1,93 @@
+"""A discoverer that asks the nodes of one SGLang engine over gRPC where they publish.
+
+Only the first node of such an engine has an HTTP API. Each node answers ``GetServerInfo`` with its own publishers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any, Final
+
+import msgspec
+
+from kvbus.config.endpoints import parse_address
+from kvbus.config.front import GrpcAddress
+from kvbus.config.values import Seconds, Section, key
+from kvbus.parts.discovery.contract import DiscoveryError, Engine, Publisher, Services
+from kvbus.parts.discovery.engine_answers import Answer, of_sglang
+from kvbus.parts.discovery.engine_grpc import JSON_INFO, SERVER_INFO, aio, message_fields, open_channel
+
+TIMEOUT: Final = 5.0
+"""Timeout of a call, in seconds."""
+
+
+class GrpcSettings(Section):
+    """The keys of ``discover: {grpc: …}``."""
+
+    nodes: tuple[GrpcAddress, ...] = key(
+        ...,
+        "gRPC addresses (`--grpc-port`) of all nodes of one SGLang engine. The engine becomes a source under this "
+        "entry's name, with the ranks of all nodes.",
+        example=["10.0.0.3:50051", "10.0.0.4:50051"],
+        min_length=1,
+    )
+    interval: Seconds = key(
+        5.0, "Interval between calls. After a lost connection kvbus asks at once.", example=5.0, unit="s", gt=0
+    )
+
+
+class GrpcDiscoverer:
+    """A discoverer of one engine; see :class:`~kvbus.parts.discovery.contract.Discoverer`."""
+
+    Settings = GrpcSettings
+
+    def __init__(self, settings: GrpcSettings, services: Services) -> None:
+        self._settings = settings
+        self._services = services
+
+    async def watch(self) -> AsyncGenerator[tuple[Engine, ...], None]:
+        """Yield the engine each time all nodes have answered, or an empty set if no node publishes."""
+        disconnected, nodes = self._services.disconnected, self._settings.nodes
+        where = f"grpc {', '.join(nodes)}"
+        channels = [open_channel(node) for node in nodes]
+        try:
+            while True:
+                disconnected.clear()
+                asked = [self._ask(*each) for each in zip(nodes, channels, strict=True)]
+                answers = [each for each in await asyncio.gather(*asked) if each[0]]
+                topics = {topic for _, topic in answers}
+                common = topics.pop() if len(topics) == 1 else None
+                engine = Engine(self._services.name, _merged(answers), where, common)
+                yield (engine,) if engine.publishers else ()
+                try:
+                    async with asyncio.timeout(self._settings.interval):
+                        await disconnected.wait()
+                except TimeoutError:
+                    pass
+        finally:
+            await asyncio.gather(*(channel.close() for channel in channels))
+
+    async def _ask(self, node: str, channel: Any) -> Answer:
+        try:
+            answer = await channel.unary_unary(SERVER_INFO)(b"", timeout=TIMEOUT)
+            info = {field.number: field.value for field in message_fields(answer)}.get(JSON_INFO)
+            return of_sglang(msgspec.json.decode(info if isinstance(info, bytes) else b""), parse_address(node)[0])
+        except aio.AioRpcError as error:
+            raise DiscoveryError(f"{node}: {error.code().name}: {error.details()}") from error
+        except (DiscoveryError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise DiscoveryError(f"{node}: {error}") from error
+
+
+def _merged(answers: list[Answer]) -> tuple[Publisher, ...]:
+    """Return the publishers of all nodes.
+
+    Raises:
+        DiscoveryError: two nodes name the same rank. An SGLang without ``kv_event_sources`` describes the ranks of all
+            nodes, each at its own host.
+    """
+    ranks: dict[int, Publisher] = {}
+    for each in (publisher for found, _ in answers for publisher in found):
+        if ranks.setdefault(each.rank, each) != each:
+            raise DiscoveryError(f"rank {each.rank} is at {ranks[each.rank].endpoint} and at {each.endpoint}")
+    return tuple(ranks[rank] for rank in sorted(ranks))
