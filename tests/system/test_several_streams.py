@@ -1,4 +1,4 @@
-"""Two workers on one PUB, as LMCache's coordinator (one numbering) and Dynamo's state agent (one each) publish."""
+"""Two workers on one PUB, with one numbering, as proposed for LMCache's coordinator (LMCache#4768), and with one each."""
 
 from __future__ import annotations
 

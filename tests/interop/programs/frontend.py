@@ -68,6 +68,8 @@ class Frontend:
         self._serving = asyncio.ensure_future(self._endpoint.serve_endpoint(_generate))
         config = ModelRuntimeConfig()
         config.data_parallel_size = self._first["ranks"]
+        if self._first.get("agent"):
+            config.kv_event_source_mode = "state_agent_v2"
         with tempfile.TemporaryDirectory() as model:
             _write(Path(model))
             await register_model(
@@ -83,6 +85,36 @@ class Frontend:
                 skip_model_assets=True,
             )
         return {"worker": self._endpoint.connection_id()}
+
+    async def agent(self, sources: list[list[str]]) -> dict[str, Any]:
+        """Run a state agent with a slot for each rank, at the rank's endpoint and topic."""
+        from dynamo.llm import KvStateAgentHost, KvStateAttachmentOwner  # noqa: PLC0415 - not in every release
+
+        self._host = KvStateAgentHost(self._runtime.endpoint("dynamo.kv_state_agent.control"), 8)
+        await self._host.start()
+        domain = f"{1:032x}:{2:032x}"
+        slots = [
+            {
+                "cache_owner_id": f"{domain}/{rank:016x}/{rank + 1:032x}",
+                "global_dp_rank": rank,
+                "kv_state_endpoint": "dynamo/backend/generate",
+                "indexer_domain_id": domain,
+                "kv_block_size": self._size,
+                "raw_zmq_endpoint": endpoint,
+                "raw_topic": topic,
+                "image_token_id": None,
+                "video_token_id": None,
+                "router_hint_source": None,
+            }
+            for rank, (endpoint, topic) in enumerate(sources)
+        ]
+        self._owner = KvStateAttachmentOwner(self._endpoint, self._endpoint.connection_id(), slots)
+        await self._owner.start()
+        return {"status": await self._host.status()}
+
+    async def agent_status(self) -> dict[str, Any]:
+        """What the state agent says of its slots."""
+        return {"status": await self._host.status()}
 
     async def router(self) -> dict[str, Any]:
         """Begin with a router that knows nothing."""

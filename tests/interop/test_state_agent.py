@@ -1,0 +1,68 @@
+"""Dynamo's state agent beside kvbus: it reads a topic for each rank on one PUB, and its KvRouter reads the agent."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from kvbus.transport.engine.publisher import EnginePublisher
+from tests.doubles.bus import running_bus
+from tests.ports import ports_in_a_row
+
+from .cache import BLOCK_SIZE, Cache
+from .dynamo import MASK
+from .test_dynamo_plane import Frontend
+from .test_sidecar import HERE, PLANES
+
+pytestmark = [pytest.mark.dynamo, pytest.mark.slow]
+
+
+TOPICS = {"layout": "per_topic", "topic": "kv@{source}.{rank}", "replay_endpoint": None}
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+async def test_a_router_behind_the_agent_has_what_the_engine_has(tmp_path: Path, ranks: int) -> None:
+    """The agent comes late; batches are lost; a rank restarts. Two ranks share one PUB, with a topic each."""
+    live, replay = ports_in_a_row(ranks), ports_in_a_row(ranks)
+    places = [(f"tcp://127.0.0.1:{live + rank}", f"tcp://127.0.0.1:{replay + rank}") for rank in range(ranks)]
+    source = {"endpoint": places[0][0], "replay_endpoint": places[0][1], "data_parallel_size": ranks}
+    output = {"profile": "dynamo", **(TOPICS if ranks > 1 else {})}
+    async with running_bus(source=source, output=output) as bus, AsyncExitStack() as stack:
+        engines = [await stack.enter_async_context(EnginePublisher(*each, bind=True)) for each in places]
+        caches = [Cache(seed=1000 * rank, rank=rank) for rank in range(ranks)]
+        for engine, cache in zip(engines, caches, strict=True):
+            await engine.wait_for_subscriber(60)
+            for _ in range(150):
+                engine.publish(cache.batch())
+        keys = {"backend": "file", "ranks": ranks, "block_size": BLOCK_SIZE, "agent": True}
+        frontend = stack.enter_context(Frontend(tmp_path, {**PLANES, **HERE}, **keys))
+        await asyncio.to_thread(frontend, "register")
+        pub = bus.daemon.config.outputs[0].endpoint
+        slots = [[pub, f"kv@engine.{rank}" if ranks > 1 else ""] for rank in range(ranks)]
+        await asyncio.to_thread(lambda: frontend("agent", sources=slots))
+        await asyncio.to_thread(frontend, "router")
+
+        async def holds(what: str) -> None:
+            end = asyncio.get_running_loop().time() + 120
+            expected = {(rank, block & MASK) for rank, cache in enumerate(caches) for block in cache.live}
+            while (found := set(await asyncio.to_thread(lambda: frontend.blocks))) != expected:
+                late = f"{what}: {len(found - expected)} dead, {len(expected - found)} missing; {tmp_path}"
+                assert asyncio.get_running_loop().time() < end, late
+                await asyncio.sleep(0.2)
+
+        await holds("late")
+        status = (await asyncio.to_thread(frontend, "agent_status"))["status"]
+        assert (status["total_slots"], status["failed_slots"]) == (ranks, 0)
+        for at in range(40):
+            for engine, cache in zip(engines, caches, strict=True):
+                engine.publish(cache.batch(), live=at < 10 or at > 20)
+        await holds("after lost batches")
+        engines[-1].restart()
+        caches[-1].restart(seed=5000)
+        await engines[-1].wait_for_subscriber(60)
+        for _ in range(60):
+            engines[-1].publish(caches[-1].batch())
+        await holds("after a restart of a rank")
