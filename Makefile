@@ -24,7 +24,7 @@ PARTS ?= image-layout
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup tools golden demo site links test test-all newest coverage bench bench-worth chaos vopr others interop hours real-engine soak explore fuzz cost flood lint format charts platforms cluster dockerfile wheel \
+.PHONY: help setup tools golden demo site links test test-all newest newest-others coverage bench bench-worth chaos vopr others interop hours real-engine soak explore fuzz cost flood lint format charts platforms cluster dockerfile wheel \
 	client-wheel image image-layout release release-check release-rehearsal assemble version lock clean
 
 help: ## this list
@@ -96,12 +96,22 @@ coverage: $(STAMP) ## the suite under coverage, with one floor for all of kvbus 
 	@$(BIN)/python -m coverage report $(if $(ARGS),--fail-under=0)
 
 # with whatever others have released since: what the lock files would pin next, Kubernetes' schemas too
-newest: ## the suite with the newest dependencies and chart tools (ARGS="tests/core"); .github/workflows/newest.yml has the rest
+newest: ## the suite with the newest dependencies and chart tools (ARGS="tests/core"), then newest-others
 	@$(PYTHON) -m venv --clear $(NEWEST)
 	@$(NEWEST)/bin/python -m pip install --quiet --upgrade pip
 	@$(NEWEST)/bin/python -m pip install --quiet --editable . --group test helm-python-sdk kubernetes-validate
 	@$(NEWEST)/bin/python -m pip freeze --exclude-editable
 	@$(NEWEST)/bin/python -m pytest -n 3 --dist loadgroup $(ARGS)
+	@$(if $(OTHERS_NEWEST),$(MAKE) --no-print-directory newest-others)
+
+OTHERS_NEWEST ?= engines dynamo llmd aibrix vllm-router smg
+newest-others: $(STAMP) ## the newest engines' publishers and routers that can be had, in their tests (OTHERS_NEWEST="engines dynamo" RELEASE=pre)
+	@for name in $(OTHERS_NEWEST); do \
+		if [ $$name = engines ]; then set -- .ci/engines.sh $(NEWEST)/engines; else set -- .ci/routers.sh $(NEWEST)/routers $$name; fi; \
+		NEWEST=$(or $(RELEASE),1) PYTHON=$(PYTHON) "$$@" || true; done
+	@export TEST_ENGINES_HOME=$(CURDIR)/$(NEWEST)/engines TEST_ROUTERS_HOME=$(CURDIR)/$(NEWEST)/routers; \
+		dynamo=$$TEST_ROUTERS_HOME/dynamo/bin/python; [ ! -x $$dynamo ] || export TEST_DYNAMO_PYTHON=$$dynamo; \
+		$(BIN)/python -m pytest -n 2 --dist loadgroup tests/interop tests/conform tests/spec/test_published.py tests/discovery/test_grpc.py $(ARGS)
 
 bench: $(STAMP) ## kvbus beside what it is compared with, best on a quiet machine (ARGS="--quick", ARGS="--only late", ARGS=--write)
 	@$(BIN)/python -m bench $(ARGS)

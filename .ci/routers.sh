@@ -4,6 +4,7 @@
 #   .ci/routers.sh DIR [NAME...]       writes into DIR; TEST_ROUTERS_HOME=DIR names them to the tests
 #
 # NEWEST=1 installs the newest release of each, in a directory of its own, to test it before its version is pinned.
+# NEWEST=pre also takes a development build, where the package index has one.
 #
 # NAME is llmd (Go), aibrix (Go, gcc, Debian's libzmq, unpacked), vllm-router, smg or dynamo (Python). The default is
 # all except dynamo, for which .ci/run has its own step. Exit code 1: the requirements are there, but a program does not
@@ -60,6 +61,7 @@ python_router() { # $1: name of the router, whose packages are pinned with hashe
     local venv=$home/$1 lock=.ci/$1.lock
     local -a wanted=(--require-hashes -r "$lock")
     if [[ -n ${NEWEST:-} ]]; then mapfile -t wanted < <(sed -n 's/^\([A-Za-z0-9._-]*\)==.*/\1/p' "$lock"); fi
+    if [[ ${NEWEST:-} == pre ]]; then wanted+=(--pre); fi
     if [[ ! -f $venv/.installed || $lock -nt $venv/.installed ]]; then
         "${PYTHON:-python3}" -m venv "$venv" &&
             "$venv/bin/python" -m pip install --quiet --only-binary :all: "${wanted[@]}" &&
