@@ -26,6 +26,7 @@ from kvbus.core.sequencing.phases import State
 from kvbus.core.source import RECENT_S, Source
 from kvbus.core.stats import OutputStats, RouterView, SourceStats
 from kvbus.core.types import HASH_FORMS, Hash
+from kvbus.core.wire.frames import ASKS_REPLAY
 
 MAX_BEHIND_S: Final = 5.0
 """Seconds of lag above which a router has a finding."""
@@ -289,9 +290,10 @@ def _router_findings(number: int, output: Output, router: RouterView, wall: floa
         return
     facts = {"at": f"outputs[{number}]", "who": f"router {router.name or router.peer} of output {output.spec.name}"}
     dropped, at = router.dropped_batches, router.state_sent_at
-    if router.state == "idle" and router.subscriptions and router.stream in output.open_streams:
+    topics = [topic for topic in router.topics if topic != ASKS_REPLAY.decode()]  # kvbus's subscribers send it first
+    if router.state == "idle" and topics and router.stream in output.open_streams:
         topic = output.open_streams[router.stream].topic
-        yield catalogue.ROUTER_TOPIC(**facts, topics=", ".join(map(repr, router.topics)), topic=shown(topic))
+        yield catalogue.ROUTER_TOPIC(**facts, topics=", ".join(map(repr, topics)), topic=shown(topic))
     elif router.state == "stalled":
         yield catalogue.ROUTER_STALLED(**facts, dropped=dropped)
     elif router.behind_seconds > MAX_BEHIND_S:

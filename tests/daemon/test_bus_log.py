@@ -16,6 +16,7 @@ import pytest
 import zmq
 
 from kvbus.config import load
+from kvbus.core.wire.frames import ASKS_REPLAY
 from kvbus.daemon import bus_log
 from kvbus.daemon.daemon import Daemon
 from kvbus.state.contract import StoreError
@@ -60,6 +61,14 @@ async def test_a_router_with_another_topic(caplog: pytest.LogCaptureFixture) -> 
     (finding,) = router["findings"]
     assert (finding["id"], finding["key"], finding["severity"]) == ("router_topic", "outputs[0].topic", "problem")
     assert abs(finding["since"] - time.time()) < 100
+
+
+async def test_a_subscriber_that_has_only_said_that_it_replays_has_no_finding() -> None:
+    async with running_bus(output={"topic": "events"}) as bus:
+        with subscriber(bus, ASKS_REPLAY.decode()):
+            await eventually(lambda: any(router.topics for router in bus.daemon.drivers[0].routers), "its subscription")
+            (router,) = await asked(bus.daemon, "/routers")
+    assert (router["topics"], router["findings"]) == ([ASKS_REPLAY.decode()], [])
 
 
 async def test_a_router_that_is_cut_off_and_exact_again(caplog: pytest.LogCaptureFixture) -> None:
