@@ -218,6 +218,11 @@ def _aibrix_env() -> dict[str, str]:
     }
 
 
+def smg_relay(*options: str) -> Callable[[Path, str], Router]:
+    """Return what starts SMG's relay."""
+    return _program("smg/bin/python", named_streams, str(PROGRAMS / "smg_relay.py"), *options)
+
+
 VLLM_ROUTER: Final = installed("vllm-router/bin/vllm-router")
 DYNAMO: Final = _there(PYTHON_ENV, "", "Python with ai-dynamo-runtime")
 GO_ZEROMQ: Final = _there(HOME_ENV, "subscriber", "peers on go-zeromq, as .ci/gozmq.sh DIR builds them")
@@ -239,13 +244,13 @@ KINDS: Final = (
     Kind("vLLM router, no replay", partial(vllm_router, replays=False), VLLM_ROUTER, {"profile": "vllm-router"}),
     Kind(
         "SMG relay 0.14.1",
-        _program("smg/bin/python", named_streams, str(PROGRAMS / "smg_relay.py")),
+        smg_relay(),
         installed("smg/bin/smg"),
         {"profile": "smg"},
     ),
     Kind(
         "SMG Rust relay 1.13.0",
-        _program("smg/bin/python", named_streams, str(PROGRAMS / "smg_relay.py"), "--rust"),
+        smg_relay("--rust"),
         installed("smg/bin/smg"),
         {"profile": "smg"},
     ),

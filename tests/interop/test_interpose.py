@@ -16,7 +16,7 @@ from kvbus.transport.engine.publisher import EnginePublisher
 from tests.doubles.bus import running_bus
 
 from .cache import Cache, Score, score
-from .kinds import KINDS
+from .kinds import KINDS, installed, smg_relay
 from .routers import PATIENCE, Kind, Stream
 
 if TYPE_CHECKING:
@@ -31,6 +31,11 @@ NAMES: Final = (
     "SMG relay 0.14.1",
     "never asks (double)",
 )
+SMG: Final = tuple(
+    Kind(f"SMG {name}, no replay", smg_relay("--no-replay", *options), installed("smg/bin/smg"), {"profile": "smg"})
+    for name, options in {"relay 0.14.1": (), "Rust relay 1.13.0": ("--rust",)}.items()
+)
+"""SMG's relays as `docs/routers/smg.md` has them."""
 
 
 async def exact(router: Router, cache: Cache, what: str) -> None:
@@ -42,7 +47,7 @@ async def exact(router: Router, cache: Cache, what: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.name in NAMES], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", [*(kind for kind in KINDS if kind.name in NAMES), *SMG], ids=lambda kind: kind.name)
 async def test_a_router_at_the_engines_own_address(kind: Kind, tmp_path: Path) -> None:
     """It joins late; the engine goes on, and restarts; both sides lose their connections."""
     if lacking := kind.lacking():

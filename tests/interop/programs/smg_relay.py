@@ -3,7 +3,7 @@
 As SMG's gateway does, it counts the copies of each block of a worker, whatever their rank, and a clear of one rank removes the
 blocks of all ranks. When a stream breaks off, the gateway removes them too, and subscribes again from 0.
 
-    python smg_relay.py [--rust]
+    python smg_relay.py [--rust] [--no-replay]
 
 It runs in an environment of its own (`.ci/routers.sh`) and takes lines of JSON as every program of a router does.
 """
@@ -95,10 +95,15 @@ class Gateway:
             self.blocks.clear()
 
 
+def replay_of(stream: dict[str, str]) -> str | None:
+    """Return the replay endpoint of a stream, or None with --no-replay."""
+    return None if "--no-replay" in sys.argv else stream["replay"]
+
+
 @contextlib.contextmanager
 def python_relay(streams: list[dict[str, str]]) -> Iterator[list[Gateway]]:
     """One relay of all streams, in this process."""
-    sources = [RankSource(rank, stream["live"], stream["replay"]) for rank, stream in enumerate(streams)]
+    sources = [RankSource(rank, stream["live"], replay_of(stream)) for rank, stream in enumerate(streams)]
     yield [Gateway(lambda: relay(sources, Engine.VLLM, 0, Call()))]
 
 
@@ -115,7 +120,7 @@ def rust_relay(streams: list[dict[str, str]]) -> Iterator[list[Gateway]]:
                 "tcp://127.0.0.1:0",
                 "m",
                 kv_events_endpoint=stream["live"],
-                kv_events_replay_endpoint=stream["replay"],
+                kv_events_replay_endpoint=replay_of(stream) or "",
             )
             stack.callback(server.stop)
             stub = vllm_engine_pb2_grpc.VllmEngineStub(grpc.aio.insecure_channel(server.address))
