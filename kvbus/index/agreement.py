@@ -6,15 +6,16 @@ other sign of that. vLLM's hashes differ if the engines do not have the same PYT
 
 from __future__ import annotations
 
-import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Final
 
 from kvbus.client import Worker
+from kvbus.core.findings.engine import HASHES_DIFFER
+from kvbus.core.findings.finding import Findings
 from kvbus.core.types import Hash
-
-log = logging.getLogger("kvbus.index")
+from kvbus.daemon.source_log import log_changes
 
 SAMPLE: Final = 1000
 """Number of blocks of each worker that are compared: its oldest ones, as all workers' prompts often begin with them."""
@@ -34,7 +35,7 @@ class Agreement:
     def __init__(self) -> None:
         self.shared: Counter[Worker] = Counter()
         self.differing: Counter[Worker] = Counter()
-        self._reported: set[tuple[Worker, Worker]] = set()
+        self._reported: dict[tuple[Worker, Worker], Findings] = {}
 
     def compare(self, named: Named, model_of: Callable[[Worker], str]) -> None:
         """Compare the hash of each block with the hash at the first worker that holds the block's prompt.
@@ -57,13 +58,10 @@ class Agreement:
         self._report(+pairs, set(pairs))
 
     def _report(self, differing: Counter[tuple[Worker, Worker]], compared: set[tuple[Worker, Worker]]) -> None:
-        for (one, other), count in differing.items():
-            if (one, other) not in self._reported:
-                text = (
-                    "%s and %s have different hashes for the same prompts (%d blocks): a router that looks up one's "
-                    "hashes at the other finds nothing; start all engines of a model with the same PYTHONHASHSEED"
-                )
-                log.error(text, one.name, other.name, count)
-        for one, other in (self._reported - set(differing)) & compared:
-            log.info("%s and %s have the same hashes again", one.name, other.name)
-        self._reported = set(differing) | (self._reported - compared)
+        for pair in compared & (differing.keys() | self._reported.keys()):
+            one, other = (worker.name for worker in pair)
+            found = [HASHES_DIFFER(one=one, other=other)] if pair in differing else []
+            changes = self._reported.setdefault(pair, Findings()).update(found, time.time())
+            log_changes(changes, "index", "index", {}, lambda *_: None)
+            if not found:
+                del self._reported[pair]

@@ -8,6 +8,7 @@ import pytest
 
 from kvbus.client import Worker
 from kvbus.client.prefix_index import PrefixIndex
+from kvbus.core.findings.engine import HASHES_DIFFER
 from kvbus.core.wire.codec import decode
 from kvbus.core.wire.schema import Batch
 from kvbus.index.agreement import SAMPLE, Agreement, Named
@@ -45,12 +46,15 @@ def test_another_hash_is_reported_once_and_its_end_too(caplog):
         agreement.compare(named(one=[1, 2], other=[1, 7], third=[1, 2]), lambda _: SAME)
     assert (agreement.differing[OTHER], agreement.differing[THIRD], agreement.shared[THIRD]) == (1, 0, 2)
     (said,) = caplog.messages
-    assert "one and other have different hashes" in said
-    assert "PYTHONHASHSEED" in said
+    finding = HASHES_DIFFER(one="one", other="other")
+    assert said == f"index: {finding}"
+    assert "PYTHONHASHSEED is unset" in said
     agreement.compare(named(one=[1, 2]), lambda _: SAME)
     assert len(caplog.messages) == 1, "nothing is compared now"
     agreement.compare(named(one=[1, 2], other=[1, 2]), lambda _: SAME)
-    assert caplog.messages[1:] == ["one and other have the same hashes again"]
+    (over,) = caplog.messages[1:]
+    assert over.endswith(f"s: {finding.text}")
+    assert over.startswith("index: over after ")
 
 
 def test_workers_of_different_models_and_other_prompts_are_not_compared():

@@ -380,7 +380,7 @@ SEVERAL_ADDRESSES: Final = note(
 HASHES_DIFFER: Final = note(
     "hashes_differ",
     "sources",
-    "{one} and {other} name the same first block differently: PYTHONHASHSEED is unset, or not the same",
+    "{one} and {other} have different hashes for the same prompts: PYTHONHASHSEED is unset, or not the same",
     "set it to one value in all engines, if the router compares hashes of several workers",
     "A router that looks up one worker's hashes at another finds nothing.",
 )
