@@ -11,6 +11,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from kvbus.http.credentials import line_of, new_token
+from kvbus.state import writer
+from kvbus.state.contract import StoreError
 from kvbus.transport.engine.publisher import EnginePublisher
 from tests.browser.chromium import PROGRAM, Browser, chromium
 from tests.doubles.bus import Bus, eventually, running_bus
@@ -183,6 +185,22 @@ async def test_incidents_stand_out_and_a_spike_flattens_no_chart() -> None:
         assert spread > 20
         assert label == "it, last five minutes: now 12/s, peak 5,000/s"
         assert hovered.startswith("5,000/s at ")
+
+
+async def test_a_finding_about_the_bus_comes_and_goes_while_the_page_is_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "RETRY_SECONDS", 10.0)
+    async with running_bus(source={"name": "engine"}, state_dir=str(tmp_path)) as bus, chromium() as browser:
+        await browser.look(1280, 900, "light")
+        await browser.call("Page.navigate", url="http://{}:{}".format(*there(bus.daemon.http_address)))
+        await browser.until(f"{text_of('#age-text')}.startsWith('as of ')", "the page")
+        state = there(bus.daemon.state)
+        state.fail(StoreError("No space left on device"))
+        found = "kvbus cannot write its state"
+        await browser.until(f"{text_of('#reasons')}.includes('{found}')", "the finding")
+        assert "state_dir: make room" in await browser.run(text_of("#reasons"))
+        await browser.until(f"!{text_of('#reasons')}.includes('{found}')", "the end of it")
 
 
 async def test_a_stopped_bus_turns_the_age_red_and_a_new_one_is_followed(tmp_path: Path) -> None:

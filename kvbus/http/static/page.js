@@ -348,8 +348,19 @@ function access(refused) {
 }
 const heard = {
   rates: sampled,
-  transition: each => { bus.transitions.push(each); bus.transitions = bus.transitions.slice(-1000); timeline(); },
+  transition: each => {
+    bus.transitions.push(each);
+    bus.transitions = bus.transitions.slice(-1000);
+    timeline();
+    if (each.kind === "finding" && each.name === "bus") ofBus().catch(() => {});
+  },
 };
+/** Read the findings about the bus itself again: /sources and /routers do not have them. */
+async function ofBus() {
+  const { findings, state_writing } = await get("/overview");
+  Object.assign(bus.about, { findings, state_writing });
+  tables();
+}
 /** Follow /events until it ends. An EventSource could show no token. */
 async function events(id) {
   const answer = await fetch("/events?after=" + id, { headers: shown({}) });
