@@ -99,7 +99,7 @@ def page(router: dict[str, Any]) -> str:
         f"## kvbus\n\n```yaml\n{configuration(router)}```\n\n{_RUN}",
         f"## The router\n\n{router['setup'].strip()}",
         "## See that it works",
-        f"```\nkvbus doctor kvbus.yaml\nkvbus dump tcp://127.0.0.1:{replay} --format=count\n```",
+        f"```\nkvbus doctor kvbus.yaml\nkvbus dump --replay-endpoint tcp://127.0.0.1:{replay}\n```",
         "The first probes every endpoint and says what is wrong. The second rebuilds the live blocks as a router does.",
         _LIVE.replace("PROFILE", router["id"]),
         f"## Kubernetes\n\n{_KUBERNETES}\n\n{router['kubernetes'].strip()}",

@@ -8,7 +8,7 @@ import math
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -96,11 +96,11 @@ def _explain(lost: Lost) -> str:
 
 
 @click.command("dump", short_help="Print a stream's live blocks.")
-@click.argument("replay_endpoint", required=False)
+@click.option("--replay-endpoint", metavar="ENDPOINT", help="The publisher's replay ROUTER.")
 @click.option(
     "--snapshot-endpoint",
     metavar="ENDPOINT",
-    help="The publisher's snapshot ROUTER. REPLAY_ENDPOINT, if given, then brings newer batches.",
+    help="The publisher's snapshot ROUTER. A replay endpoint then brings newer batches.",
 )
 @click.option(
     "--framing",
@@ -117,20 +117,13 @@ def _explain(lost: Lost) -> str:
     metavar="S",
     help="Seconds to wait for an answer.",
 )
-@click.option(
-    "--format",
-    "output",
-    type=click.Choice(["jsonl", "count"]),
-    default="jsonl",
-    show_default=True,
-    help="One line of JSON per block, or the number of blocks.",
-)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line and block, instead of their number.")
 @click.option(
     "--hashes",
     type=click.Choice(list(HASH_FORMS)),
     default="number",
     show_default=True,
-    help="How integers are written: jq and browsers change large numbers.",
+    help="How --json writes integers: jq and browsers change large numbers.",
 )
 @click.option("--copies", is_flag=True, help="Count copies, for an engine's own stream (not for kvbus's output).")
 @curve_options
@@ -139,29 +132,25 @@ def command(
     snapshot_endpoint: str | None,
     framing: AnswerFraming,
     timeout: float,
-    output: Literal["jsonl", "count"],
+    as_json: bool,
     hashes: str,
     copies: bool,
     curve_secret_key: Path | None,
     curve_server_key: Path | None,
 ) -> None:
-    """Rebuild the set of live blocks by the standard replay from seq 0, or a snapshot, and print it.
+    """Rebuild the set of live blocks by the standard replay from seq 0, or a snapshot, and print their number.
 
     \b
     Examples:
-      kvbus dump tcp://127.0.0.1:5658
-      kvbus dump tcp://127.0.0.1:5658 --format count
-      kvbus dump --snapshot-endpoint tcp://127.0.0.1:5659
-      kvbus dump tcp://127.0.0.1:5558 --copies | jq -s 'group_by(.medium) | map({(.[0].medium): length}) |
-      add'
+      kvbus dump --replay-endpoint tcp://127.0.0.1:5658
+      kvbus dump --snapshot-endpoint tcp://127.0.0.1:5659 --json
+      kvbus dump --replay-endpoint tcp://127.0.0.1:5558 --copies --json | jq -c '[.medium, .hash]'
 
-    Each block is one line: rank, hash, parent, medium, group_idx, block_size, token_ids, copies. Byte hashes are hex
-    strings. Exit code 69: nobody answered, or there is no snapshot.
+    With --json each block is one line: rank, hash, parent, medium, group_idx, block_size, token_ids, copies. Byte
+    hashes are hex strings. Exit code 69: nobody answered, or there is no snapshot.
     """  # noqa: D301 - \b is click's: keep these lines as they are
     if replay_endpoint is None and snapshot_endpoint is None:
-        raise click.UsageError(
-            "give REPLAY_ENDPOINT, for example tcp://127.0.0.1:5558, or --snapshot-endpoint ENDPOINT"
-        )
+        raise click.UsageError("give --replay-endpoint, for example tcp://127.0.0.1:5558, or --snapshot-endpoint")
     curve = curve_keys(curve_secret_key, curve_server_key)
     rebuilt: Rebuilt | None = None
 
@@ -188,8 +177,8 @@ def command(
         raise SystemExit(ExitCode.INTERRUPTED)
     for warning in rebuilt.warnings:
         say(f"warning: {warning}")
-    if output == "count":
-        click.echo(len(rebuilt.view))
+    if not as_json:
+        click.echo(f"{len(rebuilt.view)} block{'' if len(rebuilt.view) == 1 else 's'}")
         return
     written = HASH_FORMS[hashes]
     for block in rebuilt.view:

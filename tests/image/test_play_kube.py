@@ -84,7 +84,10 @@ class Pod:
 
     def blocks(self, endpoint: str, *options: str) -> set[Key]:
         """What a router that begins now rebuilds by the standard replay."""
-        lines = [json.loads(line) for line in self.kvbus("dump", endpoint, *options).splitlines()]
+        lines = [
+            json.loads(line)
+            for line in self.kvbus("dump", "--replay-endpoint", endpoint, "--json", *options).splitlines()
+        ]
         return {(line["group_idx"], line["medium"], line["hash"]) for line in lines}
 
     def until(self, condition: Callable[[], object], what: str) -> None:

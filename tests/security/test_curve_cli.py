@@ -30,7 +30,7 @@ async def test_with_keys_they_read_it(tmp_path: Path) -> None:
         engine.publish(batch(store([1])))
         await eventually(lambda: bus.caught_up(0), "the first batch")
         with (
-            Program(tmp_path, "dump", bus.out_replay, *with_keys, name="dump") as dump,
+            Program(tmp_path, "dump", "--replay-endpoint", bus.out_replay, "--json", *with_keys, name="dump") as dump,
             Program(tmp_path, "tail", bus.out, "--json", "--count", "1", *with_keys, name="tail") as tail,
             Program(tmp_path, "record", bus.out, str(capture), "--count", "1", *with_keys, name="record") as record,
         ):
@@ -44,11 +44,15 @@ async def test_with_keys_they_read_it(tmp_path: Path) -> None:
             assert '"kind":"batch"' in tail.printed
             assert len(capture.read_text().splitlines()) >= 1
         stranger = ("--curve-secret-key", str(keys.stranger.secret_file), *with_keys[2:])
-        with Program(tmp_path, "dump", bus.out_replay, "--timeout", "1", *stranger, name="stranger") as refused:
+        with Program(
+            tmp_path, "dump", "--replay-endpoint", bus.out_replay, "--timeout", "1", *stranger, name="stranger"
+        ) as refused:
             assert await refused.ends() == 69, refused.said
 
 
-@pytest.mark.parametrize("command", [["tail", "ipc:///x"], ["dump", "ipc:///x"], ["record", "ipc:///x", "-"]])
+@pytest.mark.parametrize(
+    "command", [["tail", "ipc:///x"], ["dump", "--replay-endpoint", "ipc:///x"], ["record", "ipc:///x", "-"]]
+)
 def test_half_of_the_keys(tmp_path: Path, command: list[str]) -> None:
     keys = Keyring(tmp_path)
     done = CliRunner().invoke(main, [*command, "--curve-secret-key", str(keys.router.secret_file)])
@@ -68,7 +72,7 @@ def test_a_secret_key_that_others_can_read(tmp_path: Path) -> None:
     keys = Keyring(tmp_path)
     keys.router.secret_file.chmod(0o644)
     both = ["--curve-secret-key", str(keys.router.secret_file), "--curve-server-key", str(keys.bus.public_file)]
-    with Program(tmp_path, "dump", "ipc:///x", *both) as dump:
+    with Program(tmp_path, "dump", "--replay-endpoint", "ipc:///x", *both) as dump:
         assert dump.ended() == ConfigError.exit_code
     assert "--curve-secret-key" in dump.said
     assert "other users can read it (mode 0644)" in dump.said

@@ -99,7 +99,7 @@ def test_nothing_that_leaves_tells_of_a_prompt(token_ids: str) -> None:
         async with relayed(token_ids) as (bus, snapshots):
             sent = await read(bus, snapshots)
             assert await view_of(bus) == BLOCKS
-            dumped = await said("dump", bus.out_replay)
+            dumped = await said("dump", "--replay-endpoint", bus.out_replay, "--json")
             assert dumped.count(b'"hash"') == len(BLOCKS)
             for mark in MARKS[::2]:
                 assert (mark in sent) == (token_ids == "keep")
