@@ -76,7 +76,6 @@ class _Rank:
     def answer(self, messages: list[Frames]) -> Iterable[Frames]:
         """Apply the faults to a replay answer. The publisher's replay thread calls this."""
         first, late, keep = self.faults
-        self.faults = self.faults._replace(keep=None)
         time.sleep(late)
         kept = messages[:-1]
         if first:
@@ -85,6 +84,7 @@ class _Rank:
         if self.framing == "3":
             kept = [[each[0], *each[2:]] for each in kept]
         if keep is not None:
+            self.faults = self.faults._replace(keep=None)
             return kept[:keep]
         return [*kept, [b"", END_SEQ, b""] if self.framing == "3" else messages[-1]]
 
