@@ -106,11 +106,11 @@ class Reading:
             self._take(entry.data)
 
     def _take(self, data):
-        record = self.follower.take(data, 0.0)
-        if record is not None:
-            self.epochs.append(record.epoch)
-        if record is not None and record.kind is not Kind.GONE:
-            self.view.take(record.origin, record.payload)
+        step = self.follower.follow(data, 0.0)
+        if step is not None and not step.known:
+            self.epochs.append(step.record.epoch)
+            if step.record.kind is not Kind.GONE:
+                self.view.take(step.record.origin, step.record.payload)
         if self.follower.holds is Holds.NOTHING:
             self.view.blocks.clear()
 

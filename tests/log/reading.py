@@ -21,8 +21,9 @@ class Reading:
 
     def take(self, *records: bytes, now: float = 0.0) -> set[int | bytes]:
         for data in records:
-            found = self.follower.take(data, now)
-            if found is not None:
+            step = self.follower.follow(data, now)
+            if step is not None and not step.known:
+                found = step.record
                 self.given.append((found.epoch, found.seq))
                 if found.kind is not Kind.GONE:
                     self.view.take(found.seq, found.payload)

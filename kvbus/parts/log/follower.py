@@ -102,21 +102,12 @@ class Follower:
         """
         return self.holds is Holds.NOTHING and self._unusable
 
-    def take(self, data: bytes, now: float) -> Record | None:
-        """Process the next record of the log. Return it if it changes what the reader holds, else None.
-
-        The reader has to apply the record. A CLEAR begins with AllBlocksCleared, a STATE and a BATCH are applied, and a
-        GONE clears the stream. A gap clears the stream, too: :attr:`holds` is then ``NOTHING``.
-        """
-        step = self.follow(data, now)
-        return None if step is None or step.known else step.record
-
     def follow(self, data: bytes, now: float) -> Step | None:
-        """Process the next record of the log.
+        """Process the next record of the log. Return it if the reader can continue at its seq.
 
-        Return it if the reader can continue at its seq, even if it changes nothing.
-
-        A relay that republishes the stream with the log's own numbers needs each of these records.
+        The reader has to apply the record unless it is known. A CLEAR begins with AllBlocksCleared, a STATE and a BATCH
+        are applied, and a GONE clears the stream. A gap clears the stream, too: :attr:`holds` is then ``NOTHING``. A
+        relay that republishes the stream with the log's own numbers also needs the known records.
         """
         try:
             record = read(data)
