@@ -28,20 +28,15 @@ class Glyphs:
 
     arrow: str = "━━▶"
     dot: str = "●"
-    equal: str = "="
-    unequal: str = "≠"
     away: str = "·"
-    fault: str = "▼"
     good: str = "✓"
     bad: str = "✗"
-    down: str = "▾"
-    up: str = "▴"
     levels: str = " ▁▂▃▄▅▆▇█"
     """Signs of a small chart, from the lowest value to the highest."""
 
 
 UNICODE: Final = Glyphs()
-ASCII: Final = Glyphs("-->", "*", "=", "#", ".", "!", "+", "X", "v", "^", " .:-=+*%#")
+ASCII: Final = Glyphs("-->", "*", ".", "+", "X", " .:-=+*%#")
 
 
 class PipeConsole(Console):

@@ -126,24 +126,20 @@ def device(*hashes: int, rank: int = 0) -> frozenset[Held]:
 class Churn:
     """A cache of 24 blocks in chains of 8. Each batch stores a block and, when the cache is full, evicts one."""
 
-    def __init__(self, event: Any, removal: Any, *, first: int = 100) -> None:
-        self._stored = event
-        self._removed = removal
+    def __init__(self, first: int = 100) -> None:
         self._first = first
 
-    def batches(self, start: int, stop: int, rank: int = 0) -> Iterator[Batch]:
+    def batches(self, start: int, stop: int) -> Iterator[Batch]:
         """Yield the batches from position ``start`` up to ``stop`` - 1."""
         for at in range(start, stop):
             block = self._first + at
-            events = [self._stored(block, parent=block - 1 if at % 8 else None)]
-            if at >= 24:
-                events.insert(0, self._removed(self._evicted(at)))
-            yield Batch(events, rank=rank)
+            evicted = [removed(self._evicted(at))] if at >= 24 else []
+            yield Batch([*evicted, stored(block, parent=block - 1 if at % 8 else None)])
 
-    def live(self, count: int, rank: int = 0) -> frozenset[Held]:
+    def live(self, count: int) -> frozenset[Held]:
         """Return the live blocks after ``count`` batches."""
         gone = {self._evicted(at) for at in range(24, count)}
-        return device(*({self._first + at for at in range(count)} - gone), rank=rank)
+        return device(*({self._first + at for at in range(count)} - gone))
 
     def _evicted(self, at: int) -> int:
         """Return the block that batch ``at`` evicts. The third chain before the current one is evicted leaf first."""
@@ -227,9 +223,9 @@ CLAUSES: Final[dict[str, Clause]] = {
 }
 """Clauses that bind routers and that the cases test."""
 
-FLOW: Final = Churn(stored, removed)
+FLOW: Final = Churn()
 COUNT: Final = 64
-OTHER: Final = Churn(stored, removed, first=300)
+OTHER: Final = Churn(first=300)
 """The engine's cache after a restart."""
 
 
