@@ -1,7 +1,4 @@
-"""Mistakes as people make them, over real sockets: each with the key and the words that the first line has to have.
-
-docs/OPERATIONS.md has a table of them, checked against this list.
-"""
+"""Mistakes as people make them, over real sockets: each with the key and the words that the first line has to have."""
 
 from __future__ import annotations
 

@@ -263,7 +263,5 @@ async def test_an_output_that_is_not_looked_at_is_named(tmp_path):
     assert "nothing is wrong" not in text
 
 
-def test_the_documentation_has_every_mistake_and_no_other() -> None:
-    section = OPERATIONS.read_text().partition("## What is wrong?\n")[2].partition("\n## ")[0]
-    rows = [line for line in section.splitlines() if line.startswith("| ") and not line.startswith("| mistake")]
-    assert rows == [f"| {each.what} | {each.says} | `{each.key}` |" for each in OFFLINE]
+def test_the_documentation_counts_the_mistakes() -> None:
+    assert f"`tests/doctor` makes {len(OFFLINE)} mistakes on purpose" in OPERATIONS.read_text()
