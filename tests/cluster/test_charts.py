@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
 from tests.chart.charts import CASES, CHART, RELEASE, Release, helm, render
 from tests.cluster.api import RESTRICTED, Api, Object, RefusedError, placed
 from tests.cluster.control_plane import HELM, ApiServer
+
+OLDER: Final = os.environ.get("TEST_UPGRADE_FROM")
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +98,33 @@ def test_a_release_comes_changes_goes_back_and_leaves_nothing(
         if "audit-violations" in name or "deprecated" in name
     }
     assert said == set()
+
+
+@pytest.mark.skipif(not OLDER, reason="TEST_UPGRADE_FROM names no commit: TEST_UPGRADE_FROM=HEAD~1, as .ci/run does")
+def test_a_release_of_an_older_commit_is_upgraded_and_keeps_its_claim(
+    api: Api, place: str, installer: Any, tmp_path: Path
+) -> None:
+    """The command of docs/OPERATIONS.md: values stay, the image has another tag, and no two pods are on one claim."""
+    command = ["git", "archive", str(OLDER), "helm"]
+    archive = subprocess.run(command, cwd=CHART.parents[1], capture_output=True, check=True)
+    subprocess.run(["tar", "x", "-C", tmp_path], input=archive.stdout, check=True)
+    values = CASES["deployment"]
+    newer = {**values, "kvbus": {**values["kvbus"], "image": {"tag": "NEW"}}}
+    installer.install(str(tmp_path / "helm" / "kvbus"), RELEASE, values)
+    workload = placed(render(values, namespace=place).workload, place)
+    before = api.read(workload)
+    installer.upgrade(str(CHART), RELEASE, newer)
+    after = api.read(workload)
+    assert after["metadata"]["uid"] == before["metadata"]["uid"], "it was changed, not made again"
+    assert after["spec"]["selector"] == before["spec"]["selector"]
+    assert after["spec"]["strategy"] == {"type": "Recreate"}
+    pods = [each["spec"]["template"]["spec"] for each in (before, after)]
+    claims = [[volume.get("persistentVolumeClaim") for volume in pod["volumes"]] for pod in pods]
+    assert claims[0] == claims[1]
+    assert {"claimName": "kvbus-state"} in claims[1]
+    assert [pod["containers"][0]["image"].rpartition(":")[2] for pod in pods][1] == "NEW"
+    installer.rollback(RELEASE)
+    assert spec(api.read(workload)) == spec(before)
 
 
 def hooks(each: Object) -> Object:

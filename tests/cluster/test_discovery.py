@@ -184,7 +184,7 @@ async def test_three_engines_ten_and_two(api: Api, server: ApiServer, tmp_path: 
         await fleet.to(0, 4, 9)
         await fleet.exact()
         await fleet.untouched(4, 9)
-        assert await asyncio.to_thread(fleet.bus.metric, "kvbus_discovery_failures_total") == 0
+        assert await asyncio.to_thread(fleet.bus.total, "kvbus_discovery_failures_total") == 0
     asked = server.asked(place.user)
     assert [each["verb"] for each in asked if each["verb"] == "list"] == ["list"], "one list, and the rest is watched"
     assert {each["responseStatus"]["code"] for each in asked} == {200}
