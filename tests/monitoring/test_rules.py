@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from ruamel.yaml import YAML
 
 from kvbus.cli import main
+from tests.docs import runbook
 from tests.docs.test_docs import anchors, section
 from tests.monitoring.prometheus import ROOT, RULES, alerts, rules
 
@@ -68,7 +69,9 @@ def test_every_alert_says_where_its_runbook_is() -> None:
         assert anchor == name.lower()
         assert anchor in anchors(ROOT / document)
         assert rule["labels"]["severity"] in SEVERITIES
-        assert rule["annotations"].keys() == {"summary", "description", "runbook"}, "only a URL is a runbook_url"
+        assert rule["annotations"].keys() == {"summary", "description", "runbook", "finding"}, (
+            "only a URL is a runbook_url"
+        )
 
 
 def test_every_runbook_says_what_it_means_what_to_look_at_and_what_to_do() -> None:
@@ -96,3 +99,16 @@ def test_commands_of_the_operations_manual_have_the_options_they_are_given() -> 
         shown = CliRunner().invoke(main, [command, "--help"])
         assert shown.exit_code == 0, command
         assert options <= set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", shown.output)), command
+
+
+@pytest.mark.parametrize("alert", [*alerts(RULES).values(), *alerts(FLEET).values()], ids=lambda alert: alert["alert"])
+def test_an_alert_names_its_findings_and_says_what_they_mean(alert: dict[str, Any]) -> None:
+    notes = alert["annotations"]
+    if notes["finding"] == "none":
+        return
+    catalogue = {row.id: row for row in runbook.rows()}
+    named = notes["finding"].split()
+    assert named
+    assert set(named) <= catalogue.keys()
+    if len(named) == 1:
+        assert notes["description"].startswith(catalogue[named[0]].means)
