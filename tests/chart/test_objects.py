@@ -220,7 +220,9 @@ def test_the_test_reaches_the_release_where_routers_do() -> None:
     release = render({**CASES["deployment"], "helmTest": {"enabled": True}})
     (test,) = release.all("Pod")
     service = release.one("Service")
-    assert test["spec"]["containers"][0]["args"][1] == f"--replay-endpoint=tcp://{service['metadata']['name']}.ns.svc:5757"
+    assert (
+        test["spec"]["containers"][0]["args"][1] == f"--replay-endpoint=tcp://{service['metadata']['name']}.ns.svc:5757"
+    )
     assert 5757 in {port["port"] for port in service["spec"]["ports"]}
     annotations = test["metadata"]["annotations"]
     assert annotations == {"helm.sh/hook": "test", "helm.sh/hook-delete-policy": "before-hook-creation"}

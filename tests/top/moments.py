@@ -37,6 +37,7 @@ def router(peer: str, **changes: Any) -> dict[str, Any]:
         "queued": 0,
         "behind_seconds": 0.0,
         "dropped": {"batches": 0},
+        "findings": [],
         "left": None,
         **changes,
     }

@@ -22,7 +22,10 @@ WRONG = source(
     300,
     state="gap",
     partial=True,
-    findings=[{"text": "partial: its history was trimmed"}, {"text": "no group of its model carries prefixes"}],
+    findings=[
+        {"text": "partial: its history was trimmed", "key": "sources[1].replay_endpoint", "remedy": "restart it"},
+        {"text": "no group of its model carries prefixes", "key": "groups", "remedy": "groups: all"},
+    ],
     queue_depth=17,
     counts={"missing": 9, "lost": 4, "rejected": {"block_size": 3}},
 )
@@ -64,6 +67,21 @@ def test_what_is_wrong_is_on_it():
         text = drawn(seen, width=width)
         for word in ("gap", "17", "its history was trimmed", "no group of its model", "rejected: block_size", "1.2.3"):
             assert word in text
+
+
+def test_a_finding_has_its_key_on_the_screen_and_its_remedy_in_lines_too():
+    late = {
+        "text": "router lags: its oldest unread batch is 9 s old",
+        "key": "outputs[0].send_hwm",
+        "remedy": "give it CPU",
+    }
+    seen = history(source("engine-1"), WRONG, routers=[router("10.0.0.1:4711", findings=[late])])
+    screen = drawn(seen, width=80)
+    assert "engine-2/1 groups no group of its model carries prefixes" in screen
+    assert "10.0.0.1:4711 outputs[0].send_hwm router lags: its oldest" in screen
+    printed = list(lines(seen, ALL, URL))
+    assert "source engine-2/1: no group of its model carries prefixes [groups]: groups: all" in printed
+    assert f"router 10.0.0.1:4711: {late['text']} [outputs[0].send_hwm]: give it CPU" in printed
 
 
 def test_sources_are_sorted_with_the_largest_first_and_filtered():
@@ -143,7 +161,7 @@ def test_lines_say_the_same_without_a_terminal():
     said = list(lines(seen, Choice(sort="missing"), URL))
     assert said[0] == "kvbus 1.2.3 at http://127.0.0.1:9477: up 60 min, 60.0 MB"
     assert said[1].startswith("source engine-2/1: gap (partial), 0.0/s, 400 GPU blocks, missing 9")
-    assert "source engine-2/1: partial: its history was trimmed" in said
+    assert "source engine-2/1: partial: its history was trimmed [sources[1].replay_endpoint]: restart it" in said
     assert any(line.startswith("output routers: 2 routers") and "dropped 7" in line for line in said)
     assert "dropped: slow_router (routers): 7" in said
     assert not [line for line in lines(seen, Choice(wanted="engine-1"), URL) if "engine-2" in line]

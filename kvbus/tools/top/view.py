@@ -126,7 +126,7 @@ def lines(history: History, choice: Choice, url: str) -> Iterator[str]:
             f"rejected {sum(counts['rejected'].values())}, queued {source['queue_depth']}"
         )
         for finding in source["findings"]:
-            yield f"source {source['name']}: {finding['text']}"
+            yield f"source {source['name']}: {_line(finding)}"
     for output in moment.outputs:
         if _matches(choice, output.name):
             rate = history.rate(of_output(output.name, lambda each: each.batches))
@@ -141,6 +141,8 @@ def lines(history: History, choice: Choice, url: str) -> Iterator[str]:
                 f"router {router['peer']} of {router['output']}: {router['state']}, queued {router['queued']}, "
                 f"lag {router['behind_seconds']:.1f} s, dropped {router['dropped']['batches']}"
             )
+            for finding in router["findings"]:
+                yield f"router {router['peer']}: {_line(finding)}"
     for reason, count in sorted(moment.reasons.items()):
         yield f"{reason}: {count:.0f}"
 
@@ -335,17 +337,24 @@ def _routers(rows: Sequence[dict[str, Any]], *, wide: bool) -> Table:
     return body
 
 
+def _line(finding: dict[str, str]) -> str:
+    return f"{finding['text']} [{finding['key']}]: {finding['remedy']}"
+
+
 def _reasons(history: History, choice: Choice) -> list[Text]:
-    """Return the findings about sources, followed by the counted reasons.
+    """Return the findings about sources and routers, followed by the counted reasons.
 
     The reason with the highest rate is first. At most ``_MAX_REASONS`` lines are returned.
     """
     moment = history.moments[-1]
     found: list[Text] = []
-    for source in moment.sources:
-        if _matches(choice, source["name"]):
-            said = [each["text"] for each in source["findings"]]
-            found += [Text.assemble((source["name"], "bold"), f" {what}") for what in said]
+    named = [(source["name"], source) for source in moment.sources]
+    named += [(router["name"] or router["peer"], router) for router in moment.routers]
+    for name, entry in named:
+        if _matches(choice, name):
+            found += [
+                Text.assemble((name, "bold"), (f" {each['key']} ", "dim"), each["text"]) for each in entry["findings"]
+            ]
     counts = [(history.rate(of_reason(reason)), count, reason) for reason, count in moment.reasons.items()]
     for rate, count, reason in sorted(counts, reverse=True):
         if _matches(choice, reason):
