@@ -12,8 +12,8 @@ from rich.console import Console
 from kvbus.client import BlockView, Received
 from kvbus.core.wire.schema import BlockRemoved
 from kvbus.tools.demo import show as shows
-from kvbus.tools.demo.show import Row, Show, play, render, render_verdict
-from kvbus.tools.demo.stage import Bus, BusError, Engine, Router
+from kvbus.tools.demo.show import Show, play, render, render_verdict
+from kvbus.tools.demo.stage import Bus, BusError, Engine, Router, Row
 from kvbus.tools.terminal import ASCII, UNICODE
 
 SMALL = (("vllm-a", "vllm-0.33", 60.0, 150), ("vllm-b", "vllm-0.33", 60.0, 150), ("sglang", "sglang-0.5.23", 60.0, 150))
@@ -183,18 +183,20 @@ async def test_a_router_is_compared_block_by_block(tmp_path):
             show.late.views = {each.name: BlockView() for each in show.engines}
             serving = group.create_task(engine.serve(quiet))
             async with asyncio.timeout(30):
-                while len(engine.blocks) < 50 or show.direct.wrong(show.engines) != (0, 0):  # noqa: ASYNC110
+                while len(engine.blocks) < 50 or show.direct.compare(show.engines).wrong:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             quiet.set()
             await serving
             await second.stop()
             async with asyncio.timeout(30):
-                while show.direct.wrong(show.engines) != (0, 0):  # noqa: ASYNC110
+                while show.direct.compare(show.engines).wrong:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             held = len(engine.blocks)
-            assert show.late.wrong(show.engines) == (held, 0)  # it has nothing
+            nothing = show.late.compare(show.engines)
+            assert (nothing.missing, nothing.dead) == (held, 0)
             engine.crash()
-            assert show.direct.wrong(show.engines) == (0, held)  # the engine has nothing
+            stale = show.direct.compare(show.engines)
+            assert (stale.missing, stale.dead) == (0, held)
             await show.direct.stop()
     finally:
         engine.close()

@@ -35,7 +35,8 @@ from kvbus.core.types import MEDIA, Filtered, Reason
 from kvbus.core.wire.frames import ReplayRequest
 from kvbus.core.wire.profiles import PROFILES, needs
 from kvbus.state import sqlite as marks
-from kvbus.tools.demo.show import Row, render_verdict
+from kvbus.tools.demo.show import render_verdict
+from kvbus.tools.demo.stage import Row
 from kvbus.tools.sim.dialects import DIALECTS
 from kvbus.tools.terminal import UNICODE
 from tests.docs import measured, metrics, phases, routers, runbook

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict, deque
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from rich.console import Group
 from rich.live import Live
 from rich.table import Column, Table
 from rich.text import Text
 
-from kvbus.tools.demo.stage import Bus, Engine, Router, pause
+from kvbus.tools.demo.stage import Bus, Engine, Router, Row, pause
 from kvbus.tools.terminal import Glyphs, counted, glyphs_for, panel, plain_table, right
 
 if TYPE_CHECKING:
@@ -34,24 +34,6 @@ _LOST_BATCHES: Final = 5
 _SAMPLE_SECONDS: Final = 0.25
 _STYLES: Final = {"fault": "yellow", "kvbus": "green", "no kvbus": "red", "WRONG": "red bold"}
 _LEGEND: Final = Text(" missing: only the engine has the block. dead: only the router has it ", "dim")
-
-
-class Row(NamedTuple):
-    """The comparison of one router with the engines' caches.
-
-    ``blocks`` is the number of blocks that the router holds; None before it starts.
-    """
-
-    name: str
-    direct: bool
-    blocks: int | None = None
-    missing: int = 0
-    dead: int = 0
-
-    @property
-    def wrong(self) -> int:
-        """Number of missing and dead blocks."""
-        return self.missing + self.dead
 
 
 class Show:
@@ -85,12 +67,7 @@ class Show:
 
     def rows(self) -> list[Row]:
         """Compare each router with the engines' current caches."""
-        rows = []
-        for router in (self.early, self.late, self.direct):
-            blocks = sum(len(view) for view in router.views.values()) if router.views else None
-            wrong = router.wrong(self.engines) if router.views else (0, 0)
-            rows.append(Row(router.name, router.direct, blocks, *wrong))
-        return rows
+        return [router.compare(self.engines) for router in (self.early, self.late, self.direct)]
 
     async def play(self, group: asyncio.TaskGroup) -> bool | None:
         """Play all scenes, and return whether the routers that read kvbus are exact.
@@ -179,13 +156,11 @@ class Show:
             self._say("kvbus", f"{how}: exact after {1000 * seconds:.0f} ms")
 
     def _say_direct(self) -> None:
-        missing, dead = self.direct.wrong(self.engines)
-        self._say("no kvbus", f"the router without kvbus has {missing:,} blocks missing and {dead:,} dead")
+        row = self.direct.compare(self.engines)
+        self._say("no kvbus", f"the router without kvbus has {row.missing:,} blocks missing and {row.dead:,} dead")
 
     def _is_exact(self) -> bool:
-        return bool(self.bus.sources) and not any(
-            router.wrong(self.engines) != (0, 0) for router in (self.early, self.late) if router.views
-        )
+        return bool(self.bus.sources) and not any(row.wrong for row in self.rows() if not row.direct)
 
     async def _until(self, holds: Callable[[], bool]) -> float | None:
         """Wait until a condition holds, and return the waited seconds; None after `REPAIR_SECONDS`."""

@@ -10,7 +10,7 @@ import socket
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kvbus.client import BlockView, Received, Restarted, Subscriber
 from kvbus.common.errors import ExitCode, KvbusError
@@ -162,6 +162,24 @@ class Bus:
             self.sources = json.loads(answer)
 
 
+class Row(NamedTuple):
+    """The comparison of one router with the engines' caches.
+
+    ``blocks`` is the number of blocks that the router holds; None before it starts.
+    """
+
+    name: str
+    direct: bool
+    blocks: int | None = None
+    missing: int = 0
+    dead: int = 0
+
+    @property
+    def wrong(self) -> int:
+        """Number of missing and dead blocks."""
+        return self.missing + self.dead
+
+
 class Router:
     """A router that follows streams with the client library.
 
@@ -181,17 +199,16 @@ class Router:
         self._streams: Final = streams
         self._tasks: list[asyncio.Task[None]] = []
 
-    def wrong(self, engines: Sequence[Engine]) -> tuple[int, int]:
-        """Return the numbers of missing blocks (only an engine has them) and dead blocks (only the router has them)."""
-        missing = dead = 0
-        for engine in engines:
-            held: set[Key] = {
-                (it.group_idx, it.medium, it.hash.hex() if isinstance(it.hash, bytes) else it.hash)
-                for it in self.views[engine.name]
-            }
-            missing += len(engine.blocks - held)
-            dead += len(held - engine.blocks)
-        return missing, dead
+    def compare(self, engines: Sequence[Engine]) -> Row:
+        """Compare the router's blocks with the engines' caches."""
+        if not self.views:
+            return Row(self.name, self.direct)
+        have = {(engine.name, *block) for engine in engines for block in engine.blocks}
+        held = {
+            (name, it.group_idx, it.medium, it.hash.hex() if isinstance(it.hash, bytes) else it.hash)
+            for name, view in self.views.items() for it in view
+        }  # fmt: skip
+        return Row(self.name, self.direct, len(held), len(have - held), len(held - have))
 
     def start(self, group: asyncio.TaskGroup) -> None:
         """Start with no blocks, and follow all streams."""
