@@ -31,41 +31,31 @@ class Observed(Protocol):
     process: ProcessStats
 
 
-class Blocks:
-    """The handler of ``GET /blocks``.
-
-    Args:
-        observed: the bus.
-    """
-
-    def __init__(self, observed: Observed) -> None:
-        self._observed = observed
-
-    async def handle(self, request: web.Request) -> web.StreamResponse:
-        """Answer ``GET /blocks``."""
-        name, hashes = request.query.get("source"), request.query.get("hashes", "number")
-        if hashes not in HASH_FORMS:
-            return problem(400, f"hashes={hashes!r} is none of {', '.join(HASH_FORMS)}; for example hashes=string")
-        sources = [s for s in self._observed.relay.present if name in (None, s.spec.label)]
-        if name is not None and not sources:
-            known = ", ".join(s.spec.label for s in self._observed.relay.present)
-            return problem(404, f"no source {name!r}; there are: {known}")
-        process = self._observed.process
-        if process.http_dumps >= MAX_DUMPS:
-            return refused(process, 503, HttpRefusal.BUSY, f"{MAX_DUMPS} dumps are under way; try again")
-        process.http_dumps += 1
-        try:
-            # read all sources at the same moment, which is cheap: only their state is copied
-            lines = itertools.chain.from_iterable([LiveBlocks(source).lines(hashes) for source in sources])
-            response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
-            await response.prepare(request)
-            for part in _parts(lines) if request.method != "HEAD" else ():
-                current.get().add(part.count(b"\n"), len(part))
-                await write(response, part)
-                await asyncio.sleep(0)
-            return response
-        finally:
-            process.http_dumps -= 1
+async def dump_blocks(observed: Observed, request: web.Request) -> web.StreamResponse:
+    """Answer ``GET /blocks``."""
+    name, hashes = request.query.get("source"), request.query.get("hashes", "number")
+    if hashes not in HASH_FORMS:
+        return problem(400, f"hashes={hashes!r} is none of {', '.join(HASH_FORMS)}; for example hashes=string")
+    sources = [s for s in observed.relay.present if name in (None, s.spec.label)]
+    if name is not None and not sources:
+        known = ", ".join(s.spec.label for s in observed.relay.present)
+        return problem(404, f"no source {name!r}; there are: {known}")
+    process = observed.process
+    if process.http_dumps >= MAX_DUMPS:
+        return refused(process, 503, HttpRefusal.BUSY, f"{MAX_DUMPS} dumps are under way; try again")
+    process.http_dumps += 1
+    try:
+        # read all sources at the same moment, which is cheap: only their state is copied
+        lines = itertools.chain.from_iterable([LiveBlocks(source).lines(hashes) for source in sources])
+        response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+        await response.prepare(request)
+        for part in _parts(lines) if request.method != "HEAD" else ():
+            current.get().add(part.count(b"\n"), len(part))
+            await write(response, part)
+            await asyncio.sleep(0)
+        return response
+    finally:
+        process.http_dumps -= 1
 
 
 def _parts(lines: Iterator[dict[str, Any]]) -> Iterator[bytes]:

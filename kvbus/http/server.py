@@ -25,7 +25,7 @@ from kvbus.core.stats import HttpRefusal
 from kvbus.http import connections
 from kvbus.http.access import Access, Caller, how_to_get_in
 from kvbus.http.answers import FILES, about, as_json, in_slices, plain, problem, refused, send, status_page
-from kvbus.http.blocks import Blocks
+from kvbus.http.blocks import dump_blocks
 from kvbus.http.connections import MAX_UNANSWERED_BYTES, Connections
 from kvbus.http.content_log import ContentLog
 from kvbus.http.credentials import Credentials
@@ -100,7 +100,6 @@ class AdminServer:
         self._under_way: dict[int, tuple[web.Request, Caller]] = {}
         self._exposition = Exposition(observed)
         self._answers = asyncio.Semaphore(MAX_ANSWERS)
-        self._blocks = Blocks(observed)
         self.timeline = Timeline()
         self.history = History()
         self._events = Events(self.timeline, self.history, observed.process)
@@ -118,7 +117,7 @@ class AdminServer:
             "/sources": Path(self._sources, "status"),
             "/routers": Path(self._routers, "status"),
             "/events": Path(self._stream, "status", frozenset({"output", "after"}), ("GET",)),
-            "/blocks": Path(self._blocks.handle, "content", frozenset({"source", "hashes"})),
+            "/blocks": Path(partial(dump_blocks, observed), "content", frozenset({"source", "hashes"})),
         }
         app = web.Application(middlewares=[self._each])
         app.on_response_prepare.append(_without_server)
