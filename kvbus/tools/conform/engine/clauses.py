@@ -27,6 +27,7 @@ class Asked:
 
 _MUST, _SHOULD = Level.MUST, Level.SHOULD
 _REPLAY: Final = "no replay endpoint was given (--replay-endpoint)"
+_ANSWERED: Final = "no answer of a replay had a batch (--replay-endpoint)"
 _API: Final = "no API was given (--api)"
 _BATCH: Final = "no batch was seen"
 _STORE: Final = "no store was seen"
@@ -47,7 +48,7 @@ _ROWS: Final = (
     ("4.1", "a request without the empty frame is answered", "answers", _REPLAY, _SHOULD),
     ("4.2", "the frames of an answer and of END", "messages of answers", _REPLAY, _MUST),
     ("4.3", "END for every answer, and nothing lost", "answers", _REPLAY, _MUST),
-    ("4.4", "no hole in an answer; a late one brings the state", "answers", _REPLAY, _MUST),
+    ("4.4", "no hole in an answer; a late one brings the state", "answers", _ANSWERED, _MUST),
     ("4.6", "an answer without filling", "long answers", "no answer had a thousand messages", _SHOULD),
     ("4.8", "a silent requester delays nobody", "answers", "no answer was long enough to hold anybody up", _MUST),
     ("5.1", "the state on subscription", "subscriptions", _LATE, _SHOULD),
@@ -98,7 +99,6 @@ class _Entry:
     level: Level = Level.SHOULD
     evidence: tuple[Evidence, ...] = ()
     unseen: str = ""
-    instead: str = ""
 
 
 class Ledger:
@@ -135,10 +135,6 @@ class Ledger:
         """Record why this run cannot judge a clause."""
         self._entries[number].unseen = why
 
-    def not_yet(self, number: str, why: str) -> None:
-        """Record why this run has not judged a clause so far."""
-        self._entries[number].instead = why
-
     def is_kept(self, number: str) -> bool:
         """Return whether some observation keeps the clause and none breaks it."""
         entry = self._entries[number]
@@ -159,4 +155,4 @@ class Ledger:
             return Verdict(asked.clause, Outcome.BROKEN, entry.message + more, entry.level, entry.evidence)
         if entry.kept and not entry.unseen:
             return Verdict(asked.clause, Outcome.KEPT, f"{entry.kept:,} {asked.noun}", asked.level)
-        return Verdict(asked.clause, Outcome.NOT_SEEN, entry.unseen or entry.instead or asked.unseen, asked.level)
+        return Verdict(asked.clause, Outcome.NOT_SEEN, entry.unseen or asked.unseen, asked.level)

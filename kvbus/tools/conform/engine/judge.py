@@ -95,7 +95,6 @@ def _judge_frames(ledger: Ledger, answer: Answer) -> None:
 
 def _judge_numbers(ledger: Ledger, answer: Answer, batches: Sequence[Message]) -> None:
     if not batches:
-        ledger.not_yet("4.4", "no answer had a batch")
         return
     for one, other in pairwise(batches):
         if other.seq <= one.seq:
