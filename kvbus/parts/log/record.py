@@ -7,7 +7,6 @@ parent that is stored again could then come after its child.
 
 from __future__ import annotations
 
-import contextlib
 import re
 import zlib
 from collections.abc import Iterator, Sequence
@@ -194,24 +193,13 @@ def read(data: bytes) -> Record:
     if zlib.crc32(memoryview(data)[:-5]) != int.from_bytes(data[-4:], "big"):
         raise DamagedError("a record whose checksum is not that of its content")
     try:
+        schema = _schema.decode(data).schema
+        if schema != SCHEMA:  # its fields may be others
+            raise SchemaError(f"a record of schema {schema}, and this version reads {SCHEMA}")
         record = _decoder.decode(data)
     except (msgspec.MsgspecError, RecursionError) as error:
-        _check(_schema_of(data))  # a record of another schema may have other fields
         raise ValueError(f"no record: {error}") from None
-    _check(record.schema)
     return msgspec.structs.replace(record, payload=_unpacked(record.payload), packed=False) if record.packed else record
-
-
-def _schema_of(data: bytes) -> int:
-    """Return the schema in a record's first field; :data:`SCHEMA` if the data has no such field."""
-    with contextlib.suppress(msgspec.MsgspecError, RecursionError):
-        return _schema.decode(data).schema
-    return SCHEMA
-
-
-def _check(schema: int) -> None:
-    if schema != SCHEMA:
-        raise SchemaError(f"a record of schema {schema}, and this version reads {SCHEMA}")
 
 
 def _unpacked(payload: bytes) -> bytes:
