@@ -32,11 +32,9 @@ class Tap:
     """A subscription that queues its messages and connection changes."""
 
     def __init__(self, target: Target) -> None:
-        self.messages: Final[deque[list[bytes]]] = deque()
-        self.ups: Final[deque[bool]] = deque()
-        """Connection changes in order: True for a new connection, False for a lost one."""
+        self.queue: Final[deque[list[bytes] | bool]] = deque()
+        """Messages and connection changes: True for a new connection, False for a lost one."""
         self.arrived: Final = asyncio.Event()
-        self.refused: Refused | None = None
         self.sockets: Final = StreamSockets(
             target.endpoint, None, handler=self, topic=target.topic, bind=target.bind, curve=target.curve
         )
@@ -51,18 +49,16 @@ class Tap:
 
     def on_live(self, frames: list[bytes]) -> None:
         """Queue a live message."""
-        self.messages.append(frames)
+        self.queue.append(frames)
         self.arrived.set()
 
     def on_connection(self, up: bool) -> None:
-        """Queue a new or lost connection in order with the messages."""
-        self.ups.append(up)
-        self.messages.append([])  # marks the position of the connection change among the messages
+        """Queue a new or lost connection."""
+        self.queue.append(up)
         self.arrived.set()
 
     def on_refused(self, reason: Refused) -> None:
-        """Record why the connection was refused."""
-        self.refused = reason
+        """Do nothing, because a first dial has told why a connection is refused."""
 
     def on_replayed(self, frames: list[bytes]) -> None:
         """Do nothing, because these sockets send no requests."""
@@ -169,19 +165,19 @@ class Watch:
 
     async def _take(self, tap: Tap) -> None:
         """Process the next message, or wait up to `_TICK_S` for one."""
-        if not tap.messages:
+        if not tap.queue:
             tap.arrived.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(tap.arrived.wait(), _TICK_S)
-            if not tap.messages:
+            if not tap.queue:
                 if self.connected:
                     self.judge.silence.passed(_TICK_S)
                 return
-        frames = tap.messages.popleft()
-        if frames:
-            await self._message(frames)
+        received = tap.queue.popleft()
+        if isinstance(received, bool):
+            await self._connection(received)
         else:
-            await self._connection(tap.ups.popleft())
+            await self._message(received)
         await asyncio.sleep(0)
 
     async def _message(self, frames: list[bytes]) -> None:
@@ -249,8 +245,9 @@ class Watch:
         joined: list[Message] = []
         end = asyncio.get_running_loop().time() + LATE_S
         while True:
-            joined += [found for frames in late.messages if frames and (found := parse(frames, Ledger()))]
-            late.messages.clear()
+            frames = [each for each in late.queue if not isinstance(each, bool)]
+            joined += [found for each in frames if (found := parse(each, Ledger()))]
+            late.queue.clear()
             stream = self.judge.stream
             if not joined or joined[-1].seq + 1 == stream.expected:
                 return joined, stream.blocks.live
